@@ -1,0 +1,42 @@
+"""The key/value cache: fixed capacity, filled in arrival order, positions travel with the slots."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from posx.encodings.base import Features
+
+
+class Layer(NamedTuple):
+    """One layer's slots: k, v [b, s, g, d], features {name: [b, s, ...]}, and the carry of `features`."""
+
+    k: jax.Array
+    v: jax.Array
+    features: Features
+    carry: Any
+
+
+class Cache(NamedTuple):
+    """What all layers share: pos, idx, segment [b, s] (idx -1 where empty), and how many slots are filled."""
+
+    layers: tuple[Layer, ...]
+    pos: jax.Array
+    idx: jax.Array
+    filled: jax.Array
+
+
+def write(slots: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+    """`new` [b, t, ...] written into slots [b, s, ...] from slot `start` on."""
+    return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), start, axis=1)
+
+
+def advance(cache: Cache, pos: jax.Array, idx: jax.Array) -> Cache:
+    """The cache with positions and arrival orders [b, t] of the next tokens; the caller sees to the capacity."""
+    return cache._replace(
+        pos=write(cache.pos, pos, cache.filled),
+        idx=write(cache.idx, idx, cache.filled),
+        filled=cache.filled + pos.shape[1],
+    )

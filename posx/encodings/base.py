@@ -1,0 +1,182 @@
+"""The contract: what an encoding is, and the one formula that every executor evaluates.
+
+An encoding is a value: a frozen dataclass of hyper-parameters with no arrays inside. Its behaviour is pure functions
+of (params, vectors, positions, features). For one layer and one sequence, with i a query and j a key:
+
+    q~_i = query(q_i, pos_i)     k~_j = key(k_j, pos_j)     v~_j = value(v_j, pos_j)
+    s_ij = temperature(pos_i) * <q~_i, k~_j> / sqrt(head_dim) + bias(pos_i, pos_j)
+    s_ij = score(s, tile)_ij         # then what is not visible is masked; softmax -> w_ij
+    o_i  = output( sum_j w_ij v~_j + mix(w, pos)_i, pos_i )
+
+Letters, project-wide: b batch, t token, q query slot, k key slot, h head, g key/value head, d head width,
+m model width, v vocabulary. Hooks see no batch axis.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from posx.errors import ConfigError
+
+Params = dict[str, Any]
+Features = dict[str, jax.Array]
+
+#: The places where an encoding can act, in the order of the formula. `curve` is the short way to write `bias`.
+HOOKS = ("embed", "features", "query", "key", "value", "temperature", "bias", "curve", "score", "mix", "output")
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+    """The sizes an encoding is resolved against; `train_len` in tokens, `num_kv_heads` None for one per query head."""
+
+    model_dim: int
+    num_heads: int
+    head_dim: int
+    num_layers: int
+    train_len: int
+    num_kv_heads: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            size = getattr(self, field.name)
+            if size is not None and size < 1:
+                raise ConfigError(f"{field.name}={size}: every size must be at least 1")
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
+            raise ConfigError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
+
+
+class Tile(NamedTuple):
+    """What `score` may look at: one rectangle of queries against keys. Key vectors come repeated to `h` heads."""
+
+    q: jax.Array  # [q, h, d] as projected
+    k: jax.Array  # [k, h, d] as projected
+    mapped_q: jax.Array  # [q, h, d'] after `query`
+    mapped_k: jax.Array  # [k, h, d'] after `key`
+    q_features: Features  # {name: [q, ...]}
+    k_features: Features  # {name: [k, ...]}
+    q_pos: jax.Array  # [q]
+    k_pos: jax.Array  # [k]
+    visible: jax.Array  # bool [q, k], before the mask is applied
+
+
+def as_float(x: Any) -> jax.Array:
+    """`x` in float32, or in float64 where 64-bit types are on: the type of all that depends on position."""
+    return jnp.asarray(x, jnp.result_type(float))
+
+
+def at_least_float32(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def distances(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+    """Signed distances i - j, [q, k]. Subtracted as given (exact for integers), then made float."""
+    return as_float(q_pos[:, None] - k_pos[None, :])
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+    """Base of all encodings: every hook is the identity or inactive. Concrete classes are final."""
+
+    #: Adding one constant to all positions changes nothing.
+    shift_invariant: ClassVar[bool] = True
+    #: A prefix's logits do not change when the text grows.
+    prefix_consistent: ClassVar[bool] = True
+    #: "any", or "rows" where one tile must span all keys.
+    tiling: ClassVar[str] = "any"
+    #: The cache may store keys and values already mapped; False stores them raw and maps them on every read.
+    caches_mapped_keys: ClassVar[bool] = False
+    #: Reads a table by position or distance, so float positions are refused.
+    integer_positions: ClassVar[bool] = False
+    #: For the catalogue: is it defined, and does it hold up, beyond the training length; and where it comes from.
+    extrapolates: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Parameter names that exist once per model; all others exist once per layer."""
+        return frozenset()
+
+    @property
+    def max_position(self) -> int | None:
+        """The last position it is defined for (a host fact), None for no limit."""
+        return None
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        """All arrays that one layer sees, {} where nothing is learned."""
+        return {}
+
+    def resolve(self, dims: Dims) -> Self:
+        """The value with every open (None) field set. Raises ConfigError where the sizes do not fit the method."""
+        return self
+
+    def at_length(self, length: int) -> Self:
+        """The value to use for windows of `length` tokens; called on the host, parameters stay the same."""
+        return self
+
+    def embed(self, params: Params, x: jax.Array, pos: jax.Array) -> jax.Array:
+        return x
+
+    def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
+        """Per-token values kept beside the keys: x [t, m] is the layer's normalised input, carry None at the start."""
+        return {}, carry
+
+    def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        return vectors
+
+    def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        return vectors
+
+    def value(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        return vectors
+
+    def output(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        return vectors
+
+    def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array | None:
+        """[h, q] or [q]."""
+        return None
+
+    def curve(self, params: Params, distance: jax.Array) -> jax.Array | None:
+        """A bias that depends only on distance: signed distances i - j [n], float, to [h, n] in nats."""
+        return None
+
+    def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
+        """[h, q, k] in nats, free of content; follows from `curve` where that is given."""
+        values = self.curve(params, distances(q_pos, k_pos).ravel())
+        return None if values is None else values.reshape(-1, q_pos.shape[0], k_pos.shape[0])
+
+    def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
+        """Adds content-dependent terms to s [h, q, k]."""
+        return s
+
+    def mix(self, params: Params, w: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
+        """[q, h, d], linear in w [h, q, k], so that tiles may be summed unnormalised."""
+        return None
+
+    def acts_on(self, hook: str) -> bool:
+        """Whether `hook` is defined by this encoding; known before tracing, so an inactive hook costs nothing."""
+        return getattr(type(self), hook) is not getattr(Encoding, hook)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The hooks this encoding fills."""
+        return tuple(hook for hook in HOOKS if self.acts_on(hook))
+
+    def fill_open(self, **defaults: Any) -> Self:
+        """The value with `defaults` in those of the named fields that are open."""
+        return dataclasses.replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
+
+    def require_resolved(self) -> None:
+        """Raises ConfigError naming the fields that are still open."""
+        fields = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) is None]
+        if fields:
+            name = type(self).__name__
+            raise ConfigError(f"{name}.{fields[0]} is not set: call resolve(dims), build(...), or give {fields}")
+
+
+def normal(rng: jax.Array, shape: tuple[int, ...], std: float) -> jax.Array:
+    return std * jax.random.normal(rng, shape, jnp.float32)

@@ -1,0 +1,141 @@
+"""Several encodings at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import jax
+
+from posx.encodings.base import Dims, Encoding, Features, Params, Tile
+from posx.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain(Encoding):
+    """The parts in order: token maps compose (outputs in reverse), temperatures multiply, biases and mixes add,
+    scores fold left. Parameters and features of part n are named "n.name".
+
+    In a chain, `score` sees raw q and k in `tile.q`, `tile.k` and the vectors mapped by all parts in `tile.mapped_q`.
+    """
+
+    parts: tuple[Encoding, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ConfigError("a chain needs at least one encoding")
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        return all(part.shift_invariant for part in self.parts)
+
+    @property
+    def prefix_consistent(self) -> bool:  # type: ignore[override]
+        return all(part.prefix_consistent for part in self.parts)
+
+    @property
+    def tiling(self) -> str:  # type: ignore[override]
+        return "rows" if any(part.tiling == "rows" for part in self.parts) else "any"
+
+    @property
+    def caches_mapped_keys(self) -> bool:  # type: ignore[override]
+        return all(part.caches_mapped_keys for part in self.parts)
+
+    @property
+    def integer_positions(self) -> bool:  # type: ignore[override]
+        return any(part.integer_positions for part in self.parts)
+
+    @property
+    def shared(self) -> frozenset[str]:
+        return frozenset(f"{n}.{name}" for n, part in enumerate(self.parts) for name in part.shared)
+
+    @property
+    def max_position(self) -> int | None:
+        return min((part.max_position for part in self.parts if part.max_position is not None), default=None)
+
+    def acts_on(self, hook: str) -> bool:
+        if hook == "curve":  # parts with a curve are served through `bias`
+            return all(part.acts_on("curve") or not part.acts_on("bias") for part in self.parts) and any(
+                part.acts_on("curve") for part in self.parts
+            )
+        return any(part.acts_on(hook) or (hook == "bias" and part.acts_on("curve")) for part in self.parts)
+
+    def require_resolved(self) -> None:
+        for part in self.parts:
+            part.require_resolved()
+
+    def resolve(self, dims: Dims) -> Self:
+        return dataclasses.replace(self, parts=tuple(part.resolve(dims) for part in self.parts))
+
+    def at_length(self, length: int) -> Self:
+        return dataclasses.replace(self, parts=tuple(part.at_length(length) for part in self.parts))
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        rngs = jax.random.split(rng, len(self.parts))
+        return {
+            f"{n}.{name}": value
+            for n, part in enumerate(self.parts)
+            for name, value in part.init(rngs[n], dims).items()
+        }
+
+    def _each(self, *trees: dict[str, Any]):
+        for n, part in enumerate(self.parts):
+            prefix = f"{n}."
+            yield part, *({k[len(prefix) :]: v for k, v in t.items() if k.startswith(prefix)} for t in trees)
+
+    def embed(self, params: Params, x: jax.Array, pos: jax.Array) -> jax.Array:
+        for part, own in self._each(params):
+            x = part.embed(own, x, pos)
+        return x
+
+    def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
+        found: Features = {}
+        carries = [None] * len(self.parts) if carry is None else list(carry)
+        for n, (part, own) in enumerate(self._each(params)):
+            values, carries[n] = part.features(own, x, pos, carries[n])
+            found |= {f"{n}.{name}": value for name, value in values.items()}
+        return found, tuple(carries)
+
+    def _mapped(self, hook: str, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        steps = list(self._each(params, features))
+        for part, own, own_features in reversed(steps) if hook == "output" else steps:
+            vectors = getattr(part, hook)(own, vectors, pos, own_features)
+        return vectors
+
+    def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        return self._mapped("query", params, vectors, pos, features)
+
+    def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        return self._mapped("key", params, vectors, pos, features)
+
+    def value(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        return self._mapped("value", params, vectors, pos, features)
+
+    def output(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        return self._mapped("output", params, vectors, pos, features)
+
+    def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array | None:
+        product = None
+        for part, own in self._each(params):
+            value = part.temperature(own, q_pos)
+            product = value if product is None else product if value is None else product * value
+        return product
+
+    def curve(self, params: Params, distance: jax.Array) -> jax.Array | None:
+        return _sum(part.curve(own, distance) for part, own in self._each(params))
+
+    def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
+        return _sum(part.bias(own, q_pos, k_pos) for part, own in self._each(params))
+
+    def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
+        for part, own, q_features, k_features in self._each(params, tile.q_features, tile.k_features):
+            s = part.score(own, s, tile._replace(q_features=q_features, k_features=k_features))
+        return s
+
+    def mix(self, params: Params, w: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
+        return _sum(part.mix(own, w, q_pos, k_pos) for part, own in self._each(params))
+
+
+def _sum(terms) -> jax.Array | None:
+    given = [term for term in terms if term is not None]
+    return sum(given[1:], given[0]) if given else None

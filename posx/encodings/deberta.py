@@ -1,0 +1,101 @@
+"""DeBERTa's disentangled attention."""
+
+import dataclasses
+import math
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+
+from posx.encodings.base import Dims, Encoding, Params, Tile, as_float, normal
+from posx.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Deberta(Encoding):
+    """s_ij = [ q_i . k_j + q_i . Kr_{delta(i,j)} (c2p) + k_j . Qr_{delta(j,i)} (p2c) ] / sqrt((1 + terms) d).
+
+    delta(i, j) = clip(i - j + k, 0, 2k - 1), so the table covers the distances -k .. k - 1, not k itself;
+    Kr = P W_k, Qr = P W_q, with P [2k, m] once for all layers and W_k, W_q [m, h, d] per layer, all N(0, 0.02).
+    k = `max_distance` in tokens (default L). `log_buckets` B > 0 is v2's variant: distances beyond B/2 share
+    logarithmic buckets up to max_distance, and P has 2B rows.
+
+    Reference: He et al. 2021, arXiv 2006.03654, equations 2 to 4; v2 buckets arXiv 2111.09543.
+    Differs: the authors' code and HF read p2c at delta(i, j); `release_index=True` does so. v1's bias on the position
+    query, and the absolute positions of the enhanced mask decoder (a masked-LM device), are left out.
+    """
+
+    max_distance: int | None = None
+    terms: tuple[str, ...] = ("c2p", "p2c")
+    release_index: bool = False
+    log_buckets: int = 0
+
+    integer_positions = True
+    extrapolates = "partly: everything beyond k shares a vector"
+    paper = "arXiv 2006.03654"
+
+    def __post_init__(self) -> None:
+        unknown = set(self.terms) - {"c2p", "p2c"}
+        if unknown or not self.terms:
+            raise ConfigError(f"deberta: terms={self.terms} must name one or both of c2p, p2c")
+        if self.max_distance is not None and self.max_distance < 1:
+            raise ConfigError(f"deberta: max_distance={self.max_distance} must be at least 1")
+        if self.log_buckets and (self.log_buckets < 4 or self.log_buckets % 2):
+            raise ConfigError(f"deberta: log_buckets={self.log_buckets} must be 0 (off) or even and at least 4")
+        if self.log_buckets and self.max_distance is not None and self.max_distance - 1 <= self.log_buckets // 2:
+            least = self.log_buckets // 2 + 2
+            raise ConfigError(f"deberta: log_buckets={self.log_buckets} needs max_distance of at least {least}")
+
+    @property
+    def shared(self) -> frozenset[str]:
+        return frozenset({"table"})
+
+    @property
+    def _half(self) -> int:
+        return self.log_buckets or self.max_distance
+
+    def resolve(self, dims: Dims) -> Self:
+        return self.fill_open(max_distance=dims.train_len)
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        self.require_resolved()
+        table_rng, k_rng, q_rng = jax.random.split(rng, 3)
+        projection = (dims.model_dim, dims.num_heads, dims.head_dim)
+        params = {"table": normal(table_rng, (2 * self._half, dims.model_dim), 0.02)}
+        if "c2p" in self.terms:
+            params["w_k"] = normal(k_rng, projection, 0.02)
+        if "p2c" in self.terms:
+            params["w_q"] = normal(q_rng, projection, 0.02)
+        return params
+
+    def rows(self, distance: jax.Array) -> jax.Array:
+        """delta: row of P for whole signed distances i - j, any shape."""
+        self.require_resolved()
+        if self.log_buckets:
+            mid = self.log_buckets // 2
+            far = jnp.clip(jnp.abs(as_float(distance)), mid, self.max_distance - 1)
+            # A hair below the ceiling's argument, so that the exact powers do not round up to the next bucket.
+            share = jnp.log(far / mid) / math.log((self.max_distance - 1) / mid) * (mid - 1)
+            bucket = (jnp.ceil(share - 1e-5).astype(jnp.int32) + mid) * jnp.sign(distance)
+            distance = jnp.where(jnp.abs(distance) <= mid, distance, bucket)
+        return jnp.clip(distance + self._half, 0, 2 * self._half - 1)
+
+    def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array:
+        return jnp.full(q_pos.shape, (1 + len(self.terms)) ** -0.5, as_float(0).dtype)
+
+    def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
+        distance = tile.q_pos[:, None] - tile.k_pos[None, :]
+        scale = math.sqrt((1 + len(self.terms)) * tile.q.shape[-1])
+        if "c2p" in self.terms:
+            s = s + _gathered(tile.q, params["table"], params["w_k"], self.rows(distance), s.dtype) / scale
+        if "p2c" in self.terms:
+            rows = self.rows(distance if self.release_index else -distance)
+            s = s + _gathered(tile.k, params["table"], params["w_q"], rows.T, s.dtype).swapaxes(1, 2) / scale
+        return s
+
+
+def _gathered(vectors: jax.Array, table: jax.Array, projection: jax.Array, rows: jax.Array, dtype) -> jax.Array:
+    """vectors [a, h, d] times the projected table's rows [a, n] -> [h, a, n]: products first, then one gather."""
+    projected = jnp.einsum("nm,mhd->nhd", table.astype(dtype), projection.astype(dtype))
+    per_row = jnp.einsum("ahd,nhd->han", vectors.astype(dtype), projected)
+    return jnp.take_along_axis(per_row, jnp.broadcast_to(rows[None], (per_row.shape[0], *rows.shape)), axis=-1)

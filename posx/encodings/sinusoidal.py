@@ -1,0 +1,66 @@
+"""Fixed sinusoidal vectors added to the token embeddings."""
+
+import dataclasses
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.encodings.base import Dims, Encoding, Params, as_float, at_least_float32
+from posx.errors import ConfigError
+
+
+def sinusoid(pos: jax.Array, frequencies: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    """sin and cos of pos [n] times frequencies [c] (radians per token), each [n, c], at least float32."""
+    angles = as_float(pos)[:, None] * as_float(frequencies)[None, :]
+    return jnp.sin(angles), jnp.cos(angles)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sinusoidal(Encoding):
+    """PE(p)[2c] = sin(p w_c), PE(p)[2c+1] = cos(p w_c), w_c = base^(-2c/m), added to the embeddings.
+
+    `layout` "interleaved" (the paper) or "concatenated" (all sines, then all cosines: tensor2tensor, Transformer-XL);
+    `exponent` "2c/m" (the paper), or "c/(m/2-1)" (tensor2tensor, fairseq), whose last wavelength is 2 pi base exactly.
+
+    Reference: Vaswani et al. 2017, arXiv 1706.03762, section 3.5.
+    Differs: fairseq and XGLM start at position padding_idx + 1; give them the shifted positions.
+    """
+
+    base: float = 10000.0
+    layout: str = "interleaved"
+    exponent: str = "2c/m"
+
+    shift_invariant = False
+    caches_mapped_keys = True
+    extrapolates = "no: unseen phases, breaks within a few tokens"
+    paper = "arXiv 1706.03762"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("layout", ("interleaved", "concatenated")), ("exponent", ("2c/m", "c/(m/2-1)"))):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"sinusoidal: {name}={getattr(self, name)!r} is unknown; allowed: {', '.join(allowed)}")
+        if not self.base > 1:
+            raise ConfigError(f"sinusoidal: base={self.base} must be above 1")
+
+    def resolve(self, dims: Dims) -> Self:
+        if dims.model_dim % 2:
+            raise ConfigError(f"sinusoidal: pairs of channels need an even model_dim, not {dims.model_dim}")
+        return self
+
+    def frequencies(self, model_dim: int) -> np.ndarray:
+        """w_c, c = 0 .. m/2 - 1, in radians per token; float64 on the host."""
+        c = np.arange(model_dim // 2)
+        if self.exponent == "2c/m":
+            return self.base ** (-2 * c / model_dim)
+        return self.base ** (-c / max(model_dim // 2 - 1, 1))
+
+    def embed(self, params: Params, x: jax.Array, pos: jax.Array) -> jax.Array:
+        sin, cos = sinusoid(pos, self.frequencies(x.shape[-1]))
+        if self.layout == "interleaved":
+            vectors = jnp.stack([sin, cos], axis=-1).reshape(x.shape)
+        else:
+            vectors = jnp.concatenate([sin, cos], axis=-1)
+        wide = at_least_float32(x)
+        return (wide + vectors.astype(wide.dtype)).astype(x.dtype)

@@ -1,0 +1,97 @@
+"""T5's learned bias per bucket of distance."""
+
+import dataclasses
+import math
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.encodings.base import Dims, Encoding, Params, normal
+from posx.errors import ConfigError
+
+
+def bucket_starts(num_buckets: int, max_distance: int) -> np.ndarray:
+    """First distance (tokens) of buckets 1 .. n-1 of one side: one token each up to e = n/2, then logarithmic.
+
+    Bucket e + j starts at the least n with n >= e (max_distance/e)^(j/(N-e)), found in exact integers: the log of the
+    published form rounds differently from library to library just at these points.
+    """
+    exact = num_buckets // 2
+    wide = num_buckets - exact
+    starts = list(range(1, exact + 1))
+    for j in range(1, wide):
+        least = exact ** (wide - j) * max_distance**j
+        n = starts[-1]
+        while n**wide < least:
+            n += 1
+        starts.append(n)
+    return np.array(starts, np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class T5(Encoding):
+    """bias_h(r) = table[bucket(r), h]: buckets of one token up to half of them, then logarithmic to max_distance.
+
+    Causal: r = i - j, the future shares bucket 0. Bidirectional: half of the buckets for each side, keys after the
+    query in the upper half. Defaults at training length L: max_distance L/2 and min(32, max_distance) buckets, since
+    published 128 leaves buckets untrained at L <= 128. One table for all layers unless `per_layer`.
+
+    Reference: Raffel et al. 2020, arXiv 1910.10683, section 2.1; table N(0, m^-1/2) as in HF's port.
+    Differs: T5 drops the 1/sqrt(d) of the logits and folds it into its initialisation; `scaled=False` gives that.
+    """
+
+    num_buckets: int | None = None
+    max_distance: int | None = None
+    bidirectional: bool = False
+    scaled: bool = True
+    per_layer: bool = False
+    head_dim: int | None = None
+
+    caches_mapped_keys = True
+    extrapolates = "to 2-4 L: everything beyond max_distance shares a bucket"
+    paper = "arXiv 1910.10683"
+
+    def __post_init__(self) -> None:
+        if self.num_buckets is None or self.max_distance is None:
+            return
+        least = 4 if self.bidirectional else 2
+        if self.num_buckets < least or self.num_buckets % 2:
+            raise ConfigError(f"t5: num_buckets={self.num_buckets} must be even and at least {least}")
+        exact = self._buckets_per_side // 2
+        if self.max_distance <= exact:
+            raise ConfigError(
+                f"t5: max_distance={self.max_distance} must be above {exact}, the distances that have a bucket each"
+            )
+
+    @property
+    def _buckets_per_side(self) -> int:
+        return self.num_buckets // 2 if self.bidirectional else self.num_buckets
+
+    @property
+    def shared(self) -> frozenset[str]:
+        return frozenset() if self.per_layer else frozenset({"table"})
+
+    def resolve(self, dims: Dims) -> Self:
+        far = self.fill_open(max_distance=max(dims.train_len // 2, 2), head_dim=dims.head_dim)
+        least = 4 if self.bidirectional else 2
+        return far.fill_open(num_buckets=max(min(32, far.max_distance) // 2 * 2, least))
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        self.require_resolved()
+        return {"table": normal(rng, (self.num_buckets, dims.num_heads), dims.model_dim**-0.5)}
+
+    def bucket(self, distance: jax.Array) -> jax.Array:
+        """Bucket index [n] of signed distances i - j [n]."""
+        self.require_resolved()
+        starts = jnp.asarray(bucket_starts(self._buckets_per_side, self.max_distance), distance.dtype)
+        past = jnp.abs(distance) if self.bidirectional else jnp.maximum(distance, 0)
+        index = jnp.searchsorted(starts, past, side="right", method="compare_all")
+        return index + self._buckets_per_side * (distance < 0) if self.bidirectional else index
+
+    def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array | None:
+        return None if self.scaled else jnp.full(q_pos.shape, math.sqrt(self.head_dim), jnp.float32)
+
+    def curve(self, params: Params, distance: jax.Array) -> jax.Array:
+        return params["table"][self.bucket(distance)].T

@@ -1,0 +1,88 @@
+"""TUPE: untied position-to-position correlations."""
+
+import dataclasses
+import math
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+
+from posx.encodings.base import Dims, Encoding, Params, as_float, normal
+from posx.encodings.learned import check_beyond, read_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Tupe(Encoding):
+    """s_ij = (q_i . k_j + (p_i U_Q) . (p_j U_K)) / sqrt(2d), p = LayerNorm(table[pos]), projections split over heads.
+
+    This is TUPE-A; TUPE-R is Chain((Tupe(), T5())). table [num_positions, m] (default L rows) and U_Q, U_K [m, h, d]
+    are N(0, 0.02), computed once and shared by all layers. Positions in `untied` (the paper's [CLS]) read the learned
+    theta [2, h] instead: theta_0 where they are the query, theta_1 where they are the key. `beyond` as in Learned.
+
+    Reference: Ke, He and Liu 2021, arXiv 2006.15595, equations 7, 8 and 10.
+    Differs: the released code gives U_Q, U_K a bias vector and takes theta from two spare rows of the table.
+    """
+
+    num_positions: int | None = None
+    beyond: str = "error"
+    untied: tuple[int, ...] = ()
+    stretched_to: int = 0
+
+    shift_invariant = False
+    caches_mapped_keys = True
+    integer_positions = True
+    extrapolates = "no: undefined beyond the table (clamp, interpolate on request)"
+    paper = "arXiv 2006.15595"
+
+    def __post_init__(self) -> None:
+        check_beyond("tupe", self.beyond, self.num_positions)
+
+    @property
+    def shared(self) -> frozenset[str]:
+        return frozenset({"table", "norm_scale", "norm_bias", "u_q", "u_k", "theta"})
+
+    @property
+    def max_position(self) -> int | None:
+        self.require_resolved()
+        return None if self.beyond == "clamp" else max(self.num_positions, self.stretched_to) - 1
+
+    def resolve(self, dims: Dims) -> Self:
+        return self.fill_open(num_positions=dims.train_len)
+
+    def at_length(self, length: int) -> Self:
+        return dataclasses.replace(self, stretched_to=length if self.beyond == "interpolate" else 0)
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        self.require_resolved()
+        m, h, d = dims.model_dim, dims.num_heads, dims.head_dim
+        table_rng, q_rng, k_rng, theta_rng = jax.random.split(rng, 4)
+        params = {
+            "table": normal(table_rng, (self.num_positions, m), 0.02),
+            "norm_scale": jnp.ones((m,), jnp.float32),
+            "norm_bias": jnp.zeros((m,), jnp.float32),
+            "u_q": normal(q_rng, (m, h, d), 0.02),
+            "u_k": normal(k_rng, (m, h, d), 0.02),
+        }
+        return params | ({"theta": normal(theta_rng, (2, h), 0.02)} if self.untied else {})
+
+    def _vectors(self, params: Params, pos: jax.Array) -> jax.Array:
+        p = read_rows(params["table"], pos, self.beyond, self.stretched_to)
+        centred = p - p.mean(axis=-1, keepdims=True)
+        spread = jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
+        return centred * spread * params["norm_scale"][None] + params["norm_bias"][None]
+
+    def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array:
+        return jnp.full(q_pos.shape, math.sqrt(0.5), as_float(0).dtype)
+
+    def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+        q = jnp.einsum("tm,mhd->thd", self._vectors(params, q_pos), params["u_q"])
+        k = jnp.einsum("tm,mhd->thd", self._vectors(params, k_pos), params["u_k"])
+        pair = jnp.einsum("qhd,khd->hqk", q, k) / math.sqrt(2 * q.shape[-1])
+        if not self.untied:
+            return pair
+        special = jnp.asarray(self.untied)
+        as_query = (q_pos[:, None] == special[None, :]).any(axis=1)
+        as_key = (k_pos[:, None] == special[None, :]).any(axis=1)
+        theta = params["theta"]
+        pair = jnp.where(as_key[None, None, :], theta[1][:, None, None], pair)
+        return jnp.where(as_query[None, :, None], theta[0][:, None, None], pair)

@@ -1,0 +1,46 @@
+"""Foreseen failures: one line for the user, one exit code for launchers.
+
+Message form: what was wrong (path and value), why, what is allowed or what to do.
+"""
+
+
+class PosxError(Exception):
+    """A failure that posx foresaw; the command line prints it as one line and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class ConfigError(PosxError, ValueError):
+    """A command, config key or value that cannot be run (exit code 2)."""
+
+    exit_code = 2
+
+
+class DataError(PosxError):
+    """Text, tokenizer or token store that cannot be used (exit code 3)."""
+
+    exit_code = 3
+
+
+class WorkdirError(PosxError):
+    """Work folder or checkpoint that cannot be used (exit code 4)."""
+
+    exit_code = 4
+
+
+class NonFiniteError(PosxError):
+    """Training produced NaN or infinity (exit code 5)."""
+
+    exit_code = 5
+
+
+class OutOfMemoryError(PosxError):
+    """Memory or disk ran out (exit code 6)."""
+
+    exit_code = 6
+
+
+class PartialFailure(PosxError):
+    """Some runs of a sweep, or some lengths of an evaluation, failed (exit code 7)."""
+
+    exit_code = 7

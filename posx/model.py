@@ -1,0 +1,351 @@
+"""The decoder LM, the same for every encoding. The only file that imports Flax.
+
+Modules describe shapes and maths; `Model` splits them once into a plain dict of arrays, and everything outside works
+on that dict with `jax.jit`. Activations run as [b*t, m]: XLA's CPU backend takes the gradient of a two-dimensional
+product in about half the time of the three-dimensional one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from posx.attention import attend, batch_features, causal
+from posx.attention.cache import Cache, Layer, advance, write
+from posx.encodings import Dims, Encoding, Spec, build
+from posx.errors import ConfigError
+
+MLPS = ("gelu", "swiglu")
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Every choice of the architecture; 0 leaves a size to its rule.
+
+    `num_kv_heads` 0: as many as heads. `mlp_dim` 0: 4m for GELU, 8m/3 for SwiGLU (the same number of weights).
+    `dtype` is the type of the operands of matrix products; parameters and all else stay float32.
+    `layer_policy` is cycled over the layers; "encoding" stands for the run's encoding, other words are registry names.
+    """
+
+    num_layers: int = 4
+    model_dim: int = 128
+    num_heads: int = 4
+    num_kv_heads: int = 0
+    mlp: str = "gelu"
+    mlp_dim: int = 0
+    tied: bool = True
+    dropout: float = 0.0
+    qk_norm: bool = False
+    dtype: str = "float32"
+    layer_policy: tuple[str, ...] = ("encoding",)
+
+    def problems(self) -> list[str]:
+        """What is wrong with these fields, one line each."""
+        found = []
+        for name in ("num_layers", "model_dim", "num_heads"):
+            if getattr(self, name) < 1:
+                found.append(f"model.{name}={getattr(self, name)} must be at least 1")
+        for name in ("num_kv_heads", "mlp_dim"):
+            if getattr(self, name) < 0:
+                found.append(f"model.{name}={getattr(self, name)} must not be negative")
+        if not found and self.model_dim % self.num_heads:
+            fits = [h for h in range(1, self.model_dim + 1) if self.model_dim % h == 0]
+            near = min(fits, key=lambda h: abs(h - self.num_heads))
+            found.append(
+                f"model.model_dim={self.model_dim} is not divisible by num_heads={self.num_heads}; nearest: {near}"
+            )
+        if not found and self.num_heads % (self.num_kv_heads or self.num_heads):
+            found.append(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
+        if self.mlp not in MLPS:
+            found.append(f"model.mlp={self.mlp!r} is unknown; allowed: {', '.join(MLPS)}")
+        if self.dtype not in DTYPES:
+            found.append(f"model.dtype={self.dtype!r} is unknown; allowed: {', '.join(DTYPES)}")
+        if not 0 <= self.dropout < 1:
+            found.append(f"model.dropout={self.dropout} must be in [0, 1)")
+        if not self.layer_policy:
+            found.append("model.layer_policy is empty; the default is ('encoding',)")
+        return found
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def hidden_dim(self) -> int:
+        return self.mlp_dim or (4 * self.model_dim if self.mlp == "gelu" else 8 * self.model_dim // 3)
+
+    def dims(self, train_len: int) -> Dims:
+        """The sizes encodings are resolved against. Raises ConfigError."""
+        if problems := self.problems():
+            raise ConfigError("; ".join(problems))
+        head_dim = self.model_dim // self.num_heads
+        return Dims(self.model_dim, self.num_heads, head_dim, self.num_layers, train_len, self.kv_heads)
+
+
+def linear(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
+    """x [n, i] times w [i, o] with operands in `dtype`, result in float32."""
+    return jnp.dot(x.astype(dtype), w.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    spread = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+    return x * spread * jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
+
+
+def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
+    if rng is None or rate == 0:
+        return x
+    return jnp.where(jax.random.bernoulli(rng, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What one forward pass passes down to every layer; `start` is the first cache slot of the new tokens."""
+
+    pos: jax.Array
+    idx: jax.Array | None
+    segment: jax.Array | None
+    cache: Cache | None
+    start: jax.Array | None
+    executor: str
+
+
+def weight(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> nnx.Param:
+    return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32))
+
+
+class Attention(nnx.Module):
+    """Projections around `attend`, and this layer's own position parameters."""
+
+    def __init__(self, config: ModelConfig, encoding: Encoding, dims: Dims, rngs: nnx.Rngs):
+        m, h, g, d = dims.model_dim, dims.num_heads, config.kv_heads, dims.head_dim
+        self.config, self.encoding, self.dims = config, encoding, dims
+        self.query = weight(rngs, (m, h * d), m**-0.5)
+        self.key = weight(rngs, (m, g * d), m**-0.5)
+        self.value = weight(rngs, (m, g * d), m**-0.5)
+        self.out = weight(rngs, (h * d, m), (h * d) ** -0.5 / math.sqrt(2 * config.num_layers))
+        if config.qk_norm:
+            self.query_norm = nnx.Param(jnp.ones((d,)))
+            self.key_norm = nnx.Param(jnp.ones((d,)))
+        own = {k: v for k, v in encoding.init(rngs.position(), dims).items() if k not in encoding.shared}
+        self.position = nnx.Param(own) if own else None
+
+    def __call__(self, x: jax.Array, shared: dict[str, Any], call: Call, layer: Layer | None):
+        t, d, dtype = call.pos.shape[-1], self.dims.head_dim, self.config.dtype
+        b = x.shape[0] // t
+
+        def heads(w: nnx.Param, norm: str) -> jax.Array:
+            y = linear(x, w[...], dtype).reshape(b, t, w[...].shape[1] // d, d)
+            return (rms_norm(y, getattr(self, norm)[...]) if self.config.qk_norm and norm else y).astype(dtype)
+
+        q, k, v = heads(self.query, "query_norm"), heads(self.key, "key_norm"), heads(self.value, "")
+        params = shared | (self.position.get_value() if self.position is not None else {})
+        attention = functools.partial(attend, self.encoding, params, mask=causal(), executor=call.executor)
+        x = x.reshape(b, t, -1)
+        if layer is None:
+            o = attention(
+                q, k, v, q_pos=call.pos, k_pos=call.pos, q_idx=call.idx, k_idx=call.idx,
+                q_segment=call.segment, k_segment=call.segment, x=x,
+            )  # fmt: skip
+        else:
+            layer, q_features, keys_mapped = self._remember(params, x, k, v, call, layer)
+            o = attention(
+                q, layer.k.astype(dtype), layer.v.astype(dtype), q_pos=call.pos, k_pos=call.cache.pos,
+                q_idx=call.idx, k_idx=call.cache.idx, q_features=q_features, k_features=layer.features,
+                keys_mapped=keys_mapped,
+            )  # fmt: skip
+        return linear(o.reshape(-1, q.shape[2] * d), self.out[...], dtype), layer
+
+    def _remember(self, params: dict[str, Any], x, k, v, call: Call, layer: Layer):
+        """The layer's slots with the new keys, values and features written in."""
+        encoding, features, carry = self.encoding, {}, layer.carry
+        if encoding.acts_on("features"):
+            features, carry = batch_features(encoding, params, x, call.pos, carry)
+        if encoding.caches_mapped_keys:
+            k = jax.vmap(lambda *a: encoding.key(params, *a))(k, call.pos, features)
+            v = jax.vmap(lambda *a: encoding.value(params, *a))(v, call.pos, features)
+        stored = {name: write(layer.features[name], new, call.start) for name, new in features.items()}
+        layer = Layer(write(layer.k, k, call.start), write(layer.v, v, call.start), stored, carry)
+        return layer, features, encoding.caches_mapped_keys
+
+
+class Mlp(nnx.Module):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        m, f = config.model_dim, config.hidden_dim
+        self.config = config
+        self.up = weight(rngs, (m, f), m**-0.5)
+        self.gate = weight(rngs, (m, f), m**-0.5) if config.mlp == "swiglu" else None
+        self.down = weight(rngs, (f, m), f**-0.5 / math.sqrt(2 * config.num_layers))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtype = self.config.dtype
+        hidden = linear(x, self.up[...], dtype)
+        if self.gate is None:
+            hidden = jax.nn.gelu(hidden)
+        else:
+            hidden = jax.nn.silu(linear(x, self.gate[...], dtype)) * hidden
+        return linear(hidden, self.down[...], dtype)
+
+
+class Block(nnx.Module):
+    """Pre-norm attention and MLP, each with a residual connection."""
+
+    def __init__(self, config: ModelConfig, encoding: Encoding, dims: Dims, rngs: nnx.Rngs):
+        self.rate = config.dropout
+        self.attention_norm = nnx.Param(jnp.ones((dims.model_dim,)))
+        self.attention = Attention(config, encoding, dims, rngs)
+        self.mlp_norm = nnx.Param(jnp.ones((dims.model_dim,)))
+        self.mlp = Mlp(config, rngs)
+
+    def __call__(self, x, shared, call: Call, layer: Layer | None, rng: jax.Array | None):
+        attention_rng, mlp_rng = (None, None) if rng is None else jax.random.split(rng)
+        y, layer = self.attention(rms_norm(x, self.attention_norm[...]), shared, call, layer)
+        x = x + dropout(y, self.rate, attention_rng)
+        y = self.mlp(rms_norm(x, self.mlp_norm[...]))
+        return x + dropout(y, self.rate, mlp_rng), layer
+
+
+class Decoder(nnx.Module):
+    """Token embeddings, the layers, and logits."""
+
+    def __init__(self, model: Model, rngs: nnx.Rngs):
+        config, dims = model.config, model.dims
+        self.model = model
+        self.embedding = weight(rngs, (model.vocab_size, dims.model_dim), 0.02)
+        layers = [Block(config, encoding, dims, rngs) for encoding in model.encodings]
+        self.layers = nnx.Dict({f"layer_{n:02d}": layer for n, layer in enumerate(layers)})
+        self.final_norm = nnx.Param(jnp.ones((dims.model_dim,)))
+        self.unembedding = None if config.tied else weight(rngs, (dims.model_dim, model.vocab_size), 0.02)
+        shared = {}
+        for n, encoding in enumerate(model.distinct):
+            once = {k: v for k, v in encoding.init(rngs.position(), dims).items() if k in encoding.shared}
+            if once:
+                shared[f"encoding_{n}"] = nnx.Param(once)
+        self.shared = nnx.Dict(shared)
+
+    def __call__(self, tokens: jax.Array, call: Call, rng: jax.Array | None):
+        model, shape = self.model, tokens.shape
+        x = self.embedding[...][tokens] * math.sqrt(model.dims.model_dim)
+        shared = {}
+        for n, encoding in enumerate(model.distinct):
+            name = f"encoding_{n}"
+            shared[encoding] = self.shared[name].get_value() if name in self.shared else {}
+            if encoding.acts_on("embed"):
+                by_row = (None, 0, 0 if call.pos.ndim == 2 else None)
+                x = jax.vmap(encoding.embed, in_axes=by_row)(shared[encoding], x, call.pos)
+        x = x.reshape(-1, model.dims.model_dim)
+        x = dropout(x, model.config.dropout, None if rng is None else jax.random.fold_in(rng, len(self.layers)))
+        kept = []
+        for n, block in enumerate(self.layers.values()):
+            layer = None if call.cache is None else call.cache.layers[n]
+            layer_rng = None if rng is None else jax.random.fold_in(rng, n)
+            x, layer = block(x, shared[block.attention.encoding], call, layer, layer_rng)
+            kept.append(layer)
+        x = rms_norm(x, self.final_norm[...])
+        unembedding = self.embedding[...].T if self.unembedding is None else self.unembedding[...]
+        logits = linear(x, unembedding, model.config.dtype).reshape(*shape, -1)
+        return logits, tuple(kept)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A decoder as a value: sizes and one encoding per layer. Parameters are a plain dict, always passed in."""
+
+    config: ModelConfig
+    encodings: tuple[Encoding, ...]
+    vocab_size: int
+    dims: Dims
+
+    @property
+    def distinct(self) -> tuple[Encoding, ...]:
+        """The encoding values of the layers, each once, in order."""
+        return tuple(dict.fromkeys(self.encodings))
+
+    def init(self, rng: jax.Array) -> dict[str, Any]:
+        """Fresh parameters. Position parameters draw from a stream of their own, so that two encodings start from
+        the same weights everywhere else."""
+        params_rng, position_rng = jax.random.split(rng)
+        decoder = Decoder(self, nnx.Rngs(params=params_rng, position=position_rng))
+        return nnx.to_pure_dict(nnx.split(decoder)[1])
+
+    def abstract(self) -> dict[str, Any]:
+        """Shapes and types of the parameters."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    def __call__(
+        self,
+        params: dict[str, Any],
+        tokens: jax.Array,
+        pos: jax.Array,
+        *,
+        idx: jax.Array | None = None,
+        segment: jax.Array | None = None,
+        dropout_rng: jax.Array | None = None,
+        executor: str = "auto",
+    ) -> jax.Array:
+        """Logits [b, t, v], float32, of the token after each of tokens [b, t] at positions [t] or [b, t]."""
+        call = Call(pos, idx, segment, None, None, executor)
+        return self._decoder(params)(tokens, call, dropout_rng)[0]
+
+    def cached(
+        self, params: dict[str, Any], tokens: jax.Array, pos: jax.Array, idx: jax.Array, cache: Cache
+    ) -> tuple[jax.Array, Cache]:
+        """Logits [b, t, v] of the next tokens [b, t] after what `cache` holds, and the cache with them appended.
+
+        pos and idx are [b, t]; idx is -1 for padding. The caller sees to it that the slots suffice.
+        """
+        start = cache.filled
+        cache = advance(cache, pos, idx)
+        call = Call(pos, idx, None, cache, start, "auto")
+        logits, layers = self._decoder(params)(tokens, call, None)
+        return logits, cache._replace(layers=layers)
+
+    def empty_cache(self, params: dict[str, Any], batch_size: int, capacity: int) -> Cache:
+        """A cache of `capacity` slots; features and carries get their shapes from the encoding itself."""
+        config, dims, dtype = self.config, self.dims, self.config.dtype
+        tokens = (batch_size, capacity)
+
+        def layer(encoding: Encoding) -> Layer:
+            slots = jnp.zeros((*tokens, config.kv_heads, dims.head_dim), dtype)
+            features: dict[str, jax.Array] = {}
+            carry = None
+            if encoding.acts_on("features"):
+                x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
+                pos = jax.ShapeDtypeStruct(tokens, jnp.int32)
+                all_params = jax.eval_shape(encoding.init, jax.random.key(0), dims)
+                shapes = jax.eval_shape(functools.partial(batch_features, encoding), all_params, x, pos)
+                features, carry = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            return Layer(slots, slots, features, carry)
+
+        pos = jnp.zeros(tokens, jnp.int32)
+        layers = tuple(layer(encoding) for encoding in self.encodings)
+        return Cache(layers, pos, jnp.full_like(pos, -1), jnp.zeros((), jnp.int32))
+
+    def at_length(self, length: int) -> Model:
+        """The same weights with every encoding set for windows of `length` tokens."""
+        return dataclasses.replace(self, encodings=tuple(e.at_length(length) for e in self.encodings))
+
+    @property
+    def max_position(self) -> int | None:
+        """The last position all layers are defined for, None for no limit."""
+        return min((e.max_position for e in self.encodings if e.max_position is not None), default=None)
+
+    def _decoder(self, params: dict[str, Any]) -> Decoder:
+        graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(self, nnx.Rngs(params=0, position=0))))
+        # Both trees sort their keys alike, so leaves correspond one to one.
+        return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(params)))
+
+
+def make_model(config: ModelConfig, encoding: Spec, vocab_size: int, train_len: int) -> Model:
+    """The model with every encoding resolved. Raises ConfigError for sizes or specs that do not fit."""
+    dims = config.dims(train_len)
+    cycle = [build(encoding if name == "encoding" else name, dims) for name in config.layer_policy]
+    encodings = tuple(cycle[n % len(cycle)] for n in range(config.num_layers))
+    return Model(config, encodings, vocab_size, dims)
