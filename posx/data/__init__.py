@@ -1,0 +1,32 @@
+"""Text in, batches out, in four steps, one file each.
+
+    text  -> documents   `corpus`: Hugging Face `datasets` reads files and hub names (`files`, `hub`); every fault of
+                         the input is a one-line `DataError`
+          -> tokens      `tokenizers`: bytes, byte-level BPE trained here, or any tokenizer.json
+          -> token file  `store`: one memory-mapped file a split, keyed by the content of the text, never by its date
+          -> windows     `batches`: a pure function of (data digest, seed, step, batch size, length)
+
+`prepare(DataConfig(...))` runs the first three once and opens their result afterwards; `batch(...)` does the fourth.
+Importing this package loads neither `datasets` nor `tokenizers`; they are imported when first needed.
+"""
+
+from posx.data.batches import batch, check_length, num_windows
+from posx.data.corpus import DataConfig, check_config
+from posx.data.store import Dataset, TokenStore, prepare
+from posx.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+
+__all__ = [
+    "BpeTokenizer",
+    "ByteTokenizer",
+    "DataConfig",
+    "Dataset",
+    "TokenStore",
+    "Tokenizer",
+    "batch",
+    "check_config",
+    "check_length",
+    "load_tokenizer",
+    "num_windows",
+    "prepare",
+    "train_bpe",
+]

@@ -1,0 +1,103 @@
+"""Batches as a pure function of (data digest, seed, step, batch size, length): resuming needs no iterator state.
+
+An epoch cuts the token stream into windows of `length` tokens (plus one, so that targets are inputs shifted by one),
+starting at an offset of its own, and visits every window once in an order given by a keyed permutation of
+[0, windows). The permutation is a small Feistel network, so one batch costs O(batch size) whatever the corpus size.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from posx.errors import ConfigError, DataError
+
+_ROUNDS = 6
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(29)
+
+
+def num_windows(num_tokens: int, length: int) -> int:
+    """Windows of `length` + 1 tokens in one epoch, whatever its offset; 0 if the stream is too short for one.
+
+    The last fraction of a window is given up so that every epoch has the same number; consecutive windows share one
+    token (the last target of one is the first input of the next), so no target is seen twice in an epoch.
+    """
+    if length < 1:
+        raise ConfigError(f"length is {length} tokens; a window needs a length of 1 or more")
+    if num_tokens < length + 1:
+        return 0
+    return max(1, (num_tokens - length) // length)
+
+
+def check_length(num_tokens: int, length: int, what: str = "the corpus") -> None:
+    """Raise `DataError` unless `num_tokens` hold at least one window of `length` tokens; `what` names the split."""
+    if num_windows(num_tokens, length) == 0:
+        raise DataError(
+            f"{what} has {num_tokens} tokens, too few for one window of length {length} ({length + 1} tokens needed); "
+            f"the largest usable length is {max(0, num_tokens - 1)}: use more text or a shorter length"
+        )
+
+
+def batch(tokens: np.ndarray, *, digest: str, seed: int, step: int, batch_size: int, length: int) -> np.ndarray:
+    """Batch number `step`: int32 [batch_size, length + 1]; inputs are [:, :-1], targets [:, 1:].
+
+    `digest` identifies the data (so that an edited corpus gets another order), `seed` the run. Batches run on across
+    epoch borders. Raises `DataError` if the stream holds no window of this length, `ConfigError` for senseless sizes.
+    """
+    if batch_size < 1 or step < 0:
+        raise ConfigError(f"batch_size {batch_size}, step {step}: batch_size must be 1 or more and step 0 or more")
+    check_length(len(tokens), length)
+    windows = num_windows(len(tokens), length)
+    numbers = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)
+    epochs = numbers // windows
+    starts = np.empty(batch_size, np.int64)
+    for epoch in np.unique(epochs):
+        mine = epochs == epoch
+        order = _Epoch.keyed(digest, seed, int(epoch), len(tokens), length)
+        starts[mine] = order.offset + length * order.permute(numbers[mine] % windows)
+    # int32 here, on the host: unsigned tokens minus one would wrap around on the device.
+    return tokens[starts[:, None] + np.arange(length + 1)].astype(np.int32)
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """The order of one epoch: a permutation of [0, `windows`) and the first window's `offset` in tokens."""
+
+    windows: int
+    offset: int
+    half_bits: int
+    keys: tuple[int, ...]
+
+    @classmethod
+    def keyed(cls, digest: str, seed: int, epoch: int, num_tokens: int, length: int) -> "_Epoch":
+        windows = num_windows(num_tokens, length)
+        key = hashlib.shake_256(f"posx batches 1\n{digest}\n{seed}\n{epoch}".encode()).digest(8 * (_ROUNDS + 1))
+        offset, *keys = (int(word) for word in np.frombuffer(key, "<u8"))
+        # A stream shorter than two windows allows fewer offsets than `length`.
+        offsets = min(length, num_tokens - windows * length)
+        half_bits = max(1, ((windows - 1).bit_length() + 1) // 2)
+        return cls(windows, offset % offsets, half_bits, tuple(keys))
+
+    def permute(self, index: np.ndarray) -> np.ndarray:
+        """Images of `index` (int64, in [0, windows)) under the permutation.
+
+        The network permutes [0, 4**half_bits), at most four times too many numbers; walking on along the cycle until
+        the image lies below `windows` restricts it to a permutation of [0, windows).
+        """
+        image = self._network(index.astype(np.uint64))
+        outside = image >= self.windows
+        while outside.any():
+            image[outside] = self._network(image[outside])
+            outside = image >= self.windows
+        return image.astype(np.int64)
+
+    def _network(self, index: np.ndarray) -> np.ndarray:
+        bits = np.uint64(self.half_bits)
+        mask = np.uint64((1 << self.half_bits) - 1)
+        left, right = index >> bits, index & mask
+        for key in self.keys:
+            mixed = (right + np.uint64(key)) * _MIX
+            mixed = (mixed ^ (mixed >> _SHIFT)) * _MIX
+            left, right = right, left ^ ((mixed >> np.uint64(32)) & mask)
+        return (left << bits) | right

@@ -1,0 +1,198 @@
+"""From a source named in the config to train and validation documents, held as lists of strings in memory.
+
+Every text is normalised the same way: a byte-order mark is dropped and CRLF or a lone CR become LF; all else is kept.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from posx.data import files, hub
+from posx.data.files import Files
+from posx.data.hub import HubSplit
+from posx.data.stdlib import stdlib_files
+from posx.errors import ConfigError, DataError
+
+LAYOUTS = ("document", "line", "paragraph", "wikitext")
+_HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which text, how it becomes documents, and how documents become tokens."""
+
+    source: str = "stdlib"  # "stdlib" (the embedded corpus), a file or folder, or a hub name
+    subset: str = ""  # a hub data set's configuration, for example "wikitext-103-raw-v1"
+    train_split: str = "train"  # of a hub data set
+    validation_split: str = "validation"  # of a hub data set; empty: documents of the train split by hash
+    validation: str = ""  # a path with held-out text; empty: the source's validation files or split, else by hash
+    validation_fraction: float = 0.05  # of the documents, where the source has no validation text of its own
+    text_column: str = "text"  # of parquet, JSON and hub data
+    text_encoding: str = "utf-8"  # of text and JSON files
+    layout: str = "document"  # a document is a "document" (file or row), "line", "paragraph", or "wikitext" (article)
+    tokenizer: str = "bytes"  # "bytes", "bpe" (trained here), or the path of a tokenizer.json
+    vocab_size: int = 8192  # of a BPE trained here
+    cache_dir: str = ""  # empty: "posx" in $XDG_CACHE_HOME or ~/.cache
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the text lies; `digest` identifies its content. Without `validation`, `train` is split by hash."""
+
+    description: str
+    digest: str
+    train: Files | HubSplit
+    validation: Files | HubSplit | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents of both splits; `notes` say what the user should know about how they came about."""
+
+    train: list[str]
+    validation: list[str]
+    notes: tuple[str, ...] = ()
+
+
+def check_config(config: DataConfig) -> None:
+    """Raise `ConfigError`, naming every senseless value of `config`, unless there is none."""
+    faults = []
+    if not config.source:
+        faults.append("data.source is empty; use 'stdlib', a file or folder, or a hub name")
+    if config.layout not in LAYOUTS:
+        faults.append(f"data.layout '{config.layout}' is unknown; use one of {', '.join(LAYOUTS)}")
+    if not 0 < config.validation_fraction < 1:
+        faults.append(f"data.validation_fraction is {config.validation_fraction}; it must lie between 0 and 1")
+    if config.tokenizer == "bpe" and config.vocab_size < 257:
+        faults.append(f"data.vocab_size is {config.vocab_size}; a BPE needs 257 or more (256 bytes and eos)")
+    if not config.tokenizer:
+        faults.append("data.tokenizer is empty; use 'bytes', 'bpe' or the path of a tokenizer.json")
+    if faults:
+        raise ConfigError("; ".join(faults))
+
+
+def find(config: DataConfig) -> Source:
+    """Find the text and digest its bytes, without loading it; raises `DataError` if there is none."""
+    held_out = files.find_files(config.validation, "data.validation") if config.validation else None
+    train, validation, notes = _find_splits(config, held_out)
+    if isinstance(train, Files) and isinstance(validation, Files):
+        shared = set(train.paths) & set(validation.paths)
+        if shared:
+            raise DataError(f"'{min(shared)}' is both training and validation text; name different files")
+    parts = [train] if validation is None else [train, validation]
+    digest = hashlib.sha256("\n".join(part.digest() for part in parts).encode()).hexdigest()
+    return Source(train.description, digest, train, validation, notes)
+
+
+def load(source: Source, config: DataConfig, work_dir: Path) -> Corpus:
+    """Load, normalise and split the documents; `work_dir` is an empty folder for files of a moment.
+
+    Raises `DataError` if a split ends up without a document that holds more than white space.
+    """
+    notes = list(source.notes)
+    sides = []
+    for key, part in (("data.source", source.train), ("data.validation", source.validation)):
+        if part is None:
+            continue
+        rows = part.rows() if isinstance(part, HubSplit) else _read(part, config, work_dir)
+        found = documents(rows, config.layout)
+        kept = [text for text in found if text.strip()]
+        if not kept:
+            raise DataError(f"{key} '{part.description}' holds {len(found)} documents, all of them blank; give it text")
+        if len(kept) < len(found) and config.layout == "document":
+            notes.append(f"{len(found) - len(kept)} blank documents skipped in '{part.description}'")
+        sides.append(kept)
+    if len(sides) == 1:
+        train, validation, note = split_by_hash(sides[0], config.validation_fraction)
+        return Corpus(train, validation, (*notes, note) if note else tuple(notes))
+    train, validation = sides
+    overlap = len(set(train) & set(validation))
+    if overlap and config.layout in ("document", "wikitext"):
+        notes.append(f"warning: {overlap} validation documents also occur in the training text; results will flatter")
+    return Corpus(train, validation, tuple(notes))
+
+
+def documents(rows: Iterable[str], layout: str) -> list[str]:
+    """Documents in `rows` (files, or rows of a table), normalised; those of "line" and "paragraph" are never blank."""
+    texts = [_normalise(row) for row in rows]
+    if layout == "document":
+        return texts
+    if layout == "wikitext":
+        return _articles("\n".join(text.removesuffix("\n") for text in texts).split("\n"))
+    separator = re.compile(r"\n" if layout == "line" else r"\n(?:[ \t]*\n)+")
+    return [piece for text in texts for piece in separator.split(text) if piece.strip()]
+
+
+def split_by_hash(texts: list[str], fraction: float) -> tuple[list[str], list[str], str]:
+    """Train and validation documents, and a note ("" if there is nothing to say).
+
+    Which side a document falls on depends on its text alone, so equal documents stay together and adding one moves no
+    other. If one side would be empty, it gets the documents nearest to it. A single document gives its end, a
+    `fraction` of its characters, as validation.
+    """
+    ranks = {text: hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest() for text in texts}
+    distinct = sorted(ranks, key=ranks.__getitem__)
+    if len(distinct) == 1:
+        (text,) = distinct
+        cut = min(len(text) - 1, max(1, round(len(text) * (1 - fraction))))
+        if cut < 1 or not text[:cut].strip() or not text[cut:].strip():
+            raise DataError("the text is too short to be cut into training and validation text; give more of it")
+        note = f"one document only: its last {len(text) - cut} of {len(text)} characters are the validation text"
+        return [text[:cut]], [text[cut:]], note
+    held = {text for text in distinct if int(ranks[text][:16], 16) < fraction * 2**64}
+    if not held:
+        held = {distinct[0]}
+    elif len(held) == len(distinct):
+        held = set(distinct[:-1])
+    return [text for text in texts if text not in held], [text for text in texts if text in held], ""
+
+
+def _find_splits(
+    config: DataConfig, held_out: Files | None
+) -> tuple[Files | HubSplit, Files | HubSplit | None, tuple[str, ...]]:
+    if config.source == "stdlib":
+        train, notes = stdlib_files()
+        return train, held_out, notes
+    if _is_path(config.source):
+        found = files.find_files(config.source, "data.source")
+        splits = files.by_split(found) if Path(config.source).expanduser().is_dir() else {}
+        unused = len(found.paths) - sum(len(split.paths) for split in splits.values()) if splits else 0
+        notes = (f"{unused} files of '{config.source}' left out: their names start with no split",) if unused else ()
+        return splits.get("train", found), held_out or splits.get("validation"), notes
+    if not hub.is_hub_name(config.source):
+        raise DataError(f"data.source '{config.source}' is neither an existing path nor a hub name ('owner/name')")
+    wanted = [config.train_split] + ([config.validation_split] if config.validation_split and not held_out else [])
+    parts = hub.load_hub(config.source, config.subset, wanted, config.text_column)
+    return parts[0], held_out or (parts[1] if len(parts) > 1 else None), ()
+
+
+def _is_path(source: str) -> bool:
+    known = Path(source).suffix.lower() in files.BUILDERS and Path(source).suffix != ""
+    return source.startswith((".", "~", "/")) or known or Path(source).exists()
+
+
+def _read(part: Files, config: DataConfig, work_dir: Path) -> list[str]:
+    return files.read_rows(part, config.text_column, config.text_encoding, work_dir)
+
+
+def _normalise(text: str) -> str:
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _articles(lines: list[str]) -> list[str]:
+    """Lines put back together into articles. A title ` = Title = ` has one `=` a side and blank lines around it.
+
+    The blank lines matter: WikiText also holds formulas broken into lines of the same form. Text before the first
+    title is an article of its own.
+    """
+    starts = [0]
+    for number, line in enumerate(lines):
+        before = number == 0 or not lines[number - 1].strip()
+        after = number + 1 == len(lines) or not lines[number + 1].strip()
+        if number and before and after and _HEADING.fullmatch(line):
+            starts.append(number)
+    pieces = ["\n".join(lines[a:b]) for a, b in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    return [piece.strip("\n") + "\n" for piece in pieces if piece.strip()]

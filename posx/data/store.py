@@ -1,0 +1,268 @@
+"""Token files: written once for a given content of text and settings, memory-mapped and verified ever after.
+
+A folder <cache>/tokens/<key> holds, for each split, the tokens and the documents' offsets, the tokenizer if it was
+trained here, and a header, which is written last: a folder without a valid header counts as empty.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posx.data import corpus
+from posx.data.corpus import DataConfig, Source
+from posx.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, token_dtype, train_bpe, utf8
+from posx.errors import DataError, OutOfMemoryError
+
+PIPELINE_VERSION = 1  # raise it when the same text would give other tokens; old folders are then left unused
+SPLITS = ("train", "validation")
+_CHUNK = 4 << 20  # characters encoded at a time
+Log = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """One split: documents one after the other, each followed by one eos."""
+
+    tokens: np.ndarray  # a read-only memory map, uint8, uint16 or uint32 by vocabulary
+    num_documents: int
+    num_bytes: int  # of the documents' UTF-8 text, separators not counted
+    digest: str  # sha256 (hex) of the token file
+    offsets: np.ndarray  # int64 [num_documents + 1]: where each document starts, in tokens, and the end
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Both splits and their tokenizer; `digest` identifies text, tokenizer and split by content."""
+
+    train: TokenStore
+    validation: TokenStore
+    tokenizer: Tokenizer
+    digest: str
+    source: str
+    warnings: tuple[str, ...] = ()  # what makes results on this text less meaningful; also logged at each start
+
+    def summary(self) -> str:
+        """One line: source, tokens, documents, tokenizer, digest."""
+        sizes = ", ".join(
+            f"{name} {len(store.tokens):,} tokens ({store.num_bytes:,} bytes, {store.num_documents:,} documents)"
+            for name, store in (("train", self.train), ("validation", self.validation))
+        )
+        tokenizer = f"{self.tokenizer.name} tokenizer, {self.tokenizer.vocab_size:,} ids"
+        return f"{self.source}: {sizes}; {tokenizer}; digest {self.digest[:12]}"
+
+
+def prepare(config: DataConfig, log: Log | None = None) -> Dataset:
+    """The tokenised corpus that `config` names; the same text and settings are tokenised only once.
+
+    Text is recognised by its content, never by its date; token files are verified on each call and rebuilt if damaged.
+    `log` is called with lines for the user. Raises `ConfigError` for senseless settings, `DataError` for text, a
+    tokenizer or a cache folder that cannot be used, `OutOfMemoryError` for a full disk.
+    """
+    corpus.check_config(config)
+    say = log or (lambda line: None)
+    source = corpus.find(config)
+    tokenizer = _given_tokenizer(config)
+    folder = cache_folder(config) / "tokens" / _key(config, source, tokenizer)
+    found = _open_or_build(folder, config, source, tokenizer, say)
+    for warning in found.warnings:
+        say(warning)
+    return found
+
+
+def _open_or_build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenizer | None, say: Log) -> Dataset:
+    if (folder / "header.json").exists():
+        try:
+            return _open(folder, source, tokenizer)
+        except DataError:
+            pass  # damaged, or being rebuilt by another process: decided under the lock
+    with _storage_errors(folder), _locked(folder, say):
+        if (folder / "header.json").exists():
+            try:
+                return _open(folder, source, tokenizer)
+            except DataError as error:
+                say(f"building the token files again: {error}")
+        _build(folder, config, source, tokenizer, say)
+        return _open(folder, source, tokenizer)
+
+
+def cache_folder(config: DataConfig) -> Path:
+    """The cache folder: `cache_dir`, else "posx" in $XDG_CACHE_HOME or ~/.cache."""
+    if config.cache_dir:
+        return Path(config.cache_dir).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "posx"
+
+
+def _given_tokenizer(config: DataConfig) -> Tokenizer | None:
+    """The tokenizer that needs no training, or None."""
+    if config.tokenizer == "bpe":
+        return None
+    return ByteTokenizer() if config.tokenizer == "bytes" else load_tokenizer(config.tokenizer)
+
+
+def _key(config: DataConfig, source: Source, tokenizer: Tokenizer | None) -> str:
+    """Hash of all that decides the tokens: not of places, names of caches or dates."""
+    settings = asdict(config)
+    for unrelated in ("source", "subset", "train_split", "validation_split", "validation", "cache_dir"):
+        del settings[unrelated]  # `source.digest` stands for what they name
+    settings["tokenizer"] = tokenizer.digest if tokenizer else "bpe"
+    if tokenizer:
+        del settings["vocab_size"]
+    settings |= {"version": PIPELINE_VERSION, "text": source.digest}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenizer | None, say: Log) -> None:
+    """Fill `folder`, whose lock is held; what an earlier attempt left there is deleted first."""
+    for left in folder.iterdir():
+        if left.name != "lock":
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    say(f"reading {source.description}")
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        texts = corpus.load(source, config, Path(work))
+    if corpus.find(config).digest != source.digest:
+        raise DataError(f"data.source '{source.description}' was changed while it was read; start again")
+    warnings = [note for note in texts.notes if note.startswith("warning")]
+    for note in texts.notes:
+        if note not in warnings:
+            say(note)
+    if tokenizer is None:
+        say(f"training a BPE tokenizer of {config.vocab_size} tokens")
+        tokenizer = train_bpe(texts.train, config.vocab_size)
+        tokenizer.save(folder / "tokenizer.json")
+    header: dict[str, Any] = {"version": PIPELINE_VERSION, "tokenizer": tokenizer.digest, "source": source.description}
+    for split, documents in zip(SPLITS, (texts.train, texts.validation), strict=True):
+        header[split] = _write(folder, split, documents, tokenizer)
+        if header[split].pop("token_bytes") != header[split]["num_bytes"]:
+            warnings.append(f"warning: the tokenizer changes the {split} text; bits per byte are approximate")
+    header["warnings"] = warnings
+    with _replacing(folder / "header.json") as file:
+        file.write(json.dumps(header, indent=1).encode())
+
+
+def _write(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Tokenise `documents` into the files of `split`; the result is the split's entry in the header."""
+    digest, dtype, num_bytes, token_bytes = hashlib.sha256(), token_dtype(tokenizer.vocab_size), 0, 0
+    sizes, eos = tokenizer.num_bytes, np.array([tokenizer.eos], dtype)
+    offsets = [0]
+    with _replacing(folder / f"{split}.tokens") as file:
+        for chunk in _chunks(documents):
+            for text, ids in zip(chunk, tokenizer.encode_batch(chunk), strict=True):
+                # Ids out of range would not fail in JAX: indexing clamps them to the last row.
+                if ids.size and int(ids.max()) >= tokenizer.vocab_size:
+                    raise DataError(f"the tokenizer gave id {ids.max()}, outside its {tokenizer.vocab_size} ids")
+                raw = np.append(ids.astype(dtype), eos).tobytes()
+                file.write(raw)
+                digest.update(raw)
+                num_bytes += len(utf8(text))
+                token_bytes += int(sizes[ids].sum())
+                offsets.append(offsets[-1] + ids.size + 1)
+    with _replacing(folder / f"{split}.offsets.npy") as file:
+        np.save(file, np.array(offsets, np.int64))
+    return {
+        "digest": digest.hexdigest(),
+        "dtype": dtype.name,
+        "num_tokens": offsets[-1],
+        "num_documents": len(documents),
+        "num_bytes": num_bytes,
+        "token_bytes": token_bytes,
+        "offsets_digest": _file_digest(folder / f"{split}.offsets.npy"),
+    }
+
+
+def _chunks(documents: list[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    size = 0
+    for text in documents:
+        chunk.append(text)
+        size += len(text)
+        if size >= _CHUNK:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
+    """Map and verify the files of `folder`; raises `DataError` naming the file that is missing or damaged."""
+    try:
+        header = json.loads((folder / "header.json").read_bytes())
+        stores = [_open_split(folder, split, header[split]) for split in SPLITS]
+        expected, warnings = header["tokenizer"], tuple(header["warnings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"the token files in '{folder}' cannot be read ({error}); delete that folder") from None
+    tokenizer = tokenizer or load_tokenizer(folder / "tokenizer.json")
+    if tokenizer.digest != expected:
+        raise DataError(f"'{folder / 'tokenizer.json'}' is damaged (its digest differs); delete that folder")
+    parts = " ".join([tokenizer.digest, *(store.digest for store in stores)])
+    digest = hashlib.sha256(parts.encode()).hexdigest()
+    return Dataset(stores[0], stores[1], tokenizer, digest, source.description, warnings)
+
+
+def _open_split(folder: Path, split: str, entry: dict[str, Any]) -> TokenStore:
+    path, dtype = folder / f"{split}.tokens", np.dtype(entry["dtype"])
+    size, wanted = path.stat().st_size, entry["num_tokens"] * dtype.itemsize
+    if size != wanted:
+        raise DataError(f"token file '{path}' is damaged: {size} bytes instead of {wanted}; delete that folder")
+    for file, digest in ((path, entry["digest"]), (folder / f"{split}.offsets.npy", entry["offsets_digest"])):
+        if _file_digest(file) != digest:
+            raise DataError(f"token file '{file}' is damaged: its digest differs from the header's; delete that folder")
+    return TokenStore(
+        np.memmap(path, dtype, mode="r"),
+        entry["num_documents"],
+        entry["num_bytes"],
+        entry["digest"],
+        np.load(folder / f"{split}.offsets.npy", allow_pickle=False),
+    )
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Any]:
+    """A new file that takes the place of `path` only once it is complete and on the disk."""
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+@contextmanager
+def _locked(folder: Path, say: Log) -> Iterator[None]:
+    """Hold the folder's lock; the system releases it even if this process is killed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another process that prepares the same data")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _storage_errors(folder: Path) -> Iterator[None]:
+    """Turns an `OSError` of the cache into one of ours."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfMemoryError(f"no space for token files in '{folder}' ({reason}); set data.cache_dir") from None
+        raise DataError(f"cannot keep token files in '{folder}' ({reason}); set data.cache_dir") from None

@@ -1,0 +1,242 @@
+"""Tokenizers: bytes, byte-level BPE trained here, or any tokenizer.json.
+
+All share one interface, `Tokenizer`. Two rules hold for each of them: text inside a document that looks like a special
+token stays text, and the one separator, `eos`, is only ever added as an id, after each document.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from posx.errors import ConfigError, DataError
+
+EOS = "<|endoftext|>"
+_EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<EOS>", "<|eos|>", "[EOS]", "[SEP]")
+_BYTES_JSON = {"type": "posx-bytes", "version": 1, "vocab_size": 257, "eos": 256}
+
+
+class Tokenizer(Protocol):
+    """What posx asks of a tokenizer; ids lie in [0, vocab_size) and `eos` is one of them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eos(self) -> int: ...
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of what `save` writes: equal digests are equal tokenizers."""
+
+    @property
+    def num_bytes(self) -> np.ndarray:
+        """int64 [vocab_size]: bytes of raw text each token stands for, 0 for special tokens."""
+
+    def encode(self, text: str) -> np.ndarray: ...
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]: ...
+    def decode(self, ids: Iterable[int]) -> str: ...
+    def save(self, path: str | os.PathLike[str]) -> None: ...
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest unsigned type that holds every id below `vocab_size`."""
+    return np.dtype(np.uint8 if vocab_size <= 1 << 8 else np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+
+
+@dataclass(frozen=True)
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0-255, and `eos` 256."""
+
+    name = "bytes"
+    vocab_size = 257
+    eos = 256
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(_BYTES_JSON).encode()).hexdigest()
+
+    @property
+    def num_bytes(self) -> np.ndarray:
+        return np.append(np.ones(256, np.int64), 0)
+
+    def encode(self, text: str) -> np.ndarray:
+        """uint16 ids; raises `DataError` for a lone surrogate, which has no UTF-8 form."""
+        return np.frombuffer(utf8(text), np.uint8).astype(np.uint16)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`, separators left out, broken UTF-8 shown as U+FFFD; raises `DataError` for ids above 256."""
+        array = _checked(ids, self.vocab_size)
+        return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        Path(path).write_text(json.dumps(_BYTES_JSON), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class BpeTokenizer:
+    """A Hugging Face tokenizer, held as the text of its tokenizer.json (so that equality is by content)."""
+
+    text: str
+
+    @cached_property
+    def name(self) -> str:
+        """The kind of model in the file: "bpe", "unigram", "wordpiece" or "wordlevel"."""
+        return str(json.loads(self.text)["model"].get("type", "bpe")).lower()
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer as HfTokenizer
+
+        tokenizer = HfTokenizer.from_str(self.text)
+        # A stored tokenizer may cut or pad its output, and by default matches special tokens inside the text.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
+
+    @cached_property
+    def _own_size(self) -> int:
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def eos(self) -> int:
+        """The id of the first end-of-text special token known to posx; without one, a new id after the last."""
+        return next((self._special[name] for name in _EOS_NAMES if name in self._special), self._own_size)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return max(self._own_size, self.eos + 1)
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @cached_property
+    def num_bytes(self) -> np.ndarray:
+        """Exact for byte-level BPE; for other kinds of tokenizer.json the length of the token's visible text."""
+        byte_level = _has_type(json.loads(self.text), "ByteLevel")
+        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        sizes = np.zeros(self.vocab_size, np.int64)
+        for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            if token not in self._special:
+                sizes[number] = len(token) if byte_level and token not in added else _visible_bytes(token)
+        return sizes
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of the smallest unsigned type; raises `DataError` for a lone surrogate, which has no UTF-8 form."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        for text in texts:
+            utf8(text)
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, token_dtype(self.vocab_size)) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`, special tokens left out; raises `DataError` for ids outside the vocabulary."""
+        array = _checked(ids, self.vocab_size)
+        return self._tokenizer.decode(array[array < self._own_size].tolist(), skip_special_tokens=True)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        Path(path).write_bytes(self.text.encode())
+
+
+def train_bpe(documents: Iterable[str], vocab_size: int) -> BpeTokenizer:
+    """Train a byte-level BPE of at most `vocab_size` tokens, one of them `eos`; the same documents give the same one.
+
+    Raises `ConfigError` if `vocab_size` is below 257 (256 bytes and `eos`).
+    """
+    from tokenizers import Tokenizer as HfTokenizer
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    if vocab_size < 257:
+        raise ConfigError(f"data.vocab_size is {vocab_size}; a byte-level BPE needs at least 257 (256 bytes and eos)")
+    tokenizer = HfTokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((utf8(document).decode() for document in documents), trainer)
+    return BpeTokenizer(tokenizer.to_str())
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """Load what `save` wrote, or any tokenizer.json; raises `DataError` if it is missing, not JSON or unusable."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise DataError(
+            f"tokenizer '{path}' does not exist; use 'bytes', 'bpe' (trained here) or the path of a tokenizer.json"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"tokenizer '{path}' cannot be read ({error}); a tokenizer.json is wanted") from None
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"tokenizer '{path}' is not JSON ({error}); a tokenizer.json is wanted") from None
+    if content == _BYTES_JSON:
+        return ByteTokenizer()
+    tokenizer = BpeTokenizer(text)
+    try:
+        tokenizer.vocab_size  # noqa: B018 (parses the file)
+    except Exception as error:  # the parser raises plain Exception
+        cause = str(error).splitlines()[0]
+        raise DataError(f"tokenizer '{path}' is JSON but no usable tokenizer.json ({cause})") from None
+    return tokenizer
+
+
+def utf8(text: str) -> bytes:
+    """UTF-8 bytes of `text`; raises `DataError` for a lone surrogate."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"text has the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}, which has no "
+            "UTF-8 form; remove it from the input"
+        ) from None
+
+
+def _checked(ids: Iterable[int], vocab_size: int) -> np.ndarray:
+    array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64).reshape(-1)
+    if array.size and (array.min() < 0 or array.max() >= vocab_size):
+        raise DataError(f"cannot decode ids {array.min()} to {array.max()}; the vocabulary is 0 to {vocab_size - 1}")
+    return array
+
+
+def _has_type(node: Any, wanted: str) -> bool:
+    """Whether a tokenizer.json has a component of this type in its pre-tokenizer or decoder."""
+    if isinstance(node, dict):
+        return node.get("type") == wanted or any(
+            _has_type(node[key], wanted)
+            for key in ("pre_tokenizer", "decoder", "pretokenizers", "decoders")
+            if key in node
+        )
+    return isinstance(node, list) and any(_has_type(item, wanted) for item in node)
+
+
+def _visible_bytes(token: str) -> int:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # byte fallback of SentencePiece
+        return 1
+    return len(token.removeprefix("##").replace("\u2581", " ").encode("utf-8", errors="replace"))

@@ -1,0 +1,228 @@
+"""Token files are written once for a content, verified when opened, and never stale."""
+
+import errno
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from posx.data import ByteTokenizer, DataConfig, corpus, prepare, store, train_bpe
+from posx.errors import ConfigError, DataError, OutOfMemoryError
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"{number}.txt").write_text(f"document number {number}, <|endoftext|> é\n" * 20, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path, texts):
+    return DataConfig(source=str(texts), cache_dir=str(tmp_path / "cache"))
+
+
+def refuse(*_, **__):
+    raise AssertionError("this must not be called again")
+
+
+def token_file(config, split="train"):
+    (path,) = store.cache_folder(config).glob(f"tokens/*/{split}.tokens")
+    return path
+
+
+def test_documents_are_separated_by_eos(config, texts):
+    found = prepare(config)
+    wanted = {path.read_text(encoding="utf-8") for path in texts.iterdir()}
+    seen = set()
+    for split in (found.train, found.validation):
+        assert split.tokens.dtype == np.uint16 and not split.tokens.flags.writeable
+        assert split.offsets[-1] == len(split.tokens) and len(split.offsets) == split.num_documents + 1
+        for start, end in zip(split.offsets[:-1], split.offsets[1:], strict=True):
+            assert split.tokens[end - 1] == found.tokenizer.eos
+            assert found.tokenizer.eos not in split.tokens[start : end - 1]
+            seen.add(found.tokenizer.decode(split.tokens[start:end]))
+        assert split.num_bytes == found.tokenizer.num_bytes[split.tokens].sum()
+    assert seen == wanted
+    assert found.train.num_documents + found.validation.num_documents == 6
+    assert found.digest[:12] in found.summary() and "\n" not in found.summary()
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe", "file"])
+def test_second_start_reads_no_text_and_tokenises_nothing(tmp_path, config, monkeypatch, tokenizer):
+    if tokenizer == "file":
+        train_bpe(["some text"], 300).save(tmp_path / "mine.json")
+        tokenizer = str(tmp_path / "mine.json")
+    config = DataConfig(**{**vars(config), "tokenizer": tokenizer, "vocab_size": 300})
+    first = prepare(config)
+    lines: list[str] = []
+    monkeypatch.setattr(corpus, "load", refuse)
+    monkeypatch.setattr(store, "_build", refuse)
+    second = prepare(config, lines.append)
+    assert lines == []
+    assert second.digest == first.digest and second.tokenizer == first.tokenizer
+    np.testing.assert_array_equal(second.train.tokens, first.train.tokens)
+
+
+def test_moved_or_touched_text_is_recognised(tmp_path, config, texts, monkeypatch):
+    first = prepare(config)
+    moved = texts.rename(tmp_path / "elsewhere")
+    os.utime(moved / "0.txt")
+    monkeypatch.setattr(corpus, "load", refuse)
+    assert prepare(DataConfig(source=str(moved), cache_dir=config.cache_dir)).digest == first.digest
+
+
+def test_edit_with_same_size_and_date_is_noticed(config, texts):
+    first = prepare(config)
+    path = texts / "3.txt"
+    date = path.stat().st_mtime_ns
+    path.write_text(path.read_text(encoding="utf-8").replace("number", "NUMBER"), encoding="utf-8")
+    os.utime(path, ns=(date, date))
+    second = prepare(config)
+    assert second.digest != first.digest
+    both = second.tokenizer.decode(second.train.tokens) + second.tokenizer.decode(second.validation.tokens)
+    assert "NUMBER 3" in both and "number 3" not in both
+
+
+def test_settings_that_change_tokens_change_the_digest(config):
+    base = vars(config)
+    digests = {
+        prepare(DataConfig(**{**base, **other})).digest
+        for other in ({}, {"layout": "line"}, {"validation_fraction": 0.6}, {"tokenizer": "bpe", "vocab_size": 280})
+    }
+    assert len(digests) == 4
+
+
+def damage_flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def damage_cut(path):
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+@pytest.mark.parametrize("damage", [damage_flip, damage_cut, os.unlink])
+@pytest.mark.parametrize("name", ["train.tokens", "validation.tokens", "train.offsets.npy", "header.json"])
+def test_damaged_files_are_noticed_and_rebuilt(config, damage, name):
+    first = prepare(config)
+    damage(token_file(config).with_name(name))
+    lines: list[str] = []
+    second = prepare(config, lines.append)
+    assert second.digest == first.digest
+    np.testing.assert_array_equal(second.train.tokens, store.prepare(config).train.tokens)
+    assert any(line.startswith("reading ") for line in lines)
+    if name == "train.tokens" and damage is not os.unlink:
+        assert any("train.tokens' is damaged" in line for line in lines)
+
+
+def test_damaged_trained_tokenizer_is_rebuilt(config):
+    config = DataConfig(**{**vars(config), "tokenizer": "bpe", "vocab_size": 300})
+    first = prepare(config)
+    path = token_file(config).with_name("tokenizer.json")
+    path.write_text(path.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    assert prepare(config).tokenizer == first.tokenizer
+
+
+def test_killed_half_way_leaves_nothing_that_counts(config, monkeypatch):
+    write = store._write
+
+    def killed(folder, split, *rest):
+        if split == "validation":
+            raise KeyboardInterrupt
+        return write(folder, split, *rest)
+
+    monkeypatch.setattr(store, "_write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config)
+    monkeypatch.undo()
+    folder = token_file(config).parent
+    (folder / "validation.tokens.new").write_bytes(b"torn")
+    (folder / "tmpleft").mkdir()
+    prepare(config)
+    files = {path.name for path in folder.iterdir()}
+    tables = {f"{split}.{kind}" for split in store.SPLITS for kind in ("tokens", "offsets.npy")}
+    assert files == {"lock", "header.json"} | tables
+
+
+def test_two_at_once_build_once(config, monkeypatch):
+    build, calls, found = store._build, [], []
+    monkeypatch.setattr(store, "_build", lambda *rest: (calls.append(1), build(*rest)))
+    threads = [threading.Thread(target=lambda: found.append(prepare(config))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1 and len({dataset.digest for dataset in found}) == 1 and len(found) == 3
+
+
+def test_text_changed_while_read(config, texts, monkeypatch):
+    load = corpus.load
+
+    def meddle(*rest):
+        found = load(*rest)
+        (texts / "0.txt").write_text("changed")
+        return found
+
+    monkeypatch.setattr(corpus, "load", meddle)
+    with pytest.raises(DataError, match="was changed while it was read"):
+        prepare(config)
+
+
+def test_ids_outside_the_vocabulary_are_refused(config, monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "encode_batch", lambda self, texts: [np.array([257], np.uint16) for _ in texts])
+    with pytest.raises(DataError, match="gave id 257, outside its 257 ids"):
+        prepare(config)
+
+
+def test_warnings_are_repeated_at_each_start(tmp_path, config, texts):
+    held = tmp_path / "held.txt"
+    held.write_bytes((texts / "0.txt").read_bytes())
+    config = DataConfig(**{**vars(config), "validation": str(held)})
+    for _ in range(2):
+        lines: list[str] = []
+        assert len(prepare(config, lines.append).warnings) == 1
+        assert "also occur in the training text" in lines[-1]
+
+
+def test_lossy_tokenizer_is_reported(tmp_path, config):
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "document": 1}, unk_token="[UNK]"))
+    words.normalizer = normalizers.Lowercase()
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    found = prepare(DataConfig(**{**vars(config), "tokenizer": str(tmp_path / "words.json")}))
+    assert found.tokenizer.name == "wordlevel" and "bits per byte are approximate" in found.warnings[0]
+
+
+def test_unusable_cache_folder(tmp_path, config):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot keep token files .* set data.cache_dir"):
+        prepare(DataConfig(**{**vars(config), "cache_dir": str(tmp_path / "file")}))
+
+
+def test_full_disk(config, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutOfMemoryError, match="no space for token files"):
+        prepare(config)
+
+
+def test_settings_are_checked_first(config):
+    with pytest.raises(ConfigError, match="data.layout"):
+        prepare(DataConfig(**{**vars(config), "layout": "page"}))
+
+
+def test_cache_folder_follows_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert store.cache_folder(DataConfig()) == tmp_path / "posx"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert store.cache_folder(DataConfig()) == tmp_path / "home/.cache/posx"
