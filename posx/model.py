@@ -322,7 +322,7 @@ class Model:
                 all_params = jax.eval_shape(encoding.init, jax.random.key(0), dims)
                 shapes = jax.eval_shape(functools.partial(batch_features, encoding), all_params, x, pos)
                 features, carry = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-            return Layer(slots, slots, features, carry)
+            return Layer(slots, jnp.zeros_like(slots), features, carry)
 
         pos = jnp.zeros(tokens, jnp.int32)
         layers = tuple(layer(encoding) for encoding in self.encodings)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from posx.attention.masks import Mask
 from posx.attention.tiles import INVISIBLE, Slots, Tokens, tile_scores, tile_values, visible_pairs
-from posx.encodings.base import Encoding, Params
+from posx.encodings.base import Encoding, Params, wide_dtype
 
 QUERY_BLOCK = 256
 KEY_BLOCK = 512
@@ -78,7 +78,7 @@ def _forward(static: tuple[Encoding, Mask], params: Params, q: Tokens, k: Tokens
             return _if_visible(mask, q_where, k_where, add, lambda carry: carry, carry), None
 
         num_queries, num_heads = q_tile.vectors.shape[:2]
-        dtype = jnp.promote_types(q_tile.vectors.dtype, jnp.float32)
+        dtype = wide_dtype(q_tile.vectors.dtype)
         empty = jnp.zeros((num_queries, num_heads, k.values.shape[-1]), dtype)
         top = jnp.full((num_heads, num_queries), INVISIBLE, dtype)
         (o, top, total), _ = jax.lax.scan(key_block, (empty, top, jnp.zeros_like(top)), (k, k_slots))

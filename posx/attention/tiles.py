@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention.masks import Mask
-from posx.encodings.base import Encoding, Features, Params, Tile, at_least_float32
+from posx.encodings.base import Encoding, Features, Params, Tile, at_least_float32, wide_dtype
 
 #: The score of an invisible pair: finite, so that rows which see nothing stay free of NaN, also in the gradient.
 INVISIBLE = -1e30
@@ -51,7 +51,7 @@ def tile_scores(
     """Masked scores [h, q, k], at least float32, and the visible pairs [q, k]: the formula of `encodings.base`."""
     num_heads, head_dim = q.vectors.shape[1:]
     mapped_k = repeat_heads(k.mapped, num_heads)
-    dtype = jnp.promote_types(q.vectors.dtype, jnp.float32)
+    dtype = wide_dtype(q.vectors.dtype)
     s = jnp.einsum("qhd,khd->hqk", q.mapped, mapped_k, preferred_element_type=dtype) / math.sqrt(head_dim)
     visible = visible_pairs(mask, q_slots, k_slots)
     if encoding.acts_on("temperature"):

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from posx.errors import ConfigError
 
@@ -68,8 +69,13 @@ def as_float(x: Any) -> jax.Array:
     return jnp.asarray(x, jnp.result_type(float))
 
 
+def wide_dtype(dtype: Any) -> np.dtype:
+    """float64 for float64, else float32; by NumPy's rule, as jnp.promote_types refuses under strict promotion."""
+    return np.promote_types(dtype, np.float32)
+
+
 def at_least_float32(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(wide_dtype(x.dtype))
 
 
 def distances(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ def check_beyond(name: str, beyond: str, num_positions: int | None) -> None:
 
 def read_rows(table: jax.Array, pos: jax.Array, beyond: str, stretched_to: int) -> jax.Array:
     """Rows of table [n, m] at pos [t]; NaN where the position has no row, so that no gather clamps silently."""
-    last = table.shape[0] - 1
+    table, last = jnp.asarray(table), table.shape[0] - 1
     if beyond == "clamp":
         return table[jnp.clip(pos, 0, last)]
     if stretched_to > table.shape[0]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.encodings.base import Dims, Encoding, Params, normal
+from posx.encodings.base import Dims, Encoding, Params, as_float, normal
 from posx.errors import ConfigError
 
 
@@ -88,10 +88,10 @@ class T5(Encoding):
         starts = jnp.asarray(bucket_starts(self._buckets_per_side, self.max_distance), distance.dtype)
         past = jnp.abs(distance) if self.bidirectional else jnp.maximum(distance, 0)
         index = jnp.searchsorted(starts, past, side="right", method="compare_all")
-        return index + self._buckets_per_side * (distance < 0) if self.bidirectional else index
+        return jnp.where(distance < 0, index + self._buckets_per_side, index) if self.bidirectional else index
 
     def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array | None:
-        return None if self.scaled else jnp.full(q_pos.shape, math.sqrt(self.head_dim), jnp.float32)
+        return None if self.scaled else jnp.full(q_pos.shape, math.sqrt(self.head_dim), as_float(0).dtype)
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array:
         return params["table"][self.bucket(distance)].T

@@ -80,7 +80,7 @@ class Tupe(Encoding):
         pair = jnp.einsum("qhd,khd->hqk", q, k) / math.sqrt(2 * q.shape[-1])
         if not self.untied:
             return pair
-        special = jnp.asarray(self.untied)
+        special = jnp.asarray(self.untied, q_pos.dtype)
         as_query = (q_pos[:, None] == special[None, :]).any(axis=1)
         as_key = (k_pos[:, None] == special[None, :]).any(axis=1)
         theta = params["theta"]

@@ -1,0 +1,270 @@
+"""Settings: one ConfigDict for the command line, typed frozen values for the code.
+
+`base_config(name)` gives every option with its default. At the edge the ConfigDict becomes a `RunConfig`; below that
+no function sees a ConfigDict. `RunConfig.problems()` finds all that is wrong before anything runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from posx.data.corpus import DataConfig
+from posx.encodings import ENCODINGS, encoding_class, nearest
+from posx.errors import ConfigError
+from posx.model import Model, ModelConfig, make_model
+
+PROTOCOLS = ("nonoverlapping", "sliding", "per_position")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """One training run. `length` L in tokens; `batch_size` in windows of L tokens; durations in steps."""
+
+    length: int = 64
+    batch_size: int = 64
+    steps: int = 1200
+    seed: int = 0
+    learning_rate: float = 2e-3
+    final_learning_rate: float = 2e-4
+    warmup_steps: int = 60
+    beta1: float = 0.9
+    beta2: float = 0.98
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    accumulation: int = 1
+    executor: str = "auto"
+    log_steps: int = 20
+    checkpoint_steps: int = 200
+    keep_checkpoints: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """What is measured after training; lengths, strides and targets in tokens.
+
+    `sliding_lengths` () stands for L, 2L, 4L, 8L, 16L as far as `lengths` go; `stride` 0 for L/4. `num_targets` 0
+    scores the whole validation stream.
+    """
+
+    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    protocols: tuple[str, ...] = ("nonoverlapping", "per_position")
+    num_targets: int = 262144
+    sliding_targets: int = 16384
+    sliding_lengths: tuple[int, ...] = ()
+    stride: int = 0
+    batch_tokens: int = 16384
+    executor: str = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig:
+    """Which runs a sweep makes; `posx train` ignores it."""
+
+    encodings: tuple[str, ...] = tuple(ENCODINGS)
+    train_lens: tuple[int, ...] = (64,)
+    seeds: tuple[int, ...] = (0,)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides the result of one run."""
+
+    encoding: Mapping[str, Any]
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+    eval: EvalConfig
+
+    def make_model(self, vocab_size: int) -> Model:
+        return make_model(self.model, self.encoding, vocab_size, self.train.length)
+
+    def problems(self) -> list[str]:
+        """All that is wrong, one line each: path, value, what is allowed."""
+        found = self.model.problems() + _train_problems(self.train) + _eval_problems(self.eval, self.train.length)
+        if not found:
+            try:
+                self.make_model(vocab_size=257)
+            except ConfigError as error:
+                found.append(str(error))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values only, tuples as lists: what `config.json` holds."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> RunConfig:
+        """The inverse of `to_json`. Raises ConfigError naming a missing or unknown key."""
+        return RunConfig(
+            encoding=dict(values.get("encoding", {})),
+            model=_typed(ModelConfig, values, "model"),
+            data=_typed(DataConfig, values, "data"),
+            train=_typed(TrainConfig, values, "train"),
+            eval=_typed(EvalConfig, values, "eval"),
+        )
+
+    def digest(self) -> str:
+        """Names the run by what it is: a hash of the settings, without where caches live."""
+        values = self.to_json()
+        values["data"].pop("cache_dir")
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+
+
+#: Fields that may differ when a work folder is used again: they do not change what the weights become.
+SAFE_TO_CHANGE = (
+    "data.cache_dir", "train.log_steps", "train.checkpoint_steps", "train.keep_checkpoints", "eval",
+)  # fmt: skip
+
+
+def base_config(encoding: str = "alibi") -> ConfigDict:
+    """Every option with its default, for the encoding named by the config file's argument. Raises ConfigError."""
+    sections = {"model": ModelConfig(), "data": DataConfig(), "train": TrainConfig(), "eval": EvalConfig()}
+    config = ConfigDict({name: dataclasses.asdict(value) for name, value in sections.items()})
+    config.encoding = ConfigDict(encoding_fields(encoding))
+    config.sweep = ConfigDict(dataclasses.asdict(SweepConfig()))
+    return config
+
+
+def encoding_fields(name: str) -> dict[str, Any]:
+    """{"name": name, field: default, ...}; a field that is resolved from the sizes reads "auto"."""
+    fields = {"name": name}
+    for field in dataclasses.fields(encoding_class(name)):
+        if field.default is not dataclasses.MISSING:
+            fields[field.name] = "auto" if field.default is None else field.default
+    return fields
+
+
+def run_config(config: ConfigDict) -> RunConfig:
+    """The typed settings of one run; raises ConfigError that lists every problem."""
+    run = RunConfig.from_json(config.to_dict())
+    if problems := run.problems():
+        raise ConfigError("; ".join(problems))
+    return run
+
+
+def with_encoding(config: ConfigDict, encoding: str, length: int, seed: int) -> RunConfig:
+    """The run of a sweep that trains `encoding` at `length` with `seed`; its fields are kept if it is the config's."""
+    values = config.to_dict()
+    if values["encoding"]["name"] != encoding:
+        values["encoding"] = encoding_fields(encoding)
+    values["train"] |= {"length": length, "seed": seed}
+    return RunConfig.from_json(values)
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """Fields in which two runs differ and that change the result, as "path: old -> new"."""
+    a, b = (_flat(run.to_json()) for run in (old, new))
+    return [
+        f"{path}: {a.get(path)!r} -> {b.get(path)!r}"
+        for path in sorted(a.keys() | b.keys())
+        if a.get(path) != b.get(path) and not path.startswith(SAFE_TO_CHANGE)
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _typed(cls: type, values: Mapping[str, Any], section: str) -> Any:
+    given = values.get(section)
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"the config has no section {section!r}")
+    hints = typing.get_type_hints(cls)
+    known = [field.name for field in dataclasses.fields(cls)]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"unknown key {section}.{key}; {nearest(key, known)}known: {', '.join(known)}")
+    return cls(**{key: _value(value, hints[key], f"{section}.{key}") for key, value in given.items()})
+
+
+def _value(value: Any, hint: Any, where: str) -> Any:
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where}={value!r} must be a tuple")
+        return tuple(_value(item, typing.get_args(hint)[0], where) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ConfigError(f"{where}={value!r} must be of type {hint.__name__}")
+    if hint is float and not math.isfinite(value):
+        raise ConfigError(f"{where}={value} must be a finite number")
+    return value
+
+
+def _train_problems(train: TrainConfig) -> list[str]:
+    found = [
+        f"train.{name}={getattr(train, name)} must be at least {least}"
+        for name, least in (
+            ("length", 2), ("batch_size", 1), ("steps", 1), ("accumulation", 1), ("log_steps", 1),
+            ("checkpoint_steps", 1), ("keep_checkpoints", 1), ("warmup_steps", 0), ("seed", 0),
+        )
+        if getattr(train, name) < least
+    ]  # fmt: skip
+    for name in ("learning_rate", "clip_norm"):
+        if not getattr(train, name) > 0:
+            found.append(f"train.{name}={getattr(train, name)} must be positive")
+    for name in ("final_learning_rate", "weight_decay"):
+        if getattr(train, name) < 0:
+            found.append(f"train.{name}={getattr(train, name)} must not be negative")
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(train, name) < 1:
+            found.append(f"train.{name}={getattr(train, name)} must be in [0, 1)")
+    if train.seed >= 2**32:
+        found.append(f"train.seed={train.seed} must be below 2**32")
+    if not found and train.warmup_steps >= train.steps:
+        found.append(f"train.warmup_steps={train.warmup_steps} must be below train.steps={train.steps}")
+    if not found and train.batch_size % train.accumulation:
+        fits = [n for n in range(1, train.batch_size + 1) if train.batch_size % n == 0]
+        found.append(f"train.accumulation={train.accumulation} does not divide train.batch_size={train.batch_size}; {fits}")
+    return found + _executor_problems("train", train.executor)
+
+
+def _eval_problems(evaluation: EvalConfig, train_len: int) -> list[str]:
+    found = []
+    for name in ("lengths", "sliding_lengths"):
+        lengths = getattr(evaluation, name)
+        if any(length < 2 for length in lengths):
+            found.append(f"eval.{name}={lengths}: every length must be at least 2 tokens")
+        if list(lengths) != sorted(set(lengths)):
+            found.append(f"eval.{name}={lengths} must increase, each length once")
+    if not evaluation.lengths:
+        found.append("eval.lengths is empty: name at least one length in tokens")
+    for protocol in evaluation.protocols:
+        if protocol not in PROTOCOLS:
+            found.append(f"eval.protocols: {protocol!r} is unknown; {nearest(protocol, PROTOCOLS)}known: {PROTOCOLS}")
+    for name, least in (("num_targets", 0), ("sliding_targets", 1), ("stride", 0), ("batch_tokens", 1)):
+        if getattr(evaluation, name) < least:
+            found.append(f"eval.{name}={getattr(evaluation, name)} must be at least {least}")
+    if not found and "sliding" in evaluation.protocols:
+        shortest = min(sliding_lengths(evaluation, train_len))
+        if evaluation.stride > shortest:
+            found.append(f"eval.stride={evaluation.stride} is larger than the shortest window, {shortest} tokens")
+    return found + _executor_problems("eval", evaluation.executor)
+
+
+def sliding_lengths(evaluation: EvalConfig, train_len: int) -> tuple[int, ...]:
+    """The window lengths of the sliding protocol, tokens."""
+    powers = tuple(train_len * 2**n for n in range(5))
+    return evaluation.sliding_lengths or tuple(n for n in powers if n <= max(evaluation.lengths)) or (train_len,)
+
+
+def _executor_problems(section: str, executor: str) -> list[str]:
+    allowed = ("auto", "dense", "blockwise")
+    return [] if executor in allowed else [f"{section}.executor={executor!r} is unknown; allowed: {', '.join(allowed)}"]
+
+
+__all__ = [
+    "PROTOCOLS", "SAFE_TO_CHANGE", "EvalConfig", "RunConfig", "SweepConfig", "TrainConfig",
+    "base_config", "differences", "encoding_fields", "run_config", "sliding_lengths", "with_encoding",
+]  # fmt: skip

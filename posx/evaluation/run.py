@@ -1,0 +1,136 @@
+"""Evaluates a trained run and appends its rows; what is there already is not computed again."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from posx.config import EvalConfig, RunConfig, sliding_lengths
+from posx.data import Dataset
+from posx.encodings import encoding_name
+from posx.errors import DataError
+from posx.evaluation.protocols import Nonoverlapping, PerPosition, Protocol, Sliding, UndefinedLength, evaluate
+from posx.model import Model
+from posx.positions import sequential
+from posx.progress import say
+from posx.runs import SCHEMA_VERSION, RunFolder, append_row, read_rows
+from posx.training.step import token_log_probs
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _log_probs(model: Model, executor: str, params: Any, tokens: jax.Array) -> jax.Array:
+    logits = model(params, tokens[:, :-1], sequential(tokens.shape[1] - 1), executor=executor)
+    return token_log_probs(logits, tokens[:, 1:])
+
+
+def is_defined(model: Model, length: int) -> bool:
+    """Whether the model serves windows of `length` tokens."""
+    last = model.at_length(length).max_position
+    return last is None or length - 1 <= last
+
+
+def model_log_probs(model: Model, params: Any, executor: str = "auto"):
+    """The model as `evaluate` wants it: tokens [b, t + 1] -> log-probabilities [b, t], undefined lengths refused."""
+
+    def log_probs(tokens: np.ndarray) -> jax.Array:
+        length = tokens.shape[1] - 1
+        at_length = model.at_length(length)
+        if not is_defined(model, length):
+            raise UndefinedLength(f"defined up to position {at_length.max_position}, {length} tokens asked")
+        return _log_probs(at_length, executor, params, tokens)
+
+    return log_probs
+
+
+def held_out_stream(dataset: Dataset) -> np.ndarray:
+    """The validation tokens behind one end-of-document token, the context of the very first target."""
+    tokens = dataset.validation.tokens
+    return np.concatenate([np.array([dataset.tokenizer.eos], tokens.dtype), tokens])
+
+
+def check_stream(config: EvalConfig, dataset: Dataset) -> None:
+    """Raises DataError if the validation text does not fill one window of the longest evaluation length."""
+    have, need = len(dataset.validation.tokens), max(config.lengths)
+    if have < need:
+        raise DataError(
+            f"the validation text has {have} tokens, eval.lengths needs {need}: "
+            f"the largest usable length is {have}; use more held-out text or shorter lengths"
+        )
+
+
+def protocol_values(config: EvalConfig, train_len: int) -> list[tuple[Protocol, tuple[int, ...]]]:
+    """Each protocol of the config with its lengths."""
+    values: dict[str, tuple[Protocol, tuple[int, ...]]] = {
+        "nonoverlapping": (Nonoverlapping(config.num_targets), config.lengths),
+        "per_position": (PerPosition(config.num_targets), config.lengths),
+        "sliding": (
+            Sliding(config.stride or max(1, train_len // 4), config.sliding_targets), sliding_lengths(config, train_len),
+        ),
+    }  # fmt: skip
+    return [values[name] for name in config.protocols]
+
+
+def evaluate_run(
+    run: RunConfig, config: EvalConfig, model: Model, params: Any, dataset: Dataset, folder: RunFolder, step: int
+) -> list[dict[str, Any]]:
+    """All rows `config` asks for; those missing in `eval.jsonl` are computed and appended one by one.
+
+    Raises DataError if the validation text is too short for the longest length.
+    """
+    check_stream(config, dataset)
+    facts = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": folder.path.name,
+        "encoding": run.encoding["name"],
+        "encoding_value": repr(model.encodings[0] if len(set(model.encodings)) == 1 else model.encodings),
+        "layers": "+".join(encoding_name(encoding) for encoding in model.distinct),
+        "train_len": run.train.length,
+        "seed": run.train.seed,
+        "step": step,
+        "tokenizer": dataset.tokenizer.name,
+        "data_source": dataset.source,
+        "data_digest": dataset.digest,
+        "dtype": run.model.dtype,
+    }
+    log_probs = model_log_probs(model, params, config.executor)
+    stream, token_bytes = held_out_stream(dataset), dataset.tokenizer.num_bytes
+    stored = {_key(row): row for row in read_rows(folder.eval_file)}
+    rows: list[dict[str, Any]] = []
+
+    def keep(row: dict[str, Any]) -> None:
+        row = facts | row
+        append_row(folder.eval_file, row)
+        rows.append(row)
+        value = f"ppl {row['ppl']:.3f}" if isinstance(row["ppl"], float) else row["status"]
+        say(f"{folder.path.name}  {row['protocol']} at {row['eval_len']}: {value}  ({row['num_targets']:,} targets)")
+
+    missing: dict[tuple[int, ...], list[Protocol]] = {}
+    for protocol, lengths in protocol_values(config, run.train.length):
+        longest = tuple(n for n in lengths if is_defined(model, n))[-1:]
+        wanted = longest if isinstance(protocol, PerPosition) else lengths
+        have = {n: stored.get(_key(facts | _settings(protocol, n))) for n in wanted}
+        rows += [row for row in have.values() if row]
+        absent = tuple(n for n in wanted if have[n] is None)
+        # Per-position loss is read off the pass that the non-overlapping protocol makes at the longest length, and the
+        # sliding protocol's warm-up is its longest length: both are measured over all lengths or not at all.
+        if absent:
+            missing.setdefault(absent if isinstance(protocol, Nonoverlapping) else lengths, []).append(protocol)
+    for lengths, protocols in missing.items():
+        evaluate(
+            log_probs, stream, protocols, lengths,
+            token_bytes=token_bytes, batch_tokens=config.batch_tokens, on_row=keep,
+        )  # fmt: skip
+    return rows
+
+
+def _settings(protocol: Protocol, length: int) -> dict[str, Any]:
+    stride = protocol.stride if isinstance(protocol, Sliding) else length
+    return {"protocol": protocol.name, "eval_len": length, "stride": stride, "max_targets": protocol.num_targets}
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What makes two rows of one run the same measurement."""
+    return tuple(row.get(name) for name in ("protocol", "eval_len", "stride", "max_targets", "step", "data_digest"))

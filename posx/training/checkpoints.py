@@ -1,0 +1,153 @@
+"""Checkpoints through Orbax, behind one adapter.
+
+Orbax writes the arrays. What it does not promise is kept beside it: a manifest `<step>.json`, written last and synced,
+names every array with shape, type and digest. A step without a manifest does not exist; one that does not match its
+manifest is passed over for the next older one, loudly. Old steps lose their manifest first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from posx.errors import OutOfMemoryError, WorkdirError
+
+FORMAT_VERSION = 1
+
+Tree = Any
+
+
+class Checkpoints:
+    """The checkpoints of one run in `folder`; the newest `keep` are kept. The caller holds the run's lock."""
+
+    def __init__(self, folder: Path, keep: int):
+        self.folder = folder.absolute()
+        self.keep = keep
+
+    def steps(self) -> list[int]:
+        """Steps with a manifest, oldest first."""
+        return sorted(int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdigit())
+
+    def save(self, step: int, state: Tree) -> None:
+        """Writes `state` as `step`, then removes all but the newest `keep`. Raises OutOfMemoryError, WorkdirError."""
+        arrays = _flatten(state)
+        target = self.folder / str(step)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            with ocp.PyTreeCheckpointer() as checkpointer:
+                checkpointer.save(target, arrays)
+            manifest = {"format_version": FORMAT_VERSION, "step": step, "arrays": {k: _facts(v) for k, v in arrays.items()}}
+            _write_synced(self.folder / f"{step}.json", manifest)
+        except OSError as error:
+            self._sweep()
+            raise OutOfMemoryError(f"checkpoint {target} could not be written: {error.strerror or error}") from None
+        except ValueError as error:
+            self._sweep()
+            if "NO_SPACE" in str(error) or "No space" in str(error) or "RESOURCE_EXHAUSTED" in str(error):
+                raise OutOfMemoryError(f"the disk is full, checkpoint {target} could not be written") from None
+            raise WorkdirError(f"checkpoint {target} could not be written: {_first_line(error)}") from None
+        for old in self.steps()[: -self.keep]:
+            (self.folder / f"{old}.json").unlink()
+        self._sweep()
+
+    def restore(self, abstract: Tree, notice=lambda text: None) -> tuple[int, Tree, list[str]] | None:
+        """The newest step that verifies, as (step, state, what was passed over); None if none was ever saved.
+
+        `abstract` gives the tree, shapes and types wanted; it may be a part of what was saved. Raises WorkdirError if
+        no step verifies, or if the newest holds other shapes or types: nothing is cast or cut to fit.
+        """
+        wanted = _flatten(abstract)
+        damaged: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                arrays = self._read(step, wanted)
+            except _Damaged as error:
+                damaged.append(f"checkpoint {step} in {self.folder} is damaged ({error}) and was passed over")
+                notice(damaged[-1])
+                continue
+            leaves, tree = jax.tree.flatten(abstract)
+            return step, jax.tree.unflatten(tree, [arrays[name] for name in wanted]), damaged
+        if damaged:
+            raise WorkdirError("; ".join(damaged) + "; no good checkpoint is left: use another --workdir to start again")
+        return None
+
+    def _read(self, step: int, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        try:
+            manifest = json.loads((self.folder / f"{step}.json").read_text())
+            saved = manifest["arrays"]
+            version = manifest["format_version"]
+        except (OSError, ValueError, KeyError) as error:
+            raise _Damaged(f"manifest: {_first_line(error)}") from None
+        if version > FORMAT_VERSION:
+            raise WorkdirError(f"checkpoint {step} in {self.folder} has format {version}, newer than this posx reads")
+        problems = [f"{name} is missing" for name in wanted if name not in saved]
+        for name in wanted.keys() & saved.keys():
+            have, want = (saved[name]["shape"], saved[name]["dtype"]), (list(wanted[name].shape), str(wanted[name].dtype))
+            if have != want:
+                problems.append(f"{name} is {have[1]}{have[0]}, not {want[1]}{want[0]}")
+        if problems:
+            raise WorkdirError(f"checkpoint {step} in {self.folder} is of another model: {'; '.join(sorted(problems)[:4])}")
+        try:
+            with ocp.PyTreeCheckpointer() as checkpointer:
+                arrays = checkpointer.restore(
+                    self.folder / str(step), restore_args={k: ocp.RestoreArgs(restore_type=np.ndarray) for k in saved}
+                )
+        except Exception as error:  # Orbax reports damage with whatever its storage layers raise.
+            raise _Damaged(_first_line(error)) from None
+        arrays = {name: np.asarray(arrays[name]) for name in wanted if name in arrays}
+        for name in wanted:
+            if name not in arrays or _facts(arrays[name]) != saved[name]:
+                raise _Damaged(f"{name} does not match its digest")
+        return arrays
+
+    def _sweep(self) -> None:
+        """Removes what has no manifest: half-written steps, half-deleted ones, Orbax's temporary folders."""
+        good = {str(step) for step in self.steps()}
+        for path in self.folder.iterdir() if self.folder.exists() else ():
+            if path.is_dir() and path.name not in good and path.name.split(".")[0].isdigit():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+class _Damaged(Exception):
+    pass
+
+
+def _flatten(tree: Tree) -> dict[str, Any]:
+    """{"params.layers.layer_00...": leaf}: plain names, the same whatever containers Optax uses."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    return {k: v if isinstance(v, jax.ShapeDtypeStruct) else np.asarray(v) for k, v in named.items()}
+
+
+def _facts(array: np.ndarray) -> dict[str, Any]:
+    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": digest}
+
+
+def _write_synced(path: Path, values: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "w") as file:
+        json.dump(values, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+# Orbax logs every step of every save; what matters is said in this file.
+logging.getLogger("absl").setLevel(logging.ERROR)
