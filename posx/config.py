@@ -16,7 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.data.corpus import DataConfig
+from posx.data.corpus import DataConfig, check_config
 from posx.encodings import ENCODINGS, encoding_class, nearest
 from posx.errors import ConfigError
 from posx.model import Model, ModelConfig, make_model
@@ -89,9 +89,10 @@ class RunConfig:
     def problems(self) -> list[str]:
         """All that is wrong, one line each: path, value, what is allowed."""
         found = self.model.problems() + _train_problems(self.train) + _eval_problems(self.eval, self.train.length)
-        if not found:
+        checks = [lambda: check_config(self.data)] + ([] if found else [lambda: self.make_model(vocab_size=257)])
+        for check in checks:
             try:
-                self.make_model(vocab_size=257)
+                check()
             except ConfigError as error:
                 found.append(str(error))
         return found

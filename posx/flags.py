@@ -126,8 +126,7 @@ def _own_frame(error: BaseException, path: Path) -> str:
 
 def _from_json(path: Path) -> ConfigDict:
     try:
-        values = json.loads(path.read_text())
-        run = RunConfig.from_json(values.get("config", values))
+        run = RunConfig.from_json(json.loads(path.read_text()))
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
     except (ValueError, AttributeError) as error:
@@ -146,7 +145,8 @@ def _checked_override(word: str, config: ConfigDict) -> str:
     known = _keys(config)
     if key not in known:
         near = difflib.get_close_matches(key, known, n=3, cutoff=0.3)
-        last = [k for k in known if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+        end = key.rsplit(".", 1)[-1]
+        last = [k for k in known if end in (k.rsplit(".", 1)[-1], _initials(k.rsplit(".", 1)[-1]))]
         names = ", ".join(dict.fromkeys([*last[:2], *near])) or ", ".join(config)
         raise ConfigError(f"unknown config key {key!r} in {word!r}; nearest: {names}")
     if isinstance(known[key], tuple):
@@ -190,11 +190,15 @@ def _meant(word: str, config: ConfigDict | None, own: Mapping[str, Any]) -> str:
         candidates |= {f"--config.{name}": name.rsplit(".", 1)[-1] for name in _keys(config)}
     wanted = key.removeprefix("config.").rsplit(".", 1)[-1]
     near = difflib.get_close_matches(wanted, list(candidates.values()), n=1, cutoff=0.6)
-    near = near or [name for name in candidates.values() if wanted and wanted in name.split("_")][:1]
+    near = near or [name for name in candidates.values() if wanted in (*name.split("_"), _initials(name))][:1]
     if not near:
         return f"every setting is a flag with dashes: {_listed(own)}"
     flag = next(flag for flag, name in candidates.items() if name == near[0])
     return f"did you mean {flag}{f'={value}' if equals else ''}?"
+
+
+def _initials(name: str) -> str:
+    return "".join(part[:1] for part in name.split("_"))
 
 
 def _listed(own: Mapping[str, Any]) -> str:

@@ -66,7 +66,7 @@ class RunFolder:
     def read_config(self) -> RunConfig:
         """The settings this run was started with. Raises WorkdirError where there are none."""
         try:
-            return RunConfig.from_json(json.loads(self.config_file.read_text())["config"])
+            return RunConfig.from_json(json.loads(self.config_file.read_text()))
         except FileNotFoundError:
             raise WorkdirError(f"{self.path} holds no run: there is no {self.config_file.name} in it") from None
         except (ValueError, KeyError) as error:
@@ -83,7 +83,8 @@ class RunFolder:
             )
 
     def write_config(self, run: RunConfig, resolved: Mapping[str, Any]) -> None:
-        write_json(self.config_file, {"schema_version": SCHEMA_VERSION, "config": run.to_json(), **resolved})
+        """The settings, each under its own path, and beside them what they were resolved to."""
+        write_json(self.config_file, {"schema_version": SCHEMA_VERSION, **run.to_json(), "resolved": resolved})
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

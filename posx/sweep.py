@@ -120,7 +120,7 @@ def _start(job: Job, quiet: bool) -> subprocess.Popen[bytes]:
     """The run as `posx train` in a process of its own. It ends with this one: it watches its standard input."""
     job.folder.path.mkdir(parents=True, exist_ok=True)
     settings = job.folder.path / "asked.json"
-    write_json(settings, {"config": job.run.to_json()})
+    write_json(settings, job.run.to_json())
     command = [
         sys.executable, "-m", "posx.cli", "train", f"--config_json={settings}", f"--workdir={job.folder.path}",
         "--stop_with_stdin",

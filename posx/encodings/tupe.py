@@ -39,7 +39,7 @@ class Tupe(Encoding):
 
     @property
     def shared(self) -> frozenset[str]:
-        return frozenset({"table", "norm_scale", "norm_bias", "u_q", "u_k", "theta"})
+        return frozenset({"table", "norm_scale", "norm_bias", "u_q", "u_k"} | ({"theta"} if self.untied else set()))
 
     @property
     def max_position(self) -> int | None:

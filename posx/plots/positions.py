@@ -13,6 +13,7 @@ from posx.plots import rows
 from posx.plots.rows import Curve, Panel, Point, Row, number
 
 _MAX_TRAINING_POINTS = 150
+_BINS_PER_OCTAVE = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +55,16 @@ def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _local(row: Row) -> list[tuple[float, float]]:
-    edges, nll, _ = _bins(row)
-    centres = np.sqrt((edges[:-1] + 1) * np.maximum(edges[1:], edges[:-1] + 1))
-    return list(zip(centres.tolist(), nll.tolist(), strict=True))
+    """Means over bins of at least 1/_BINS_PER_OCTAVE octave: single late positions hold few targets and mostly noise."""
+    edges, nll, targets = _bins(row)
+    centres = np.log2((edges[:-1] + 1) * np.maximum(edges[1:], edges[:-1] + 1)) / 2
+    groups = np.floor(centres * _BINS_PER_OCTAVE).astype(int)
+    points = []
+    for group in np.unique(groups):
+        mine = groups == group
+        weight = targets[mine] / max(targets[mine].sum(), 1.0)
+        points.append((float(2 ** (centres[mine] * weight).sum()), float((nll[mine] * weight).sum())))
+    return points
 
 
 def _cumulative(row: Row) -> list[tuple[float, float]]:
