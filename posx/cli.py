@@ -277,7 +277,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     command = COMMANDS.get(words[0])
     if command is None:
-        raise ConfigError(f"unknown command {words[0]!r}; {nearest(words[0], list(COMMANDS))}known: {', '.join(COMMANDS)}")
+        raise ConfigError(
+            f"unknown command {words[0]!r}; {nearest(words[0], list(COMMANDS))}known: {', '.join(COMMANDS)}"
+        )
     if {"-h", "--help"} & set(words[1:]):
         print(usage(words[0]))
         return 0
@@ -296,7 +298,10 @@ def usage(name: str = "") -> str:
                           "posx COMMAND --help shows its flags; start with", "",
                           "  posx sweep --config configs/quick.py --workdir runs/quick"])  # fmt: skip
     command = COMMANDS[name]
-    lines = [f"  --{flag:16} {text} (default: {default!r})" for flag, (default, text) in {**flags.COMMON, **command.flags}.items()]
+    lines = [
+        f"  --{flag:16} {text} (default: {default!r})"
+        for flag, (default, text) in {**flags.COMMON, **command.flags}.items()
+    ]
     if command.takes_config:
         lines = [
             "  --config           a config file, with the encoding after a colon: configs/quick.py:rope",

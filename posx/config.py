@@ -127,7 +127,12 @@ SAFE_TO_CHANGE = (
 
 def base_config(encoding: str = "alibi") -> ConfigDict:
     """Every option with its default, for the encoding named by the config file's argument. Raises ConfigError."""
-    sections = {"model": ModelConfig(), "data": DataConfig(), "train": TrainConfig(), "eval": EvalConfig()}
+    sections: dict[str, Any] = {
+        "model": ModelConfig(),
+        "data": DataConfig(),
+        "train": TrainConfig(),
+        "eval": EvalConfig(),
+    }
     config = ConfigDict({name: dataclasses.asdict(value) for name, value in sections.items()})
     config.encoding = ConfigDict(encoding_fields(encoding))
     config.sweep = ConfigDict(dataclasses.asdict(SweepConfig()))
@@ -171,7 +176,7 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
@@ -227,7 +232,9 @@ def _train_problems(train: TrainConfig) -> list[str]:
         found.append(f"train.warmup_steps={train.warmup_steps} must be below train.steps={train.steps}")
     if not found and train.batch_size % train.accumulation:
         fits = [n for n in range(1, train.batch_size + 1) if train.batch_size % n == 0]
-        found.append(f"train.accumulation={train.accumulation} does not divide train.batch_size={train.batch_size}; {fits}")
+        found.append(
+            f"train.accumulation={train.accumulation} does not divide train.batch_size={train.batch_size}; {fits}"
+        )
     return found + _executor_problems("train", train.executor)
 
 

@@ -28,16 +28,17 @@ COMMON: Mapping[str, tuple[Any, str]] = {
 }
 
 
-def parse(words: Sequence[str], own: Mapping[str, tuple[Any, str]], takes_config: bool) -> tuple[dict[str, Any], ConfigDict | None]:
+def parse(
+    words: Sequence[str], own: Mapping[str, tuple[Any, str]], takes_config: bool
+) -> tuple[dict[str, Any], ConfigDict | None]:
     """Values of COMMON and a command's `own` flags, {name: (default, help)}, and the config with overrides applied."""
     config_words, words = split_config(list(words))
     if config_words and not takes_config:
         raise ConfigError(f"this command takes no --config; its flags: {_listed({**COMMON, **own})}")
     values = flags.FlagValues()
     for name, (default, text) in {**COMMON, **own}.items():
-        define = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float}.get(
-            type(default), flags.DEFINE_string
-        )
+        kinds: dict[type, Any] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float}
+        define = kinds.get(type(default), flags.DEFINE_string)
         define(name, default, text, flag_values=values)
     overrides = [word for word in words if word.startswith(("--config.", "-config.", "--noconfig."))]
     config = load_config(config_words) if takes_config else None
@@ -77,7 +78,7 @@ def split_config(words: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def load_config(where: Mapping[str, str]) -> ConfigDict:
-    """The ConfigDict of `--config=file.py:argument`, or of `--config_json=config.json` for settings that are not code."""
+    """The ConfigDict of `--config=file.py:argument`, or of `--config_json=config.json`, which is not code."""
     if len(where) != 1:
         raise ConfigError("name the settings with one of --config=configs/quick.py or --config_json=runs/x/config.json")
     if "config_json" in where:
@@ -210,6 +211,6 @@ def tuple_of_ints(text: str, flag: str) -> tuple[int, ...]:
     try:
         return tuple(int(item) for item in text.split(",") if item.strip())
     except ValueError:
-        raise ConfigError(f"--{flag}={text!r} must be whole numbers with commas between them, for example 64,128") from None
-
-
+        raise ConfigError(
+            f"--{flag}={text!r} must be whole numbers with commas between them, for example 64,128"
+        ) from None

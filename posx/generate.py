@@ -49,22 +49,19 @@ def _sample(logits: jax.Array, sampling: Sampling, rng: jax.Array) -> jax.Array:
     return sample(logits, sampling, rng)
 
 
-def prefill(
-    model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: int = 256
-) -> tuple[jax.Array, Cache]:
+def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: int = 256) -> tuple[jax.Array, Cache]:
     """Logits [b, v] of the token after each prompt, and the filled cache.
 
     tokens: [b, t], prompts of unequal length padded on the left with -1. Positions count from each prompt's own start.
     Chunks of one size share one compiled program; what fills up the first chunk is empty slots (idx -1).
     """
-    batch_size, length = tokens.shape
+    length = tokens.shape[1]
     padding = -length % min(chunk, max(length, 1))
     tokens = np.pad(tokens, ((0, 0), (padding, 0)), constant_values=-1)
     place = np.broadcast_to(sequential(tokens.shape[1]), tokens.shape)
     before = (tokens < 0).sum(axis=1, keepdims=True)
     idx = np.where(tokens < 0, -1, place).astype(np.int32)
     pos = np.maximum(place - before, 0).astype(np.int32)
-    logits = None
     for start in range(0, tokens.shape[1], chunk):
         part = slice(start, start + chunk)
         logits, cache = _forward(model, params, np.maximum(tokens[:, part], 0), pos[:, part], idx[:, part], cache)

@@ -18,7 +18,7 @@ from flax import nnx
 
 from posx.attention import attend, batch_features, causal
 from posx.attention.cache import Cache, Layer, advance, write
-from posx.encodings import Dims, Encoding, Spec, build
+from posx.encodings import Dims, Encoding, Features, Spec, build
 from posx.errors import ConfigError
 
 MLPS = ("gelu", "swiglu")
@@ -109,11 +109,11 @@ def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
 class Call:
     """What one forward pass passes down to every layer; `start` is the first cache slot of the new tokens."""
 
-    pos: jax.Array
+    pos: Any
     idx: jax.Array | None
     segment: jax.Array | None
     cache: Cache | None
-    start: jax.Array | None
+    start: jax.Array
     executor: str
 
 
@@ -149,7 +149,7 @@ class Attention(nnx.Module):
         params = shared | (self.position.get_value() if self.position is not None else {})
         attention = functools.partial(attend, self.encoding, params, mask=causal(), executor=call.executor)
         x = x.reshape(b, t, -1)
-        if layer is None:
+        if layer is None or call.cache is None:
             o = attention(
                 q, k, v, q_pos=call.pos, k_pos=call.pos, q_idx=call.idx, k_idx=call.idx,
                 q_segment=call.segment, k_segment=call.segment, x=x,
@@ -165,7 +165,8 @@ class Attention(nnx.Module):
 
     def _remember(self, params: dict[str, Any], x, k, v, call: Call, layer: Layer):
         """The layer's slots with the new keys, values and features written in."""
-        encoding, features, carry = self.encoding, {}, layer.carry
+        encoding, carry = self.encoding, layer.carry
+        features: Features = {}
         if encoding.acts_on("features"):
             features, carry = batch_features(encoding, params, x, call.pos, carry)
         if encoding.caches_mapped_keys:
@@ -283,7 +284,7 @@ class Model:
         self,
         params: dict[str, Any],
         tokens: jax.Array,
-        pos: jax.Array,
+        pos: Any,
         *,
         idx: jax.Array | None = None,
         segment: jax.Array | None = None,
@@ -291,7 +292,7 @@ class Model:
         executor: str = "auto",
     ) -> jax.Array:
         """Logits [b, t, v], float32, of the token after each of tokens [b, t] at positions [t] or [b, t]."""
-        call = Call(pos, idx, segment, None, None, executor)
+        call = Call(pos, idx, segment, None, jnp.zeros((), jnp.int32), executor)
         return self._decoder(params)(tokens, call, dropout_rng)[0]
 
     def cached(

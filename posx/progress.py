@@ -13,7 +13,7 @@ LINE_SECONDS = 10.0
 
 
 def duration(seconds: float) -> str:
-    """"1 h 02 min", "3 min 20 s", "12 s"."""
+    """ "1 h 02 min", "3 min 20 s", "12 s"."""
     whole = max(round(seconds), 0)
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -201,13 +201,13 @@ def layout_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _git_state() -> str:
     """Commit of the code posx runs from, with "+changes" where it was edited; "" outside a git work tree."""
     here = Path(__file__).parent
+
+    def ask(*words: str) -> str:
+        command = ["git", "-C", str(here), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
     try:
-        commit = subprocess.run(
-            ["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "-C", here, "status", "--porcelain", "--", "."], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
+        commit, changed = ask("rev-parse", "HEAD"), ask("status", "--porcelain", "--", ".")
     except (OSError, subprocess.SubprocessError):
         return ""
     return commit + ("+changes" if changed else "")
@@ -219,7 +219,7 @@ class Apply:
 
     model: Model
 
-    def __call__(self, params: dict[str, Any], tokens: jax.Array, pos: jax.Array | None = None) -> jax.Array:
+    def __call__(self, params: dict[str, Any], tokens: jax.Array, pos: Any = None) -> jax.Array:
         """Logits [b, t, v], float32, of the tokens after tokens [b, t]; positions 0 .. t - 1 unless given."""
         return self.model(params, tokens, sequential(tokens.shape[1]) if pos is None else pos)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import time
@@ -143,14 +142,10 @@ def _reason(job: Job, code: int) -> str:
 def _measure_ceiling(folder: Path, dtype: str) -> None:
     """Measures the machine once, in a process of its own, before runs compete for it."""
     subprocess.run(
-        [sys.executable, "-c", "import sys; from pathlib import Path; from posx.training.ceiling import matmul_ceiling; "
-         "matmul_ceiling(Path(sys.argv[1]), sys.argv[2])", str(folder), dtype],
-        check=False, env=os.environ,
-    )  # fmt: skip
+        [sys.executable, "-m", "posx.training.ceiling", str(folder), dtype], check=False, stdin=subprocess.DEVNULL
+    )
 
 
 def summary(jobs: Sequence[Job], failed: dict[str, str]) -> str:
     """One line a run that failed; empty if none did."""
     return "\n".join(f"failed: {name}: {failed[name]}" for name in (job.name for job in jobs) if name in failed)
-
-

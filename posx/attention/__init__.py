@@ -27,8 +27,8 @@ def attend(
     k: jax.Array,
     v: jax.Array,
     *,
-    q_pos: jax.Array,
-    k_pos: jax.Array,
+    q_pos: jax.Array | np.ndarray,
+    k_pos: jax.Array | np.ndarray,
     q_idx: jax.Array | None = None,
     k_idx: jax.Array | None = None,
     q_segment: jax.Array | None = None,
@@ -88,7 +88,7 @@ def attend(
 
 
 def batch_features(
-    encoding: Encoding, params: Params, x: jax.Array, pos: jax.Array, carry: Any = None
+    encoding: Encoding, params: Params, x: jax.Array, pos: Any, carry: Any = None
 ) -> tuple[Features, Any]:
     """`encoding.features` over a batch: x [b, t, m], pos [t] or [b, t], carry [b, ...] or None at the start."""
     return jax.vmap(encoding.features, in_axes=(None, 0, _axes(pos, 2), None if carry is None else 0))(

@@ -1,7 +1,6 @@
 """The dense executor: one tile that spans everything. The oracle for all others, in float64 too."""
 
 import jax
-import jax.numpy as jnp
 
 from posx.attention.masks import Mask
 from posx.attention.tiles import Slots, Tokens, tile_scores, tile_values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,14 @@ class Tokens(NamedTuple):
 
     vectors: jax.Array  # q [q, h, d] or k [k, g, d], as projected
     mapped: jax.Array  # after the `query` or `key` hook
-    values: jax.Array | None  # [k, g, d] after the `value` hook; None on the query side
+    values: Any  # [k, g, d] after the `value` hook; None on the query side
     features: Features
 
 
 class Slots(NamedTuple):
     """Where and when the tokens of one side stand."""
 
-    pos: jax.Array  # [t] what encodings read
+    pos: Any  # [t] what encodings read
     idx: jax.Array  # [t] arrival order, -1 for an empty slot
     segment: jax.Array | None  # [t] document number
 

@@ -40,7 +40,7 @@ Spec = str | Mapping[str, Any] | Sequence[Any] | Encoding
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """"did you mean 'x'? " or nothing, for one-line messages."""
+    """ "did you mean 'x'? " or nothing, for one-line messages."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     return f"did you mean {close[0]!r}? " if close else ""
 

@@ -80,4 +80,6 @@ class Learned(Encoding):
 
     def embed(self, params: Params, x: jax.Array, pos: jax.Array) -> jax.Array:
         wide = at_least_float32(x)
-        return (wide + read_rows(params["table"], pos, self.beyond, self.stretched_to).astype(wide.dtype)).astype(x.dtype)
+        return (wide + read_rows(params["table"], pos, self.beyond, self.stretched_to).astype(wide.dtype)).astype(
+            x.dtype
+        )

@@ -40,7 +40,9 @@ class Sinusoidal(Encoding):
     def __post_init__(self) -> None:
         for name, allowed in (("layout", ("interleaved", "concatenated")), ("exponent", ("2c/m", "c/(m/2-1)"))):
             if getattr(self, name) not in allowed:
-                raise ConfigError(f"sinusoidal: {name}={getattr(self, name)!r} is unknown; allowed: {', '.join(allowed)}")
+                raise ConfigError(
+                    f"sinusoidal: {name}={getattr(self, name)!r} is unknown; allowed: {', '.join(allowed)}"
+                )
         if not self.base > 1:
             raise ConfigError(f"sinusoidal: base={self.base} must be above 1")
 

@@ -99,10 +99,10 @@ def evaluate(
     lengths = [int(length) for length in lengths]
     if not lengths or min(lengths) < 1:
         raise ConfigError(f"lengths={lengths} must name at least one window length of 1 token or more")
-    single = isinstance(protocol, str | Nonoverlapping | Sliding | PerPosition)
+    protocols = [protocol] if isinstance(protocol, str | Nonoverlapping | Sliding | PerPosition) else protocol
     passes: dict[tuple[int, int], _Scored] = {}
     rows = []
-    for one in [protocol] if single else protocol:
+    for one in protocols:
         for row in _rows(log_probs, stream, _protocol(one), lengths, token_bytes, batch_tokens, passes):
             rows.append(row)
             on_row(row)
@@ -113,7 +113,9 @@ def _protocol(protocol: str | Protocol) -> Protocol:
     if not isinstance(protocol, str):
         return protocol
     if protocol not in PROTOCOLS:
-        raise ConfigError(f"unknown protocol {protocol!r}; {nearest(protocol, list(PROTOCOLS))}known: {', '.join(PROTOCOLS)}")
+        raise ConfigError(
+            f"unknown protocol {protocol!r}; {nearest(protocol, list(PROTOCOLS))}known: {', '.join(PROTOCOLS)}"
+        )
     return PROTOCOLS[protocol]()
 
 

@@ -63,13 +63,12 @@ def check_stream(config: EvalConfig, dataset: Dataset) -> None:
 
 def protocol_values(config: EvalConfig, train_len: int) -> list[tuple[Protocol, tuple[int, ...]]]:
     """Each protocol of the config with its lengths."""
+    sliding = Sliding(config.stride or max(1, train_len // 4), config.sliding_targets)
     values: dict[str, tuple[Protocol, tuple[int, ...]]] = {
         "nonoverlapping": (Nonoverlapping(config.num_targets), config.lengths),
         "per_position": (PerPosition(config.num_targets), config.lengths),
-        "sliding": (
-            Sliding(config.stride or max(1, train_len // 4), config.sliding_targets), sliding_lengths(config, train_len),
-        ),
-    }  # fmt: skip
+        "sliding": (sliding, sliding_lengths(config, train_len)),
+    }
     return [values[name] for name in config.protocols]
 
 

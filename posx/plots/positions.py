@@ -55,7 +55,7 @@ def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _local(row: Row) -> list[tuple[float, float]]:
-    """Means over bins of at least 1/_BINS_PER_OCTAVE octave: single late positions hold few targets and mostly noise."""
+    """Means over bins of at least 1/_BINS_PER_OCTAVE octave: single late positions hold few targets, mostly noise."""
     edges, nll, targets = _bins(row)
     centres = np.log2((edges[:-1] + 1) * np.maximum(edges[1:], edges[:-1] + 1)) / 2
     groups = np.floor(centres * _BINS_PER_OCTAVE).astype(int)

@@ -47,7 +47,11 @@ class Checkpoints:
             self._sweep()
             with ocp.PyTreeCheckpointer() as checkpointer:
                 checkpointer.save(target, arrays)
-            manifest = {"format_version": FORMAT_VERSION, "step": step, "arrays": {k: _facts(v) for k, v in arrays.items()}}
+            manifest = {
+                "format_version": FORMAT_VERSION,
+                "step": step,
+                "arrays": {k: _facts(v) for k, v in arrays.items()},
+            }
             _write_synced(self.folder / f"{step}.json", manifest)
         except OSError as error:
             self._sweep()
@@ -76,10 +80,11 @@ class Checkpoints:
                 damaged.append(f"checkpoint {step} in {self.folder} is damaged ({error}) and was passed over")
                 notice(damaged[-1])
                 continue
-            leaves, tree = jax.tree.flatten(abstract)
-            return step, jax.tree.unflatten(tree, [arrays[name] for name in wanted]), damaged
+            return step, jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted]), damaged
         if damaged:
-            raise WorkdirError("; ".join(damaged) + "; no good checkpoint is left: use another --workdir to start again")
+            raise WorkdirError(
+                "; ".join(damaged) + "; no good checkpoint is left: use another --workdir to start again"
+            )
         return None
 
     def _read(self, step: int, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -93,11 +98,16 @@ class Checkpoints:
             raise WorkdirError(f"checkpoint {step} in {self.folder} has format {version}, newer than this posx reads")
         problems = [f"{name} is missing" for name in wanted if name not in saved]
         for name in wanted.keys() & saved.keys():
-            have, want = (saved[name]["shape"], saved[name]["dtype"]), (list(wanted[name].shape), str(wanted[name].dtype))
+            have, want = (
+                (saved[name]["shape"], saved[name]["dtype"]),
+                (list(wanted[name].shape), str(wanted[name].dtype)),
+            )
             if have != want:
                 problems.append(f"{name} is {have[1]}{have[0]}, not {want[1]}{want[0]}")
         if problems:
-            raise WorkdirError(f"checkpoint {step} in {self.folder} is of another model: {'; '.join(sorted(problems)[:4])}")
+            raise WorkdirError(
+                f"checkpoint {step} in {self.folder} is of another model: {'; '.join(sorted(problems)[:4])}"
+            )
         try:
             with ocp.PyTreeCheckpointer() as checkpointer:
                 arrays = checkpointer.restore(

@@ -78,7 +78,7 @@ class _Log:
         self.flops_per_token = flops_per_token(model, run.train.length)
         self.ceiling = matmul_ceiling(cache_folder(run.data) / "machine", run.model.dtype)
         self.attempt = 1 + max((row.get("attempt", 0) for row in read_rows(folder.metrics_file)), default=0)
-        self.clock: float | None = None
+        self.clock = 0.0  # set when the first step has compiled
 
     def __enter__(self) -> _Log:
         with disk_errors(self.folder.path):
@@ -91,7 +91,7 @@ class _Log:
 
     def add(self, metrics: dict[str, jax.Array]) -> None:
         self.pending.append(metrics)
-        if self.clock is None:  # the first step compiles: tokens/s count from its end
+        if not self.clock:  # the first step compiles: tokens/s count from its end
             jax.block_until_ready(metrics)
             self.clock, self.timed_from = time.perf_counter(), self.last_step + 1
 
@@ -107,8 +107,8 @@ class _Log:
             row = {"step": where, "loss": losses[first], "grad_norm": norms[first], "attempt": self.attempt}
             append_row(self.folder.metrics_file, row)
             raise NonFiniteError(
-                f"{self.folder.path.name}: loss {losses[first]}, gradient norm {norms[first]} at step {where}; the last "
-                "checkpoint before it is kept: lower train.learning_rate or train.clip_norm"
+                f"{self.folder.path.name}: loss {losses[first]}, gradient norm {norms[first]} at step {where}; the "
+                "last checkpoint before it is kept: lower train.learning_rate or train.clip_norm"
             )
         row = self._row(step, losses, norms)
         append_row(self.folder.metrics_file, row)

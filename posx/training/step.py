@@ -39,7 +39,9 @@ def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array,
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
-def train_step(model: Model, config: TrainConfig, state: State, tokens: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+def train_step(
+    model: Model, config: TrainConfig, state: State, tokens: jax.Array
+) -> tuple[State, dict[str, jax.Array]]:
     """The state after one update on tokens [b, t + 1], and {"loss", "grad_norm"}; `grad_norm` is before clipping.
 
     With accumulation a, the batch is cut into a equal parts whose gradients are averaged: one part in memory at a time.
@@ -48,7 +50,9 @@ def train_step(model: Model, config: TrainConfig, state: State, tokens: jax.Arra
     rng = jax.random.fold_in(jax.random.key(config.seed), state["step"])
 
     def part(n: jax.Array, rows: jax.Array) -> tuple[jax.Array, Any]:
-        call = functools.partial(loss, model, tokens=rows, dropout_rng=jax.random.fold_in(rng, n), executor=config.executor)
+        call = functools.partial(
+            loss, model, tokens=rows, dropout_rng=jax.random.fold_in(rng, n), executor=config.executor
+        )
         return jax.value_and_grad(call)(params)
 
     if config.accumulation == 1:

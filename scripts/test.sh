@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Sets up .venv and runs the default tests. Arguments go to pytest: scripts/test.sh tests/encodings -m "slow or not slow"
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/setup.sh dev
+exec .venv/bin/python -m pytest -n 2 "$@"
