@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import sys
 import threading
 import traceback
@@ -61,6 +62,7 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     check_stream(run.eval, dataset)
     check_length(len(dataset.train.tokens), run.train.length, "the training text")
     model = run.make_model(dataset.tokenizer.vocab_size)
+    _check_disk(folder.path, 12 * count(model) * (run.train.keep_checkpoints + 1))
     with folder.held():
         folder.check_config(run)
         _write_environment(folder, environment(dataset))
@@ -257,6 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if words else 2
     debug = "--debug" in words
+    sys.path.append(str(Path.cwd()))  # so that "my_module:MyEncoding" finds a user's own file; last, to shadow nothing
     try:
         return _run(words)
     except PosxError as error:
@@ -343,6 +346,16 @@ def _check_writable(path: Path) -> None:
         raise WorkdirError(f"work folder {path} cannot be made: {nearest_folder} is a file")
     if not os.access(nearest_folder, os.W_OK):
         raise WorkdirError(f"work folder {path} cannot be written: {nearest_folder} is read-only for this user")
+
+
+def _check_disk(path: Path, needed: int) -> None:
+    """Raises OutOfMemoryError if the checkpoints a run keeps (float32 weights and two moments each) cannot fit."""
+    free = shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
+    if free < needed:
+        raise OutOfMemoryError(
+            f"{path} has {free / 1e6:,.0f} MB free, its checkpoints need {needed / 1e6:,.0f} MB: free space, or lower "
+            "train.keep_checkpoints"
+        )
 
 
 def _write_environment(folder: RunFolder, now: dict[str, Any]) -> None:

@@ -1,0 +1,76 @@
+"""What the README shows works as shown."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from posx import cli, encodings
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+OWN, FROM_PYTHON = (next(b for b in BLOCKS if word in b) for word in ("class LogDecay", "posx.attend"))
+
+
+def test_own_encoding_trains_and_generates(tmp_path):
+    """The 15 lines, saved as the README says, run through the command in another process, from another folder."""
+    (tmp_path / "my_encoding.py").write_text(OWN)
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. the dog sat on the log.\n" * 400)
+    small = [
+        "--config.model.num_layers=1", "--config.model.model_dim=16", "--config.model.num_heads=2",
+        "--config.train.length=16", "--config.train.steps=12", "--config.train.warmup_steps=2",
+        "--config.train.batch_size=8", "--config.eval.lengths=16,32", "--config.eval.num_targets=256",
+        f"--config.data.source={tmp_path / 'text.txt'}", f"--config.data.cache_dir={tmp_path / 'cache'}",
+    ]  # fmt: skip
+    config = f"{ROOT / 'configs/quick.py'}:my_encoding:LogDecay"
+    command = [sys.executable, "-m", "posx.cli", "train", "--config", config, "--workdir", "run", *small]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment())
+    assert done.returncode == 0, done.stderr
+    assert "my_encoding:LogDecay" in (tmp_path / "run/eval.jsonl").read_text()
+    command = [sys.executable, "-m", "posx.cli", "generate", "--workdir", "run", "--prompt", "the", "--num_tokens=5"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment())
+    assert done.returncode == 0 and done.stdout.startswith("the"), done.stderr
+
+
+def test_own_encoding_is_short():
+    body = OWN[OWN.index("@dataclasses") :].strip().splitlines()
+    assert len(body) <= 15
+
+
+def test_python_example():
+    names: dict = {}
+    exec(FROM_PYTHON, names)
+    dense = names["posx"].attend(
+        names["encoding"], names["params"], names["q"], names["k"], names["v"],
+        q_pos=names["pos"], k_pos=names["pos"], executor="dense",
+    )  # fmt: skip
+    np.testing.assert_allclose(names["o"], dense, atol=1e-5)
+
+
+def test_table_names_every_encoding():
+    listed = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
+    assert set(encodings.ENCODINGS) <= set(listed)
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    posx (\w+ .*)$", README, re.MULTILINE))
+def test_commands_parse(line, monkeypatch, tmp_path, capsys):
+    """Every command of the README is understood: --dry_run goes through parsing, config and validation."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_encoding.py").write_text(OWN)
+    words = [word.strip('"') for word in re.split(r"\s+(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", line.split("#")[0].strip())]
+    assert cli.main([*words, "--dry_run"]) in ((0, 4) if words[0] in ("evaluate", "generate") else (0,))
+
+
+def test_scripts_are_the_readme_commands():
+    for name in re.findall(r"^    \./(scripts/\w+\.sh)", README, re.MULTILINE):
+        assert os.access(ROOT / name, os.X_OK), name
+
+
+def _environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
