@@ -24,6 +24,7 @@ def get_config(arg: str = "alibi"):
     config.model.num_layers = 16
     config.model.model_dim = 1024
     config.model.num_heads = 8
+    config.model.tied = True
     config.model.dropout = 0.3
     config.model.dtype = "bfloat16"
     config.train.length = 512

@@ -29,6 +29,7 @@ DTYPES = ("float32", "bfloat16")
 class ModelConfig:
     """Every choice of the architecture; 0 leaves a size to its rule.
 
+    `tied` embeddings are a strong path from token to token beside attention, so extrapolation failures show less.
     `num_kv_heads` 0: as many as heads. `mlp_dim` 0: 4m for GELU, 8m/3 for SwiGLU (the same number of weights).
     `dtype` is the type of the operands of matrix products; parameters and all else stay float32.
     `layer_policy` is cycled over the layers; "encoding" stands for the run's encoding, other words are registry names.
@@ -40,7 +41,7 @@ class ModelConfig:
     num_kv_heads: int = 0
     mlp: str = "gelu"
     mlp_dim: int = 0
-    tied: bool = True
+    tied: bool = False
     dropout: float = 0.0
     qk_norm: bool = False
     dtype: str = "float32"
