@@ -21,9 +21,9 @@ def duration(seconds: float) -> str:
 
 
 class Meter:
-    """Progress of `total` steps; `start` of them were done by an earlier process and do not count for the time left."""
+    """Progress up to `total`; what was done at the `start`, by an earlier process, does not count for the time left."""
 
-    def __init__(self, title: str, total: int, start: int = 0):
+    def __init__(self, title: str, total: float, start: float = 0):
         self.title, self.total, self.start, self.done = title, total, start, start
         self.began = self.last_line = time.monotonic()
         self.console = Console(stderr=True)
@@ -34,29 +34,36 @@ class Meter:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"))
             self.bar = Progress(*columns, console=self.console)
             self.bar.start()
-            self.task = self.bar.add_task(self.title, total=self.total, completed=self.start, facts="")
+            self.task = self.bar.add_task(self.title, total=self.total, facts="")
         return self
 
     def __exit__(self, *_: Any) -> None:
         if self.bar is not None:
             self.bar.stop()
 
-    def update(self, done: int, facts: str = "") -> None:
+    def update(self, done: float, facts: str) -> None:
         """Reports that `done` of the total are finished; a log gets a line every 10 s and at the end."""
         self.done = done
-        text = f"{done}/{self.total}  {facts}  {self._left()}"
+        text = f"{facts}  {self._left()}"
         now = time.monotonic()
         if self.bar is not None:
             self.bar.update(self.task, completed=done, facts=text)
-        elif now - self.last_line >= LINE_SECONDS or done == self.total:
+        elif now - self.last_line >= LINE_SECONDS or done >= self.total:
             self.last_line = now
             say(f"{self.title}  {text}")
+
+    def print(self, text: str) -> None:
+        """One line above the bar."""
+        if self.bar is not None:
+            self.bar.console.print(text, highlight=False, markup=False)
+        else:
+            say(text)
 
     def _left(self) -> str:
         spent, made = time.monotonic() - self.began, self.done - self.start
         if self.done >= self.total:
             return f"took {duration(spent)}"
-        return f"{duration(spent / made * (self.total - self.done))} left" if made else ""
+        return f"{duration(spent / made * (self.total - self.done))} left" if made > 0 else ""
 
 
 def say(text: str) -> None:

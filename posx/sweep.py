@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -16,9 +17,10 @@ from posx.config import RunConfig, with_encoding
 from posx.data import prepare
 from posx.data.store import cache_folder
 from posx.errors import ConfigError
-from posx.evaluation.run import check_stream
-from posx.progress import duration, say
-from posx.runs import RunFolder, write_json
+from posx.evaluation.protocols import PerPosition
+from posx.evaluation.run import check_stream, protocol_values
+from posx.progress import Meter, say
+from posx.runs import RunFolder, read_rows, write_json
 
 MOST_RUNS = 1000
 
@@ -46,6 +48,35 @@ class Job:
             return json.loads(self.folder.done_file.read_text())["digest"] == self.run.digest()
         except (OSError, ValueError, KeyError):
             return False
+
+    def progress(self) -> float:
+        """The finished part, 0 to 1; evaluation counts as a quarter of a run, and 1 is for those that have ended."""
+        steps = max((row.get("step", 0) for row in read_rows(self.folder.metrics_file)), default=0)
+        rows = len(read_rows(self.folder.eval_file))
+        expected = sum(
+            1 if isinstance(protocol, PerPosition) else len(lengths)
+            for protocol, lengths in protocol_values(self.run.eval, self.run.train.length)
+        )
+        return 0.75 * min(steps / self.run.train.steps, 1) + 0.24 * min(rows / expected, 1)
+
+    def state(self) -> str:
+        """What the run is at, a few words."""
+        rows = read_rows(self.folder.eval_file)
+        if rows:
+            return f"{self.name} evaluating {rows[-1]['protocol']} at {rows[-1]['eval_len']}"
+        last = read_rows(self.folder.metrics_file)[-1:]
+        return f"{self.name} {last[0]['step']}/{self.run.train.steps} loss {last[0]['loss']:.3f}" if last else self.name
+
+    def outcome(self) -> str:
+        """Perplexities of the non-overlapping protocol, shortest and longest length."""
+        rows = [row for row in read_rows(self.folder.eval_file) if row["protocol"] == "nonoverlapping"]
+        ends = [min(rows, key=_length), max(rows, key=_length)] if rows else []
+        return ", ".join(
+            f"ppl {row['ppl']:.3f} at {row['eval_len']}"
+            if row["status"] == "ok"
+            else f"{row['status']} at {row['eval_len']}"
+            for row in ends
+        )
 
 
 def plan(config: ConfigDict, workdir: Path) -> list[Job]:
@@ -75,7 +106,10 @@ def plan(config: ConfigDict, workdir: Path) -> list[Job]:
 
 
 def run_all(jobs: Sequence[Job], at_once: int) -> dict[str, str]:
-    """Runs what is not finished, `at_once` processes at a time; returns {name: reason} of what failed."""
+    """Runs what is not finished, `at_once` processes at a time; returns {name: reason} of what failed.
+
+    What a run prints goes to `log.txt` in its folder; here stand the time left for all and one line a finished run.
+    """
     todo = [job for job in jobs if not job.finished()]
     if len(todo) < len(jobs):
         say(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already")
@@ -87,26 +121,26 @@ def run_all(jobs: Sequence[Job], at_once: int) -> dict[str, str]:
     _measure_ceiling(cache_folder(data) / "machine", todo[0].run.model.dtype)
     failed: dict[str, str] = {}
     running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
-    waiting, began, done = list(todo), time.monotonic(), 0
+    waiting, ended = list(todo), 0
     try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                job = waiting.pop(0)
-                say(f"run {len(todo) - len(waiting)} of {len(todo)}: {job.name}")
-                running[job.name] = (job, _start(job, quiet=at_once > 1))
-            time.sleep(0.2)
-            for name, (job, process) in list(running.items()):
-                code = process.poll()
-                if code is None:
-                    continue
-                del running[name]
-                done += 1
-                if code:
-                    failed[name] = _reason(job, code)
-                    say(f"{name} failed: {failed[name]}")
-                left = (time.monotonic() - began) / done * (len(todo) - done)
-                say(f"{done} of {len(todo)} runs done, about {duration(left)} left" if done < len(todo) else
-                    f"{done} runs took {duration(time.monotonic() - began)}")  # fmt: skip
+        with Meter("sweep", len(todo), sum(job.progress() for job in todo)) as meter:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    job = waiting.pop(0)
+                    running[job.name] = (job, _start(job))
+                time.sleep(0.2)
+                for name, (job, process) in list(running.items()):
+                    code = process.poll()
+                    if code is None:
+                        continue
+                    del running[name]
+                    ended += 1
+                    if code:
+                        failed[name] = _reason(job, code)
+                    meter.print(f"{name} failed: {failed[name]}" if code else f"{name} done: {job.outcome()}")
+                part = sum(job.progress() for job in waiting) + sum(job.progress() for job, _ in running.values())
+                now = ", ".join(job.state() for job, _ in running.values())
+                meter.update(ended + part, f"{ended} of {len(todo)} runs  {now}")
     finally:
         for _, process in running.values():
             process.terminate()
@@ -115,7 +149,7 @@ def run_all(jobs: Sequence[Job], at_once: int) -> dict[str, str]:
     return failed
 
 
-def _start(job: Job, quiet: bool) -> subprocess.Popen[bytes]:
+def _start(job: Job) -> subprocess.Popen[bytes]:
     """The run as `posx train` in a process of its own. It ends with this one: it watches its standard input."""
     job.folder.path.mkdir(parents=True, exist_ok=True)
     settings = job.folder.path / "asked.json"
@@ -125,18 +159,20 @@ def _start(job: Job, quiet: bool) -> subprocess.Popen[bytes]:
         "--stop_with_stdin",
     ]  # fmt: skip
     (job.folder.path / "status.json").unlink(missing_ok=True)
-    if not quiet:
-        return subprocess.Popen(command, stdin=subprocess.PIPE)
     with open(job.folder.path / "log.txt", "ab") as log:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+
+
+def _length(row: dict[str, Any]) -> int:
+    return row["eval_len"]
 
 
 def _reason(job: Job, code: int) -> str:
     try:
         return str(json.loads((job.folder.path / "status.json").read_text())["reason"])
     except (OSError, ValueError, KeyError):
-        meaning = MEANINGS.get(code, "it crashed; see its output")
-        return f"exit code {code}: {meaning}"
+        meaning = MEANINGS.get(code, "it crashed")
+        return f"exit code {code}: {meaning}; its output is in {job.folder.path / 'log.txt'}"
 
 
 def _measure_ceiling(folder: Path, dtype: str) -> None:
@@ -144,8 +180,3 @@ def _measure_ceiling(folder: Path, dtype: str) -> None:
     subprocess.run(
         [sys.executable, "-m", "posx.training.ceiling", str(folder), dtype], check=False, stdin=subprocess.DEVNULL
     )
-
-
-def summary(jobs: Sequence[Job], failed: dict[str, str]) -> str:
-    """One line a run that failed; empty if none did."""
-    return "\n".join(f"failed: {name}: {failed[name]}" for name in (job.name for job in jobs) if name in failed)

@@ -7,6 +7,7 @@ manifest is passed over for the next older one, loudly. Old steps lose their man
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -44,6 +45,7 @@ class Checkpoints:
         target = self.folder / str(step)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / f"{step}.json").unlink(missing_ok=True)  # a damaged one that was passed over
             self._sweep()
             with ocp.PyTreeCheckpointer() as checkpointer:
                 checkpointer.save(target, arrays)
@@ -55,7 +57,8 @@ class Checkpoints:
             _write_synced(self.folder / f"{step}.json", manifest)
         except OSError as error:
             self._sweep()
-            raise OutOfMemoryError(f"checkpoint {target} could not be written: {error.strerror or error}") from None
+            kind = OutOfMemoryError if error.errno in (errno.ENOSPC, errno.EDQUOT) else WorkdirError
+            raise kind(f"checkpoint {target} could not be written: {error.strerror or error}") from None
         except ValueError as error:
             self._sweep()
             if "NO_SPACE" in str(error) or "No space" in str(error) or "RESOURCE_EXHAUSTED" in str(error):
@@ -90,9 +93,12 @@ class Checkpoints:
     def _read(self, step: int, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
         try:
             manifest = json.loads((self.folder / f"{step}.json").read_text())
-            saved = manifest["arrays"]
             version = manifest["format_version"]
-        except (OSError, ValueError, KeyError) as error:
+            saved = {
+                name: {key: facts[key] for key in ("shape", "dtype", "sha256")}
+                for name, facts in manifest["arrays"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _Damaged(f"manifest: {_first_line(error)}") from None
         if version > FORMAT_VERSION:
             raise WorkdirError(f"checkpoint {step} in {self.folder} has format {version}, newer than this posx reads")
@@ -104,10 +110,6 @@ class Checkpoints:
             )
             if have != want:
                 problems.append(f"{name} is {have[1]}{have[0]}, not {want[1]}{want[0]}")
-        if problems:
-            raise WorkdirError(
-                f"checkpoint {step} in {self.folder} is of another model: {'; '.join(sorted(problems)[:4])}"
-            )
         try:
             with ocp.PyTreeCheckpointer() as checkpointer:
                 arrays = checkpointer.restore(
@@ -115,11 +117,15 @@ class Checkpoints:
                 )
         except Exception as error:  # Orbax reports damage with whatever its storage layers raise.
             raise _Damaged(_first_line(error)) from None
-        arrays = {name: np.asarray(arrays[name]) for name in wanted if name in arrays}
-        for name in wanted:
-            if name not in arrays or _facts(arrays[name]) != saved[name]:
+        # Only a manifest that is true to all its arrays proves another model; otherwise the manifest is what is damaged.
+        for name in saved if problems else wanted:
+            if name not in arrays or _facts(np.asarray(arrays[name])) != saved[name]:
                 raise _Damaged(f"{name} does not match its digest")
-        return arrays
+        if problems:
+            raise WorkdirError(
+                f"checkpoint {step} in {self.folder} is of another model: {'; '.join(sorted(problems)[:4])}"
+            )
+        return {name: np.asarray(arrays[name]) for name in wanted}
 
     def _sweep(self) -> None:
         """Removes what has no manifest: half-written steps, half-deleted ones, Orbax's temporary folders."""

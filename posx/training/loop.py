@@ -54,7 +54,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
                 log.add(metrics)
                 done = step + 1
                 if done % config.log_steps == 0 or done % config.checkpoint_steps == 0 or done == config.steps:
-                    meter.update(done, log.write(done))
+                    meter.update(done, f"{done}/{config.steps}  {log.write(done)}")
                 if done % config.checkpoint_steps == 0 or done == config.steps:
                     checkpoints.save(done, jax.device_get(state))
     except jax.errors.JaxRuntimeError as error:
