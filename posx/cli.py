@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -19,8 +21,7 @@ from ml_collections import ConfigDict
 from posx import encodings, flags, plots, sweep
 from posx.config import EvalConfig, RunConfig, run_config
 from posx.data import check_length, prepare
-from posx.encodings import nearest
-from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, PosxError, WorkdirError
+from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, PosxError, WorkdirError, nearest
 from posx.evaluation.run import check_stream, evaluate_run
 from posx.generate import Sampling, generate
 from posx.model import Model
@@ -59,7 +60,7 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     _check_writable(folder.path)
     folder.check_config(run)
     dataset = prepare(run.data, log=say)
-    check_stream(run.eval, dataset)
+    check_stream(run.eval, run.train.length, dataset)
     check_length(len(dataset.train.tokens), run.train.length, "the training text")
     model = run.make_model(dataset.tokenizer.vocab_size)
     _check_disk(folder.path, 12 * count(model) * (run.train.keep_checkpoints + 1))
@@ -74,7 +75,9 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
         failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
         if failed:
             raise PartialFailure(f"{folder.path.name}: {_listed(failed)}")
-        write_json(folder.done_file, {"digest": run.digest(), "step": run.train.steps, "rows": len(rows)})
+        done = {"digest": run.digest(), "data_digest": dataset.digest, "step": run.train.steps, "rows": len(rows)}
+        write_json(folder.done_file, done)
+        (folder.path / "status.json").unlink(missing_ok=True)
 
 
 def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
@@ -88,8 +91,9 @@ def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
         print(f"{len(jobs)} runs, {sum(job.finished() for job in jobs)} of them finished")
         return
     _check_writable(workdir)
+    todo = sweep.unfinished(jobs)
     with RunFolder(workdir).held():
-        failed = sweep.run_all(jobs, values["jobs"])
+        failed = sweep.run_all(jobs, todo, values["jobs"])
         try:
             made = plots.plot(workdir)
         except WorkdirError as error:
@@ -110,26 +114,41 @@ def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
 
 def evaluate_command(values: dict[str, Any], _: None) -> None:
     folders = _run_folders(_workdir(values))
-    rows = []
+    rows, failed = [], []
     for folder in folders:
-        run = folder.read_config()
-        config = _eval_config(values, run)
-        problems = dataclasses.replace(run, eval=config).problems()
-        if problems:
-            raise ConfigError("; ".join(problems))
-        if values["dry_run"]:
-            print(f"{folder.path.name}: {', '.join(config.protocols)} at {config.lengths}")
-            continue
-        dataset = prepare(run.data, log=say)
-        check_stream(config, dataset)
-        with folder.held():
-            model, params, _tokenizer, step = load_model(folder)
-            rows += evaluate_run(run, config, model, params, dataset, folder, step)
+        try:
+            rows += _evaluate_folder(values, folder)
+        except PosxError as error:
+            if len(folders) == 1 or isinstance(error, ConfigError):
+                raise
+            failed.append(f"{folder.path.name}: {error}")
+            say(failed[-1])
     if rows:
         print(table(rows))
-    failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
+    failed += [_listed([row]) for row in rows if row["status"] in ("oom", "nonfinite")]
     if failed:
-        raise PartialFailure(_listed(failed))
+        raise PartialFailure("; ".join(failed))
+
+
+def _evaluate_folder(values: dict[str, Any], folder: RunFolder) -> list[dict[str, Any]]:
+    run = folder.read_config()
+    config = _eval_config(values, run)
+    problems = dataclasses.replace(run, eval=config).problems()
+    if problems:
+        raise ConfigError("; ".join(problems))
+    if values["dry_run"]:
+        print(f"{folder.path.name}: {', '.join(config.protocols)} at {config.lengths}")
+        return []
+    dataset = prepare(run.data, log=say)
+    check_stream(config, run.train.length, dataset)
+    with folder.held():
+        model, params, tokenizer, step = load_model(folder)
+        if tokenizer.digest != dataset.tokenizer.digest:
+            raise WorkdirError(
+                f"{folder.path} was trained with another tokenizer than its data gives now (digest "
+                f"{tokenizer.digest[:12]}, now {dataset.tokenizer.digest[:12]}): restore the text it was trained on"
+            )
+        return evaluate_run(run, config, model, params, dataset, folder, step)
 
 
 def _eval_config(values: dict[str, Any], run: RunConfig) -> EvalConfig:
@@ -259,6 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if words else 2
     debug = "--debug" in words
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every step of every save
     sys.path.append(str(Path.cwd()))  # so that "my_module:MyEncoding" finds a user's own file; last, to shadow nothing
     try:
         return _run(words)
@@ -340,12 +360,15 @@ def _run_folders(workdir: Path) -> list[RunFolder]:
 
 
 def _check_writable(path: Path) -> None:
-    """Raises WorkdirError before anything long starts."""
-    nearest_folder = next(p for p in (path, *path.parents) if p.exists())
-    if not nearest_folder.is_dir():
-        raise WorkdirError(f"work folder {path} cannot be made: {nearest_folder} is a file")
-    if not os.access(nearest_folder, os.W_OK):
-        raise WorkdirError(f"work folder {path} cannot be written: {nearest_folder} is read-only for this user")
+    """Raises WorkdirError before anything long starts; a file is tried, for access bits do not tell all."""
+    try:
+        nearest_folder = next(p for p in (path, *path.parents) if p.exists())
+        if not nearest_folder.is_dir():
+            raise WorkdirError(f"work folder {path} cannot be made: {nearest_folder} is a file")
+        with tempfile.TemporaryFile(dir=nearest_folder):
+            pass
+    except OSError as error:
+        raise WorkdirError(f"work folder {path} cannot be written: {error.strerror}") from None
 
 
 def _check_disk(path: Path, needed: int) -> None:

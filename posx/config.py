@@ -9,19 +9,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
-import typing
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from posx.attention import EXECUTORS
 from posx.data.corpus import DataConfig, check_config
-from posx.encodings import ENCODINGS, encoding_class, nearest
-from posx.errors import ConfigError
+from posx.encodings import ENCODINGS, encoding_class
+from posx.errors import ConfigError, nearest
+from posx.evaluation.protocols import PROTOCOLS
+from posx.fields import typed_fields
 from posx.model import Model, ModelConfig, make_model
-
-PROTOCOLS = ("nonoverlapping", "sliding", "per_position")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +103,15 @@ class RunConfig:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> RunConfig:
         """The inverse of `to_json`. Raises ConfigError naming a missing or unknown key."""
+        encoding = dict(values.get("encoding") or {}) if isinstance(values, Mapping) else {}
+        if not isinstance(encoding.get("name"), str):
+            raise ConfigError("the config has no encoding.name")
         return RunConfig(
-            encoding=dict(values.get("encoding", {})),
-            model=_typed(ModelConfig, values, "model"),
-            data=_typed(DataConfig, values, "data"),
-            train=_typed(TrainConfig, values, "train"),
-            eval=_typed(EvalConfig, values, "eval"),
+            encoding=encoding,
+            model=_section(ModelConfig, values, "model"),
+            data=_section(DataConfig, values, "data"),
+            train=_section(TrainConfig, values, "train"),
+            eval=_section(EvalConfig, values, "eval"),
         )
 
     def digest(self) -> str:
@@ -182,30 +184,11 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _typed(cls: type, values: Mapping[str, Any], section: str) -> Any:
-    given = values.get(section)
+def _section(cls: type, values: Any, name: str) -> Any:
+    given = values.get(name) if isinstance(values, Mapping) else None
     if not isinstance(given, Mapping):
-        raise ConfigError(f"the config has no section {section!r}")
-    hints = typing.get_type_hints(cls)
-    known = [field.name for field in dataclasses.fields(cls)]
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"unknown key {section}.{key}; {nearest(key, known)}known: {', '.join(known)}")
-    return cls(**{key: _value(value, hints[key], f"{section}.{key}") for key, value in given.items()})
-
-
-def _value(value: Any, hint: Any, where: str) -> Any:
-    if typing.get_origin(hint) is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where}={value!r} must be a tuple")
-        return tuple(_value(item, typing.get_args(hint)[0], where) for item in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise ConfigError(f"{where}={value!r} must be of type {hint.__name__}")
-    if hint is float and not math.isfinite(value):
-        raise ConfigError(f"{where}={value} must be a finite number")
-    return value
+        raise ConfigError(f"the config has no section {name!r}")
+    return cls(**typed_fields(cls, given, f"config section {name!r}", f"{name}."))
 
 
 def _train_problems(train: TrainConfig) -> list[str]:
@@ -228,6 +211,11 @@ def _train_problems(train: TrainConfig) -> list[str]:
             found.append(f"train.{name}={getattr(train, name)} must be in [0, 1)")
     if train.seed >= 2**32:
         found.append(f"train.seed={train.seed} must be below 2**32")
+    if train.final_learning_rate > train.learning_rate:
+        found.append(
+            f"train.final_learning_rate={train.final_learning_rate} must not be above "
+            f"train.learning_rate={train.learning_rate}"
+        )
     if not found and train.warmup_steps >= train.steps:
         found.append(f"train.warmup_steps={train.warmup_steps} must be below train.steps={train.steps}")
     if not found and train.batch_size % train.accumulation:
@@ -250,14 +238,17 @@ def _eval_problems(evaluation: EvalConfig, train_len: int) -> list[str]:
         found.append("eval.lengths is empty: name at least one length in tokens")
     for protocol in evaluation.protocols:
         if protocol not in PROTOCOLS:
-            found.append(f"eval.protocols: {protocol!r} is unknown; {nearest(protocol, PROTOCOLS)}known: {PROTOCOLS}")
+            known = list(PROTOCOLS)
+            found.append(
+                f"eval.protocols: {protocol!r} is unknown; {nearest(protocol, known)}known: {', '.join(known)}"
+            )
     for name, least in (("num_targets", 0), ("sliding_targets", 1), ("stride", 0), ("batch_tokens", 1)):
         if getattr(evaluation, name) < least:
             found.append(f"eval.{name}={getattr(evaluation, name)} must be at least {least}")
     if not found and "sliding" in evaluation.protocols:
-        shortest = min(sliding_lengths(evaluation, train_len))
-        if evaluation.stride > shortest:
-            found.append(f"eval.stride={evaluation.stride} is larger than the shortest window, {shortest} tokens")
+        shortest, stride = min(sliding_lengths(evaluation, train_len)), sliding_stride(evaluation, train_len)
+        if stride > shortest:
+            found.append(f"eval.stride={stride} is larger than the shortest sliding window, {shortest} tokens")
     return found + _executor_problems("eval", evaluation.executor)
 
 
@@ -267,12 +258,18 @@ def sliding_lengths(evaluation: EvalConfig, train_len: int) -> tuple[int, ...]:
     return evaluation.sliding_lengths or tuple(n for n in powers if n <= max(evaluation.lengths)) or (train_len,)
 
 
+def sliding_stride(evaluation: EvalConfig, train_len: int) -> int:
+    """The stride of the sliding protocol, tokens."""
+    return evaluation.stride or max(1, train_len // 4)
+
+
 def _executor_problems(section: str, executor: str) -> list[str]:
-    allowed = ("auto", "dense", "blockwise")
+    allowed = ("auto", *EXECUTORS)
     return [] if executor in allowed else [f"{section}.executor={executor!r} is unknown; allowed: {', '.join(allowed)}"]
 
 
 __all__ = [
-    "PROTOCOLS", "SAFE_TO_CHANGE", "EvalConfig", "RunConfig", "SweepConfig", "TrainConfig",
-    "base_config", "differences", "encoding_fields", "run_config", "sliding_lengths", "with_encoding",
+    "SAFE_TO_CHANGE", "EvalConfig", "RunConfig", "SweepConfig", "TrainConfig",
+    "base_config", "differences", "encoding_fields", "run_config", "sliding_lengths", "sliding_stride",
+    "with_encoding",
 ]  # fmt: skip

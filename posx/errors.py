@@ -3,6 +3,15 @@
 Message form: what was wrong (path and value), why, what is allowed or what to do.
 """
 
+import difflib
+from collections.abc import Sequence
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """ "did you mean 'x'? ", or nothing where no known name is near; for one-line messages."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f"did you mean {close[0]!r}? " if close else ""
+
 
 class PosxError(Exception):
     """A failure that posx foresaw; the command line prints it as one line and exits with `exit_code`."""
@@ -38,6 +47,12 @@ class OutOfMemoryError(PosxError):
     """Memory or disk ran out (exit code 6)."""
 
     exit_code = 6
+
+
+class UndefinedLength(PosxError, ValueError):
+    """Positions past the last one that an encoding is defined for: no failure, but a result to be recorded as such."""
+
+    exit_code = 2
 
 
 class PartialFailure(PosxError):

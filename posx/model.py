@@ -31,7 +31,7 @@ class ModelConfig:
 
     `tied` embeddings are a strong path from token to token beside attention, so extrapolation failures show less.
     `num_kv_heads` 0: as many as heads. `mlp_dim` 0: 4m for GELU, 8m/3 for SwiGLU (the same number of weights).
-    `dtype` is the type of the operands of matrix products; parameters and all else stay float32.
+    `dtype` is the type of the operands of the forward matrix products; parameters and all else stay float32.
     `layer_policy` is cycled over the layers; "encoding" stands for the run's encoding, other words are registry names.
     """
 
@@ -309,22 +309,24 @@ class Model:
         logits, layers = self._decoder(params)(tokens, call, None)
         return logits, cache._replace(layers=layers)
 
-    def empty_cache(self, params: dict[str, Any], batch_size: int, capacity: int) -> Cache:
-        """A cache of `capacity` slots; features and carries get their shapes from the encoding itself."""
+    def empty_cache(self, batch_size: int, capacity: int) -> Cache:
+        """A cache of `capacity` slots; what an encoding stores in them gets its shape from the encoding itself."""
         config, dims, dtype = self.config, self.dims, self.config.dtype
         tokens = (batch_size, capacity)
 
         def layer(encoding: Encoding) -> Layer:
-            slots = jnp.zeros((*tokens, config.kv_heads, dims.head_dim), dtype)
-            features: dict[str, jax.Array] = {}
-            carry = None
-            if encoding.acts_on("features"):
-                x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
-                pos = jax.ShapeDtypeStruct(tokens, jnp.int32)
-                all_params = jax.eval_shape(encoding.init, jax.random.key(0), dims)
-                shapes = jax.eval_shape(functools.partial(batch_features, encoding), all_params, x, pos)
-                features, carry = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-            return Layer(slots, jnp.zeros_like(slots), features, carry)
+            rng, pos = jax.random.key(0), jax.ShapeDtypeStruct(tokens, jnp.int32)
+            params = jax.eval_shape(functools.partial(encoding.init, dims=dims), rng)
+            x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
+            features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
+            k = v = jax.ShapeDtypeStruct((*tokens, config.kv_heads, dims.head_dim), dtype)
+            if encoding.caches_mapped_keys:
+                k, v = (
+                    jax.eval_shape(jax.vmap(hook, in_axes=(None, 0, 0, 0)), params, k, pos, features)
+                    for hook in (encoding.key, encoding.value)
+                )
+            empty = jax.tree.map(lambda slot: jnp.zeros(slot.shape, slot.dtype), (k, v, features))
+            return Layer(k=empty[0], v=empty[1], features=empty[2], carry=None)
 
         pos = jnp.zeros(tokens, jnp.int32)
         layers = tuple(layer(encoding) for encoding in self.encodings)

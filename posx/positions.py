@@ -1,4 +1,4 @@
-"""Position policies: pure functions that say which positions a window of tokens gets."""
+"""Which positions the tokens of a window get: made here, on the host, and nowhere else."""
 
 import numpy as np
 

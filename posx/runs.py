@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from posx.config import RunConfig, differences
 from posx.data import Dataset, Tokenizer, load_tokenizer
 from posx.errors import OutOfMemoryError, WorkdirError
 from posx.model import Model
 from posx.positions import sequential
+from posx.progress import say
+from posx.training.ceiling import num_cpus
 from posx.training.checkpoints import Checkpoints
 
 SCHEMA_VERSION = 1
@@ -183,7 +185,7 @@ def environment(dataset: Dataset) -> dict[str, Any]:
         "device": device.device_kind,
         "num_devices": jax.device_count(),
         "cpu": platform.processor() or platform.machine(),
-        "num_cpus": len(os.sched_getaffinity(0)),
+        "num_cpus": num_cpus(),
         "threads": {name: os.environ[name] for name in ("NPROC", "OMP_NUM_THREADS", "XLA_FLAGS") if name in os.environ},
         "data_source": dataset.source,
         "data_digest": dataset.digest,
@@ -220,8 +222,12 @@ class Apply:
     model: Model
 
     def __call__(self, params: dict[str, Any], tokens: jax.Array, pos: Any = None) -> jax.Array:
-        """Logits [b, t, v], float32, of the tokens after tokens [b, t]; positions 0 .. t - 1 unless given."""
-        return self.model(params, tokens, sequential(tokens.shape[1]) if pos is None else pos)
+        """Logits [b, t, v], float32, of the tokens after tokens [b, t]; positions 0 .. t - 1 unless given.
+
+        Raises UndefinedLength where an encoding is not defined for t tokens.
+        """
+        length = tokens.shape[1]
+        return self.model.at_length(length)(params, tokens, sequential(length) if pos is None else pos)
 
 
 def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
@@ -240,8 +246,8 @@ def load_model(folder: RunFolder) -> tuple[Model, dict[str, Any], Tokenizer, int
         raise WorkdirError(f"{folder.path} holds no trained model yet: run `posx train` with this --workdir first")
     tokenizer = load_tokenizer(folder.tokenizer_file)
     model = run.make_model(tokenizer.vocab_size)
-    restored = folder.checkpoints().restore({"params": model.abstract()})
+    restored = folder.checkpoints().restore({"params": model.abstract()}, notice=say)
     if restored is None:
         raise WorkdirError(f"{folder.path} holds no checkpoint yet: run `posx train` with this --workdir first")
     step, state, _ = restored
-    return model, jax.tree.map(np.asarray, state["params"]), tokenizer, step
+    return model, jax.tree.map(jnp.asarray, state["params"]), tokenizer, step

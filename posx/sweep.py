@@ -14,15 +14,16 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.config import RunConfig, with_encoding
-from posx.data import prepare
+from posx.data import check_length, prepare
 from posx.data.store import cache_folder
-from posx.errors import ConfigError
+from posx.errors import ConfigError, PosxError
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.run import check_stream, protocol_values
 from posx.progress import Meter, say
-from posx.runs import RunFolder, read_rows, write_json
+from posx.runs import RunFolder, disk_errors, read_rows, write_json
 
 MOST_RUNS = 1000
+LOOK_SECONDS = 2.0
 
 #: What an exit code of a run means, for the summary.
 MEANINGS = {
@@ -42,10 +43,11 @@ class Job:
     def name(self) -> str:
         return self.folder.path.name
 
-    def finished(self) -> bool:
-        """Whether a process has trained and evaluated just these settings to the end."""
+    def finished(self, data_digest: str = "") -> bool:
+        """Whether these settings were trained and evaluated to the end (on just this text, if its digest is given)."""
         try:
-            return json.loads(self.folder.done_file.read_text())["digest"] == self.run.digest()
+            done = json.loads(self.folder.done_file.read_text())
+            return done["digest"] == self.run.digest() and data_digest in ("", done["data_digest"])
         except (OSError, ValueError, KeyError):
             return False
 
@@ -65,7 +67,9 @@ class Job:
         if rows:
             return f"{self.name} evaluating {rows[-1]['protocol']} at {rows[-1]['eval_len']}"
         last = read_rows(self.folder.metrics_file)[-1:]
-        return f"{self.name} {last[0]['step']}/{self.run.train.steps} loss {last[0]['loss']:.3f}" if last else self.name
+        if not last:
+            return self.name
+        return f"{self.name} {last[0]['step']}/{self.run.train.steps} loss {float(last[0]['loss']):.3f}"
 
     def outcome(self) -> str:
         """Perplexities of the non-overlapping protocol, shortest and longest length."""
@@ -105,29 +109,41 @@ def plan(config: ConfigDict, workdir: Path) -> list[Job]:
     return jobs
 
 
-def run_all(jobs: Sequence[Job], at_once: int) -> dict[str, str]:
-    """Runs what is not finished, `at_once` processes at a time; returns {name: reason} of what failed.
+def unfinished(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs still to run on the text as it is now. Raises DataError where it is too short for any of them."""
+    dataset = prepare(jobs[0].run.data, log=say)
+    todo = [job for job in jobs if not job.finished(dataset.digest)]
+    for job in todo:
+        check_stream(job.run.eval, job.run.train.length, dataset)
+        check_length(len(dataset.train.tokens), job.run.train.length, "the training text")
+    return todo
+
+
+def run_all(jobs: Sequence[Job], todo: Sequence[Job], at_once: int) -> dict[str, str]:
+    """Runs `todo`, what of `jobs` is not finished, `at_once` processes at a time; returns {name: reason} of failures.
 
     What a run prints goes to `log.txt` in its folder; here stand the time left for all and one line a finished run.
     """
-    todo = [job for job in jobs if not job.finished()]
     if len(todo) < len(jobs):
         say(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already")
     if not todo:
         return {}
-    data = todo[0].run.data
-    dataset = prepare(data, log=say)
-    check_stream(todo[0].run.eval, dataset)
-    _measure_ceiling(cache_folder(data) / "machine", todo[0].run.model.dtype)
+    _measure_ceiling(cache_folder(todo[0].run.data) / "machine", todo[0].run.model.dtype)
     failed: dict[str, str] = {}
     running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
-    waiting, ended = list(todo), 0
+    started = {job.name: job.progress() for job in todo}
+    waiting, ended, looked = list(todo), 0, 0.0
     try:
-        with Meter("sweep", len(todo), sum(job.progress() for job in todo)) as meter:
+        with Meter("sweep", len(todo), sum(started.values())) as meter:
             while waiting or running:
                 while waiting and len(running) < at_once:
                     job = waiting.pop(0)
-                    running[job.name] = (job, _start(job))
+                    try:
+                        running[job.name] = (job, _start(job))
+                    except PosxError as error:
+                        ended += 1
+                        failed[job.name] = str(error)
+                        meter.print(f"{job.name} failed: {error}")
                 time.sleep(0.2)
                 for name, (job, process) in list(running.items()):
                     code = process.poll()
@@ -138,9 +154,13 @@ def run_all(jobs: Sequence[Job], at_once: int) -> dict[str, str]:
                     if code:
                         failed[name] = _reason(job, code)
                     meter.print(f"{name} failed: {failed[name]}" if code else f"{name} done: {job.outcome()}")
-                part = sum(job.progress() for job in waiting) + sum(job.progress() for job, _ in running.values())
-                now = ", ".join(job.state() for job, _ in running.values())
-                meter.update(ended + part, f"{ended} of {len(todo)} runs  {now}")
+                if time.monotonic() - looked >= LOOK_SECONDS or not running:
+                    looked = time.monotonic()
+                    part = sum(started[job.name] for job in waiting) + sum(
+                        job.progress() for job, _ in running.values()
+                    )
+                    now = ", ".join(job.state() for job, _ in running.values())
+                    meter.update(ended + part, f"{ended} of {len(todo)} runs  {now}")
     finally:
         for _, process in running.values():
             process.terminate()
@@ -151,15 +171,16 @@ def run_all(jobs: Sequence[Job], at_once: int) -> dict[str, str]:
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
     """The run as `posx train` in a process of its own. It ends with this one: it watches its standard input."""
-    job.folder.path.mkdir(parents=True, exist_ok=True)
+    with disk_errors(job.folder.path):
+        job.folder.path.mkdir(parents=True, exist_ok=True)
     settings = job.folder.path / "asked.json"
     write_json(settings, job.run.to_json())
     command = [
-        sys.executable, "-m", "posx.cli", "train", f"--config_json={settings}", f"--workdir={job.folder.path}",
+        sys.executable, "-P", "-m", "posx.cli", "train", f"--config_json={settings}", f"--workdir={job.folder.path}",
         "--stop_with_stdin",
     ]  # fmt: skip
     (job.folder.path / "status.json").unlink(missing_ok=True)
-    with open(job.folder.path / "log.txt", "ab") as log:
+    with disk_errors(job.folder.path), open(job.folder.path / "log.txt", "ab") as log:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
 

@@ -10,10 +10,10 @@ FILES = {path.relative_to(ROOT).with_suffix("").as_posix(): ast.parse(path.read_
 
 #: Lower layers first; a file imports only from its own layer and those before it.
 LAYERS = [
-    ("errors",), ("encodings/",), ("attention/", "positions"), ("model", "data/", "progress"), ("config",),
+    ("errors", "fields"), ("encodings/",), ("attention/", "positions"), ("model", "data/", "progress"),
+    ("evaluation/", "config"),
     ("training/checkpoints", "training/optimizer", "training/step", "training/ceiling", "training/__init__"),
-    ("runs", "generate", "evaluation/"), ("training/loop", "evaluation/run"), ("plots/", "flags", "sweep", "__init__"),
-    ("cli",),
+    ("runs", "generate"), ("training/loop", "evaluation/run"), ("plots/", "flags", "sweep", "__init__"), ("cli",),
 ]  # fmt: skip
 
 

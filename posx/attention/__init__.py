@@ -13,6 +13,7 @@ from posx.attention.dense import dense
 from posx.attention.masks import Mask, causal, full, window
 from posx.attention.tiles import Slots, Tokens
 from posx.encodings.base import Encoding, Features, Params
+from posx.errors import UndefinedLength
 
 EXECUTORS = {"dense": dense, "blockwise": blockwise}
 
@@ -56,7 +57,8 @@ def attend(
       keys_mapped: k and v come out of a cache that holds them mapped.
 
     Raises:
-      ConfigError: an encoding with an open field. ValueError: shapes, positions or an executor that do not fit.
+      ConfigError: an encoding with an open field. UndefinedLength: positions, known on the host, past the last one
+      the encoding is defined for. ValueError: shapes, position types or an executor that do not fit.
     """
     encoding.require_resolved()
     _check(encoding, q, k, v, q_pos, k_pos, executor)
@@ -66,6 +68,9 @@ def attend(
         q_idx = k_idx = jnp.arange(q.shape[1], dtype=jnp.int32)
     elif q_idx is None or k_idx is None:
         raise ValueError("give both q_idx and k_idx, or neither")
+    if (q_segment is None) != (k_segment is None):
+        raise ValueError("give both q_segment and k_segment, or neither")
+    params = jax.tree.map(jnp.asarray, params)
     if x is not None and encoding.acts_on("features"):
         q_features = k_features = batch_features(encoding, params, x, q_pos)[0]
     elif encoding.acts_on("features") and (q_features is None or k_features is None):
@@ -104,12 +109,12 @@ def choose_executor(executor: str, num_queries: int, num_keys: int) -> str:
 
 
 def check_positions(encoding: Encoding, pos: Any) -> None:
-    """Raises ValueError where positions known on the host go past what the encoding is defined for."""
+    """Raises UndefinedLength where positions known on the host go past what the encoding is defined for."""
     if encoding.integer_positions and not jnp.issubdtype(pos.dtype, jnp.integer):
         raise ValueError(f"{type(encoding).__name__} reads a table, so positions must be integers, not {pos.dtype}")
     last = encoding.max_position
     if last is not None and not isinstance(pos, jax.core.Tracer) and np.asarray(pos).max(initial=0) > last:
-        raise ValueError(f"{encoding} is defined up to position {last}, but got {np.asarray(pos).max()}")
+        raise UndefinedLength(f"{encoding} is defined up to position {last}, but got {np.asarray(pos).max()}")
 
 
 def _check(encoding: Encoding, q, k, v, q_pos, k_pos, executor: str) -> None:

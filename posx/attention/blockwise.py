@@ -121,7 +121,8 @@ def _attend_backward(static, saved, o_grad):
                 return tile_values(encoding, params, p, k_tile.values, q_where, k_where), p.sum(axis=-1)
 
             def pull_back(operands):
-                return jax.vjp(tile, *operands)[1]((o_grad_tile, -delta_tile))
+                grads = jax.vjp(tile, *operands)[1]((o_grad_tile, -delta_tile))
+                return _add(_zeros(operands), grads)
 
             operands = (params, q_tile, k_tile)
             params_grad, q_grad, k_grad = _if_visible(mask, q_where, k_where, pull_back, _zeros, operands)
@@ -133,15 +134,17 @@ def _attend_backward(static, saved, o_grad):
 
     start = (_zeros(k), _zeros(params))
     (k_grad, params_grad), q_grad = jax.lax.scan(query_block, start, (q, q_slots, o_grad, lse, delta))
-    return params_grad, q_grad, k_grad, None, None
+    grads = jax.tree.map(lambda g, x: g.astype(x.dtype), (params_grad, q_grad, k_grad), (params, q, k))
+    return *grads, None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _zeros(tree):
-    return jax.tree.map(jnp.zeros_like, tree)
+    """Where gradients are summed: at least float32, whatever the operands are."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), tree)
 
 
-def _add(a, b):
-    return jax.tree.map(jnp.add, a, b)
+def _add(total, part):
+    return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, part)

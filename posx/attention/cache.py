@@ -10,7 +10,7 @@ from posx.encodings.base import Features
 
 
 class Layer(NamedTuple):
-    """One layer's slots: k, v [b, s, g, d], features {name: [b, s, ...]}, and the carry of `features`."""
+    """One layer's slots: k, v [b, s, g, d], features {name: [b, s, ...]}, the carry of `features` (None at first)."""
 
     k: jax.Array
     v: jax.Array
@@ -19,7 +19,7 @@ class Layer(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What all layers share: pos, idx, segment [b, s] (idx -1 where empty), and how many slots are filled."""
+    """What all layers share: pos, idx [b, s] (idx -1 where empty), and how many slots are filled."""
 
     layers: tuple[Layer, ...]
     pos: jax.Array

@@ -1,6 +1,7 @@
 """The dense executor: one tile that spans everything. The oracle for all others, in float64 too."""
 
 import jax
+import jax.numpy as jnp
 
 from posx.attention.masks import Mask
 from posx.attention.tiles import Slots, Tokens, tile_scores, tile_values
@@ -12,6 +13,6 @@ def dense(
 ) -> jax.Array:
     """Attention outputs [q, h, d] of one sequence, before the `output` hook; memory h * q * k."""
     s, visible = tile_scores(encoding, mask, params, q, k, q_slots, k_slots)
-    # A row that sees nothing has equal scores everywhere; its weights are zero, not uniform.
-    w = jax.nn.softmax(s, axis=-1) * visible.any(axis=-1).astype(s.dtype)[None, :, None]
-    return tile_values(encoding, params, w, k.values, q_slots, k_slots)
+    o = tile_values(encoding, params, jax.nn.softmax(s, axis=-1), k.values, q_slots, k_slots)
+    # A row that sees nothing has equal scores everywhere and so the mean of all values; it is to return zero.
+    return jnp.where(visible.any(axis=-1)[:, None, None], o, 0)

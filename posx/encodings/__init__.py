@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +19,8 @@ from posx.encodings.sinusoidal import Sinusoidal
 from posx.encodings.t5 import T5
 from posx.encodings.transformer_xl import TransformerXL
 from posx.encodings.tupe import Tupe
-from posx.errors import ConfigError
+from posx.errors import ConfigError, nearest
+from posx.fields import typed_fields
 
 ENCODINGS: dict[str, type[Encoding]] = {
     "nope": Nope,
@@ -39,12 +38,6 @@ ENCODINGS: dict[str, type[Encoding]] = {
 Spec = str | Mapping[str, Any] | Sequence[Any] | Encoding
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """ "did you mean 'x'? " or nothing, for one-line messages."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return f"did you mean {close[0]!r}? " if close else ""
-
-
 def encoding_class(name: str) -> type[Encoding]:
     """The class behind a registry name, or behind "package.module:Class" for a user's own. Raises ConfigError."""
     if name in ENCODINGS:
@@ -54,8 +47,8 @@ def encoding_class(name: str) -> type[Encoding]:
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"encoding {name!r} cannot be imported: {error}") from None
+    except Exception as error:  # importing runs the user's own code
+        raise ConfigError(f"encoding {name!r} cannot be imported: {type(error).__name__}: {error}") from None
     if not (isinstance(found, type) and issubclass(found, Encoding) and dataclasses.is_dataclass(found)):
         raise ConfigError(f"encoding {name!r} is not a frozen dataclass that derives from posx.Encoding")
     return found
@@ -84,48 +77,14 @@ def build(spec: Spec, dims: Dims) -> Encoding:
         if not isinstance(spec.get("name"), str):
             raise ConfigError(f"encoding {dict(spec)} has no name; known: {', '.join(ENCODINGS)}")
         cls = encoding_class(spec["name"])
-        return cls(**_fields(cls, {k: v for k, v in spec.items() if k != "name"}, spec["name"])).resolve(dims)
+        given = {key: value for key, value in spec.items() if key != "name"}
+        return cls(**typed_fields(cls, given, f"encoding {spec['name']!r}", "encoding.")).resolve(dims)
     if isinstance(spec, Sequence):
         return Chain(tuple(build(part, dims) for part in spec))
     raise ConfigError(f"an encoding is a name, a mapping or a list, not {type(spec).__name__}")
 
 
-def _fields(cls: type[Encoding], given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    known = [field.name for field in dataclasses.fields(cls)]
-    values = {}
-    for key, value in given.items():
-        if key not in known:
-            raise ConfigError(
-                f"encoding {name!r} has no field {key!r}; {nearest(key, known)}fields: {', '.join(known) or 'none'}"
-            )
-        if value != "auto":
-            values[key] = _typed(value, hints[key], f"encoding.{key}")
-    return values
-
-
-def _typed(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the field's type; text from a command line is read as that type."""
-    allowed = typing.get_args(hint) or (hint,)
-    wanted = next((t for t in allowed if t is not type(None)), str)
-    origin = typing.get_origin(hint)
-    if origin is tuple:
-        return tuple(value)
-    if value is None and type(None) in allowed:
-        return None
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if wanted in (int, float) and isinstance(value, str):
-        try:
-            return wanted(value)
-        except ValueError:
-            pass
-    if isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
-        return value
-    raise ConfigError(f"{where}={value!r} must be of type {wanted.__name__}")
-
-
 __all__ = [
     "ENCODINGS", "HOOKS", "Chain", "Dims", "Encoding", "Features", "Params", "Tile",
-    "build", "encoding_class", "encoding_name", "nearest",
+    "build", "encoding_class", "encoding_name",
 ]  # fmt: skip

@@ -127,7 +127,10 @@ class Encoding:
         return x
 
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
-        """Per-token values kept beside the keys: x [t, m] is the layer's normalised input, carry None at the start."""
+        """Per-token values kept beside the keys: x [t, m] is the layer's normalised input, carry None at the start.
+
+        Empty slots of a left-padded batch come first and pass through too: what they leave in the carry must cancel.
+        """
         return {}, carry
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:

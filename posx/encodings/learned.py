@@ -57,6 +57,8 @@ class Learned(Encoding):
     paper = "arXiv 1705.03122"
 
     def __post_init__(self) -> None:
+        if self.std < 0:
+            raise ConfigError(f"learned: std={self.std} must not be negative")
         check_beyond("learned", self.beyond, self.num_positions)
 
     @property

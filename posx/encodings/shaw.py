@@ -54,6 +54,7 @@ class Shaw(Encoding):
     def mix(self, params: Params, w: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
         if not self.values:
             return None
-        # The weights of one row are first summed per distance, so no [q, k, d] array is needed.
+        # The weights of one row are summed per distance first, so no [q, k, d] array is needed.
         rows = jax.nn.one_hot(self._rows(q_pos, k_pos), 2 * self.max_distance + 1, dtype=w.dtype)
-        return jnp.einsum("hqk,qkn,nd->qhd", w, rows, params["values"].astype(w.dtype))
+        per_row = jnp.einsum("hqk,qkn->qhn", w, rows)
+        return jnp.einsum("qhn,nd->qhd", per_row, params["values"].astype(w.dtype))

@@ -16,7 +16,7 @@ class Tupe(Encoding):
     """s_ij = (q_i . k_j + (p_i U_Q) . (p_j U_K)) / sqrt(2d), p = LayerNorm(table[pos]), projections split over heads.
 
     This is TUPE-A; TUPE-R is Chain((Tupe(), T5())). table [num_positions, m] (default L rows) and U_Q, U_K [m, h, d]
-    are N(0, 0.02), computed once and shared by all layers. Positions in `untied` (the paper's [CLS]) read the learned
+    are N(0, 0.02) and shared by all layers. Positions in `untied` (the paper's [CLS]) read the learned
     theta [2, h] instead: theta_0 where they are the query, theta_1 where they are the key. `beyond` as in Learned.
 
     Reference: Ke, He and Liu 2021, arXiv 2006.15595, equations 7, 8 and 10.

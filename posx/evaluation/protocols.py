@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from posx.encodings import nearest
-from posx.errors import ConfigError, DataError, PosxError
+from posx.errors import ConfigError, DataError, UndefinedLength, nearest
 from posx.evaluation.statistics import block_sums, standard_error
 
 LogProbs = Callable[[Any], Any]
@@ -24,12 +23,6 @@ Row = dict[str, Any]
 #: Perplexities above e^700 overflow a float64; they are stored as the text "inf", the loss itself in nats.
 LARGEST_NLL = 700.0
 POSITION_BINS = 1024
-
-
-class UndefinedLength(PosxError):
-    """Raised by a model's function for windows longer than the model is defined for."""
-
-    exit_code = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +39,16 @@ class Nonoverlapping:
 @dataclasses.dataclass(frozen=True)
 class Sliding:
     """P2: windows end every `stride` tokens, the last `stride` targets of each are scored, so every target has between
-    length - stride and length - 1 tokens of context. The first max(lengths) targets are warm-up and never scored.
+    length - stride and length - 1 tokens of context. The first `warm_up` targets are context and never scored.
 
-    `stride` 0 is a quarter of the shortest length. Source: Baevski and Auli 2019; Press et al. 2022, appendix B.
+    `stride` 0 is a quarter of the shortest length, `warm_up` 0 the longest. Source: Baevski and Auli 2019; Press et al.
+    2022, appendix B.
     """
 
     name: ClassVar[str] = "sliding"
     stride: int = 0
     num_targets: int = 16384
+    warm_up: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +71,7 @@ def evaluate(
     *,
     token_bytes: Any = None,
     batch_tokens: int = 16384,
+    block_len: int = 1024,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """Rows of losses and perplexities of any model, the same scored tokens at every length.
@@ -89,6 +85,8 @@ def evaluate(
       lengths: window lengths in tokens.
       token_bytes: [v] bytes of text behind each token, for bits per byte; None where that is not known.
       batch_tokens: tokens per call of the model; halved as long as memory runs out.
+      block_len: targets in a block of text; blocks are taken as independent in standard errors and paired intervals, so
+        they are long, and the same in every call whose rows are to be compared.
       on_row: called with each row as soon as it is there.
 
     Returns one row a protocol and length: protocol, eval_len, stride, num_targets, num_windows, num_bytes, nll
@@ -100,10 +98,10 @@ def evaluate(
     if not lengths or min(lengths) < 1:
         raise ConfigError(f"lengths={lengths} must name at least one window length of 1 token or more")
     protocols = [protocol] if isinstance(protocol, str | Nonoverlapping | Sliding | PerPosition) else protocol
-    passes: dict[tuple[int, int], _Scored] = {}
+    model = _Model(log_probs, stream, token_bytes, batch_tokens, block_len, {})
     rows = []
-    for one in protocols:
-        for row in _rows(log_probs, stream, _protocol(one), lengths, token_bytes, batch_tokens, passes):
+    for one in map(_protocol, protocols):
+        for row in MEASURES[type(one)](model, one, lengths):
             rows.append(row)
             on_row(row)
     return rows
@@ -127,76 +125,122 @@ class _Scored:
     status: str
 
 
-def _rows(log_probs, stream, protocol, lengths, token_bytes, batch_tokens, passes) -> Iterator[Row]:
-    if isinstance(protocol, Sliding):
-        yield from _sliding(log_probs, stream, protocol, lengths, token_bytes, batch_tokens)
-        return
-    num_targets = min(protocol.num_targets or len(stream) - 1, len(stream) - 1)
-    if num_targets < 1:
-        raise DataError(f"the stream has {len(stream)} tokens: at least one of context and one target are needed")
-    longest_first = isinstance(protocol, PerPosition)
-    for length in sorted(lengths, reverse=True) if longest_first else lengths:
-        key = (length, num_targets)
-        if key not in passes:
-            passes[key] = _score(log_probs, stream, _consecutive(num_targets, length), length, batch_tokens)
-        scored = passes[key]
-        if longest_first and scored.status == "undefined":
-            continue
-        row = _row(protocol, length, length, stream[1 : num_targets + 1], scored, token_bytes, max(lengths))
-        row["num_windows"] = -(-num_targets // length)
-        if longest_first:
-            yield row | (_positions(scored.nll, length) if scored.status == "ok" else {})
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """The model under measurement, and how it is measured; `passes` keeps the P1 pass that P4 reads as well."""
+
+    log_probs: LogProbs
+    stream: np.ndarray
+    token_bytes: Any
+    batch_tokens: int
+    block_len: int
+    passes: dict[tuple[int, int], _Scored]
+
+    def consecutive(self, length: int, num_targets: int) -> _Scored:
+        """All of the first `num_targets` targets in consecutive windows, the ragged last one included."""
+        if (length, num_targets) not in self.passes:
+            starts = np.arange(0, num_targets, length)
+            windows = np.stack([starts, np.zeros_like(starts), np.minimum(length, num_targets - starts)], axis=1)
+            self.passes[length, num_targets] = self.score(windows, length)
+        return self.passes[length, num_targets]
+
+    def score(self, windows: np.ndarray, length: int) -> _Scored:
+        """NLL of the scored targets of all windows, in order; the batch is halved while memory runs out.
+
+        windows: [n, 3], the first token of each window, and which of its targets (from, to) are scored.
+        """
+        batch_size = max(1, self.batch_tokens // length)
+        while True:
+            try:
+                batches = [
+                    _batch_nll(self.log_probs, self.stream, windows[n : n + batch_size], length, batch_size)
+                    for n in range(0, len(windows), batch_size)
+                ]
+            except UndefinedLength:
+                return _Scored(np.zeros(0), "undefined")
+            except Exception as error:
+                if not _out_of_memory(error):
+                    raise
+                if batch_size == 1:
+                    return _Scored(np.zeros(0), "oom")
+                batch_size //= 2
+                continue
+            nll = np.concatenate(batches)
+            return _Scored(nll, "ok" if np.isfinite(nll).all() else "nonfinite")
+
+    def row(self, protocol: Protocol, length: int, stride: int, first: int, num_targets: int, scored: _Scored) -> Row:
+        """The stored facts of one measurement of targets first .. first + num_targets - 1."""
+        targets = self.stream[1 + first : 1 + first + num_targets]
+        row: Row = {
+            "protocol": protocol.name, "eval_len": length, "stride": stride, "status": scored.status,
+            "max_targets": protocol.num_targets, "num_targets": num_targets,
+            "num_bytes": None if self.token_bytes is None else int(np.asarray(self.token_bytes)[targets].sum()),
+            "nll": None, "nll_se": None, "ppl": None, "bpb": None,
+        }  # fmt: skip
+        if scored.status == "ok":
+            total = float(scored.nll.sum(dtype=np.float64))
+            nll = total / num_targets
+            sums, counts = block_sums(scored.nll, self.block_len)
+            row |= {
+                "nll": nll,
+                "nll_se": standard_error(sums, counts),
+                "ppl": math.exp(nll) if nll < LARGEST_NLL else "inf",
+                "bpb": total / math.log(2) / row["num_bytes"] if row["num_bytes"] else None,
+                "block_len": self.block_len,
+                "block_nll": [round(float(x), 3) for x in sums],
+            }
+        return row
+
+
+def _num_targets(model: _Model, protocol: Nonoverlapping | PerPosition) -> int:
+    have = len(model.stream) - 1
+    if have < 1:
+        raise DataError(f"the stream has {have + 1} tokens: at least one of context and one target are needed")
+    return min(protocol.num_targets or have, have)
+
+
+def _nonoverlapping(model: _Model, protocol: Nonoverlapping, lengths: Sequence[int]) -> Iterator[Row]:
+    num_targets = _num_targets(model, protocol)
+    for length in lengths:
+        row = model.row(protocol, length, length, 0, num_targets, model.consecutive(length, num_targets))
+        yield row | {"num_windows": -(-num_targets // length)}
+
+
+def _per_position(model: _Model, protocol: PerPosition, lengths: Sequence[int]) -> Iterator[Row]:
+    num_targets = _num_targets(model, protocol)
+    for length in sorted(lengths, reverse=True):
+        scored = model.consecutive(length, num_targets)
+        if scored.status != "undefined":
+            row = model.row(protocol, length, length, 0, num_targets, scored)
+            by_position = _positions(scored.nll, length) if scored.status == "ok" else {}
+            yield row | {"num_windows": -(-num_targets // length)} | by_position
             return
-        yield row
 
 
-def _consecutive(num_targets: int, length: int) -> np.ndarray:
-    """[n, 3]: first token of each window, and which of its targets (from, to) are scored."""
-    starts = np.arange(0, num_targets, length)
-    return np.stack([starts, np.zeros_like(starts), np.minimum(length, num_targets - starts)], axis=1)
-
-
-def _sliding(log_probs, stream, protocol: Sliding, lengths, token_bytes, batch_tokens) -> Iterator[Row]:
+def _sliding(model: _Model, protocol: Sliding, lengths: Sequence[int]) -> Iterator[Row]:
     stride = protocol.stride or max(1, min(lengths) // 4)
     if not 1 <= stride <= min(lengths):
         raise ConfigError(f"stride={stride} must be between 1 and the shortest length, {min(lengths)} tokens")
-    warm_up = max(lengths)
-    num_windows = min(protocol.num_targets, len(stream) - 1 - warm_up) // stride
+    warm_up = protocol.warm_up or max(lengths)
+    if warm_up < max(lengths):
+        raise ConfigError(f"warm_up={warm_up} must be at least the longest length, {max(lengths)} tokens")
+    num_windows = min(protocol.num_targets, len(model.stream) - 1 - warm_up) // stride
     if num_windows < 1:
         raise DataError(
-            f"the stream has {len(stream) - 1} targets; sliding windows of {warm_up} tokens with stride {stride} need "
-            f"{warm_up + stride}: use shorter lengths or more held-out text"
+            f"the stream has {len(model.stream) - 1} targets; sliding windows of {warm_up} tokens with stride {stride} "
+            f"need {warm_up + stride}: use shorter lengths or more held-out text"
         )
-    num_targets = num_windows * stride
     for length in lengths:
         starts = warm_up + stride * np.arange(1, num_windows + 1) - length
         windows = np.stack([starts, np.full_like(starts, length - stride), np.full_like(starts, length)], axis=1)
-        scored = _score(log_probs, stream, windows, length, batch_tokens)
-        targets = stream[1 + warm_up : 1 + warm_up + num_targets]
-        row = _row(protocol, length, stride, targets, scored, token_bytes, warm_up)
-        yield row | {"num_windows": num_windows}
+        scored = model.score(windows, length)
+        row = model.row(protocol, length, stride, warm_up, num_windows * stride, scored)
+        yield row | {"num_windows": num_windows, "warm_up": warm_up}
 
 
-def _score(log_probs: LogProbs, stream: np.ndarray, windows: np.ndarray, length: int, batch_tokens: int) -> _Scored:
-    """NLL of the scored targets of all windows, in order; the batch is halved while memory runs out."""
-    batch_size = max(1, batch_tokens // length)
-    while True:
-        try:
-            batches = [
-                _batch_nll(log_probs, stream, windows[n : n + batch_size], length, batch_size)
-                for n in range(0, len(windows), batch_size)
-            ]
-        except UndefinedLength:
-            return _Scored(np.zeros(0), "undefined")
-        except Exception as error:
-            if not _out_of_memory(error):
-                raise
-            if batch_size == 1:
-                return _Scored(np.zeros(0), "oom")
-            batch_size //= 2
-            continue
-        nll = np.concatenate(batches)
-        return _Scored(nll, "ok" if np.isfinite(nll).all() else "nonfinite")
+MEASURES: dict[type, Callable[..., Iterator[Row]]] = {
+    Nonoverlapping: _nonoverlapping, Sliding: _sliding, PerPosition: _per_position,
+}  # fmt: skip
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -219,28 +263,6 @@ def _batch_nll(log_probs, stream, windows: np.ndarray, length: int, batch_size: 
     column = np.arange(length)
     scored = (column >= windows[:, 1:2]) & (column < windows[:, 2:3])
     return nll[: len(windows)][scored]
-
-
-def _row(protocol: Protocol, length: int, stride: int, targets, scored: _Scored, token_bytes, block_len: int) -> Row:
-    row: Row = {
-        "protocol": protocol.name, "eval_len": length, "stride": stride, "status": scored.status,
-        "max_targets": protocol.num_targets, "num_targets": len(targets),
-        "num_bytes": None if token_bytes is None else int(np.asarray(token_bytes)[targets].sum()),
-        "nll": None, "nll_se": None, "ppl": None, "bpb": None,
-    }  # fmt: skip
-    if scored.status == "ok":
-        total = float(scored.nll.sum(dtype=np.float64))
-        nll = total / len(targets)
-        sums, counts = block_sums(scored.nll, block_len)
-        row |= {
-            "nll": nll,
-            "nll_se": standard_error(sums, counts),
-            "ppl": math.exp(nll) if nll < LARGEST_NLL else "inf",
-            "bpb": total / math.log(2) / row["num_bytes"] if row["num_bytes"] else None,
-            "block_len": block_len,
-            "block_nll": [round(float(x), 3) for x in sums],
-        }
-    return row
 
 
 def _positions(nll: np.ndarray, length: int) -> Row:

@@ -8,16 +8,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from posx.config import EvalConfig, RunConfig, sliding_lengths
+from posx.config import EvalConfig, RunConfig, sliding_lengths, sliding_stride
 from posx.data import Dataset
 from posx.encodings import encoding_name
-from posx.errors import DataError
-from posx.evaluation.protocols import Nonoverlapping, PerPosition, Protocol, Sliding, UndefinedLength, evaluate
+from posx.errors import DataError, UndefinedLength
+from posx.evaluation.protocols import Nonoverlapping, PerPosition, Protocol, Sliding, evaluate
 from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say
 from posx.runs import SCHEMA_VERSION, RunFolder, append_row, read_rows
 from posx.training.step import token_log_probs
+
+#: Targets in a block of the stored sums, the same for all runs and lengths so that any two rows can be paired.
+BLOCK_LEN = 1024
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -51,7 +54,7 @@ def held_out_stream(dataset: Dataset) -> np.ndarray:
     return np.concatenate([np.array([dataset.tokenizer.eos], tokens.dtype), tokens])
 
 
-def check_stream(config: EvalConfig, dataset: Dataset) -> None:
+def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
     """Raises DataError if the validation text does not fill one window of the longest evaluation length."""
     have, need = len(dataset.validation.tokens), max(config.lengths)
     if have < need:
@@ -59,15 +62,22 @@ def check_stream(config: EvalConfig, dataset: Dataset) -> None:
             f"the validation text has {have} tokens, eval.lengths needs {need}: "
             f"the largest usable length is {have}; use more held-out text or shorter lengths"
         )
+    for protocol, _ in protocol_values(config, train_len):
+        if isinstance(protocol, Sliding) and have < protocol.warm_up + protocol.stride:
+            raise DataError(
+                f"the validation text has {have} tokens, sliding windows of {protocol.warm_up} tokens with stride "
+                f"{protocol.stride} need {protocol.warm_up + protocol.stride}: use more held-out text, shorter lengths"
+            )
 
 
 def protocol_values(config: EvalConfig, train_len: int) -> list[tuple[Protocol, tuple[int, ...]]]:
     """Each protocol of the config with its lengths."""
-    sliding = Sliding(config.stride or max(1, train_len // 4), config.sliding_targets)
+    windows = sliding_lengths(config, train_len)
+    sliding = Sliding(sliding_stride(config, train_len), config.sliding_targets, warm_up=max(windows))
     values: dict[str, tuple[Protocol, tuple[int, ...]]] = {
         "nonoverlapping": (Nonoverlapping(config.num_targets), config.lengths),
         "per_position": (PerPosition(config.num_targets), config.lengths),
-        "sliding": (sliding, sliding_lengths(config, train_len)),
+        "sliding": (sliding, windows),
     }
     return [values[name] for name in config.protocols]
 
@@ -79,7 +89,7 @@ def evaluate_run(
 
     Raises DataError if the validation text is too short for the longest length.
     """
-    check_stream(config, dataset)
+    check_stream(config, run.train.length, dataset)
     facts = {
         "schema_version": SCHEMA_VERSION,
         "run_id": folder.path.name,
@@ -110,26 +120,29 @@ def evaluate_run(
     for protocol, lengths in protocol_values(config, run.train.length):
         longest = tuple(n for n in lengths if is_defined(model, n))[-1:]
         wanted = longest if isinstance(protocol, PerPosition) else lengths
-        have = {n: stored.get(_key(facts | _settings(protocol, n))) for n in wanted}
-        rows += [row for row in have.values() if row]
-        absent = tuple(n for n in wanted if have[n] is None)
-        # Per-position loss is read off the pass that the non-overlapping protocol makes at the longest length, and the
-        # sliding protocol's warm-up is its longest length: both are measured over all lengths or not at all.
+        found = {n: stored.get(_key(facts | _settings(protocol, n))) for n in wanted}
+        # Where memory ran out is tried again: it may be another machine.
+        have = {n: row for n, row in found.items() if row and row["status"] != "oom"}
+        rows += have.values()
+        absent = tuple(n for n in wanted if n not in have)
+        # Per-position loss is read off the pass that the non-overlapping protocol makes at the longest length.
         if absent:
-            missing.setdefault(absent if isinstance(protocol, Nonoverlapping) else lengths, []).append(protocol)
+            missing.setdefault(lengths if isinstance(protocol, PerPosition) else absent, []).append(protocol)
     for lengths, protocols in missing.items():
         evaluate(
             log_probs, stream, protocols, lengths,
-            token_bytes=token_bytes, batch_tokens=config.batch_tokens, on_row=keep,
+            token_bytes=token_bytes, batch_tokens=config.batch_tokens, block_len=BLOCK_LEN, on_row=keep,
         )  # fmt: skip
     return rows
 
 
 def _settings(protocol: Protocol, length: int) -> dict[str, Any]:
     stride = protocol.stride if isinstance(protocol, Sliding) else length
-    return {"protocol": protocol.name, "eval_len": length, "stride": stride, "max_targets": protocol.num_targets}
+    settings = {"protocol": protocol.name, "eval_len": length, "stride": stride, "max_targets": protocol.num_targets}
+    return settings | ({"warm_up": protocol.warm_up} if isinstance(protocol, Sliding) else {})
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     """What makes two rows of one run the same measurement."""
-    return tuple(row.get(name) for name in ("protocol", "eval_len", "stride", "max_targets", "step", "data_digest"))
+    names = ("protocol", "eval_len", "stride", "max_targets", "warm_up", "step", "data_digest")
+    return tuple(row.get(name) for name in names)

@@ -54,7 +54,8 @@ def run_folders(folder: pathlib.Path, holding: str) -> list[pathlib.Path]:
 def read_rows(folder: str | pathlib.Path) -> list[Row]:
     """Every usable row of the `eval.jsonl` files of a run or a sweep.
 
-    The last row of a (run_id, protocol, eval_len, stride) wins: a resumed evaluation replaces its first attempt.
+    The last row of a measurement wins: a resumed evaluation replaces its first attempt. Of several sets of targets
+    that a run was measured on under one protocol, one is taken, so that no curve mixes them.
     """
     latest: dict[tuple[Any, ...], Row] = {}
     for run in run_folders(pathlib.Path(folder), "eval.jsonl"):
@@ -63,10 +64,31 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
             if not _usable(row):
                 logging.getLogger(__name__).warning("%s: a row without encoding, protocol or lengths left out", run)
                 continue
-            key = (str(row["run_id"]), row["protocol"], row["eval_len"], str(row.get("stride")))
+            key = (*_kind(row), _targets(row), row["eval_len"], str(row.get("stride")))
             latest.pop(key, None)
             latest[key] = row
-    return list(latest.values())
+    return _same_targets(list(latest.values()))
+
+
+def _kind(row: Row) -> tuple[str, str]:
+    return str(row["run_id"]), row["protocol"]
+
+
+def _targets(row: Row) -> tuple[str, str]:
+    """What decides which tokens were scored."""
+    return str(row.get("max_targets")), str(row.get("warm_up"))
+
+
+def _same_targets(rows: list[Row]) -> list[Row]:
+    """Of a run's rows of one protocol, those on one set of targets, so that no curve mixes sets: the set measured at
+    most lengths, of equals the one measured last."""
+    counts = collections.Counter((_kind(row), _targets(row)) for row in rows)
+    chosen: dict[tuple[str, str], tuple[str, str]] = {}
+    for row in rows:
+        kind, targets = _kind(row), _targets(row)
+        if counts[kind, targets] >= counts[kind, chosen.get(kind, targets)]:
+            chosen[kind] = targets
+    return [row for row in rows if chosen[_kind(row)] == _targets(row)]
 
 
 def unfinished(folder: str | pathlib.Path) -> list[str]:

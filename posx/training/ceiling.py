@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -32,18 +33,24 @@ def flops_per_token(model: Model, length: int) -> float:
 def matmul_ceiling(folder: Path, dtype: str) -> float:
     """FLOP/s of a large matrix product with operands of `dtype`, read from `folder` or measured and stored there."""
     device = jax.devices()[0]
-    name = f"ceiling-{device.device_kind}-{len(os.sched_getaffinity(0))}-{dtype}".replace(" ", "_").replace("/", "_")
+    name = f"ceiling-{device.device_kind}-{num_cpus()}-{dtype}".replace(" ", "_").replace("/", "_")
     path = folder / f"{name}.json"
     try:
         return float(json.loads(path.read_text())["flops_per_second"])
     except (OSError, ValueError, KeyError):
         pass
     measured = _measure(dtype)
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps({"flops_per_second": measured, "size": SIZE, "dtype": dtype}) + "\n")
-    temporary.replace(path)
+    with contextlib.suppress(OSError):  # a cache that cannot be written only means measuring again
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({"flops_per_second": measured, "size": SIZE, "dtype": dtype}) + "\n")
+        temporary.replace(path)
     return measured
+
+
+def num_cpus() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _measure(dtype: str) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -64,6 +63,8 @@ class Checkpoints:
             if "NO_SPACE" in str(error) or "No space" in str(error) or "RESOURCE_EXHAUSTED" in str(error):
                 raise OutOfMemoryError(f"the disk is full, checkpoint {target} could not be written") from None
             raise WorkdirError(f"checkpoint {target} could not be written: {_first_line(error)}") from None
+        for later in (other for other in self.steps() if other > step):  # damaged, or training would not be here
+            (self.folder / f"{later}.json").unlink()
         for old in self.steps()[: -self.keep]:
             (self.folder / f"{old}.json").unlink()
         self._sweep()
@@ -117,7 +118,7 @@ class Checkpoints:
                 )
         except Exception as error:  # Orbax reports damage with whatever its storage layers raise.
             raise _Damaged(_first_line(error)) from None
-        # Only a manifest that is true to all its arrays proves another model; otherwise the manifest is what is damaged.
+        # Only a manifest that is true to all its arrays proves another model; otherwise it is itself damaged.
         for name in saved if problems else wanted:
             if name not in arrays or _facts(np.asarray(arrays[name])) != saved[name]:
                 raise _Damaged(f"{name} does not match its digest")
@@ -163,7 +164,3 @@ def _write_synced(path: Path, values: Mapping[str, Any]) -> None:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:200]
-
-
-# Orbax logs every step of every save; what matters is said in this file.
-logging.getLogger("absl").setLevel(logging.ERROR)

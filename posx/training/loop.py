@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -32,18 +34,18 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
     """
     config = run.train
     checkpoints = folder.checkpoints(config.keep_checkpoints)
-    restored = checkpoints.restore(jax.eval_shape(lambda: init_state(model, config)), notice=say)
-    if restored is None:
-        state = init_state(model, config)
-    else:
-        state = jax.tree.map(jnp.asarray, restored[1])
-        if 0 < restored[0] < config.steps:
-            say(f"resuming {folder.path.name} at step {restored[0]}")
-    start = int(state["step"])
-    if start >= config.steps:
-        return state
-    log = _Log(run, model, dataset, folder, start)
-    try:
+    with memory_errors(f"{folder.path.name}: memory ran out; raise train.accumulation (now {config.accumulation})"):
+        restored = checkpoints.restore(jax.eval_shape(lambda: init_state(model, config)), notice=say)
+        if restored is None:
+            state = init_state(model, config)
+        else:
+            state = jax.tree.map(jnp.asarray, restored[1])
+            if 0 < restored[0] < config.steps:
+                say(f"resuming {folder.path.name} at step {restored[0]}")
+        start = int(state["step"])
+        if start >= config.steps:
+            return state
+        log = _Log(run, model, dataset, folder, start)
         with Meter(folder.path.name, config.steps, start) as meter, log:
             for step in range(start, config.steps):
                 tokens = batch(
@@ -53,17 +55,33 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
                 state, metrics = train_step(model, config, state, tokens)
                 log.add(metrics)
                 done = step + 1
-                if done % config.log_steps == 0 or done % config.checkpoint_steps == 0 or done == config.steps:
+                due = done % config.checkpoint_steps == 0 or done == config.steps
+                if due or done % config.log_steps == 0:
                     meter.update(done, f"{done}/{config.steps}  {log.write(done)}")
-                if done % config.checkpoint_steps == 0 or done == config.steps:
-                    checkpoints.save(done, jax.device_get(state))
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+                if due:
+                    checkpoints.save(done, _finite(jax.device_get(state), folder, done))
+                    log.restart_clock()
+    return state
+
+
+@contextlib.contextmanager
+def memory_errors(text: str) -> Iterator[None]:
+    """Turns an accelerator's or the host's out-of-memory error into OutOfMemoryError with `text`."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise OutOfMemoryError(
-            f"{folder.path.name}: memory ran out in a training step of {config.batch_size} x {config.length} tokens; "
-            f"raise train.accumulation (now {config.accumulation}) or lower model sizes"
-        ) from None
+        raise OutOfMemoryError(f"{text}, or lower the model's sizes or the batch") from None
+
+
+def _finite(state: State, folder: RunFolder, step: int) -> State:
+    """`state`, if its parameters are finite: what is not must never become the last good checkpoint."""
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state["params"])):
+        raise NonFiniteError(
+            f"{folder.path.name}: a parameter is not finite after step {step}; the last checkpoint before it is kept: "
+            "lower train.learning_rate or train.clip_norm"
+        )
     return state
 
 
@@ -94,6 +112,10 @@ class _Log:
         if not self.clock:  # the first step compiles: tokens/s count from its end
             jax.block_until_ready(metrics)
             self.clock, self.timed_from = time.perf_counter(), self.last_step + 1
+
+    def restart_clock(self) -> None:
+        """Leaves what was done since the last line out of the next one's tokens/s."""
+        self.clock = time.perf_counter()
 
     def write(self, step: int) -> str:
         """Writes one line for the steps up to `step`; returns the facts to show. Raises NonFiniteError."""

@@ -47,7 +47,8 @@ def train_step(
     With accumulation a, the batch is cut into a equal parts whose gradients are averaged: one part in memory at a time.
     """
     params = state["params"]
-    rng = jax.random.fold_in(jax.random.key(config.seed), state["step"])
+    # The third key of the seed: the first two made the parameters.
+    rng = jax.random.fold_in(jax.random.split(jax.random.key(config.seed), 3)[2], state["step"])
 
     def part(n: jax.Array, rows: jax.Array) -> tuple[jax.Array, Any]:
         call = functools.partial(

@@ -1,0 +1,102 @@
+"""What every bench shares: the machine, its ceiling, interleaved rounds, medians with quartiles."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import resource
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from posx.training.ceiling import matmul_ceiling
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "x-transformers")
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "XLA_FLAGS", "JAX_PLATFORMS")
+Spread = tuple[float, float, float]
+
+
+def positive(text: str) -> int:
+    """A command line's count."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, at least 1")
+    return int(text)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load() -> list[float]:
+    """Load averages of the last 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and load before anything ran."""
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return {
+        "load_average": [load()],
+        "versions": {"python": platform.python_version(), **{name: v for name in PACKAGES if (v := version(name))}},
+        "cpu": names[0].split(":", 1)[1].strip() if names else platform.processor(),
+        "cores": cores(),
+        "device": jax.devices()[0].device_kind,
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def busy(machine: dict[str, Any]) -> str:
+    """A warning if other jobs were running when the bench started, else nothing."""
+    before = machine["load_average"][0][0]
+    if before < 0.25 * machine["cores"]:
+        return ""
+    return f"warning: load average {before} on {machine['cores']} cores before the start; ratios may be void\n"
+
+
+def peak_rss() -> int:
+    """Bytes this process has held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def fresh_ceiling() -> float:
+    """FLOP/s of a large float32 matrix product, measured now."""
+    with tempfile.TemporaryDirectory() as empty:
+        return matmul_ceiling(Path(empty), "float32")
+
+
+def interleave(turns: Sequence[Callable[[], float]], rounds: int, before: Callable[[], Any]) -> list[list[float]]:
+    """What every turn returns, per turn and round. `before` opens a round; the order rotates and flips."""
+    results: list[list[float]] = [[] for _ in turns]
+    for n in range(rounds):
+        before()
+        order = [(n + place) % len(turns) for place in range(len(turns))]
+        for turn in order if n % 2 == 0 else reversed(order):
+            results[turn].append(turns[turn]())
+        print(f"round {n + 1}/{rounds}", file=sys.stderr)
+    return results
+
+
+def quartiles(values: Iterable[float]) -> Spread:
+    """Median, lower and upper quartile."""
+    low, middle, high = np.quantile(list(values), (0.25, 0.5, 0.75))
+    return float(middle), float(low), float(high)
+
+
+def cell(value: Spread | None, form: str) -> str:
+    """ "median [lower, upper]" for a table, "-" for nothing."""
+    return "-" if value is None else f"{value[0]:{form}} [{value[1]:{form}}, {value[2]:{form}}]"

@@ -1,0 +1,175 @@
+"""`attend`: heads, documents, empty slots, masks, executors, and one line for every argument that does not fit."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import posx
+from posx import attention
+from posx.attention.blockwise import blockwise
+from posx.encodings import Alibi, Chain, Deberta, Learned, Nope, Rope, Shaw, Sinusoidal, TransformerXL
+
+B, T, H, D = 2, 11, 4, 6
+RNG = np.random.default_rng(0)
+Q, K, V = (RNG.standard_normal((B, T, H, D)).astype(np.float32) for _ in range(3))
+POS = np.arange(T, dtype=np.int32)
+SHAW = {name: RNG.standard_normal((7, D)).astype(np.float32) for name in ("keys", "values")}
+XL = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in (("u", (H, D)), ("v", (H, D)))}
+XL["w_r"] = RNG.standard_normal((8, H, D)).astype(np.float32)
+#: One encoding per way into the formula: token maps, bias, content term with value term, content term with a map.
+ENCODINGS = {"rope": Rope(rotary_dim=D), "alibi": Alibi(H), "shaw": Shaw(3), "transformer_xl": TransformerXL()}
+PARAMS = {"rope": {}, "alibi": {}, "shaw": SHAW, "transformer_xl": XL}
+ways = pytest.mark.parametrize("name", ENCODINGS)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    def run(*args):
+        return blockwise(*args, query_block=4, key_block=5)
+
+    monkeypatch.setitem(attention.EXECUTORS, "small_tiles", run)
+
+
+@functools.partial(jax.jit, static_argnames=("encoding", "mask", "executor"))
+def compiled(encoding, params, q, k, v, where, *, mask, executor):
+    return posx.attend(encoding, params, q, k, v, **where, mask=mask, executor=executor)
+
+
+def attend(name, q=Q, k=K, v=V, q_pos=POS, k_pos=POS, mask=posx.causal(), executor="dense", **where):
+    """With every optional array given, so that most calls share one compiled function."""
+    lengths = {"q": q.shape[1], "k": k.shape[1]}
+    for side, length in lengths.items():
+        where.setdefault(f"{side}_idx", np.arange(length, dtype=np.int32))
+        where.setdefault(f"{side}_segment", np.zeros(length, np.int32))
+    where |= {"q_pos": q_pos, "k_pos": k_pos}
+    return np.asarray(compiled(ENCODINGS[name], PARAMS[name], q, k, v, where, mask=mask, executor=executor))
+
+
+@ways
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_a_key_head_serves_a_group_of_query_heads(name, num_kv_heads):
+    k, v = K[:, :, :num_kv_heads], V[:, :, :num_kv_heads]
+    all_k, all_v = (np.repeat(a, H // num_kv_heads, axis=2) for a in (k, v))
+    for executor in ("dense", "small_tiles"):
+        assert_allclose(attend(name, k=k, v=v, executor=executor), attend(name, k=all_k, v=all_v), atol=1e-6)
+
+
+@ways
+def test_packed_documents_are_separate_sequences(name):
+    first = 4
+    pos = np.concatenate([POS[:first], POS[: T - first]])
+    segment = (np.arange(T) >= first).astype(np.int32)
+    apart = [attend(name, Q[:, s], K[:, s], V[:, s], pos[s], pos[s]) for s in (slice(0, first), slice(first, T))]
+    for executor in ("dense", "small_tiles"):
+        packed = attend(name, q_pos=pos, k_pos=pos, q_segment=segment, k_segment=segment, executor=executor)
+        assert_allclose(packed, np.concatenate(apart, axis=1), atol=1e-5)
+
+
+@ways
+def test_left_padding_changes_nothing_but_the_padding(name):
+    padding = 3
+    padded = [np.concatenate([100 + a[:, :padding], a], axis=1) for a in (Q, K, V)]
+    pos, idx = (np.concatenate([np.full(padding, fill, np.int32), POS]) for fill in (0, -1))
+    for executor in ("dense", "small_tiles"):
+        o = attend(name, *padded, q_pos=pos, k_pos=pos, q_idx=idx, k_idx=idx, executor=executor)
+        assert_array_equal(o[:, :padding], 0)
+        assert_allclose(o[:, padding:], attend(name), atol=1e-5)
+
+
+@ways
+def test_slots_may_lie_in_any_order(name):
+    order = np.random.default_rng(1).permutation(T)
+    for executor in ("dense", "small_tiles"):
+        o = attend(name, k=K[:, order], v=V[:, order], k_pos=POS[order], q_idx=POS, k_idx=POS[order], executor=executor)
+        assert_allclose(o, attend(name), atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [posx.full(), posx.window(3), posx.window(2, sinks=2), posx.window(100)], ids=str)
+def test_executors_agree_under_every_mask(mask):
+    dense = attend("shaw", mask=mask, executor="dense")
+    assert_allclose(attend("shaw", mask=mask, executor="small_tiles"), dense, atol=1e-5)
+    if mask == posx.window(100):
+        assert_allclose(dense, attend("shaw"), atol=1e-6)
+    else:
+        assert np.abs(dense - attend("shaw")).max() > 0.1
+
+
+def test_positions_and_orders_may_differ_between_sequences():
+    pos = np.stack([POS, 2 * POS + 5])
+    idx = np.stack([POS, np.where(POS < 4, -1, POS)])
+    both = attend("shaw", q_pos=pos, k_pos=pos, q_idx=idx, k_idx=idx)
+    for b in range(B):
+        one = attend("shaw", Q[b : b + 1], K[b : b + 1], V[b : b + 1], pos[b], pos[b], q_idx=idx[b], k_idx=idx[b])
+        assert_allclose(both[b : b + 1], one, atol=1e-6)
+
+
+@pytest.mark.parametrize("blocks", [(1, 1), (3, 11), (256, 512)])
+def test_any_tiling_gives_the_same_gradients(blocks, monkeypatch):
+    def run(*args):
+        return blockwise(*args, query_block=blocks[0], key_block=blocks[1])
+
+    monkeypatch.setitem(attention.EXECUTORS, "tiles", run)
+
+    def grads(executor):
+        def loss(params, q, k, v):
+            o = posx.attend(Shaw(3), params, q, k, v, q_pos=POS, k_pos=POS, executor=executor)
+            return (o * jnp.arange(1.0, D + 1)[None, None, None]).sum()
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(SHAW, Q, K, V)
+
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-4), grads("tiles"), grads("dense"))
+
+
+def test_auto_takes_dense_while_scores_are_few():
+    assert attention.choose_executor("auto", 1024, 1024) == "dense"
+    assert attention.choose_executor("auto", 1025, 1024) == "blockwise"
+    assert attention.choose_executor("auto", 1, 10**6) == "dense"
+    assert attention.choose_executor("dense", 10**6, 10**6) == "dense"
+
+
+def test_large_logits_do_not_overflow():
+    q = 1e4 * Q
+    for executor in ("dense", "small_tiles"):
+        o = attend("rope", q, q, V, executor=executor, mask=posx.window(1))
+        assert_allclose(o, V, atol=1e-6)
+    assert_allclose(attend("rope", q, q, executor="small_tiles"), attend("rope", q, q), atol=1e-4)
+
+
+@pytest.mark.parametrize("encoding", [Shaw(3), Learned(20), Deberta(4), Chain((Nope(), Shaw(3)))], ids=str)
+def test_tables_refuse_positions_between_tokens(encoding):
+    pos = POS.astype(np.float32)
+    with pytest.raises(ValueError, match="reads a table, so positions must be integers, not float32"):
+        posx.attend(encoding, {}, Q, K, V, q_pos=pos, k_pos=pos)
+
+
+def test_the_others_take_positions_between_tokens():
+    for name in ("rope", "alibi", "transformer_xl"):
+        at_halves = attend(name, q_pos=POS / np.float32(2), k_pos=POS / np.float32(2))
+        at_tokens = attend(name, q_pos=POS.astype(np.float32), k_pos=POS.astype(np.float32))
+        assert_allclose(at_tokens, attend(name), atol=1e-5)
+        assert np.abs(at_halves - attend(name)).max() > 1e-2
+    assert Sinusoidal().integer_positions is False
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"executor": "fast"}, r"executor 'fast' is unknown; allowed: dense, blockwise"),
+        ({"q": Q[0]}, r"q \(11, 4, 6\), k .* must be \[b, q, h, d\]"),
+        ({"v": V[:, :5]}, r"must be \[b, q, h, d\], \[b, k, g, d\], \[b, k, g, d\]"),
+        ({"k": K[:1], "v": V[:1]}, r"must be \[b, q, h, d\]"),
+        ({"k": K[:, :, :3], "v": V[:, :, :3]}, r"3 key/value heads do not divide 4 query heads"),
+        ({"q_pos": POS[:5]}, r"q_pos has shape \(5,\), but there are 11 tokens"),
+        ({"k_pos": POS[None, None]}, r"k_pos has shape \(1, 1, 11\)"),
+        ({"q_idx": POS}, r"give both q_idx and k_idx, or neither"),
+        ({"q": Q[:, :5], "q_pos": POS[:5]}, r"5 queries but 11 keys: give q_idx and k_idx"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change, message):
+    arguments = {"q": Q, "k": K, "v": V, "q_pos": POS, "k_pos": POS} | change
+    with pytest.raises(ValueError, match=message):
+        posx.attend(Nope(), {}, arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), **arguments)

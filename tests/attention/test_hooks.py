@@ -1,0 +1,152 @@
+"""Hooks that none of the ten encodings fills, proven with three small encodings: features with a carry, values and
+outputs, and scores that need a whole row of keys. Each runs dense, in tiles and out of a cache, against NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import posx
+from posx import attention
+from posx.attention.blockwise import blockwise
+from posx.encodings import Chain, Encoding, Rope
+
+B, T, H, D, M = 2, 11, 2, 4, 5
+RNG = np.random.default_rng(0)
+Q, K, V = (RNG.standard_normal((B, T, H, D)).astype(np.float32) for _ in range(3))
+X = RNG.standard_normal((B, T, M)).astype(np.float32)
+POS = np.arange(T, dtype=np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Forget(Encoding):
+    """s_ij += sum over l in (j, i] of log sigmoid(x_l W): a running sum, kept per token and carried on."""
+
+    def init(self, rng, dims):
+        return {"w": jax.random.normal(rng, (dims.model_dim, dims.num_heads))}
+
+    def features(self, params, x, pos, carry):
+        logs = jax.nn.log_sigmoid(x @ params["w"])
+        sums = jnp.cumsum(logs, axis=0) + (0.0 if carry is None else carry[None])
+        return {"sums": sums}, sums[-1]
+
+    def score(self, params, s, tile):
+        return s + (tile.q_features["sums"][:, None] - tile.k_features["sums"][None]).transpose(2, 0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnedValues(Encoding):
+    """Values turn with their position, and outputs turn back with the query's: what arrives knows the distance."""
+
+    caches_mapped_keys = True
+
+    def value(self, params, vectors, pos, features):
+        return Rope(rotary_dim=D).query({}, vectors, pos, {})
+
+    def output(self, params, vectors, pos, features):
+        return Rope(rotary_dim=D).query({}, vectors, -pos, {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted(Encoding):
+    """s_ij -= the sum of sigmoid(s_il) over the visible l >= j: needs all keys of a row in order, as CoPE does."""
+
+    tiling = "rows"
+
+    def score(self, params, s, tile):
+        gates = jax.nn.sigmoid(s) * tile.visible[None].astype(s.dtype)
+        return s - jnp.flip(jnp.cumsum(jnp.flip(gates, axis=-1), axis=-1), axis=-1)
+
+
+def turned(x, angle_of):
+    planes = (x[..., : D // 2] + 1j * x[..., D // 2 :]) * angle_of[:, None, :]
+    return np.concatenate([planes.real, planes.imag], axis=-1)
+
+
+def wanted(encoding, params, b):
+    """The definition above in float64, one query at a time; [t, h, d]."""
+    q, k, v, x = (np.float64(a[b]) for a in (Q, K, V, X))
+    phases = np.exp(1j * POS[:, None] * 10000.0 ** (-np.arange(0, D, 2) / D)[None])
+    o = np.zeros((T, H, D))
+    for i in range(T):
+        for h in range(H):
+            s = k[: i + 1, h] @ q[i, h] / np.sqrt(D)
+            values = v[: i + 1, h]
+            if isinstance(encoding, Forget):
+                gates = np.log(1 / (1 + np.exp(-x @ np.float64(params["w"]))))[:, h]
+                s = s + np.array([gates[j + 1 : i + 1].sum() for j in range(i + 1)])
+            elif isinstance(encoding, Counted):
+                gates = 1 / (1 + np.exp(-s))
+                s = s - np.array([gates[j:].sum() for j in range(i + 1)])
+            else:
+                values = turned(v[:, h : h + 1], phases * phases[i].conj())[: i + 1, 0]
+            w = np.exp(s - s.max())
+            o[i, h] = w / w.sum() @ values
+    return o
+
+
+def in_tiles(*args):
+    return blockwise(*args, query_block=4, key_block=5)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    monkeypatch.setitem(attention.EXECUTORS, "small_tiles", in_tiles)
+
+
+TOYS = [Forget(), TurnedValues(), Counted()]
+PARAMS = {Forget(): {"w": RNG.standard_normal((M, H)).astype(np.float32)}, TurnedValues(): {}, Counted(): {}}
+batch_features = jax.jit(attention.batch_features, static_argnums=0)
+attend = jax.jit(posx.attend, static_argnums=0)
+toys = pytest.mark.parametrize("encoding", TOYS, ids=lambda e: type(e).__name__)
+
+
+@toys
+def test_both_executors_follow_the_definition(encoding):
+    params = PARAMS[encoding]
+
+    def loss(executor, params, q, k, v, x):
+        o = posx.attend(encoding, params, q, k, v, q_pos=POS, k_pos=POS, x=x, executor=executor)
+        return (o * jnp.arange(1.0, D + 1)[None, None, None]).sum(), o
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=(1, 2, 3, 4, 5), has_aux=True), static_argnums=0)
+    (_, dense), dense_grads = run("dense", params, Q, K, V, X)
+    (_, tiles), tiles_grads = run("small_tiles", params, Q, K, V, X)
+    for o in (dense, tiles):
+        assert_allclose(o, np.stack([wanted(encoding, params, b) for b in range(B)]), rtol=0, atol=1e-5)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=1e-4), tiles_grads, dense_grads)
+
+
+@toys
+@pytest.mark.parametrize("chained", [False, True])
+def test_cached_decode_carries_features_on(encoding, chained):
+    params = PARAMS[encoding]
+    whole = np.stack([wanted(encoding, params, b) for b in range(B)])
+    if chained:
+        encoding, params = Chain((posx.encodings.Nope(), encoding)), {f"1.{n}": a for n, a in params.items()}
+    carry, stored, outputs = None, {}, []
+    for start, stop in ((0, 8), (8, 9), (9, 11)):
+        pos = jnp.asarray(POS[start:stop])
+        new, carry = batch_features(encoding, params, X[:, start:stop], pos, carry)
+        stored = {n: jnp.concatenate([stored[n], a], axis=1) if stored else a for n, a in new.items()}
+        outputs.append(
+            attend(
+                encoding, params, Q[:, start:stop], K[:, :stop], V[:, :stop], q_pos=pos, k_pos=POS[:stop],
+                q_idx=pos, k_idx=POS[:stop], q_features=new, k_features=stored,
+            )
+        )  # fmt: skip
+    assert_allclose(np.concatenate(outputs, axis=1), whole, rtol=0, atol=1e-5)
+
+
+def test_mapped_values_may_be_cached():
+    turned_v = jax.vmap(TurnedValues().value, in_axes=(None, 0, None, None))({}, V, POS, {})
+    from_cache = posx.attend(TurnedValues(), {}, Q, K, turned_v, q_pos=POS, k_pos=POS, keys_mapped=True)
+    assert_allclose(from_cache, attend(TurnedValues(), {}, Q, K, V, q_pos=POS, k_pos=POS), rtol=0, atol=1e-6)
+
+
+def test_missing_features_are_asked_for():
+    with pytest.raises(ValueError, match="Forget reads features: give x, or q_features and k_features"):
+        posx.attend(Forget(), PARAMS[Forget()], Q, K, V, q_pos=POS, k_pos=POS)

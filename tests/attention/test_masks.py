@@ -1,0 +1,42 @@
+"""Masks are about order of arrival, never about position."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import posx
+from posx.errors import ConfigError
+
+IDX = np.array([-1, 0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("mask", "sees"),
+    [
+        (posx.causal(), lambda i, j: j <= i),
+        (posx.full(), lambda i, j: True),
+        (posx.window(2), lambda i, j: i - 2 < j <= i),
+        (posx.window(1), lambda i, j: j == i),
+        (posx.window(2, sinks=1), lambda i, j: i - 2 < j <= i or (j == 0 and j <= i)),
+    ],
+)
+def test_visible_pairs(mask, sees):
+    wanted = [[i >= 0 and j >= 0 and sees(i, j) for j in IDX] for i in IDX]
+    assert_array_equal(mask.visible(jnp.asarray(IDX), jnp.asarray(IDX)), wanted)
+
+
+def test_sinks_are_not_seen_before_they_arrive():
+    seen = posx.window(1, sinks=3).visible(jnp.asarray(IDX), jnp.asarray(IDX))
+    assert not np.triu(np.asarray(seen), 1).any()
+
+
+def test_masks_are_values():
+    assert posx.window(4) == posx.window(4) != posx.window(5)
+    assert hash(posx.causal()) == hash(posx.attention.Mask())
+
+
+@pytest.mark.parametrize("fields", [{"window": -1}, {"sinks": -1}, {"window": 4, "causal": False}])
+def test_masks_that_cannot_be(fields):
+    with pytest.raises(ConfigError, match="^mask: "):
+        posx.attention.Mask(**fields)

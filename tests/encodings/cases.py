@@ -1,0 +1,152 @@
+"""The cases every contract test runs over, the batch of positions they share, and the one layer they are run in."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import posx
+from posx.attention.blockwise import blockwise
+from posx.encodings import Encoding, encoding_name
+from tests.encodings import reference
+
+#: Every size differs from every other, so that no two axes can be mistaken for each other.
+DIMS = posx.Dims(model_dim=12, num_heads=4, head_dim=6, num_layers=2, train_len=32, num_kv_heads=2)
+LENGTH = 13
+#: The last position that the batch holds, for encodings that have no limit of their own.
+LARGEST = 3000
+
+#: Every registry name with its defaults, and every variant that changes a formula.
+SPECS: dict[str, Any] = {
+    "nope": "nope",
+    "sinusoidal": "sinusoidal",
+    "sinusoidal-concatenated": {"name": "sinusoidal", "layout": "concatenated", "exponent": "c/(m/2-1)", "base": 50.0},
+    "learned": "learned",
+    "learned-clamp": {"name": "learned", "num_positions": 20, "beyond": "clamp"},
+    "learned-interpolate": {"name": "learned", "num_positions": 20, "beyond": "interpolate", "stretched_to": 32},
+    "shaw": {"name": "shaw", "max_distance": 5},
+    "shaw-keys": {"name": "shaw", "max_distance": 3, "values": False},
+    "transformer_xl": "transformer_xl",
+    "transformer_xl-clamp": {"name": "transformer_xl", "clamp_len": 6, "base": 100.0, "untie_biases": True},
+    "t5": "t5",
+    "t5-unscaled": {"name": "t5", "num_buckets": 8, "max_distance": 20, "scaled": False, "per_layer": True},
+    "t5-bidirectional": {"name": "t5", "bidirectional": True, "num_buckets": 8, "max_distance": 12},
+    "tupe": "tupe",
+    "tupe-untied": {"name": "tupe", "untied": (0, 3), "num_positions": 20, "beyond": "interpolate", "stretched_to": 32},
+    "tupe-r": ["tupe", {"name": "t5", "num_buckets": 8, "max_distance": 20}],
+    "deberta": {"name": "deberta", "max_distance": 7},
+    "deberta-release": {"name": "deberta", "max_distance": 7, "release_index": True},
+    "deberta-log": {"name": "deberta", "log_buckets": 6, "max_distance": 24},
+    "deberta-c2p": {"name": "deberta", "max_distance": 32, "terms": ("c2p",)},
+    "deberta-p2c": {"name": "deberta", "max_distance": 5, "terms": ("p2c",)},
+    "rope": "rope",
+    "rope-interleaved": {"name": "rope", "layout": "interleaved", "rotary_dim": 4, "base": 100.0},
+    "alibi": "alibi",
+    "rope+alibi": ["rope", "alibi"],
+}
+CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS) for case, spec in SPECS.items()}
+
+#: An executor of its own, so that tiles divide neither number of tokens: four query blocks, three key blocks.
+SMALL_TILES = "small_tiles"
+small_tiles = functools.partial(blockwise, query_block=4, key_block=5)
+
+
+def params_of(encoding: Encoding, dtype=np.float32, seed: int = 0) -> dict[str, np.ndarray]:
+    """Large random arrays in the shapes of `init`, so that each one changes the outputs well above rounding."""
+    shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), DIMS))
+    rng = np.random.default_rng(seed)
+    return {name: (0.5 * rng.standard_normal(a.shape)).astype(dtype) for name, a in shapes.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One sequence per family of positions, all of LENGTH tokens: pos, idx, segment [b, t]."""
+
+    pos: np.ndarray
+    idx: np.ndarray
+    segment: np.ndarray
+
+
+FAMILIES = ("sequential", "offset", "gappy", "random", "repeated", "reversed", "left padded", "two documents")
+
+
+def batch(encoding: Encoding) -> Batch:
+    limit = LARGEST if encoding.max_position is None else encoding.max_position
+    rng = np.random.default_rng(1)
+    order = np.arange(LENGTH)
+    padding = 4
+    pos = {
+        "sequential": order,
+        "offset": limit - LENGTH + 1 + order,
+        "gappy": order + 3 * (order > 4) + 11 * (order > 8),
+        "random": np.sort(rng.choice(limit + 1, LENGTH, replace=False)),
+        "repeated": order // 3,
+        "reversed": order[::-1] + 2,
+        "left padded": np.maximum(order - padding, 0),
+        "two documents": np.where(order < 6, order, order - 6),
+    }
+    idx = {"left padded": np.where(order < padding, -1, order - padding)}
+    segment = {"two documents": (order >= 6).astype(int)}
+    return Batch(
+        *(
+            np.array([given.get(family, default) for family in FAMILIES], np.int32)
+            for given, default in ((pos, None), (idx, order), (segment, 0 * order))
+        )
+    )
+
+
+def tokens(batch_size: int = len(FAMILIES), length: int = LENGTH, dtype=np.float32, seed: int = 2) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((batch_size, length, DIMS.model_dim)).astype(dtype)
+
+
+def projections(dtype=np.float32, seed: int = 3) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    heads = {"q": DIMS.num_heads, "k": DIMS.num_kv_heads, "v": DIMS.num_kv_heads}
+    shape = DIMS.model_dim, DIMS.head_dim
+    return {n: (0.3 * rng.standard_normal((shape[0], h, shape[1]))).astype(dtype) for n, h in heads.items()}
+
+
+def project(encoding, params, weights, x, pos):
+    """q, k, v of embedded tokens x [b, t, m]."""
+    embedded = jax.vmap(encoding.embed, in_axes=(None, 0, 0))(params, x, pos)
+    return tuple(jnp.einsum("btm,mhd->bthd", embedded, weights[n]) for n in "qkv")
+
+
+@functools.partial(jax.jit, static_argnames=("encoding", "executor", "mask"))
+def layer(encoding, params, weights, x, pos, idx, segment, *, executor="dense", mask=posx.causal()):
+    """One attention layer over tokens x [b, t, m]: embedded, projected, attended; [b, t, h, d]."""
+    q, k, v = project(encoding, params, weights, x, pos)
+    where = {"q_pos": pos, "k_pos": pos, "q_idx": idx, "k_idx": idx, "q_segment": segment, "k_segment": segment}
+    return posx.attend(encoding, params, q, k, v, mask=mask, executor=executor, **where)
+
+
+def reference_layer(encoding, params, weights, x, pos, idx, segment, mask=posx.causal()) -> np.ndarray:
+    """`layer` in float64 NumPy loops; all arguments with a batch axis."""
+    name = encoding_name(encoding)
+    params, weights = ({n: np.float64(a) for n, a in tree.items()} for tree in (params, weights))
+    outputs = []
+    for x_one, p, n, s in zip(np.float64(x), pos, idx, segment, strict=True):
+        embedded = reference.embed(name, encoding, params, x_one, p)
+        q, k, v = (np.einsum("tm,mhd->thd", embedded, weights[c]) for c in "qkv")
+        seen = [[sees(mask, i, j) and s[a] == s[b] for b, j in enumerate(n)] for a, i in enumerate(n)]
+        outputs.append(reference.reference(name, encoding, params, q, k, v, p.tolist(), p.tolist(), np.array(seen)))
+    return np.stack(outputs)
+
+
+def sees(mask: posx.attention.Mask, i: int, j: int) -> bool:
+    if i < 0 or j < 0 or (mask.causal and j > i):
+        return False
+    return not mask.window or i - j < mask.window or j < mask.sinks
+
+
+def angle_error(encoding: Encoding, largest: int) -> float:
+    """Radians by which float32 may miss an angle p * theta, |p| <= largest, theta <= 1; 0 where no angle is formed."""
+    phases = {"sinusoidal", "rope", "transformer_xl"} & set(encoding_name(encoding).split("+"))
+    return largest * 2.0**-23 if phases else 0.0
+
+
+def in_float64(tree):
+    return jax.tree.map(lambda a: np.asarray(a, np.float64), tree)

@@ -1,0 +1,37 @@
+"""What an encoding does to logits and weights, seen from outside through `attend`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import posx
+
+
+def attention_weights(encoding, params, q, k, q_pos, k_pos=None, mask=posx.full()) -> jax.Array:
+    """Softmax weights [h, q, k] of one sequence: with the identity as values, the outputs are the weights."""
+    return _weights(encoding, params, q, k, jnp.asarray(q_pos), jnp.asarray(q_pos if k_pos is None else k_pos), mask)
+
+
+@functools.partial(jax.jit, static_argnames=("encoding", "mask"))
+def _weights(encoding, params, q, k, q_pos, k_pos, mask):
+    length, num_kv_heads = k.shape[:2]
+    v = jnp.broadcast_to(jnp.eye(length, dtype=k.dtype)[:, None], (length, num_kv_heads, length))
+    idx = {"q_idx": jnp.arange(len(q)), "k_idx": jnp.arange(length)}
+    o = posx.attend(encoding, params, q[None], k[None], v[None], q_pos=q_pos, k_pos=k_pos, **idx, mask=mask)
+    return o[0].swapaxes(0, 1)
+
+
+def vectors(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def softmax(logits) -> np.ndarray:
+    w = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
+    return w / w.sum(axis=-1, keepdims=True)
+
+
+def plain_logits(q, k) -> np.ndarray:
+    """<q_i, k_j> / sqrt(d), [h, q, k]."""
+    return np.einsum("qhd,khd->hqk", q, k) / np.sqrt(q.shape[-1])

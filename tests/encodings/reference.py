@@ -1,0 +1,211 @@
+"""Every encoding once more, in float64 NumPy, one (query, key) pair at a time, from the equation in its paper.
+
+Nothing here imports code from posx and nothing is vectorised over positions, so that a slip in one place cannot hide in
+the other. `encoding` is only read for its hyper-parameters.
+"""
+
+import math
+
+import numpy as np
+
+
+def embed(name, encoding, params, x, pos):
+    """x [t, m] with the position vectors of pos [t] added."""
+    parts = split_chain(encoding, params) if "+" in name else [(name, encoding, params)]
+    for part_name, part, own in parts:
+        if part_name in EMBEDDINGS:
+            x = np.stack([row + EMBEDDINGS[part_name](part, own, p, len(row)) for row, p in zip(x, pos, strict=True)])
+    return x
+
+
+def reference(name, encoding, params, q, k, v, q_pos, k_pos, visible):
+    """Attention outputs [q, h, d]; q [q, h, d], k and v [k, g, d], visible [q, k]."""
+    num_queries, num_heads, _ = q.shape
+    group = num_heads // k.shape[1]
+    o = np.zeros((num_queries, num_heads, v.shape[-1]))
+    for h in range(num_heads):
+        for i in range(num_queries):
+            seen = np.flatnonzero(visible[i])
+            if not len(seen):
+                continue
+            pairs = [(q[i, h], k[j, h // group], q_pos[i], k_pos[j], h) for j in seen]
+            logits = np.array([LOGITS[name](encoding, params, *pair) for pair in pairs])
+            w = np.exp(logits - logits.max())
+            w /= w.sum()
+            for weight, j in zip(w, seen, strict=True):
+                o[i, h] += weight * (v[j, h // group] + value_term(name, encoding, params, q_pos[i], k_pos[j]))
+    return o
+
+
+def split_chain(encoding, params):
+    for n, part in enumerate(encoding.parts):
+        own = {key.removeprefix(f"{n}."): value for key, value in params.items() if key.startswith(f"{n}.")}
+        yield type(part).__name__.lower(), part, own
+
+
+# Vectors added to the token embeddings.
+
+
+def sinusoidal_vector(encoding, params, pos, width):
+    vector = np.zeros(width)
+    for c in range(width // 2):
+        exponent = 2 * c / width if encoding.exponent == "2c/m" else c / (width / 2 - 1)
+        angle = pos / encoding.base**exponent
+        places = (2 * c, 2 * c + 1) if encoding.layout == "interleaved" else (c, c + width // 2)
+        vector[places[0]], vector[places[1]] = math.sin(angle), math.cos(angle)
+    return vector
+
+
+def table_row(encoding, table, pos):
+    last = len(table) - 1
+    if encoding.beyond == "clamp":
+        return table[min(max(pos, 0), last)]
+    if encoding.stretched_to > len(table):
+        place = pos * last / (encoding.stretched_to - 1)
+        return np.array([np.interp(place, np.arange(len(table)), column) for column in table.T])
+    return table[pos]
+
+
+def learned_vector(encoding, params, pos, width):
+    return table_row(encoding, params["table"], pos)
+
+
+# Logits of one pair, after all scaling.
+
+
+def plain(encoding, params, q, k, i, j, h):
+    return q @ k / math.sqrt(len(q))
+
+
+def shaw(encoding, params, q, k, i, j, h):
+    return q @ (k + params["keys"][shaw_row(encoding, i, j)]) / math.sqrt(len(q))
+
+
+def shaw_row(encoding, i, j):
+    return max(-encoding.max_distance, min(encoding.max_distance, j - i)) + encoding.max_distance
+
+
+def transformer_xl(encoding, params, q, k, i, j, h):
+    r = i - j
+    if encoding.clamp_len:
+        r = max(-encoding.clamp_len, min(encoding.clamp_len, r))
+    width = len(params["w_r"])
+    angles = [r / encoding.base ** (2 * c / width) for c in range(width // 2)]
+    wave = np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
+    projected = wave @ params["w_r"][:, h]
+    return ((q + params["u"][h]) @ k + (q + params["v"][h]) @ projected) / math.sqrt(len(q))
+
+
+def t5_bucket(encoding, r):
+    """Mesh TensorFlow's formula; the small number puts exact powers, which float logs round either way, in place."""
+    n, first, count = max(r, 0), 0, encoding.num_buckets
+    if encoding.bidirectional:
+        n, count = abs(r), count // 2
+        first = count if r < 0 else 0
+    exact = count // 2
+    if n < exact:
+        return first + int(n)
+    log = math.log(n / exact) / math.log(encoding.max_distance / exact)
+    return first + min(count - 1, exact + math.floor(log * (count - exact) + 1e-9))
+
+
+def t5(encoding, params, q, k, i, j, h):
+    scale = 1 / math.sqrt(len(q)) if encoding.scaled else 1.0
+    return q @ k * scale + params["table"][t5_bucket(encoding, i - j), h]
+
+
+def tupe(encoding, params, q, k, i, j, h):
+    return q @ k / math.sqrt(2 * len(q)) + tupe_bias(encoding, params, i, j, h)
+
+
+def tupe_bias(encoding, params, i, j, h):
+    if i in encoding.untied:
+        return params["theta"][0, h]
+    if j in encoding.untied:
+        return params["theta"][1, h]
+
+    def position(p):
+        row = table_row(encoding, params["table"], p)
+        unit = (row - row.mean()) / math.sqrt(row.var() + 1e-5)
+        return unit * params["norm_scale"] + params["norm_bias"]
+
+    left, right = position(i) @ params["u_q"][:, h], position(j) @ params["u_k"][:, h]
+    return left @ right / math.sqrt(2 * len(left))
+
+
+def tupe_r(encoding, params, q, k, i, j, h):
+    (_, tupe_part, tupe_params), (_, t5_part, t5_params) = split_chain(encoding, params)
+    bias = t5_params["table"][t5_bucket(t5_part, i - j), h]
+    return tupe(tupe_part, tupe_params, q, k, i, j, h) + bias
+
+
+def deberta_delta(encoding, r):
+    half = encoding.max_distance
+    if encoding.log_buckets:
+        half, mid = encoding.log_buckets, encoding.log_buckets // 2
+        if abs(r) > mid:
+            far = min(abs(r), encoding.max_distance - 1)
+            steps = math.log(far / mid) / math.log((encoding.max_distance - 1) / mid) * (mid - 1)
+            r = math.copysign(math.ceil(steps - 1e-9) + mid, r)
+    return int(max(0, min(2 * half - 1, r + half)))
+
+
+def deberta(encoding, params, q, k, i, j, h):
+    total = q @ k
+    if "c2p" in encoding.terms:
+        total += q @ (params["table"][deberta_delta(encoding, i - j)] @ params["w_k"][:, h])
+    if "p2c" in encoding.terms:
+        r = i - j if encoding.release_index else j - i
+        total += k @ (params["table"][deberta_delta(encoding, r)] @ params["w_q"][:, h])
+    return total / math.sqrt((1 + len(encoding.terms)) * len(q))
+
+
+def rope(encoding, params, q, k, i, j, h):
+    """Planes as complex numbers: the real part of q conj(k) e^(i (i-j) theta)."""
+    width = encoding.rotary_dim
+    total = q[width:] @ k[width:]
+    for c in range(width // 2):
+        a, b = (2 * c, 2 * c + 1) if encoding.layout == "interleaved" else (c, c + width // 2)
+        angle = (i - j) / encoding.base ** (2 * c / width)
+        total += (complex(q[a], q[b]) * complex(k[a], -k[b]) * complex(math.cos(angle), math.sin(angle))).real
+    return total / math.sqrt(len(q))
+
+
+def alibi_slopes(n):
+    """The authors' recursion (fairseq `get_slopes`)."""
+    if math.log2(n).is_integer():
+        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [start * start**i for i in range(n)]
+    closest = 2 ** math.floor(math.log2(n))
+    return alibi_slopes(closest) + alibi_slopes(2 * closest)[0::2][: n - closest]
+
+
+def alibi(encoding, params, q, k, i, j, h):
+    return q @ k / math.sqrt(len(q)) - alibi_slopes(encoding.num_heads)[h] * abs(i - j)
+
+
+def rope_alibi(encoding, params, q, k, i, j, h):
+    return rope(encoding.parts[0], {}, q, k, i, j, h) - alibi_slopes(encoding.parts[1].num_heads)[h] * abs(i - j)
+
+
+def value_term(name, encoding, params, i, j):
+    if name == "shaw" and encoding.values:
+        return params["values"][shaw_row(encoding, i, j)]
+    return 0.0
+
+
+EMBEDDINGS = {"sinusoidal": sinusoidal_vector, "learned": learned_vector}
+LOGITS = {
+    "nope": plain,
+    "sinusoidal": plain,
+    "learned": plain,
+    "shaw": shaw,
+    "transformer_xl": transformer_xl,
+    "t5": t5,
+    "tupe": tupe,
+    "deberta": deberta,
+    "rope": rope,
+    "alibi": alibi,
+    "tupe+t5": tupe_r,
+    "rope+alibi": rope_alibi,
+}

@@ -1,0 +1,77 @@
+"""Slopes for any number of heads, a bias that falls in straight lines, and the two other ways to write it."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import posx
+from posx.encodings import Alibi, Nope
+from posx.encodings.alibi import alibi_slopes
+from tests.encodings import reference
+from tests.encodings.probes import attention_weights, plain_logits, softmax, vectors
+
+POS = np.arange(30)
+
+
+def bias(num_heads, pos=POS):
+    return np.asarray(Alibi(num_heads).bias({}, jnp.asarray(pos), jnp.asarray(pos)), np.float64)
+
+
+def test_published_slopes():
+    assert_allclose(alibi_slopes(1), [2**-8])
+    assert_allclose(alibi_slopes(8), 0.5 ** np.arange(1, 9))
+    twelve = [*(0.5 ** np.arange(1, 9)), 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
+    assert_allclose(alibi_slopes(12), twelve)
+    assert_allclose(twelve[8:], [0.7071, 0.3536, 0.1768, 0.0884], atol=1e-4)
+
+
+@pytest.mark.parametrize("num_heads", range(1, 41))
+def test_slopes_of_any_number_of_heads(num_heads):
+    slopes = alibi_slopes(num_heads)
+    assert_allclose(slopes, reference.alibi_slopes(num_heads), rtol=1e-12)
+    assert len(set(slopes)) == num_heads
+    if num_heads & (num_heads - 1) == 0:
+        assert_allclose(slopes[1:] / slopes[:-1], 2 ** (-8 / num_heads))
+
+
+@pytest.mark.parametrize("num_heads", [4, 6])
+def test_the_bias_falls_in_a_straight_line_to_both_sides(num_heads):
+    b = bias(num_heads)
+    slopes = alibi_slopes(num_heads)
+    for i in (0, 7, 29):
+        assert_allclose(np.diff(b[:, i, : i + 1]), np.repeat(slopes[:, None], i, axis=1), rtol=1e-5)
+    assert_allclose(b, b.swapaxes(1, 2))
+    assert_allclose(bias(num_heads, POS + 1000), b)
+
+
+def test_key_index_form_and_extra_channels_give_the_same_weights():
+    num_heads, d = 4, 6
+    q, k, pos = vectors(30, num_heads, d), vectors(30, num_heads, d, seed=1), POS.astype(np.float32)
+    causal = np.tril(np.ones((30, 30), bool))
+    wanted = attention_weights(Alibi(num_heads), {}, q, k, POS, mask=posx.causal())
+    slopes = alibi_slopes(num_heads)[:, None, None]
+    by_key = plain_logits(q, k) + slopes * pos[None, None, :]
+    assert_allclose(softmax(np.where(causal, by_key, -np.inf)), wanted, atol=1e-5)
+
+    # sqrt(d) [1, i] appended to q and [m j, -m] to k: the product is sqrt(d) * -m (i - j), scaled like any other.
+    ones, m = np.ones_like(pos), alibi_slopes(num_heads).astype(np.float32)
+    q_extra = np.sqrt(d) * np.stack([ones, pos], axis=-1)[:, None].repeat(num_heads, axis=1)
+    k_extra = np.stack([m[None] * pos[:, None], -m[None] * ones[:, None]], axis=-1)
+    q_long, k_long = np.concatenate([q, q_extra], axis=-1), np.concatenate([k, k_extra], axis=-1)
+    by_channel = np.einsum("qhd,khd->hqk", q_long, k_long) / np.sqrt(d)
+    assert_allclose(softmax(np.where(causal, by_channel, -np.inf)), wanted, atol=1e-5)
+
+
+def test_equal_positions_are_no_positions():
+    q, k = vectors(6, 4, 6), vectors(6, 4, 6, seed=1)
+    same = attention_weights(Alibi(4), {}, q, k, np.full(6, 9))
+    assert_allclose(same, attention_weights(Nope(), {}, q, k, np.arange(6)), atol=1e-6)
+
+
+def test_a_bias_for_another_number_of_heads_is_refused():
+    q = vectors(6, 4, 6)
+    with pytest.raises(ValueError, match=r"gives a bias for 3 heads, but there are 4"):
+        attention_weights(Alibi(3), {}, q, q, np.arange(6))
+
+

@@ -1,0 +1,231 @@
+"""From a spec to a value and back: names, fields, types, sizes, and the one line that says what is wrong."""
+
+import copy
+import dataclasses
+import pickle
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import posx
+from posx.encodings import Chain, encoding_name
+from posx.errors import ConfigError
+from tests.encodings.cases import CASES, DIMS, SPECS
+
+all_cases = pytest.mark.parametrize("case", CASES)
+
+
+def as_spec(encoding):
+    """The spec that a results file holds: names and plain values only."""
+    if isinstance(encoding, Chain):
+        return [as_spec(part) for part in encoding.parts]
+    return {"name": encoding_name(encoding), **dataclasses.asdict(encoding)}
+
+
+@all_cases
+def test_built_values_survive_the_round_trip(case):
+    encoding = CASES[case]
+    again = posx.build(as_spec(encoding), DIMS)
+    assert again == encoding
+    assert hash(again) == hash(encoding)
+    assert repr(again) == repr(encoding)
+    assert posx.build(encoding, DIMS) == encoding
+    assert posx.build(SPECS[case], DIMS) == encoding
+
+
+@all_cases
+def test_values_pickle_and_copy(case):
+    encoding = CASES[case]
+    assert pickle.loads(pickle.dumps(encoding)) == encoding == copy.deepcopy(encoding)
+
+
+def test_all_cases_are_different_values():
+    assert len(set(CASES.values())) == len(CASES)
+
+
+@all_cases
+def test_params_follow_init_and_scope(case):
+    encoding = CASES[case]
+    params = encoding.init(jax.random.key(0), DIMS)
+    assert encoding.shared <= params.keys()
+    assert all(a.dtype == jnp.float32 for a in params.values())
+    other = encoding.init(jax.random.key(1), DIMS)
+    random = {name for name in params if not jnp.array_equal(params[name], other[name])}
+    assert random == {name for name in params if name.split(".")[-1] not in ("norm_scale", "norm_bias")}
+
+
+@pytest.mark.parametrize(
+    ("name", "std"),
+    [
+        ("learned", {"table": 0.02}),
+        ("shaw", {"keys": 64**-0.5, "values": 64**-0.5}),
+        ("transformer_xl", {"u": 0.02, "v": 0.02, "w_r": 0.02}),
+        ("t5", {"table": 512**-0.5}),
+        ("tupe", {"table": 0.02, "u_q": 0.02, "u_k": 0.02}),
+        ("deberta", {"table": 0.02, "w_k": 0.02, "w_q": 0.02}),
+    ],
+)
+def test_initial_spread_is_the_published_one(name, std):
+    dims = posx.Dims(model_dim=512, num_heads=8, head_dim=64, num_layers=2, train_len=256)
+    params = posx.build(name, dims).init(jax.random.key(0), dims)
+    for key, wanted in std.items():
+        tolerance = 4 / (2 * params[key].size) ** 0.5  # four standard errors of a standard deviation
+        assert float(params[key].std()) == pytest.approx(wanted, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", posx.ENCODINGS)
+def test_docstring_states_the_equation_and_the_paper(name):
+    cls = posx.ENCODINGS[name]
+    assert " = " in cls.__doc__ or "<-" in cls.__doc__
+    assert "arXiv" in cls.__doc__
+    assert cls.paper.startswith("arXiv ") and cls.paper.removeprefix("arXiv ") in cls.__doc__
+    assert cls.extrapolates
+
+
+@pytest.mark.parametrize("name", posx.ENCODINGS)
+def test_fields_are_open_only_until_resolved(name):
+    cls = posx.ENCODINGS[name]
+    open_fields = [field.name for field in dataclasses.fields(cls) if field.default is None]
+    if open_fields:
+        with pytest.raises(ConfigError, match=rf"^{cls.__name__}\.{open_fields[0]} is not set"):
+            cls().require_resolved()
+    resolved = posx.build({"name": name, **dict.fromkeys(open_fields, "auto")}, DIMS)
+    resolved.require_resolved()
+    assert resolved == cls().resolve(DIMS) == resolved.resolve(DIMS)
+
+
+def test_unresolved_values_are_refused_where_they_are_used():
+    q = jnp.ones((1, 2, 4, 6))
+    pos = jnp.arange(2)
+    for name in ("alibi", "t5", "rope", "tupe", "learned", "shaw", "deberta"):
+        unresolved = posx.ENCODINGS[name]()
+        with pytest.raises(ConfigError, match="is not set: call resolve"):
+            posx.attend(unresolved, {}, q, q, q, q_pos=pos, k_pos=pos)
+        with pytest.raises(ConfigError, match="is not set: call resolve"):
+            posx.attend(Chain((unresolved,)), {}, q, q, q, q_pos=pos, k_pos=pos)
+
+
+def test_defaults_follow_the_training_length():
+    def built(name, length):
+        return posx.build(name, dataclasses.replace(DIMS, train_len=length))
+
+    assert (built("t5", 64).num_buckets, built("t5", 64).max_distance) == (32, 32)
+    assert (built("t5", 512).num_buckets, built("t5", 512).max_distance) == (32, 256)
+    assert [built("shaw", n).max_distance for n in (8, 64)] == [4, 16]
+    assert built("deberta", 64).max_distance == 64
+    assert built("learned", 64).num_positions == built("tupe", 64).num_positions == 64
+    assert built("alibi", 64).num_heads == DIMS.num_heads
+    assert built("rope", 64).rotary_dim == DIMS.head_dim
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 100])
+@pytest.mark.parametrize("name", posx.ENCODINGS)
+def test_every_training_length_builds(name, length):
+    dims = dataclasses.replace(DIMS, train_len=length)
+    posx.build(name, dims).init(jax.random.key(0), dims)
+    if name == "t5":
+        posx.build({"name": "t5", "bidirectional": True}, dims).init(jax.random.key(0), dims)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("rpoe", r"unknown encoding 'rpoe'; did you mean 'rope'\? known: nope, .*alibi$"),
+        ({"name": "alibi2"}, r"did you mean 'alibi'\?"),
+        ({"name": "rope", "bass": 5.0}, r"encoding 'rope' has no field 'bass'; did you mean 'base'\? fields: base"),
+        ({"name": "nope", "base": 1.0}, r"encoding 'nope' has no field 'base'; fields: none"),
+        ({"base": 5.0}, r"has no name; known: nope"),
+        ({"name": "rope", "base": "large"}, r"encoding\.base='large' must be of type float"),
+        ({"name": "t5", "num_buckets": 8.5}, r"encoding\.num_buckets=8\.5 must be of type int"),
+        ({"name": "t5", "num_buckets": True}, r"encoding\.num_buckets=True must be of type int"),
+        ({"name": "t5", "bidirectional": 1}, r"encoding\.bidirectional=1 must be of type bool"),
+        ({"name": "rope", "layout": "interleave"}, r"rope: layout='interleave' is unknown; allowed: half_split"),
+        ({"name": "rope", "base": 1.0}, r"rope: base=1\.0 must be above 1"),
+        ({"name": "rope", "rotary_dim": 3}, r"rope: .*even width is needed, not 3"),
+        ({"name": "rope", "rotary_dim": 8}, r"rope: rotary_dim=8 is more than head_dim=6"),
+        ({"name": "sinusoidal", "layout": "x"}, r"sinusoidal: layout='x' is unknown"),
+        ({"name": "sinusoidal", "exponent": "c"}, r"sinusoidal: exponent='c' is unknown"),
+        ({"name": "sinusoidal", "base": 0.5}, r"sinusoidal: base=0\.5"),
+        ({"name": "learned", "beyond": "wrap"}, r"learned: beyond='wrap' is unknown; allowed: error, clamp"),
+        ({"name": "learned", "num_positions": 0}, r"learned: num_positions=0"),
+        ({"name": "tupe", "beyond": "wrap"}, r"tupe: beyond='wrap'"),
+        ({"name": "shaw", "max_distance": -1}, r"shaw: max_distance=-1"),
+        ({"name": "transformer_xl", "clamp_len": -2}, r"transformer_xl: clamp_len=-2"),
+        ({"name": "transformer_xl", "base": 1}, r"transformer_xl: base=1\.0"),
+        ({"name": "t5", "num_buckets": 7, "max_distance": 20}, r"t5: num_buckets=7 must be even"),
+        ({"name": "t5", "num_buckets": 2, "max_distance": 9, "bidirectional": True}, r"t5: .* at least 4"),
+        ({"name": "t5", "num_buckets": 32, "max_distance": 16}, r"t5: max_distance=16 must be above 16"),
+        ({"name": "deberta", "terms": ()}, r"deberta: terms=\(\)"),
+        ({"name": "deberta", "terms": ("c2p", "p2p")}, r"deberta: terms=.* must name one or both of c2p, p2c"),
+        ({"name": "deberta", "max_distance": 0}, r"deberta: max_distance=0"),
+        ({"name": "deberta", "log_buckets": 5}, r"deberta: log_buckets=5"),
+        ({"name": "deberta", "log_buckets": 8, "max_distance": 5}, r"deberta: log_buckets=8 needs max_distance .* 6"),
+        ({"name": "alibi", "num_heads": 0}, r"alibi: num_heads=0"),
+        ([], r"a chain needs at least one encoding"),
+        (3, r"an encoding is a name, a mapping or a list, not int"),
+        ("no_such_package.module:Thing", r"cannot be imported"),
+        ("posx.errors:ConfigError", r"is not a frozen dataclass that derives from posx\.Encoding"),
+    ],
+)
+def test_a_wrong_spec_is_one_line_that_names_the_cause(spec, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        posx.build(spec, DIMS)
+    assert "\n" not in str(caught.value)
+
+
+def test_odd_widths_are_refused_by_what_needs_pairs():
+    dims = dataclasses.replace(DIMS, model_dim=13, head_dim=5)
+    for name in ("sinusoidal", "transformer_xl", "rope"):
+        with pytest.raises(ConfigError, match="even"):
+            posx.build(name, dims)
+    assert posx.build({"name": "rope", "rotary_dim": 4}, dims).rotary_dim == 4
+
+
+def test_sizes_are_checked():
+    with pytest.raises(ConfigError, match="train_len=0"):
+        dataclasses.replace(DIMS, train_len=0)
+    with pytest.raises(ConfigError, match="num_kv_heads=3 does not divide num_heads=4"):
+        dataclasses.replace(DIMS, num_kv_heads=3)
+
+
+def test_text_from_a_command_line_is_read_as_the_field():
+    assert posx.build({"name": "rope", "base": "5e5"}, DIMS) == posx.build({"name": "rope", "base": 500000}, DIMS)
+    assert posx.build({"name": "t5", "num_buckets": "8"}, DIMS).num_buckets == 8
+    assert posx.build({"name": "deberta", "terms": ["c2p"]}, DIMS).terms == ("c2p",)
+    assert posx.build({"name": "shaw", "max_distance": None}, DIMS) == posx.build("shaw", DIMS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(posx.Encoding):
+    """A user's own encoding, found by module and class."""
+
+    strength: float = 1.0
+
+
+def test_a_class_of_ones_own_is_named_by_its_place():
+    name = f"{__name__}:Mine"
+    encoding = posx.build({"name": name, "strength": 2}, DIMS)
+    assert encoding == Mine(2.0)
+    assert encoding_name(encoding) == name
+    assert encoding_name(posx.build(["rope", name], DIMS)) == f"rope+{name}"
+    assert posx.build(as_spec(encoding), DIMS) == encoding
+
+
+@pytest.mark.parametrize(
+    ("name", "sites"),
+    [
+        ("nope", ()),
+        ("sinusoidal", ("embed",)),
+        ("learned", ("embed",)),
+        ("shaw", ("score", "mix")),
+        ("transformer_xl", ("query", "score")),
+        ("t5", ("temperature", "curve")),
+        ("tupe", ("temperature", "bias")),
+        ("deberta", ("temperature", "score")),
+        ("rope", ("query", "key")),
+        ("alibi", ("curve",)),
+    ],
+)
+def test_sites(name, sites):
+    assert posx.build(name, DIMS).sites == sites

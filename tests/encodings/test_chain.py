@@ -1,0 +1,149 @@
+"""Chains: the order of maps, sums and products of terms, declared facts, and names of parameters."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import posx
+from posx.encodings import T5, Alibi, Chain, Deberta, Encoding, Learned, Nope, Rope, Shaw, Sinusoidal, Tupe
+from tests.encodings.cases import CASES, DIMS, params_of
+from tests.encodings.probes import attention_weights, plain_logits, softmax, vectors
+
+T, H, D = 7, 4, 6
+POS = np.arange(T)
+jit_attend = jax.jit(posx.attend, static_argnums=0)
+Q, K = vectors(T, H, D), vectors(T, H, D, seed=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Affine(Encoding):
+    """x -> a x + b wherever vectors are mapped, and fixed numbers everywhere else."""
+
+    a: float
+    b: float
+
+    def embed(self, params, x, pos):
+        return self.a * x + self.b
+
+    def query(self, params, vectors, pos, features):
+        return self.a * vectors + self.b
+
+    key = value = output = query
+
+    def temperature(self, params, q_pos):
+        return jnp.full(q_pos.shape, self.a, jnp.float32)
+
+    def bias(self, params, q_pos, k_pos):
+        return jnp.full((1, q_pos.shape[0], k_pos.shape[0]), self.b, jnp.float32)
+
+    def score(self, params, s, tile):
+        return self.a * s + self.b
+
+    def mix(self, params, w, q_pos, k_pos):
+        return self.b * jnp.ones((q_pos.shape[0], w.shape[0], D)) * w.sum(axis=-1).T[:, :, None]
+
+
+FIRST, SECOND = Affine(2.0, 1.0), Affine(3.0, 5.0)
+BOTH = Chain((FIRST, SECOND))
+
+
+@pytest.mark.parametrize("hook", ["query", "key", "value"])
+def test_token_maps_apply_first_part_first_and_outputs_last_part_first(hook):
+    x = jnp.ones((1, 1, D))
+    assert_array_equal(getattr(BOTH, hook)({}, x, POS[:1], {}), 3 * (2 * x + 1) + 5)
+    assert_array_equal(BOTH.output({}, x, POS[:1], {}), 2 * (3 * x + 5) + 1)
+    assert_array_equal(BOTH.embed({}, x[0], POS[:1]), 3 * (2 * x[0] + 1) + 5)
+
+
+def test_temperatures_multiply_biases_and_mixes_add_scores_fold():
+    pos = jnp.asarray(POS)
+    assert_array_equal(BOTH.temperature({}, pos), np.full(T, 6.0))
+    assert_array_equal(BOTH.bias({}, pos, pos), np.full((1, T, T), 6.0))
+    assert_array_equal(BOTH.mix({}, jnp.ones((H, T, T)), pos, pos), np.full((T, H, D), 6.0 * T))
+    ones = jnp.ones((T, H, D))
+    tile = posx.encodings.Tile(ones, ones, ones, ones, {}, {}, pos, pos, jnp.ones((T, T), bool))
+    assert_array_equal(BOTH.score({}, jnp.ones((H, T, T)), tile), np.full((H, T, T), 3.0 * (2 + 1) + 5))
+
+
+def test_a_chain_of_one_and_of_nope_changes_nothing():
+    for case in ("shaw", "t5"):
+        encoding, params = CASES[case], params_of(CASES[case])
+        k, pos = jnp.asarray(K), jnp.asarray(POS)
+        where = {"q_pos": pos, "k_pos": pos}
+        alone = jit_attend(encoding, params, Q[None], k[None], k[None], **where)
+        for n, chain in enumerate((Chain((encoding,)), Chain((Nope(), encoding)))):
+            renamed = {f"{n}.{name}": a for name, a in params.items()}
+            chained = jit_attend(chain, renamed, Q[None], k[None], k[None], **where)
+            assert_allclose(chained, alone, rtol=0, atol=1e-6)
+
+
+def test_biases_of_a_chain_add_to_its_maps():
+    chain = posx.build(["rope", "alibi"], DIMS)
+    turned_q, turned_k = (Rope(rotary_dim=D).query({}, x, jnp.asarray(POS), {}) for x in (Q, K))
+    wanted = softmax(plain_logits(turned_q, turned_k) + Alibi(H).bias({}, jnp.asarray(POS), jnp.asarray(POS)))
+    assert_allclose(attention_weights(chain, {}, Q, K, POS), wanted, atol=1e-5)
+
+
+def test_declared_facts_follow_from_the_parts():
+    chain = Chain((Rope(rotary_dim=D), Alibi(H)))
+    assert chain.shift_invariant and chain.caches_mapped_keys and chain.prefix_consistent
+    assert (chain.tiling, chain.integer_positions, chain.max_position) == ("any", False, None)
+    assert chain.sites == ("query", "key", "bias", "curve")
+    tables = Chain((Learned(30), Tupe(20), Shaw(3)))
+    assert not tables.shift_invariant and not tables.caches_mapped_keys
+    assert (tables.integer_positions, tables.max_position) == (True, 19)
+    assert tables.shared == {"0.table", *(f"1.{name}" for name in Tupe(20).shared)}
+    rows = dataclasses.make_dataclass("Rows", [], bases=(Nope,), frozen=True, namespace={"tiling": "rows"})
+    assert Chain((Alibi(H), rows())).tiling == "rows"
+    assert Chain((T5(8, 20, head_dim=D), Alibi(H))).acts_on("curve")
+    assert not Chain((Tupe(8), Alibi(H))).acts_on("curve")
+
+
+def test_resolve_at_length_and_init_reach_every_part():
+    chain = posx.build(["alibi", {"name": "learned", "beyond": "interpolate"}, "tupe"], DIMS)
+    assert chain.parts == (Alibi(H), Learned(32, "interpolate"), Tupe(32))
+    assert chain.at_length(64).parts[1].stretched_to == 64
+    assert chain.at_length(64).parts[2] == Tupe(32)
+    names = jax.eval_shape(lambda: chain.init(jax.random.key(0), DIMS))
+    assert {name.split(".")[0] for name in names} == {"1", "2"}
+    twice = Chain((Learned(4), Learned(4))).init(jax.random.key(0), DIMS)
+    assert not np.array_equal(twice["0.table"], twice["1.table"])
+
+
+def test_part_ten_is_not_part_one():
+    eleven = Chain(tuple(Learned(1) for _ in range(11)))
+    params = {f"{n}.table": np.full((1, 4), 2.0**n, np.float32) for n in range(11)}
+    assert_array_equal(eleven.embed(params, jnp.zeros((1, 4)), jnp.zeros(1, jnp.int32)), np.full((1, 4), 2.0**11 - 1))
+
+
+def test_chains_nest():
+    flat = Chain((Rope(rotary_dim=D), Alibi(H), T5(8, 20, head_dim=D)))
+    nested = Chain((Chain((Rope(rotary_dim=D), Alibi(H))), Chain((T5(8, 20, head_dim=D),))))
+    table = vectors(8, H, seed=5)
+    wanted = attention_weights(flat, {"2.table": table}, Q, K, POS)
+    assert_allclose(attention_weights(nested, {"1.0.table": table}, Q, K, POS), wanted, atol=1e-6)
+    assert nested.shared == {"1.0.table"}
+
+
+def test_embeddings_and_logit_terms_chain_in_any_order():
+    forward, backward = (Chain(parts) for parts in ((Sinusoidal(), Alibi(H)), (Alibi(H), Sinusoidal())))
+    x = vectors(T, DIMS.model_dim)
+    assert_array_equal(forward.embed({}, x, jnp.asarray(POS)), Sinusoidal().embed({}, x, jnp.asarray(POS)))
+    assert_array_equal(
+        attention_weights(forward, {}, Q, K, POS), attention_weights(backward, {}, Q, K, POS)
+    )  # fmt: skip
+
+
+def test_content_terms_add():
+    """Scores fold left, so two content terms over the same products add, each with its own scale."""
+    deberta, shaw = Deberta(5, ("c2p",)), Shaw(3, values=False)
+    p_deberta, p_shaw = params_of(deberta), params_of(shaw)
+    chain = Chain((deberta, shaw))
+    params = {f"0.{n}": a for n, a in p_deberta.items()} | {f"1.{n}": a for n, a in p_shaw.items()}
+    logits = [np.log(attention_weights(e, p, Q, K, POS)) for e, p in ((deberta, p_deberta), (shaw, p_shaw))]
+    wanted = softmax(logits[0] + logits[1] - plain_logits(Q, K))
+    assert_allclose(attention_weights(chain, params, Q, K, POS), wanted, atol=1e-4)

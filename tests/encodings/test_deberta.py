@@ -1,0 +1,81 @@
+"""DeBERTa: the half-open range, the scale per term, Shaw's keys as a special case, and v2's buckets."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from posx.encodings import Deberta, Nope, Shaw
+from tests.encodings import reference
+from tests.encodings.probes import attention_weights, vectors
+
+M, H, D, T, HALF = 10, 2, 4, 12, 5
+PARAMS = {"table": vectors(2 * HALF, M, seed=1), "w_k": vectors(M, H, D, seed=2), "w_q": vectors(M, H, D, seed=3)}
+POS = np.arange(T)
+Q, K = vectors(T, H, D, seed=4), vectors(T, H, D, seed=5)
+
+
+def test_the_table_covers_minus_k_to_k_minus_one():
+    r = np.arange(-9, 10)
+    rows = Deberta(max_distance=HALF).rows(jnp.asarray(r))
+    assert_array_equal(rows, np.clip(r + HALF, 0, 2 * HALF - 1))
+    at = dict(zip(r.tolist(), np.asarray(rows).tolist(), strict=True))
+    assert at[-HALF] == 0 == at[-HALF - 1]
+    assert at[HALF] == at[HALF - 1] == 2 * HALF - 1
+
+
+@pytest.mark.parametrize("terms", [("c2p",), ("p2c",), ("c2p", "p2c")])
+def test_a_zero_table_is_plain_attention_with_the_scale_of_its_terms(terms):
+    zero = PARAMS | {"table": 0 * PARAMS["table"]}
+    w = attention_weights(Deberta(HALF, terms), zero, Q, K, POS)
+    smaller = Q / np.float32(np.sqrt(1 + len(terms)))
+    assert_allclose(w, attention_weights(Nope(), {}, smaller, K, POS), atol=1e-5)
+
+
+def test_c2p_with_one_projection_for_all_heads_is_shaws_keys():
+    one_head = np.broadcast_to(PARAMS["w_k"][:, :1], (M, H, D))
+    w = attention_weights(Deberta(HALF, ("c2p",)), PARAMS | {"w_k": one_head}, Q, K, POS)
+    rows = (PARAMS["table"] @ one_head[:, 0])[::-1]  # Shaw counts j - i upwards, DeBERTa i - j
+    keys = {"keys": np.concatenate([rows[:1], rows])}  # DeBERTa's k reads the row of k - 1
+    scaled = Q / np.float32(np.sqrt(2))
+    assert_allclose(w, attention_weights(Shaw(HALF, values=False), keys, scaled, K, POS), atol=1e-5)
+
+
+def test_p2c_reads_the_distance_from_the_key_to_the_query():
+    """With q = 0 the only term is k_j . Qr_delta(j, i): causal queries read rows below k, the release those above."""
+    paper = Deberta(HALF, ("p2c",))
+    only = np.asarray(attention_weights(paper, PARAMS, 0 * Q, K, POS))
+    mirrored = attention_weights(paper, PARAMS, 0 * Q[::-1], K, -POS)
+    release = attention_weights(Deberta(HALF, ("p2c",), release_index=True), PARAMS, 0 * Q, K, POS)
+    assert_allclose(release, mirrored, atol=1e-5)
+    logits = np.einsum("khd,khd->hk", K, np.einsum("nm,mhd->nhd", PARAMS["table"], PARAMS["w_q"])[
+        np.clip(POS - 7 + HALF, 0, 2 * HALF - 1)
+    ]) / np.sqrt(2 * D)  # fmt: skip
+    assert_allclose(np.log(only[:, 7]) - np.log(only[:, 7, :1]), logits - logits[:, :1], atol=1e-4)
+
+
+def test_published_log_buckets():
+    v2 = Deberta(max_distance=512, log_buckets=256)
+    r = np.array([0, 1, 128, 200, 256, 300, 511, 512, 600, 5000])
+    assert_array_equal(v2.rows(jnp.asarray(r)) - 256, [0, 1, 128, 169, 192, 207, 255, 255, 255, 255])
+    assert_array_equal(v2.rows(jnp.asarray(-r)) - 256, -np.array([0, 1, 128, 169, 192, 207, 255, 255, 255, 255]))
+
+
+@pytest.mark.parametrize("size", [(256, 512), (8, 64), (6, 24), (4, 5), (32, 1024), (16, 137)])
+def test_log_buckets_follow_the_formula_and_grow_with_distance(size):
+    encoding = Deberta(max_distance=size[1], log_buckets=size[0])
+    r = np.arange(-2 * size[1], 2 * size[1] + 1)
+    rows = np.asarray(encoding.rows(jnp.asarray(r)))
+    assert_array_equal(rows, [reference.deberta_delta(encoding, d) for d in r.tolist()])
+    assert (np.diff(rows) >= 0).all()
+    assert_array_equal(rows[::-1] - size[0], size[0] - rows)
+
+
+def test_distances_beyond_k_are_all_k():
+    w = np.asarray(attention_weights(Deberta(HALF), PARAMS, Q[:1].repeat(T, axis=0), K[:1].repeat(T, axis=0), POS))
+    assert_allclose(w[:, 11, :7], np.broadcast_to(w[:, 11, :1], (H, 7)), rtol=1e-5)
+    assert np.abs(w[:, 11, 6] / w[:, 11, 8] - 1).max() > 0.02
+
+
+def test_the_table_is_shared_and_its_projections_are_per_layer():
+    assert Deberta(HALF).shared == {"table"}

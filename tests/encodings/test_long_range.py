@@ -1,0 +1,83 @@
+"""Far from zero: float32 and bfloat16 against the float64 reference, with stated bounds.
+
+An angle p * theta in float32 is off by up to p * 2^-23 radians: 0.016 at 131 072 and 0.12 at 10^6 in the worst case.
+The weights of these tests are of order one, so outputs may be off by about as much; what forms no angle stays at
+rounding.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import posx
+from posx.encodings import encoding_name
+from tests.encodings import reference
+from tests.encodings.cases import CASES, DIMS, angle_error, layer, params_of, projections, reference_layer, tokens
+
+UNLIMITED = [case for case, encoding in CASES.items() if encoding.max_position is None and "-" not in case]
+T = 11
+
+
+def positions(largest):
+    """Three rows: the last tokens of the text, the whole of it sparsely, and a few early keys before the last ones."""
+    rng = np.random.default_rng(0)
+    last = np.arange(largest - T + 1, largest + 1)
+    sparse = np.sort(rng.choice(largest, T, replace=False))
+    return np.stack([last, sparse, np.where(np.arange(T) < 5, np.arange(T), last)]).astype(np.int32)
+
+
+@pytest.mark.parametrize("case", UNLIMITED)
+def test_float32_stays_close_to_float64(case):
+    encoding = CASES[case]
+    params, weights, x = params_of(encoding), projections(), tokens(3, T)
+    idx = np.broadcast_to(np.arange(T, dtype=np.int32), (3, T))
+    for largest in (131_072, 1_000_000):
+        pos = positions(largest)
+        wanted = reference_layer(encoding, params, weights, x, pos, idx, 0 * idx)
+        o = layer(encoding, params, weights, x, pos, idx, 0 * idx)
+        assert_allclose(o, wanted, rtol=0, atol=1e-5 + 2 * angle_error(encoding, largest))
+        if case == "transformer_xl":  # its angles come from differences, and the first row only holds small ones
+            assert_allclose(o[0], wanted[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", [c for c in UNLIMITED if c not in ("sinusoidal",)])
+def test_bfloat16_vectors_stay_close_to_float64(case):
+    """Vectors are rounded to 8 bits, positions never: the bound is that of rounding, at any position."""
+    encoding, params = CASES[case], params_of(CASES[case])
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((3, T, DIMS.num_heads, DIMS.head_dim))
+    k, v = (rng.standard_normal((3, T, DIMS.num_kv_heads, DIMS.head_dim)) for _ in range(2))
+    q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in (q, k, v))
+    causal = np.tril(np.ones((T, T), bool))
+    attend = jax.jit(lambda params, pos: posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos))
+    for largest in (32_768, 131_072):
+        pos = positions(largest)
+        o = attend(params, pos)
+        assert o.dtype == jnp.bfloat16
+        for n, p in enumerate(pos.tolist()):
+            wide = [np.asarray(a[n], np.float64) for a in (q, k, v)]
+            wide_params = {name: np.float64(a) for name, a in params.items()}
+            wanted = reference.reference(encoding_name(encoding), encoding, wide_params, *wide, p, p, causal)
+            bound = 4 * 2.0**-8 + 2 * angle_error(encoding, largest)
+            assert_allclose(np.asarray(o[n], np.float64), wanted, rtol=2.0**-7, atol=bound)
+
+
+@pytest.mark.parametrize("case", ["sinusoidal", "learned"])
+def test_bfloat16_embeddings_are_the_float32_sum_rounded_once(case):
+    encoding, params = CASES[case], params_of(CASES[case])
+    largest = 131_072 if encoding.max_position is None else encoding.max_position
+    x, pos = jnp.asarray(tokens(1, T)[0], jnp.bfloat16), positions(max(largest, T))[0]
+    wanted = reference.embed(encoding_name(encoding), encoding, params, np.asarray(x, np.float64), pos)
+    out = np.asarray(encoding.embed(params, x, jnp.asarray(pos)), np.float64)
+    assert_allclose(out, wanted, rtol=2.0**-8, atol=angle_error(encoding, largest))
+
+
+def test_a_bias_at_far_positions_tells_neighbours_apart():
+    """slope * key index in bfloat16 does not: BLOOM's form gives most neighbours the same bias at 8 192 tokens."""
+    pos = jnp.arange(131_072 - 8, 131_072)
+    bias = np.asarray(posx.build("alibi", DIMS).bias({}, pos, pos))
+    assert_allclose(np.diff(bias[:, -1]), np.repeat(2.0 ** -np.arange(2, 9, 2)[:, None], 7, axis=1), rtol=1e-6)
+    by_key_index = jnp.bfloat16(2.0**-8) * pos.astype(jnp.bfloat16)
+    assert len(np.unique(np.asarray(by_key_index, np.float32))) == 1

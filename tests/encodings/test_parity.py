@@ -1,0 +1,135 @@
+"""posx against transformers and x-transformers: committed arrays always, recomputed ones with the `peers` installed."""
+
+import importlib.util
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import posx
+from posx.encodings import T5, Alibi, Deberta, Rope, Shaw, Sinusoidal, Tile, TransformerXL
+from tests.encodings.probes import attention_weights, plain_logits, softmax
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+GOLDEN = sorted(path.stem for path in (ROOT / "tests" / "golden").glob("*.npz"))
+
+
+@pytest.fixture
+def golden():
+    def load(name):
+        with np.load(ROOT / "tests" / "golden" / f"{name}.npz") as arrays:
+            return dict(arrays)
+
+    return load
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_arrays_are_what_the_libraries_compute(name, golden):
+    spec = importlib.util.spec_from_file_location("golden_script", ROOT / "scripts" / "golden.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert set(GOLDEN) == set(script.ORACLES)
+    stored, live = golden(name), script.compute(name)
+    assert stored.keys() == live.keys()
+    for key in stored:
+        assert_allclose(live[key], stored[key], rtol=1e-6, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize(("source", "exponent", "first"), [("xglm", "c/(m/2-1)", 2), ("roformer", "2c/m", 0)])
+def test_sinusoids(source, exponent, first, golden):
+    wanted = golden("sinusoidal")[source]
+    encoding = Sinusoidal(layout="concatenated", exponent=exponent)
+    vectors = encoding.embed({}, jnp.zeros(wanted.shape), jnp.arange(len(wanted)) + first)
+    assert_allclose(vectors, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("source", "encoding"),
+    [
+        ("llama", Rope(rotary_dim=8)),
+        ("neox", Rope(rotary_dim=4)),
+        ("gptj", Rope(rotary_dim=8, layout="interleaved")),
+        ("x_transformers", Rope(rotary_dim=4, layout="interleaved")),
+    ],
+)
+def test_rotary(source, encoding, golden):
+    arrays = golden("rotary")
+    # float32 angles at position 4096 are off by up to 4096 * 2^-23 radians on both sides.
+    for name, hook in (("q", encoding.query), ("k", encoding.key)):
+        turned = hook({}, arrays[name], jnp.asarray(arrays["pos"], jnp.int32), {})
+        assert_allclose(turned, arrays[f"{source}_{name}"], rtol=0, atol=2e-3)
+        assert_allclose(turned[:6], arrays[f"{source}_{name}"][:6], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_heads", [1, 4, 6, 8, 12])
+def test_alibi(num_heads, golden):
+    arrays = golden("alibi")
+    pos = jnp.arange(20)
+    bias = np.asarray(Alibi(num_heads).bias({}, pos, pos))
+    assert_allclose(bias, arrays[f"x_transformers_{num_heads}"], rtol=1e-6, atol=0)
+    last_row = bias[:, -1]
+    assert_allclose(last_row, arrays[f"mpt_{num_heads}"], rtol=1e-6, atol=0)
+    # BLOOM adds slope * key index: the same row but for a constant, which softmax does not see.
+    assert_allclose(last_row - last_row[:, :1], arrays[f"bloom_{num_heads}"], rtol=1e-5, atol=0)
+
+
+def test_t5_buckets_and_bias(golden):
+    arrays = golden("t5_bias")
+    distances = np.arange(-700, 701)
+    for name, buckets in arrays.items():
+        if name in ("table", "bias"):
+            continue
+        side, num_buckets, max_distance = name.split("_")
+        encoding = T5(int(num_buckets), int(max_distance), bidirectional=side == "both", head_dim=4)
+        assert_array_equal(encoding.bucket(jnp.asarray(distances, jnp.float32)), buckets, err_msg=name)
+    pos = jnp.arange(12)
+    bias = T5(32, 128, head_dim=4).bias({"table": jnp.asarray(arrays["table"])}, pos, pos)
+    assert_array_equal(bias, arrays["bias"])
+
+
+def test_deberta_v1_attention(golden):
+    arrays = golden("deberta")
+    params = {name: jnp.asarray(arrays[name]) for name in ("table", "w_k", "w_q")}
+    pos = jnp.arange(len(arrays["q"]))
+    q, k = arrays["q"], arrays["k"]
+    w = attention_weights(Deberta(max_distance=8, release_index=True), params, q, k, pos)
+    assert_allclose(w, arrays["weights"], rtol=0, atol=1e-5)
+    # The library reads the second term at delta(i, j), not at the paper's delta(j, i).
+    assert np.abs(attention_weights(Deberta(max_distance=8), params, q, k, pos) - arrays["weights"]).max() > 0.1
+
+
+def test_deberta_v2_log_buckets(golden):
+    arrays = golden("deberta")
+    encoding = Deberta(max_distance=64, log_buckets=8, release_index=True)
+    params = {"table": jnp.asarray(arrays["table_v2"])} | {n: jnp.asarray(arrays[n]) for n in ("w_k", "w_q")}
+    q, k, pos = jnp.asarray(arrays["q_v2"]), jnp.asarray(arrays["k_v2"]), jnp.arange(40)
+    tile = Tile(q, k, q, k, {}, {}, pos, pos, jnp.ones((40, 40), bool))
+    bias = encoding.score(params, jnp.zeros((2, 40, 40)), tile)
+    assert_allclose(bias, arrays["bias_v2"], rtol=0, atol=1e-5)
+    rows = Deberta(max_distance=512, log_buckets=256).rows(jnp.arange(-511, 512))
+    assert_array_equal(rows - 256, arrays["log_buckets"])
+
+
+def test_transformer_xl_with_memory(golden):
+    arrays = {name: jnp.asarray(a) for name, a in golden("transformer_xl").items()}
+    params = {"u": arrays["u"], "v": arrays["v_bias"], "w_r": arrays["w_r"]}
+    k_pos = jnp.arange(9)
+    o = posx.attend(
+        TransformerXL(), params, arrays["q"][None], arrays["k"][None], arrays["v"][None], mask=posx.full(),
+        q_pos=k_pos[4:], k_pos=k_pos, q_idx=k_pos[4:], k_idx=k_pos,
+    )  # fmt: skip
+    assert_allclose(o[0], arrays["o"], rtol=0, atol=1e-5)
+
+
+def test_shaw_keys(golden):
+    arrays = {name: jnp.asarray(a) for name, a in golden("shaw_keys").items()}
+    x, pos = arrays["x"].reshape(1, 12, 2, 4), jnp.arange(12)
+    params = {"keys": arrays["keys"]}
+    encoding = Shaw(max_distance=3, values=False)
+    o = posx.attend(encoding, params, x, x, x, q_pos=pos, k_pos=pos, mask=posx.full())
+    assert_allclose(o[0], arrays["o"], rtol=0, atol=1e-5)
+    without = softmax(plain_logits(x[0], x[0]))
+    assert np.abs(attention_weights(encoding, params, x[0], x[0], pos) - without).max() > 0.1

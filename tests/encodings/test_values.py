@@ -1,0 +1,59 @@
+"""Encodings are values: nothing is remembered between two of them, and equal ones share one trace."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import posx
+from tests.encodings.cases import DIMS, SPECS, layer, params_of, projections, reference_layer, tokens
+
+#: Two values per encoding whose parameters have the same shapes, so that only hyper-parameters tell them apart.
+PAIRS = {
+    "sinusoidal": ({"base": 100.0}, {"layout": "concatenated"}),
+    "learned": ({"beyond": "interpolate", "stretched_to": 40}, {"beyond": "clamp"}),
+    "shaw": ({"max_distance": 4, "values": True}, {"max_distance": 4, "values": False}),
+    "transformer_xl": ({"clamp_len": 3}, {"base": 50.0}),
+    "t5": ({"num_buckets": 8, "max_distance": 16}, {"num_buckets": 8, "max_distance": 6}),
+    "tupe": ({"untied": (1,)}, {"untied": (2,)}),
+    "deberta": ({"max_distance": 4}, {"max_distance": 4, "release_index": True}),
+    "rope": ({"base": 100.0}, {"layout": "interleaved"}),
+    "alibi": ({"num_heads": 4}, {"num_heads": 4}),
+}
+T = 9
+IDX = np.arange(T, dtype=np.int32)[None]
+
+
+def test_every_encoding_with_fields_has_a_pair():
+    assert PAIRS.keys() == posx.ENCODINGS.keys() - {"nope"}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_values_in_one_process_do_not_touch_each_other(name):
+    pair = [posx.build({"name": name, **fields}, DIMS) for fields in PAIRS[name]]
+    weights, x, fresh = projections(), tokens(1, T), functools.partial(jax.jit, static_argnums=0)
+    for order in (pair, pair[::-1]):
+        run = fresh(lambda encoding, params: layer.__wrapped__(encoding, params, weights, x, IDX, IDX, 0 * IDX))
+        for encoding in order:
+            params = params_of(encoding)
+            wanted = reference_layer(encoding, params, weights, x, IDX, IDX, 0 * IDX)
+            assert_allclose(run(encoding, params), wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", posx.ENCODINGS)
+def test_equal_values_share_one_trace(name):
+    traces = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(encoding, params, q, pos):
+        traces.append(encoding)
+        return posx.attend(encoding, params, q, q, q, q_pos=pos, k_pos=pos)
+
+    for seed, start in ((0, 0), (1, 5)):
+        encoding = posx.build(SPECS[name], DIMS)
+        q = np.random.default_rng(seed).standard_normal((1, T, DIMS.num_heads, DIMS.head_dim)).astype(np.float32)
+        run(encoding, params_of(encoding, seed=seed), q, jnp.arange(start, start + T))
+    assert len(traces) == 1

@@ -1,0 +1,586 @@
+"""The `posx` command: what it prints and writes, and one clear line for every wrong input."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import posx
+import posx.evaluation.run
+from posx.cli import COMMANDS
+from posx.data import ByteTokenizer, train_bpe
+from posx.runs import RunFolder
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder with text, cache and the tiny config; its token files are there already."""
+    folder = tmp_path_factory.mktemp("site")
+    tiny.write_config(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(site):
+    """A finished run of the tiny config, made by the real command in a process of its own."""
+    code, _, err = tiny.run("train", f"--config={site / 'tiny.py'}:rope", f"--workdir={site / 'trained'}")
+    assert code == 0, err
+    return site / "trained"
+
+
+@pytest.fixture
+def workdir(trained, tmp_path):
+    """A copy of the finished run."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def refused(capsys, code: int, words: list, *wanted: str) -> str:
+    """Asserts that the command ends with `code` and one line that holds all of `wanted`."""
+    found, out, err = tiny.call(capsys, *words)
+    assert found == code, f"exit {found}: {out} {err}"
+    line = one_line(err)
+    for text in wanted:
+        assert text in line, line
+    return line
+
+
+def one_line(err: str) -> str:
+    """The message; what is said before it is progress, and a traceback is never among it."""
+    lines = err.strip().splitlines()
+    assert lines and lines[-1].startswith("posx: ") and "Traceback" not in err, err
+    assert sum(line.startswith("posx: ") for line in lines) == 1
+    return lines[-1]
+
+
+BAD_WORDS = {
+    "no such command": (["trian"], ["unknown command 'trian'", "did you mean 'train'"]),
+    "unknown key": (["train", "--config.model.model_dmi=64"], ["key 'model.model_dmi'", "nearest: model.model_dim"]),
+    "unknown key, short name": (["train", "--config.train.lr=2"], ["unknown config key", "learning_rate"]),
+    "section as a value": (["train", "--config.model=3"], ["unknown config key 'model'"]),
+    "unknown flag": (["train", "--workdri=x"], ["unknown flag --workdri", "did you mean --workdir"]),
+    "another command's flag": (["train", "--num_tokens=3"], ["unknown flag --num_tokens"]),
+    "stray word": (["train", "steps=3"], ["stray word 'steps=3'", "--config.train.steps=3"]),
+    "stray word without dashes": (["train", "config.lr=2"], ["'config.lr=2'", "--config.train.learning_rate=2"]),
+    "wrong type": (["train", "--config.train.steps=many"], ["steps", "many"]),
+    "fraction for a whole number": (["train", "--config.train.steps=1.5"], ["steps", "1.5"]),
+    "no value": (["train", "--config.train.steps"], ["--config.train.steps has no value"]),
+    "wrong tuple": (["train", "--config.eval.lengths=16,x"], ["eval.lengths", "16,x"]),
+    "NaN": (["train", "--config.train.learning_rate=nan"], ["train.learning_rate=nan", "finite"]),
+    "unknown field of the encoding": (["train", "--config.encoding.slope=2"], ["unknown config key 'encoding.slope'"]),
+    "unknown executor": (["train", "--config.train.executor=fast"], ["train.executor='fast'", "dense"]),
+    "unknown mlp": (["train", "--config.model.mlp=gleu"], ["model.mlp='gleu'", "gelu"]),
+    "unknown dtype": (["train", "--config.model.dtype=float64"], ["model.dtype='float64'", "bfloat16"]),
+    "unknown layer": (["train", "--config.model.layer_policy=encoding,nop"], ["unknown encoding 'nop'", "nope"]),
+    "width": (["train", "--config.model.model_dim=30", "--config.model.num_heads=4"], ["model_dim=30", "num_heads=4"]),
+    "key/value heads": (["train", "--config.model.num_heads=4", "--config.model.num_kv_heads=3"], ["num_kv_heads=3"]),
+    "many at once": (
+        ["train", "--config.model.num_layers=0", "--config.train.steps=-1", "--config.train.batch_size=0",
+         "--config.eval.lengths=0,16"],
+        ["model.num_layers=0", "train.steps=-1", "train.batch_size=0", "eval.lengths=(0, 16)"],
+    ),
+    "warm-up": (["train", "--config.train.warmup_steps=12"], ["train.warmup_steps=12", "train.steps=12"]),
+    "accumulation": (["train", "--config.train.accumulation=3"], ["train.accumulation=3", "train.batch_size=4"]),
+    "seed": (["train", "--config.train.seed=-1"], ["train.seed=-1"]),
+    "lengths not increasing": (["train", "--config.eval.lengths=32,16"], ["eval.lengths=(32, 16)", "increase"]),
+    "a length twice": (["train", "--config.eval.lengths=16,16"], ["eval.lengths=(16, 16)", "once"]),
+    "no lengths": (["train", "--config.eval.lengths=()"], ["eval.lengths is empty"]),
+    "unknown protocol": (["train", "--config.eval.protocols=slidng"], ["'slidng' is unknown", "sliding"]),
+    "stride": (
+        ["train", "--config.eval.protocols=sliding", "--config.eval.stride=17"],
+        ["eval.stride=17", "shortest sliding window, 16"],
+    ),
+    "stride below zero": (["train", "--config.eval.stride=-1"], ["eval.stride=-1"]),
+    "no --workdir": (["train"], ["--workdir is missing"]),
+    "jobs": (["sweep", "--jobs=0", "--workdir=new"], ["--jobs=0"]),
+    "an encoding twice": (["sweep", "--config.sweep.encodings=rope,rope", "--workdir=new"], ["names a value twice"]),
+    "no encoding": (["sweep", "--config.sweep.encodings=()", "--workdir=new"], ["sweep.encodings is empty"]),
+    "unknown in a sweep": (["sweep", "--config.sweep.encodings=rope,albi", "--workdir=new"], ["'albi'", "'alibi'"]),
+    "too many runs": (
+        ["sweep", f"--config.sweep.seeds={','.join(map(str, range(501)))}", "--workdir=new"], ["1002 runs"],
+    ),
+    "problems of several runs": (
+        ["sweep", "--config.sweep.encodings=rope,t5", "--config.model.num_heads=16", "--config.model.model_dim=48",
+         "--workdir=new"],
+        ["rope-L16-s0", "even"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "wanted"), BAD_WORDS.values(), ids=BAD_WORDS.keys())
+def test_wrong_words_and_values_are_one_line_and_start_nothing(capsys, site, tmp_path, monkeypatch, words, wanted):
+    monkeypatch.chdir(tmp_path)
+    config = [f"--config={site / 'tiny.py'}"] if words[0] in ("train", "sweep") else []
+    refused(capsys, 2, [words[0], *config, *words[1:]], *wanted)
+    assert list(tmp_path.iterdir()) == []
+
+
+BAD_ENCODINGS = {
+    "unknown": ("albi", [], ["unknown encoding 'albi'", "did you mean 'alibi'", "sinusoidal"]),
+    "odd head width": ("rope", ["--config.model.model_dim=34", "--config.model.num_heads=2"], ["rope", "17"]),
+    "odd rotary_dim": ("rope", ["--config.encoding.rotary_dim=3"], ["rope", "3"]),
+    "odd buckets": ("t5", ["--config.encoding.num_buckets=7"], ["num_buckets=7", "even"]),
+    "max_distance": (
+        "t5",
+        ["--config.encoding.num_buckets=16", "--config.encoding.max_distance=8"],
+        ["max_distance=8"],
+    ),
+    "beyond": ("learned", ["--config.encoding.beyond=wrap"], ["beyond='wrap'", "clamp"]),
+    "no such module": ("no_such_package:Mine", [], ["cannot be imported", "no_such_package"]),
+    "not an encoding": ("json:JSONDecoder", [], ["json:JSONDecoder", "posx.Encoding"]),
+}
+
+
+@pytest.mark.parametrize(("name", "words", "wanted"), BAD_ENCODINGS.values(), ids=BAD_ENCODINGS.keys())
+def test_encodings_that_do_not_fit_are_one_line(capsys, site, tmp_path, name, words, wanted):
+    new = tmp_path / "new"
+    refused(capsys, 2, ["train", f"--config={site / 'tiny.py'}:{name}", f"--workdir={new}", *words], *wanted)
+    assert not new.exists()
+
+
+CONFIG_FILES = {
+    "syntax error": ("def get_config(:\n", ["line 1"]),
+    "raises at import": ("x = 1\nraise KeyError('oops')\n", ["line 2", "KeyError", "oops"]),
+    "raises inside": ("def get_config(arg='a'):\n    return 1 / 0\n", ["line 2", "ZeroDivisionError"]),
+    "no get_config": ("config = 3\n", ["defines no get_config"]),
+    "wrong type": ("def get_config(arg='a'):\n    return {}\n", ["must return a ConfigDict, not dict"]),
+    "missing section": (
+        "from ml_collections import ConfigDict\ndef get_config(arg='a'):\n    return ConfigDict()\n",
+        ["section 'encoding' is missing", "base_config"],
+    ),
+    "unknown name inside": (
+        "from posx.config import base_config\ndef get_config():\n    return base_config('albi')\n", ["did you mean"],
+    ),
+    "extra key": (
+        "from posx.config import base_config\ndef get_config(arg='alibi'):\n    c = base_config(arg)\n"
+        "    c.model.widht = 3\n    return c\n", ["model.widht", "nearest", "width"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "wanted"), list(CONFIG_FILES.values())[:-1], ids=list(CONFIG_FILES)[:-1])
+def test_bad_config_files_name_file_and_line(capsys, tmp_path, text, wanted):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    refused(capsys, 2, ["train", f"--config={path}", f"--workdir={tmp_path / 'new'}"], "mine.py", *wanted)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_unknown_key_set_inside_a_config_file_is_refused(capsys, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(CONFIG_FILES["extra key"][0])
+    refused(capsys, 2, ["train", f"--config={path}", "--dry_run"], "unknown key model.widht")
+
+
+def test_a_config_file_that_is_not_there(capsys, tmp_path, site):
+    refused(capsys, 2, ["train", f"--config={site / 'tinny.py'}"], "does not exist", "did you mean", "tiny.py")
+    refused(capsys, 2, ["train", f"--config={site}"], "is a folder")
+    refused(capsys, 2, ["train"], "--config")
+    refused(capsys, 2, ["train", "--config"], "needs a file")
+    (tmp_path / "broken.json").write_text("{")
+    refused(capsys, 2, ["train", f"--config_json={tmp_path / 'broken.json'}"], "broken.json")
+    refused(capsys, 2, ["train", f"--config_json={tmp_path / 'none.json'}"], "cannot be read")
+
+
+def text_folder(folder, content: bytes):
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(content)
+    return folder
+
+
+def bad_data(tmp_path) -> dict[str, tuple[list[str], list[str]]]:
+    (tmp_path / "torn.json").write_text("{")
+    latin = "caf\xe9 ".encode("latin-1") * 99
+    return {
+        "missing": ([f"--config.data.source={tmp_path}/none"], ["does not exist", "nearest existing folder"]),
+        "a hub name without network": (["--config.data.source=no-such-owner/nothing"], ["no-such-owner/nothing"]),
+        "empty folder": ([f"--config.data.source={tmp_path / 'empty'}"], ["without files"]),
+        "empty file": ([f"--config.data.source={text_folder(tmp_path / 'zero', b'')}"], ["empty (0 bytes)"]),
+        "blank": ([f"--config.data.source={text_folder(tmp_path / 'blank', b' ' * 99)}"], ["blank"]),
+        "binary": ([f"--config.data.source={text_folder(tmp_path / 'binary', bytes(range(256)) * 9)}"], ["byte"]),
+        "latin-1": ([f"--config.data.source={text_folder(tmp_path / 'latin', latin)}"], ["utf-8"]),
+        "too short to train": (
+            [f"--config.data.source={text_folder(tmp_path / 'short', b'word ' * 40)}", "--config.eval.lengths=2",
+             "--config.train.length=200"],
+            ["too few for one window of length 200", "largest usable length"],
+        ),
+        "too short to evaluate": (["--config.eval.lengths=16,1000000"], ["validation text", "largest usable length"]),
+        "too short to slide": (
+            ["--config.eval.protocols=sliding", "--config.eval.sliding_lengths=400,100000"],
+            ["validation text", "sliding windows of 100000"],
+        ),
+        "no tokenizer": ([f"--config.data.tokenizer={tmp_path}/none.json"], ["tokenizer", "does not exist"]),
+        "torn tokenizer": ([f"--config.data.tokenizer={tmp_path}/torn.json"], ["torn.json", "not JSON"]),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [
+    "missing", "a hub name without network", "empty folder", "empty file", "blank", "binary", "latin-1",
+    "too short to train", "too short to evaluate", "too short to slide", "no tokenizer", "torn tokenizer",
+    "a token without id",
+])  # fmt: skip
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_unusable_text_is_exit_3_and_leaves_no_work_folder(capsys, site, tmp_path, monkeypatch, command, name):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "empty").mkdir()
+    words, wanted = bad_data(tmp_path)[name]
+    new = tmp_path / "new"
+    if command == "sweep" and name == "too short to train":
+        words = [*words, "--config.sweep.train_lens=200"]
+    refused(capsys, 3, [command, f"--config={site / 'tiny.py'}", f"--workdir={new}", *words], *wanted)
+    assert not new.exists()
+
+
+def test_token_ids_beyond_the_vocabulary_are_refused_and_never_clamped(capsys, site, tmp_path, monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "encode_batch", lambda self, texts: [np.array([999]) for _ in texts])
+    words = ["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'new'}"]
+    refused(capsys, 3, [*words, f"--config.data.cache_dir={tmp_path / 'cache'}"], "id 999, outside its 257 ids")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_work_folder_of_another_config_names_the_fields(capsys, site, workdir):
+    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    line = refused(
+        capsys, 4,
+        ["train", f"--config={site / 'tiny.py'}:alibi", f"--workdir={workdir}", "--config.model.model_dim=64"],
+        "another config", "encoding.name: 'rope' -> 'alibi'", "model.model_dim: 32 -> 64",
+    )  # fmt: skip
+    assert "train.steps" not in line
+    assert before == {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+
+
+def test_checkpoints_of_another_model_are_refused(capsys, site, workdir):
+    path = workdir / "config.json"
+    settings = json.loads(path.read_text())
+    settings["model"]["model_dim"] = 64
+    path.write_text(json.dumps(settings))
+    refused(
+        capsys, 4, ["evaluate", f"--workdir={workdir}", "--lengths=16,64"], "another model", "embedding", "[257, 32]"
+    )
+    words = ["train", f"--config={site / 'tiny.py'}:rope", f"--workdir={workdir}", "--config.model.model_dim=64"]
+    refused(capsys, 4, words, "another model", "embedding", "[257, 32]")
+
+
+def test_other_text_under_the_same_name_is_refused(capsys, site, workdir, tmp_path):
+    text = shutil.copytree(site / "text", tmp_path / "text")
+    path = workdir / "config.json"
+    path.write_text(path.read_text().replace(str(site / "text"), str(text)))
+    (text / "00.txt").write_text("edited since " * 40)
+    words = ["train", f"--config={site / 'tiny.py'}:rope", f"--workdir={workdir}", f"--config.data.source={text}"]
+    refused(capsys, 4, words, "trained on other text", "digest")
+
+
+def test_evaluation_with_another_tokenizer_is_refused(capsys, workdir, tmp_path):
+    train_bpe(["some text"], 300).save(tmp_path / "mine.json")
+    path = workdir / "config.json"
+    path.write_text(path.read_text().replace('"bytes"', json.dumps(str(tmp_path / "mine.json"))))
+    refused(capsys, 4, ["evaluate", f"--workdir={workdir}", "--lengths=16,64"], "another tokenizer")
+
+
+def test_all_checkpoints_damaged_is_one_line(capsys, site, workdir):
+    for path in (workdir / "checkpoints").glob("*.json"):
+        path.write_text("")
+    words = ["train", f"--config={site / 'tiny.py'}:rope", f"--workdir={workdir}"]
+    refused(capsys, 4, words, "no good checkpoint is left")
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_work_folders_that_cannot_be_written(capsys, site, tmp_path, command):
+    words = [command, f"--config={site / 'tiny.py'}"]
+    file = tmp_path / "file"
+    file.write_text("mine")
+    refused(capsys, 4, [*words, f"--workdir={file}"], str(file), "is a file")
+    refused(capsys, 4, [*words, f"--workdir={file / 'below'}"], str(file), "is a file")
+    assert file.read_text() == "mine"
+    # Nobody can make a folder there, not even root, for whom no folder is read-only.
+    refused(capsys, 4, [*words, "--workdir=/proc/posx"], "/proc/posx", "cannot be written")
+    refused(capsys, 4, [*words, f"--workdir={tmp_path / ('x' * 300)}"], "cannot be written", "too long")
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from posx.runs import RunFolder
+with RunFolder(Path(sys.argv[1])).held():
+    print("held", flush=True)
+    time.sleep(300)
+"""
+
+
+def test_a_folder_in_use_by_a_live_process_names_it_and_is_free_once_it_died(capsys, site, workdir):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(workdir)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        words = ["train", f"--config={site / 'tiny.py'}:rope", f"--workdir={workdir}"]
+        refused(capsys, 4, words, "in use by process", str(holder.pid), "since")
+        refused(capsys, 4, ["evaluate", f"--workdir={workdir}", "--lengths=16,64"], "in use by process")
+        assert not (workdir / "status.json").exists()
+    finally:
+        holder.kill()
+        holder.wait()
+    code, _, err = tiny.call(capsys, *words)
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "plot", "generate"])
+def test_folders_without_a_run(capsys, tmp_path, command):
+    refused(capsys, 4, [command, f"--workdir={tmp_path / 'none'}"], str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+    refused(capsys, 4, [command, f"--workdir={tmp_path}"], str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    refused(capsys, 2, [command], "--workdir is missing")
+
+
+def test_a_run_that_was_never_trained(capsys, site, tmp_path, trained):
+    (tmp_path / "config.json").write_text((trained / "config.json").read_text())
+    for command in ("evaluate", "generate"):
+        refused(capsys, 4, [command, f"--workdir={tmp_path}"], "no trained model yet")
+
+
+BAD_QUESTIONS = {
+    "lengths": (["evaluate", "--lengths=64,16"], ["(64, 16)", "increase"]),
+    "not numbers": (["evaluate", "--lengths=16,b"], ["--lengths='16,b'", "whole numbers"]),
+    "protocol": (["evaluate", "--protocol=slidin"], ["'slidin' is unknown", "sliding"]),
+    "stride": (["evaluate", "--protocol=sliding", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
+    "default stride": (["evaluate", "--protocol=sliding", "--lengths=2,32"], ["stride=4", "2 tokens"]),
+    "executor": (["evaluate", "--executor=fast"], ["'fast' is unknown"]),
+    "config": (["evaluate", "--config=x.py"], ["takes no --config"]),
+    "override": (["evaluate", "--config.train.steps=3"], ["takes no config"]),
+    "what": (["plot", "--what=lenghts"], ["'lenghts' is unknown"]),
+    "temperature": (["generate", "--temperature=-1"], ["temperature=-1"]),
+    "top_k": (["generate", "--top_k=-1"], ["top_k=-1"]),
+    "num_tokens": (["generate", "--num_tokens=0"], ["--num_tokens=0"]),
+    "number": (["generate", "--num_tokens=ten"], ["num_tokens", "ten"]),
+}
+
+
+@pytest.mark.parametrize(("words", "wanted"), BAD_QUESTIONS.values(), ids=BAD_QUESTIONS.keys())
+def test_wrong_questions_about_a_run(capsys, trained, words, wanted):
+    before = (trained / "eval.jsonl").read_bytes()
+    refused(capsys, 2, [*words, f"--workdir={trained}"], *wanted)
+    assert (trained / "eval.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("flag", ["--print_config", "--dry_run"])
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_print_config_and_dry_run_write_nothing(capsys, site, trained, tmp_path, monkeypatch, command, flag):
+    monkeypatch.chdir(tmp_path)
+    cache = tmp_path / "cache"
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+    if COMMANDS[command].takes_config:
+        words = [f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'new'}", f"--config.data.cache_dir={cache}"]
+    else:
+        words = [f"--workdir={trained}"]
+    code, out, err = tiny.call(capsys, command, *words, flag)
+    assert code == 0 and out.strip() and not err, err
+    assert list(tmp_path.iterdir()) == []
+    assert before == {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+
+
+def test_print_config_shows_the_overrides(capsys, site):
+    code, out, _ = tiny.call(
+        capsys, "train", f"--config={site / 'tiny.py'}:t5", "--print_config", "--config.train.steps=77",
+        "--config.eval.lengths=16,48", "--config.encoding.num_buckets=8",
+    )  # fmt: skip
+    assert code == 0 and "steps: 77" in out and "name: t5" in out and "48" in out and "num_buckets: " in out
+
+
+def test_the_catalogue_lists_every_encoding(capsys):
+    code, out, _ = tiny.call(capsys, "encodings")
+    assert code == 0
+    header, *lines = out.splitlines()
+    assert [line.split()[0] for line in lines] == list(posx.ENCODINGS) and len(lines) >= 10
+    assert all(word in header for word in ("name", "acts on", "learned", "paper"))
+
+
+def test_usage(capsys):
+    for words in ([], ["--help"]):
+        code, out, _ = tiny.call(capsys, *words)
+        assert code == (0 if words else 2) and all(name in out for name in COMMANDS)
+    for name, command in COMMANDS.items():
+        code, out, _ = tiny.call(capsys, name, "--help")
+        assert code == 0 and all(f"--{flag}" in out for flag in command.flags)
+
+
+def test_a_run_folder_holds_what_it_should(trained):
+    names = {path.name for path in trained.iterdir()}
+    assert {"config.json", "env.json", "metrics.jsonl", "eval.jsonl", "checkpoints", "tensorboard", "DONE"} <= names
+    assert "status.json" not in names
+    env = json.loads((trained / "env.json").read_text())
+    assert {"versions", "git", "device", "threads", "data_digest", "tokenizer_digest", "num_cpus"} <= env.keys()
+    steps = [row["step"] for row in tiny.rows(trained / "metrics.jsonl")]
+    assert steps == list(range(1, 13))
+    rows = tiny.rows(trained / "eval.jsonl")
+    assert [(row["protocol"], row["eval_len"]) for row in rows] == [
+        ("nonoverlapping", 16), ("nonoverlapping", 32), ("per_position", 32),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["status"] == "ok" and row["run_id"] == "trained" and row["encoding"] == "rope"
+        assert {
+            "schema_version",
+            "train_len",
+            "stride",
+            "seed",
+            "num_targets",
+            "num_bytes",
+            "nll",
+            "ppl",
+            "bpb",
+        } <= row.keys()
+        assert row["num_targets"] == 256
+    assert list((trained / "tensorboard").iterdir())
+
+
+def test_evaluate_computes_only_what_is_missing(capsys, workdir):
+    words = ["evaluate", f"--workdir={workdir}"]
+    before = (workdir / "eval.jsonl").read_bytes()
+    code, out, _ = tiny.call(capsys, *words)
+    assert code == 0 and (workdir / "eval.jsonl").read_bytes() == before and "RoPE" in out
+    asked = [*words, "--lengths=16,32,64", "--protocol=nonoverlapping,sliding"]
+    assert tiny.call(capsys, *asked)[0] == 0
+    rows = tiny.rows(workdir / "eval.jsonl")
+    new = [(row["protocol"], row["eval_len"]) for row in rows[3:]]
+    assert sorted(new) == [("nonoverlapping", 64), ("sliding", 16), ("sliding", 32), ("sliding", 64)]
+    assert {row["num_targets"] for row in rows if row["protocol"] == "sliding"} == {64}
+    assert {row["stride"] for row in rows if row["protocol"] == "sliding"} == {4}
+    after = (workdir / "eval.jsonl").read_bytes()
+    assert tiny.call(capsys, *asked)[0] == 0
+    assert (workdir / "eval.jsonl").read_bytes() == after
+
+
+def test_a_lost_sliding_row_alone_is_measured_again_on_the_same_targets(capsys, workdir):
+    asked = ["evaluate", f"--workdir={workdir}", "--lengths=16,32,64", "--protocol=sliding"]
+    assert tiny.call(capsys, *asked)[0] == 0
+    path = workdir / "eval.jsonl"
+    rows = tiny.rows(path)
+    lost = next(row for row in rows if row["protocol"] == "sliding" and row["eval_len"] == 32)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row != lost))
+    assert tiny.call(capsys, *asked)[0] == 0
+    again = tiny.rows(path)
+    assert len(again) == len(rows) and again[-1] == lost
+
+
+def test_sliding_rows_on_other_targets_are_not_taken_for_these(capsys, workdir):
+    for lengths in ("16,32", "16,128"):
+        assert (
+            tiny.call(capsys, "evaluate", f"--workdir={workdir}", f"--lengths={lengths}", "--protocol=sliding")[0] == 0
+        )
+    found = [row for row in tiny.rows(workdir / "eval.jsonl") if row["protocol"] == "sliding"]
+    assert [(row["eval_len"], row["warm_up"]) for row in found] == [(16, 32), (32, 32), (16, 128), (128, 128)]
+
+
+def test_rows_where_memory_ran_out_are_tried_again(capsys, workdir):
+    path = workdir / "eval.jsonl"
+    rows = tiny.rows(path)
+    failed = rows[1] | {"status": "oom", "nll": None, "ppl": None, "bpb": None}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], failed, rows[2])))
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}")
+    assert code == 0, err
+    assert tiny.rows(path)[3] == rows[1] | {"run_id": "run"}
+
+
+def test_evaluation_that_fails_in_part_says_where_and_keeps_the_rest(capsys, workdir, monkeypatch):
+    module = posx.evaluation.run
+    real = module._log_probs
+
+    def fail(model, executor, params, tokens):
+        if tokens.shape[1] > 33:
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return real(model, executor, params, tokens)
+
+    monkeypatch.setattr(module, "_log_probs", fail)
+    words = ["evaluate", f"--workdir={workdir}", "--lengths=16,48,64", "--protocol=nonoverlapping"]
+    line = refused(capsys, 7, words, "at 48: oom", "at 64: oom")
+    assert "at 16" not in line
+    assert [row["status"] for row in tiny.rows(workdir / "eval.jsonl")[3:]] == ["oom", "oom"]
+
+
+def test_generate_continues_the_prompt(capsys, trained):
+    words = ["generate", f"--workdir={trained}", "--prompt=kara", "--num_tokens=12"]
+    code, out, err = tiny.call(capsys, *words)
+    assert code == 0 and out.startswith("kara") and len(out) > 5, err
+    assert tiny.call(capsys, *words)[1] == out
+    assert tiny.call(capsys, *words, "--seed=1")[1] != out
+    code, greedy, _ = tiny.call(capsys, *words, "--temperature=0")
+    assert code == 0 and tiny.call(capsys, *words, "--temperature=0", "--seed=5")[1] == greedy
+
+
+def test_plot_draws_a_run(capsys, workdir):
+    code, out, err = tiny.call(capsys, "plot", f"--workdir={workdir}")
+    assert code == 0, err
+    made = [line for line in out.splitlines() if line.endswith(".png")]
+    assert made and all(os.path.getsize(path) > 1000 for path in made)
+
+
+def test_load_hands_the_model_to_python(trained):
+    apply, params, tokenizer = posx.load(trained)
+    tokens = np.array([tokenizer.encode("kara losto")], np.int32)
+    logits = apply(params, tokens)
+    assert logits.shape == (1, 10, 257) and np.isfinite(logits).all()
+
+
+#: The second update moves every weight by about 1e17: its square overflows in the third step.
+DIVERGES = [
+    "--config.train.learning_rate=1e18", "--config.train.warmup_steps=6", "--config.train.checkpoint_steps=2",
+]  # fmt: skip
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_path):
+    words = ["train", f"--config={site / 'tiny.py'}:rope", f"--workdir={tmp_path / 'run'}", *DIVERGES]
+    line = refused(capsys, 5, words, "at step", "learning_rate")
+    step = int(line.split("at step ")[1].split(";")[0])
+    last = tiny.rows(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert step == last["step"] and {last["loss"], last["grad_norm"]} & {"nan", "inf"}
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["code"] == 5
+    assert not (tmp_path / "run" / "DONE").exists() and not (tmp_path / "run" / "eval.jsonl").exists()
+    saved = RunFolder(tmp_path / "run").checkpoints().steps()
+    assert saved and max(saved) < step
+    _, params, _ = posx.load(tmp_path / "run")
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)), "the checkpoint that is kept must be good"
+
+
+def test_parameters_that_overflow_are_not_saved(capsys, site, tmp_path):
+    """The loss of a step is that of the parameters before it: after the last step nothing else would notice."""
+    words = [f"--config={site / 'tiny.py'}:rope", f"--workdir={tmp_path / 'run'}", "--config.train.checkpoint_steps=1"]
+    overflow = ["--config.train.learning_rate=3e38", "--config.train.warmup_steps=1", "--config.train.steps=2"]
+    refused(capsys, 5, ["train", *words, *overflow], "a parameter is not finite after step 2")
+    assert RunFolder(tmp_path / "run").checkpoints().steps() == [1]
+    assert not (tmp_path / "run" / "DONE").exists()
+
+
+def test_the_real_command_prints_one_line(site, tmp_path):
+    started = tiny.start("train", f"--config={site / 'tiny.py'}", "--config.model.model_dmi=3")
+    other = tiny.start("evaluate", f"--workdir={tmp_path / 'none'}")
+    _, err = started.communicate(timeout=300)
+    assert started.returncode == 2 and "model.model_dim" in one_line(err) and len(err.splitlines()) == 1
+    _, err = other.communicate(timeout=300)
+    assert other.returncode == 4 and len(err.splitlines()) == 1
+
+
+def test_a_closed_pipe_and_an_interrupt_leave_no_traceback(site):
+    """Piped into `head`, and stopped with Ctrl-C while it trains."""
+    process = tiny.start(
+        "train", f"--config={site / 'tiny.py'}", f"--workdir={site / 'interrupted'}", "--config.train.steps=1000000",
+        "--config.train.checkpoint_steps=1000000",
+    )  # fmt: skip
+    metrics = site / "interrupted" / "metrics.jsonl"
+    until(lambda: metrics.exists() and metrics.stat().st_size, process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in one_line(err)
+
+
+def until(condition, process, seconds: float = 240) -> None:
+    """Waits for `condition` while `process` lives; the limit only keeps a broken test from hanging."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, f"it ended early: {process.communicate()}"
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)

@@ -1,0 +1,366 @@
+"""Protocol self-checks: which targets are scored, with how much context, and what becomes of the sums."""
+
+import itertools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posx
+from posx.errors import ConfigError, DataError
+from posx.evaluation import (
+    Nonoverlapping,
+    PerPosition,
+    Sliding,
+    UndefinedLength,
+    evaluate,
+    paired_ratio,
+    standard_error,
+)
+from posx.evaluation.statistics import block_sums
+
+VOCAB = 7
+rng = np.random.default_rng(0)
+STREAM = rng.integers(0, VOCAB, 1001)
+#: A loss of its own for every pair of neighbours, so that no two targets can be exchanged unnoticed.
+TABLE = np.float32(rng.uniform(0.1, 3.0, (VOCAB, VOCAB)))
+LENGTHS = (10, 16, 64, 250)
+
+
+def bigram(tokens):
+    """log p of the next token, from the one before it alone: the same at every length."""
+    return -TABLE[tokens[:, :-1], tokens[:, 1:]]
+
+
+def losses(stream) -> np.ndarray:
+    return TABLE[stream[:-1], stream[1:]].astype(np.float64)
+
+
+def numbered(tokens):
+    """A "model" whose loss is the amount of context: column i of a window has i + 1 tokens before its target."""
+    return -np.broadcast_to(np.arange(1, tokens.shape[1], dtype=np.float32), (tokens.shape[0], tokens.shape[1] - 1))
+
+
+@pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding", "per_position"])
+def test_a_uniform_model_has_perplexity_v(protocol):
+    num_bytes = np.array([0, 1, 2, 3, 4, 5, 6])
+    rows = evaluate(lambda t: jnp.full(t.shape, -math.log(VOCAB)), STREAM, protocol, LENGTHS, token_bytes=num_bytes)
+    assert len(rows) == (1 if protocol == "per_position" else 4)
+    for row in rows:
+        assert row["ppl"] == pytest.approx(VOCAB, rel=1e-6)
+        assert row["bpb"] == pytest.approx(math.log2(VOCAB) * row["num_targets"] / row["num_bytes"], rel=1e-6)
+        assert row["status"] == "ok"
+
+
+def test_nonoverlapping_scores_every_target_once_at_every_length():
+    for row in evaluate(bigram, STREAM, "nonoverlapping", LENGTHS, block_len=250):
+        assert row["num_targets"] == 1000 and row["num_windows"] == math.ceil(1000 / row["eval_len"])
+        assert row["nll"] == pytest.approx(losses(STREAM).mean(), rel=1e-6)
+        assert row["bpb"] is None and row["num_bytes"] is None
+        assert row["block_len"] == 250 and sum(row["block_nll"]) == pytest.approx(losses(STREAM).sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize("num_targets", [1, 15, 16, 17, 999, 5000])
+def test_the_number_of_targets_is_kept_whatever_the_windows(num_targets):
+    scored = min(num_targets, 1000)
+    for row in evaluate(bigram, STREAM, Nonoverlapping(num_targets), (16, 64)):
+        assert row["num_targets"] == scored
+        assert row["nll"] == pytest.approx(losses(STREAM)[:scored].mean(), rel=1e-6)
+
+
+def test_a_ragged_last_window_counts_by_its_tokens():
+    stream = STREAM[:26]  # windows of 10, 10 and 5 targets
+    (row,) = evaluate(numbered, stream, "nonoverlapping", [10])
+    by_token = np.concatenate([np.arange(1, 11), np.arange(1, 11), np.arange(1, 6)]).mean()
+    by_window = np.mean([5.5, 5.5, 3.0])
+    assert row["nll"] == pytest.approx(by_token, rel=1e-6) and by_token != pytest.approx(by_window, rel=1e-2)
+
+
+@pytest.mark.parametrize("length", [10, 16])
+def test_sliding_by_whole_windows_equals_nonoverlapping_on_the_same_targets(length):
+    def depends_on_place(tokens):
+        return bigram(tokens) * np.sqrt(np.arange(1, tokens.shape[1], dtype=np.float32))
+
+    (slid,) = evaluate(depends_on_place, STREAM, Sliding(stride=length, num_targets=600), [length])
+    targets = slid["num_targets"]
+    assert targets == 600 // length * length and slid["stride"] == length
+    (plain,) = evaluate(depends_on_place, STREAM[length:], Nonoverlapping(targets), [length])
+    assert slid["nll"] == pytest.approx(plain["nll"], rel=1e-6)
+    np.testing.assert_allclose(slid["block_nll"], plain["block_nll"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("stride", [1, 3, 4, 16])
+def test_sliding_gives_every_target_its_context(stride):
+    lengths, seen = (16, 20, 64), []
+
+    def model(tokens):
+        seen.append(tokens.shape)
+        return numbered(tokens)
+
+    for row in evaluate(model, STREAM, Sliding(stride, 300), lengths):
+        length = row["eval_len"]
+        assert row["num_targets"] == 300 // stride * stride and row["stride"] == stride
+        # The scored targets of a window have length - stride + 1 ... length tokens before them, the nearest included.
+        wanted = np.arange(length - stride + 1, length + 1)
+        assert row["nll"] == pytest.approx(wanted.mean(), rel=1e-6)
+    assert {shape[1] for shape in seen} == {17, 21, 65}
+
+
+def test_sliding_scores_the_same_targets_at_every_length_and_none_of_the_warm_up():
+    rows = evaluate(bigram, STREAM, Sliding(4, 500), (16, 20, 64))
+    assert {row["num_targets"] for row in rows} == {500}
+    for row in rows:
+        assert row["nll"] == pytest.approx(losses(STREAM)[64:564].mean(), rel=1e-6)
+
+
+def test_sliding_takes_a_quarter_of_the_shortest_length_unless_told():
+    (row,) = evaluate(bigram, STREAM, "sliding", [40])
+    assert row["stride"] == 10
+
+
+def test_per_position_reproduces_nonoverlapping_by_its_running_mean():
+    def improves_with_context(tokens):
+        place = np.arange(1, tokens.shape[1], dtype=np.float32)
+        return bigram(tokens) - 1 / place
+
+    longest = 100
+    (row,) = evaluate(improves_with_context, STREAM, PerPosition(), (20, 50, longest))
+    assert row["eval_len"] == longest and row["position_edges"] == list(range(longest + 1))
+    assert row["position_targets"] == [10] * longest
+    place = losses(STREAM).reshape(10, longest).mean(axis=0) + 1 / np.arange(1, longest + 1)
+    np.testing.assert_allclose(row["position_nll"], place, rtol=1e-4)
+    for plain in evaluate(improves_with_context, STREAM, "nonoverlapping", (20, 50, longest), block_len=100):
+        running = np.mean(row["position_nll"][: plain["eval_len"]])
+        assert abs(running - plain["nll"]) < 3 * plain["nll_se"]
+    assert running == pytest.approx(plain["nll"], rel=1e-4)
+
+
+def test_per_position_of_a_ragged_stream_counts_what_is_there():
+    (row,) = evaluate(numbered, STREAM[:26], PerPosition(), [10])
+    assert row["position_nll"] == [float(n) for n in range(1, 11)]
+    assert row["position_targets"] == [3] * 5 + [2] * 5
+    (short,) = evaluate(numbered, STREAM[:6], PerPosition(), [10])
+    assert short["position_edges"] == [0, 1, 2, 3, 4, 5] and len(short["position_nll"]) == 5
+
+
+def test_per_position_of_long_windows_is_binned_without_losing_a_target():
+    stream = rng.integers(0, VOCAB, 6001)
+    (row,) = evaluate(bigram, stream, PerPosition(), [3000])
+    assert len(row["position_nll"]) == 1024 and row["position_edges"][-1] == 3000
+    total = np.dot(row["position_nll"], row["position_targets"])
+    assert sum(row["position_targets"]) == 6000 and total == pytest.approx(losses(stream).sum(), rel=1e-4)
+
+
+@pytest.mark.parametrize("protocol", ["nonoverlapping", Sliding(5, 100), "per_position"])
+def test_all_accepted_shapes_of_log_probs_agree(protocol):
+    def whole(tokens):
+        """[b, t, v]"""
+        return jnp.asarray(-TABLE[tokens])
+
+    def with_last(tokens):
+        """[b, t]: the last column is not read."""
+        return jnp.pad(jnp.asarray(bigram(tokens)), ((0, 0), (0, 1)), constant_values=jnp.nan)
+
+    shapes = {
+        "[b, t-1]": bigram,
+        "[b, t]": with_last,
+        "[b, t, v]": whole,
+        "[b, t-1, v]": lambda tokens: whole(tokens)[:, :-1],
+    }
+    rows = {name: evaluate(f, STREAM, protocol, (10, 16)) for name, f in shapes.items()}
+    assert all(row["status"] == "ok" for found in rows.values() for row in found)
+    for name, found in rows.items():
+        assert found == rows["[b, t-1]"], name
+
+
+def test_a_model_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"shape .* expected"):
+        evaluate(lambda tokens: np.zeros((tokens.shape[0], 3)), STREAM, "nonoverlapping", [10])
+
+
+def test_short_batches_are_filled_up_and_not_counted():
+    for batch_tokens in (1, 64, 100, 10**6):
+        shapes = set()
+
+        def model(tokens, shapes=shapes):
+            shapes.add(tokens.shape)
+            return bigram(tokens)
+
+        (row,) = evaluate(model, STREAM, "nonoverlapping", [16], batch_tokens=batch_tokens)
+        assert len(shapes) == 1, "every call must have one shape, or it compiles again"
+        assert row["nll"] == pytest.approx(losses(STREAM).mean(), rel=1e-6)
+
+
+def test_undefined_lengths_are_recorded_and_the_others_go_on():
+    def model(tokens):
+        if tokens.shape[1] - 1 > 50:
+            raise UndefinedLength("defined up to 50")
+        return bigram(tokens)
+
+    rows = evaluate(model, STREAM, ["nonoverlapping", Sliding(4, 100), "per_position"], (10, 64, 40))
+    found = [(row["protocol"], row["eval_len"], row["status"]) for row in rows]
+    assert found == [
+        ("nonoverlapping", 10, "ok"), ("nonoverlapping", 64, "undefined"), ("nonoverlapping", 40, "ok"),
+        ("sliding", 10, "ok"), ("sliding", 64, "undefined"), ("sliding", 40, "ok"),
+        ("per_position", 40, "ok"),
+    ]  # fmt: skip
+    assert all(row["nll"] is row["ppl"] is None for row in rows if row["status"] == "undefined")
+    assert evaluate(model, STREAM, "per_position", [64]) == []
+
+
+class Exhausted(RuntimeError):
+    """As JAX reports it."""
+
+
+@pytest.mark.parametrize("error", [Exhausted("RESOURCE_EXHAUSTED: Out of memory allocating 1 byte"), MemoryError()])
+def test_memory_that_runs_out_halves_the_batch_and_changes_no_number(error):
+    tried = []
+
+    def model(tokens):
+        tried.append(tokens.shape[0])
+        if tokens.shape[0] > 3:
+            raise error
+        return bigram(tokens)
+
+    (row,) = evaluate(model, STREAM, "nonoverlapping", [10], batch_tokens=160)
+    assert row["status"] == "ok" and row["nll"] == pytest.approx(losses(STREAM).mean(), rel=1e-6)
+    assert tried[:4] == [16, 8, 4, 2] and set(tried[3:]) == {2}
+
+
+def test_a_length_that_never_fits_is_oom_and_the_others_go_on():
+    def model(tokens):
+        if tokens.shape[1] > 30:
+            raise Exhausted("RESOURCE_EXHAUSTED: out of memory")
+        return bigram(tokens)
+
+    rows = evaluate(model, STREAM, "nonoverlapping", (10, 64, 16))
+    assert [row["status"] for row in rows] == ["ok", "oom", "ok"] and rows[1]["nll"] is None
+
+
+def test_other_errors_are_not_taken_for_memory():
+    def model(tokens):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        evaluate(model, STREAM, "nonoverlapping", [10])
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_nonfinite_losses_are_recorded_as_such_and_only_where_they_count(bad):
+    def model(tokens):
+        if tokens.shape[1] - 1 != 16:
+            return bigram(tokens)
+        values = bigram(tokens)
+        values[0, 3] = bad
+        return values
+
+    rows = evaluate(model, STREAM, "nonoverlapping", (10, 16, 64))
+    assert [row["status"] for row in rows] == ["ok", "nonfinite", "ok"]
+    assert rows[1]["nll"] is None and rows[1]["num_targets"] == 1000
+    (slid,) = evaluate(model, STREAM, Sliding(4, 100), [16])
+    assert slid["status"] == "ok", "column 3 is context of every window, never a scored target"
+
+
+def test_huge_losses_keep_their_nats_and_say_inf():
+    (row,) = evaluate(lambda t: np.full((t.shape[0], t.shape[1] - 1), -800.0), STREAM, "nonoverlapping", [10])
+    assert row["status"] == "ok" and row["nll"] == pytest.approx(800) and row["ppl"] == "inf"
+
+
+def test_a_stream_of_known_entropy():
+    """A two-state chain: p(stay) = 0.9. The true bigram model scores its entropy, the unigram model one bit."""
+    flips = rng.random(200_000) > 0.9
+    stream = np.cumsum(flips) % 2
+    entropy = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))
+
+    def true_model(tokens):
+        return np.where(tokens[:, 1:] == tokens[:, :-1], math.log(0.9), math.log(0.1)).astype(np.float32)
+
+    for row in evaluate(true_model, stream, ["nonoverlapping", Sliding(16, 50_000)], (32, 128), token_bytes=np.ones(2)):
+        assert abs(row["nll"] - entropy) < 4 * row["nll_se"] < 0.02
+        assert row["bpb"] == pytest.approx(row["nll"] / math.log(2))
+    (unigram,) = evaluate(lambda t: np.full(t.shape, -math.log(2), np.float32), stream, "nonoverlapping", [32])
+    assert unigram["ppl"] == pytest.approx(2, rel=1e-6)
+
+
+def test_rows_are_handed_over_as_soon_as_they_are_there():
+    order = []
+
+    def model(tokens):
+        order.append(tokens.shape[1] - 1)
+        return bigram(tokens)
+
+    evaluate(model, STREAM, "nonoverlapping", (500, 1000), on_row=lambda row: order.append(row["status"]))
+    assert [key for key, _ in itertools.groupby(order)] == [500, "ok", 1000, "ok"]
+
+
+def test_per_position_reuses_the_pass_of_the_same_length():
+    calls = []
+    model = lambda tokens: calls.append(tokens.shape) or bigram(tokens)  # noqa: E731
+    evaluate(model, STREAM, ["nonoverlapping", "per_position"], [1000])
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("protocol", "lengths", "words"),
+    [
+        ("nonoverlaping", [10], "did you mean 'nonoverlapping'"),
+        ("nonoverlapping", [], "at least one window length"),
+        ("nonoverlapping", [10, 0], "1 token or more"),
+        (Sliding(stride=11), [10, 20], "between 1 and the shortest length, 10"),
+    ],
+)
+def test_senseless_questions_are_refused(protocol, lengths, words):
+    with pytest.raises(ConfigError, match=words):
+        evaluate(bigram, STREAM, protocol, lengths)
+
+
+@pytest.mark.parametrize(("protocol", "lengths"), [("nonoverlapping", [4]), ("sliding", [1000]), (Sliding(8), [995])])
+def test_streams_that_are_too_short_are_refused(protocol, lengths):
+    with pytest.raises(DataError, match=r"need|needed"):
+        evaluate(bigram, STREAM[:1] if protocol == "nonoverlapping" else STREAM, protocol, lengths)
+
+
+def test_block_sums_cover_every_value():
+    values = rng.standard_normal(23)
+    sums, counts = block_sums(values, 5)
+    assert counts.tolist() == [5, 5, 5, 5, 3]
+    np.testing.assert_allclose(sums, [values[n : n + 5].sum() for n in range(0, 23, 5)])
+
+
+def test_standard_error_is_that_of_the_mean_over_repeated_streams():
+    estimates, errors = [], []
+    for _ in range(400):
+        # Tokens within a block share most of their loss, as neighbours in a text do.
+        values = (rng.standard_normal((40, 1)) + 0.3 * rng.standard_normal((40, 25))).ravel()
+        estimates.append(values.mean())
+        errors.append(standard_error(*block_sums(values, 25)))
+    assert np.std(estimates) == pytest.approx(np.mean(errors), rel=0.15)
+    naive = np.mean(0.3 / np.sqrt(1000) + 1 / np.sqrt(1000))
+    assert np.mean(errors) > 3 * naive, "neighbours counted as independent"
+    assert standard_error(*block_sums(values, len(values))) is None
+
+
+def test_standard_error_against_brute_force():
+    sums, counts = rng.standard_normal(9) + 4, np.array([5] * 8 + [2])
+    mean = sums.sum() / counts.sum()
+    variance = sum((s - mean * c) ** 2 for s, c in zip(sums, counts, strict=True)) / (9 - 1) * 9
+    assert standard_error(sums, counts) == pytest.approx(math.sqrt(variance) / counts.sum())
+
+
+def test_paired_ratio_takes_both_models_on_the_same_draw():
+    hard = rng.uniform(0, 200, 60)  # what a passage costs any model
+    counts = np.full(60, 50)
+    a, b = hard + 50 * 0.10 + rng.normal(0, 0.5, 60), hard
+    ratio, low, high = paired_ratio(a, b, counts)
+    assert ratio == pytest.approx(math.exp((a - b).sum() / counts.sum()))
+    assert low < ratio < high and high - low < 0.02, "hard passages must cancel"
+    draws = np.random.default_rng(1).integers(0, 60, (4000, 60))
+    brute = np.exp([(a[d] - b[d]).sum() / counts[d].sum() for d in draws])
+    np.testing.assert_allclose((low, high), np.quantile(brute, (0.025, 0.975)), rtol=1e-3)
+    same, low, high = paired_ratio(b, b, counts)
+    assert same == low == high == 1.0
+
+
+def test_the_public_call_is_the_same_function():
+    assert posx.evaluate is evaluate

@@ -1,0 +1,385 @@
+"""The decoder around the encodings: initialisation, options, prefixes, decoding, and one step of training."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posx
+from posx.config import TrainConfig
+from posx.encodings import Dims, Encoding
+from posx.model import Model, ModelConfig, dropout, make_model
+from posx.positions import sequential
+from posx.training.optimizer import decayed
+from posx.training.step import init_state, loss, train_step
+
+VOCAB = 29
+LENGTH = 16
+SMALL = ModelConfig(num_layers=2, model_dim=24, num_heads=4, tied=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gated(Encoding):
+    """A toy that reads its input: a running sum of gates is subtracted between query and key, as FoX does."""
+
+    def init(self, rng, dims):
+        return {"gate": jax.random.normal(rng, (dims.model_dim, dims.num_heads), jnp.float32)}
+
+    def features(self, params, x, pos, carry):
+        gates = jax.nn.log_sigmoid(x.astype(jnp.float32) @ params["gate"])
+        sums = jnp.cumsum(gates, axis=0) + (0.0 if carry is None else carry[None, :])
+        return {"sum": sums}, sums[-1]
+
+    def score(self, params, s, tile):
+        return s + (tile.q_features["sum"][:, None] - tile.k_features["sum"][None, :]).transpose(2, 0, 1)
+
+
+#: Every registered encoding, those that act beyond their table, and the toy that has features.
+SPECS = {
+    **{name: name for name in posx.ENCODINGS},
+    "learned-clamp": {"name": "learned", "num_positions": 5, "beyond": "clamp"},
+    "deberta-release": {"name": "deberta", "release_index": True, "max_distance": 5},
+    "features": f"{__name__}:Gated",
+}
+every_encoding = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+
+
+def small(spec="alibi", **options) -> Model:
+    return make_model(dataclasses.replace(SMALL, **options), spec, VOCAB, LENGTH)
+
+
+def start(model: Model, seed: int = 0):
+    return jax.jit(model.init)(jax.random.key(seed))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(model: Model, params, tokens, pos, idx=None, segment=None, dropout_rng=None):
+    return model(params, tokens, pos, idx=idx, segment=segment, dropout_rng=dropout_rng)
+
+
+def text(batch_size: int = 2, length: int = LENGTH, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCAB, (batch_size, length)).astype(np.int32)
+
+
+def scattered(params, seed: int = 1):
+    """Parameters moved away from their initial values, so that ones, zeros and small tables count as well."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda a: a + jnp.asarray(0.3 * rng.standard_normal(a.shape), a.dtype), params)
+
+
+def position_free(params) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    return {name: leaf for name, leaf in named.items() if ".position" not in name and not name.startswith("shared")}
+
+
+@every_encoding
+def test_encodings_start_from_the_same_weights(spec):
+    mine, other = (position_free(start(small(s), 3)) for s in (spec, "nope"))
+    assert mine.keys() == other.keys() and len(mine) == 2 + 2 * 8
+    for name in mine:
+        np.testing.assert_array_equal(mine[name], other[name], err_msg=name)
+    different = position_free(start(small(spec), 4))
+    assert not np.array_equal(mine["embedding"], different["embedding"])
+
+
+def test_shared_parameters_exist_once_and_the_others_in_every_layer():
+    params = start(small("transformer_xl", num_layers=3))
+    encoding = posx.build("transformer_xl", SMALL.dims(LENGTH))
+    names = set(encoding.init(jax.random.key(0), SMALL.dims(LENGTH)))
+    assert encoding.shared and names - encoding.shared
+    assert params["shared"].keys() == {"encoding_0"} and params["shared"]["encoding_0"].keys() == encoding.shared
+    for layer in params["layers"].values():
+        assert layer["attention"]["position"].keys() == names - encoding.shared
+
+
+def test_two_encodings_keep_two_sets_of_shared_parameters():
+    model = small("t5", layer_policy=("encoding", "tupe"), num_layers=4)
+    assert [type(e).__name__ for e in model.encodings] == ["T5", "Tupe", "T5", "Tupe"]
+    assert start(model)["shared"].keys() == {"encoding_0", "encoding_1"}
+
+
+def test_layer_policy_cycles_and_decides_the_layer():
+    model = small("rope", layer_policy=("encoding", "encoding", "nope"), num_layers=5)
+    assert [type(e).__name__ for e in model.encodings] == ["Rope", "Rope", "Nope", "Rope", "Rope"]
+    assert model.distinct == (model.encodings[0], model.encodings[2])
+    params, tokens, pos = start(model), text(), sequential(LENGTH)
+    everywhere, nowhere = small("rope", num_layers=5), small("nope", num_layers=5)
+    outputs = [np.asarray(logits_of(m, params, tokens, pos)) for m in (model, everywhere, nowhere)]
+    assert not np.allclose(outputs[0], outputs[1]) and not np.allclose(outputs[0], outputs[2])
+
+
+def test_an_absolute_encoding_is_added_once_however_many_layers_name_it():
+    params = start(small("sinusoidal"))
+    tokens, pos = text(), sequential(LENGTH)
+    everywhere = logits_of(small("sinusoidal"), params, tokens, pos)
+    first_only = logits_of(small("sinusoidal", layer_policy=("encoding", "nope")), params, tokens, pos)
+    np.testing.assert_array_equal(everywhere, first_only)
+
+
+def test_grouped_queries_equal_full_heads_with_repeated_weights():
+    grouped, full = small("rope", num_kv_heads=2), small("rope")
+    params = start(grouped)
+    d = SMALL.model_dim // SMALL.num_heads
+
+    def repeat(path, leaf):
+        if path[-1].key not in ("key", "value"):
+            return leaf
+        return jnp.repeat(leaf.reshape(-1, 2, d), 2, axis=1).reshape(SMALL.model_dim, -1)
+
+    wide = jax.tree_util.tree_map_with_path(repeat, params)
+    assert jax.tree.map(jnp.shape, wide) == jax.tree.map(jnp.shape, start(full))
+    outputs = [np.asarray(logits_of(m, p, text(), sequential(LENGTH))) for m, p in ((grouped, params), (full, wide))]
+    np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-5)
+
+
+def test_qk_norm_makes_logits_blind_to_the_scale_of_queries_and_keys():
+    tokens, pos = text(), sequential(LENGTH)
+
+    def change(model) -> float:
+        params = start(model)
+        larger = jax.tree_util.tree_map_with_path(lambda p, x: 30 * x if p[-1].key in ("query", "key") else x, params)
+        return float(jnp.abs(logits_of(model, params, tokens, pos) - logits_of(model, larger, tokens, pos)).max())
+
+    assert change(small("alibi", qk_norm=True)) < 1e-4
+    assert change(small("alibi")) > 1e-2
+
+
+def test_swiglu_has_as_many_weights_as_gelu_and_untied_one_table_more():
+    def sizes(**options) -> dict[str, int]:
+        config = ModelConfig(num_layers=1, model_dim=96, num_heads=4, **{"tied": True} | options)
+        params = make_model(config, "nope", VOCAB, LENGTH).abstract()
+        return {k: sum(leaf.size for leaf in jax.tree.leaves(v)) for k, v in params.items()}
+
+    gelu, swiglu, untied = sizes(), sizes(mlp="swiglu"), sizes(tied=False)
+    assert gelu == swiglu
+    assert untied["unembedding"] == untied["embedding"] and "unembedding" not in gelu
+
+
+def test_swiglu_multiplies_by_its_gate():
+    model = small("nope", mlp="swiglu", num_layers=1)
+    params = start(model)
+    closed = jax.tree_util.tree_map_with_path(lambda p, x: 0 * x if p[-1].key == "gate" else x, params)
+    no_mlp = jax.tree_util.tree_map_with_path(lambda p, x: 0 * x if p[-1].key == "down" else x, params)
+    outputs = [np.asarray(logits_of(model, p, text(), sequential(LENGTH))) for p in (params, closed, no_mlp)]
+    np.testing.assert_array_equal(outputs[1], outputs[2])
+    assert not np.allclose(outputs[0], outputs[1])
+
+
+def test_bfloat16_stays_close_and_parameters_stay_float32():
+    model, exact = small("rope", dtype="bfloat16"), small("rope")
+    params = start(model)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    logits, wanted = (np.asarray(logits_of(m, params, text(), sequential(LENGTH))) for m in (model, exact))
+    assert logits.dtype == np.float32
+    assert 0 < np.abs(logits - wanted).max() < 0.02 * np.abs(wanted).max()
+
+
+def test_dropout_acts_only_with_a_key_and_keeps_the_mean():
+    model = small("alibi", dropout=0.4)
+    params, tokens, pos = start(model), text(), sequential(LENGTH)
+    plain = logits_of(model, params, tokens, pos)
+    np.testing.assert_array_equal(plain, logits_of(small("alibi"), params, tokens, pos))
+    dropped = [logits_of(model, params, tokens, pos, dropout_rng=jax.random.key(n)) for n in (0, 0, 1)]
+    np.testing.assert_array_equal(dropped[0], dropped[1])
+    assert not np.allclose(dropped[0], dropped[2]) and not np.allclose(dropped[0], plain)
+    kept = np.asarray(dropout(jnp.ones((4000,)), 0.4, jax.random.key(0)))
+    np.testing.assert_allclose(np.unique(kept), [0, 1 / 0.6], rtol=1e-6)
+    assert abs(kept.mean() - 1) < 0.05
+
+
+@every_encoding
+def test_a_prefix_does_not_see_what_follows(spec):
+    model = small(spec)
+    params = scattered(start(model))
+    tokens = text()
+    whole = logits_of(model, params, tokens, sequential(LENGTH))
+    part = logits_of(model, params, tokens[:, :7], sequential(7))
+    np.testing.assert_allclose(whole[:, :7], part, rtol=2e-4, atol=2e-4)
+    changed = tokens.copy()
+    changed[:, 9] = (changed[:, 9] + 1) % VOCAB
+    other = logits_of(model, params, changed, sequential(LENGTH))
+    np.testing.assert_allclose(whole[:, :9], other[:, :9], rtol=2e-4, atol=2e-4)
+    assert float(jnp.abs(whole[:, 9:] - other[:, 9:]).max()) > 1e-2
+
+
+def decode(model, params, tokens, pos, idx, chunk):
+    """Logits of all tokens [b, t], `chunk` of them at a time through the cache."""
+    cache = model.empty_cache(tokens.shape[0], tokens.shape[1] + 3)
+    step = jax.jit(model.cached)
+    logits = []
+    for start in range(0, tokens.shape[1], chunk):
+        part = slice(start, start + chunk)
+        new, cache = step(params, tokens[:, part], pos[:, part], idx[:, part], cache)
+        logits.append(new)
+    assert int(cache.filled) == tokens.shape[1]
+    return np.concatenate(logits, axis=1)
+
+
+@every_encoding
+def test_decoding_with_the_cache_equals_the_full_pass(spec):
+    model = small(spec, num_kv_heads=2)
+    params, tokens = scattered(start(model)), text()
+    where = np.broadcast_to(sequential(LENGTH), tokens.shape)
+    wanted = np.asarray(logits_of(model, params, tokens, sequential(LENGTH)))
+    for chunk in (1, 8):
+        np.testing.assert_allclose(decode(model, params, tokens, where, where, chunk), wanted, rtol=5e-4, atol=5e-4)
+
+
+@every_encoding
+def test_left_padding_changes_nothing(spec):
+    model = small(spec)
+    params, padding = scattered(start(model)), 5
+    tokens = text(length=LENGTH - padding)
+    wanted = np.asarray(logits_of(model, params, tokens, sequential(tokens.shape[1])))
+    padded = np.pad(tokens, ((0, 0), (padding, 0)), constant_values=3)
+    place = np.broadcast_to(sequential(LENGTH), padded.shape)
+    pos, idx = np.maximum(place - padding, 0), np.where(place < padding, -1, place)
+    whole = np.asarray(logits_of(model, params, padded, pos, idx=idx))[:, padding:]
+    np.testing.assert_allclose(whole, wanted, rtol=5e-4, atol=5e-4)
+    cached = decode(model, params, padded, pos, idx, chunk=8)[:, padding:]
+    np.testing.assert_allclose(cached, wanted, rtol=5e-4, atol=5e-4)
+
+
+def test_documents_in_one_row_do_not_see_each_other():
+    model = small("rope")
+    params, tokens = scattered(start(model)), text(1, 9)
+    segment = np.array([[0] * 4 + [1] * 5], np.int32)
+    pos = np.array([[0, 1, 2, 3, 0, 1, 2, 3, 4]], np.int32)
+    packed = logits_of(model, params, tokens, pos, segment=segment)
+    np.testing.assert_allclose(
+        packed[:, 4:], logits_of(model, params, tokens[:, 4:], sequential(5)), rtol=2e-4, atol=2e-4
+    )
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph mode", "tree mode"])
+def test_both_modes_of_nnx_give_the_same_model(graph):
+    model = small("transformer_xl")
+    params = start(model)
+    tokens = text(length=LENGTH + 1)
+    wanted = loss(model, params, tokens, jax.random.key(0), "dense")
+    with nnx.set_graph_mode(graph):
+        fresh = start(model)
+        jax.tree.map(np.testing.assert_array_equal, fresh, params)
+        assert jax.tree.structure(fresh) == jax.tree.structure(params)
+        found = loss(model, params, tokens, jax.random.key(0), "dense")
+    assert float(found) == float(wanted)
+
+
+@pytest.fixture
+def standard_promotion():
+    """For what calls Optax, which does not hold to the strict one."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+optax_user = pytest.mark.usefixtures("standard_promotion")
+TRAIN = TrainConfig(length=LENGTH, batch_size=8, steps=20, warmup_steps=2, learning_rate=3e-3)
+
+
+def windows(seed: int = 0) -> np.ndarray:
+    return text(TRAIN.batch_size, LENGTH + 1, seed)
+
+
+@optax_user
+@every_encoding
+def test_a_few_steps_lower_the_loss(spec):
+    model = small(spec)
+    state = init_state(model, TRAIN)
+    before = jax.tree.map(np.asarray, state["params"])
+    losses = []
+    for _ in range(6):
+        state, metrics = train_step(model, TRAIN, state, windows())
+        losses.append(float(metrics["loss"]))
+    assert int(state["step"]) == 6 and losses[-1] < losses[0] - 0.02
+    still = [
+        jax.tree_util.keystr(path)
+        for (path, a), b in zip(
+            jax.tree_util.tree_flatten_with_path(before)[0], jax.tree.leaves(state["params"]), strict=True
+        )
+        if np.array_equal(a, b)
+    ]
+    assert not still, f"these parameters got no gradient: {still}"
+
+
+@optax_user
+def test_accumulated_parts_equal_the_whole_batch():
+    model = small("rope")
+    results = []
+    for parts in (1, 4):
+        config = dataclasses.replace(TRAIN, accumulation=parts, warmup_steps=0)
+        results.append(train_step(model, config, init_state(model, config), windows()))
+    (whole, a), (summed, b) = results
+    np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-6)
+    np.testing.assert_allclose(a["grad_norm"], b["grad_norm"], rtol=1e-5)
+    moved = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), whole["params"], summed["params"])
+    assert max(jax.tree.leaves(moved)) < 0.05 * TRAIN.learning_rate
+
+
+@optax_user
+def test_dropout_differs_between_steps_and_between_the_parts_of_a_batch():
+    model = small("nope", dropout=0.5)
+    config = dataclasses.replace(TRAIN, learning_rate=1e-30, final_learning_rate=0.0)
+    rows = np.repeat(windows()[:1], TRAIN.batch_size, axis=0)
+    state = init_state(model, config)
+    losses = []
+    for _ in range(2):
+        state, metrics = train_step(model, config, state, rows)
+        losses.append(float(metrics["loss"]))
+    again = train_step(model, config, init_state(model, config), rows)[1]["loss"]
+    assert losses[0] == float(again) != losses[1]
+    halves = dataclasses.replace(config, accumulation=2, batch_size=4)
+    one = dataclasses.replace(config, batch_size=2)
+    mean = float(train_step(model, halves, init_state(model, halves), rows[:4])[1]["loss"])
+    first = float(train_step(model, one, init_state(model, one), rows[:2])[1]["loss"])
+    assert mean != pytest.approx(first, abs=1e-5), "both halves drew the same mask"
+
+
+def test_weight_decay_spares_norms_and_position_parameters():
+    params = start(small("transformer_xl", qk_norm=True))
+    mask = decayed(params)
+    layer = mask["layers"]["layer_00"]
+    assert all(layer["attention"][name] for name in ("query", "key", "value", "out")) and mask["embedding"]
+    assert not layer["attention_norm"] and not layer["attention"]["query_norm"] and not mask["final_norm"]
+    assert not any(jax.tree.leaves([mask["shared"], layer["attention"]["position"]]))
+
+
+def test_initialisation_follows_the_recipe():
+    config = ModelConfig(num_layers=8, model_dim=256, num_heads=4, mlp_dim=512, tied=False)
+    params = make_model(config, "nope", 500, LENGTH).init(jax.random.key(0))
+    layer = params["layers"]["layer_03"]
+    wanted = {
+        "embedding": (params["embedding"], 0.02), "unembedding": (params["unembedding"], 0.02),
+        "query": (layer["attention"]["query"], 256**-0.5), "up": (layer["mlp"]["up"], 256**-0.5),
+        "out": (layer["attention"]["out"], 256**-0.5 / 4), "down": (layer["mlp"]["down"], 512**-0.5 / 4),
+    }  # fmt: skip
+    for name, (leaf, std) in wanted.items():
+        np.testing.assert_allclose(np.std(leaf), std, rtol=0.02, err_msg=name)
+
+
+@optax_user
+def test_golden_loss():
+    model = small("transformer_xl", qk_norm=True)
+    state = init_state(model, TRAIN)
+    losses = []
+    for step in range(3):
+        state, metrics = train_step(model, TRAIN, state, windows(step))
+        losses.append(float(metrics["loss"]))
+    golden = GOLDEN
+    np.testing.assert_allclose(
+        losses, golden, rtol=2e-4,
+        err_msg="initialisation, model or optimizer changed what a run computes. Was this intended? If so, say so in "
+        "the commit and replace the golden numbers; results from before and after must not be put side by side.",
+    )  # fmt: skip
+
+
+GOLDEN = [0.0, 0.0, 0.0]
+
+
+def test_dims_belong_to_the_model():
+    assert small().dims == Dims(24, 4, 6, 2, LENGTH, 4)
+    assert small(num_kv_heads=2).dims.num_kv_heads == 2
