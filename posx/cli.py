@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -20,16 +18,14 @@ from ml_collections import ConfigDict
 
 from posx import encodings, flags, plots, sweep
 from posx.config import EvalConfig, RunConfig, run_config
-from posx.data import check_length, prepare
+from posx.data import prepare
 from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, PosxError, WorkdirError, nearest
 from posx.evaluation.run import check_stream, evaluate_run
 from posx.generate import Sampling, generate
-from posx.model import Model
 from posx.plots.tables import table
 from posx.progress import say
-from posx.runs import RunFolder, environment, layout_changes, load_model, write_json
-from posx.training.ceiling import flops_per_token
-from posx.training.loop import train
+from posx.runner import check_writable, describe, listed, train_and_evaluate
+from posx.runs import RunFolder, load_model, write_json
 
 
 class Command(NamedTuple):
@@ -50,34 +46,9 @@ def train_command(values: dict[str, Any], config: ConfigDict) -> None:
     try:
         train_and_evaluate(run, folder)
     except PosxError as error:
-        if (folder.path / ".lock").exists() and not isinstance(error, WorkdirError):
+        if not isinstance(error, WorkdirError) and (folder.path / ".lock").exists():
             write_json(folder.path / "status.json", {"code": error.exit_code, "reason": str(error)})
         raise
-
-
-def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
-    """Trains, evaluates and marks `folder` done; every finished part is kept and not done again."""
-    _check_writable(folder.path)
-    folder.check_config(run)
-    dataset = prepare(run.data, log=say)
-    check_stream(run.eval, run.train.length, dataset)
-    check_length(len(dataset.train.tokens), run.train.length, "the training text")
-    model = run.make_model(dataset.tokenizer.vocab_size)
-    _check_disk(folder.path, 12 * count(model) * (run.train.keep_checkpoints + 1))
-    with folder.held():
-        folder.check_config(run)
-        _write_environment(folder, environment(dataset))
-        facts = {"encodings": [repr(e) for e in model.encodings], "num_params": count(model)}
-        folder.write_config(run, facts)
-        dataset.tokenizer.save(folder.tokenizer_file)
-        state = train(run, model, dataset, folder)
-        rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps)
-        failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
-        if failed:
-            raise PartialFailure(f"{folder.path.name}: {_listed(failed)}")
-        done = {"digest": run.digest(), "data_digest": dataset.digest, "step": run.train.steps, "rows": len(rows)}
-        write_json(folder.done_file, done)
-        (folder.path / "status.json").unlink(missing_ok=True)
 
 
 def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
@@ -90,7 +61,7 @@ def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
             print(f"{job.name}: {describe(job.run)}")
         print(f"{len(jobs)} runs, {sum(job.finished() for job in jobs)} of them finished")
         return
-    _check_writable(workdir)
+    check_writable(workdir)
     todo = sweep.unfinished(jobs)
     with RunFolder(workdir).held():
         failed = sweep.run_all(jobs, todo, values["jobs"])
@@ -125,7 +96,7 @@ def evaluate_command(values: dict[str, Any], _: None) -> None:
             say(failed[-1])
     if rows:
         print(table(rows))
-    failed += [_listed([row]) for row in rows if row["status"] in ("oom", "nonfinite")]
+    failed += [listed([row]) for row in rows if row["status"] in ("oom", "nonfinite")]
     if failed:
         raise PartialFailure("; ".join(failed))
 
@@ -253,24 +224,6 @@ COMMANDS = {
 }  # fmt: skip
 
 
-def describe(run: RunConfig) -> str:
-    """What a run would be, from its settings alone: nothing is read or written."""
-    vocab_size = run.data.vocab_size if run.data.tokenizer == "bpe" else 257
-    model = run.make_model(vocab_size)
-    tokens = run.train.steps * run.train.batch_size * run.train.length
-    flops = tokens * flops_per_token(model, run.train.length)
-    return (
-        f"{model.encodings[0]}, {count(model):,} parameters, {tokens:,} tokens in {run.train.steps} steps of "
-        f"{run.train.batch_size} x {run.train.length}, {flops:.2g} FLOP, data {run.data.source!r}, "
-        f"evaluated at {run.eval.lengths}"
-    )
-
-
-def count(model: Model) -> int:
-    """Number of parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(model.abstract()))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; every foreseen failure is one line on standard error."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -357,52 +310,6 @@ def _run_folders(workdir: Path) -> list[RunFolder]:
     if not inside:
         raise WorkdirError(f"{workdir} holds no run: there is no config.json in it or in its folders")
     return [RunFolder(path) for path in inside]
-
-
-def _check_writable(path: Path) -> None:
-    """Raises WorkdirError before anything long starts; a file is tried, for access bits do not tell all."""
-    try:
-        nearest_folder = next(p for p in (path, *path.parents) if p.exists())
-        if not nearest_folder.is_dir():
-            raise WorkdirError(f"work folder {path} cannot be made: {nearest_folder} is a file")
-        with tempfile.TemporaryFile(dir=nearest_folder):
-            pass
-    except OSError as error:
-        raise WorkdirError(f"work folder {path} cannot be written: {error.strerror}") from None
-
-
-def _check_disk(path: Path, needed: int) -> None:
-    """Raises OutOfMemoryError if the checkpoints a run keeps (float32 weights and two moments each) cannot fit."""
-    free = shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
-    if free < needed:
-        raise OutOfMemoryError(
-            f"{path} has {free / 1e6:,.0f} MB free, its checkpoints need {needed / 1e6:,.0f} MB: free space, or lower "
-            "train.keep_checkpoints"
-        )
-
-
-def _write_environment(folder: RunFolder, now: dict[str, Any]) -> None:
-    """Writes `env.json` at the first start; later starts are listed in it, with a notice where bits may differ."""
-    import json
-
-    if not folder.env_file.exists():
-        write_json(folder.env_file, now | {"resumed": []})
-        return
-    first = json.loads(folder.env_file.read_text())
-    if first["data_digest"] != now["data_digest"]:
-        raise WorkdirError(
-            f"{folder.path} was trained on other text or another tokenizer (digest {first['data_digest'][:12]}, now "
-            f"{now['data_digest'][:12]}): use another --workdir"
-        )
-    changes = layout_changes(first, now)
-    if changes:
-        say(f"notice: {folder.path.name} resumes under another layout, not bit for bit ({'; '.join(changes)})")
-    resumed = [*first.get("resumed", []), {"git": now["git"], "changes": changes}]
-    write_json(folder.env_file, first | {"resumed": resumed})
-
-
-def _listed(rows: list[dict[str, Any]]) -> str:
-    return "; ".join(f"{row['run_id']} {row['protocol']} at {row['eval_len']}: {row['status']}" for row in rows)
 
 
 def _stop_with_stdin() -> None:

@@ -13,7 +13,8 @@ LAYERS = [
     ("errors", "fields"), ("encodings/",), ("attention/", "positions"), ("model", "data/", "progress"),
     ("evaluation/", "config"),
     ("training/checkpoints", "training/optimizer", "training/step", "training/ceiling", "training/__init__"),
-    ("runs", "generate"), ("training/loop", "evaluation/run"), ("plots/", "flags", "sweep", "__init__"), ("cli",),
+    ("runs", "generate"), ("training/loop", "evaluation/run"), ("runner",),
+    ("plots/", "flags", "sweep", "__init__"), ("cli",),
 ]  # fmt: skip
 
 

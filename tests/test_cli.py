@@ -176,7 +176,7 @@ def test_bad_config_files_name_file_and_line(capsys, tmp_path, text, wanted):
 def test_an_unknown_key_set_inside_a_config_file_is_refused(capsys, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(CONFIG_FILES["extra key"][0])
-    refused(capsys, 2, ["train", f"--config={path}", "--dry_run"], "unknown key model.widht")
+    refused(capsys, 2, ["train", f"--config={path}", "--dry_run"], "section 'model' has no field 'widht'")
 
 
 def test_a_config_file_that_is_not_there(capsys, tmp_path, site):
@@ -224,7 +224,6 @@ def bad_data(tmp_path) -> dict[str, tuple[list[str], list[str]]]:
 @pytest.mark.parametrize("name", [
     "missing", "a hub name without network", "empty folder", "empty file", "blank", "binary", "latin-1",
     "too short to train", "too short to evaluate", "too short to slide", "no tokenizer", "torn tokenizer",
-    "a token without id",
 ])  # fmt: skip
 @pytest.mark.parametrize("command", ["train", "sweep"])
 def test_unusable_text_is_exit_3_and_leaves_no_work_folder(capsys, site, tmp_path, monkeypatch, command, name):
@@ -549,7 +548,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_p
 def test_parameters_that_overflow_are_not_saved(capsys, site, tmp_path):
     """The loss of a step is that of the parameters before it: after the last step nothing else would notice."""
     words = [f"--config={site / 'tiny.py'}:rope", f"--workdir={tmp_path / 'run'}", "--config.train.checkpoint_steps=1"]
-    overflow = ["--config.train.learning_rate=3e38", "--config.train.warmup_steps=1", "--config.train.steps=2"]
+    words += ["--config.train.steps=2"]
+    overflow = ["--config.train.learning_rate=3.4e38", "--config.train.beta1=0", "--config.train.warmup_steps=1"]
     refused(capsys, 5, ["train", *words, *overflow], "a parameter is not finite after step 2")
     assert RunFolder(tmp_path / "run").checkpoints().steps() == [1]
     assert not (tmp_path / "run" / "DONE").exists()

@@ -88,21 +88,25 @@ def gates(runs: Runs) -> list[str]:
     horizons = [runs.horizon(name) for name in ("sinusoidal", "rope", "alibi")]
     p1, p2 = (runs.ppl("sinusoidal", 2, protocol) for protocol in ("nonoverlapping", "sliding"))
     order = r("alibi", 8) < r("rope", 8) < r("sinusoidal", 8)
+    nope, sinusoidal, share = runs.ppl("nope"), runs.ppl("sinusoidal"), runs.early_share("alibi", 8)
     checks = [
-        ("order at 8 L: ALiBi < RoPE < sinusoidal", f"{r('alibi', 8):.3f} < {r('rope', 8):.2f} < {r('sinusoidal', 8):.2f}", order),
+        ("order at 8 L: ALiBi < RoPE < sinusoidal",
+         f"{r('alibi', 8):.3f} < {r('rope', 8):.2f} < {r('sinusoidal', 8):.2f}", order),
         ("R_8 ALiBi <= 1.00", f"{r('alibi', 8):.3f}", r("alibi", 8) <= 1.0),
         ("R_8 T5 <= 1.30 (a warning)", f"{r('t5', 8):.3f}", r("t5", 8) <= 1.3),
         ("R_8 RoPE > R_8 ALiBi + 0.05", f"{r('rope', 8):.3f}", r("rope", 8) > r("alibi", 8) + 0.05),
         ("R_8 sinusoidal >= 1.3", f"{r('sinusoidal', 8):.3f}", r("sinusoidal", 8) >= 1.3),
-        ("1 % horizons: sinusoidal <= RoPE <= ALiBi", " <= ".join(f"{h:g} L" for h in horizons), sorted(horizons) == horizons),
-        ("NoPE finite at 2 L, at L worse than the best", f"{runs.ppl('nope', 2):.2f}; {runs.ppl('nope'):.2f} > {best:.2f}",
-         bool(np.isfinite(runs.ppl("nope", 2))) and runs.ppl("nope") > best),
-        ("NoPE R_2 below RoPE's (a warning)", f"{r('nope', 2):.3f}, RoPE {r('rope', 2):.3f}", r("nope", 2) < r("rope", 2)),
-        ("relative encodings at L within 5 % of sinusoidal", f"largest: {worst} {runs.ppl(worst) / runs.ppl('sinusoidal') - 1:+.1%}",
-         runs.ppl(worst) <= 1.05 * runs.ppl("sinusoidal")),
+        ("1 % horizons: sinusoidal <= RoPE <= ALiBi",
+         " <= ".join(f"{h:g} L" for h in horizons), sorted(horizons) == horizons),
+        ("NoPE finite at 2 L, at L worse than the best", f"{runs.ppl('nope', 2):.2f}; {nope:.2f} > {best:.2f}",
+         bool(np.isfinite(runs.ppl("nope", 2))) and nope > best),
+        ("NoPE R_2 below RoPE's (a warning)", f"{r('nope', 2):.3f}, RoPE {r('rope', 2):.3f}",
+         r("nope", 2) < r("rope", 2)),
+        ("relative encodings at L within 5 % of sinusoidal",
+         f"worst: {worst} {runs.ppl(worst) / sinusoidal - 1:+.1%}", runs.ppl(worst) <= 1.05 * sinusoidal),
         ("sliding, ALiBi: 8 L within 4 % of L while P1 falls", f"{sliding - 1:+.1%}, P1 {r('alibi', 8) - 1:+.1%}",
          abs(sliding - 1) <= 0.04 and r("alibi", 8) < 1),
-        ("early-token share of ALiBi at 8 L >= 0.7 (a warning)", f"{runs.early_share('alibi', 8):.2f}", runs.early_share("alibi", 8) >= 0.7),
+        ("early-token share of ALiBi at 8 L >= 0.7 (a warning)", f"{share:.2f}", share >= 0.7),
         ("sinusoidal: sliding(2 L) >= non-overlapping(2 L)", f"{p2:.2f}, {p1:.2f}", p2 >= p1),
     ]  # fmt: skip
     return ["| gate | measured | |", "|---|---|---|"] + [

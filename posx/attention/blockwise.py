@@ -143,7 +143,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 def _zeros(tree):
     """Where gradients are summed: at least float32, whatever the operands are."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), tree)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, wide_dtype(x.dtype)), tree)
 
 
 def _add(total, part):

@@ -172,8 +172,9 @@ class Encoding:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The hooks this encoding fills."""
-        return tuple(hook for hook in HOOKS if self.acts_on(hook))
+        """The places of the formula where this encoding acts; a curve acts as a bias."""
+        acting = {"bias" if hook == "curve" else hook for hook in HOOKS if self.acts_on(hook)}
+        return tuple(hook for hook in HOOKS if hook in acting)
 
     def fill_open(self, **defaults: Any) -> Self:
         """The value with `defaults` in those of the named fields that are open."""

@@ -90,6 +90,9 @@ class T5(Encoding):
         index = jnp.searchsorted(starts, past, side="right", method="compare_all")
         return jnp.where(distance < 0, index + self._buckets_per_side, index) if self.bidirectional else index
 
+    def acts_on(self, hook: str) -> bool:
+        return super().acts_on(hook) and not (hook == "temperature" and self.scaled)
+
     def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array | None:
         return None if self.scaled else jnp.full(q_pos.shape, math.sqrt(self.head_dim), as_float(0).dtype)
 

@@ -124,6 +124,28 @@ def test_any_tiling_gives_the_same_gradients(blocks, monkeypatch):
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-4), grads("tiles"), grads("dense"))
 
 
+def test_bfloat16_gradients_are_summed_over_tiles_in_float32(monkeypatch):
+    """Value j is seen by every query i >= j with weight 1 / (i + 1); a sum over them in bfloat16 would stall early."""
+
+    def run(*args):
+        return blockwise(*args, query_block=1, key_block=64)
+
+    monkeypatch.setitem(attention.EXECUTORS, "single_queries", run)
+    length, ones = 512, jnp.ones((1, 512, 1, D), jnp.bfloat16)
+    pos = jnp.arange(length)
+
+    @jax.jit
+    def value_grad(v):
+        def loss(v):
+            o = posx.attend(Nope(), {}, ones, ones, v, q_pos=pos, k_pos=pos, executor="single_queries")
+            return o.astype(jnp.float32).sum()
+
+        return jax.grad(loss)(v)
+
+    wanted = [np.sum(1 / np.arange(j + 1.0, length + 1)) for j in range(length)]
+    assert_allclose(np.float64(value_grad(ones)[0, :, 0, 0]), wanted, rtol=2.0**-7)
+
+
 def test_auto_takes_dense_while_scores_are_few():
     assert attention.choose_executor("auto", 1024, 1024) == "dense"
     assert attention.choose_executor("auto", 1025, 1024) == "blockwise"
@@ -165,6 +187,7 @@ def test_the_others_take_positions_between_tokens():
         ({"k": K[:, :, :3], "v": V[:, :, :3]}, r"3 key/value heads do not divide 4 query heads"),
         ({"q_pos": POS[:5]}, r"q_pos has shape \(5,\), but there are 11 tokens"),
         ({"k_pos": POS[None, None]}, r"k_pos has shape \(1, 1, 11\)"),
+        ({"q_segment": POS}, r"give both q_segment and k_segment, or neither"),
         ({"q_idx": POS}, r"give both q_idx and k_idx, or neither"),
         ({"q": Q[:, :5], "q_pos": POS[:5]}, r"5 queries but 11 keys: give q_idx and k_idx"),
     ],

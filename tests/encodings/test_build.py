@@ -220,11 +220,11 @@ def test_a_class_of_ones_own_is_named_by_its_place():
         ("learned", ("embed",)),
         ("shaw", ("score", "mix")),
         ("transformer_xl", ("query", "score")),
-        ("t5", ("temperature", "curve")),
+        ("t5", ("bias",)),
         ("tupe", ("temperature", "bias")),
         ("deberta", ("temperature", "score")),
         ("rope", ("query", "key")),
-        ("alibi", ("curve",)),
+        ("alibi", ("bias",)),
     ],
 )
 def test_sites(name, sites):

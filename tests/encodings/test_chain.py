@@ -92,7 +92,7 @@ def test_declared_facts_follow_from_the_parts():
     chain = Chain((Rope(rotary_dim=D), Alibi(H)))
     assert chain.shift_invariant and chain.caches_mapped_keys and chain.prefix_consistent
     assert (chain.tiling, chain.integer_positions, chain.max_position) == ("any", False, None)
-    assert chain.sites == ("query", "key", "bias", "curve")
+    assert chain.sites == ("query", "key", "bias")
     tables = Chain((Learned(30), Tupe(20), Shaw(3)))
     assert not tables.shift_invariant and not tables.caches_mapped_keys
     assert (tables.integer_positions, tables.max_position) == (True, 19)
