@@ -70,6 +70,8 @@ def attend(
         raise ValueError("give both q_idx and k_idx, or neither")
     if (q_segment is None) != (k_segment is None):
         raise ValueError("give both q_segment and k_segment, or neither")
+    if keys_mapped and not encoding.caches_mapped_keys:
+        raise ValueError(f"{type(encoding).__name__} maps keys on every read: keys_mapped must be False")
     params = jax.tree.map(jnp.asarray, params)
     if x is not None and encoding.acts_on("features"):
         q_features = k_features = batch_features(encoding, params, x, q_pos)[0]
@@ -113,8 +115,11 @@ def check_positions(encoding: Encoding, pos: Any) -> None:
     if encoding.integer_positions and not jnp.issubdtype(pos.dtype, jnp.integer):
         raise ValueError(f"{type(encoding).__name__} reads a table, so positions must be integers, not {pos.dtype}")
     last = encoding.max_position
-    if last is not None and not isinstance(pos, jax.core.Tracer) and np.asarray(pos).max(initial=0) > last:
-        raise UndefinedLength(f"{encoding} is defined up to position {last}, but got {np.asarray(pos).max()}")
+    if last is None or isinstance(pos, jax.core.Tracer):
+        return
+    known = np.asarray(pos)
+    if known.max(initial=0) > last or known.min(initial=0) < 0:
+        raise UndefinedLength(f"{encoding} is defined for positions 0 to {last}, but got {known.min()} to {known.max()}")
 
 
 def _check(encoding: Encoding, q, k, v, q_pos, k_pos, executor: str) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 
 from posx.encodings.base import Dims, Encoding, Features, Params, Tile
 from posx.errors import ConfigError
@@ -118,7 +119,9 @@ class Chain(Encoding):
         product = None
         for part, own in self._each(params):
             value = part.temperature(own, q_pos)
-            product = value if product is None else product if value is None else product * value
+            if value is not None:
+                value = jnp.atleast_2d(value)
+                product = value if product is None else product * value
         return product
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array | None:

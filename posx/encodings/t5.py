@@ -39,7 +39,8 @@ class T5(Encoding):
     published 128 leaves buckets untrained at L <= 128. One table for all layers unless `per_layer`.
 
     Reference: Raffel et al. 2020, arXiv 1910.10683, section 2.1; table N(0, m^-1/2) as in HF's port.
-    Differs: T5 drops the 1/sqrt(d) of the logits and folds it into its initialisation; `scaled=False` gives that.
+    Differs: T5 drops the 1/sqrt(d) of the logits and folds it into its initialisation; `scaled=False` gives that
+    (and reads `head_dim`, which `resolve` sets).
     """
 
     num_buckets: int | None = None
@@ -47,7 +48,7 @@ class T5(Encoding):
     bidirectional: bool = False
     scaled: bool = True
     per_layer: bool = False
-    head_dim: int | None = None
+    head_dim: int = 0
 
     caches_mapped_keys = True
     extrapolates = "to 2-4 L: everything beyond max_distance shares a bucket"
@@ -74,7 +75,9 @@ class T5(Encoding):
         return frozenset() if self.per_layer else frozenset({"table"})
 
     def resolve(self, dims: Dims) -> Self:
-        far = self.fill_open(max_distance=max(dims.train_len // 2, 2), head_dim=dims.head_dim)
+        far = self.fill_open(max_distance=max(dims.train_len // 2, 2))
+        if not self.scaled:
+            far = dataclasses.replace(far, head_dim=dims.head_dim)
         least = 4 if self.bidirectional else 2
         return far.fill_open(num_buckets=max(min(32, far.max_distance) // 2 * 2, least))
 
