@@ -119,7 +119,8 @@ def check_positions(encoding: Encoding, pos: Any) -> None:
         return
     known = np.asarray(pos)
     if known.max(initial=0) > last or known.min(initial=0) < 0:
-        raise UndefinedLength(f"{encoding} is defined for positions 0 to {last}, but got {known.min()} to {known.max()}")
+        got = f"{known.min()} to {known.max()}"
+        raise UndefinedLength(f"{encoding} is defined for positions 0 to {last}, but got {got}")
 
 
 def _check(encoding: Encoding, q, k, v, q_pos, k_pos, executor: str) -> None:
