@@ -20,7 +20,8 @@ from posx.encodings import ENCODINGS, encoding_class
 from posx.errors import ConfigError, nearest
 from posx.evaluation.protocols import PROTOCOLS
 from posx.fields import typed_fields
-from posx.model import Model, ModelConfig, make_model
+from posx.model import Model, make_model
+from posx.model_config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,8 @@ import pytest
 import posx
 from posx.errors import ConfigError
 from posx.generate import Sampling, generate, prefill, sample
-from posx.model import ModelConfig, make_model
+from posx.model import make_model
+from posx.model_config import ModelConfig
 from posx.positions import sequential
 from tests.test_model import SPECS, logits_of, scattered
 

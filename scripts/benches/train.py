@@ -19,7 +19,8 @@ from benches import measure
 from benches.measure import Spread, cell, quartiles
 from posx.config import TrainConfig
 from posx.data.stdlib import stdlib_files
-from posx.model import ModelConfig, make_model
+from posx.model import make_model
+from posx.model_config import ModelConfig
 from posx.plots import look
 from posx.training.ceiling import flops_per_token
 from posx.training.step import init_state, train_step

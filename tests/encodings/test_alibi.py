@@ -73,5 +73,3 @@ def test_a_bias_for_another_number_of_heads_is_refused():
     q = vectors(6, 4, 6)
     with pytest.raises(ValueError, match=r"gives a bias for 3 heads, but there are 4"):
         attention_weights(Alibi(3), {}, q, q, np.arange(6))
-
-

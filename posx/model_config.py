@@ -1,0 +1,76 @@
+"""Every choice of the architecture as one recorded value."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from posx.encodings import Dims
+from posx.errors import ConfigError
+
+MLPS = ("gelu", "swiglu")
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Every choice of the architecture; 0 leaves a size to its rule.
+
+    `tied` embeddings are a strong path from token to token beside attention, so extrapolation failures show less.
+    `num_kv_heads` 0: as many as heads. `mlp_dim` 0: 4m for GELU, 8m/3 for SwiGLU (the same number of weights).
+    `dtype` is the type of the operands of the forward matrix products; parameters and all else stay float32.
+    `layer_policy` is cycled over the layers; "encoding" stands for the run's encoding, other words are registry names.
+    """
+
+    num_layers: int = 4
+    model_dim: int = 128
+    num_heads: int = 4
+    num_kv_heads: int = 0
+    mlp: str = "gelu"
+    mlp_dim: int = 0
+    tied: bool = False
+    dropout: float = 0.0
+    qk_norm: bool = False
+    dtype: str = "float32"
+    layer_policy: tuple[str, ...] = ("encoding",)
+
+    def problems(self) -> list[str]:
+        """What is wrong with these fields, one line each."""
+        found = []
+        for name in ("num_layers", "model_dim", "num_heads"):
+            if getattr(self, name) < 1:
+                found.append(f"model.{name}={getattr(self, name)} must be at least 1")
+        for name in ("num_kv_heads", "mlp_dim"):
+            if getattr(self, name) < 0:
+                found.append(f"model.{name}={getattr(self, name)} must not be negative")
+        if not found and self.model_dim % self.num_heads:
+            fits = [h for h in range(1, self.model_dim + 1) if self.model_dim % h == 0]
+            near = min(fits, key=lambda h: abs(h - self.num_heads))
+            found.append(
+                f"model.model_dim={self.model_dim} is not divisible by num_heads={self.num_heads}; nearest: {near}"
+            )
+        if not found and self.num_heads % (self.num_kv_heads or self.num_heads):
+            found.append(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
+        if self.mlp not in MLPS:
+            found.append(f"model.mlp={self.mlp!r} is unknown; allowed: {', '.join(MLPS)}")
+        if self.dtype not in DTYPES:
+            found.append(f"model.dtype={self.dtype!r} is unknown; allowed: {', '.join(DTYPES)}")
+        if not 0 <= self.dropout < 1:
+            found.append(f"model.dropout={self.dropout} must be in [0, 1)")
+        if not self.layer_policy:
+            found.append("model.layer_policy is empty; the default is ('encoding',)")
+        return found
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def hidden_dim(self) -> int:
+        return self.mlp_dim or (4 * self.model_dim if self.mlp == "gelu" else 8 * self.model_dim // 3)
+
+    def dims(self, train_len: int) -> Dims:
+        """The sizes encodings are resolved against. Raises ConfigError."""
+        if problems := self.problems():
+            raise ConfigError("; ".join(problems))
+        head_dim = self.model_dim // self.num_heads
+        return Dims(self.model_dim, self.num_heads, head_dim, self.num_layers, train_len, self.kv_heads)
