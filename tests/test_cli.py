@@ -558,9 +558,9 @@ def test_parameters_that_overflow_are_not_saved(capsys, site, tmp_path):
 def test_the_real_command_prints_one_line(site, tmp_path):
     started = tiny.start("train", f"--config={site / 'tiny.py'}", "--config.model.model_dmi=3")
     other = tiny.start("evaluate", f"--workdir={tmp_path / 'none'}")
-    _, err = started.communicate(timeout=300)
+    _, err = started.communicate(timeout=1800)
     assert started.returncode == 2 and "model.model_dim" in one_line(err) and len(err.splitlines()) == 1
-    _, err = other.communicate(timeout=300)
+    _, err = other.communicate(timeout=1800)
     assert other.returncode == 4 and len(err.splitlines()) == 1
 
 
@@ -573,11 +573,11 @@ def test_a_closed_pipe_and_an_interrupt_leave_no_traceback(site):
     metrics = site / "interrupted" / "metrics.jsonl"
     until(lambda: metrics.exists() and metrics.stat().st_size, process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=1800)
     assert process.returncode == 130 and "interrupted" in one_line(err)
 
 
-def until(condition, process, seconds: float = 240) -> None:
+def until(condition, process, seconds: float = 1800) -> None:
     """Waits for `condition` while `process` lives; the limit only keeps a broken test from hanging."""
     end = time.monotonic() + seconds
     while not condition():

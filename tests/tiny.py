@@ -95,7 +95,7 @@ def start(*words: str, **extra: str) -> subprocess.Popen[str]:
 def run(*words: str, **extra: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of the command in a process of its own."""
     process = start(*words, **extra)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=1800)
     return process.returncode, out, err
 
 

@@ -69,4 +69,4 @@ def train_step(
         value, grads = jax.tree.map(lambda x: x / config.accumulation, total)
     updates, opt_state = make_optimizer(config).update(grads, state["opt_state"], params)
     new = {"params": optax.apply_updates(params, updates), "opt_state": opt_state, "step": state["step"] + 1}
-    return new, {"loss": value, "grad_norm": optax.global_norm(grads)}
+    return new, {"loss": value, "grad_norm": optax.tree.norm(grads)}
