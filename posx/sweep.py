@@ -198,6 +198,5 @@ def _reason(job: Job, code: int) -> str:
 
 def _measure_ceiling(folder: Path, dtype: str) -> None:
     """Measures the machine once, in a process of its own, before runs compete for it."""
-    subprocess.run(
-        [sys.executable, "-m", "posx.training.ceiling", str(folder), dtype], check=False, stdin=subprocess.DEVNULL
-    )
+    code = "import sys, pathlib, posx.training.ceiling as c; c.matmul_ceiling(pathlib.Path(sys.argv[1]), sys.argv[2])"
+    subprocess.run([sys.executable, "-P", "-c", code, str(folder), dtype], check=False, stdin=subprocess.DEVNULL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -64,7 +63,3 @@ def _measure(dtype: str) -> float:
         product(a).block_until_ready()
         best = min(best, time.perf_counter() - start)
     return 2.0 * SIZE**3 / best
-
-
-if __name__ == "__main__":  # a sweep measures in a process of its own, before its runs start
-    matmul_ceiling(Path(sys.argv[1]), sys.argv[2])
