@@ -119,9 +119,9 @@ class Chain(Encoding):
         product = None
         for part, own in self._each(params):
             value = part.temperature(own, q_pos)
-            if value is not None:
-                value = jnp.atleast_2d(value)
-                product = value if product is None else product * value
+            if value is not None and product is not None and value.ndim != product.ndim:
+                value, product = jnp.atleast_2d(value), jnp.atleast_2d(product)
+            product = value if product is None else product if value is None else product * value
         return product
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array | None:
