@@ -53,6 +53,7 @@ def small(spec="alibi", **options) -> Model:
     return make_model(dataclasses.replace(SMALL, **options), spec, VOCAB, LENGTH)
 
 
+@functools.cache
 def start(model: Model, seed: int = 0):
     return jax.jit(model.init)(jax.random.key(seed))
 
