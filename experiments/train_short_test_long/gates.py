@@ -82,7 +82,7 @@ def gates(runs: Runs) -> list[str]:
         return runs.ppl(name, k) / runs.ppl(name)
 
     best = min(runs.ppl(name) for name in runs.names)
-    relative = ("rope", "alibi", "t5", "shaw", "transformer_xl", "deberta")
+    relative = [n for n in ("rope", "alibi", "t5", "shaw", "transformer_xl", "deberta") if n in runs.names]
     worst = max(relative, key=runs.ppl)
     sliding = runs.ppl("alibi", 8, "sliding") / runs.ppl("alibi", 1, "sliding")
     horizons = [runs.horizon(name) for name in ("sinusoidal", "rope", "alibi")]
