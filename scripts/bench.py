@@ -14,9 +14,10 @@ are the median and [lower, upper quartile] over rounds. The ceiling is the best 
 its median the denominator of "share" = tokens/s x FLOPs per token (matmuls and causal-exact attention only) / ceiling.
 
 The rival has posx's architecture: RMSNorm, no biases, embeddings tied or not as posx's default, full-width rotary, T5
-with posx's buckets; `sinusoidal` is its scaled one, GELU its exact form where posx has the tanh form. Its attention is at its default (flash off) or, with --flash, flash
-wherever it allows it. It runs eagerly on all cores with torch's fused AdamW. Both see the same batches at the same
-constant learning rate: the second table shows that both learn, and with how many parameters.
+with posx's buckets; `sinusoidal` is its scaled one, GELU its exact form where posx has the tanh form. Its attention
+is at its default (flash off) or, with --flash, flash wherever it allows it. It runs eagerly on all cores with torch's
+fused AdamW. Both see the same batches at the same constant learning rate: the second table shows that both learn, and
+with how many parameters.
 
 Run it on a quiet machine. Torch's OpenMP threads spin while they wait for each other; with other jobs on the cores that
 costs torch up to ten times its speed, and every ratio is void (a warning says so). OMP_WAIT_POLICY=PASSIVE makes torch
