@@ -1,30 +1,28 @@
-"""The project's measuring instrument: how fast posx trains each encoding, beside x-transformers on torch.
+"""The project's measuring instrument: speed, memory and compile time of every encoding, beside the obvious rivals.
 
     python scripts/bench.py train --rounds=9 --steps=10 --out=bench.json --figure=bench.png
-    python scripts/bench.py train --encodings=nope,rope --posx_only
+    python scripts/bench.py attention --lengths=512,1024,2048,4096 --out=attention.json
+    python scripts/bench.py memory --out=memory.json            # goes on where it was stopped
+    python scripts/bench.py memory --model --out=model_memory.json
+    python scripts/bench.py decode --out=decode.json
+    python scripts/bench.py compile --out=compile.json
+    python scripts/bench.py cost --train=t128.json,t512.json --attention=attention.json --memory=memory.json --figure=c.png
 
-Measures training tokens/s of the whole step (forward, backward, clipping, AdamW) on batches already in memory, float32,
-no dropout, causal. Shape `small`: 4 layers, width 128, 4 heads, GELU MLP of 512, 257 byte tokens, 32 windows of
-L = 128. `medium`: 6 layers, width 256, 8 heads, 8 windows of L = 512. Both 4096 tokens a step. `tiny` is for tests.
+Each bench's own help (`bench.py train --help`) says what it measures and against whom.
 
 How to read it: a machine's speed drifts, so only ratios taken within one run mean something. In every round each
-contestant takes a turn: one step untimed, then N timed steps, waited for at the end. The order rotates and flips from
-round to round; posx and x-transformers with the same encoding stand side by side. Ratios are formed per round; shown
-are the median and [lower, upper quartile] over rounds. The ceiling is the best float32 matrix product of each round,
-its median the denominator of "share" = tokens/s x FLOPs per token (matmuls and causal-exact attention only) / ceiling.
-
-The rival has posx's architecture: RMSNorm, no biases, embeddings tied or not as posx's default, full-width rotary, T5
-with posx's buckets; `sinusoidal` is its scaled one, GELU its exact form where posx has the tanh form. Its attention
-is at its default (flash off) or, with --flash, flash wherever it allows it. It runs eagerly on all cores with torch's
-fused AdamW. Both see the same batches at the same constant learning rate: the second table shows that both learn, and
-with how many parameters.
+contestant takes a turn, first untimed, then timed; the order rotates and flips from round to round. Ratios are formed
+per round; shown are the median and [lower, upper quartile] over rounds. The ceiling is the best float32 matrix product
+of each round, its median the denominator of "share", whatever the type of the operands that were measured.
 
 Run it on a quiet machine. Torch's OpenMP threads spin while they wait for each other; with other jobs on the cores that
 costs torch up to ten times its speed, and every ratio is void (a warning says so). OMP_WAIT_POLICY=PASSIVE makes torch
 sleep instead: robust on a busy machine, but not its best on a quiet one. The JSON records OMP_* and XLA_FLAGS.
 
-All contestants live in one process: JAX's and torch's thread pools sleep when they have no work, and the untimed step
-at the start of a turn outlasts the few milliseconds for which the other's threads still spin.
+Contestants that take turns live in one process: JAX's and torch's thread pools sleep when they have no work, and the
+untimed start of a turn outlasts the few milliseconds for which the other's threads still spin.
+
+Exit code 1: a contestant gave a wrong answer; the last lines say which.
 """
 
 from __future__ import annotations
@@ -33,40 +31,57 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from benches import measure, train
+from benches import attention, compiling, cost, decode, measure, memory, train
 
 from posx.encodings import ENCODINGS
 
-BENCHES = {"train": train}
+#: Each has add_arguments(parser), run(options, save) -> its part of the report, table(report), draw(report, path).
+#: `save` writes that part as it stands, for a bench that can go on from there; "problems" in it are wrong answers.
+BENCHES = {"train": train, "attention": attention, "memory": memory, "decode": decode, "compile": compiling}
 
 
 def main(words: Sequence[str] | None = None) -> None:
     options = arguments(words)
+    for path in filter(None, (options.out, options.figure)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if options.bench == "cost":
+        cost.draw(cost.read(options), options.figure)
+        return
     bench, machine = BENCHES[options.bench], measure.environment()
     if warning := measure.busy(machine):
         print(warning)
-    for path in filter(None, (options.out, options.figure)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    report = {"bench": options.bench, **machine, **bench.run(options)}
-    report["load_average"].append(measure.load())
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+    def save(part: dict[str, Any]) -> dict[str, Any]:
+        loads = [*machine["load_average"], measure.load()]
+        report = {"bench": options.bench, **machine, "load_average": loads, **part}
+        if options.out:
+            partial = options.out.with_name(f".{options.out.name}.partial")
+            partial.write_text(json.dumps(report, indent=1) + "\n")
+            partial.replace(options.out)
+        return report
+
+    report = save(bench.run(options, save))
     print(bench.table(report))
     if options.figure:
         bench.draw(report, options.figure)
+    if problems := report.get("problems"):
+        raise SystemExit("\n".join(["", *problems]))
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     benches = parser.add_subparsers(dest="bench", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--encodings", type=encodings, default=list(ENCODINGS), help="names with commas; default: all")
-    common.add_argument("--rounds", type=measure.positive, default=9)
     common.add_argument("--out", type=Path, help="JSON file for every number measured")
     common.add_argument("--figure", type=Path, help="picture; written as .png and .svg")
-    for name, bench in BENCHES.items():
-        bench.add_arguments(benches.add_parser(name, help=bench.__doc__, parents=[common]))
+    for name, bench in (BENCHES | {"cost": cost}).items():
+        summary, description = (bench.__doc__ or "").splitlines()[0], bench.__doc__
+        one = benches.add_parser(name, help=summary, description=description, formatter_class=form, parents=[common])
+        bench.add_arguments(one)
     return parser.parse_args(words)
 
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
+import json
 import os
 import platform
+import re
 import resource
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
+from posx.encodings import ENCODINGS
 from posx.training.ceiling import matmul_ceiling
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "x-transformers")
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "XLA_FLAGS", "JAX_PLATFORMS")
+TRAIN_LEN = 512  # the training length encodings are resolved for where a bench's text may be longer
 Spread = tuple[float, float, float]
+T = TypeVar("T")
 
 
 def positive(text: str) -> int:
@@ -28,6 +34,26 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, at least 1")
     return int(text)
+
+
+def lengths(text: str) -> list[int]:
+    """A command line's increasing lengths in tokens."""
+    return sorted({positive(word) for word in text.split(",")})
+
+
+def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument("--rounds", type=positive, default=default, help="turns of every contestant")
+
+
+def spec(name: str) -> dict[str, Any]:
+    """An encoding that any length can be asked of: tables that end repeat their last row."""
+    has_table = any(field.name == "beyond" for field in dataclasses.fields(ENCODINGS[name]))
+    return {"name": name, "beyond": "clamp"} if has_table else {"name": name}
+
+
+def stored(path: Path | None) -> dict[str, Any]:
+    """The report that an earlier run left, {} for none."""
+    return json.loads(path.read_text()) if path and path.exists() else {}
 
 
 def cores() -> int:
@@ -69,7 +95,10 @@ def busy(machine: dict[str, Any]) -> str:
 
 
 def peak_rss() -> int:
-    """Bytes this process has held at most."""
+    """Bytes this process has held at most. Linux hands ru_maxrss on from parent to child, so VmHWM goes before it."""
+    status = Path("/proc/self/status")
+    if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
+        return int(found[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -79,11 +108,12 @@ def fresh_ceiling() -> float:
         return matmul_ceiling(Path(empty), "float32")
 
 
-def interleave(turns: Sequence[Callable[[], float]], rounds: int, before: Callable[[], Any]) -> list[list[float]]:
+def interleave(turns: Sequence[Callable[[], T]], rounds: int, before: Callable[[], Any] | None = None) -> list[list[T]]:
     """What every turn returns, per turn and round. `before` opens a round; the order rotates and flips."""
-    results: list[list[float]] = [[] for _ in turns]
+    results: list[list[T]] = [[] for _ in turns]
     for n in range(rounds):
-        before()
+        if before:
+            before()
         order = [(n + place) % len(turns) for place in range(len(turns))]
         for turn in order if n % 2 == 0 else reversed(order):
             results[turn].append(turns[turn]())
@@ -97,6 +127,24 @@ def quartiles(values: Iterable[float]) -> Spread:
     return float(middle), float(low), float(high)
 
 
+def ratios(top: Iterable[float] | None, bottom: Iterable[float] | None) -> Spread | None:
+    """Quartiles of top / bottom, formed per round; None where one of them is missing."""
+    if top is None or bottom is None:
+        return None
+    return quartiles(a / b for a, b in zip(top, bottom, strict=True))
+
+
 def cell(value: Spread | None, form: str) -> str:
     """ "median [lower, upper]" for a table, "-" for nothing."""
     return "-" if value is None else f"{value[0]:{form}} [{value[1]:{form}}, {value[2]:{form}}]"
+
+
+def place(report: dict[str, Any]) -> str:
+    """Where and under what load a report was made, for the line over its table."""
+    loads = report["load_average"]
+    return f"{report['cpu']}, {report['cores']} cores, load {loads[0][0]} before and {loads[-1][0]} after"
+
+
+def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table, its first column to the left."""
+    return [f"| {' | '.join(line)} |" for line in (head, [":--", *["---:"] * (len(head) - 1)], *body)]

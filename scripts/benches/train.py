@@ -1,93 +1,55 @@
-"""Training tokens/s per encoding, posx beside x-transformers; `scripts/bench.py` says how to read it."""
+"""Training tokens/s per encoding, posx beside x-transformers.
+
+Measures the whole step (forward, backward, clipping, AdamW) on batches already in memory, no dropout, causal. Shape
+`small`: 4 layers, width 128, 4 heads, GELU MLP of 512, 257 byte tokens, 32 windows of L = 128. `medium`: 6 layers,
+width 256, 8 heads, 8 windows of L = 512. Both 4096 tokens a step, at another --length too. `tiny` is for tests.
+Share = tokens/s x FLOPs per token (matmuls and causal-exact attention only) / the float32 ceiling.
+
+The rival has posx's architecture: RMSNorm, no biases, embeddings tied or not as posx's default, full-width rotary, T5
+with posx's buckets; `sinusoidal` is its scaled one, GELU its exact form where posx has the tanh form. Its attention
+is at its default (flash off) or, with --flash, flash wherever it allows it. It runs eagerly on all cores with torch's
+fused AdamW, in float32 and, with --autocast, once more under torch.autocast to bfloat16; --dtype is posx's alone. Both
+see the same batches at the same constant learning rate: the second table shows that both learn, and with how many
+parameters. Posx and x-transformers with the same encoding stand side by side.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import functools
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from benches import measure
-from benches.measure import Spread, cell, quartiles
+from benches.train_parts import LEARNING_RATE, OURS, SHAPES, VOCAB, Contestant, Shape, text_batches
+from benches.train_peer import peer_contestant, peers_installed
+from benches.train_report import draw, summarise, table
 from posx.config import TrainConfig
-from posx.data.stdlib import stdlib_files
 from posx.model import make_model
-from posx.model_config import ModelConfig
-from posx.plots import look
+from posx.model_config import DTYPES
 from posx.training.ceiling import flops_per_token
 from posx.training.step import init_state, train_step
 
-VOCAB = 257
-LEARNING_RATE = 1e-3
-OURS, PEER = "posx", "x-transformers"
+__all__ = ["add_arguments", "draw", "run", "summarise", "table"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """Sizes of a model and of one step: `batch` windows of `length` tokens."""
-
-    layers: int
-    width: int
-    heads: int
-    batch: int
-    length: int
-
-    @property
-    def tokens(self) -> int:
-        return self.batch * self.length
-
-    @property
-    def config(self) -> ModelConfig:
-        return ModelConfig(num_layers=self.layers, model_dim=self.width, num_heads=self.heads)
-
-    def __str__(self) -> str:
-        return f"{self.layers} layers, width {self.width}, {self.heads} heads, {self.batch} windows of {self.length}"
-
-
-SHAPES = {"small": Shape(4, 128, 4, 32, 128), "medium": Shape(6, 256, 8, 8, 512), "tiny": Shape(1, 32, 2, 2, 16)}
-
-
-@dataclasses.dataclass
-class Contestant:
-    """One model in training: `step(batch number)` returns its loss without waiting, `wait()` waits for all work."""
-
-    library: str
-    encoding: str
-    parameters: int
-    step: Callable[[int], Any]
-    wait: Callable[[], Any]
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    losses: list[Any] = dataclasses.field(default_factory=list)
-
-    def run(self, steps: int) -> float:
-        """Seconds for that many further steps."""
-        start = time.perf_counter()
-        self.losses += [self.step(len(self.losses) + n) for n in range(steps)]
-        self.wait()
-        return time.perf_counter() - start
-
-
-def text_batches(shape: Shape, count: int = 64) -> list[np.ndarray]:
-    """Windows int32 [batch, length + 1] of the interpreter's own source code, the same for everyone."""
-    text = np.frombuffer(b"\n".join(path.read_bytes() for path in stdlib_files()[0].paths[:60]), np.uint8)
-    starts = np.random.default_rng(0).integers(len(text) - shape.length, size=(count, shape.batch, 1))
-    return list(text[starts + np.arange(shape.length + 1)].astype(np.int32))
-
-
-def posx_contestant(encoding: str, shape: Shape, batches: Sequence[np.ndarray]) -> Contestant:
+def step_parts(encoding: str, shape: Shape, executor: str = "auto") -> tuple[Any, TrainConfig]:
+    """The model and the recipe that `train_step` takes."""
     model = make_model(shape.config, {"name": encoding}, VOCAB, shape.length)
     config = TrainConfig(
         length=shape.length, batch_size=shape.batch, steps=1_000_000, warmup_steps=0,
-        learning_rate=LEARNING_RATE, final_learning_rate=LEARNING_RATE,
+        learning_rate=LEARNING_RATE, final_learning_rate=LEARNING_RATE, executor=executor,
     )  # fmt: skip
+    return model, config
+
+
+def posx_contestant(encoding: str, shape: Shape, batches: Sequence[np.ndarray]) -> Contestant:
+    model, config = step_parts(encoding, shape)
     state = init_state(model, config)
     tokens = [jax.device_put(batch) for batch in batches]
 
@@ -101,81 +63,37 @@ def posx_contestant(encoding: str, shape: Shape, batches: Sequence[np.ndarray]) 
     return Contestant(OURS, encoding, parameters, step, lambda: jax.block_until_ready(state), facts)
 
 
-def peer_options(encoding: str, shape: Shape, flash: bool) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """What to tell x-transformers' wrapper and layers for an encoding; None where it has no such encoding."""
-    layers: dict[str, Any] = {"attn_flash": flash and encoding != "t5"}  # it refuses flash with a T5 bias
-    layers |= {
-        "t5": {
-            "rel_pos_bias": True,
-            "rel_pos_max_distance": shape.length // 2,
-            "rel_pos_num_buckets": min(32, shape.length // 2),
-        },
-        "rope": {"rotary_pos_emb": True, "rotary_emb_dim": shape.width // shape.heads},
-        "alibi": {"alibi_pos_bias": True},
-    }.get(encoding, {})
-    absolute = {"sinusoidal": {"scaled_sinu_pos_emb": True}, "learned": {}}
-    has = encoding in ("nope", "sinusoidal", "learned", "t5", "rope", "alibi")
-    return (absolute.get(encoding, {"use_abs_pos_emb": False}), layers) if has else None
-
-
-def peer_contestant(encoding: str, shape: Shape, batches: Sequence[np.ndarray], flash: bool) -> Contestant | None:
-    options = peer_options(encoding, shape, flash)
-    if options is None:
-        return None
-    import torch
-    from x_transformers import Decoder, TransformerWrapper
-
-    torch.set_num_threads(measure.cores())
-    torch.manual_seed(0)
-    wrapper, layers = options
-    model = TransformerWrapper(
-        num_tokens=VOCAB, max_seq_len=shape.length, tie_embedding=shape.config.tied, **wrapper,
-        attn_layers=Decoder(
-            dim=shape.width, depth=shape.layers, heads=shape.heads, attn_dim_head=shape.width // shape.heads,
-            use_rmsnorm=True, ff_mult=4, ff_no_bias=True, verbose=False, **layers,
-        ),
-    )  # fmt: skip
-    ours, parameters = TrainConfig(), list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim == 2], "weight_decay": ours.weight_decay},
-        {"params": [p for p in parameters if p.ndim != 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(ours.beta1, ours.beta2), fused=True)
-    tokens = [torch.from_numpy(batch).long() for batch in batches]
-
-    def step(n: int) -> Any:
-        rows = tokens[n % len(tokens)]
-        loss = torch.nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, ours.clip_norm)
-        optimizer.step()
-        return loss.detach()
-
-    return Contestant(
-        PEER, encoding, sum(p.numel() for p in parameters), step, lambda: None, {"options": [wrapper, layers]}
-    )
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    measure.add_rounds(parser, 9)
     parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument("--length", type=measure.positive, help="another window length, as many tokens a step")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the operands of posx's forward products")
     parser.add_argument("--steps", type=measure.positive, default=10, help="timed steps of one contestant in one round")
     parser.add_argument("--posx_only", action="store_true", help="without x-transformers")
     parser.add_argument("--flash", action="store_true", help="x-transformers with flash attention where it allows it")
+    parser.add_argument("--autocast", action="store_true", help="x-transformers in bfloat16 as well")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    shape, steps = SHAPES[options.shape], options.steps
+def contestants(options: argparse.Namespace, shape: Shape) -> list[Contestant]:
+    """Posx, then its rivals, encoding by encoding; each has run its first steps."""
     batches, peers = text_batches(shape), not options.posx_only and peers_installed()
-    contestants = []
+    found: list[Contestant] = []
     for encoding in options.encodings:
-        contestants.append(posx_contestant(encoding, shape, batches))
-        if peers and (rival := peer_contestant(encoding, shape, batches, options.flash)):
-            contestants.append(rival)
-    for contestant in contestants:  # compiles, and lets allocators settle
+        found.append(posx_contestant(encoding, shape, batches))
+        for autocast in (False, True)[: 1 + options.autocast] if peers else ():
+            if rival := peer_contestant(encoding, shape, batches, options.flash, autocast):
+                found.append(rival)
+    for contestant in found:  # compiles, and lets allocators settle
         contestant.facts["first_step_seconds"] = contestant.run(1)
         contestant.run(2)
         print(f"{contestant.library} {contestant.encoding} is ready", file=sys.stderr)
+    return found
+
+
+def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    shape, steps = dataclasses.replace(SHAPES[options.shape], dtype=options.dtype), options.steps
+    shape = shape.at_length(options.length) if options.length else shape
+    taking_part = contestants(options, shape)
 
     def turn(contestant: Contestant) -> float:
         contestant.run(1)
@@ -183,111 +101,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     ceiling: list[float] = []
     rates = measure.interleave(
-        [functools.partial(turn, contestant) for contestant in contestants],
+        [functools.partial(turn, contestant) for contestant in taking_part],
         options.rounds,
         before=lambda: ceiling.append(measure.fresh_ceiling()),
     )
     results = [
         {"library": one.library, "encoding": one.encoding, "parameters": one.parameters, **one.facts,
          "tokens_per_second": rate, "losses": [float(loss) for loss in one.losses]}
-        for one, rate in zip(contestants, rates, strict=True)
+        for one, rate in zip(taking_part, rates, strict=True)
     ]  # fmt: skip
     sizes = {"shape": dataclasses.asdict(shape), "steps": steps, "ceiling": ceiling}
     return {**sizes, "peak_rss": measure.peak_rss(), "results": results}
-
-
-def peers_installed() -> bool:
-    try:
-        import torch  # noqa: F401
-        import x_transformers  # noqa: F401
-    except ImportError as error:
-        print(f"posx alone: {error.name} is missing; pip install '.[peers]' brings it\n")
-        return False
-    return True
-
-
-def summarise(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row per encoding from a report's stored numbers; None where there is nothing to compare with."""
-    results = {(row["library"], row["encoding"]): row for row in report["results"]}
-    ceiling = statistics.median(report["ceiling"])
-
-    def ratio(top: dict[str, Any] | None, bottom: dict[str, Any] | None) -> Spread | None:
-        if top is None or bottom is None:
-            return None
-        rates = zip(top["tokens_per_second"], bottom["tokens_per_second"], strict=True)
-        return quartiles(a / b for a, b in rates)
-
-    rows = []
-    for (library, encoding), ours in results.items():
-        if library == OURS:
-            peer, nope = results.get((PEER, encoding)), results.get((OURS, "nope"))
-            rate = quartiles(ours["tokens_per_second"])
-            rows.append({
-                "encoding": encoding, "ours": ours, "peer": peer, "rate": rate,
-                "share": rate[0] * ours["flops_per_token"] / ceiling,
-                "step_time_to_nope": ratio(nope, ours),
-                "peer_rate": quartiles(peer["tokens_per_second"]) if peer else None,
-                "ratio": ratio(ours, peer),
-            })  # fmt: skip
-    return rows
-
-
-def table(report: dict[str, Any]) -> str:
-    """Markdown: speed, then what shows that the comparison is fair."""
-    shape, whole, two = Shape(**report["shape"]), ",.0f", ".2f"
-    ceiling, loads = quartiles(flops / 1e9 for flops in report["ceiling"]), report["load_average"]
-    lines = [
-        f"{shape}, {shape.tokens} tokens a step, float32; {report['cpu']}, {report['cores']} cores, "
-        f"load {loads[0][0]} before and {loads[-1][0]} after; matmul ceiling {cell(ceiling, whole)} GFLOP/s; "
-        f"{len(report['ceiling'])} rounds of {report['steps']} steps: median [quartiles]",
-        "",
-        f"| encoding | {OURS} tokens/s | share of ceiling | step time / NoPE's | {PEER} tokens/s | {OURS} / {PEER} |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    rows = summarise(report)
-    for row in rows:
-        lines.append(
-            f"| {row['encoding']} | {cell(row['rate'], whole)} | {row['share']:.2f} | "
-            f"{cell(row['step_time_to_nope'], two)} | {cell(row['peer_rate'], whole)} | {cell(row['ratio'], two)} |"
-        )
-    lines += [
-        "",
-        f"| encoding | parameters: {OURS} | {PEER} | loss, first step to last {report['steps']}: {OURS} | {PEER} |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        sides = [side for side in (row["ours"], row["peer"]) if side]
-        losses = [f"{s['losses'][0]:.2f} to {np.mean(s['losses'][-report['steps'] :]):.2f}" for s in sides] + ["-"]
-        sizes = [f"{side['parameters']:,}" for side in sides] + ["-"]
-        lines.append(f"| {row['encoding']} | {sizes[0]} | {sizes[1]} | {losses[0]} | {losses[1]} |")
-    return "\n".join(lines)
-
-
-def draw(report: dict[str, Any], path: Path) -> None:
-    """A pair of bars per encoding, tokens/s, with quartiles; the ratio stands at posx's bar."""
-    rows = summarise(report)[::-1]
-    with look.style():
-        made = look.figure(7.5, 1.2 + 0.5 * len(rows))
-        ax = made.add_subplot()
-        made.subplots_adjust(top=0.99)
-        for place, row in enumerate(rows):
-            for rate, shift, color in (
-                (row["rate"], 0.19, look.look(row["encoding"]).color),
-                (row["peer_rate"], -0.19, "#C4C4C4"),
-            ):
-                if rate:
-                    spread = [[rate[0] - rate[1]], [rate[2] - rate[0]]]
-                    ax.barh(place + shift, rate[0], 0.36, color=color, xerr=spread, ecolor="#555555", capsize=2)
-            if row["ratio"]:
-                label = (f" {row['ratio'][0]:.2f}x", (row["rate"][2], place + 0.19))
-                ax.annotate(*label, xytext=(3, 0), textcoords="offset points", va="center", size=9, color="#333333")
-        ax.set_yticks(range(len(rows)), [look.look(row["encoding"]).name for row in rows])
-        ax.grid(axis="y", visible=False)
-        ax.margins(x=0.1, y=0.02)
-        ax.set_xlabel("training tokens/s (median; whiskers: quartiles)")
-        shape = Shape(**report["shape"])
-        sizes = f"{shape} tokens, float32, {report['cores']} cores"
-        pairs = any(row["peer"] for row in rows)
-        grey = [f"colour: {OURS}; grey: {PEER}; the number: median of their ratios, round by round"] if pairs else []
-        look.headings(made, f"Training speed of {OURS}", [sizes, *grey])
-        look.save(made, path.parent, path.stem)
