@@ -6,7 +6,7 @@
     python scripts/bench.py memory --model --out=model_memory.json
     python scripts/bench.py decode --out=decode.json
     python scripts/bench.py compile --out=compile.json
-    python scripts/bench.py cost --train=t128.json,t512.json --attention=attention.json --memory=memory.json --figure=c.png
+    python scripts/bench.py cost --train=t128.json,t512.json --attention=a.json --memory=m.json --figure=cost.png
 
 Each bench's own help (`bench.py train --help`) says what it measures and against whom.
 

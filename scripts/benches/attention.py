@@ -33,7 +33,9 @@ MOST_CALLS = 100
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
     """What the attention and memory benches have in common."""
-    parser.add_argument("--contestants", type=names, default=list(contestants()), help="names with commas; default: all")
+    parser.add_argument(
+        "--contestants", type=names, default=list(contestants()), help="names with commas; default: all"
+    )
     parser.add_argument("--heads", type=measure.positive, default=8)
     parser.add_argument("--head_dim", type=measure.positive, default=64)
     parser.add_argument("--batch", type=measure.positive, default=1)
@@ -46,8 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sizes(parser)
     measure.add_rounds(parser, 5)
     parser.add_argument("--lengths", type=measure.lengths, default=[512, 1024, 2048, 4096])
-    parser.add_argument("--turn_seconds", type=float, default=0.2, help="a turn repeats the call for at least that long")
-    parser.add_argument("--check_length", type=measure.positive, default=600, help="more than one tile of each executor")
+    parser.add_argument("--turn_seconds", type=float, default=0.2, help="what the repeated calls of a turn take, about")
+    parser.add_argument(
+        "--check_length", type=measure.positive, default=600, help="more than one tile of each executor"
+    )
 
 
 def names(text: str) -> list[str]:
@@ -107,7 +111,7 @@ def attempt(name: str, case: Case) -> Call | str | None:
 
 
 def one_length(cases: list[Case], options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Every contestant with every encoding, interleaved: {"length", "ceiling", "results"}, and who did not take part."""
+    """Every contestant with every encoding, interleaved: this length's numbers, and who did not take part."""
     length, calls, skipped = cases[0].length, {}, []
     for case in cases:
         for name in options.contestants:

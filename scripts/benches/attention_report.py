@@ -24,7 +24,9 @@ def summarise(report: dict[str, Any]) -> list[dict[str, Any]]:
         ceiling = statistics.median(group["ceiling"])
         for result in group["results"]:
             kind, encoding, name = result["kind"], result["encoding"], result["contestant"]
-            dense = next((found for who in ("jax.nn", "posx-dense") if (found := times.get((kind, encoding, who)))), None)
+            dense = next(
+                (found for who in ("jax.nn", "posx-dense") if (found := times.get((kind, encoding, who)))), None
+            )
             middle = statistics.median(result["seconds"])
             rows.append({
                 "length": group["length"], "kind": kind, "encoding": encoding, "contestant": name,
@@ -106,7 +108,9 @@ def draw(report: dict[str, Any], path: Path) -> None:
             ax.set_xlabel("length (tokens)")
             ax.set_ylabel("useful GFLOP/s (median)")
         case = report["case"]
-        sizes = f"one causal call, {case['heads']} heads of {case['head_dim']}, {case['dtype']}, {report['cores']} cores"
+        sizes = (
+            f"one causal call, {case['heads']} heads of {case['head_dim']}, {case['dtype']}, {report['cores']} cores"
+        )
         look.legend(made, list(handles.values()), list(handles), 0.92, 0.88)
         look.headings(made, f"Attention with {executor.replace('-', ' ')}", [sizes], lift=-0.04)
         look.save(made, path.parent, path.stem)

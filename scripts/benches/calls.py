@@ -85,7 +85,9 @@ def jax_call(attention: Callable[..., jax.Array], case: Case, *fixed: Any) -> Ca
     forward = jax.jit(attention)
 
     def answers() -> Arrays:
-        o, (params_grad, *grads) = jax.tree.map(lambda x: np.asarray(x, np.float64), gradient(operands, cotangent, fixed))
+        o, (params_grad, *grads) = jax.tree.map(
+            lambda x: np.asarray(x, np.float64), gradient(operands, cotangent, fixed)
+        )
         return {"o": o} | dict(zip("qkv", grads, strict=True)) | params_grad
 
     return Call(

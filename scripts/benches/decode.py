@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benches import measure
 from benches.measure import cell, quartiles
@@ -123,7 +124,9 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
         for n, one in enumerate(contestants)
     ]  # fmt: skip
     sizes = ("prompt", "new", "layers", "width", "heads", "scale")
-    problems = [f"wrong: {row['wrong']} of the cache's tokens with {row['encoding']}" for row in results if row["wrong"]]
+    problems = [
+        f"wrong: {row['wrong']} of the cache's tokens with {row['encoding']}" for row in results if row["wrong"]
+    ]
     return {
         **{name: getattr(options, name) for name in sizes}, "samples": len(contestants[0].prefixes),
         "results": results, "problems": problems,
@@ -136,17 +139,19 @@ def table(report: dict[str, Any]) -> str:
     body = [
         [
             row["encoding"], cell(quartiles(row["cached"]), ",.0f"), cell(quartiles(row["recomputed"]), ",.2f"),
-            cell(measure.ratios(row["cached"], row["recomputed"]), ".0f"), cell(measure.ratios(row["cached"], nope), ".2f"),
+            cell(measure.ratios(row["cached"], row["recomputed"]), ".1f"),
+            cell(measure.ratios(row["cached"], nope), ".2f"),
             f"{row['tokens'] - row['different']} of {row['tokens']}", str(row["wrong"]), str(row["distinct"]),
         ]
         for row in report["results"]
     ]  # fmt: skip
     head = [
-        "encoding", "cached tokens/s", "recomputed tokens/s", "ratio", "cached / NoPE's", "same tokens", "wrong", "distinct",
+        "encoding", "cached tokens/s", "recomputed tokens/s", "ratio", "cached / NoPE's", "same tokens", "wrong",
+        "distinct tokens",
     ]  # fmt: skip
     return "\n".join([
-        f"{report['layers']} layers, width {report['width']}, {report['heads']} heads, float32, greedy, batch 1, prompt "
-        f"{report['prompt']}, {report['new']} new tokens; recomputing timed at {report['samples']} of the steps; "
+        f"{report['layers']} layers, width {report['width']}, {report['heads']} heads, float32, greedy, batch 1, "
+        f"prompt {report['prompt']}, {report['new']} new tokens; recomputing timed at {report['samples']} of the steps; "
         f"{measure.place(report)}; {len(report['results'][0]['cached'])} rounds: median [quartiles]; wrong: differs "
         f"where the two largest logits are more than {TIE:g} apart",
         "",
@@ -171,9 +176,12 @@ def draw(report: dict[str, Any], path: Path) -> None:
                 ax.barh(place + shift, middle, 0.36, color=color, xerr=spread, ecolor="#555555", capsize=2)
             ratio = measure.ratios(row["cached"], row["recomputed"])
             at = (quartiles(row["cached"])[2], place + 0.19)
-            text = f" {ratio[0]:.0f}x" if ratio else ""
+            text = f" {ratio[0]:.3g}x" if ratio else ""
             ax.annotate(text, at, xytext=(3, 0), textcoords="offset points", va="center", size=9, color="#333333")
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,g}"))
+        ax.xaxis.set_minor_locator(NullLocator())
         ax.set_yticks(range(len(rows)), [look.look(row["encoding"]).name for row in rows])
         ax.grid(axis="y", visible=False)
         ax.margins(x=0.1, y=0.02)

@@ -74,7 +74,7 @@ def table(report: dict[str, Any]) -> str:
         ),
         "",
         *measure.rows(
-            ["encoding", *(f"parameters: {n}" for n in names), *(f"loss, first to last {steps} steps: {n}" for n in names)],
+            ["encoding", *(f"parameters: {n}" for n in names), *(f"loss, first to last {steps}: {n}" for n in names)],
             fair,
         ),
     ])  # fmt: skip
