@@ -151,7 +151,7 @@ def table(report: dict[str, Any]) -> str:
     ]  # fmt: skip
     return "\n".join([
         f"{report['layers']} layers, width {report['width']}, {report['heads']} heads, float32, greedy, batch 1, "
-        f"prompt {report['prompt']}, {report['new']} new tokens; recomputing timed at {report['samples']} of the steps; "
+        f"prompt {report['prompt']}, {report['new']} new tokens; recomputing timed at {report['samples']} steps; "
         f"{measure.place(report)}; {len(report['results'][0]['cached'])} rounds: median [quartiles]; wrong: differs "
         f"where the two largest logits are more than {TIE:g} apart",
         "",

@@ -1,9 +1,9 @@
 """Peak memory of one attention call per encoding, contestant and length, or (--model) of a model's evaluation window.
 
 Each point is a fresh process that makes one call and reports the most it ever held (VmHWM); shown is what that is above
-the same process at length 64. Inputs, outputs and gradients are part of it. "growth" is the slope of log memory over log length from 4096 tokens on: 1 is
-linear, 2 quadratic. A point over --limit_gib is killed and shown as oom, one over --limit_seconds as timeout, and
-longer ones of that row are not tried. Dense score matrices stop at --dense_limit.
+the same process at length 64. Inputs, outputs and gradients are part of it. "growth" is the slope of log memory over
+log length from 4096 tokens on: 1 is linear, 2 quadratic. A point over --limit_gib is killed and shown as oom, one over
+--limit_seconds as timeout, and longer ones of that row are not tried. Dense score matrices stop at --dense_limit.
 
 With --model a window of N tokens goes through `posx.evaluation.run.model_log_probs` of a model with random weights:
 4 layers, width 256, 8 heads, executor "auto". Points that --out holds already, made with the same settings, stay; those
