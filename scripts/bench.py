@@ -44,11 +44,11 @@ BENCHES = {"train": train, "attention": attention, "memory": memory, "decode": d
 
 def main(words: Sequence[str] | None = None) -> None:
     options = arguments(words)
-    for path in filter(None, (options.out, options.figure)):
-        path.parent.mkdir(parents=True, exist_ok=True)
     if options.bench == "cost":
         cost.draw(cost.read(options), options.figure)
         return
+    for path in filter(None, (options.out, options.figure)):
+        path.parent.mkdir(parents=True, exist_ok=True)
     bench, machine = BENCHES[options.bench], measure.environment()
     if warning := measure.busy(machine):
         print(warning)
@@ -79,9 +79,10 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     common.add_argument("--out", type=Path, help="JSON file for every number measured")
     common.add_argument("--figure", type=Path, help="picture; written as .png and .svg")
     for name, bench in (BENCHES | {"cost": cost}).items():
-        summary, description = (bench.__doc__ or "").splitlines()[0], bench.__doc__
-        one = benches.add_parser(name, help=summary, description=description, formatter_class=form, parents=[common])
-        bench.add_arguments(one)
+        summary, parents = (bench.__doc__ or "").splitlines()[0], [common] if name in BENCHES else []
+        bench.add_arguments(
+            benches.add_parser(name, help=summary, description=bench.__doc__, formatter_class=form, parents=parents)
+        )
     return parser.parse_args(words)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from benches import measure
 from benches.attention_report import draw, summarise, table
-from benches.calls import TOLERANCE, Call, Case, contestants, errors, in_attention, is_quadratic, oracle
+from benches.calls import TOLERANCE, Call, Case, contestants, errors, in_attention, is_quadratic, oracle, separate
 from posx.model_config import DTYPES
 
 __all__ = ["add_arguments", "draw", "run", "summarise", "table"]
@@ -33,9 +33,7 @@ MOST_CALLS = 100
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
     """What the attention and memory benches have in common."""
-    parser.add_argument(
-        "--contestants", type=names, default=list(contestants()), help="names with commas; default: all"
-    )
+    parser.add_argument("--contestants", type=names, help=f"names with commas, of: {', '.join(contestants())}")
     parser.add_argument("--heads", type=measure.positive, default=8)
     parser.add_argument("--head_dim", type=measure.positive, default=64)
     parser.add_argument("--batch", type=measure.positive, default=1)
@@ -46,6 +44,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sizes(parser)
+    parser.set_defaults(contestants=separate())
     measure.add_rounds(parser, 5)
     parser.add_argument("--lengths", type=measure.lengths, default=[512, 1024, 2048, 4096])
     parser.add_argument("--turn_seconds", type=float, default=0.2, help="what the repeated calls of a turn take, about")

@@ -134,9 +134,14 @@ def stock_call(case: Case, library: str) -> Call | None:
 
 def contestants() -> dict[str, Callable[[Case], Call | None]]:
     """Every way to make the call; None where it cannot serve the encoding, an exception where it finds out late."""
-    ours = {f"posx-{name}": functools.partial(posx_call, executor=name) for name in EXECUTORS}
+    ours = {f"posx-{name}": functools.partial(posx_call, executor=name) for name in (*EXECUTORS, "auto")}
     stock = {name: functools.partial(stock_call, library=name) for name in ("jax.nn", "flax.nnx")}
     return ours | stock | {name: functools.partial(calls_torch.call, name=name) for name in calls_torch.NAMES}
+
+
+def separate() -> list[str]:
+    """All but "posx-auto", which is one of the others."""
+    return [name for name in contestants() if name != "posx-auto"]
 
 
 def is_quadratic(contestant: str, encoding: str) -> bool:

@@ -28,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", type=_paths, required=True, help="reports of `train`, with commas")
     parser.add_argument("--attention", type=Path, required=True, help="a report of `attention`")
     parser.add_argument("--memory", type=Path, required=True, help="a report of `memory`")
-    for action in parser._actions:
-        if action.dest == "figure":
-            action.required = True
+    parser.add_argument("--figure", type=Path, required=True, help="picture; written as .png and .svg")
 
 
 def _paths(text: str) -> list[Path]:

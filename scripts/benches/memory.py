@@ -6,7 +6,7 @@ log length from 4096 tokens on: 1 is linear, 2 quadratic. A point over --limit_g
 --limit_seconds as timeout, and longer ones of that row are not tried. Dense score matrices stop at --dense_limit.
 
 With --model a window of N tokens goes through `posx.evaluation.run.model_log_probs` of a model with random weights:
-4 layers, width 256, 8 heads, executor "auto". Points that --out holds already, made with the same settings, stay; those
+4 layers, 8 heads of 32, executor "auto" (of --contestants only posx's have a part). Points that --out holds already, made with the same settings, stay; those
 that failed are tried again, those out of memory or time only under a higher limit.
 """
 
@@ -18,26 +18,30 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from benches import fresh, measure
 from benches.attention import KINDS, add_sizes, first_case
-from benches.calls import Case, contestants, in_attention, is_quadratic
+from benches.calls import Case, contestants, in_attention, is_quadratic, separate
 from benches.memory_report import TINY, draw, growth, summarise, table
+from posx.evaluation.run import model_log_probs
+from posx.model import make_model
+from posx.model_config import ModelConfig
 
 __all__ = ["add_arguments", "draw", "growth", "run", "summarise", "table"]
-MODEL = {"num_layers": 4, "model_dim": 256, "num_heads": 8}
+LADDER = [1024, 2048, 4096, 8192, 16384, 32768]
+LAYERS = 4
 Point = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sizes(parser)
-    ladder = [1024, 2048, 4096, 8192, 16384, 32768]
     parser.add_argument("--lengths", type=measure.lengths, help="default: 1k to 32k, with --model 32768")
     parser.add_argument("--model", action="store_true", help="evaluate a window through a model")
     parser.add_argument("--limit_gib", type=float, default=8.0)
     parser.add_argument("--limit_seconds", type=float, default=300.0)
-    parser.set_defaults(ladder=ladder)
+    parser.set_defaults(head_dim=None)
 
 
 def attention_peak(contestant: str, kind: str, case: dict[str, Any]) -> int:
@@ -49,38 +53,40 @@ def attention_peak(contestant: str, kind: str, case: dict[str, Any]) -> int:
     return measure.peak_rss()
 
 
-def model_peak(encoding: str, length: int, train_len: int) -> int:
-    import jax
-
-    from posx.evaluation.run import model_log_probs
-    from posx.model import make_model
-    from posx.model_config import ModelConfig
-
-    model = make_model(ModelConfig(**MODEL), measure.spec(encoding), 257, train_len)
-    tokens = np.random.default_rng(0).integers(256, size=(1, length + 1)).astype(np.int32)
-    np.asarray(model_log_probs(model, model.init(jax.random.key(0)))(tokens))
+def model_peak(contestant: str, kind: str, case: dict[str, Any]) -> int:
+    """As `attention_peak`, the call being the evaluation of one batch of windows."""
+    sizes, executor = Case(**case), contestant.removeprefix("posx-")
+    config = ModelConfig(LAYERS, sizes.dims.model_dim, sizes.heads, dtype=sizes.dtype)
+    model = make_model(config, measure.spec(sizes.encoding), 257, sizes.train_len)
+    tokens = np.random.default_rng(0).integers(256, size=(sizes.batch, sizes.length + 1)).astype(np.int32)
+    np.asarray(model_log_probs(model, model.init(jax.random.key(0)), executor)(tokens))
     return measure.peak_rss()
+
+
+def sizes(options: argparse.Namespace) -> Case:
+    """`first_case` with the width of a head filled in: 32 in a model, so that 8 of them make 256, else 64."""
+    filled = {**vars(options), "head_dim": options.head_dim or (32 if options.model else 64)}
+    return first_case(argparse.Namespace(**filled))
 
 
 def series(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
     """(contestant, encoding, kind) of every row to measure."""
     if options.model:
-        yield from (("posx-auto", encoding, "model") for encoding in options.encodings)
+        ours = [name for name in options.contestants or ["posx-auto"] if name.startswith("posx-")]
+        yield from ((contestant, encoding, "model") for encoding in options.encodings for contestant in ours)
         return
     for encoding in in_attention(options.encodings):
-        tiny = dataclasses.replace(first_case(options), encoding=encoding, length=TINY)
-        for contestant in options.contestants:
+        tiny = dataclasses.replace(sizes(options), encoding=encoding, length=TINY)
+        for contestant in options.contestants or separate():
             if contestants()[contestant](tiny) is not None:
                 yield from ((contestant, encoding, kind) for kind in KINDS)
 
 
 def measure_point(contestant: str, encoding: str, kind: str, length: int, options: argparse.Namespace) -> Point:
     limits = {"limit_bytes": options.limit_gib * 2**30, "limit_seconds": options.limit_seconds}
-    if kind == "model":
-        result = fresh.call(model_peak, encoding, length, options.train_len, **limits)
-    else:
-        case = dataclasses.replace(first_case(options), encoding=encoding, length=length)
-        result = fresh.call(attention_peak, contestant, kind, dataclasses.asdict(case), **limits)
+    case = dataclasses.replace(sizes(options), encoding=encoding, length=length)
+    what = model_peak if kind == "model" else attention_peak
+    result = fresh.call(what, contestant, kind, dataclasses.asdict(case), **limits)
     key = {"contestant": contestant, "encoding": encoding, "kind": kind, "length": length}
     return key | result | {"limit_gib": options.limit_gib, "limit_seconds": options.limit_seconds}
 
@@ -92,8 +98,8 @@ def stays(point: Point, options: argparse.Namespace) -> bool:
 
 
 def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    lengths = options.lengths or ([32768] if options.model else options.ladder)
-    settings = {**dataclasses.asdict(first_case(options)), "model": MODEL if options.model else None}
+    lengths = options.lengths or ([32768] if options.model else LADDER)
+    settings = {**dataclasses.asdict(sizes(options)), "model_layers": LAYERS if options.model else 0}
     earlier = measure.stored(options.out)
     had = earlier.get("points", []) if earlier.get("settings") == settings else []
     points = {_key(point): point for point in had if stays(point, options)}

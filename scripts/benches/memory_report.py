@@ -55,13 +55,10 @@ def table(report: dict[str, Any]) -> str:
     """Markdown: a table per kind, MiB above the tiny call, then why points are missing."""
     settings, rows = report["settings"], summarise(report)
     lengths = sorted({n for row in rows for n in (*row["bytes"], *row["failed"])} - {TINY})
-    what = (
-        f"a model of {settings['model']}" if settings["model"] else
-        f"one causal attention call, batch {settings['batch']}, {settings['heads']} heads of {settings['head_dim']}, "
-        f"{settings['dtype']}"
-    )  # fmt: skip
+    call = "causal attention call" if not settings["model_layers"] else f"model of {settings['model_layers']} layers"
+    what = f"one {call}, batch {settings['batch']}, {settings['heads']} heads of {settings['head_dim']}"
     lines = [
-        f"{what}; encodings of training length {settings['train_len']}; {measure.place(report)}; MiB that a fresh "
+        f"{what}, {settings['dtype']}; encodings of training length {settings['train_len']}; {measure.place(report)}; MiB that a fresh "
         f"process held at most, above the same at length {TINY}; growth: exponent from {FIT_FROM} tokens on"
     ]
 

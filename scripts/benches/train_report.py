@@ -107,6 +107,6 @@ def draw(report: dict[str, Any], path: Path) -> None:
         lines = [f"{shape} tokens, {OURS} in {shape.dtype}, {report['cores']} cores"]
         if there:
             dark = f"; dark grey: {PEER_AUTOCAST} to bfloat16" if PEER_AUTOCAST in there else ""
-            lines += [f"colour: {OURS}; grey: {PEER}{dark}; the number: median of {OURS} / {PEER}, round by round"]
+            lines += [f"colour: {OURS}; grey: {PEER}{dark}", f"the number: median of {OURS} / {PEER}, round by round"]
         look.headings(made, f"Training speed of {OURS}", lines)
         look.save(made, path.parent, path.stem)
