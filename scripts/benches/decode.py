@@ -124,9 +124,7 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
         for n, one in enumerate(contestants)
     ]  # fmt: skip
     sizes = ("prompt", "new", "layers", "width", "heads", "scale")
-    problems = [
-        f"wrong: {row['wrong']} of the cache's tokens with {row['encoding']}" for row in results if row["wrong"]
-    ]
+    problems = [f"wrong: {row['wrong']} tokens cached with {row['encoding']}" for row in results if row["wrong"]]
     return {
         **{name: getattr(options, name) for name in sizes}, "samples": len(contestants[0].prefixes),
         "results": results, "problems": problems,

@@ -6,8 +6,9 @@ log length from 4096 tokens on: 1 is linear, 2 quadratic. A point over --limit_g
 --limit_seconds as timeout, and longer ones of that row are not tried. Dense score matrices stop at --dense_limit.
 
 With --model a window of N tokens goes through `posx.evaluation.run.model_log_probs` of a model with random weights:
-4 layers, 8 heads of 32, executor "auto" (of --contestants only posx's have a part). Points that --out holds already, made with the same settings, stay; those
-that failed are tried again, those out of memory or time only under a higher limit.
+4 layers, 8 heads of 32, executor "auto" (of --contestants only posx's have a part). Points that --out holds already,
+made with the same settings, stay; those that failed are tried again, those out of memory or time only under a higher
+limit.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def table(report: dict[str, Any]) -> str:
     call = "causal attention call" if not settings["model_layers"] else f"model of {settings['model_layers']} layers"
     what = f"one {call}, batch {settings['batch']}, {settings['heads']} heads of {settings['head_dim']}"
     lines = [
-        f"{what}, {settings['dtype']}; encodings of training length {settings['train_len']}; {measure.place(report)}; MiB that a fresh "
-        f"process held at most, above the same at length {TINY}; growth: exponent from {FIT_FROM} tokens on"
+        f"{what}, {settings['dtype']}; encodings of training length {settings['train_len']}; {measure.place(report)}; "
+        f"MiB that a fresh process held at most, above the same at length {TINY}; growth: from {FIT_FROM} tokens on"
     ]
 
     def shown(row: dict[str, Any], length: int) -> str:

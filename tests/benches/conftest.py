@@ -1,0 +1,17 @@
+"""`scripts/bench.py` and its modules, importable. Nothing in these tests depends on how long anything takes."""
+
+import pathlib
+
+import jax
+import pytest
+
+SCRIPTS = pathlib.Path(__file__).parent.parent.parent / "scripts"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import bench
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # Optax, jax.nn
+        yield bench
