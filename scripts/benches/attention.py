@@ -90,23 +90,27 @@ def check(case: Case, chosen: list[str]) -> list[dict[str, Any]]:
     """The worst answer of every contestant that serves the encoding; what raises is left for `one_length` to tell."""
     truth, rows = oracle(case), []
     for name in chosen:
-        call = attempt(name, case)
-        if isinstance(call, Call):
-            answer, error = max(errors(call.answers(), truth).items(), key=lambda item: item[1])
+        answers = attempt(name, case, lambda call: call.answers())
+        if isinstance(answers, dict):
+            answer, error = max(errors(answers, truth).items(), key=lambda item: item[1])
             rows.append({"contestant": name, "encoding": case.encoding, "answer": answer, "error": error})
     return rows
 
 
-def attempt(name: str, case: Case) -> Call | str | None:
-    """The call after a first run of both kinds; the reason as text where it fails; None where it does not apply."""
+def attempt(name: str, case: Case, use: Callable[[Call], Any]) -> Any:
+    """What `use` makes of the call; the reason as text where that fails; None where the call does not apply."""
     try:
         call = contestants()[name](case)
-        if call:
-            call.forward()
-            call.gradient()
-        return call
+        return use(call) if call else None
     except (ValueError, TypeError, NotImplementedError, RuntimeError, MemoryError) as error:
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+def warm(call: Call) -> Call:
+    """The call after a first run of both kinds, which compiles them."""
+    call.forward()
+    call.gradient()
+    return call
 
 
 def one_length(cases: list[Case], options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -115,7 +119,7 @@ def one_length(cases: list[Case], options: argparse.Namespace) -> tuple[dict[str
     for case in cases:
         for name in options.contestants:
             too_long = length > options.dense_limit and is_quadratic(name, case.encoding)
-            call = "longer than --dense_limit" if too_long else attempt(name, case)
+            call = "longer than --dense_limit" if too_long else attempt(name, case, warm)
             if isinstance(call, Call):
                 calls[case, name] = call
             elif call:

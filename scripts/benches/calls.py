@@ -64,7 +64,7 @@ class Case:
 
 
 class Call(NamedTuple):
-    """A prepared call: each entry runs it to its end. `answers` are the output and all gradients by name."""
+    """A prepared call: each entry runs it to its end. `answers` are the output of `forward` and the gradients by name."""
 
     forward: Callable[[], Any]
     gradient: Callable[[], Any]
@@ -85,10 +85,9 @@ def jax_call(attention: Callable[..., jax.Array], case: Case, *fixed: Any) -> Ca
     forward = jax.jit(attention)
 
     def answers() -> Arrays:
-        o, (params_grad, *grads) = jax.tree.map(
-            lambda x: np.asarray(x, np.float64), gradient(operands, cotangent, fixed)
-        )
-        return {"o": o} | dict(zip("qkv", grads, strict=True)) | params_grad
+        params_grad, *grads = gradient(operands, cotangent, fixed)[1]
+        found = {"o": forward(*operands, *fixed)} | dict(zip("qkv", grads, strict=True)) | params_grad
+        return {name: np.asarray(x, np.float64) for name, x in found.items()}
 
     return Call(
         lambda: jax.block_until_ready(forward(*operands, *fixed)),

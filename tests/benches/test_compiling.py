@@ -17,7 +17,8 @@ def test_ratios_are_formed_per_turn_and_who_refuses_is_named(bench, monkeypatch,
     out = capsys.readouterr().out
     assert cells(out, 2) == {
         "t5 dense": [
-            "4.00 [2.50, 7.00]", "5.00 [3.50, 10.50]", "0.50 [0.38, 1.25]", "9.00 [9.00, 9.00]", "9.00 [9.00, 9.00]", "1",
+            "4.00 [2.50, 7.00]", "5.00 [3.50, 10.50]", "0.50 [0.38, 1.25]", "9.00 [9.00, 9.00]", "9.00 [9.00, 9.00]",
+            "1",
         ]
     }  # fmt: skip
     assert "failed: t5, blockwise: ValueError: not for me" in out

@@ -30,7 +30,8 @@ def reports():
     """Speeds relative to NoPE, per round: 2, 0.5 and 0.25 at length 16, half at 32."""
     ours = {("posx-blockwise", "nope"): [1.0, 1.0], ("posx-blockwise", "t5"): [4.0, 4.0], ("jax.nn", "t5"): [9.0, 9.0]}
     points = [
-        {"contestant": "posx-blockwise", "encoding": "t5", "kind": "gradient", "length": n, "status": "ok", "value": n << 20}
+        {"contestant": "posx-blockwise", "encoding": "t5", "kind": "gradient", "length": n, "status": "ok",
+         "value": n << 20}
         for n in (64, 128, 256)
     ]  # fmt: skip
     train = [
