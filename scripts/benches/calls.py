@@ -64,7 +64,7 @@ class Case:
 
 
 class Call(NamedTuple):
-    """A prepared call: each entry runs it to its end. `answers` are the output of `forward` and the gradients by name."""
+    """A prepared call: each entry runs it to its end. `answers` are the one's output, the other's gradients."""
 
     forward: Callable[[], Any]
     gradient: Callable[[], Any]
