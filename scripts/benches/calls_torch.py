@@ -63,7 +63,7 @@ def _heads_first(x: np.ndarray) -> Any:
     """[b, t, h, d] as a contiguous tensor [b, h, t, d], torch's layout."""
     import torch
 
-    return torch.from_numpy(x).transpose(1, 2).contiguous()
+    return torch.tensor(x).transpose(1, 2).contiguous()
 
 
 def _attention(case: Case, name: str, params: dict[str, Any]) -> Callable[..., Any]:
