@@ -18,6 +18,7 @@ from flax import nnx
 
 from posx.attention import attend, batch_features, causal
 from posx.attention.cache import Cache, Layer, advance, write
+from posx.cross_entropy import token_log_probs
 from posx.encodings import Dims, Encoding, Features, Spec, build
 from posx.model_config import ModelConfig
 
@@ -46,7 +47,7 @@ class Call:
     idx: jax.Array | None
     segment: jax.Array | None
     cache: Cache | None
-    start: jax.Array
+    start: Any
     executor: str
 
 
@@ -147,7 +148,7 @@ class Block(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Token embeddings, the layers, and logits."""
+    """Token embeddings, the layers and the final norm; `logits` of what they give."""
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
         config, dims = model.config, model.dims
@@ -165,7 +166,7 @@ class Decoder(nnx.Module):
         self.shared = nnx.Dict(shared)
 
     def __call__(self, tokens: jax.Array, call: Call, rng: jax.Array | None):
-        model, shape = self.model, tokens.shape
+        model = self.model
         x = self.embedding[...][tokens] * math.sqrt(model.dims.model_dim)
         shared = {}
         for n, encoding in enumerate(model.distinct):
@@ -180,12 +181,18 @@ class Decoder(nnx.Module):
         for n, block in enumerate(self.layers.values()):
             layer = None if call.cache is None else call.cache.layers[n]
             layer_rng = None if rng is None else jax.random.fold_in(rng, n)
-            x, layer = block(x, shared[block.attention.encoding], call, layer, layer_rng)
+            run = functools.partial(
+                block, shared=shared[block.attention.encoding], call=call, layer=layer, rng=layer_rng
+            )
+            x, layer = (jax.checkpoint(run) if model.config.remat == "layer" else run)(x)
             kept.append(layer)
-        x = rms_norm(x, self.final_norm[...])
+        return rms_norm(x, self.final_norm[...]).reshape(*tokens.shape, -1), tuple(kept)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Logits [b, t, v], float32, of hidden [b, t, m]."""
         unembedding = self.embedding[...].T if self.unembedding is None else self.unembedding[...]
-        logits = linear(x, unembedding, model.config.dtype).reshape(*shape, -1)
-        return logits, tuple(kept)
+        x = hidden.reshape(-1, hidden.shape[-1])
+        return linear(x, unembedding, self.model.config.dtype).reshape(*hidden.shape[:-1], -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,8 +232,16 @@ class Model:
         executor: str = "auto",
     ) -> jax.Array:
         """Logits [b, t, v], float32, of the token after each of tokens [b, t] at positions [t] or [b, t]."""
-        call = Call(pos, idx, segment, None, jnp.zeros((), jnp.int32), executor)
-        return self._decoder(params)(tokens, call, dropout_rng)[0]
+        decoder = self._decoder(params)
+        return decoder.logits(decoder(tokens, Call(pos, idx, segment, None, None, executor), dropout_rng)[0])
+
+    def log_probs(
+        self, params: dict[str, Any], tokens: jax.Array, pos: Any, dropout_rng: jax.Array | None, executor: str
+    ) -> jax.Array:
+        """Log-probabilities (nats, float32) [b, t] of the next tokens in tokens [b, t + 1]; positions [t] or [b, t]."""
+        decoder = self._decoder(params)
+        hidden, _ = decoder(tokens[:, :-1], Call(pos, None, None, None, None, executor), dropout_rng)
+        return token_log_probs(decoder.logits, hidden, tokens[:, 1:], self.vocab_size)
 
     def cached(
         self, params: dict[str, Any], tokens: jax.Array, pos: jax.Array, idx: jax.Array, cache: Cache
@@ -238,8 +253,9 @@ class Model:
         start = cache.filled
         cache = advance(cache, pos, idx)
         call = Call(pos, idx, None, cache, start, "auto")
-        logits, layers = self._decoder(params)(tokens, call, None)
-        return logits, cache._replace(layers=layers)
+        decoder = self._decoder(params)
+        hidden, layers = decoder(tokens, call, None)
+        return decoder.logits(hidden), cache._replace(layers=layers)
 
     def empty_cache(self, batch_size: int, capacity: int) -> Cache:
         """A cache of `capacity` slots; what an encoding stores in them gets its shape from the encoding itself."""

@@ -9,6 +9,7 @@ from posx.errors import ConfigError
 
 MLPS = ("gelu", "swiglu")
 DTYPES = ("float32", "bfloat16")
+REMATS = ("none", "layer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +19,8 @@ class ModelConfig:
     `tied` embeddings are a strong path from token to token beside attention, so extrapolation failures show less.
     `num_kv_heads` 0: as many as heads. `mlp_dim` 0: 4m for GELU, 8m/3 for SwiGLU (the same number of weights).
     `dtype` is the type of the operands of the forward matrix products; parameters and all else stay float32.
+    `remat` "layer" keeps only the input of every layer for the backward pass and computes the rest of it again: memory
+    of about one layer instead of all, for a third more work.
     `layer_policy` is cycled over the layers; "encoding" stands for the run's encoding, other words are registry names.
     """
 
@@ -31,6 +34,7 @@ class ModelConfig:
     dropout: float = 0.0
     qk_norm: bool = False
     dtype: str = "float32"
+    remat: str = "none"
     layer_policy: tuple[str, ...] = ("encoding",)
 
     def problems(self) -> list[str]:
@@ -50,10 +54,9 @@ class ModelConfig:
             )
         if not found and self.num_heads % (self.num_kv_heads or self.num_heads):
             found.append(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
-        if self.mlp not in MLPS:
-            found.append(f"model.mlp={self.mlp!r} is unknown; allowed: {', '.join(MLPS)}")
-        if self.dtype not in DTYPES:
-            found.append(f"model.dtype={self.dtype!r} is unknown; allowed: {', '.join(DTYPES)}")
+        for name, allowed in (("mlp", MLPS), ("dtype", DTYPES), ("remat", REMATS)):
+            if getattr(self, name) not in allowed:
+                found.append(f"model.{name}={getattr(self, name)!r} is unknown; allowed: {', '.join(allowed)}")
         if not 0 <= self.dropout < 1:
             found.append(f"model.dropout={self.dropout} must be in [0, 1)")
         if not self.layer_policy:

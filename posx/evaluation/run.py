@@ -14,10 +14,10 @@ from posx.encodings import encoding_name
 from posx.errors import DataError, UndefinedLength
 from posx.evaluation.protocols import Nonoverlapping, PerPosition, Protocol, Sliding, evaluate
 from posx.model import Model
+from posx.parallel import on_all_devices, over_devices
 from posx.positions import sequential
 from posx.progress import say
 from posx.runs import SCHEMA_VERSION, RunFolder, append_row, read_rows
-from posx.training.step import token_log_probs
 
 #: Targets in a block of the stored sums, the same for all runs and lengths so that any two rows can be paired.
 BLOCK_LEN = 1024
@@ -25,8 +25,7 @@ BLOCK_LEN = 1024
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _log_probs(model: Model, executor: str, params: Any, tokens: jax.Array) -> jax.Array:
-    logits = model(params, tokens[:, :-1], sequential(tokens.shape[1] - 1), executor=executor)
-    return token_log_probs(logits, tokens[:, 1:])
+    return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
 
 
 def is_defined(model: Model, length: int) -> bool:
@@ -37,13 +36,15 @@ def is_defined(model: Model, length: int) -> bool:
 
 def model_log_probs(model: Model, params: Any, executor: str = "auto"):
     """The model as `evaluate` wants it: tokens [b, t + 1] -> log-probabilities [b, t], undefined lengths refused."""
+    params = on_all_devices(params)
 
-    def log_probs(tokens: np.ndarray) -> jax.Array:
+    def log_probs(tokens: np.ndarray) -> np.ndarray:
         length = tokens.shape[1] - 1
         at_length = model.at_length(length)
         if not is_defined(model, length):
             raise UndefinedLength(f"defined up to position {at_length.max_position}, {length} tokens asked")
-        return _log_probs(at_length, executor, params, tokens)
+        rows = np.pad(tokens, ((0, -len(tokens) % jax.device_count()), (0, 0)))
+        return np.asarray(_log_probs(at_length, executor, params, over_devices(rows)))[: len(tokens)]
 
     return log_probs
 

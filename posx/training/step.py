@@ -1,4 +1,4 @@
-"""One step of training as a pure function of state and tokens."""
+"""One step of training as a pure function of state and tokens, and several in one call."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from posx.positions import sequential
 from posx.training.optimizer import make_optimizer
 
 State = dict[str, Any]
+Metrics = dict[str, jax.Array]
 
 
 def init_state(model: Model, config: TrainConfig) -> State:
@@ -23,25 +24,15 @@ def init_state(model: Model, config: TrainConfig) -> State:
     return {"params": params, "opt_state": make_optimizer(config).init(params), "step": jnp.zeros((), jnp.int32)}
 
 
-def token_log_probs(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Log-probabilities (nats, float32) of targets [b, t] under logits [b, t, v]."""
-    logits = logits.astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return chosen - jax.nn.logsumexp(logits, axis=-1)
-
-
 def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array, executor: str) -> jax.Array:
     """Mean NLL (nats/token) of tokens [b, t + 1]; every window starts at position 0."""
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    pos = sequential(inputs.shape[1])
+    pos = sequential(tokens.shape[1] - 1)
     rng = dropout_rng if model.config.dropout > 0 else None
-    return -token_log_probs(model(params, inputs, pos, dropout_rng=rng, executor=executor), targets).mean()
+    return -model.log_probs(params, tokens, pos, rng, executor).mean()
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
-def train_step(
-    model: Model, config: TrainConfig, state: State, tokens: jax.Array
-) -> tuple[State, dict[str, jax.Array]]:
+def train_step(model: Model, config: TrainConfig, state: State, tokens: jax.Array) -> tuple[State, Metrics]:
     """The state after one update on tokens [b, t + 1], and {"loss", "grad_norm"}; `grad_norm` is before clipping.
 
     With accumulation a, the batch is cut into a equal parts whose gradients are averaged: one part in memory at a time.
@@ -59,7 +50,8 @@ def train_step(
     if config.accumulation == 1:
         value, grads = part(jnp.zeros((), jnp.int32), tokens)
     else:
-        parts = tokens.reshape(config.accumulation, -1, tokens.shape[1])
+        # Every a-th row makes a part: of rows cut over devices, each device then holds some of every part.
+        parts = tokens.reshape(-1, config.accumulation, tokens.shape[1]).swapaxes(0, 1)
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
 
         def add(total: Any, numbered: Any) -> tuple[Any, None]:
@@ -70,3 +62,21 @@ def train_step(
     updates, opt_state = make_optimizer(config).update(grads, state["opt_state"], params)
     new = {"params": optax.apply_updates(params, updates), "opt_state": opt_state, "step": state["step"] + 1}
     return new, {"loss": value, "grad_norm": optax.tree.norm(grads)}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
+def train_steps(
+    model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: jax.Array
+) -> tuple[State, Metrics]:
+    """The state after updates on the first `count` of the batches tokens [n, b, t + 1], and metrics [n] of them.
+
+    `count` is no part of the compiled program: whatever numbers of steps a run is cut into, by log lines, checkpoints
+    or a kill, the same code computes every one of them, bit for bit.
+    """
+
+    def one(n: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
+        state, metrics = train_step(model, config, carry[0], tokens[n])
+        return state, {name: carry[1][name].at[n].set(value) for name, value in metrics.items()}
+
+    zeros = {name: jnp.zeros(tokens.shape[0]) for name in ("loss", "grad_norm")}
+    return jax.lax.fori_loop(0, count, one, (state, zeros))
