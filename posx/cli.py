@@ -17,8 +17,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from posx import encodings, flags, plots, sweep
+from posx.compile_cache import use_compile_cache
 from posx.config import EvalConfig, RunConfig, run_config
 from posx.data import prepare
+from posx.data.store import cache_folder
 from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, PosxError, WorkdirError, nearest
 from posx.evaluation.run import check_stream, evaluate_run
 from posx.generate import Sampling, generate
@@ -43,6 +45,7 @@ def train_command(values: dict[str, Any], config: ConfigDict) -> None:
     if values["stop_with_stdin"]:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
     folder = RunFolder(_workdir(values))
+    use_compile_cache(cache_folder(run.data))
     try:
         train_and_evaluate(run, folder)
     except PosxError as error:
@@ -110,6 +113,7 @@ def _evaluate_folder(values: dict[str, Any], folder: RunFolder) -> list[dict[str
     if values["dry_run"]:
         print(f"{folder.path.name}: {', '.join(config.protocols)} at {config.lengths}")
         return []
+    use_compile_cache(cache_folder(run.data))
     dataset = prepare(run.data, log=say)
     check_stream(config, run.train.length, dataset)
     with folder.held():
@@ -157,6 +161,7 @@ def generate_command(values: dict[str, Any], _: None) -> None:
     if values["dry_run"]:
         print(f"would sample {values['num_tokens']} tokens from {folder.path} with {sampling}")
         return
+    use_compile_cache(cache_folder(folder.read_config().data))
     model, params, tokenizer, _step = load_model(folder)
     prompt = np.concatenate([[tokenizer.eos], tokenizer.encode(values["prompt"])])
     made: list[int] = []

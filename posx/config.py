@@ -26,7 +26,11 @@ from posx.model_config import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """One training run. `length` L in tokens; `batch_size` in windows of L tokens; durations in steps."""
+    """One training run. `length` L in tokens; `batch_size` in windows of L tokens; durations in steps.
+
+    `dispatch_steps`: as many steps run in one call on the device, fewer before a log line or a checkpoint. It changes
+    speed alone: the memory of a call is not given back between its steps, and an accelerator does not wait for Python.
+    """
 
     length: int = 64
     batch_size: int = 64
@@ -41,6 +45,7 @@ class TrainConfig:
     clip_norm: float = 1.0
     accumulation: int = 1
     executor: str = "auto"
+    dispatch_steps: int = 16
     log_steps: int = 20
     checkpoint_steps: int = 200
     keep_checkpoints: int = 2
@@ -124,7 +129,8 @@ class RunConfig:
 
 #: Fields that may differ when a work folder is used again: they do not change what the weights become.
 SAFE_TO_CHANGE = (
-    "data.cache_dir", "train.log_steps", "train.checkpoint_steps", "train.keep_checkpoints", "eval",
+    "data.cache_dir", "train.dispatch_steps", "train.log_steps", "train.checkpoint_steps", "train.keep_checkpoints",
+    "eval",
 )  # fmt: skip
 
 
@@ -197,7 +203,7 @@ def _train_problems(train: TrainConfig) -> list[str]:
         f"train.{name}={getattr(train, name)} must be at least {least}"
         for name, least in (
             ("length", 2), ("batch_size", 1), ("steps", 1), ("accumulation", 1), ("log_steps", 1),
-            ("checkpoint_steps", 1), ("keep_checkpoints", 1), ("warmup_steps", 0), ("seed", 0),
+            ("dispatch_steps", 1), ("checkpoint_steps", 1), ("keep_checkpoints", 1), ("warmup_steps", 0), ("seed", 0),
         )
         if getattr(train, name) < least
     ]  # fmt: skip

@@ -15,6 +15,7 @@ from posx.data import ByteTokenizer, check_length, load_tokenizer, prepare
 from posx.errors import OutOfMemoryError, PartialFailure, WorkdirError
 from posx.evaluation.run import check_stream, evaluate_run
 from posx.model import Model
+from posx.parallel import check_batch
 from posx.progress import say
 from posx.runs import RunFolder, environment, layout_changes, write_json
 from posx.training.ceiling import flops_per_token
@@ -25,6 +26,7 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     """Trains, evaluates and marks `folder` done; every finished part is kept and not done again."""
     check_writable(folder.path)
     folder.check_config(run)
+    check_batch(run.train.batch_size, run.train.accumulation)
     dataset = prepare(run.data, log=say)
     check_stream(run.eval, run.train.length, dataset)
     check_length(len(dataset.train.tokens), run.train.length, "the training text")

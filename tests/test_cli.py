@@ -78,6 +78,8 @@ BAD_WORDS = {
     "unknown executor": (["train", "--config.train.executor=fast"], ["train.executor='fast'", "dense"]),
     "unknown mlp": (["train", "--config.model.mlp=gleu"], ["model.mlp='gleu'", "gelu"]),
     "unknown dtype": (["train", "--config.model.dtype=float64"], ["model.dtype='float64'", "bfloat16"]),
+    "unknown remat": (["train", "--config.model.remat=all"], ["model.remat='all'", "layer"]),
+    "no steps in a call": (["train", "--config.train.dispatch_steps=0"], ["train.dispatch_steps=0", "at least 1"]),
     "unknown layer": (["train", "--config.model.layer_policy=encoding,nop"], ["unknown encoding 'nop'", "nope"]),
     "width": (["train", "--config.model.model_dim=30", "--config.model.num_heads=4"], ["model_dim=30", "num_heads=4"]),
     "key/value heads": (["train", "--config.model.num_heads=4", "--config.model.num_kv_heads=3"], ["num_kv_heads=3"]),

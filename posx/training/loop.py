@@ -14,16 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 from tensorboardX import SummaryWriter
 
-from posx.config import RunConfig
+from posx.compile_cache import start_cost
+from posx.config import RunConfig, TrainConfig
 from posx.data import Dataset, batch
 from posx.data.store import cache_folder
 from posx.errors import NonFiniteError, OutOfMemoryError
 from posx.model import Model
+from posx.parallel import on_all_devices, over_devices
 from posx.progress import Meter, say
 from posx.runs import RunFolder, append_row, disk_errors, read_rows
 from posx.training.ceiling import flops_per_token, matmul_ceiling
 from posx.training.optimizer import learning_rate
-from posx.training.step import State, init_state, train_step
+from posx.training.step import Metrics, State, init_state, train_steps
 
 
 def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> State:
@@ -43,18 +45,16 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
             if 0 < restored[0] < config.steps:
                 say(f"resuming {folder.path.name} at step {restored[0]}")
         start = int(state["step"])
+        state = on_all_devices(state)
         if start >= config.steps:
             return state
         log = _Log(run, model, dataset, folder, start)
         with Meter(folder.path.name, config.steps, start) as meter, log:
-            for step in range(start, config.steps):
-                tokens = batch(
-                    dataset.train.tokens, digest=dataset.digest, seed=config.seed, step=step,
-                    batch_size=config.batch_size, length=config.length,
-                )  # fmt: skip
-                state, metrics = train_step(model, config, state, tokens)
-                log.add(metrics)
-                done = step + 1
+            for steps in dispatches(config, start):
+                tokens = over_devices(_batches(dataset, config, steps), axis=1)
+                state, metrics = train_steps(model, config, state, tokens, len(steps))
+                log.add(metrics, len(steps))
+                done = steps.stop
                 due = done % config.checkpoint_steps == 0 or done == config.steps
                 if due or done % config.log_steps == 0:
                     meter.update(done, f"{done}/{config.steps}  {log.write(done)}")
@@ -62,6 +62,26 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
                     checkpoints.save(done, _finite(jax.device_get(state), folder, done))
                     log.restart_clock()
     return state
+
+
+def dispatches(config: TrainConfig, start: int) -> Iterator[range]:
+    """Steps `start` .. `train.steps` - 1 as they are sent to the device: none passes a log line or a checkpoint."""
+    while start < config.steps:
+        due = (start - start % every + every for every in (config.log_steps, config.checkpoint_steps))
+        steps = range(start, min(start + config.dispatch_steps, config.steps, *due))
+        yield steps
+        start = steps.stop
+
+
+def _batches(dataset: Dataset, config: TrainConfig, steps: range) -> np.ndarray:
+    """The batches of `steps`, int32 [n, b, t + 1] with n always `dispatch_steps`: one program serves all."""
+    block = np.zeros((config.dispatch_steps, config.batch_size, config.length + 1), np.int32)
+    for n, step in enumerate(steps):
+        block[n] = batch(
+            dataset.train.tokens, digest=dataset.digest, seed=config.seed, step=step,
+            batch_size=config.batch_size, length=config.length,
+        )  # fmt: skip
+    return block
 
 
 @contextlib.contextmanager
@@ -90,13 +110,14 @@ class _Log:
 
     def __init__(self, run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, start: int):
         self.run, self.folder, self.last_step = run, folder, start
-        self.pending: list[dict[str, jax.Array]] = []
+        self.pending: list[tuple[Metrics, int]] = []
         self.schedule = learning_rate(run.train)
         self.bytes_per_token = dataset.train.num_bytes / len(dataset.train.tokens)
         self.flops_per_token = flops_per_token(model, run.train.length)
-        self.ceiling = matmul_ceiling(cache_folder(run.data) / "machine", run.model.dtype)
+        self.ceiling = jax.device_count() * matmul_ceiling(cache_folder(run.data) / "machine", run.model.dtype)
         self.attempt = 1 + max((row.get("attempt", 0) for row in read_rows(folder.metrics_file)), default=0)
-        self.clock = 0.0  # set when the first step has compiled
+        self.clock = 0.0  # set when the first dispatch has compiled
+        self.start: dict[str, Any] = {}  # goes into the first row
 
     def __enter__(self) -> _Log:
         with disk_errors(self.folder.path):
@@ -107,11 +128,13 @@ class _Log:
     def __exit__(self, *_: Any) -> None:
         self.board.close()
 
-    def add(self, metrics: dict[str, jax.Array]) -> None:
-        self.pending.append(metrics)
-        if not self.clock:  # the first step compiles: tokens/s count from its end
+    def add(self, metrics: Metrics, count: int) -> None:
+        """Metrics [n] of the next `count` steps."""
+        self.pending.append((metrics, count))
+        if not self.clock:  # the first dispatch compiles: tokens/s count from its end
             jax.block_until_ready(metrics)
-            self.clock, self.timed_from = time.perf_counter(), self.last_step + 1
+            self.clock, self.timed_from = time.perf_counter(), self.last_step + count
+            self.start = {"start": start_cost()}
 
     def restart_clock(self) -> None:
         """Leaves what was done since the last line out of the next one's tokens/s."""
@@ -120,8 +143,10 @@ class _Log:
     def write(self, step: int) -> str:
         """Writes one line for the steps up to `step`; returns the facts to show. Raises NonFiniteError."""
         fetched = jax.device_get(self.pending)
-        losses = np.array([metrics["loss"] for metrics in fetched], np.float64)
-        norms = np.array([metrics["grad_norm"] for metrics in fetched], np.float64)
+        losses, norms = (
+            np.concatenate([np.float64(metrics[name][:count]) for metrics, count in fetched])
+            for name in ("loss", "grad_norm")
+        )
         bad = ~(np.isfinite(losses) & np.isfinite(norms))
         if bad.any():
             first = int(bad.argmax())
@@ -132,12 +157,13 @@ class _Log:
                 f"{self.folder.path.name}: loss {losses[first]}, gradient norm {norms[first]} at step {where}; the "
                 "last checkpoint before it is kept: lower train.learning_rate or train.clip_norm"
             )
-        row = self._row(step, losses, norms)
+        row = self._row(step, losses, norms) | self.start
         append_row(self.folder.metrics_file, row)
         for name in ("loss", "ppl", "bpb", "grad_norm", "learning_rate", "tokens_per_second", "mfu"):
             if row[name] is not None:
                 self.board.add_scalar(name, row[name], step)
         self.pending.clear()
+        self.start = {}
         self.last_step = step
         speed = f"  {row['tokens_per_second']:,.0f} tokens/s" if row["tokens_per_second"] else ""
         return f"loss {row['loss']:.3f}  ppl {row['ppl']:.2f}{speed}"

@@ -1,0 +1,99 @@
+"""Compiled programs kept on disk from one process to the next, and what a start costs.
+
+JAX's own settings are the only ones: JAX_ENABLE_COMPILATION_CACHE=false turns it off, JAX_COMPILATION_CACHE_DIR puts it
+elsewhere. The folder may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import tempfile
+import time
+import warnings
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+
+from posx.progress import say
+
+_IMPORTED = time.monotonic()
+_happened: Counter[str] = Counter()  # JAX's own events in this process
+_lasted: dict[str, float] = defaultdict(float)  # and, of those that take time, their seconds
+
+
+def _count(event: str, **_: str | int) -> None:
+    _happened[event] += 1
+
+
+def _add(event: str, duration_secs: float, **_: str | int) -> None:
+    _lasted[event] += duration_secs
+
+
+jax.monitoring.register_event_listener(_count)
+jax.monitoring.register_event_duration_secs_listener(_add)
+
+
+def use_compile_cache(root: Path) -> None:
+    """From now on this process reads and keeps compiled programs under `root`; what fails there is a miss, no error.
+
+    To be called before anything is compiled. A folder that is set already stays.
+    """
+    if not jax.config.jax_enable_compilation_cache or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        return
+    folder = root / "compiled" / machine_key()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        say(f"notice: compiled programs are not kept, {folder} cannot be written ({error.strerror})")
+        return
+    # An entry torn by a kill is recompiled; JAX would print a warning with a file name for each of them.
+    warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # By default only programs that took a second to compile are kept; here a start is made of many that take less.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def machine_key() -> str:
+    """Name of what compiled programs may not be carried across: jaxlib's version and the kind of CPU.
+
+    JAX's own keys leave the CPU out: code made for another one is refused, or worse, run.
+    """
+    try:
+        wanted = ("model name", "flags", "Features", "CPU part")
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        facts = sorted({line for line in lines if line.startswith(wanted)})
+    except OSError:
+        facts = [platform.processor()]
+    digest = hashlib.sha256("\n".join([platform.machine(), *facts]).encode()).hexdigest()
+    return f"jaxlib-{jaxlib.__version__}-{digest[:12]}"
+
+
+def start_cost() -> dict[str, Any]:
+    """What this process spent so far, for the first metrics of a run.
+
+    seconds: since the process started; compile_seconds: XLA's, with the time to read what was kept; how many programs
+    the cache had (cache_hits) and how many it had not (cache_misses).
+    """
+    return {
+        "seconds": round(process_seconds(), 3),
+        "compile_seconds": round(_lasted["/jax/core/compile/backend_compile_duration"], 3),
+        "cache_hits": _happened["/jax/compilation_cache/cache_hits"],
+        "cache_misses": _happened["/jax/compilation_cache/cache_misses"],
+    }
+
+
+def process_seconds() -> float:
+    """Seconds since this process started; where the system does not tell, since this file was imported."""
+    try:
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, AttributeError, ValueError, IndexError):
+        return time.monotonic() - _IMPORTED
