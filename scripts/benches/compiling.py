@@ -27,7 +27,7 @@ from benches.train import step_parts
 from benches.train_parts import SHAPES, VOCAB, Shape
 from posx.attention import EXECUTORS
 from posx.plots import look
-from posx.training.step import init_state, train_step
+from posx.training.step import init_state, train_steps
 
 HIT = "/jax/compilation_cache/cache_hits"
 
@@ -55,14 +55,15 @@ def first_step(encoding: str, executor: str, shape: dict[str, Any], cache: str, 
     sizes = Shape(**shape)
     model, config = step_parts(encoding, sizes, executor)
     state = init_state(model, config)
-    tokens = np.random.default_rng(0).integers(VOCAB, size=(sizes.batch, sizes.length + 1)).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(VOCAB, size=(config.dispatch_steps, sizes.batch, sizes.length + 1))
+    tokens = tokens.astype(np.int32)
     hits.clear()
     before = time.perf_counter()
-    lowered = train_step.lower(model, config, state, tokens)
+    lowered = train_steps.lower(model, config, state, tokens, 1)
     between = time.perf_counter()
     compiled = lowered.compile()
     after, found = time.perf_counter(), len(hits)
-    jax.block_until_ready(compiled(state, tokens))
+    jax.block_until_ready(compiled(state, tokens, 1))
     return {
         "lower": between - before, "compile": after - between, "first_step": time.time() - started, "hits": found,
     }  # fmt: skip

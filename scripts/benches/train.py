@@ -33,13 +33,13 @@ from posx.config import TrainConfig
 from posx.model import make_model
 from posx.model_config import DTYPES
 from posx.training.ceiling import flops_per_token
-from posx.training.step import init_state, train_step
+from posx.training.step import init_state, train_steps
 
 __all__ = ["add_arguments", "draw", "run", "summarise", "table"]
 
 
 def step_parts(encoding: str, shape: Shape, executor: str = "auto") -> tuple[Any, TrainConfig]:
-    """The model and the recipe that `train_step` takes."""
+    """The model and the recipe that `train_steps` takes."""
     model = make_model(shape.config, {"name": encoding}, VOCAB, shape.length)
     config = TrainConfig(
         length=shape.length, batch_size=shape.batch, steps=1_000_000, warmup_steps=0,
@@ -51,16 +51,21 @@ def step_parts(encoding: str, shape: Shape, executor: str = "auto") -> tuple[Any
 def posx_contestant(encoding: str, shape: Shape, batches: Sequence[np.ndarray]) -> Contestant:
     model, config = step_parts(encoding, shape)
     state = init_state(model, config)
-    tokens = [jax.device_put(batch) for batch in batches]
 
-    def step(n: int) -> jax.Array:
+    def advance(n: int, count: int) -> list[jax.Array]:
+        """As `posx train` does it: several steps a call, all calls of one size."""
         nonlocal state
-        state, metrics = train_step(model, config, state, tokens[n % len(tokens)])
-        return metrics["loss"]
+        size = config.dispatch_steps
+        losses = []
+        for first in range(n, n + count, size):
+            block = np.stack([batches[(first + i) % len(batches)] for i in range(size)])
+            state, metrics = train_steps(model, config, state, block, min(size, n + count - first))
+            losses += list(metrics["loss"])
+        return losses[:count]
 
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
     facts = {"resolved": str(model.encodings[0]), "flops_per_token": flops_per_token(model, shape.length)}
-    return Contestant(OURS, encoding, parameters, step, lambda: jax.block_until_ready(state), facts)
+    return Contestant(OURS, encoding, parameters, advance, lambda: jax.block_until_ready(state), facts)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -49,12 +49,13 @@ SHAPES = {"small": Shape(4, 128, 4, 32, 128), "medium": Shape(6, 256, 8, 8, 512)
 
 @dataclasses.dataclass
 class Contestant:
-    """One model in training: `step(batch number)` returns its loss without waiting, `wait()` waits for all work."""
+    """One model in training: `advance(n, count)` returns the losses of the next steps, from number n on, without
+    waiting; `wait()` waits for all work."""
 
     library: str
     encoding: str
     parameters: int
-    step: Callable[[int], Any]
+    advance: Callable[[int, int], list[Any]]
     wait: Callable[[], Any]
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     losses: list[Any] = dataclasses.field(default_factory=list)
@@ -62,7 +63,7 @@ class Contestant:
     def run(self, steps: int) -> float:
         """Seconds for that many further steps."""
         start = time.perf_counter()
-        self.losses += [self.step(len(self.losses) + n) for n in range(steps)]
+        self.losses += self.advance(len(self.losses), steps)
         self.wait()
         return time.perf_counter() - start
 

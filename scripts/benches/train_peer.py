@@ -82,5 +82,8 @@ def peer_contestant(
         optimizer.step()
         return loss.detach()
 
+    def advance(n: int, count: int) -> list[Any]:
+        return [step(n + i) for i in range(count)]
+
     library, count = PEER_AUTOCAST if autocast else PEER, sum(p.numel() for p in parameters)
-    return Contestant(library, encoding, count, step, lambda: None, {"options": list(options)})
+    return Contestant(library, encoding, count, advance, lambda: None, {"options": list(options)})
