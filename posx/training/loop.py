@@ -65,12 +65,16 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
 
 
 def dispatches(config: TrainConfig, start: int) -> Iterator[range]:
-    """Steps `start` .. `train.steps` - 1 as they are sent to the device: none passes a log line or a checkpoint."""
+    """Steps `start` .. `train.steps` - 1 as they are sent to the device: none passes a log line or a checkpoint.
+
+    The first goes alone, so that what a start costs is known from what compiling and one step take.
+    """
+    size = 1
     while start < config.steps:
         due = (start - start % every + every for every in (config.log_steps, config.checkpoint_steps))
-        steps = range(start, min(start + config.dispatch_steps, config.steps, *due))
+        steps = range(start, min(start + size, config.steps, *due))
         yield steps
-        start = steps.stop
+        start, size = steps.stop, config.dispatch_steps
 
 
 def _batches(dataset: Dataset, config: TrainConfig, steps: range) -> np.ndarray:
@@ -116,7 +120,7 @@ class _Log:
         self.flops_per_token = flops_per_token(model, run.train.length)
         self.ceiling = jax.device_count() * matmul_ceiling(cache_folder(run.data) / "machine", run.model.dtype)
         self.attempt = 1 + max((row.get("attempt", 0) for row in read_rows(folder.metrics_file)), default=0)
-        self.clock = 0.0  # set when the first dispatch has compiled
+        self.clock = 0.0  # set when the first step has compiled
         self.start: dict[str, Any] = {}  # goes into the first row
 
     def __enter__(self) -> _Log:
@@ -131,7 +135,7 @@ class _Log:
     def add(self, metrics: Metrics, count: int) -> None:
         """Metrics [n] of the next `count` steps."""
         self.pending.append((metrics, count))
-        if not self.clock:  # the first dispatch compiles: tokens/s count from its end
+        if not self.clock:  # the first step compiles: tokens/s count from its end
             jax.block_until_ready(metrics)
             self.clock, self.timed_from = time.perf_counter(), self.last_step + count
             self.start = {"start": start_cost()}
