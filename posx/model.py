@@ -23,9 +23,40 @@ from posx.encodings import Dims, Encoding, Features, Spec, build
 from posx.model_config import ModelConfig
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def linear(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
-    """x [n, i] times w [i, o] with operands in `dtype`, result in float32."""
+    """x [n, i] times w [i, o] with operands in `dtype`, result in float32; so are the products of its gradient."""
     return jnp.dot(x.astype(dtype), w.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def _linear_forward(x: jax.Array, w: jax.Array, dtype: str):
+    return linear(x, w, dtype), (x.astype(dtype), w)
+
+
+def _linear_backward(dtype: str, saved: Any, grad: jax.Array):
+    x, w = saved
+    # XLA would fold the transpose into the product, and its CPU backend is slower at contracting a left side's rows.
+    turned, grad = jax.lax.optimization_barrier(x.T), grad.astype(dtype)
+    return linear(grad, w.T, dtype), jnp.dot(turned, grad, preferred_element_type=jnp.float32)
+
+
+linear.defvjp(_linear_forward, _linear_backward)
+
+
+@jax.custom_vjp
+def gelu(x: jax.Array) -> jax.Array:
+    """The tanh form of GELU. Its backward pass is one element-wise function, half the time of JAX's chain on CPUs."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+def _gelu_backward(x: jax.Array, grad: jax.Array):
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    t = jnp.tanh(scale * (x + cubic * x**3))
+    slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * scale * (1 + 3 * cubic * x * x)
+    return (grad * slope,)
+
+
+gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -123,7 +154,7 @@ class Mlp(nnx.Module):
         dtype = self.config.dtype
         hidden = linear(x, self.up[...], dtype)
         if self.gate is None:
-            hidden = jax.nn.gelu(hidden)
+            hidden = gelu(hidden)
         else:
             hidden = jax.nn.silu(linear(x, self.gate[...], dtype)) * hidden
         return linear(hidden, self.down[...], dtype)

@@ -14,6 +14,7 @@ from posx.model import make_model
 from posx.model_config import ModelConfig
 from posx.positions import sequential
 from tests.test_model import SPECS, logits_of, scattered
+from tests.test_model import start as initial
 
 VOCAB, TRAIN_LEN = 23, 64
 CONFIG = ModelConfig(num_layers=2, model_dim=24, num_heads=4, num_kv_heads=2)
@@ -22,7 +23,7 @@ GREEDY = Sampling(temperature=0)
 
 def trained(spec):
     model = make_model(CONFIG, spec, VOCAB, TRAIN_LEN)
-    return model, scattered(jax.jit(model.init)(jax.random.key(0)))
+    return model, scattered(initial(model))
 
 
 def prompt(length: int, seed: int = 0) -> np.ndarray:
@@ -50,8 +51,7 @@ def test_greedy_decoding_equals_recomputing(spec):
     starts = [prompt(11, seed) for seed in range(6)]
     wanted = [recomputed(model, params, start, 8) for start in starts]
     assert len(set(np.ravel(wanted))) > 2, "a model that repeats itself shows nothing"
-    for chunk in (4, 256):
-        assert made(model, params, starts, 8, sampling=GREEDY, chunk=chunk).tolist() == wanted
+    assert made(model, params, starts, 8, sampling=GREEDY, chunk=4).tolist() == wanted
 
 
 def test_prompts_of_unequal_length_equal_each_alone():

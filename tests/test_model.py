@@ -55,7 +55,7 @@ def small(spec="alibi", **options) -> Model:
 
 @functools.cache
 def start(model: Model, seed: int = 0):
-    return jax.jit(model.init)(jax.random.key(seed))
+    return model.init(jax.random.key(seed))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -81,7 +81,7 @@ def position_free(params) -> dict[str, np.ndarray]:
 
 @every_encoding
 def test_encodings_start_from_the_same_weights(spec):
-    mine, other = (position_free(start(small(s), 3)) for s in (spec, "nope"))
+    mine, other = (position_free(start(small(s))) for s in (spec, "nope"))
     assert mine.keys() == other.keys() and len(mine) == 2 + 2 * 8
     for name in mine:
         np.testing.assert_array_equal(mine[name], other[name], err_msg=name)
@@ -194,57 +194,52 @@ def test_dropout_acts_only_with_a_key_and_keeps_the_mean():
     assert abs(kept.mean() - 1) < 0.05
 
 
-@every_encoding
-def test_a_prefix_does_not_see_what_follows(spec):
-    model = small(spec)
-    params = scattered(start(model))
-    tokens = text()
-    whole = logits_of(model, params, tokens, sequential(LENGTH))
-    part = logits_of(model, params, tokens[:, :7], sequential(7))
-    np.testing.assert_allclose(whole[:, :7], part, rtol=2e-4, atol=2e-4)
-    changed = tokens.copy()
-    changed[:, 9] = (changed[:, 9] + 1) % VOCAB
-    other = logits_of(model, params, changed, sequential(LENGTH))
-    np.testing.assert_allclose(whole[:, :9], other[:, :9], rtol=2e-4, atol=2e-4)
-    assert float(jnp.abs(whole[:, 9:] - other[:, 9:]).max()) > 1e-2
+@functools.partial(jax.jit, static_argnums=0)
+def cached_logits_of(model: Model, params, tokens, pos, idx, cache):
+    return model.cached(params, tokens, pos, idx, cache)
 
 
 def decode(model, params, tokens, pos, idx, chunk):
     """Logits of all tokens [b, t], `chunk` of them at a time through the cache."""
-    cache = model.empty_cache(tokens.shape[0], tokens.shape[1] + 3)
-    step = jax.jit(model.cached)
+    cache = model.empty_cache(tokens.shape[0], LENGTH + 3)
     logits = []
-    for start in range(0, tokens.shape[1], chunk):
-        part = slice(start, start + chunk)
-        new, cache = step(params, tokens[:, part], pos[:, part], idx[:, part], cache)
+    for first in range(0, tokens.shape[1], chunk):
+        part = slice(first, first + chunk)
+        new, cache = cached_logits_of(model, params, tokens[:, part], pos[:, part], idx[:, part], cache)
         logits.append(new)
     assert int(cache.filled) == tokens.shape[1]
     return np.concatenate(logits, axis=1)
 
 
 @every_encoding
-def test_decoding_with_the_cache_equals_the_full_pass(spec):
-    model = small(spec, num_kv_heads=2)
-    params, tokens = scattered(start(model)), text()
-    where = np.broadcast_to(sequential(LENGTH), tokens.shape)
-    wanted = np.asarray(logits_of(model, params, tokens, sequential(LENGTH)))
+def test_prefixes_decoding_and_padding_agree_with_the_full_pass(spec):
+    """One test for all of them, so that each program is compiled once an encoding."""
+    model, short = small(spec, num_kv_heads=2), 11
+    params, tokens, pos = scattered(start(model)), text(), sequential(LENGTH)
+
+    def assert_equal(found, wanted, what):
+        np.testing.assert_allclose(found, wanted, rtol=5e-4, atol=5e-4, err_msg=what)
+
+    whole = np.asarray(logits_of(model, params, tokens, pos))
+    part = np.asarray(logits_of(model, params, tokens[:, :short], sequential(short)))
+    assert_equal(whole[:, :short], part, "a prefix sees what follows, or how much")
+    changed = tokens.copy()
+    changed[:, 9] = (changed[:, 9] + 1) % VOCAB
+    other = np.asarray(logits_of(model, params, changed, pos))
+    assert_equal(whole[:, :9], other[:, :9], "a token sees a later one")
+    assert np.abs(whole[:, 9:] - other[:, 9:]).max() > 1e-2
+
+    place = np.broadcast_to(pos, tokens.shape)
     for chunk in (1, 8):
-        np.testing.assert_allclose(decode(model, params, tokens, where, where, chunk), wanted, rtol=5e-4, atol=5e-4)
+        assert_equal(decode(model, params, tokens, place, place, chunk), whole, f"decoding in chunks of {chunk}")
 
-
-@every_encoding
-def test_left_padding_changes_nothing(spec):
-    model = small(spec)
-    params, padding = scattered(start(model)), 5
-    tokens = text(length=LENGTH - padding)
-    wanted = np.asarray(logits_of(model, params, tokens, sequential(tokens.shape[1])))
-    padded = np.pad(tokens, ((0, 0), (padding, 0)), constant_values=3)
-    place = np.broadcast_to(sequential(LENGTH), padded.shape)
-    pos, idx = np.maximum(place - padding, 0), np.where(place < padding, -1, place)
-    whole = np.asarray(logits_of(model, params, padded, pos, idx=idx))[:, padding:]
-    np.testing.assert_allclose(whole, wanted, rtol=5e-4, atol=5e-4)
-    cached = decode(model, params, padded, pos, idx, chunk=8)[:, padding:]
-    np.testing.assert_allclose(cached, wanted, rtol=5e-4, atol=5e-4)
+    padding = LENGTH - short
+    padded = np.pad(tokens[:, :short], ((0, 0), (padding, 0)), constant_values=3)
+    padded_pos, idx = np.maximum(place - padding, 0), np.where(place < padding, -1, place)
+    found = np.asarray(logits_of(model, params, padded, padded_pos, idx=idx))
+    assert_equal(found[:, padding:], part, "left padding")
+    found = decode(model, params, padded, padded_pos, idx, chunk=8)
+    assert_equal(found[:, padding:], part, "left padding with the cache")
 
 
 def test_documents_in_one_row_do_not_see_each_other():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import jax
@@ -10,14 +12,16 @@ import numpy as np
 
 from posx.attention.blockwise import blockwise
 from posx.attention.dense import dense
+from posx.attention.fused import SLAB_PAIRS, fused, is_native, refusal
 from posx.attention.masks import Mask, causal, full, window
 from posx.attention.tiles import Slots, Tokens
-from posx.encodings.base import Encoding, Features, Params
+from posx.encodings.base import Encoding, Features, Params, wide_dtype
 from posx.errors import UndefinedLength
 
-EXECUTORS = {"dense": dense, "blockwise": blockwise}
+EXECUTORS = {"dense": dense, "blockwise": blockwise, "fused": fused}
 
-#: `auto` takes the dense executor up to this many query-key pairs, above it the score matrix costs more than it saves.
+#: `auto` takes the dense executor up to this many query-key pairs if they are not in order: decoding, and prefill of a
+#: chunk. Above it the score matrix costs more than it saves; in order, tiles of the future are saved at any length.
 DENSE_PAIRS = 1024 * 1024
 
 
@@ -30,8 +34,8 @@ def attend(
     *,
     q_pos: jax.Array | np.ndarray,
     k_pos: jax.Array | np.ndarray,
-    q_idx: jax.Array | None = None,
-    k_idx: jax.Array | None = None,
+    q_idx: jax.Array | np.ndarray | None = None,
+    k_idx: jax.Array | np.ndarray | None = None,
     q_segment: jax.Array | None = None,
     k_segment: jax.Array | None = None,
     mask: Mask = causal(),
@@ -53,7 +57,8 @@ def attend(
       mask: who may see whom; a row that sees nothing returns 0.
       x: [b, q, m], the layer's normalised input, from which features of whole-sequence self-attention are computed;
         with a cache `q_features` and `k_features` ([b, t, ...] each) are given instead.
-      executor: "dense" (one tile, the oracle), "blockwise" (memory linear in length) or "auto".
+      executor: "dense" (one tile, the oracle), "blockwise" (memory linear in length), "fused" (the vendor's kernel,
+        for encodings that fit it) or "auto", see `choose_executor`.
       keys_mapped: k and v come out of a cache that holds them mapped.
 
     Raises:
@@ -62,10 +67,11 @@ def attend(
     """
     encoding.require_resolved()
     _check(encoding, q, k, v, q_pos, k_pos, executor)
-    if q_idx is None and k_idx is None:
-        if q.shape[1] != k.shape[1]:
-            raise ValueError(f"{q.shape[1]} queries but {k.shape[1]} keys: give q_idx and k_idx, the arrival orders")
-        q_idx = k_idx = jnp.arange(q.shape[1], dtype=jnp.int32)
+    in_order = q_idx is None and k_idx is None
+    if in_order and q.shape[1] != k.shape[1]:
+        raise ValueError(f"{q.shape[1]} queries but {k.shape[1]} keys: give q_idx and k_idx, the arrival orders")
+    if in_order:
+        q_idx = k_idx = np.arange(q.shape[1], dtype=np.int32)
     elif q_idx is None or k_idx is None:
         raise ValueError("give both q_idx and k_idx, or neither")
     if (q_segment is None) != (k_segment is None):
@@ -77,37 +83,120 @@ def attend(
         q_features = k_features = batch_features(encoding, params, x, q_pos)[0]
     elif encoding.acts_on("features") and (q_features is None or k_features is None):
         raise ValueError(f"{type(encoding).__name__} reads features: give x, or q_features and k_features")
-    run = EXECUTORS[choose_executor(executor, q.shape[1], k.shape[1])]
+    q_features, k_features = q_features or {}, k_features or {}
+    q_slots, k_slots = _slots(q_pos, q_idx, q_segment), _slots(k_pos, k_idx, k_segment)
+    segments = q_segment is not None
+    run = EXECUTORS[choose_executor(executor, encoding, mask, q.shape[1], k.shape[1], in_order, segments, q.dtype)]
+    o = run(
+        encoding, mask, params,
+        _queries(encoding, params, q, q_slots.pos, q_features),
+        _keys(encoding, params, k, v, k_slots.pos, k_features, keys_mapped),
+        q_slots, k_slots, in_order=in_order, offset=consecutive_offset(q_pos, k_pos),
+    )  # fmt: skip
+    return token_map(encoding, "output", params, o.swapaxes(1, 2), q_slots.pos, q_features).astype(q.dtype)
 
-    def one_sequence(q, k, v, q_slots, k_slots, q_features, k_features):
-        mapped_q = encoding.query(params, q, q_slots.pos, q_features)
-        mapped_k = k if keys_mapped else encoding.key(params, k, k_slots.pos, k_features)
-        values = v if keys_mapped else encoding.value(params, v, k_slots.pos, k_features)
-        o = run(
-            encoding, mask, params,
-            Tokens(q, mapped_q, None, q_features), Tokens(k, mapped_k, values, k_features), q_slots, k_slots,
-        )  # fmt: skip
-        return encoding.output(params, o, q_slots.pos, q_features).astype(q.dtype)
 
-    q_slots, k_slots = Slots(q_pos, q_idx, q_segment), Slots(k_pos, k_idx, k_segment)
-    batched = (0, 0, 0, _axes(q_slots, 2), _axes(k_slots, 2), 0, 0)
-    return jax.vmap(one_sequence, in_axes=batched)(q, k, v, q_slots, k_slots, q_features or {}, k_features or {})
+def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, features: Features) -> Tokens:
+    """The query side, heads first, with what the formula multiplies products by."""
+    head_dim, dtype = q.shape[-1], wide_dtype(q.dtype)
+    temperature = None
+    if encoding.acts_on("temperature"):
+        temperature = jax.vmap(encoding.temperature, in_axes=(None, 0))(params, pos)
+    # [b or 1, h or 1, q, 1]
+    factor = jnp.full((1, 1, q.shape[1], 1), 1 / math.sqrt(head_dim), dtype)
+    if temperature is not None:
+        factor = factor * (temperature if temperature.ndim == 3 else temperature[:, None])[..., None].astype(dtype)
+    mapped = token_map(encoding, "query", params, q, pos, features).swapaxes(1, 2)
+    by_content = encoding.acts_on("score")
+    return Tokens(
+        mapped=(mapped.astype(dtype) * factor).astype(_operand_dtype(q.dtype)),
+        values=None,
+        vectors=q.swapaxes(1, 2) if by_content or encoding.acts_on("relative") else None,
+        unscaled=mapped if by_content else None,
+        factor=factor if encoding.acts_on("relative") else None,
+        features=features if by_content else {},
+    )
+
+
+def _keys(
+    encoding: Encoding, params: Params, k: jax.Array, v: jax.Array, pos: jax.Array, features: Features, mapped: bool
+) -> Tokens:
+    """The key side, heads first; k and v come out of the cache mapped already if `mapped`."""
+    dtype, by_content = _operand_dtype(k.dtype), encoding.acts_on("score")
+    keys = k if mapped else token_map(encoding, "key", params, k, pos, features)
+    values = v if mapped else token_map(encoding, "value", params, v, pos, features)
+    return Tokens(
+        mapped=keys.swapaxes(1, 2).astype(dtype),
+        values=values.swapaxes(1, 2).astype(dtype),
+        vectors=k.swapaxes(1, 2) if by_content or encoding.acts_on("relative") else None,
+        unscaled=None,
+        factor=None,
+        features=features if by_content else {},
+    )
+
+
+def _operand_dtype(dtype: Any) -> Any:
+    """The type of the operands of attention's products.
+
+    On CPUs bfloat16 becomes float32: these narrow batched products run slower in bfloat16 there, and some of their
+    forms not at all.
+    """
+    return wide_dtype(dtype) if jax.default_backend() == "cpu" else dtype
+
+
+def token_map(
+    encoding: Encoding, hook: str, params: Params, vectors: jax.Array, pos: jax.Array, features: Features
+) -> jax.Array:
+    """The hook `query`, `key`, `value` or `output` over a batch: vectors [b, t, h, d], pos [b or 1, t] or [t]."""
+    if not encoding.acts_on(hook):
+        return vectors
+    pos = jnp.atleast_2d(pos)
+    shared = pos.shape[0] == 1
+    one = functools.partial(getattr(encoding, hook), params)
+    return jax.vmap(one, in_axes=(0, None if shared else 0, 0))(vectors, pos[0] if shared else pos, features)
+
+
+def consecutive_offset(q_pos: Any, k_pos: Any) -> int | None:
+    """The first query's position less the first key's, if both sides are known to be whole numbers counting up by 1."""
+    if not all(isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.dtype.kind == "i" for pos in (q_pos, k_pos)):
+        return None
+    if not all((np.diff(pos) == 1).all() for pos in (q_pos, k_pos)):
+        return None
+    return int(q_pos[0]) - int(k_pos[0])
+
+
+def _slots(pos: Any, idx: Any, segment: Any) -> Slots:
+    """With a first axis of b, or of 1 for what all sequences share."""
+    rows = lambda x: jnp.atleast_2d(jnp.asarray(x))  # noqa: E731
+    return Slots(rows(pos), rows(idx), None if segment is None else rows(segment))
 
 
 def batch_features(
     encoding: Encoding, params: Params, x: jax.Array, pos: Any, carry: Any = None
 ) -> tuple[Features, Any]:
     """`encoding.features` over a batch: x [b, t, m], pos [t] or [b, t], carry [b, ...] or None at the start."""
-    return jax.vmap(encoding.features, in_axes=(None, 0, _axes(pos, 2), None if carry is None else 0))(
-        params, x, pos, carry
-    )
+    by_row = 0 if pos.ndim == 2 else None
+    return jax.vmap(encoding.features, in_axes=(None, 0, by_row, None if carry is None else 0))(params, x, pos, carry)
 
 
-def choose_executor(executor: str, num_queries: int, num_keys: int) -> str:
-    """The executor's name behind "auto" for these lengths."""
+def choose_executor(
+    executor: str,
+    encoding: Encoding,
+    mask: Mask,
+    num_queries: int,
+    num_keys: int,
+    in_order: bool,
+    segments: bool = False,
+    dtype: Any = np.float32,
+) -> str:
+    """The executor's name behind "auto" for such a call; `in_order` as in `blockwise`, dtype that of q."""
     if executor != "auto":
         return executor
-    return "dense" if num_queries * num_keys <= DENSE_PAIRS else "blockwise"
+    pairs = num_queries * num_keys
+    has_bias = encoding.acts_on("bias") or encoding.acts_on("curve")
+    if is_native(dtype) and not refusal(encoding, mask, in_order, segments) and (pairs <= SLAB_PAIRS or not has_bias):
+        return "fused"
+    return "dense" if pairs <= DENSE_PAIRS and not in_order else "blockwise"
 
 
 def check_positions(encoding: Encoding, pos: Any) -> None:
@@ -134,11 +223,6 @@ def _check(encoding: Encoding, q, k, v, q_pos, k_pos, executor: str) -> None:
         if pos.ndim not in (1, 2) or pos.shape[-1] != length:
             raise ValueError(f"{name} has shape {pos.shape}, but there are {length} tokens: give [t] or [b, t]")
         check_positions(encoding, pos)
-
-
-def _axes(tree: Any, batched_ndim: int) -> Any:
-    """vmap axes: 0 for arrays with a batch axis, None for those all sequences share."""
-    return jax.tree.map(lambda x: 0 if x.ndim == batched_ndim else None, tree)
 
 
 __all__ = [

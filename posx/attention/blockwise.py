@@ -1,24 +1,75 @@
 """The blockwise executor: online softmax over tiles, memory linear in length, with its own backward pass.
 
-Forward keeps, per query block, a running maximum, sum and output. Backward recomputes each tile from the saved
-log-sum-exp and pulls its gradient back through the same tile functions, so that every encoding, learned or not, is
-served by the one formula.
+Forward keeps a running maximum, sum and output per query block. Backward forms each tile again from the saved
+log-sum-exp: the products by hand, all that position adds by pulling the gradient of the scores back through the same
+tile functions, so that every encoding, learned or not, is served by the one formula.
+
+Two walks over the tiles. In order (queries and keys are the same tokens, one after the other): tiles of the future are
+never visited, those of the past need no mask, and where positions are consecutive `curve` and `relative` are tabulated
+once and read as strips. Otherwise every tile is masked, and one with no visible pair is passed over.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from posx.attention.masks import Mask
-from posx.attention.tiles import INVISIBLE, Slots, Tokens, tile_scores, tile_values, visible_pairs
-from posx.encodings.base import Encoding, Params, wide_dtype
+from posx.attention.tiles import (
+    INVISIBLE,
+    Slots,
+    Strips,
+    Tokens,
+    adjusted,
+    products,
+    value_terms,
+    visible_pairs,
+    weighted,
+)  # fmt: skip
+from posx.encodings.base import Encoding, Params, Relative, as_float, wide_dtype
 
-QUERY_BLOCK = 256
-KEY_BLOCK = 512
+#: Where a row's running maximum starts: above INVISIBLE, so that the weight of an invisible pair is exactly 0.
+LOWEST = INVISIBLE / 10
+
+
+class Plan(NamedTuple):
+    """What is known before tracing."""
+
+    encoding: Encoding
+    mask: Mask
+    in_order: bool
+    query_blocks: int
+    #: Whether there are parameters, so that gradients of the strips are wanted.
+    learned: bool
+
+
+class Tables(NamedTuple):
+    """What all tiles share: params, empty where no hook reads them in a tile, and the strips of all distances."""
+
+    params: Params
+    strips: Strips | None
+
+
+def block_sizes(num_queries: int, num_keys: int, rows: int) -> tuple[int, int]:
+    """Tokens in a tile for `rows` = b * h score matrices: about 4 MB of scores a tile ran fastest on a CPU.
+
+    Blocks divide the lengths evenly, so that little is filled up; in self-attention a key block is a whole number of
+    query blocks, so that only the last tile of a row lies on the diagonal.
+    """
+    size, ratio = (128, 1) if rows >= 32 else (256, 2)
+    query_block = _even(num_queries, size)
+    if num_queries != num_keys:
+        return query_block, _even(num_keys, size * ratio)
+    return query_block, query_block * min(ratio, -(-num_keys // query_block))
+
+
+def _even(num_tokens: int, block: int) -> int:
+    return -(-num_tokens // -(-num_tokens // block))
 
 
 def blockwise(
@@ -29,122 +80,269 @@ def blockwise(
     k: Tokens,
     q_slots: Slots,
     k_slots: Slots,
-    query_block: int = QUERY_BLOCK,
-    key_block: int = KEY_BLOCK,
+    *,
+    in_order: bool = False,
+    offset: int | None = None,
+    query_block: int = 0,
+    key_block: int = 0,
 ) -> jax.Array:
-    """As `dense`, over tiles of query_block x key_block tokens; lengths are padded up to whole tiles."""
-    num_queries, num_keys = q_slots.idx.shape[0], k_slots.idx.shape[0]
-    query_block = min(query_block, num_queries)
-    key_block = num_keys if encoding.tiling == "rows" else min(key_block, num_keys)
+    """As `dense`, over tiles; lengths are filled up to whole tiles.
+
+    Args:
+      in_order: queries and keys are the same tokens, idx counts up from 0.
+      offset: where both sides' positions are consecutive, the first query's less the first key's; else None.
+      query_block, key_block: tokens in a tile; 0 for the default, see `block_sizes`.
+    """
+    b, h, num_queries, _ = q.mapped.shape
+    num_keys = k.mapped.shape[2]
+    sizes = block_sizes(num_queries, num_keys, b * h)
+    query_block, key_block = query_block or sizes[0], key_block or sizes[1]
+    if encoding.tiling == "rows":
+        key_block = num_keys
+    in_order = in_order and (key_block % query_block == 0 or key_block >= num_keys)
+    query_blocks, strips = _count(num_queries, query_block), None
+    if in_order and offset is not None and (encoding.acts_on("curve") or encoding.acts_on("relative")):
+        farthest = offset + query_blocks * query_block - 1
+        # Under a causal mask the last tile of a row reaches at most one key block beyond the diagonal.
+        ahead = key_block if mask.causal else _count(num_keys, key_block) * key_block
+        strips = _tabulate(encoding, params, np.arange(farthest, offset - ahead - 1, -1, dtype=np.int32))
     q, q_slots = _blocks(q, q_slots, query_block)
     k, k_slots = _blocks(k, k_slots, key_block)
-    o = _attend((encoding, mask), params, q, k, q_slots, k_slots)
-    return o.reshape(-1, *o.shape[2:])[:num_queries]
+    plan = Plan(encoding, mask, in_order, query_blocks, bool(jax.tree.leaves(params)))
+    tables = Tables(params if _reads_params(encoding, strips) else {}, strips)
+    o = _attend(plan, tables, q, k, q_slots, k_slots)
+    return _joined(o)[:, :, :num_queries]
+
+
+def _tabulate(encoding: Encoding, params: Params, distances: np.ndarray) -> Strips:
+    curve = encoding.curve(params, as_float(distances)) if encoding.acts_on("curve") else None
+    vectors = encoding.relative(params, jnp.asarray(distances)) if encoding.acts_on("relative") else Relative()
+    return Strips(curve, jax.tree.map(lambda x: x.swapaxes(0, 1), vectors))
+
+
+def _reads_params(encoding: Encoding, strips: Strips | None) -> bool:
+    by_position = encoding.acts_on("bias") and (strips is None or strips.curve is None)
+    by_distance = strips is None and (encoding.acts_on("curve") or encoding.acts_on("relative"))
+    return by_position or by_distance or encoding.acts_on("score") or encoding.acts_on("mix")
 
 
 def _blocks(tokens: Tokens, slots: Slots, block: int) -> tuple[Tokens, Slots]:
-    """Every array [t, ...] as [n, block, ...]; what fills the last block is an empty slot (idx -1)."""
-    padding = -slots.idx.shape[0] % block
+    """Every array cut into blocks along its token axis, blocks in front: [n, ..., block, ...].
 
-    def cut(x: jax.Array, **pad: Any) -> jax.Array:
-        x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1), **pad)
-        return x.reshape(-1, block, *x.shape[1:])
+    What fills the last block is an empty slot (idx -1); it repeats the last position, for which the encoding is defined.
+    """
+    padding = -slots.idx.shape[1] % block
 
-    # Empty slots repeat the last position, so that they stay within what the encoding is defined for.
-    pos = cut(slots.pos, mode="edge")
-    segment = None if slots.segment is None else cut(slots.segment)
-    return jax.tree.map(cut, tokens), Slots(pos, cut(slots.idx, constant_values=-1), segment)
+    def cut(x: jax.Array, axis: int, **pad: Any) -> jax.Array:
+        x = jnp.pad(x, [(0, padding if n == axis else 0) for n in range(x.ndim)], **pad) if padding else x
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, block, *x.shape[axis + 1 :]), axis, 0)
+
+    features = jax.tree.map(lambda x: cut(x, 1), tokens.features)
+    vectors = jax.tree.map(lambda x: cut(x, 2), tokens._replace(features={}))
+    segment = None if slots.segment is None else cut(slots.segment, 1)
+    return vectors._replace(features=features), Slots(
+        cut(slots.pos, 1, mode="edge"), cut(slots.idx, 1, constant_values=-1), segment
+    )
 
 
-def _forward(static: tuple[Encoding, Mask], params: Params, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots):
-    """Outputs [n, block, h, d] and log-sum-exps [n, h, block] of the scores."""
-    encoding, mask = static
+def _count(num_tokens: int, block: int) -> int:
+    return -(-num_tokens // block)
 
-    def query_block(block):
-        q_tile, q_where = block
 
-        def key_block(carry, block):
-            k_tile, k_where = block
+def _joined(x: jax.Array) -> jax.Array:
+    """[n, b, h, block, d] -> [b, h, n * block, d]."""
+    n, b, h, block, d = x.shape
+    return jnp.moveaxis(x, 0, 2).reshape(b, h, n * block, d)
 
-            def add(carry):
-                o, top, total = carry
-                s, visible = tile_scores(encoding, mask, params, q_tile, k_tile, q_where, k_where)
-                new_top = jnp.maximum(top, s.max(axis=-1))
-                p = jnp.where(visible[None], jnp.exp(s - new_top[:, :, None]), 0)
-                shrink = jnp.exp(top - new_top)
-                o = o * shrink.T[:, :, None] + tile_values(encoding, params, p, k_tile.values, q_where, k_where)
-                return o, new_top, total * shrink + p.sum(axis=-1)
 
-            return _if_visible(mask, q_where, k_where, add, lambda carry: carry, carry), None
+def _walk(plan: Plan, i: Any, q_where: Slots, k_slots: Slots, visit: Callable, carry: Any) -> Any:
+    """`visit(j, carry, masked)` over the key blocks j that query block i may see, in order."""
+    count, key_block = k_slots.idx.shape[0], k_slots.idx.shape[2]
+    causal_past = plan.in_order and plan.mask.causal
+    last = i * q_where.idx.shape[1] // key_block if causal_past else count - 1
+    if causal_past and not plan.mask.window and q_where.segment is None:
+        if count > 1:
+            carry = jax.lax.fori_loop(0, last, lambda j, carry: visit(j, carry, False), carry)
+        return visit(last, carry, True)
 
-        num_queries, num_heads = q_tile.vectors.shape[:2]
-        dtype = wide_dtype(q_tile.vectors.dtype)
-        empty = jnp.zeros((num_queries, num_heads, k.values.shape[-1]), dtype)
-        top = jnp.full((num_heads, num_queries), INVISIBLE, dtype)
-        (o, top, total), _ = jax.lax.scan(key_block, (empty, top, jnp.zeros_like(top)), (k, k_slots))
+    def look(j: Any, carry: Any) -> Any:
+        visible = visible_pairs(plan.mask, q_where, _at(k_slots, j))
+        return jax.lax.cond(visible.any(), lambda carry: visit(j, carry, True), lambda carry: carry, carry)
+
+    return look(0, carry) if count == 1 else jax.lax.fori_loop(0, last + 1, look, carry)
+
+
+def _at(tree: Any, j: Any) -> Any:
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, j, keepdims=False), tree)
+
+
+def _first_row(plan: Plan, i: Any, j: Any, q_where: Slots, k_slots: Slots) -> tuple[Any, int]:
+    """Where tile (i, j) starts in the strips, the row of its largest distance (last query, first key); and its rows."""
+    query_block, key_block = q_where.idx.shape[1], k_slots.idx.shape[2]
+    return (plan.query_blocks - 1 - i) * query_block + j * key_block, query_block + key_block
+
+
+def _strip(plan: Plan, strips: Strips | None, i: Any, j: Any, q_where: Slots, k_slots: Slots) -> Strips | None:
+    start, length = _first_row(plan, i, j, q_where, k_slots)
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1), strips)
+
+
+def _hidden(s: jax.Array, visible: jax.Array, masked: bool) -> jax.Array:
+    return jnp.where(visible[:, None], s, INVISIBLE) if masked else s
+
+
+def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots):
+    """Outputs [n, b, h, block, d] and log-sum-exps [n, b, h, block] of the scores."""
+    encoding, params = plan.encoding, tables.params
+
+    def query_block(i: Any, block: Any):
+        q, q_where = block
+
+        def visit(j: Any, carry: Any, masked: bool) -> Any:
+            o, top, total = carry
+            k_tile, k_where = _at((k, k_slots), j)
+            strip = _strip(plan, tables.strips, i, j, q_where, k_slots)
+            visible = visible_pairs(plan.mask, q_where, k_where)
+            s = products(q.mapped, k_tile.mapped)
+            s = adjusted(encoding, params, strip, s, q, k_tile, q_where, k_where, visible)
+            s = _hidden(s, visible, masked)
+            new_top = jnp.maximum(top, s.max(axis=-1))
+            p = jnp.exp(s - new_top[..., None])
+            shrink = jnp.exp(top - new_top)
+            o = o * shrink[..., None] + weighted(p, k_tile.values)
+            extra = value_terms(encoding, params, strip, p, q_where, k_where)
+            return o if extra is None else o + extra, new_top, total * shrink + p.sum(axis=-1)
+
+        rows, dtype = q.mapped.shape[:3], wide_dtype(q.mapped.dtype)
+        nothing = jnp.zeros((*rows, k.values.shape[-1]), dtype), jnp.full(rows, LOWEST, dtype), jnp.zeros(rows, dtype)
+        o, top, total = _walk(plan, i, q_where, k_slots, visit, nothing)
         total_or_one = jnp.where(total > 0, total, 1)
-        return o / total_or_one.T[:, :, None], jnp.where(total > 0, top + jnp.log(total_or_one), 0)
+        return o / total_or_one[..., None], jnp.where(total > 0, top + jnp.log(total_or_one), 0)
 
-    return jax.lax.map(query_block, (q, q_slots))
-
-
-def _if_visible(mask: Mask, q_where: Slots, k_where: Slots, compute, skip, operand):
-    return jax.lax.cond(visible_pairs(mask, q_where, k_where).any(), compute, skip, operand)
+    blocks = (q, q_slots)
+    if plan.query_blocks == 1:
+        return jax.tree.map(lambda x: x[None], query_block(0, _at(blocks, 0)))
+    return jax.lax.map(lambda block: query_block(*block), (jnp.arange(plan.query_blocks), blocks))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(static, params, q, k, q_slots, k_slots):
-    return _forward(static, params, q, k, q_slots, k_slots)[0]
+def _attend(plan, tables, q, k, q_slots, k_slots):
+    return _forward(plan, tables, q, k, q_slots, k_slots)[0]
 
 
-def _attend_forward(static, params, q, k, q_slots, k_slots):
-    o, lse = _forward(static, params, q, k, q_slots, k_slots)
-    return o, (params, q, k, q_slots, k_slots, o, lse)
+def _attend_forward(plan, tables, q, k, q_slots, k_slots):
+    o, lse = _forward(plan, tables, q, k, q_slots, k_slots)
+    return o, (tables, q, k, q_slots, k_slots, o, lse)
 
 
-def _attend_backward(static, saved, o_grad):
-    encoding, mask = static
-    params, q, k, q_slots, k_slots, o, lse = saved
-    # With p = exp(s - lse), dL/ds = p * (dL/dp - delta), delta_i = o_i . dL/do_i: so delta enters as the cotangent of
-    # each tile's row sums, and the rest is the ordinary pull-back of one tile.
-    delta = (o * o_grad).sum(axis=-1).swapaxes(1, 2)
+class Sums(NamedTuple):
+    """Gradients summed over tiles, at least float32.
 
-    def query_block(grads, block):
-        q_tile, q_where, o_grad_tile, lse_tile, delta_tile = block
+    Those of mapped keys and of values lie transposed, [n, b, g, d, block]: then every product contracts the minor axis
+    of its left side, which XLA's CPU backend takes about twice as fast.
+    """
 
-        def key_block(grads, block):
-            k_tile, k_where = block
+    tables: Tables
+    mapped: jax.Array
+    values: jax.Array
+    keys: Tokens  # all else of the key side
 
-            def tile(params, q_tile, k_tile):
-                s, visible = tile_scores(encoding, mask, params, q_tile, k_tile, q_where, k_where)
-                p = jnp.where(visible[None], jnp.exp(s - lse_tile[:, :, None]), 0)
-                return tile_values(encoding, params, p, k_tile.values, q_where, k_where), p.sum(axis=-1)
 
-            def pull_back(operands):
-                grads = jax.vjp(tile, *operands)[1]((o_grad_tile, -delta_tile))
-                return _add(_zeros(operands), grads)
+def _attend_backward(plan, saved, o_grad):
+    tables, q, k, q_slots, k_slots, o, lse = saved
+    groups = k.mapped.shape[2]
+    # With p = exp(s - lse): dL/ds = p * (dL/dp - delta), delta_i = o_i . dL/do_i.
+    delta = (o * o_grad).sum(axis=-1)
 
-            operands = (params, q_tile, k_tile)
-            params_grad, q_grad, k_grad = _if_visible(mask, q_where, k_where, pull_back, _zeros, operands)
-            return _add(grads, (params_grad, q_grad)), k_grad
+    def query_block(sums: Sums, numbered: Any):
+        i, (q, q_where, o_grad, lse, delta) = numbered
+        # Without the barrier XLA folds these small transposes into the products with the large score matrices.
+        turned = jax.lax.optimization_barrier((_turned(q.mapped, groups), _turned(o_grad, groups)))
 
-        k_grads, params_grad = grads
-        (params_grad, q_grad), k_grad = jax.lax.scan(key_block, (params_grad, _zeros(q_tile)), (k, k_slots))
-        return (_add(k_grads, k_grad), params_grad), q_grad
+        def visit(j: Any, carry: Any, masked: bool) -> Any:
+            sums, q_grads = carry
+            k_tile, k_where = _at((k, k_slots), j)
+            strip = _strip(plan, tables.strips, i, j, q_where, k_slots)
+            grads, q_grad = _tile_gradients(
+                plan, tables.params, strip, q, k_tile, q_where, k_where, o_grad, lse, delta, turned, masked
+            )
+            first, _ = _first_row(plan, i, j, q_where, k_slots)
+            strips = sums.tables.strips
+            if plan.learned:
+                strips = jax.tree.map(lambda x, g: _add_slice(x, g, first, axis=1), strips, grads.tables.strips)
+            params = _add(sums.tables.params, grads.tables.params)
+            per_block = jax.tree.map(lambda x, g: _add_slice(x, g[None], j, axis=0), sums[1:], grads[1:])
+            return Sums(Tables(params, strips), *per_block), _add(q_grads, q_grad)
 
-    start = (_zeros(k), _zeros(params))
-    (k_grad, params_grad), q_grad = jax.lax.scan(query_block, start, (q, q_slots, o_grad, lse, delta))
-    grads = jax.tree.map(lambda g, x: g.astype(x.dtype), (params_grad, q_grad, k_grad), (params, q, k))
-    return *grads, None, None
+        return _walk(plan, i, q_where, k_slots, visit, (sums, _zeros(q)))
+
+    start = Sums(_zeros(tables), _zeros(k.mapped.mT), _zeros(k.values.mT), _zeros(k._replace(mapped=None, values=None)))
+    blocks = (jnp.arange(plan.query_blocks), (q, q_slots, o_grad, lse, delta))
+    if plan.query_blocks == 1:
+        sums, q_grad = query_block(start, (0, _at(blocks[1], 0)))
+        q_grad = jax.tree.map(lambda x: x[None], q_grad)
+    else:
+        sums, q_grad = jax.lax.scan(query_block, start, blocks)
+    mapped, values = jax.lax.optimization_barrier((sums.mapped, sums.values))
+    grads = (sums.tables, q_grad, sums.keys._replace(mapped=mapped.mT, values=values.mT))
+    return *jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q, k)), None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _zeros(tree):
+def _tile_gradients(plan, params, strip, q: Tokens, k: Tokens, q_where, k_where, o_grad, lse, delta, turned, masked):
+    """One tile's part of `Sums` (strips: of the tile's strip), and of the gradient of q."""
+    visible = visible_pairs(plan.mask, q_where, k_where)
+    strip = strip if plan.learned else jax.lax.stop_gradient(strip)
+
+    def scores(params, strip, s, q, k):
+        return adjusted(plan.encoding, params, strip, s, q, k, q_where, k_where, visible)
+
+    s, pull_scores = jax.vjp(scores, params, strip, products(q.mapped, k.mapped), q, k)
+    p = jnp.exp(_hidden(s, visible, masked) - lse[..., None])
+    p_grad = products(o_grad, k.values)
+    mixed, pull_mixed = jax.vjp(
+        lambda params, strip, p: value_terms(plan.encoding, params, strip, p, q_where, k_where), params, strip, p
+    )
+    mixed_grads = None
+    if mixed is not None:
+        *mixed_grads, mixed_p_grad = pull_mixed(o_grad)
+        p_grad = p_grad + mixed_p_grad
+    params_grad, strip_grad, s_grad, q_grad, k_grad = pull_scores(p * (p_grad - delta[..., None]))
+    if mixed_grads is not None:
+        params_grad, strip_grad = _add((params_grad, strip_grad), tuple(mixed_grads))
+    q_turned, o_turned = turned
+    sums = Sums(
+        Tables(params_grad, strip_grad),
+        k_grad.mapped.mT + _turned_products(q_turned, s_grad),
+        _turned_products(o_turned, p),
+        k_grad._replace(mapped=None, values=None),
+    )
+    return sums, q_grad._replace(mapped=q_grad.mapped + weighted(s_grad, k.mapped))
+
+
+def _turned(x: jax.Array, groups: int) -> jax.Array:
+    """[b, h, q, d] as [b, g, d, h/g * q]: the queries that a key head serves, side by side."""
+    return x.reshape(x.shape[0], groups, -1, x.shape[-1]).mT
+
+
+def _turned_products(x: jax.Array, w: jax.Array) -> jax.Array:
+    """sum over queries of x [b, g, d, h/g * q] times w [b, h, q, k]: [b, g, d, k], at least float32."""
+    w = w.reshape(*x.shape[:2], -1, w.shape[-1]).astype(x.dtype)
+    return jnp.einsum("bgdq,bgqk->bgdk", x, w, preferred_element_type=wide_dtype(x.dtype))
+
+
+def _add_slice(total: jax.Array, part: jax.Array, first: Any, axis: int) -> jax.Array:
+    """`part` added to `total` from place `first` of an axis on."""
+    there = jax.lax.dynamic_slice_in_dim(total, first, part.shape[axis], axis)
+    return jax.lax.dynamic_update_slice_in_dim(total, there + part.astype(total.dtype), first, axis)
+
+
+def _zeros(tree: Any) -> Any:
     """Where gradients are summed: at least float32, whatever the operands are."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, wide_dtype(x.dtype)), tree)
 
 
-def _add(total, part):
+def _add(total: Any, part: Any) -> Any:
     return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, part)

@@ -1,18 +1,33 @@
 """The dense executor: one tile that spans everything. The oracle for all others, in float64 too."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from posx.attention.masks import Mask
-from posx.attention.tiles import Slots, Tokens, tile_scores, tile_values
+from posx.attention.tiles import (
+    INVISIBLE,
+    Slots,
+    Tokens,
+    adjusted,
+    products,
+    value_terms,
+    visible_pairs,
+    weighted,
+)  # fmt: skip
 from posx.encodings.base import Encoding, Params
 
 
 def dense(
-    encoding: Encoding, mask: Mask, params: Params, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots
+    encoding: Encoding, mask: Mask, params: Params, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots, **_: Any
 ) -> jax.Array:
-    """Attention outputs [q, h, d] of one sequence, before the `output` hook; memory h * q * k."""
-    s, visible = tile_scores(encoding, mask, params, q, k, q_slots, k_slots)
-    o = tile_values(encoding, params, jax.nn.softmax(s, axis=-1), k.values, q_slots, k_slots)
+    """Attention outputs [b, h, q, d] before the `output` hook; memory b * h * q * k."""
+    visible = visible_pairs(mask, q_slots, k_slots)
+    s = adjusted(encoding, params, None, products(q.mapped, k.mapped), q, k, q_slots, k_slots, visible)
+    w = jax.nn.softmax(jnp.where(visible[:, None], s, INVISIBLE), axis=-1)
+    o = weighted(w, k.values)
+    mixed = value_terms(encoding, params, None, w, q_slots, k_slots)
+    o = o if mixed is None else o + mixed
     # A row that sees nothing has equal scores everywhere and so the mean of all values; it is to return zero.
-    return jnp.where(visible.any(axis=-1)[:, None, None], o, 0)
+    return jnp.where(visible.any(axis=-1)[:, None, :, None], o, 0)

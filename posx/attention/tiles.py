@@ -1,85 +1,187 @@
-"""One sequence and its tiles: the record every executor works on, and the scores of one tile."""
+"""What every executor works on: one layer's tokens, heads first, and the formula of `encodings.base` for one tile."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from posx.attention import relative
 from posx.attention.masks import Mask
-from posx.encodings.base import Encoding, Features, Params, Tile, at_least_float32, wide_dtype
+from posx.encodings.base import Encoding, Features, Params, Relative, Tile, wide_dtype
 
 #: The score of an invisible pair: finite, so that rows which see nothing stay free of NaN, also in the gradient.
 INVISIBLE = -1e30
 
 
 class Tokens(NamedTuple):
-    """Floats that carry gradients, for the query side or the key side of one sequence."""
+    """Floats that carry gradients, for the query side or the key side. What no hook reads is None."""
 
-    vectors: jax.Array  # q [q, h, d] or k [k, g, d], as projected
-    mapped: jax.Array  # after the `query` or `key` hook
-    values: Any  # [k, g, d] after the `value` hook; None on the query side
-    features: Features
+    mapped: jax.Array  # [b, h, q, d'] after the `query` hook and times `factor`, or [b, g, k, d'] after `key`
+    values: Any  # [b, g, k, d] after the `value` hook; None on the query side
+    vectors: Any  # [b, h, q, d] or [b, g, k, d] as projected, for `relative` and `score`
+    unscaled: Any  # [b, h, q, d'] queries after `query` alone, for `score`
+    factor: Any  # [b or 1, h or 1, q, 1] temperature / sqrt(head_dim), for `relative`; None on the key side
+    features: Features  # {name: [b, t, ...]}
 
 
 class Slots(NamedTuple):
-    """Where and when the tokens of one side stand."""
+    """Where and when the tokens of one side stand; a first axis of 1 is shared by all sequences."""
 
-    pos: Any  # [t] what encodings read
-    idx: jax.Array  # [t] arrival order, -1 for an empty slot
-    segment: jax.Array | None  # [t] document number
+    pos: jax.Array  # [b or 1, t] what encodings read
+    idx: jax.Array  # [b or 1, t] arrival order, -1 for an empty slot
+    segment: jax.Array | None  # [b or 1, t] document number
+
+
+class Strips(NamedTuple):
+    """`curve` and `relative` over a run of distances, falling by one from row to row."""
+
+    curve: Any  # [h, n] or None
+    relative: Relative  # each [h or 1, n, d] or None
 
 
 def visible_pairs(mask: Mask, q: Slots, k: Slots) -> jax.Array:
-    """bool [q, k]: the mask by arrival order, and only within one segment."""
-    seen = mask.visible(q.idx, k.idx)
+    """bool [b or 1, q, k]: the mask by arrival order, and only within one segment."""
+    seen = _over_batch(mask.visible, q.idx, k.idx)
     if q.segment is not None and k.segment is not None:
-        seen &= q.segment[:, None] == k.segment[None, :]
+        seen &= q.segment[:, :, None] == k.segment[:, None, :]
     return seen
 
 
+def products(q: jax.Array, k: jax.Array) -> jax.Array:
+    """<q_i, k_j>, at least float32: q [b, h, q, d], k [b, g, k, d] -> [b, h, q, k]; a key head serves h/g queries."""
+    b, h, _, d = q.shape
+    s = jnp.einsum("bgqd,bgkd->bgqk", q.reshape(b, k.shape[1], -1, d), k, preferred_element_type=wide_dtype(q.dtype))
+    return s.reshape(b, h, -1, k.shape[2])
+
+
+def weighted(w: jax.Array, v: jax.Array) -> jax.Array:
+    """sum_j w_ij v_j, at least float32: w [b, h, q, k], v [b, g, k, d] -> [b, h, q, d]."""
+    b, h, q, k = w.shape
+    w = w.reshape(b, v.shape[1], -1, k).astype(v.dtype)
+    o = jnp.einsum("bgqk,bgkd->bgqd", w, v, preferred_element_type=wide_dtype(v.dtype))
+    return o.reshape(b, h, q, -1)
+
+
 def repeat_heads(x: jax.Array, num_heads: int) -> jax.Array:
-    """[k, g, d] -> [k, h, d]: each key/value head serves h/g query heads."""
+    """[b, g, k, d] -> [b, h, k, d]: each key/value head serves h/g query heads."""
     return x if x.shape[1] == num_heads else jnp.repeat(x, num_heads // x.shape[1], axis=1)
 
 
-def tile_scores(
-    encoding: Encoding, mask: Mask, params: Params, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots
-) -> tuple[jax.Array, jax.Array]:
-    """Masked scores [h, q, k], at least float32, and the visible pairs [q, k]: the formula of `encodings.base`."""
-    num_heads, head_dim = q.vectors.shape[1:]
-    mapped_k = repeat_heads(k.mapped, num_heads)
-    dtype = wide_dtype(q.vectors.dtype)
-    s = jnp.einsum("qhd,khd->hqk", q.mapped, mapped_k, preferred_element_type=dtype) / math.sqrt(head_dim)
-    visible = visible_pairs(mask, q_slots, k_slots)
-    if encoding.acts_on("temperature"):
-        temperature = encoding.temperature(params, q_slots.pos)
-        if temperature is not None:
-            s = s * jnp.atleast_2d(temperature.astype(dtype))[:, :, None]
-    if encoding.acts_on("bias") or encoding.acts_on("curve"):
-        bias = encoding.bias(params, q_slots.pos, k_slots.pos)
-        if bias is not None:
-            if bias.shape[0] not in (1, num_heads):
-                raise ValueError(f"{encoding} gives a bias for {bias.shape[0]} heads, but there are {num_heads}")
-            s = s + bias.astype(dtype)
-    if encoding.acts_on("score"):
-        raw_k = repeat_heads(k.vectors, num_heads)
-        tile = Tile(
-            q.vectors, raw_k, q.mapped, mapped_k, q.features, k.features, q_slots.pos, k_slots.pos, visible
-        )  # fmt: skip
-        s = encoding.score(params, s, tile)
-    return jnp.where(visible[None], s, INVISIBLE), visible
-
-
-def tile_values(
-    encoding: Encoding, params: Params, w: jax.Array, values: jax.Array, q_slots: Slots, k_slots: Slots
+def adjusted(
+    encoding: Encoding,
+    params: Params,
+    strips: Strips | None,
+    s: jax.Array,
+    q: Tokens,
+    k: Tokens,
+    q_slots: Slots,
+    k_slots: Slots,
+    visible: jax.Array,
 ) -> jax.Array:
-    """sum_j w_ij v~_j + mix(w)_i, [q, h, d], at least float32, for weights w [h, q, k] of one tile."""
-    values = repeat_heads(values, w.shape[0])
-    o = jnp.einsum("hqk,khd->qhd", w.astype(values.dtype), values, preferred_element_type=w.dtype)
+    """Scores [b, h, q, k] from products s: all that position adds. visible [b or 1, q, k] is not applied yet.
+
+    `strips` holds the tile's distances where they are consecutive; None evaluates the hooks at the positions.
+    """
+    terms = _score_terms(encoding, params, strips, q, k, q_slots.pos, k_slots.pos)
+    for term in terms:
+        if term.shape[1] not in (1, s.shape[1]):
+            raise ValueError(f"{encoding} gives a bias for {term.shape[1]} heads, but there are {s.shape[1]}")
+        s = s + term.astype(s.dtype)
+    return _content_scores(encoding, params, s, q, k, q_slots, k_slots, visible) if encoding.acts_on("score") else s
+
+
+def _score_terms(encoding, params, strips, q: Tokens, k: Tokens, q_pos, k_pos) -> list[jax.Array]:
+    """Bias and relative vectors, each [b or 1, h or 1, q, k]."""
+    terms: list[jax.Array | None] = []
+    if strips is not None and strips.curve is not None:
+        terms.append(relative.toeplitz(strips.curve, q.mapped.shape[2], k.mapped.shape[2])[None])
+    else:
+        terms.append(score_bias(encoding, params, q_pos, k_pos))
+    if encoding.acts_on("relative"):
+        terms += _relative_scores(encoding, params, strips, q, k, q_pos, k_pos)
+    return [term for term in terms if term is not None]
+
+
+def score_bias(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
+    """The `bias` hook over a batch: [b or 1, h or 1, q, k], or None."""
+    if not (encoding.acts_on("bias") or encoding.acts_on("curve")):
+        return None
+    return _over_batch(lambda *pos: encoding.bias(params, *pos), q_pos, k_pos)
+
+
+def _relative_scores(encoding, params, strips, q, k, q_pos, k_pos) -> list[jax.Array]:
+    """factor_i * <q_i, a_r> and factor_i * <k_j, b_r>, each [b, h, q, k]."""
+    dtype = wide_dtype(q.mapped.dtype)
+    given = strips.relative if strips is not None else _given(encoding, params, q_pos)
+    terms = []
+    if given.query is not None:
+        vectors = q.vectors.astype(dtype) * q.factor
+        if strips is not None:
+            seen = relative.skew(relative.strip_products(vectors, strips.relative.query.astype(dtype)))
+        else:
+            seen = relative.pair_products(vectors, _rows(encoding, params, "query", dtype), q_pos, k_pos)
+        terms.append(seen)
+    if given.key is not None:
+        vectors = repeat_heads(k.vectors, q.mapped.shape[1]).astype(dtype)
+        if strips is not None:
+            strip = relative.mirrored(strips.relative.key.astype(dtype))
+            seen = relative.skew(relative.strip_products(vectors, strip))
+        else:
+            rows = _rows(encoding, params, "key", dtype)
+            seen = relative.pair_products(vectors, lambda r: rows(-r), k_pos, q_pos)
+        terms.append(seen.swapaxes(2, 3) * q.factor)
+    return terms
+
+
+def value_terms(
+    encoding: Encoding, params: Params, strips: Strips | None, w: jax.Array, q_slots: Slots, k_slots: Slots
+) -> jax.Array | None:
+    """What position adds to the outputs for weights w [b, h, q, k], linear in them: [b, h, q, d] or None."""
+    terms = []
     if encoding.acts_on("mix"):
-        mixed = encoding.mix(params, w, q_slots.pos, k_slots.pos)
-        o = o if mixed is None else o + at_least_float32(mixed)
-    return o
+        mixed = _over_batch(lambda w, *pos: encoding.mix(params, w, *pos), w, q_slots.pos, k_slots.pos)
+        if mixed is not None:
+            terms.append(mixed.swapaxes(1, 2))
+    if encoding.acts_on("relative"):
+        given = strips.relative if strips is not None else _given(encoding, params, q_slots.pos)
+        if given.value is None:
+            pass
+        elif strips is not None:
+            terms.append(relative.strip_sums(relative.unskew(w), strips.relative.value.astype(w.dtype)))
+        else:
+            rows = _rows(encoding, params, "value", w.dtype)
+            terms.append(relative.pair_sums(w, rows, q_slots.pos, k_slots.pos))
+    return sum(terms[1:], terms[0]).astype(w.dtype) if terms else None
+
+
+def _content_scores(encoding, params, s, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots, seen) -> jax.Array:
+    """The `score` hook over a batch: s [b, h, q, k], seen [b or 1, q, k]."""
+    num_heads = s.shape[1]
+
+    def one(s, q_vectors, k_vectors, mapped_q, mapped_k, q_features, k_features, q_pos, k_pos, seen):
+        vectors = (x.swapaxes(0, 1) for x in (q_vectors, k_vectors, mapped_q, mapped_k))
+        return encoding.score(params, s, Tile(*vectors, q_features, k_features, q_pos, k_pos, seen))
+
+    k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
+    return _over_batch(
+        one, s, q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, q_slots.pos, k_slots.pos, seen
+    )
+
+
+def _given(encoding: Encoding, params: Params, pos: jax.Array) -> Relative:
+    """Shapes of the relative vectors this encoding has, None for those it has not; nothing is computed."""
+    return jax.eval_shape(encoding.relative, params, jax.ShapeDtypeStruct((1,), pos.dtype))
+
+
+def _rows(encoding: Encoding, params: Params, name: str, dtype: Any) -> relative.Rows:
+    return lambda distance: getattr(encoding.relative(params, distance), name).astype(dtype)
+
+
+def _over_batch(function, *arrays):
+    """`function` of one sequence mapped over the first axes, which are b or 1; 1 everywhere gives 1."""
+    sizes = [x.shape[0] for x in jax.tree.leaves(arrays)]
+    axes = jax.tree.map(lambda x: 0 if x.shape[0] == max(sizes) else None, arrays)
+    once = jax.tree.map(lambda x: x if x.shape[0] == max(sizes) else x[0], arrays)
+    return jax.vmap(function, in_axes=axes)(*once)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posx.encodings.alibi import Alibi
-from posx.encodings.base import HOOKS, Dims, Encoding, Features, Params, Tile
+from posx.encodings.base import HOOKS, Dims, Encoding, Features, Params, Relative, Tile
 from posx.encodings.chain import Chain
 from posx.encodings.deberta import Deberta
 from posx.encodings.learned import Learned
@@ -85,6 +85,6 @@ def build(spec: Spec, dims: Dims) -> Encoding:
 
 
 __all__ = [
-    "ENCODINGS", "HOOKS", "Chain", "Dims", "Encoding", "Features", "Params", "Tile",
+    "ENCODINGS", "HOOKS", "Chain", "Dims", "Encoding", "Features", "Params", "Relative", "Tile",
     "build", "encoding_class", "encoding_name",
 ]  # fmt: skip

@@ -4,9 +4,10 @@ An encoding is a value: a frozen dataclass of hyper-parameters with no arrays in
 of (params, vectors, positions, features). For one layer and one sequence, with i a query and j a key:
 
     q~_i = query(q_i, pos_i)     k~_j = key(k_j, pos_j)     v~_j = value(v_j, pos_j)
-    s_ij = temperature(pos_i) * <q~_i, k~_j> / sqrt(head_dim) + bias(pos_i, pos_j)
+    (a, b, c)_r = relative(r),  r = pos_i - pos_j    # vectors that depend only on distance
+    s_ij = temperature(pos_i) * (<q~_i, k~_j> + <q_i, a_r> + <k_j, b_r>) / sqrt(head_dim) + bias(pos_i, pos_j)
     s_ij = score(s, tile)_ij         # then what is not visible is masked; softmax -> w_ij
-    o_i  = output( sum_j w_ij v~_j + mix(w, pos)_i, pos_i )
+    o_i  = output( sum_j w_ij (v~_j + c_r) + mix(w, pos)_i, pos_i )
 
 Letters, project-wide: b batch, t token, q query slot, k key slot, h head, g key/value head, d head width,
 m model width, v vocabulary. Hooks see no batch axis.
@@ -27,7 +28,9 @@ Params = dict[str, Any]
 Features = dict[str, jax.Array]
 
 #: The places where an encoding can act, in the order of the formula. `curve` is the short way to write `bias`.
-HOOKS = ("embed", "features", "query", "key", "value", "temperature", "bias", "curve", "score", "mix", "output")
+HOOKS = (
+    "embed", "features", "query", "key", "value", "temperature", "relative", "bias", "curve", "score", "mix", "output",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +65,14 @@ class Tile(NamedTuple):
     q_pos: jax.Array  # [q]
     k_pos: jax.Array  # [k]
     visible: jax.Array  # bool [q, k], before the mask is applied
+
+
+class Relative(NamedTuple):
+    """Vectors for distances [n], each [n, h, d], or [n, 1, d] where heads share them, or None where there are none."""
+
+    query: Any = None  # meets q_i as projected
+    key: Any = None  # meets k_j as projected
+    value: Any = None  # is added to v~_j
 
 
 def as_float(x: Any) -> jax.Array:
@@ -157,6 +168,13 @@ class Encoding:
         """[h, q, k] in nats, free of content; follows from `curve` where that is given."""
         values = self.curve(params, distances(q_pos, k_pos).ravel())
         return None if values is None else values.reshape(-1, q_pos.shape[0], k_pos.shape[0])
+
+    def relative(self, params: Params, distance: jax.Array) -> Relative:
+        """Vectors that depend only on distance: signed distances i - j [n], of the positions' type, to `Relative`.
+
+        Executors tabulate them where positions are consecutive, so that no [q, k, d] array is needed.
+        """
+        return Relative()
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
         """Adds content-dependent terms to s [h, q, k]."""

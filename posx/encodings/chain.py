@@ -8,14 +8,14 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Features, Params, Tile
+from posx.encodings.base import Dims, Encoding, Features, Params, Relative, Tile
 from posx.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain(Encoding):
-    """The parts in order: token maps compose (outputs in reverse), temperatures multiply, biases and mixes add,
-    scores fold left. Parameters and features of part n are named "n.name".
+    """The parts in order: token maps compose (outputs in reverse), temperatures multiply, biases, mixes and
+    relative vectors add, scores fold left. Parameters and features of part n are named "n.name".
 
     In a chain, `score` sees raw q and k in `tile.q`, `tile.k` and the vectors mapped by all parts in `tile.mapped_q`.
     """
@@ -129,6 +129,10 @@ class Chain(Encoding):
 
     def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
         return _sum(part.bias(own, q_pos, k_pos) for part, own in self._each(params))
+
+    def relative(self, params: Params, distance: jax.Array) -> Relative:
+        parts = [part.relative(own, distance) for part, own in self._each(params)]
+        return Relative(*(_sum(vectors) for vectors in zip(*parts, strict=True)))
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
         for part, own, q_features, k_features in self._each(params, tile.q_features, tile.k_features):

@@ -7,7 +7,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Params, Tile, as_float, normal
+from posx.encodings.base import Dims, Encoding, Params, Relative, as_float, normal
 from posx.errors import ConfigError
 
 
@@ -83,19 +83,12 @@ class Deberta(Encoding):
     def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array:
         return jnp.full(q_pos.shape, (1 + len(self.terms)) ** -0.5, as_float(0).dtype)
 
-    def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
-        distance = tile.q_pos[:, None] - tile.k_pos[None, :]
-        scale = math.sqrt((1 + len(self.terms)) * tile.q.shape[-1])
-        if "c2p" in self.terms:
-            s = s + _gathered(tile.q, params["table"], params["w_k"], self.rows(distance), s.dtype) / scale
-        if "p2c" in self.terms:
-            rows = self.rows(distance if self.release_index else -distance)
-            s = s + _gathered(tile.k, params["table"], params["w_q"], rows.T, s.dtype).swapaxes(1, 2) / scale
-        return s
+    def relative(self, params: Params, distance: jax.Array) -> Relative:
+        def projected(name: str, rows: jax.Array) -> jax.Array:
+            return jnp.einsum("nm,mhd->nhd", params["table"], params[name])[rows]
 
-
-def _gathered(vectors: jax.Array, table: jax.Array, projection: jax.Array, rows: jax.Array, dtype) -> jax.Array:
-    """vectors [a, h, d] times the projected table's rows [a, n] -> [h, a, n]: products first, then one gather."""
-    projected = jnp.einsum("nm,mhd->nhd", table.astype(dtype), projection.astype(dtype))
-    per_row = jnp.einsum("ahd,nhd->han", vectors.astype(dtype), projected)
-    return jnp.take_along_axis(per_row, jnp.broadcast_to(rows[None], (per_row.shape[0], *rows.shape)), axis=-1)
+        back = distance if self.release_index else -distance
+        return Relative(
+            query=projected("w_k", self.rows(distance)) if "c2p" in self.terms else None,
+            key=projected("w_q", self.rows(back)) if "p2c" in self.terms else None,
+        )

@@ -1,13 +1,12 @@
 """Learned vectors for clipped distances, added to keys and to values."""
 
 import dataclasses
-import math
 from typing import Self
 
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Params, Tile, normal
+from posx.encodings.base import Dims, Encoding, Params, Relative, normal
 from posx.errors import ConfigError
 
 
@@ -42,19 +41,7 @@ class Shaw(Encoding):
         keys = {"keys": normal(keys_rng, shape, dims.head_dim**-0.5)}
         return keys | ({"values": normal(values_rng, shape, dims.head_dim**-0.5)} if self.values else {})
 
-    def _rows(self, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
-        k = self.max_distance
-        return jnp.clip(k_pos[None, :] - q_pos[:, None], -k, k) + k
-
-    def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
-        per_row = jnp.einsum("qhd,nd->hqn", tile.q.astype(s.dtype), params["keys"].astype(s.dtype))
-        index = jnp.broadcast_to(self._rows(tile.q_pos, tile.k_pos)[None], s.shape)
-        return s + jnp.take_along_axis(per_row, index, axis=-1) / math.sqrt(tile.q.shape[-1])
-
-    def mix(self, params: Params, w: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
-        if not self.values:
-            return None
-        # The weights of one row are summed per distance first, so no [q, k, d] array is needed.
-        rows = jax.nn.one_hot(self._rows(q_pos, k_pos), 2 * self.max_distance + 1, dtype=w.dtype)
-        per_row = jnp.einsum("hqk,qkn->qhn", w, rows)
-        return jnp.einsum("qhn,nd->qhd", per_row, params["values"].astype(w.dtype))
+    def relative(self, params: Params, distance: jax.Array) -> Relative:
+        rows = jnp.clip(-distance, -self.max_distance, self.max_distance) + self.max_distance
+        keys, values = (params[name][rows][:, None] if name in params else None for name in ("keys", "values"))
+        return Relative(query=keys, value=values)

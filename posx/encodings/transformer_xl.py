@@ -7,7 +7,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Features, Params, Tile, at_least_float32, normal
+from posx.encodings.base import Dims, Encoding, Features, Params, Relative, at_least_float32, normal
 from posx.encodings.rope import inverse_frequencies
 from posx.encodings.sinusoidal import sinusoid
 from posx.errors import ConfigError
@@ -59,32 +59,17 @@ class TransformerXL(Encoding):
         wide = at_least_float32(vectors)
         return (wide + params["u"].astype(wide.dtype)[None]).astype(vectors.dtype)
 
-    def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
-        q = tile.q.astype(s.dtype) + params["v"].astype(s.dtype)[None]
-        wave = jnp.einsum("qhd,mhd->hqm", q, params["w_r"].astype(s.dtype))
-        sines, cosines = jnp.split(wave, 2, axis=-1)
-        relative = self._clamped if self.clamp_len else self._unclamped
-        return s + relative(sines, cosines, tile) / math.sqrt(tile.q.shape[-1])
+    def _waves(self, params: Params, distance: jax.Array) -> jax.Array:
+        """W_R R_r [n, h, d] for signed distances [n]."""
+        if self.clamp_len:
+            distance = jnp.clip(distance, -self.clamp_len, self.clamp_len)
+        frequencies = inverse_frequencies(self.base, params["w_r"].shape[0])
+        waves = jnp.concatenate(sinusoid(distance, frequencies), axis=-1)
+        return jnp.einsum("nm,mhd->nhd", waves, params["w_r"].astype(waves.dtype))
 
-    def _unclamped(self, sines: jax.Array, cosines: jax.Array, tile: Tile) -> jax.Array:
-        """sum_c sines_c sin((i-j) w_c) + cosines_c cos((i-j) w_c), split over i and j by the addition theorems.
+    def relative(self, params: Params, distance: jax.Array) -> Relative:
+        return Relative(query=self._waves(params, distance))
 
-        Exact for any positions, and a plain product of [q, m] and [k, m] with no table of distances.
-        """
-        frequencies = inverse_frequencies(self.base, 2 * sines.shape[-1])
-        origin = tile.q_pos[0]  # only differences matter; small angles stay exact far from zero
-        sin_i, cos_i = (x.astype(sines.dtype) for x in sinusoid(tile.q_pos - origin, frequencies))
-        sin_j, cos_j = (x.astype(sines.dtype) for x in sinusoid(tile.k_pos - origin, frequencies))
-        sin_i, cos_i = sin_i[None], cos_i[None]
-        left = jnp.concatenate([cosines * sin_i - sines * cos_i, sines * sin_i + cosines * cos_i], axis=-1)
-        return jnp.einsum("hqm,km->hqk", left, jnp.concatenate([sin_j, cos_j], axis=-1))
-
-    def _clamped(self, sines: jax.Array, cosines: jax.Array, tile: Tile) -> jax.Array:
-        frequencies = inverse_frequencies(self.base, 2 * sines.shape[-1])
-        # At most 2 clamp_len + 1 whole distances remain, so they are tabulated and read.
-        sin_r, cos_r = sinusoid(jnp.arange(-self.clamp_len, self.clamp_len + 1), frequencies)
-        per_row = jnp.einsum("hqm,nm->hqn", sines, sin_r.astype(sines.dtype))
-        per_row += jnp.einsum("hqm,nm->hqn", cosines, cos_r.astype(sines.dtype))
-        distance = tile.q_pos[:, None] - tile.k_pos[None, :]
-        rows = jnp.clip(distance, -self.clamp_len, self.clamp_len).astype(jnp.int32) + self.clamp_len
-        return jnp.take_along_axis(per_row, jnp.broadcast_to(rows[None], (per_row.shape[0], *rows.shape)), axis=-1)
+    def curve(self, params: Params, distance: jax.Array) -> jax.Array:
+        waves = self._waves(params, distance)
+        return jnp.einsum("hd,nhd->hn", params["v"].astype(waves.dtype), waves) / math.sqrt(waves.shape[-1])

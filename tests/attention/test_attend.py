@@ -28,8 +28,8 @@ ways = pytest.mark.parametrize("name", ENCODINGS)
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    def run(*args):
-        return blockwise(*args, query_block=4, key_block=5)
+    def run(*args, **known):
+        return blockwise(*args, **known, query_block=4, key_block=5)
 
     monkeypatch.setitem(attention.EXECUTORS, "small_tiles", run)
 
@@ -109,8 +109,8 @@ def test_positions_and_orders_may_differ_between_sequences():
 
 @pytest.mark.parametrize("blocks", [(1, 1), (3, 11), (256, 512)])
 def test_any_tiling_gives_the_same_gradients(blocks, monkeypatch):
-    def run(*args):
-        return blockwise(*args, query_block=blocks[0], key_block=blocks[1])
+    def run(*args, **known):
+        return blockwise(*args, **known, query_block=blocks[0], key_block=blocks[1])
 
     monkeypatch.setitem(attention.EXECUTORS, "tiles", run)
 
@@ -127,8 +127,8 @@ def test_any_tiling_gives_the_same_gradients(blocks, monkeypatch):
 def test_bfloat16_gradients_are_summed_over_tiles_in_float32(monkeypatch):
     """Value j is seen by every query i >= j with weight 1 / (i + 1); a sum over them in bfloat16 would stall early."""
 
-    def run(*args):
-        return blockwise(*args, query_block=1, key_block=64)
+    def run(*args, **known):
+        return blockwise(*args, **known, query_block=1, key_block=64)
 
     monkeypatch.setitem(attention.EXECUTORS, "single_queries", run)
     length, ones = 512, jnp.ones((1, 512, 1, D), jnp.bfloat16)
@@ -146,11 +146,43 @@ def test_bfloat16_gradients_are_summed_over_tiles_in_float32(monkeypatch):
     assert_allclose(np.float64(value_grad(ones)[0, :, 0, 0]), wanted, rtol=2.0**-7)
 
 
-def test_auto_takes_dense_while_scores_are_few():
-    assert attention.choose_executor("auto", 1024, 1024) == "dense"
-    assert attention.choose_executor("auto", 1025, 1024) == "blockwise"
-    assert attention.choose_executor("auto", 1, 10**6) == "dense"
-    assert attention.choose_executor("dense", 10**6, 10**6) == "dense"
+def test_auto_takes_tiles_in_order_and_dense_while_other_scores_are_few():
+    def choose(executor, num_queries, num_keys, in_order):
+        return attention.choose_executor(executor, Shaw(3), posx.causal(), num_queries, num_keys, in_order)
+
+    assert choose("auto", 8, 8, in_order=True) == "blockwise"
+    assert choose("auto", 1024, 1024, in_order=False) == "dense"
+    assert choose("auto", 1025, 1024, in_order=False) == "blockwise"
+    assert choose("auto", 1, 10**6, in_order=False) == "dense"
+    assert choose("dense", 10**6, 10**6, in_order=True) == "dense"
+
+
+@pytest.mark.parametrize("mask", [posx.causal(), posx.window(3), posx.full()], ids=str)
+def test_the_fused_kernel_agrees_in_values_and_gradients(mask):
+    for spec in ("nope", "rope", "alibi", "t5", "tupe", ["rope", "alibi"], {"name": "t5", "scaled": False}):
+        encoding = posx.build(spec, posx.Dims(model_dim=24, num_heads=H, head_dim=D, num_layers=1, train_len=T))
+        params = encoding.init(jax.random.key(0), posx.Dims(24, H, D, 1, T))
+        k, v = K[:, :, :2], V[:, :, :2]
+
+        def run(executor, encoding=encoding, params=params, k=k, v=v):
+            def loss(params, q, k, v):
+                o = posx.attend(encoding, params, q, k, v, q_pos=POS, k_pos=POS, mask=mask, executor=executor)
+                return (o * jnp.arange(1.0, D + 1)[None, None, None]).sum(), o
+
+            return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(params, Q, k, v)
+
+        jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-4), run("fused"), run("dense"))
+
+
+def test_the_fused_kernel_says_what_it_cannot_serve():
+    for name, where, why in (
+        ("shaw", {}, "Shaw acts on relative"),
+        ("rope", {"q_segment": POS, "k_segment": POS}, "whole sequences in order only"),
+        ("rope", {"mask": posx.window(3, sinks=1)}, "no sinks"),
+    ):
+        with pytest.raises(ValueError, match=f"executor 'fused' cannot serve this call: .*{why}"):
+            where = {"q_pos": POS, "k_pos": POS} | where
+            posx.attend(ENCODINGS[name], PARAMS[name], Q, K, V, executor="fused", **where)
 
 
 def test_large_logits_do_not_overflow():
@@ -180,7 +212,7 @@ def test_the_others_take_positions_between_tokens():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"executor": "fast"}, r"executor 'fast' is unknown; allowed: dense, blockwise"),
+        ({"executor": "fast"}, r"executor 'fast' is unknown; allowed: dense, blockwise, fused"),
         ({"q": Q[0]}, r"q \(11, 4, 6\), k .* must be \[b, q, h, d\]"),
         ({"v": V[:, :5]}, r"must be \[b, q, h, d\], \[b, k, g, d\], \[b, k, g, d\]"),
         ({"k": K[:1], "v": V[:1]}, r"must be \[b, q, h, d\]"),

@@ -88,8 +88,8 @@ def wanted(encoding, params, b):
     return o
 
 
-def in_tiles(*args):
-    return blockwise(*args, query_block=4, key_block=5)
+def in_tiles(*args, **known):
+    return blockwise(*args, **known, query_block=4, key_block=5)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,119 @@
+"""Terms by distance: what `curve` and `relative` add to a tile, without an array [q, k, d].
+
+Where positions are consecutive, a tile of a queries and n keys meets only a + n - 1 distances: their vectors form a
+strip, one product gives every query against every distance, and `skew` shifts row i by i places. Anywhere else the
+distances of a tile are tabulated over their range if that is no longer than the strip would be, and else taken query by
+query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+#: Signed distances i - j [n] to vectors [n, h, d] or [n, 1, d].
+Rows = Callable[[jax.Array], jax.Array]
+
+
+def skew(x: jax.Array) -> jax.Array:
+    """x [..., a, a + n] over distances a-1, a-2, ... -> [..., a, n]: entry (i, j) is x[i, j - i + a - 1].
+
+    The last column is never read. A slice of the flattened rows, so that its transpose is padding, not a scatter.
+    """
+    *batch, a, width = x.shape
+    flat = x.reshape(*batch, a * width)[..., a - 1 : a - 1 + a * (width - 1)]
+    return flat.reshape(*batch, a, width - 1)[..., : width - a]
+
+
+def unskew(w: jax.Array) -> jax.Array:
+    """The transpose of `skew`: w [..., a, n] -> [..., a, a + n], zero outside."""
+    *batch, a, n = w.shape
+    width = a + n
+    rows = jnp.pad(w, [(0, 0)] * (len(batch) + 1) + [(0, width - 1 - n)]).reshape(*batch, a * (width - 1))
+    return jnp.pad(rows, [(0, 0)] * len(batch) + [(a - 1, 1)]).reshape(*batch, a, width)
+
+
+@jax.custom_vjp
+def _toeplitz(strip: jax.Array, like: jax.Array) -> jax.Array:
+    a, n = like.shape
+    index = jnp.arange(n)[None, :] - jnp.arange(a)[:, None] + a - 1
+    return jnp.take(strip, index, axis=-1, mode="clip")
+
+
+def toeplitz(strip: jax.Array, a: int, n: int) -> jax.Array:
+    """strip [h, a + n] over distances a-1, a-2, ... -> [h, a, n]; its gradient is sums over diagonals."""
+    return _toeplitz(strip, jnp.zeros((a, n), bool))
+
+
+_toeplitz.defvjp(lambda strip, like: (_toeplitz(strip, like), None), lambda _, grad: (unskew(grad).sum(axis=-2), None))
+
+
+def strip_products(vectors: jax.Array, strip: jax.Array) -> jax.Array:
+    """<vectors_i, strip_c>: vectors [b, h, t, d], strip [h, w, d] or [1, w, d] -> [b, h, t, w]."""
+    if strip.shape[0] == 1:
+        return jnp.einsum("bhtd,wd->bhtw", vectors, strip[0])
+    strip = jnp.broadcast_to(strip[None], (vectors.shape[0], *strip.shape))
+    return jnp.einsum("bhtd,bhwd->bhtw", vectors, strip)
+
+
+def strip_sums(weights: jax.Array, strip: jax.Array) -> jax.Array:
+    """sum_c weights_ic strip_c: weights [b, h, t, w], strip [h, w, d] or [1, w, d] -> [b, h, t, d]."""
+    if strip.shape[0] == 1:
+        return jnp.einsum("bhtw,wd->bhtd", weights, strip[0])
+    strip = jnp.broadcast_to(strip[None], (weights.shape[0], *strip.shape))
+    return jnp.einsum("bhtw,bhwd->bhtd", weights, strip)
+
+
+def mirrored(strip: jax.Array) -> jax.Array:
+    """The strip [h, w, d] of the same pairs seen from the keys: reversed, its unread row still last."""
+    return jnp.concatenate([jnp.flip(strip[:, :-1], axis=1), strip[:, -1:]], axis=1)
+
+
+def pair_products(vectors: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+    """<vectors_i, rows(pos_i - pos_j)> [b, h, q, k] at any positions: vectors [b, h, q, d], pos [b or 1, t]."""
+
+    def by_query(vectors: jax.Array) -> jax.Array:
+        def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
+            vector, pos = query
+            found = _broadcast_rows(jax.vmap(rows)(pos[:, None] - k_pos), vector.shape)
+            return jnp.einsum("bhd,bhkd->bhk", vector, found)
+
+        return _map_queries(one, (jnp.moveaxis(vectors, 2, 0), q_pos.T))
+
+    def by_range(vectors: jax.Array) -> jax.Array:
+        found = _broadcast_rows(jax.vmap(rows)(lowest[:, None] + jnp.arange(length)[None, :]), vectors.shape)
+        index = q_pos[:, None, :, None] - k_pos[:, None, None, :] - lowest[:, None, None, None]
+        products = jnp.einsum("bhqd,bhnd->bhqn", vectors, found)
+        return jnp.take_along_axis(products, jnp.broadcast_to(index, (*vectors.shape[:3], index.shape[3])), axis=3)
+
+    length = q_pos.shape[1] + k_pos.shape[1]
+    if vectors.shape[2] == 1 or not jnp.issubdtype(q_pos.dtype, jnp.integer):
+        return by_query(vectors)
+    lowest = q_pos.min(axis=1) - k_pos.max(axis=1)
+    fits = (q_pos.max(axis=1) - k_pos.min(axis=1) - lowest < length).all()
+    return jax.lax.cond(fits, by_range, by_query, vectors)
+
+
+def pair_sums(weights: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+    """sum_j weights_ij rows(pos_i - pos_j) [b, h, q, d] at any positions: weights [b, h, q, k], pos [b or 1, t]."""
+
+    def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
+        weight, pos = query
+        found = _broadcast_rows(jax.vmap(rows)(pos[:, None] - k_pos), weight.shape)
+        return jnp.einsum("bhk,bhkd->bhd", weight, found)
+
+    return _map_queries(one, (jnp.moveaxis(weights, 2, 0), q_pos.T))
+
+
+def _broadcast_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """rows [b or 1, n, h or 1, d] as [b, h, n, d]."""
+    return jnp.broadcast_to(rows.swapaxes(1, 2), (*shape[:2], rows.shape[1], rows.shape[3]))
+
+
+def _map_queries(one: Callable, queries: tuple[jax.Array, ...]) -> jax.Array:
+    """one() of each query, stacked as axis 2."""
+    if queries[0].shape[0] == 1:
+        return one(jax.tree.map(lambda x: x[0], queries))[:, :, None]
+    return jnp.moveaxis(jax.lax.map(one, queries), 0, 2)
