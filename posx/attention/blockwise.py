@@ -129,7 +129,7 @@ def _reads_params(encoding: Encoding, strips: Strips | None) -> bool:
 def _blocks(tokens: Tokens, slots: Slots, block: int) -> tuple[Tokens, Slots]:
     """Every array cut into blocks along its token axis, blocks in front: [n, ..., block, ...].
 
-    What fills the last block is an empty slot (idx -1); it repeats the last position, for which the encoding is defined.
+    What fills the last block is an empty slot (idx -1) that repeats the last position, for which encodings are defined.
     """
     padding = -slots.idx.shape[1] % block
 

@@ -8,6 +8,7 @@ query.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -35,6 +36,36 @@ def unskew(w: jax.Array) -> jax.Array:
     return jnp.pad(rows, [(0, 0)] * len(batch) + [(a - 1, 1)]).reshape(*batch, a, width)
 
 
+def sum_rows(x: jax.Array) -> jax.Array:
+    """Sum over the second last axis, [..., a, n] -> [..., n], as a product: XLA's CPU backend takes sums over any axis
+    but the last twenty times slower."""
+    return jnp.einsum("...an,a->...n", x, jnp.ones(x.shape[-2], x.dtype))
+
+
+def sum_sequences(x: jax.Array) -> jax.Array:
+    """Sum over the first axis, [b, ...] -> [1, ...]."""
+    return sum_rows(x.reshape(x.shape[0], -1)).reshape(1, *x.shape[1:])
+
+
+@jax.custom_vjp
+def plus_shared(s: jax.Array, term: jax.Array) -> jax.Array:
+    """s [b, h, q, k] plus a term that all sequences share, [1, h, q, k]."""
+    return s + term
+
+
+plus_shared.defvjp(lambda s, term: (s + term, None), lambda _, grad: (grad, sum_sequences(grad)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _for_each(strip: jax.Array, num_sequences: int) -> jax.Array:
+    return jnp.broadcast_to(strip[None], (num_sequences, *strip.shape))
+
+
+_for_each.defvjp(
+    lambda strip, num_sequences: (_for_each(strip, num_sequences), None), lambda n, _, grad: (sum_sequences(grad)[0],)
+)
+
+
 @jax.custom_vjp
 def _toeplitz(strip: jax.Array, like: jax.Array) -> jax.Array:
     a, n = like.shape
@@ -44,26 +75,25 @@ def _toeplitz(strip: jax.Array, like: jax.Array) -> jax.Array:
 
 def toeplitz(strip: jax.Array, a: int, n: int) -> jax.Array:
     """strip [h, a + n] over distances a-1, a-2, ... -> [h, a, n]; its gradient is sums over diagonals."""
-    return _toeplitz(strip, jnp.zeros((a, n), bool))
+    # Behind the barrier it is formed once, not again for every sequence.
+    return jax.lax.optimization_barrier(_toeplitz(strip, jnp.zeros((a, n), bool)))
 
 
-_toeplitz.defvjp(lambda strip, like: (_toeplitz(strip, like), None), lambda _, grad: (unskew(grad).sum(axis=-2), None))
+_toeplitz.defvjp(lambda strip, like: (_toeplitz(strip, like), None), lambda _, grad: (sum_rows(unskew(grad)), None))
 
 
 def strip_products(vectors: jax.Array, strip: jax.Array) -> jax.Array:
     """<vectors_i, strip_c>: vectors [b, h, t, d], strip [h, w, d] or [1, w, d] -> [b, h, t, w]."""
     if strip.shape[0] == 1:
         return jnp.einsum("bhtd,wd->bhtw", vectors, strip[0])
-    strip = jnp.broadcast_to(strip[None], (vectors.shape[0], *strip.shape))
-    return jnp.einsum("bhtd,bhwd->bhtw", vectors, strip)
+    return jnp.einsum("bhtd,bhwd->bhtw", vectors, _for_each(strip, vectors.shape[0]))
 
 
 def strip_sums(weights: jax.Array, strip: jax.Array) -> jax.Array:
     """sum_c weights_ic strip_c: weights [b, h, t, w], strip [h, w, d] or [1, w, d] -> [b, h, t, d]."""
     if strip.shape[0] == 1:
         return jnp.einsum("bhtw,wd->bhtd", weights, strip[0])
-    strip = jnp.broadcast_to(strip[None], (weights.shape[0], *strip.shape))
-    return jnp.einsum("bhtw,bhwd->bhtd", weights, strip)
+    return jnp.einsum("bhtw,bhwd->bhtd", weights, _for_each(strip, weights.shape[0]))
 
 
 def mirrored(strip: jax.Array) -> jax.Array:

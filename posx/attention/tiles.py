@@ -88,7 +88,9 @@ def adjusted(
     for term in terms:
         if term.shape[1] not in (1, s.shape[1]):
             raise ValueError(f"{encoding} gives a bias for {term.shape[1]} heads, but there are {s.shape[1]}")
-        s = s + term.astype(s.dtype)
+        term = term.astype(s.dtype)
+        shared = term.shape[0] == 1 and term.shape[1:] == s.shape[1:]
+        s = relative.plus_shared(s, term) if shared else s + term
     return _content_scores(encoding, params, s, q, k, q_slots, k_slots, visible) if encoding.acts_on("score") else s
 
 
