@@ -113,7 +113,8 @@ def pair_products(vectors: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.A
         return _map_queries(one, (jnp.moveaxis(vectors, 2, 0), q_pos.T))
 
     def by_range(vectors: jax.Array) -> jax.Array:
-        found = _broadcast_rows(jax.vmap(rows)(lowest[:, None] + jnp.arange(length)[None, :]), vectors.shape)
+        distances = lowest[:, None] + jnp.arange(length, dtype=lowest.dtype)[None, :]
+        found = _broadcast_rows(jax.vmap(rows)(distances), vectors.shape)
         index = q_pos[:, None, :, None] - k_pos[:, None, None, :] - lowest[:, None, None, None]
         products = jnp.einsum("bhqd,bhnd->bhqn", vectors, found)
         return jnp.take_along_axis(products, jnp.broadcast_to(index, (*vectors.shape[:3], index.shape[3])), axis=3)

@@ -14,8 +14,8 @@ from posx.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Chain(Encoding):
-    """The parts in order: token maps compose (outputs in reverse), temperatures multiply, biases, mixes and
-    relative vectors add, scores fold left. Parameters and features of part n are named "n.name".
+    """The parts in order: token maps compose (outputs in reverse), temperatures multiply (and act on all products),
+    biases, mixes and relative vectors add, scores fold left. Parameters and features of part n are named "n.name".
 
     In a chain, `score` sees raw q and k in `tile.q`, `tile.k` and the vectors mapped by all parts in `tile.mapped_q`.
     """

@@ -43,5 +43,5 @@ class Shaw(Encoding):
 
     def relative(self, params: Params, distance: jax.Array) -> Relative:
         rows = jnp.clip(-distance, -self.max_distance, self.max_distance) + self.max_distance
-        keys, values = (params[name][rows][:, None] if name in params else None for name in ("keys", "values"))
-        return Relative(query=keys, value=values)
+        keys, values = params["keys"][rows], params["values"][rows] if self.values else None
+        return Relative(query=keys[:, None], value=None if values is None else values[:, None])

@@ -52,6 +52,9 @@ CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS) for case, spec in SPE
 #: An executor of its own, so that tiles divide neither number of tokens: four query blocks, three key blocks.
 SMALL_TILES = "small_tiles"
 small_tiles = functools.partial(blockwise, query_block=4, key_block=5)
+#: Key blocks of whole query blocks, as the default has them: tiles off the diagonal need no mask.
+EVEN_TILES = "even_tiles"
+even_tiles = functools.partial(blockwise, query_block=2, key_block=4)
 
 
 def params_of(encoding: Encoding, dtype=np.float32, seed: int = 0) -> dict[str, np.ndarray]:

@@ -2,15 +2,15 @@ import jax
 import pytest
 
 from posx.attention import EXECUTORS
-from tests.encodings.cases import SMALL_TILES, small_tiles
+from tests.encodings.cases import EVEN_TILES, SMALL_TILES, even_tiles, small_tiles
 
 
 @pytest.fixture(scope="session", autouse=True)
-def small_tiles_executor():
-    """`executor="small_tiles"`: blockwise with tiles smaller than the tests' sequences."""
-    EXECUTORS[SMALL_TILES] = small_tiles
+def executors_with_small_tiles():
+    """`executor="small_tiles"` and "even_tiles": blockwise with tiles smaller than the tests' sequences."""
+    EXECUTORS[SMALL_TILES], EXECUTORS[EVEN_TILES] = small_tiles, even_tiles
     yield
-    del EXECUTORS[SMALL_TILES]
+    del EXECUTORS[SMALL_TILES], EXECUTORS[EVEN_TILES]
 
 
 @pytest.fixture(scope="module", autouse=True)

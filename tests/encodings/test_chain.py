@@ -139,11 +139,11 @@ def test_embeddings_and_logit_terms_chain_in_any_order():
 
 
 def test_content_terms_add():
-    """Scores fold left, so two content terms over the same products add, each with its own scale."""
+    """Relative vectors add, and DeBERTa's temperature acts on all products with queries and keys."""
     deberta, shaw = Deberta(5, ("c2p",)), Shaw(3, values=False)
     p_deberta, p_shaw = params_of(deberta), params_of(shaw)
     chain = Chain((deberta, shaw))
     params = {f"0.{n}": a for n, a in p_deberta.items()} | {f"1.{n}": a for n, a in p_shaw.items()}
     logits = [np.log(attention_weights(e, p, Q, K, POS)) for e, p in ((deberta, p_deberta), (shaw, p_shaw))]
-    wanted = softmax(logits[0] + logits[1] - plain_logits(Q, K))
+    wanted = softmax(logits[0] + 2**-0.5 * (logits[1] - plain_logits(Q, K)))
     assert_allclose(attention_weights(chain, params, Q, K, POS), wanted, atol=1e-4)

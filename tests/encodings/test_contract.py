@@ -14,6 +14,7 @@ from posx.encodings import encoding_name
 from tests.encodings.cases import (
     CASES,
     DIMS,
+    EVEN_TILES,
     FAMILIES,
     LARGEST,
     LENGTH,
@@ -97,6 +98,35 @@ def test_gradients_agree_between_executors_and_with_finite_differences(case):
     padding = FAMILIES.index("left padded"), slice(0, 4)
     assert_array_equal(dense[1][2][padding], 0)
     assert_array_equal(tiles[1][2][padding], 0)
+
+
+@functools.partial(jax.jit, static_argnames=("encoding", "executor", "mask"))
+def in_order(encoding, params, q, k, v, cotangent, *, executor, mask):
+    """Outputs and gradients where positions are known to count up: tables of distances, read as strips."""
+    pos = np.arange(6, 6 + LENGTH, dtype=np.int32)
+
+    def loss(params, q, k, v):
+        o = posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, mask=mask, executor=executor)
+        return jnp.sum(o * cotangent), o
+
+    return jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(params, q, k, v)
+
+
+@pytest.mark.parametrize("case", [c for c, e in CASES.items() if e.acts_on("curve") or e.acts_on("relative")])
+def test_strips_of_distances_give_the_same_as_every_distance_by_itself(case):
+    encoding, (params, weights, x), (pos, _, _) = inputs(case, np.float64)
+    rng = np.random.default_rng(5)
+    cotangent = rng.standard_normal((2, LENGTH, DIMS.num_heads, DIMS.head_dim))
+    with jax.enable_x64(True):
+        q, k, v = (a[:2] for a in jit_project(encoding, params, weights, x, pos))
+        for mask in (
+            (posx.causal(), posx.full()) if case in ("shaw", "deberta", "t5-bidirectional") else (posx.causal(),)
+        ):
+            dense, tiles = (
+                in_order(encoding, params, q, k, v, cotangent, executor=executor, mask=mask)
+                for executor in ("dense", EVEN_TILES)
+            )
+            jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-10, atol=1e-10), tiles, dense)
 
 
 @functools.partial(jax.jit, static_argnames=("encoding", "executor", "keys_mapped"))

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.encodings import T5, Alibi, Deberta, Rope, Shaw, Sinusoidal, Tile, TransformerXL
+from posx.encodings import T5, Alibi, Deberta, Rope, Shaw, Sinusoidal, TransformerXL
 from tests.encodings.probes import attention_weights, plain_logits, softmax
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -106,8 +106,9 @@ def test_deberta_v2_log_buckets(golden):
     encoding = Deberta(max_distance=64, log_buckets=8, release_index=True)
     params = {"table": jnp.asarray(arrays["table_v2"])} | {n: jnp.asarray(arrays[n]) for n in ("w_k", "w_q")}
     q, k, pos = jnp.asarray(arrays["q_v2"]), jnp.asarray(arrays["k_v2"]), jnp.arange(40)
-    tile = Tile(q, k, q, k, {}, {}, pos, pos, jnp.ones((40, 40), bool))
-    bias = encoding.score(params, jnp.zeros((2, 40, 40)), tile)
+    vectors = encoding.relative(params, (pos[:, None] - pos[None, :]).ravel())
+    a, b = (x.reshape(40, 40, *x.shape[1:]) for x in (vectors.query, vectors.key))
+    bias = (jnp.einsum("qhd,qkhd->hqk", q, a) + jnp.einsum("khd,qkhd->hqk", k, b)) / (3 * q.shape[-1]) ** 0.5
     assert_allclose(bias, arrays["bias_v2"], rtol=0, atol=1e-5)
     rows = Deberta(max_distance=512, log_buckets=256).rows(jnp.arange(-511, 512))
     assert_array_equal(rows - 256, arrays["log_buckets"])
