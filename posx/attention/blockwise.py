@@ -55,13 +55,14 @@ class Tables(NamedTuple):
     strips: Strips | None
 
 
-def block_sizes(num_queries: int, num_keys: int, rows: int) -> tuple[int, int]:
+def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool) -> tuple[int, int]:
     """Tokens in a tile for `rows` = b * h score matrices: about 4 MB of scores a tile ran fastest on a CPU.
 
+    `by_strips`: products with strips cost (query_block + key_block) / key_block of those with keys, so tiles are wide.
     Blocks divide the lengths evenly, so that little is filled up; in self-attention a key block is a whole number of
     query blocks, so that only the last tile of a row lies on the diagonal.
     """
-    size, ratio = (128, 1) if rows >= 32 else (256, 2)
+    size, ratio = (256, 2) if rows < 32 else (64, 2) if by_strips else (128, 1)
     query_block = _even(num_queries, size)
     if num_queries != num_keys:
         return query_block, _even(num_keys, size * ratio)
@@ -95,7 +96,7 @@ def blockwise(
     """
     b, h, num_queries, _ = q.mapped.shape
     num_keys = k.mapped.shape[2]
-    sizes = block_sizes(num_queries, num_keys, b * h)
+    sizes = block_sizes(num_queries, num_keys, b * h, encoding.acts_on("relative"))
     query_block, key_block = query_block or sizes[0], key_block or sizes[1]
     if encoding.tiling == "rows":
         key_block = num_keys
