@@ -17,6 +17,7 @@ def test_attention_over_heads_and_training_over_the_batch():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_on_eight_devices_is_that_on_one(tmp_path):
     tiny.write_config(tmp_path)
     words = ["train", f"--config={tmp_path / 'tiny.py'}:t5", "--config.train.batch_size=8"]

@@ -31,7 +31,7 @@ def skew(x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def unskew(w: jax.Array) -> jax.Array:
-    """The transpose of `skew`: w [..., a, n] -> [..., a, a + n], zero outside. A gather: pads took three times as long."""
+    """Transpose of `skew`: w [..., a, n] -> [..., a, a + n], zero outside. A gather; padding took thrice as long."""
     a, n = w.shape[-2:]
     column = np.arange(a + n)[None, :] - (a - 1) + np.arange(a)[:, None]
     index = jnp.asarray(np.clip(column, 0, n - 1), jnp.int32)

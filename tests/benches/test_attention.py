@@ -12,6 +12,7 @@ from tests.benches.tables import cells, middle
 SIZES = "--heads=2 --head_dim=8 --train_len=16 --rounds=1 --turn_seconds=0.001 --check_length=24".split()
 
 
+@pytest.mark.slow
 def test_table_and_stored_numbers_agree(bench, tmp_path, capsys):
     words = ["attention", "--encodings=sinusoidal,shaw", "--lengths=16,32", "--dense_limit=16", *SIZES]
     who = "--contestants=posx-dense,jax.nn"
