@@ -14,7 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.attention import EXECUTORS
+from posx.attention import EXECUTORS, causal, refusal
 from posx.data.corpus import DataConfig, check_config
 from posx.encodings import ENCODINGS, encoding_class
 from posx.errors import ConfigError, nearest
@@ -94,13 +94,22 @@ class RunConfig:
     def problems(self) -> list[str]:
         """All that is wrong, one line each: path, value, what is allowed."""
         found = self.model.problems() + _train_problems(self.train) + _eval_problems(self.eval, self.train.length)
-        checks = [lambda: check_config(self.data)] + ([] if found else [lambda: self.make_model(vocab_size=257)])
+        checks = [lambda: check_config(self.data)] + ([] if found else [self._check_model])
         for check in checks:
             try:
                 check()
             except ConfigError as error:
                 found.append(str(error))
         return found
+
+    def _check_model(self) -> None:
+        model = self.make_model(vocab_size=257)
+        for section, executor in (("train", self.train.executor), ("eval", self.eval.executor)):
+            for encoding in model.distinct if executor == "fused" else ():
+                if why := refusal(encoding, causal(), in_order=True, segments=False):
+                    raise ConfigError(
+                        f"{section}.executor='fused' cannot serve {encoding}: {why}; use blockwise or auto"
+                    )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values only, tuples as lists: what `config.json` holds."""

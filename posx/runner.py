@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from posx.attention import causal, choose_executor
 from posx.config import RunConfig
 from posx.data import ByteTokenizer, check_length, load_tokenizer, prepare
+from posx.encodings import Encoding
 from posx.errors import OutOfMemoryError, PartialFailure, WorkdirError
 from posx.evaluation.run import check_stream, evaluate_run
 from posx.model import Model
@@ -35,7 +38,11 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     with folder.held():
         folder.check_config(run)
         _write_environment(folder, environment(dataset))
-        facts = {"encodings": [repr(e) for e in model.encodings], "num_params": count(model)}
+        facts = {
+            "encodings": [repr(e) for e in model.encodings],
+            "num_params": count(model),
+            "executors": [executor_of(run, e) for e in model.encodings],
+        }
         folder.write_config(run, facts)
         dataset.tokenizer.save(folder.tokenizer_file)
         state = train(run, model, dataset, folder)
@@ -46,6 +53,14 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
         done = {"digest": run.digest(), "data_digest": dataset.digest, "step": run.train.steps, "rows": len(rows)}
         write_json(folder.done_file, done)
         (folder.path / "status.json").unlink(missing_ok=True)
+
+
+def executor_of(run: RunConfig, encoding: Encoding) -> str:
+    """The attention executor that trains `encoding`, also where the config says "auto"."""
+    length = run.train.length
+    return choose_executor(
+        run.train.executor, encoding, causal(), length, length, in_order=True, dtype=jnp.dtype(run.model.dtype)
+    )
 
 
 def describe(run: RunConfig) -> str:

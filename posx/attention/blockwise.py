@@ -12,7 +12,6 @@ once and read as strips. Otherwise every tile is masked, and one with no visible
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,57 +19,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention.masks import Mask
-from posx.attention.tiles import (
-    INVISIBLE,
-    Slots,
-    Strips,
-    Tokens,
-    adjusted,
-    products,
-    value_terms,
-    visible_pairs,
-    weighted,
+from posx.attention.tiles import INVISIBLE, Slots, Tokens, adjusted, products, value_terms, visible_pairs, weighted
+from posx.attention.tiling import (
+    Plan,
+    Tables,
+    block_at,
+    block_sizes,
+    count_blocks,
+    cut_into_blocks,
+    first_row,
+    joined,
+    reads_params,
+    strip_of,
+    tabulate,
+    walk,
 )  # fmt: skip
-from posx.encodings.base import Encoding, Params, Relative, as_float, wide_dtype
+from posx.encodings.base import Encoding, Params, wide_dtype
 
 #: Where a row's running maximum starts: above INVISIBLE, so that the weight of an invisible pair is exactly 0.
 LOWEST = INVISIBLE / 10
-
-
-class Plan(NamedTuple):
-    """What is known before tracing."""
-
-    encoding: Encoding
-    mask: Mask
-    in_order: bool
-    query_blocks: int
-    #: Whether there are parameters, so that gradients of the strips are wanted.
-    learned: bool
-
-
-class Tables(NamedTuple):
-    """What all tiles share: params, empty where no hook reads them in a tile, and the strips of all distances."""
-
-    params: Params
-    strips: Strips | None
-
-
-def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool) -> tuple[int, int]:
-    """Tokens in a tile for `rows` = b * h score matrices: about 4 MB of scores a tile ran fastest on a CPU.
-
-    `by_strips`: products with strips cost (query_block + key_block) / key_block of those with keys, so tiles are wide.
-    Blocks divide the lengths evenly, so that little is filled up; in self-attention a key block is a whole number of
-    query blocks, so that only the last tile of a row lies on the diagonal.
-    """
-    size, ratio = (256, 2) if rows < 32 else (64, 2) if by_strips else (128, 1)
-    query_block = _even(num_queries, size)
-    if num_queries != num_keys:
-        return query_block, _even(num_keys, size * ratio)
-    return query_block, query_block * min(ratio, -(-num_keys // query_block))
-
-
-def _even(num_tokens: int, block: int) -> int:
-    return -(-num_tokens // -(-num_tokens // block))
 
 
 def blockwise(
@@ -101,91 +68,18 @@ def blockwise(
     if encoding.tiling == "rows":
         key_block = num_keys
     in_order = in_order and (key_block % query_block == 0 or key_block >= num_keys)
-    query_blocks, strips = _count(num_queries, query_block), None
+    query_blocks, strips = count_blocks(num_queries, query_block), None
     if in_order and offset is not None and (encoding.acts_on("curve") or encoding.acts_on("relative")):
         farthest = offset + query_blocks * query_block - 1
         # Under a causal mask the last tile of a row reaches at most one key block beyond the diagonal.
-        ahead = key_block if mask.causal else _count(num_keys, key_block) * key_block
-        strips = _tabulate(encoding, params, np.arange(farthest, offset - ahead - 1, -1, dtype=np.int32))
-    q, q_slots = _blocks(q, q_slots, query_block)
-    k, k_slots = _blocks(k, k_slots, key_block)
+        ahead = key_block if mask.causal else count_blocks(num_keys, key_block) * key_block
+        strips = tabulate(encoding, params, np.arange(farthest, offset - ahead - 1, -1, dtype=np.int32))
+    q, q_slots = cut_into_blocks(q, q_slots, query_block)
+    k, k_slots = cut_into_blocks(k, k_slots, key_block)
     plan = Plan(encoding, mask, in_order, query_blocks, bool(jax.tree.leaves(params)))
-    tables = Tables(params if _reads_params(encoding, strips) else {}, strips)
+    tables = Tables(params if reads_params(encoding, strips) else {}, strips)
     o = _attend(plan, tables, q, k, q_slots, k_slots)
-    return _joined(o)[:, :, :num_queries]
-
-
-def _tabulate(encoding: Encoding, params: Params, distances: np.ndarray) -> Strips:
-    curve = encoding.curve(params, as_float(distances)) if encoding.acts_on("curve") else None
-    vectors = encoding.relative(params, jnp.asarray(distances)) if encoding.acts_on("relative") else Relative()
-    return Strips(curve, jax.tree.map(lambda x: x.swapaxes(0, 1), vectors))
-
-
-def _reads_params(encoding: Encoding, strips: Strips | None) -> bool:
-    by_position = encoding.acts_on("bias") and (strips is None or strips.curve is None)
-    by_distance = strips is None and (encoding.acts_on("curve") or encoding.acts_on("relative"))
-    return by_position or by_distance or encoding.acts_on("score") or encoding.acts_on("mix")
-
-
-def _blocks(tokens: Tokens, slots: Slots, block: int) -> tuple[Tokens, Slots]:
-    """Every array cut into blocks along its token axis, blocks in front: [n, ..., block, ...].
-
-    What fills the last block is an empty slot (idx -1) that repeats the last position, for which encodings are defined.
-    """
-    padding = -slots.idx.shape[1] % block
-
-    def cut(x: jax.Array, axis: int, **pad: Any) -> jax.Array:
-        x = jnp.pad(x, [(0, padding if n == axis else 0) for n in range(x.ndim)], **pad) if padding else x
-        return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, block, *x.shape[axis + 1 :]), axis, 0)
-
-    features = jax.tree.map(lambda x: cut(x, 1), tokens.features)
-    vectors = jax.tree.map(lambda x: cut(x, 2), tokens._replace(features={}))
-    segment = None if slots.segment is None else cut(slots.segment, 1)
-    return vectors._replace(features=features), Slots(
-        cut(slots.pos, 1, mode="edge"), cut(slots.idx, 1, constant_values=-1), segment
-    )
-
-
-def _count(num_tokens: int, block: int) -> int:
-    return -(-num_tokens // block)
-
-
-def _joined(x: jax.Array) -> jax.Array:
-    """[n, b, h, block, d] -> [b, h, n * block, d]."""
-    n, b, h, block, d = x.shape
-    return jnp.moveaxis(x, 0, 2).reshape(b, h, n * block, d)
-
-
-def _walk(plan: Plan, i: Any, q_where: Slots, k_slots: Slots, visit: Callable, carry: Any) -> Any:
-    """`visit(j, carry, masked)` over the key blocks j that query block i may see, in order."""
-    count, key_block = k_slots.idx.shape[0], k_slots.idx.shape[2]
-    causal_past = plan.in_order and plan.mask.causal
-    last = i * q_where.idx.shape[1] // key_block if causal_past else count - 1
-    if causal_past and not plan.mask.window and q_where.segment is None:
-        if count > 1:
-            carry = jax.lax.fori_loop(0, last, lambda j, carry: visit(j, carry, False), carry)
-        return visit(last, carry, True)
-
-    def look(j: Any, carry: Any) -> Any:
-        visible = visible_pairs(plan.mask, q_where, _at(k_slots, j))
-        return jax.lax.cond(visible.any(), lambda carry: visit(j, carry, True), lambda carry: carry, carry)
-
-    return look(0, carry) if count == 1 else jax.lax.fori_loop(0, last + 1, look, carry)
-
-
-def _at(tree: Any, j: Any) -> Any:
-    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, j, keepdims=False), tree)
-
-
-def _first_row(plan: Plan, i: Any, j: Any, q_where: Slots, k_slots: Slots) -> tuple[Any, int]:
-    """Where tile (i, j) starts in the strips, the row of its largest distance (last query, first key); and its rows."""
-    query_block, key_block = q_where.idx.shape[1], k_slots.idx.shape[2]
-    return (plan.query_blocks - 1 - i) * query_block + j * key_block, query_block + key_block
-
-
-def _strip(plan: Plan, strips: Strips | None, i: Any, j: Any, q_where: Slots, k_slots: Slots) -> Strips | None:
-    start, length = _first_row(plan, i, j, q_where, k_slots)
-    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1), strips)
+    return joined(o)[:, :, :num_queries]
 
 
 def _hidden(s: jax.Array, visible: jax.Array, masked: bool) -> jax.Array:
@@ -201,8 +95,8 @@ def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k
 
         def visit(j: Any, carry: Any, masked: bool) -> Any:
             o, top, total = carry
-            k_tile, k_where = _at((k, k_slots), j)
-            strip = _strip(plan, tables.strips, i, j, q_where, k_slots)
+            k_tile, k_where = block_at((k, k_slots), j)
+            strip = strip_of(plan, tables.strips, i, j, q_where, k_slots)
             visible = visible_pairs(plan.mask, q_where, k_where)
             s = products(q.mapped, k_tile.mapped)
             s = adjusted(encoding, params, strip, s, q, k_tile, q_where, k_where, visible)
@@ -216,13 +110,13 @@ def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k
 
         rows, dtype = q.mapped.shape[:3], wide_dtype(q.mapped.dtype)
         nothing = jnp.zeros((*rows, k.values.shape[-1]), dtype), jnp.full(rows, LOWEST, dtype), jnp.zeros(rows, dtype)
-        o, top, total = _walk(plan, i, q_where, k_slots, visit, nothing)
+        o, top, total = walk(plan, i, q_where, k_slots, visit, nothing)
         total_or_one = jnp.where(total > 0, total, 1)
         return o / total_or_one[..., None], jnp.where(total > 0, top + jnp.log(total_or_one), 0)
 
     blocks = (q, q_slots)
     if plan.query_blocks == 1:
-        return jax.tree.map(lambda x: x[None], query_block(0, _at(blocks, 0)))
+        return jax.tree.map(lambda x: x[None], query_block(0, block_at(blocks, 0)))
     return jax.lax.map(lambda block: query_block(*block), (jnp.arange(plan.query_blocks), blocks))
 
 
@@ -262,12 +156,12 @@ def _attend_backward(plan, saved, o_grad):
 
         def visit(j: Any, carry: Any, masked: bool) -> Any:
             sums, q_grads = carry
-            k_tile, k_where = _at((k, k_slots), j)
-            strip = _strip(plan, tables.strips, i, j, q_where, k_slots)
+            k_tile, k_where = block_at((k, k_slots), j)
+            strip = strip_of(plan, tables.strips, i, j, q_where, k_slots)
             grads, q_grad = _tile_gradients(
                 plan, tables.params, strip, q, k_tile, q_where, k_where, o_grad, lse, delta, turned, masked
             )
-            first, _ = _first_row(plan, i, j, q_where, k_slots)
+            first, _ = first_row(plan, i, j, q_where, k_slots)
             strips = sums.tables.strips
             if plan.learned:
                 strips = jax.tree.map(lambda x, g: _add_slice(x, g, first, axis=1), strips, grads.tables.strips)
@@ -275,12 +169,12 @@ def _attend_backward(plan, saved, o_grad):
             per_block = jax.tree.map(lambda x, g: _add_slice(x, g[None], j, axis=0), sums[1:], grads[1:])
             return Sums(Tables(params, strips), *per_block), _add(q_grads, q_grad)
 
-        return _walk(plan, i, q_where, k_slots, visit, (sums, _zeros(q)))
+        return walk(plan, i, q_where, k_slots, visit, (sums, _zeros(q)))
 
     start = Sums(_zeros(tables), _zeros(k.mapped.mT), _zeros(k.values.mT), _zeros(k._replace(mapped=None, values=None)))
     blocks = (jnp.arange(plan.query_blocks), (q, q_slots, o_grad, lse, delta))
     if plan.query_blocks == 1:
-        sums, q_grad = query_block(start, (0, _at(blocks[1], 0)))
+        sums, q_grad = query_block(start, (0, block_at(blocks[1], 0)))
         q_grad = jax.tree.map(lambda x: x[None], q_grad)
     else:
         sums, q_grad = jax.lax.scan(query_block, start, blocks)

@@ -18,12 +18,13 @@ def inverse_frequencies(base: float, width: int) -> np.ndarray:
 
 def rotate(x: jax.Array, angles: jax.Array, layout: str) -> jax.Array:
     """Rotates plane c of x [t, h, d] by angles[t, c]; planes are (2c, 2c+1) interleaved, (c, c + d/2) half_split."""
-    plane = -1 if layout == "interleaved" else -2
-    pairs = x.reshape(*x.shape[:-1], -1, 2) if plane == -1 else x.reshape(*x.shape[:-1], 2, -1)
-    cos = jnp.expand_dims(jnp.cos(angles)[:, None], plane)
-    sin = jnp.stack([-jnp.sin(angles), jnp.sin(angles)], axis=plane)[:, None]
-    # (a, b) cos + (b, a) (-sin, sin): a reversal of two places fuses, where joining two halves would not.
-    return (pairs * cos + jnp.flip(pairs, axis=plane) * sin).reshape(x.shape)
+    cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
+    if layout == "interleaved":
+        pairs = x.reshape(*x.shape[:-1], -1, 2)
+        a, b = pairs[..., 0], pairs[..., 1]
+        return jnp.stack([a * cos - b * sin, a * sin + b * cos], axis=-1).reshape(x.shape)
+    a, b = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 import posx
 from posx import attention
 from posx.attention.blockwise import blockwise
+from posx.config import base_config, run_config
 from posx.encodings import Alibi, Chain, Deberta, Learned, Nope, Rope, Shaw, Sinusoidal, TransformerXL
+from posx.errors import ConfigError
 
 B, T, H, D = 2, 11, 4, 6
 RNG = np.random.default_rng(0)
@@ -173,6 +175,13 @@ def test_the_fused_kernel_agrees_in_values_and_gradients(mask):
             return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(params, Q, k, v)
 
         jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-4), run("fused"), run("dense"))
+
+
+def test_a_config_that_asks_the_kernel_for_too_much_is_refused():
+    config = base_config("shaw")
+    config.train.executor = "fused"
+    with pytest.raises(ConfigError, match=r"^train.executor='fused' cannot serve Shaw\(.*acts on relative"):
+        run_config(config)
 
 
 def test_the_fused_kernel_says_what_it_cannot_serve():

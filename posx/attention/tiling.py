@@ -1,0 +1,127 @@
+"""How the blockwise executor cuts its work: tile sizes, blocks of tokens, the walk over tiles, strips of distances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.attention.masks import Mask
+from posx.attention.tiles import Slots, Strips, Tokens, visible_pairs
+from posx.encodings.base import Encoding, Params, Relative, as_float
+
+
+class Plan(NamedTuple):
+    """What is known before tracing."""
+
+    encoding: Encoding
+    mask: Mask
+    in_order: bool
+    query_blocks: int
+    #: Whether there are parameters, so that gradients of the strips are wanted.
+    learned: bool
+
+
+class Tables(NamedTuple):
+    """What all tiles share: params, empty where no hook reads them in a tile, and the strips of all distances."""
+
+    params: Params
+    strips: Strips | None
+
+
+def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool) -> tuple[int, int]:
+    """Tokens in a tile for `rows` = b * h score matrices: about 4 MB of scores a tile ran fastest on a CPU.
+
+    `by_strips`: products with strips cost (query_block + key_block) / key_block of those with keys, so tiles are wide.
+    Blocks divide the lengths evenly, so that little is filled up; in self-attention a key block is a whole number of
+    query blocks, so that only the last tile of a row lies on the diagonal.
+    """
+    size, ratio = (256, 2) if rows < 32 else (64, 2) if by_strips else (128, 1)
+    query_block = _even(num_queries, size)
+    if num_queries != num_keys:
+        return query_block, _even(num_keys, size * ratio)
+    return query_block, query_block * min(ratio, -(-num_keys // query_block))
+
+
+def _even(num_tokens: int, block: int) -> int:
+    return -(-num_tokens // -(-num_tokens // block))
+
+
+def tabulate(encoding: Encoding, params: Params, distances: np.ndarray) -> Strips:
+    """`curve` and `relative` at distances [n], falling by one."""
+    curve = encoding.curve(params, as_float(distances)) if encoding.acts_on("curve") else None
+    vectors = encoding.relative(params, jnp.asarray(distances)) if encoding.acts_on("relative") else Relative()
+    return Strips(curve, jax.tree.map(lambda x: x.swapaxes(0, 1), vectors))
+
+
+def reads_params(encoding: Encoding, strips: Strips | None) -> bool:
+    """Whether a hook is called inside tiles, where it reads the parameters."""
+    by_position = encoding.acts_on("bias") and (strips is None or strips.curve is None)
+    by_distance = strips is None and (encoding.acts_on("curve") or encoding.acts_on("relative"))
+    return by_position or by_distance or encoding.acts_on("score") or encoding.acts_on("mix")
+
+
+def cut_into_blocks(tokens: Tokens, slots: Slots, block: int) -> tuple[Tokens, Slots]:
+    """Every array cut into blocks along its token axis, blocks in front: [n, ..., block, ...].
+
+    What fills the last block is an empty slot (idx -1) that repeats the last position, for which encodings are defined.
+    """
+    padding = -slots.idx.shape[1] % block
+
+    def cut(x: jax.Array, axis: int, **pad: Any) -> jax.Array:
+        x = jnp.pad(x, [(0, padding if n == axis else 0) for n in range(x.ndim)], **pad) if padding else x
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, block, *x.shape[axis + 1 :]), axis, 0)
+
+    features = jax.tree.map(lambda x: cut(x, 1), tokens.features)
+    vectors = jax.tree.map(lambda x: cut(x, 2), tokens._replace(features={}))
+    segment = None if slots.segment is None else cut(slots.segment, 1)
+    return vectors._replace(features=features), Slots(
+        cut(slots.pos, 1, mode="edge"), cut(slots.idx, 1, constant_values=-1), segment
+    )
+
+
+def count_blocks(num_tokens: int, block: int) -> int:
+    return -(-num_tokens // block)
+
+
+def joined(x: jax.Array) -> jax.Array:
+    """[n, b, h, block, d] -> [b, h, n * block, d]."""
+    n, b, h, block, d = x.shape
+    return jnp.moveaxis(x, 0, 2).reshape(b, h, n * block, d)
+
+
+def walk(plan: Plan, i: Any, q_where: Slots, k_slots: Slots, visit: Callable, carry: Any) -> Any:
+    """`visit(j, carry, masked)` over the key blocks j that query block i may see, in order."""
+    count, key_block = k_slots.idx.shape[0], k_slots.idx.shape[2]
+    causal_past = plan.in_order and plan.mask.causal
+    last = i * q_where.idx.shape[1] // key_block if causal_past else count - 1
+    if causal_past and not plan.mask.window and q_where.segment is None:
+        if count > 1:
+            carry = jax.lax.fori_loop(0, last, lambda j, carry: visit(j, carry, False), carry)
+        return visit(last, carry, True)
+
+    def look(j: Any, carry: Any) -> Any:
+        visible = visible_pairs(plan.mask, q_where, block_at(k_slots, j))
+        return jax.lax.cond(visible.any(), lambda carry: visit(j, carry, True), lambda carry: carry, carry)
+
+    return look(0, carry) if count == 1 else jax.lax.fori_loop(0, last + 1, look, carry)
+
+
+def block_at(tree: Any, j: Any) -> Any:
+    """Block j of arrays [n, ...]. Not x[j]: the gradient of an index is a scatter, that of a slice an update."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, j, keepdims=False), tree)
+
+
+def first_row(plan: Plan, i: Any, j: Any, q_where: Slots, k_slots: Slots) -> tuple[Any, int]:
+    """Where tile (i, j) starts in the strips, the row of its largest distance (last query, first key), and its rows."""
+    query_block, key_block = q_where.idx.shape[1], k_slots.idx.shape[2]
+    return (plan.query_blocks - 1 - i) * query_block + j * key_block, query_block + key_block
+
+
+def strip_of(plan: Plan, strips: Strips | None, i: Any, j: Any, q_where: Slots, k_slots: Slots) -> Strips | None:
+    """The distances that tile (i, j) meets."""
+    start, length = first_row(plan, i, j, q_where, k_slots)
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1), strips)
