@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from posx import encodings, flags, plots, sweep
+from posx import encodings, flags, interrupts, plots, sweep
 from posx.compile_cache import use_compile_cache
 from posx.config import EvalConfig, RunConfig, run_config
 from posx.data import prepare
@@ -236,6 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if words else 2
     debug = "--debug" in words
+    interrupts.remember_interrupts()
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every step of every save
     sys.path.append(str(Path.cwd()))  # so that "my_module:MyEncoding" finds a user's own file; last, to shadow nothing
     try:

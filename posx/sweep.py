@@ -13,6 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from posx import interrupts
 from posx.config import RunConfig, with_encoding
 from posx.data import check_length, prepare
 from posx.data.store import cache_folder
@@ -145,6 +146,7 @@ def run_all(jobs: Sequence[Job], todo: Sequence[Job], at_once: int) -> dict[str,
                         failed[job.name] = str(error)
                         meter.print(f"{job.name} failed: {error}")
                 time.sleep(0.2)
+                interrupts.check()
                 for name, (job, process) in list(running.items()):
                     code = process.poll()
                     if code is None:

@@ -7,16 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import jax
 import numpy as np
 import pytest
 
 import posx
+import posx.cli
 import posx.evaluation.run
 from posx.cli import COMMANDS
-from posx.data import ByteTokenizer, train_bpe
+from posx.data import ByteTokenizer, batch, train_bpe
 from posx.runs import RunFolder
+from posx.training import loop
 from tests import tiny
 
 
@@ -309,6 +312,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from posx.runs import RunFolder
+from posx.training import loop
 with RunFolder(Path(sys.argv[1])).held():
     print("held", flush=True)
     time.sleep(300)
@@ -577,6 +581,26 @@ def test_a_closed_pipe_and_an_interrupt_leave_no_traceback(site):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=1800)
     assert process.returncode == 130 and "interrupted" in one_line(err)
+
+
+def test_an_interrupt_that_lands_in_a_destructor_is_not_lost(site, monkeypatch, capfd):
+    class Unlucky:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def batch_with_garbage(*args, **options):
+        Unlucky()
+        return batch(*args, **options)
+
+    monkeypatch.setattr(loop, "batch", batch_with_garbage)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):  # Optax promotes types
+        warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)
+        try:
+            code = posx.cli.main(["train", f"--config={site / 'tiny.py'}", f"--workdir={site / 'unlucky'}"])
+        finally:
+            signal.signal(signal.SIGINT, previous)
+    assert code == 130
 
 
 def until(condition, process, seconds: float = 1800) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from posx import interrupts
 from posx.config import EvalConfig, RunConfig, sliding_lengths, sliding_stride
 from posx.data import Dataset
 from posx.encodings import encoding_name
@@ -111,6 +112,7 @@ def evaluate_run(
     rows: list[dict[str, Any]] = []
 
     def keep(row: dict[str, Any]) -> None:
+        interrupts.check()
         row = facts | row
         append_row(folder.eval_file, row)
         rows.append(row)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from tensorboardX import SummaryWriter
 
+from posx import interrupts
 from posx.compile_cache import start_cost
 from posx.config import RunConfig, TrainConfig
 from posx.data import Dataset, batch
@@ -51,6 +52,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
         log = _Log(run, model, dataset, folder, start)
         with Meter(folder.path.name, config.steps, start) as meter, log:
             for steps in dispatches(config, start):
+                interrupts.check()
                 tokens = over_devices(_batches(dataset, config, steps), axis=1)
                 state, metrics = train_steps(model, config, state, tokens, len(steps))
                 log.add(metrics, len(steps))
