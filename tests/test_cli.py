@@ -570,7 +570,15 @@ def test_the_real_command_prints_one_line(site, tmp_path):
     assert other.returncode == 4 and len(err.splitlines()) == 1
 
 
-def test_a_closed_pipe_and_an_interrupt_leave_no_traceback(site):
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as a person has it: tests that a shell runs in the background would pass on that it is ignored."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+def test_a_closed_pipe_and_an_interrupt_leave_no_traceback(site, ctrl_c):
     """Piped into `head`, and stopped with Ctrl-C while it trains."""
     process = tiny.start(
         "train", f"--config={site / 'tiny.py'}", f"--workdir={site / 'interrupted'}", "--config.train.steps=1000000",
@@ -583,7 +591,7 @@ def test_a_closed_pipe_and_an_interrupt_leave_no_traceback(site):
     assert process.returncode == 130 and "interrupted" in one_line(err)
 
 
-def test_an_interrupt_that_lands_in_a_destructor_is_not_lost(site, monkeypatch, capfd):
+def test_an_interrupt_that_lands_in_a_destructor_is_not_lost(site, monkeypatch, ctrl_c):
     class Unlucky:
         def __del__(self):
             signal.raise_signal(signal.SIGINT)
@@ -593,13 +601,9 @@ def test_an_interrupt_that_lands_in_a_destructor_is_not_lost(site, monkeypatch, 
         return batch(*args, **options)
 
     monkeypatch.setattr(loop, "batch", batch_with_garbage)
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):  # Optax promotes types
         warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)
-        try:
-            code = posx.cli.main(["train", f"--config={site / 'tiny.py'}", f"--workdir={site / 'unlucky'}"])
-        finally:
-            signal.signal(signal.SIGINT, previous)
+        code = posx.cli.main(["train", f"--config={site / 'tiny.py'}", f"--workdir={site / 'unlucky'}"])
     assert code == 130
 
 

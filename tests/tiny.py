@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -86,11 +85,10 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def start(*words: str, **extra: str) -> subprocess.Popen[str]:
-    """The command as a process of its own, one that Ctrl-C reaches: background jobs of a shell ignore it."""
+    """The command as a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "posx.cli", *map(str, words)], env=environment(**extra), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 
