@@ -10,7 +10,8 @@ FILES = {path.relative_to(ROOT).with_suffix("").as_posix(): ast.parse(path.read_
 
 #: Lower layers first; a file imports only from its own layer and those before it.
 LAYERS = [
-    ("errors", "fields", "interrupts"), ("encodings/",), ("attention/", "positions"), ("model_config", "cross_entropy", "parallel"),
+    ("errors", "fields", "interrupts"), ("encodings/",), ("attention/", "positions"),
+    ("model_config", "cross_entropy", "parallel"),
     ("model", "data/", "progress"), ("compile_cache",),
     ("evaluation/", "config"),
     ("training/checkpoints", "training/optimizer", "training/step", "training/ceiling", "training/__init__"),
