@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from posx.attention import attend, batch_features, causal
+from posx.attention import attend, batch_features, causal, token_map
 from posx.attention.cache import Cache, Layer, advance, write
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Dims, Encoding, Features, Spec, build
@@ -135,8 +135,8 @@ class Attention(nnx.Module):
         if encoding.acts_on("features"):
             features, carry = batch_features(encoding, params, x, call.pos, carry)
         if encoding.caches_mapped_keys:
-            k = jax.vmap(lambda *a: encoding.key(params, *a))(k, call.pos, features)
-            v = jax.vmap(lambda *a: encoding.value(params, *a))(v, call.pos, features)
+            k = token_map(encoding, "key", params, k, call.pos, features)
+            v = token_map(encoding, "value", params, v, call.pos, features)
         stored = {name: write(layer.features[name], new, call.start) for name, new in features.items()}
         layer = Layer(write(layer.k, k, call.start), write(layer.v, v, call.start), stored, carry)
         return layer, features, encoding.caches_mapped_keys

@@ -227,5 +227,5 @@ def _check(encoding: Encoding, q, k, v, q_pos, k_pos, executor: str) -> None:
 
 __all__ = [
     "EXECUTORS", "Mask", "attend", "batch_features", "causal", "check_positions", "choose_executor", "full", "refusal",
-    "window",
+    "token_map", "window",
 ]  # fmt: skip

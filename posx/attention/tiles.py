@@ -148,11 +148,9 @@ def value_terms(
             terms.append(mixed.swapaxes(1, 2))
     if encoding.acts_on("relative"):
         given = strips.relative if strips is not None else _given(encoding, params, q_slots.pos)
-        if given.value is None:
-            pass
-        elif strips is not None:
+        if given.value is not None and strips is not None:
             terms.append(relative.strip_sums(relative.unskew(w), strips.relative.value.astype(w.dtype)))
-        else:
+        elif given.value is not None:
             rows = _rows(encoding, params, "value", w.dtype)
             terms.append(relative.pair_sums(w, rows, q_slots.pos, k_slots.pos))
     return sum(terms[1:], terms[0]).astype(w.dtype) if terms else None

@@ -43,11 +43,11 @@ def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool) -> 
     query_block = _even(num_queries, size)
     if num_queries != num_keys:
         return query_block, _even(num_keys, size * ratio)
-    return query_block, query_block * min(ratio, -(-num_keys // query_block))
+    return query_block, query_block * min(ratio, count_blocks(num_keys, query_block))
 
 
 def _even(num_tokens: int, block: int) -> int:
-    return -(-num_tokens // -(-num_tokens // block))
+    return count_blocks(num_tokens, count_blocks(num_tokens, block))
 
 
 def tabulate(encoding: Encoding, params: Params, distances: np.ndarray) -> Strips:
