@@ -6,7 +6,7 @@ tile functions, so that every encoding, learned or not, is served by the one for
 
 Two walks over the tiles. In order (queries and keys are the same tokens, one after the other): tiles of the future are
 never visited, those of the past need no mask, and where positions are consecutive `curve` and `relative` are tabulated
-once and read as strips. Otherwise every tile is masked, and one with no visible pair is passed over.
+once and read as strips; tiles wholly beyond the encoding's reach have one row for all distances. Otherwise every tile is masked, and one with no visible pair is passed over.
 """
 
 from __future__ import annotations
@@ -68,15 +68,17 @@ def blockwise(
     if encoding.tiling == "rows":
         key_block = num_keys
     in_order = in_order and (key_block % query_block == 0 or key_block >= num_keys)
-    query_blocks, strips = count_blocks(num_queries, query_block), None
+    query_blocks, strips, reach = count_blocks(num_queries, query_block), None, None
     if in_order and offset is not None and (encoding.acts_on("curve") or encoding.acts_on("relative")):
         farthest = offset + query_blocks * query_block - 1
         # Under a causal mask the last tile of a row reaches at most one key block beyond the diagonal.
         ahead = key_block if mask.causal else count_blocks(num_keys, key_block) * key_block
         strips = tabulate(encoding, params, np.arange(farthest, offset - ahead - 1, -1, dtype=np.int32))
+        if encoding.acts_on("relative") and encoding.reach is not None and encoding.reach + key_block <= farthest:
+            reach = encoding.reach - offset
     q, q_slots = cut_into_blocks(q, q_slots, query_block)
     k, k_slots = cut_into_blocks(k, k_slots, key_block)
-    plan = Plan(encoding, mask, in_order, query_blocks, bool(jax.tree.leaves(params)))
+    plan = Plan(encoding, mask, in_order, query_blocks, bool(jax.tree.leaves(params)), reach)
     tables = Tables(params if reads_params(encoding, strips) else {}, strips)
     o = _attend(plan, tables, q, k, q_slots, k_slots)
     return joined(o)[:, :, :num_queries]
@@ -93,10 +95,10 @@ def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k
     def query_block(i: Any, block: Any):
         q, q_where = block
 
-        def visit(j: Any, carry: Any, masked: bool) -> Any:
+        def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
             o, top, total = carry
             k_tile, k_where = block_at((k, k_slots), j)
-            strip = strip_of(plan, tables.strips, i, j, q_where, k_slots)
+            strip = strip_of(plan, tables.strips, i, j, q_where, k_slots, far)
             visible = visible_pairs(plan.mask, q_where, k_where)
             s = products(q.mapped, k_tile.mapped)
             s = adjusted(encoding, params, strip, s, q, k_tile, q_where, k_where, visible)
@@ -154,14 +156,14 @@ def _attend_backward(plan, saved, o_grad):
         # Without the barrier XLA folds these small transposes into the products with the large score matrices.
         turned = jax.lax.optimization_barrier((_turned(q.mapped, groups), _turned(o_grad, groups)))
 
-        def visit(j: Any, carry: Any, masked: bool) -> Any:
+        def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
             sums, q_grads = carry
             k_tile, k_where = block_at((k, k_slots), j)
-            strip = strip_of(plan, tables.strips, i, j, q_where, k_slots)
+            strip = strip_of(plan, tables.strips, i, j, q_where, k_slots, far)
             grads, q_grad = _tile_gradients(
                 plan, tables.params, strip, q, k_tile, q_where, k_where, o_grad, lse, delta, turned, masked
             )
-            first, _ = first_row(plan, i, j, q_where, k_slots)
+            first = first_row(plan, i, j, q_where, k_slots, far)
             strips = sums.tables.strips
             if plan.learned:
                 strips = jax.tree.map(lambda x, g: _add_slice(x, g, first, axis=1), strips, grads.tables.strips)

@@ -8,6 +8,7 @@ query.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -50,6 +51,11 @@ def sum_rows(x: jax.Array) -> jax.Array:
     return (ones @ x)[..., 0, :]
 
 
+def row_sums(x: jax.Array) -> jax.Array:
+    """Sum over the last axis, [..., n] -> [...], as a product: the layout of x may have another axis innermost."""
+    return x @ jnp.ones(x.shape[-1], x.dtype)
+
+
 def sum_sequences(x: jax.Array) -> jax.Array:
     """Sum over the first axis, [b, ...] -> [1, ...]."""
     return sum_rows(x.reshape(x.shape[0], -1)).reshape(1, *x.shape[1:])
@@ -62,10 +68,6 @@ def plus_shared(s: jax.Array, term: jax.Array) -> jax.Array:
 
 
 plus_shared.defvjp(lambda s, term: (s + term, None), lambda _, grad: (grad, sum_sequences(grad)))
-
-
-def _for_each(strip: jax.Array, num_sequences: int) -> jax.Array:
-    return jnp.broadcast_to(strip[None], (num_sequences, *strip.shape))
 
 
 @jax.custom_vjp
@@ -87,7 +89,12 @@ def _diagonal_sums(x: jax.Array) -> jax.Array:
 
 
 def toeplitz(strip: jax.Array, a: int, n: int) -> jax.Array:
-    """strip [h, a + n] over distances a-1, a-2, ... -> [h, a, n]; its gradient is sums over diagonals."""
+    """strip [h, a + n] over distances a-1, a-2, ... -> [h, a, n]; its gradient is sums over diagonals.
+
+    A strip of one entry stands for every distance, and stays [h, 1, 1].
+    """
+    if strip.shape[1] == 1:
+        return strip[:, :, None]
     # Behind the barrier it is formed once, not again for every sequence.
     return jax.lax.optimization_barrier(_toeplitz(strip, jnp.zeros((a, n), bool)))
 
@@ -95,47 +102,125 @@ def toeplitz(strip: jax.Array, a: int, n: int) -> jax.Array:
 _toeplitz.defvjp(lambda strip, like: (_toeplitz(strip, like), None), lambda _, grad: (_diagonal_sums(grad), None))
 
 
-@jax.custom_vjp
-def strip_products(vectors: jax.Array, strip: jax.Array) -> jax.Array:
-    """<vectors_i, strip_c>: vectors [b, h, t, d], strip [h, w, d] or [1, w, d] -> [b, h, t, w]."""
-    if strip.shape[0] == 1:
-        return jnp.einsum("bhtd,wd->bhtw", vectors, strip[0])
-    return jnp.einsum("bhtd,bhwd->bhtw", vectors, _for_each(strip, vectors.shape[0]))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def strip_products(vectors: jax.Array, strip: jax.Array, n: int) -> jax.Array:
+    """<vectors_i, strip at distance (i, j)>: vectors [b, h, a, d], strip [h or 1, a + n or 1, d] -> [b, h, a, n].
+
+    A strip of one row stands for every distance.
+    """
+    if strip.shape[1] == 1:
+        same = jnp.einsum("bhad,hd->bha", vectors, _for_heads(strip[:, 0], vectors.shape[1]))
+        return jnp.broadcast_to(same[..., None], (*same.shape, n))
+    fold = _Fold(vectors.shape, strip.shape[0], n)
+    return fold.back(skew(fold.pairs(fold.rows(vectors) @ fold.windows(strip).mT)))
 
 
 @jax.custom_vjp
 def strip_sums(weights: jax.Array, strip: jax.Array) -> jax.Array:
-    """sum_c weights_ic strip_c: weights [b, h, t, w], strip [h, w, d] or [1, w, d] -> [b, h, t, d]."""
-    if strip.shape[0] == 1:
-        return jnp.einsum("bhtw,wd->bhtd", weights, strip[0])
-    return jnp.einsum("bhtw,bhwd->bhtd", weights, _for_each(strip, weights.shape[0]))
+    """Transpose of `strip_products`: sum_j weights_ij strip at distance (i, j), weights [b, h, a, n] -> [b, h, a, d]."""
+    return _sums(strip, *_shifted(weights, strip))
 
 
-def _strip_gradient(vectors: jax.Array, weights: jax.Array, shared: bool) -> jax.Array:
-    """sum over b and t of weights_ic vectors_i: [h, w, d], summed over heads as well if they share the strip.
+def _shifted(weights: jax.Array, strip: jax.Array) -> tuple[_Fold | None, jax.Array]:
+    """The weights by distance: summed over all of them for a strip of one row."""
+    if strip.shape[1] == 1:
+        return None, row_sums(weights)
+    fold = _Fold(weights.shape, strip.shape[0], weights.shape[-1])
+    # Behind the barrier, or each of its readers would shift the weights again.
+    return fold, jax.lax.optimization_barrier(fold.shifted(weights))
 
-    The small side is turned, behind a barrier, so that the product contracts the minor axis of its left side.
+
+def _sums(strip: jax.Array, fold: _Fold | None, shifted: jax.Array) -> jax.Array:
+    if fold is None:
+        return shifted[..., None] * _for_heads(strip[:, 0], shifted.shape[1])[:, None]
+    return fold.back(fold.pairs(shifted @ fold.windows(strip)))
+
+
+def _strip_gradient(vectors: jax.Array, shared: bool, fold: _Fold | None, shifted: jax.Array) -> jax.Array:
+    """The strip's gradient: vectors_i times the weight at each distance, summed over rows, sequences and sharing heads."""
+    if fold is None:
+        by_head = jnp.einsum("bhad,bha->hd", vectors, shifted)
+        return (by_head.sum(axis=0, keepdims=True) if shared else by_head)[:, None]
+    # The small side is turned, behind a barrier, so that the product contracts the minor axis of its left side.
+    turned = jax.lax.optimization_barrier(fold.rows(vectors).mT)
+    return fold.unwindows(jax.lax.optimization_barrier(turned @ shifted).mT)
+
+
+def _products_backward(n: int, saved: tuple[jax.Array, jax.Array], grad: jax.Array):
+    vectors, strip = saved
+    shifted = _shifted(grad, strip)
+    return _sums(strip, *shifted), _strip_gradient(vectors, strip.shape[0] == 1, *shifted)
+
+
+def _sums_backward(saved: tuple[jax.Array, jax.Array], grad: jax.Array):
+    weights, strip = saved
+    by_strip = _strip_gradient(grad, strip.shape[0] == 1, *_shifted(weights, strip))
+    return strip_products(grad, strip, weights.shape[-1]), by_strip
+
+
+strip_products.defvjp(lambda vectors, strip, n: (strip_products(vectors, strip, n), (vectors, strip)), _products_backward)
+strip_sums.defvjp(lambda weights, strip: (strip_sums(weights, strip), (weights, strip)), _sums_backward)
+
+
+class _Fold:
+    """How the rows of a tile meet its strip: in groups, so that a tall tile does not meet distances far from its own.
+
+    A group of s rows and n columns costs (s + n) / n of a product of pairs. All sequences, and all heads that share the
+    strip, are rows of one product for each group: [strips, groups, rows, ...].
     """
-    if shared:
-        turned = jax.lax.optimization_barrier(vectors.reshape(-1, vectors.shape[-1]).T)
-        return jax.lax.optimization_barrier(turned @ weights.reshape(-1, weights.shape[-1])).T[None]
-    turned = jax.lax.optimization_barrier(vectors.mT)
-    return jax.lax.optimization_barrier(sum_sequences(jnp.einsum("bhdt,bhtw->bhdw", turned, weights))[0]).mT
+
+    def __init__(self, shape: tuple[int, ...], strips: int, n: int):
+        (self.b, self.h, self.a, _), self.strips, self.n = shape, strips, n
+        size = n // 2 if n % 2 == 0 else n
+        self.size = size if self.a > n and self.a % size == 0 else self.a
+        self.groups = self.a // self.size
+
+    def _cut(self, x: jax.Array) -> jax.Array:
+        """[b, h, a, w] -> [strips, groups, b, heads, size, w]."""
+        x = x.reshape(self.b, self.strips, -1, self.groups, self.size, x.shape[-1])
+        return x.transpose(1, 3, 0, 2, 4, 5)
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        return self._cut(x).reshape(self.strips, self.groups, -1, x.shape[-1])
+
+    def shifted(self, weights: jax.Array) -> jax.Array:
+        """Weights over pairs as rows over distances."""
+        return unskew(self._cut(weights)).reshape(self.strips, self.groups, -1, self.size + self.n)
+
+    def pairs(self, x: jax.Array) -> jax.Array:
+        """What `rows` gave, with the rows apart again."""
+        return x.reshape(self.strips, self.groups, self.b, -1, self.size, x.shape[-1])
+
+    def back(self, x: jax.Array) -> jax.Array:
+        """[strips, groups, b, heads, size, w] -> [b, h, a, w]."""
+        return x.transpose(2, 0, 3, 1, 4, 5).reshape(self.b, self.h, self.a, x.shape[-1])
+
+    def _firsts(self) -> range:
+        """Where each group's distances begin: later rows meet larger ones, and a strip falls."""
+        return range(self.a - self.size, -1, -self.size)
+
+    def windows(self, strip: jax.Array) -> jax.Array:
+        """[strips, a + n, d] -> [strips, groups, size + n, d]."""
+        parts = [strip[:, first : first + self.size + self.n] for first in self._firsts()]
+        return parts[0][:, None] if len(parts) == 1 else jnp.stack(parts, axis=1)
+
+    def unwindows(self, x: jax.Array) -> jax.Array:
+        """Transpose of `windows`."""
+        rest = [self.a - self.size - first for first in self._firsts()]
+        padded = [
+            jnp.pad(x[:, g], ((0, 0), (first, last), (0, 0)))
+            for g, (first, last) in enumerate(zip(self._firsts(), rest, strict=True))
+        ]
+        return sum(padded[1:], padded[0])
 
 
-strip_products.defvjp(
-    lambda vectors, strip: (strip_products(vectors, strip), (vectors, strip)),
-    lambda saved, grad: (strip_sums(grad, saved[1]), _strip_gradient(saved[0], grad, saved[1].shape[0] == 1)),
-)
-strip_sums.defvjp(
-    lambda weights, strip: (strip_sums(weights, strip), (weights, strip)),
-    lambda saved, grad: (strip_products(grad, saved[1]), _strip_gradient(grad, saved[0], saved[1].shape[0] == 1)),
-)
+def _for_heads(vectors: jax.Array, num_heads: int) -> jax.Array:
+    return jnp.broadcast_to(vectors, (num_heads, vectors.shape[1]))
 
 
 def mirrored(strip: jax.Array) -> jax.Array:
     """The strip [h, w, d] of the same pairs seen from the keys: reversed, its unread row still last."""
-    return jnp.concatenate([jnp.flip(strip[:, :-1], axis=1), strip[:, -1:]], axis=1)
+    return jnp.concatenate([jnp.flip(strip[:, :-1], axis=1), strip[:, -1:]], axis=1) if strip.shape[1] > 1 else strip
 
 
 def pair_products(vectors: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:

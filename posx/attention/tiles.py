@@ -35,7 +35,7 @@ class Slots(NamedTuple):
 
 
 class Strips(NamedTuple):
-    """`curve` and `relative` over a run of distances, falling by one from row to row."""
+    """`curve` and `relative` over a run of distances, falling by one from row to row; one row stands for all."""
 
     curve: Any  # [h, n] or None
     relative: Relative  # each [h or 1, n, d] or None
@@ -121,7 +121,7 @@ def _relative_scores(encoding, params, strips, q, k, q_pos, k_pos) -> list[jax.A
     if given.query is not None:
         vectors = q.vectors.astype(dtype) * q.factor
         if strips is not None:
-            seen = relative.skew(relative.strip_products(vectors, strips.relative.query.astype(dtype)))
+            seen = relative.strip_products(vectors, strips.relative.query.astype(dtype), k.mapped.shape[2])
         else:
             seen = relative.pair_products(vectors, _rows(encoding, params, "query", dtype), q_pos, k_pos)
         terms.append(seen)
@@ -129,7 +129,7 @@ def _relative_scores(encoding, params, strips, q, k, q_pos, k_pos) -> list[jax.A
         vectors = repeat_heads(k.vectors, q.mapped.shape[1]).astype(dtype)
         if strips is not None:
             strip = relative.mirrored(strips.relative.key.astype(dtype))
-            seen = relative.skew(relative.strip_products(vectors, strip))
+            seen = relative.strip_products(vectors, strip, q.mapped.shape[2])
         else:
             rows = _rows(encoding, params, "key", dtype)
             seen = relative.pair_products(vectors, lambda r: rows(-r), k_pos, q_pos)
@@ -149,7 +149,7 @@ def value_terms(
     if encoding.acts_on("relative"):
         given = strips.relative if strips is not None else _given(encoding, params, q_slots.pos)
         if given.value is not None and strips is not None:
-            terms.append(relative.strip_sums(relative.unskew(w), strips.relative.value.astype(w.dtype)))
+            terms.append(relative.strip_sums(w, strips.relative.value.astype(w.dtype)))
         elif given.value is not None:
             rows = _rows(encoding, params, "value", w.dtype)
             terms.append(relative.pair_sums(w, rows, q_slots.pos, k_slots.pos))

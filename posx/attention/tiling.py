@@ -23,6 +23,8 @@ class Plan(NamedTuple):
     query_blocks: int
     #: Whether there are parameters, so that gradients of the strips are wanted.
     learned: bool
+    #: Places a query stands behind a key, from which on the strips are constant; None if no tile lies beyond.
+    reach: int | None = None
 
 
 class Tables(NamedTuple):
@@ -94,13 +96,20 @@ def joined(x: jax.Array) -> jax.Array:
 
 
 def walk(plan: Plan, i: Any, q_where: Slots, k_slots: Slots, visit: Callable, carry: Any) -> Any:
-    """`visit(j, carry, masked)` over the key blocks j that query block i may see, in order."""
-    count, key_block = k_slots.idx.shape[0], k_slots.idx.shape[2]
+    """`visit(j, carry, masked, far)` over the key blocks j that query block i may see, in order.
+
+    far: all pairs of the tile lie beyond `plan.reach`.
+    """
+    count, query_block, key_block = k_slots.idx.shape[0], q_where.idx.shape[1], k_slots.idx.shape[2]
     causal_past = plan.in_order and plan.mask.causal
-    last = i * q_where.idx.shape[1] // key_block if causal_past else count - 1
+    last = i * query_block // key_block if causal_past else count - 1
     if causal_past and not plan.mask.window and q_where.segment is None:
+        near = 0
+        if plan.reach is not None and count > 1:
+            near = jnp.clip((i * query_block + 1 - plan.reach) // key_block, 0, last)
+            carry = jax.lax.fori_loop(0, near, lambda j, carry: visit(j, carry, False, True), carry)
         if count > 1:
-            carry = jax.lax.fori_loop(0, last, lambda j, carry: visit(j, carry, False), carry)
+            carry = jax.lax.fori_loop(near, last, lambda j, carry: visit(j, carry, False), carry)
         return visit(last, carry, True)
 
     def look(j: Any, carry: Any) -> Any:
@@ -115,13 +124,15 @@ def block_at(tree: Any, j: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, j, keepdims=False), tree)
 
 
-def first_row(plan: Plan, i: Any, j: Any, q_where: Slots, k_slots: Slots) -> tuple[Any, int]:
-    """Where tile (i, j) starts in the strips, the row of its largest distance (last query, first key), and its rows."""
-    query_block, key_block = q_where.idx.shape[1], k_slots.idx.shape[2]
-    return (plan.query_blocks - 1 - i) * query_block + j * key_block, query_block + key_block
+def first_row(plan: Plan, i: Any, j: Any, q_where: Slots, k_slots: Slots, far: bool) -> Any:
+    """Where tile (i, j) starts in the strips: the row of its largest distance (last query, first key)."""
+    return 0 if far else (plan.query_blocks - 1 - i) * q_where.idx.shape[1] + j * k_slots.idx.shape[2]
 
 
-def strip_of(plan: Plan, strips: Strips | None, i: Any, j: Any, q_where: Slots, k_slots: Slots) -> Strips | None:
+def strip_of(
+    plan: Plan, strips: Strips | None, i: Any, j: Any, q_where: Slots, k_slots: Slots, far: bool
+) -> Strips | None:
     """The distances that tile (i, j) meets."""
-    start, length = first_row(plan, i, j, q_where, k_slots)
+    start = first_row(plan, i, j, q_where, k_slots, far)
+    length = 1 if far else q_where.idx.shape[1] + k_slots.idx.shape[2]
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1), strips)

@@ -122,6 +122,11 @@ class Encoding:
         """The last position it is defined for (a host fact), None for no limit."""
         return None
 
+    @property
+    def reach(self) -> int | None:
+        """Distance in tokens, either way, from which on `curve` and `relative` are constant; None if they never are."""
+        return None
+
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         """All arrays that one layer sees, {} where nothing is learned."""
         return {}

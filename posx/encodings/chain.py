@@ -54,6 +54,11 @@ class Chain(Encoding):
     def max_position(self) -> int | None:
         return min((part.max_position for part in self.parts if part.max_position is not None), default=None)
 
+    @property
+    def reach(self) -> int | None:
+        by_distance = [part.reach for part in self.parts if part.acts_on("curve") or part.acts_on("relative")]
+        return None if None in by_distance else max(by_distance, default=None)
+
     def acts_on(self, hook: str) -> bool:
         if hook == "curve":  # parts with a curve are served through `bias`
             return all(part.acts_on("curve") or not part.acts_on("bias") for part in self.parts) and any(

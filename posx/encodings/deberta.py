@@ -51,6 +51,10 @@ class Deberta(Encoding):
         return frozenset({"table"})
 
     @property
+    def reach(self) -> int | None:
+        return self.max_distance
+
+    @property
     def _half(self) -> int:
         return self.log_buckets or self.max_distance
 

@@ -31,6 +31,10 @@ class Shaw(Encoding):
         if self.max_distance is not None and self.max_distance < 0:
             raise ConfigError(f"shaw: max_distance={self.max_distance} must not be negative")
 
+    @property
+    def reach(self) -> int | None:
+        return self.max_distance
+
     def resolve(self, dims: Dims) -> Self:
         return self.fill_open(max_distance=min(16, dims.train_len // 2))
 

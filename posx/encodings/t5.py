@@ -74,6 +74,10 @@ class T5(Encoding):
     def shared(self) -> frozenset[str]:
         return frozenset() if self.per_layer else frozenset({"table"})
 
+    @property
+    def reach(self) -> int | None:
+        return self.max_distance
+
     def resolve(self, dims: Dims) -> Self:
         far = self.fill_open(max_distance=max(dims.train_len // 2, 2))
         if not self.scaled:

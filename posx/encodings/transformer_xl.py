@@ -41,6 +41,10 @@ class TransformerXL(Encoding):
     def shared(self) -> frozenset[str]:
         return frozenset() if self.untie_biases else frozenset({"u", "v"})
 
+    @property
+    def reach(self) -> int | None:
+        return self.clamp_len or None
+
     def resolve(self, dims: Dims) -> Self:
         if dims.model_dim % 2:
             raise ConfigError(f"transformer_xl: sines and cosines need an even model_dim, not {dims.model_dim}")
