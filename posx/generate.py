@@ -97,6 +97,7 @@ def generate(
         row[longest - len(prompt) :] = prompt
     chunk = min(chunk, longest)
     prompt_slots = -(-longest // chunk) * chunk
+    model, params = model.tabulated(params, longest + num_tokens)
     cache = model.empty_cache(len(prompts), prompt_slots + num_tokens)
     logits, cache = prefill(model, params, tokens, cache, chunk)
     pos = np.array([[len(prompt)] for prompt in prompts], np.int32)

@@ -20,6 +20,7 @@ from posx.attention import attend, batch_features, causal, token_map
 from posx.attention.cache import Cache, Layer, advance, write
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Dims, Encoding, Features, Spec, build
+from posx.encodings.tabulated import Tabulated
 from posx.model_config import ModelConfig
 
 
@@ -314,6 +315,26 @@ class Model:
     def at_length(self, length: int) -> Model:
         """The same weights with every encoding set for windows of `length` tokens."""
         return dataclasses.replace(self, encodings=tuple(e.at_length(length) for e in self.encodings))
+
+    def tabulated(self, params: dict[str, Any], length: int) -> tuple[Model, dict[str, Any]]:
+        """The same model for decoding up to `length` tokens: what encodings compute by distance is computed once."""
+        layers, shared, encodings = dict(params["layers"]), dict(params.get("shared", {})), []
+        for name, encoding in zip(layers, self.encodings, strict=True):
+            if not encoding.acts_on("relative"):
+                encodings.append(encoding)
+                continue
+            table, key = Tabulated((encoding,), length), f"encoding_{self.distinct.index(encoding)}"
+            attention = layers[name]["attention"]
+            own, once = (
+                {f"0.{k}": v for k, v in tree.items()}
+                for tree in (attention.get("position", {}), params.get("shared", {}).get(key, {}))
+            )
+            shared |= {key: once} if once else {}
+            attention = attention | {"position": own | table.tabulate(own | once)}
+            layers[name] = layers[name] | {"attention": attention}
+            encodings.append(table)
+        model = dataclasses.replace(self, encodings=tuple(encodings))
+        return model, params | {"layers": layers} | ({"shared": shared} if shared else {})
 
     @property
     def max_position(self) -> int | None:

@@ -6,7 +6,8 @@ tile functions, so that every encoding, learned or not, is served by the one for
 
 Two walks over the tiles. In order (queries and keys are the same tokens, one after the other): tiles of the future are
 never visited, those of the past need no mask, and where positions are consecutive `curve` and `relative` are tabulated
-once and read as strips; tiles wholly beyond the encoding's reach have one row for all distances. Otherwise every tile is masked, and one with no visible pair is passed over.
+once and read as strips; tiles wholly beyond the encoding's reach have one row for all their distances. Otherwise every
+tile is masked, and one with no visible pair is passed over.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def strip_products(vectors: jax.Array, strip: jax.Array, n: int) -> jax.Array:
 
 @jax.custom_vjp
 def strip_sums(weights: jax.Array, strip: jax.Array) -> jax.Array:
-    """Transpose of `strip_products`: sum_j weights_ij strip at distance (i, j), weights [b, h, a, n] -> [b, h, a, d]."""
+    """sum_j weights_ij strip at distance (i, j), the transpose of `strip_products`: [b, h, a, n] -> [b, h, a, d]."""
     return _sums(strip, *_shifted(weights, strip))
 
 
@@ -137,7 +137,7 @@ def _sums(strip: jax.Array, fold: _Fold | None, shifted: jax.Array) -> jax.Array
 
 
 def _strip_gradient(vectors: jax.Array, shared: bool, fold: _Fold | None, shifted: jax.Array) -> jax.Array:
-    """The strip's gradient: vectors_i times the weight at each distance, summed over rows, sequences and sharing heads."""
+    """The strip's gradient: vectors_i times the weight at each distance, summed over all that share the strip."""
     if fold is None:
         by_head = jnp.einsum("bhad,bha->hd", vectors, shifted)
         return (by_head.sum(axis=0, keepdims=True) if shared else by_head)[:, None]
@@ -158,7 +158,9 @@ def _sums_backward(saved: tuple[jax.Array, jax.Array], grad: jax.Array):
     return strip_products(grad, strip, weights.shape[-1]), by_strip
 
 
-strip_products.defvjp(lambda vectors, strip, n: (strip_products(vectors, strip, n), (vectors, strip)), _products_backward)
+strip_products.defvjp(
+    lambda vectors, strip, n: (strip_products(vectors, strip, n), (vectors, strip)), _products_backward
+)
 strip_sums.defvjp(lambda weights, strip: (strip_sums(weights, strip), (weights, strip)), _sums_backward)
 
 
@@ -241,6 +243,9 @@ def pair_products(vectors: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.A
         products = jnp.einsum("bhqd,bhnd->bhqn", vectors, found)
         return jnp.take_along_axis(products, jnp.broadcast_to(index, (*vectors.shape[:3], index.shape[3])), axis=3)
 
+    if k_pos.shape[1] == 1:  # one distance a vector: decoding, seen from the keys
+        found = _broadcast_rows(jax.vmap(rows)(q_pos - k_pos), vectors.shape)
+        return jnp.einsum("bhqd,bhqd->bhq", vectors, found)[..., None]
     length = q_pos.shape[1] + k_pos.shape[1]
     if vectors.shape[2] == 1 or not jnp.issubdtype(q_pos.dtype, jnp.integer):
         return by_query(vectors)

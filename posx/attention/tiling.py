@@ -104,7 +104,7 @@ def walk(plan: Plan, i: Any, q_where: Slots, k_slots: Slots, visit: Callable, ca
     causal_past = plan.in_order and plan.mask.causal
     last = i * query_block // key_block if causal_past else count - 1
     if causal_past and not plan.mask.window and q_where.segment is None:
-        near = 0
+        near: Any = 0
         if plan.reach is not None and count > 1:
             near = jnp.clip((i * query_block + 1 - plan.reach) // key_block, 0, last)
             carry = jax.lax.fori_loop(0, near, lambda j, carry: visit(j, carry, False, True), carry)
