@@ -12,7 +12,7 @@ import numpy as np
 
 from posx.attention.blockwise import blockwise
 from posx.attention.dense import dense
-from posx.attention.fused import SLAB_PAIRS, fused, is_native, refusal
+from posx.attention.fused import fused, is_native, refusal
 from posx.attention.masks import Mask, causal, full, window
 from posx.attention.tiles import Slots, Tokens
 from posx.encodings.base import Encoding, Features, Params, wide_dtype
@@ -192,11 +192,9 @@ def choose_executor(
     """The executor's name behind "auto" for such a call; `in_order` as in `blockwise`, dtype that of q."""
     if executor != "auto":
         return executor
-    pairs = num_queries * num_keys
-    has_bias = encoding.acts_on("bias") or encoding.acts_on("curve")
-    if is_native(dtype) and not refusal(encoding, mask, in_order, segments) and (pairs <= SLAB_PAIRS or not has_bias):
+    if is_native(dtype) and not refusal(encoding, mask, in_order, segments):
         return "fused"
-    return "dense" if pairs <= DENSE_PAIRS and not in_order else "blockwise"
+    return "dense" if num_queries * num_keys <= DENSE_PAIRS and not in_order else "blockwise"
 
 
 def check_positions(encoding: Encoding, pos: Any) -> None:

@@ -1,8 +1,8 @@
 """The fused executor: the vendor's kernel behind `jax.nn.dot_product_attention`, for encodings that fit it.
 
-That is: token maps (RoPE, absolute ones, NoPE), temperatures, and content-free biases, handed over as one slab
-[1, h, q, k]. On a GPU with 16-bit operands it is cuDNN, elsewhere the XLA form of the same call, which is how it is
-tested where there is no GPU.
+That is: token maps (RoPE, absolute ones, NoPE), temperatures, and content-free biases, handed over as a slab
+[1, h, q, k]: one at training lengths, beyond them one after the other for blocks of queries. On a GPU with 16-bit
+operands it is cuDNN, elsewhere the XLA form of the same call, which is how it is tested where there is no GPU.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention.masks import Mask
-from posx.attention.tiles import Slots, Tokens, score_bias
+from posx.attention.tiles import Slots, Tokens, score_bias, visible_pairs
+from posx.attention.tiling import cut_into_blocks, joined
 from posx.encodings.base import Encoding, Params
 
-#: `auto` leaves slabs of more pairs than this to the blockwise executor: 8 heads of them hold 1 GB in bfloat16.
+#: The most query-key pairs of one slab: 8 heads of them hold 1 GB in bfloat16.
 SLAB_PAIRS = 8192 * 8192
 
 
@@ -39,21 +40,45 @@ def is_native(dtype: Any) -> bool:
 
 def fused(
     encoding: Encoding, mask: Mask, params: Params, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots,
-    *, in_order: bool = False, **_: Any,
+    *, in_order: bool = False, slab_pairs: int = SLAB_PAIRS, **_: Any,
 ) -> jax.Array:  # fmt: skip
-    """As `dense`, by one call of the kernel. Raises ValueError for what it cannot serve."""
+    """As `dense`, by the kernel: once, or block by block where the bias of all pairs would exceed `slab_pairs`.
+
+    Raises ValueError for what it cannot serve.
+    """
     if why := refusal(encoding, mask, in_order, q_slots.segment is not None):
         raise ValueError(f"executor 'fused' cannot serve this call: {why}; use blockwise")
-    bias = score_bias(encoding, params, q_slots.pos, k_slots.pos)
     width, values = k.mapped.shape[-1], k.values
     if values.shape[-1] < width:  # the kernel wants keys and values of one width
         values = jnp.pad(values, [(0, 0)] * 3 + [(0, width - values.shape[-1])])
-    o = jax.nn.dot_product_attention(
-        q.mapped.swapaxes(1, 2), k.mapped.swapaxes(1, 2), values.swapaxes(1, 2),
-        bias=None if bias is None else bias.astype(q.mapped.dtype),
-        scale=1.0,  # queries come scaled
-        is_causal=mask.causal,
-        local_window_size=(mask.window - 1, 0) if mask.window else None,
-        implementation="cudnn" if is_native(q.mapped.dtype) else "xla",
-    )  # fmt: skip
-    return o[..., : k.values.shape[-1]].swapaxes(1, 2)
+    num_queries, num_keys = q.mapped.shape[2], k.mapped.shape[2]
+    has_bias = encoding.acts_on("bias") or encoding.acts_on("curve")
+    blocks = -(-num_queries * num_keys // slab_pairs) if has_bias else 1
+
+    def kernel(queries: jax.Array, slots: Slots, **visible: Any) -> jax.Array:
+        bias = score_bias(encoding, params, slots.pos, k_slots.pos)
+        return jax.nn.dot_product_attention(
+            queries.swapaxes(1, 2), k.mapped.swapaxes(1, 2), values.swapaxes(1, 2),
+            bias=None if bias is None else bias.astype(queries.dtype),
+            scale=1.0,  # queries come scaled
+            implementation="cudnn" if is_native(queries.dtype) else "xla",
+            **visible,
+        ).swapaxes(1, 2)  # fmt: skip
+
+    if blocks == 1:
+        window = (mask.window - 1, 0) if mask.window else None
+        o = kernel(q.mapped, q_slots, is_causal=mask.causal, local_window_size=window)
+    else:
+        cut_q, cut_slots = cut_into_blocks(
+            Tokens(q.mapped, *[None] * 4, features={}), q_slots, -(-num_queries // blocks)
+        )
+
+        @jax.checkpoint  # or the gradient would keep all slabs
+        def block(cut: tuple[Tokens, Slots]) -> jax.Array:
+            (queries, *_), slots = cut
+            # What fills up the last block sees every key: kernels differ in what a row without any gives.
+            visible = visible_pairs(mask, slots, k_slots) | (slots.idx < 0)[..., None]
+            return kernel(queries, slots, mask=visible[:, None])
+
+        o = joined(jax.lax.map(block, (cut_q, cut_slots)))[:, :, :num_queries]
+    return o[..., : k.values.shape[-1]]

@@ -132,7 +132,7 @@ def _shifted(weights: jax.Array, strip: jax.Array) -> tuple[_Fold | None, jax.Ar
 
 def _sums(strip: jax.Array, fold: _Fold | None, shifted: jax.Array) -> jax.Array:
     if fold is None:
-        return shifted[..., None] * _for_heads(strip[:, 0], shifted.shape[1])[:, None]
+        return shifted[..., None] * _for_heads(strip[:, 0], shifted.shape[1])[None, :, None]
     return fold.back(fold.pairs(shifted @ fold.windows(strip)))
 
 

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import posx
 from posx import attention
 from posx.attention.blockwise import blockwise
+from posx.attention.fused import fused
 from posx.config import base_config, run_config
 from posx.encodings import Alibi, Chain, Deberta, Learned, Nope, Rope, Shaw, Sinusoidal, TransformerXL
 from posx.errors import ConfigError
@@ -159,9 +160,12 @@ def test_auto_takes_tiles_in_order_and_dense_while_other_scores_are_few():
     assert choose("dense", 10**6, 10**6, in_order=True) == "dense"
 
 
+@pytest.mark.parametrize("slab", [T * T, 4 * T], ids=["one slab", "slabs of 4 queries"])
 @pytest.mark.parametrize("mask", [posx.causal(), posx.window(3), posx.full()], ids=str)
-def test_the_fused_kernel_agrees_in_values_and_gradients(mask):
+def test_the_fused_kernel_agrees_in_values_and_gradients(mask, slab, monkeypatch):
     """A token map with a learned bias under another scale, and a bias that knows positions."""
+    in_slabs = functools.partial(fused, slab_pairs=slab)
+    monkeypatch.setitem(attention.EXECUTORS, "fused", in_slabs)
     for spec in (["rope", {"name": "t5", "scaled": False}], "tupe"):
         encoding = posx.build(spec, posx.Dims(model_dim=24, num_heads=H, head_dim=D, num_layers=1, train_len=T))
         params = encoding.init(jax.random.key(0), posx.Dims(24, H, D, 1, T))
