@@ -13,36 +13,21 @@ from posx.attention.cache import write
 from posx.encodings import encoding_name
 from tests.encodings.cases import (
     CASES,
-    DIMS,
-    EVEN_TILES,
     FAMILIES,
     LARGEST,
     LENGTH,
     SMALL_TILES,
+    STRUCTURAL,
     angle_error,
-    batch,
     in_float64,
+    inputs,
     layer,
-    params_of,
     project,
-    projections,
     reference_layer,
-    tokens,
 )
 
 all_cases = pytest.mark.parametrize("case", CASES)
-#: Variants of a formula that run through the code of their base case add nothing where only the plumbing is tested.
-STRUCTURAL = [*(case for case in CASES if "-" not in case), "transformer_xl-clamp", "tupe-r"]
-#: One case per set of learned arrays.
-LEARNED = [case for case in STRUCTURAL if params_of(CASES[case])] + ["learned-interpolate", "shaw-keys", "tupe-untied"]
 structural_cases = pytest.mark.parametrize("case", STRUCTURAL)
-
-
-def inputs(case, dtype=np.float32):
-    """encoding, (params, weights, x), (pos, idx, segment)."""
-    encoding = CASES[case]
-    where = batch(encoding)
-    return encoding, (params_of(encoding, dtype), projections(dtype), tokens(dtype=dtype)), vars(where).values()
 
 
 def test_every_registered_encoding_has_a_case():
@@ -61,72 +46,6 @@ def test_executors_match_the_reference(case):
             o = layer(encoding, *in_float64(floats), *where, executor=executor)
             assert_allclose(o, wanted, rtol=0, atol=1e-10)
             assert_array_equal(o[FAMILIES.index("left padded"), :4], 0)
-
-
-@functools.partial(jax.jit, static_argnames=("encoding", "executor"))
-def loss_and_grads(encoding, floats, where, cotangent, *, executor):
-    return jax.value_and_grad(lambda f: jnp.sum(layer(encoding, *f, *where, executor=executor) * cotangent))(floats)
-
-
-@pytest.mark.parametrize("case", [*LEARNED, "rope", "alibi"])
-def test_gradients_agree_between_executors_and_with_finite_differences(case):
-    encoding, floats, where = inputs(case, np.float64)
-    where = tuple(where)
-    rng = np.random.default_rng(4)
-    cotangent = rng.standard_normal((len(FAMILIES), LENGTH, DIMS.num_heads, DIMS.head_dim))
-    with jax.enable_x64(True):
-        dense = loss_and_grads(encoding, floats, where, cotangent, executor="dense")
-        tiles = loss_and_grads(encoding, floats, where, cotangent, executor=SMALL_TILES)
-        jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-10, atol=1e-10), tiles, dense)
-        leaves, structure = jax.tree.flatten(floats)
-        for n, (leaf, grad) in enumerate(zip(leaves, jax.tree.leaves(dense[1]), strict=True)):
-            direction, step = rng.standard_normal(leaf.shape), 1e-6
-
-            def loss(shift, n=n, direction=direction):
-                moved = structure.unflatten([a + shift * direction if m == n else a for m, a in enumerate(leaves)])
-                return loss_and_grads(encoding, moved, where, cotangent, executor="dense")[0]
-
-            slope = (loss(step) - loss(-step)) / (2 * step)
-            assert_allclose(np.sum(grad * direction), slope, rtol=1e-6, atol=1e-7)
-        # Outputs of the first t tokens pull nothing back to later ones, and padding gets nothing from anywhere.
-        t = 7
-        early = cotangent * (np.arange(LENGTH) < t)[:, None, None]
-        for executor in ("dense", SMALL_TILES):
-            x_grad = loss_and_grads(encoding, floats, where, early, executor=executor)[1][2]
-            assert_array_equal(x_grad[:, t:], 0)
-            assert np.abs(x_grad[:, :t]).max() > 1e-2
-    padding = FAMILIES.index("left padded"), slice(0, 4)
-    assert_array_equal(dense[1][2][padding], 0)
-    assert_array_equal(tiles[1][2][padding], 0)
-
-
-@functools.partial(jax.jit, static_argnames=("encoding", "executor", "mask"))
-def in_order(encoding, params, q, k, v, cotangent, *, executor, mask):
-    """Outputs and gradients where positions are known to count up: tables of distances, read as strips."""
-    pos = np.arange(6, 6 + LENGTH, dtype=np.int32)
-
-    def loss(params, q, k, v):
-        o = posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, mask=mask, executor=executor)
-        return jnp.sum(o * cotangent), o
-
-    return jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(params, q, k, v)
-
-
-@pytest.mark.parametrize("case", [c for c, e in CASES.items() if e.acts_on("curve") or e.acts_on("relative")])
-def test_strips_of_distances_give_the_same_as_every_distance_by_itself(case):
-    encoding, (params, weights, x), (pos, _, _) = inputs(case, np.float64)
-    rng = np.random.default_rng(5)
-    cotangent = rng.standard_normal((2, LENGTH, DIMS.num_heads, DIMS.head_dim))
-    with jax.enable_x64(True):
-        q, k, v = (a[:2] for a in jit_project(encoding, params, weights, x, pos))
-        for mask in (
-            (posx.causal(), posx.full()) if case in ("shaw", "deberta", "t5-bidirectional") else (posx.causal(),)
-        ):
-            dense, tiles = (
-                in_order(encoding, params, q, k, v, cotangent, executor=executor, mask=mask)
-                for executor in ("dense", EVEN_TILES)
-            )
-            jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-10, atol=1e-10), tiles, dense)
 
 
 @functools.partial(jax.jit, static_argnames=("encoding", "executor", "keys_mapped"))
@@ -174,7 +93,7 @@ def test_cached_decode_equals_the_whole_sequence(case):
 def test_a_prefix_does_not_change_with_what_follows(case):
     encoding, (params, weights, x), where = inputs(case)
     assert encoding.prefix_consistent
-    where, t = tuple(where), 7
+    t = 7
     later = x + 100.0 * (np.arange(LENGTH) >= t)[:, None].astype(np.float32)
     before = layer(encoding, params, weights, x, *where)[:, :t]
     assert_array_equal(layer(encoding, params, weights, later, *where)[:, :t], before)
