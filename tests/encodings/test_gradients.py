@@ -22,9 +22,10 @@ from tests.encodings.cases import (
     STRUCTURAL,
     in_float64,
     inputs,
-    layer,
+    layer_outputs,
     params_of,
     projections,
+    quick_jit,
     tokens,
 )
 
@@ -34,9 +35,6 @@ ATTENDING = [case for case in STRUCTURAL if CASES[case].sites != ("embed",)]
 BY_DISTANCE = [case for case, encoding in CASES.items() if encoding.acts_on("curve") or encoding.acts_on("relative")]
 #: Every set of learned arrays.
 GRADIENTS = [*STRUCTURAL, "learned-interpolate", "shaw-keys", "tupe-untied"]
-#: Compiled in 60% of the time: the formula is on test here, not LLVM's optimizer.
-quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-
 COTANGENT = np.random.default_rng(4).standard_normal((len(FAMILIES), LENGTH, DIMS.num_heads, DIMS.head_dim))
 
 
@@ -66,7 +64,7 @@ def values_and_grads(encoding, floats, where, cotangent, *, executor):
     """Outputs of one layer under WINDOW, and gradients of floats: params, projections, tokens."""
 
     def loss(floats):
-        o = layer(encoding, *floats, *where, executor=executor, mask=WINDOW)
+        o = layer_outputs(encoding, *floats, *where, executor=executor, mask=WINDOW)
         return jnp.sum(o * cotangent), o
 
     grads, o = jax.grad(loss, has_aux=True)(floats)
