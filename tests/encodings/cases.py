@@ -10,6 +10,7 @@ import numpy as np
 
 import posx
 from posx.attention.blockwise import blockwise
+from posx.attention.fused import fused
 from posx.encodings import Encoding, encoding_name
 from tests.encodings import reference
 
@@ -58,6 +59,9 @@ small_tiles = functools.partial(blockwise, query_block=4, key_block=5)
 #: Key blocks of whole query blocks, as the default has them: tiles off the diagonal need no mask.
 EVEN_TILES = "even_tiles"
 even_tiles = functools.partial(blockwise, query_block=2, key_block=4)
+#: The fused kernel for 5 queries at a time where there is a bias; 13 take three calls, and fill the last one up.
+SMALL_SLABS = "small_slabs"
+small_slabs = functools.partial(fused, slab_pairs=5 * LENGTH)
 
 
 def params_of(encoding: Encoding, dtype=np.float32, seed: int = 0) -> dict[str, np.ndarray]:

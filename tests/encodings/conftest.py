@@ -2,15 +2,18 @@ import jax
 import pytest
 
 from posx.attention import EXECUTORS
-from tests.encodings.cases import EVEN_TILES, SMALL_TILES, even_tiles, small_tiles
+from tests.encodings.cases import EVEN_TILES, SMALL_SLABS, SMALL_TILES, even_tiles, small_slabs, small_tiles
+
+SMALL = {SMALL_TILES: small_tiles, EVEN_TILES: even_tiles, SMALL_SLABS: small_slabs}
 
 
 @pytest.fixture(scope="session", autouse=True)
 def executors_with_small_tiles():
-    """`executor="small_tiles"` and "even_tiles": blockwise with tiles smaller than the tests' sequences."""
-    EXECUTORS[SMALL_TILES], EXECUTORS[EVEN_TILES] = small_tiles, even_tiles
+    """Blockwise and fused, cut into pieces smaller than the tests' sequences."""
+    EXECUTORS.update(SMALL)
     yield
-    del EXECUTORS[SMALL_TILES], EXECUTORS[EVEN_TILES]
+    for name in SMALL:
+        del EXECUTORS[name]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -23,6 +23,7 @@ from tests.encodings.cases import (
     inputs,
     layer,
     layer_outputs,
+    params_of,
     project,
     quick_jit,
     reference_layer,
@@ -101,6 +102,24 @@ def test_a_prefix_does_not_change_with_what_follows(case):
     assert_array_equal(layer(encoding, params, weights, later, *where)[:, :t], before)
     prefix = layer(encoding, params, weights, x[:, :t], *(a[:, :t] for a in where))
     assert_allclose(prefix, before, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [c for c, e in CASES.items() if e.reach is not None])
+def test_beyond_its_reach_an_encoding_sees_no_distance(case):
+    encoding, params = CASES[case], params_of(CASES[case])
+    far = encoding.reach + np.array([0, 1, 2, 1000, 100_000])
+    distances = np.concatenate([far, -far, np.arange(encoding.reach)])
+
+    @jax.jit
+    def terms(params):
+        curve = encoding.curve(params, jnp.float32(distances)) if encoding.acts_on("curve") else None
+        return *encoding.relative(params, jnp.asarray(distances)), None if curve is None else curve.T
+
+    for term in jax.device_get(jax.tree.leaves(terms(params))):
+        ahead, behind, near = np.split(term, [len(far), 2 * len(far)])
+        assert_array_equal(ahead, np.broadcast_to(ahead[:1], ahead.shape))
+        assert_array_equal(behind, np.broadcast_to(behind[:1], behind.shape))
+        assert np.abs(near - ahead[:1]).max() > 1e-2
 
 
 SHIFTS = (1, 17, 1000, 32768)

@@ -18,6 +18,7 @@ from tests.encodings.cases import (
     EVEN_TILES,
     FAMILIES,
     LENGTH,
+    SMALL_SLABS,
     SMALL_TILES,
     STRUCTURAL,
     in_float64,
@@ -109,8 +110,9 @@ def test_the_fused_kernel_has_the_gradients_of_the_dense_executor(case):
     with jax.enable_x64(True):
         where = pos, in_order, 0 * segment
         wanted = jax.device_get(through_layer(encoding, in_float64(floats), where, COTANGENT, executor="dense"))
-    found = through_layer(encoding, floats, (pos, None, None), np.float32(COTANGENT), executor="fused")
-    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max()), found, wanted)
+    for executor in ("fused", *([SMALL_SLABS] if "bias" in encoding.sites else [])):
+        found = through_layer(encoding, floats, (pos, None, None), np.float32(COTANGENT), executor=executor)
+        jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max()), found, wanted)
 
 
 def apart(row, lengths):
