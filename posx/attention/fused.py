@@ -69,9 +69,7 @@ def fused(
         window = (mask.window - 1, 0) if mask.window else None
         o = kernel(q.mapped, q_slots, is_causal=mask.causal, local_window_size=window)
     else:
-        cut_q, cut_slots = cut_into_blocks(
-            Tokens(q.mapped, *[None] * 4, features={}), q_slots, -(-num_queries // blocks)
-        )
+        cut_q, cut_slots = cut_into_blocks(q, q_slots, -(-num_queries // blocks))
 
         @jax.checkpoint  # or the gradient would keep all slabs
         def block(cut: tuple[Tokens, Slots]) -> jax.Array:
