@@ -249,5 +249,5 @@ def load_model(folder: RunFolder) -> tuple[Model, dict[str, Any], Tokenizer, int
     restored = folder.checkpoints().restore({"params": model.abstract()}, notice=say)
     if restored is None:
         raise WorkdirError(f"{folder.path} holds no checkpoint yet: run `posx train` with this --workdir first")
-    step, state, _ = restored
+    step, state = restored
     return model, jax.tree.map(jnp.asarray, state["params"]), tokenizer, step

@@ -30,6 +30,7 @@ from posx.attention.tiling import (
     cut_into_blocks,
     first_row,
     joined,
+    over_blocks,
     reads_params,
     strip_of,
     tabulate,
@@ -117,10 +118,7 @@ def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k
         total_or_one = jnp.where(total > 0, total, 1)
         return o / total_or_one[..., None], jnp.where(total > 0, top + jnp.log(total_or_one), 0)
 
-    blocks = (q, q_slots)
-    if plan.query_blocks == 1:
-        return jax.tree.map(lambda x: x[None], query_block(0, block_at(blocks, 0)))
-    return jax.lax.map(lambda block: query_block(*block), (jnp.arange(plan.query_blocks), blocks))
+    return over_blocks(plan, lambda _, numbered: (_, query_block(*numbered)), None, (q, q_slots))[1]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -175,12 +173,7 @@ def _attend_backward(plan, saved, o_grad):
         return walk(plan, i, q_where, k_slots, visit, (sums, _zeros(q)))
 
     start = Sums(_zeros(tables), _zeros(k.mapped.mT), _zeros(k.values.mT), _zeros(k._replace(mapped=None, values=None)))
-    blocks = (jnp.arange(plan.query_blocks), (q, q_slots, o_grad, lse, delta))
-    if plan.query_blocks == 1:
-        sums, q_grad = query_block(start, (0, block_at(blocks[1], 0)))
-        q_grad = jax.tree.map(lambda x: x[None], q_grad)
-    else:
-        sums, q_grad = jax.lax.scan(query_block, start, blocks)
+    sums, q_grad = over_blocks(plan, query_block, start, (q, q_slots, o_grad, lse, delta))
     mapped, values = jax.lax.optimization_barrier((sums.mapped, sums.values))
     grads = (sums.tables, q_grad, sums.keys._replace(mapped=mapped.mT, values=values.mT))
     return *jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q, k)), None, None

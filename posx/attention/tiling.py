@@ -95,6 +95,14 @@ def joined(x: jax.Array) -> jax.Array:
     return jnp.moveaxis(x, 0, 2).reshape(b, h, n * block, d)
 
 
+def over_blocks(plan: Plan, step: Callable, carry: Any, blocks: Any) -> Any:
+    """`jax.lax.scan` of step(carry, (i, block i)) over the query blocks; no loop where there is one."""
+    if plan.query_blocks > 1:
+        return jax.lax.scan(step, carry, (jnp.arange(plan.query_blocks), blocks))
+    carry, found = step(carry, (0, block_at(blocks, 0)))
+    return carry, jax.tree.map(lambda x: x[None], found)
+
+
 def walk(plan: Plan, i: Any, q_where: Slots, k_slots: Slots, visit: Callable, carry: Any) -> Any:
     """`visit(j, carry, masked, far)` over the key blocks j that query block i may see, in order.
 

@@ -69,11 +69,12 @@ class Checkpoints:
             (self.folder / f"{old}.json").unlink()
         self._sweep()
 
-    def restore(self, abstract: Tree, notice=lambda text: None) -> tuple[int, Tree, list[str]] | None:
-        """The newest step that verifies, as (step, state, what was passed over); None if none was ever saved.
+    def restore(self, abstract: Tree, notice=lambda text: None) -> tuple[int, Tree] | None:
+        """The newest step that verifies, as (step, state); None if none was ever saved.
 
         `abstract` gives the tree, shapes and types wanted; it may be a part of what was saved. Raises WorkdirError if
-        no step verifies, or if the newest holds other shapes or types: nothing is cast or cut to fit.
+        no step verifies, or if the newest holds other shapes or types: nothing is cast or cut to fit. `notice` gets a
+        line for each damaged step that was passed over.
         """
         wanted = _flatten(abstract)
         damaged: list[str] = []
@@ -84,7 +85,7 @@ class Checkpoints:
                 damaged.append(f"checkpoint {step} in {self.folder} is damaged ({error}) and was passed over")
                 notice(damaged[-1])
                 continue
-            return step, jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted]), damaged
+            return step, jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted])
         if damaged:
             raise WorkdirError(
                 "; ".join(damaged) + "; no good checkpoint is left: use another --workdir to start again"

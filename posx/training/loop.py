@@ -42,9 +42,10 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
         if restored is None:
             state = init_state(model, config)
         else:
-            state = jax.tree.map(jnp.asarray, restored[1])
-            if 0 < restored[0] < config.steps:
-                say(f"resuming {folder.path.name} at step {restored[0]}")
+            step, saved = restored
+            state = jax.tree.map(jnp.asarray, saved)
+            if 0 < step < config.steps:
+                say(f"resuming {folder.path.name} at step {step}")
         start = int(state["step"])
         state = on_all_devices(state)
         if start >= config.steps:
