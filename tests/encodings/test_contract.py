@@ -159,18 +159,3 @@ def test_jit_and_checkpoint_change_nothing(case):
 
     plain, again = (jax.jit(jax.grad(f, argnums=(0, 1)))(params, x) for f in (loss, jax.checkpoint(loss)))
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=1e-5), again, plain)
-
-
-@all_cases
-def test_beyond_the_reach_nothing_depends_on_distance(case):
-    """Executors take one row for whole tiles there."""
-    encoding, params = CASES[case], params_of(CASES[case])
-    if encoding.reach is None or not (encoding.acts_on("curve") or encoding.acts_on("relative")):
-        return
-    far = encoding.reach + np.array([0, 1, 7, 100, 3000], np.int32)
-    for distances in (far, -far):
-        found = [encoding.curve(params, distances.astype(np.float32))] if encoding.acts_on("curve") else []
-        found += [x.swapaxes(0, 1) for x in encoding.relative(params, distances) if x is not None]
-        assert found
-        for x in found:
-            assert_array_equal(x, np.broadcast_to(x[:, :1], x.shape))
