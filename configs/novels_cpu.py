@@ -3,7 +3,7 @@
     posx sweep --config configs/novels_cpu.py --workdir runs/novels_cpu --config.data.source=PATH/TO/novels
 
 The text is ELTeC-eng (doi 10.5281/zenodo.4662490) or any folder with train.* and validation.* files.
-Hardware and time: 2 CPU cores, about an hour in all; --jobs=2 fills both cores better.
+Hardware and time: 2 CPU cores, about half an hour in all; --jobs=2 fills both cores better.
 Expect (perplexity per byte, non-overlapping): about 4.4 to 4.6 at L and 5.1 for NoPE; R_8 about 5.8 sinusoidal,
 4 RoPE, 2.4 NoPE, 0.97 ALiBi.
 """

@@ -13,7 +13,8 @@ from posx.errors import ConfigError
 @dataclasses.dataclass(frozen=True)
 class Mask:
     """Visible pairs: no later key if `causal`, none further back than `window` tokens (0: no limit), but for the
-    first `sinks` tokens, which stay visible."""
+    first `sinks` tokens, which stay visible: those of idx below `sinks`, so that documents packed into one row have
+    sinks of their own only where the caller's q_idx and k_idx start again with each."""
 
     causal: bool = True
     window: int = 0

@@ -126,7 +126,7 @@ def _relative_scores(encoding, params, strips, q, k, q_pos, k_pos) -> list[jax.A
             seen = relative.pair_products(vectors, _rows(encoding, params, "query", dtype), q_pos, k_pos)
         terms.append(seen)
     if given.key is not None:
-        vectors = repeat_heads(k.vectors, q.mapped.shape[1]).astype(dtype)
+        vectors = repeat_heads(k.vectors.astype(dtype), q.mapped.shape[1])
         if strips is not None:
             strip = relative.mirrored(strips.relative.key.astype(dtype))
             seen = relative.strip_products(vectors, strip, q.mapped.shape[2])
