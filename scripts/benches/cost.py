@@ -84,6 +84,10 @@ def _ratio_panel(ax: Axes, curves: Curves, title: str) -> dict[str, Line2D]:
     return handles
 
 
+def _sizes(case: dict[str, Any]) -> str:
+    return f"{case['heads']} heads of {case['head_dim']}, batch {case['batch']}"
+
+
 def draw(reports: tuple[list[Report], Report, Report], path: Path) -> None:
     train, attention, memory = reports
     models = {str(Shape(**report["shape"]).at_length(1)) for report in train}
@@ -101,8 +105,8 @@ def draw(reports: tuple[list[Report], Report, Report], path: Path) -> None:
         look.legend(made, list(handles.values()), list(handles), 0.92, 0.88)
         lines = [
             f"training: {shape.layers} layers, width {shape.width}, {shape.heads} heads, {shape.tokens} tokens a step; "
-            f"attention: {attention['case']['heads']} heads of {attention['case']['head_dim']}, batch "
-            f"{attention['case']['batch']}; medians, whiskers: quartiles; {attention['cores']} cores",
+            f"attention: {_sizes(attention['case'])}; memory: {_sizes(memory['settings'])}",
+            f"medians, whiskers: quartiles; {attention['cores']} cores; "
             "encodings that act on the embeddings alone cost in attention what NoPE costs",
         ]
         look.headings(made, "What an encoding costs", lines, lift=-0.04)

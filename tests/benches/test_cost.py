@@ -38,7 +38,8 @@ def reports():
         train_report(32, {"nope": [2.0] * 3, "t5": [1.0] * 3}),
         train_report(16, {"nope": [5.0, 2.0, 16.0], "t5": [10.0, 1.0, 4.0]}),
     ]
-    return train, attention_report({128: ours}), {"points": points}
+    memory = {"points": points, "settings": {"heads": 2, "head_dim": 8, "batch": 1}}
+    return train, attention_report({128: ours}), memory
 
 
 def test_curves_are_the_medians_of_ratios_per_round(bench, reports):
