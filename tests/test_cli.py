@@ -591,6 +591,7 @@ def test_a_closed_pipe_and_an_interrupt_leave_no_traceback(site, ctrl_c):
     assert process.returncode == 130 and "interrupted" in one_line(err)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the very thing on test
 def test_an_interrupt_that_lands_in_a_destructor_is_not_lost(site, monkeypatch, ctrl_c):
     class Unlucky:
         def __del__(self):
