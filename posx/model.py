@@ -319,11 +319,12 @@ class Model:
     def tabulated(self, params: dict[str, Any], length: int) -> tuple[Model, dict[str, Any]]:
         """The same model for decoding up to `length` tokens: what encodings compute by distance is computed once."""
         layers, shared, encodings = dict(params["layers"]), dict(params.get("shared", {})), []
-        for name, encoding in zip(layers, self.encodings, strict=True):
+        for n, encoding in enumerate(self.encodings):
             if not encoding.acts_on("relative"):
                 encodings.append(encoding)
                 continue
-            table, key = Tabulated((encoding,), length), f"encoding_{self.distinct.index(encoding)}"
+            name, key = f"layer_{n:02d}", f"encoding_{self.distinct.index(encoding)}"
+            table = Tabulated((encoding,), length)
             attention = layers[name]["attention"]
             own, once = (
                 {f"0.{k}": v for k, v in tree.items()}
