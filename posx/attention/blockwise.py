@@ -6,8 +6,9 @@ tile functions, so that every encoding, learned or not, is served by the one for
 
 Two walks over the tiles. In order (queries and keys are the same tokens, one after the other): tiles of the future are
 never visited, those of the past need no mask, and where positions are consecutive `curve` and `relative` are tabulated
-once and read as strips; tiles wholly beyond the encoding's reach have one row for all their distances. Otherwise every
-tile is masked, and one with no visible pair is passed over.
+once and read as strips; tiles wholly beyond the encoding's reach have one row for all their distances, and tiles where
+the curve has fallen so far that no key can matter to float precision are skipped. Otherwise every tile is masked, and
+one with no visible pair is passed over.
 """
 
 from __future__ import annotations
@@ -20,26 +21,41 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention.masks import Mask
-from posx.attention.tiles import INVISIBLE, Slots, Tokens, adjusted, products, value_terms, visible_pairs, weighted
+from posx.attention.tiles import (
+    INVISIBLE,
+    Slots,
+    Strips,
+    Tokens,
+    adjusted,
+    products,
+    value_terms,
+    visible_pairs,
+    weighted,
+)  # fmt: skip
 from posx.attention.tiling import (
     Plan,
     Tables,
     block_at,
     block_sizes,
+    can_skip,
     count_blocks,
     cut_into_blocks,
     first_row,
     joined,
     over_blocks,
     reads_params,
+    skipper,
     strip_of,
     tabulate,
     walk,
 )  # fmt: skip
-from posx.encodings.base import Encoding, Params, wide_dtype
+from posx.encodings.base import Encoding, Params, Relative, wide_dtype
 
 #: Where a row's running maximum starts: above INVISIBLE, so that the weight of an invisible pair is exactly 0.
 LOWEST = INVISIBLE / 10
+#: Keys from which on an encoding that fades skips tiles, on CPUs: one head after the other costs more than that saves
+#: at shorter lengths, and would leave larger machines idle.
+SKIP_FROM = 1024
 
 
 def blockwise(
@@ -55,6 +71,7 @@ def blockwise(
     offset: int | None = None,
     query_block: int = 0,
     key_block: int = 0,
+    skip: bool | None = None,
 ) -> jax.Array:
     """As `dense`, over tiles; lengths are filled up to whole tiles.
 
@@ -62,10 +79,15 @@ def blockwise(
       in_order: queries and keys are the same tokens, idx counts up from 0.
       offset: where both sides' positions are consecutive, the first query's less the first key's; else None.
       query_block, key_block: tokens in a tile; 0 for the default, see `block_sizes`.
+      skip: whether far tiles that provably weigh nothing are left out, head by head; None: where the encoding `fades`
+        and it pays. Only done in order and causal, where nothing but a curve adds to scores.
     """
-    b, h, num_queries, _ = q.mapped.shape
-    num_keys = k.mapped.shape[2]
-    sizes = block_sizes(num_queries, num_keys, b * h, encoding.acts_on("relative"))
+    (b, h, num_queries, _), (_, groups, num_keys, _) = q.mapped.shape, k.mapped.shape
+    if skip is None:
+        skip = encoding.fades and num_keys >= SKIP_FROM and jax.default_backend() == "cpu"
+    skip = skip and in_order and offset is not None and can_skip(encoding, mask, q_slots)
+    rows = b * h // groups if skip else b * h
+    sizes = block_sizes(num_queries, num_keys, rows, encoding.acts_on("relative"))
     query_block, key_block = query_block or sizes[0], key_block or sizes[1]
     if encoding.tiling == "rows":
         key_block = num_keys
@@ -80,10 +102,31 @@ def blockwise(
             reach = encoding.reach - offset
     q, q_slots = cut_into_blocks(q, q_slots, query_block)
     k, k_slots = cut_into_blocks(k, k_slots, key_block)
-    plan = Plan(encoding, mask, in_order, query_blocks, bool(jax.tree.leaves(params)), reach)
+    skip = skip and in_order and key_block < num_keys
+    plan = Plan(encoding, mask, in_order, query_blocks, bool(jax.tree.leaves(params)), reach, skip)
     tables = Tables(params if reads_params(encoding, strips) else {}, strips)
-    o = _attend(plan, tables, q, k, q_slots, k_slots)
+    o = (_by_key_head if skip else _attend)(plan, tables, q, k, q_slots, k_slots)
     return joined(o)[:, :, :num_queries]
+
+
+def _by_key_head(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots) -> jax.Array:
+    """`_attend` for one key head after the other, with the queries it serves: each head skips tiles of its own."""
+    groups, heads = k.mapped.shape[2], q.mapped.shape[2]
+
+    def split(x: jax.Array, axis: int) -> jax.Array:
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :]), axis, 0)
+
+    assert tables.strips is not None
+    curve = tables.strips.curve
+    curve = split(jnp.broadcast_to(curve, (heads, curve.shape[1])), 0)
+    q, k = jax.tree.map(lambda x: split(x, 2), (q, k))
+
+    def one(head: tuple[jax.Array, Tokens, Tokens]) -> jax.Array:
+        curve, q, k = head
+        return _attend(plan, Tables({}, Strips(curve, Relative())), q, k, q_slots, k_slots)
+
+    o = jnp.moveaxis(jax.lax.map(one, (curve, q, k)), 0, 2)
+    return o.reshape(*o.shape[:2], heads, *o.shape[4:])
 
 
 def _hidden(s: jax.Array, visible: jax.Array, masked: bool) -> jax.Array:
@@ -93,6 +136,7 @@ def _hidden(s: jax.Array, visible: jax.Array, masked: bool) -> jax.Array:
 def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots):
     """Outputs [n, b, h, block, d] and log-sum-exps [n, b, h, block] of the scores."""
     encoding, params = plan.encoding, tables.params
+    first_tile = skipper(plan, tables.strips, k.mapped)
 
     def query_block(i: Any, block: Any):
         q, q_where = block
@@ -114,7 +158,9 @@ def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k
 
         rows, dtype = q.mapped.shape[:3], wide_dtype(q.mapped.dtype)
         nothing = jnp.zeros((*rows, k.values.shape[-1]), dtype), jnp.full(rows, LOWEST, dtype), jnp.zeros(rows, dtype)
-        o, top, total = walk(plan, i, q_where, k_slots, visit, nothing)
+        o, top, total = walk(
+            plan, i, q_where, k_slots, visit, nothing, lambda carry: first_tile(i, q.mapped, q_where, carry[1])
+        )
         total_or_one = jnp.where(total > 0, total, 1)
         return o / total_or_one[..., None], jnp.where(total > 0, top + jnp.log(total_or_one), 0)
 
@@ -146,7 +192,7 @@ class Sums(NamedTuple):
 
 def _attend_backward(plan, saved, o_grad):
     tables, q, k, q_slots, k_slots, o, lse = saved
-    groups = k.mapped.shape[2]
+    groups, first_tile = k.mapped.shape[2], skipper(plan, tables.strips, k.mapped)
     # With p = exp(s - lse): dL/ds = p * (dL/dp - delta), delta_i = o_i . dL/do_i.
     delta = (o * o_grad).sum(axis=-1)
 
@@ -170,7 +216,8 @@ def _attend_backward(plan, saved, o_grad):
             per_block = jax.tree.map(lambda x, g: _add_slice(x, g[None], j, axis=0), sums[1:], grads[1:])
             return Sums(Tables(params, strips), *per_block), _add(q_grads, q_grad)
 
-        return walk(plan, i, q_where, k_slots, visit, (sums, _zeros(q)))
+        nothing = sums, _zeros(q)
+        return walk(plan, i, q_where, k_slots, visit, nothing, lambda _: first_tile(i, q.mapped, q_where, lse))
 
     start = Sums(_zeros(tables), _zeros(k.mapped.mT), _zeros(k.values.mT), _zeros(k._replace(mapped=None, values=None)))
     sums, q_grad = over_blocks(plan, query_block, start, (q, q_slots, o_grad, lse, delta))

@@ -11,7 +11,7 @@ import numpy as np
 
 from posx.attention.masks import Mask
 from posx.attention.tiles import Slots, Strips, Tokens, visible_pairs
-from posx.encodings.base import Encoding, Params, Relative, as_float
+from posx.encodings.base import Encoding, Params, Relative, as_float, at_least_float32
 
 
 class Plan(NamedTuple):
@@ -25,6 +25,8 @@ class Plan(NamedTuple):
     learned: bool
     #: Places a query stands behind a key, from which on the strips are constant; None if no tile lies beyond.
     reach: int | None = None
+    #: Whether tiles whose curve has fallen so far that they provably weigh nothing are left out.
+    skip: bool = False
 
 
 class Tables(NamedTuple):
@@ -66,6 +68,12 @@ def reads_params(encoding: Encoding, strips: Strips | None) -> bool:
     return by_position or by_distance or encoding.acts_on("score") or encoding.acts_on("mix")
 
 
+def can_skip(encoding: Encoding, mask: Mask, slots: Slots) -> bool:
+    """Whether a tile's scores are bounded by its curve and the norms of its vectors, and its queries see themselves."""
+    bounded = encoding.acts_on("curve") and not any(encoding.acts_on(hook) for hook in ("relative", "score", "mix"))
+    return bounded and mask.causal and not mask.window and slots.segment is None
+
+
 def cut_into_blocks(tokens: Tokens, slots: Slots, block: int) -> tuple[Tokens, Slots]:
     """Every array cut into blocks along its token axis, blocks in front: [n, ..., block, ...].
 
@@ -103,22 +111,24 @@ def over_blocks(plan: Plan, step: Callable, carry: Any, blocks: Any) -> Any:
     return carry, jax.tree.map(lambda x: x[None], found)
 
 
-def walk(plan: Plan, i: Any, q_where: Slots, k_slots: Slots, visit: Callable, carry: Any) -> Any:
-    """`visit(j, carry, masked, far)` over the key blocks j that query block i may see, in order.
+def walk(
+    plan: Plan, i: Any, q_where: Slots, k_slots: Slots, visit: Callable, carry: Any, first: Callable[[Any], Any]
+) -> Any:
+    """`visit(j, carry, masked, far)` over the key blocks j that query block i may see, the one on the diagonal first.
 
-    far: all pairs of the tile lie beyond `plan.reach`.
+    far: all pairs of the tile lie beyond `plan.reach`. first: from what the diagonal's tile left in the carry to the
+    first key block that may weigh anything.
     """
     count, query_block, key_block = k_slots.idx.shape[0], q_where.idx.shape[1], k_slots.idx.shape[2]
     causal_past = plan.in_order and plan.mask.causal
     last = i * query_block // key_block if causal_past else count - 1
     if causal_past and not plan.mask.window and q_where.segment is None:
-        near: Any = 0
+        carry = visit(last, carry, True)
+        near = first(carry)
         if plan.reach is not None and count > 1:
             near = jnp.clip((i * query_block + 1 - plan.reach) // key_block, 0, last)
             carry = jax.lax.fori_loop(0, near, lambda j, carry: visit(j, carry, False, True), carry)
-        if count > 1:
-            carry = jax.lax.fori_loop(near, last, lambda j, carry: visit(j, carry, False), carry)
-        return visit(last, carry, True)
+        return carry if count == 1 else jax.lax.fori_loop(near, last, lambda j, carry: visit(j, carry, False), carry)
 
     def look(j: Any, carry: Any) -> Any:
         visible = visible_pairs(plan.mask, q_where, block_at(k_slots, j))
@@ -144,3 +154,34 @@ def strip_of(
     start = first_row(plan, i, j, q_where, k_slots, far)
     length = 1 if far else q_where.idx.shape[1] + k_slots.idx.shape[2]
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1), strips)
+
+
+def skipper(plan: Plan, strips: Strips | None, keys: jax.Array) -> Callable[..., Any]:
+    """`first(i, q, q_where, floor)`: the first key block that query block i has to look at; 0 unless `plan.skip`.
+
+    By Cauchy and Schwarz a score is at most curve + |q_i| |k_j|, and row i's log-sum-exp at least `floor`: what lies
+    below log(eps / L) against it adds less than eps to the row's weights, all such keys together.
+
+    Args: keys [n, b, g, k, d], q [b, h, q, d], both mapped; floor [b, h, q] in nats.
+    """
+    if not plan.skip or strips is None:
+        return lambda *_: 0
+    count, key_block = keys.shape[0], keys.shape[3]
+    query_block = (strips.curve.shape[1] - key_block) // plan.query_blocks
+    ratio = key_block // query_block
+    # Highest points of the curve over every query_block distances; a tile meets ratio + 1 of these stretches.
+    highest = strips.curve.reshape(strips.curve.shape[0], -1, query_block).max(axis=-1)
+    highest = jnp.pad(highest, ((0, 0), (0, count * ratio)), constant_values=-jnp.inf)
+    key_norms = jnp.linalg.norm(at_least_float32(keys), axis=-1).max(axis=-1)
+    key_norms = jnp.moveaxis(key_norms, 0, -1)[:, :, None]
+
+    def first(i: Any, q: jax.Array, q_where: Slots, floor: jax.Array) -> Any:
+        near = jax.lax.dynamic_slice_in_dim(highest, plan.query_blocks - 1 - i, count * ratio + 1, axis=1)
+        of_tile = jnp.maximum(near[:, :-1].reshape(-1, count, ratio).max(axis=-1), near[:, ratio::ratio])
+        norms = jnp.linalg.norm(at_least_float32(q), axis=-1)[..., None]
+        bound = of_tile[None, :, None] + norms * key_norms - floor[..., None]
+        bound = jnp.where((q_where.idx < 0)[:, None, :, None], -jnp.inf, bound)  # an empty slot sees nothing
+        negligible = (bound < jnp.log(jnp.finfo(bound.dtype).eps / (count * key_block))).all(axis=(0, 1, 2))
+        return jnp.minimum(jnp.argmin(negligible), i * query_block // key_block)
+
+    return first

@@ -36,6 +36,7 @@ class Alibi(Encoding):
     num_heads: int | None = None
 
     caches_mapped_keys = True
+    fades = True
     extrapolates = "yes: flat or slightly falling perplexity"
     paper = "arXiv 2108.12409"
 

@@ -106,6 +106,8 @@ class Encoding:
     tiling: ClassVar[str] = "any"
     #: The cache may store keys and values already mapped; False stores them raw and maps them on every read.
     caches_mapped_keys: ClassVar[bool] = False
+    #: `curve` falls without bound with distance, so that executors may look for far tiles that weigh nothing.
+    fades: ClassVar[bool] = False
     #: Reads a table by position or distance, so float positions are refused.
     integer_positions: ClassVar[bool] = False
     #: For the catalogue: is it defined, and does it hold up, beyond the training length; and where it comes from.

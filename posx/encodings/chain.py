@@ -43,6 +43,10 @@ class Chain(Encoding):
         return all(part.caches_mapped_keys for part in self.parts)
 
     @property
+    def fades(self) -> bool:  # type: ignore[override]
+        return any(part.fades for part in self.parts)
+
+    @property
     def integer_positions(self) -> bool:  # type: ignore[override]
         return any(part.integer_positions for part in self.parts)
 

@@ -2,9 +2,10 @@
 
 Gradients are those of q, k, v and of every learned parameter. 8 heads of 64 unless told otherwise, batch 1, causal,
 scale 1/sqrt(d); encodings are resolved for --train_len tokens, tables that end repeat their last row. Contestants:
-posx's executors; `jax.nn` (dot_product_attention, XLA, causal flag) and `flax.nnx` (the same code beneath, but with a
-mask array), with a dense bias; torch's SDPA with a dense float mask or, for ALiBi, also with one row as mask
-(`torch-sdpa-column`); `torch-eager`. Encodings that act on the embeddings alone are NoPE here and left out.
+posx's executors, and for encodings that fade `posx-every-tile`, blockwise that skips nothing; `jax.nn`
+(dot_product_attention, XLA, causal flag) and `flax.nnx` (the same code beneath, but with a mask array), with a dense
+bias; torch's SDPA with a dense float mask or, for ALiBi, also with one row as mask (`torch-sdpa-column`);
+`torch-eager`. Encodings that act on the embeddings alone are NoPE here and left out.
 
 Useful FLOP/s count two products forward and four more backward over the visible pairs. "faster than dense XLA" is the
 time of `jax.nn`, where it serves the encoding, else of posx's dense executor, over that of the row. First of all, every

@@ -15,7 +15,11 @@ from flax import nnx
 import posx
 from benches import calls_torch, measure
 from posx.attention import EXECUTORS
+from posx.attention.blockwise import blockwise
 from posx.positions import sequential
+
+#: Blockwise that skips no tiles, beside that which does where an encoding fades.
+EXECUTORS["every-tile"] = functools.partial(blockwise, skip=False)
 
 Arrays = dict[str, np.ndarray]
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
@@ -134,6 +138,7 @@ def stock_call(case: Case, library: str) -> Call | None:
 def contestants() -> dict[str, Callable[[Case], Call | None]]:
     """Every way to make the call; None where it cannot serve the encoding, an exception where it finds out late."""
     ours = {f"posx-{name}": functools.partial(posx_call, executor=name) for name in (*EXECUTORS, "auto")}
+    ours["posx-every-tile"] = lambda case: posx_call(case, "every-tile") if case.value.fades else None
     stock = {name: functools.partial(stock_call, library=name) for name in ("jax.nn", "flax.nnx")}
     return ours | stock | {name: functools.partial(calls_torch.call, name=name) for name in calls_torch.NAMES}
 

@@ -1,0 +1,105 @@
+"""Far tiles that a falling curve has made weightless: left out where that is sure, and only there."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import posx
+from posx import attention
+from posx.attention.blockwise import blockwise
+from posx.encodings import Alibi, Chain, Encoding, Rope
+from posx.encodings.base import as_float
+
+B, T, H, G, D = 2, 45, 4, 2, 6
+RNG = np.random.default_rng(0)
+Q, K, V, COTANGENT = (RNG.standard_normal((B, T, heads, D)) for heads in (H, G, G, H))
+POS = np.arange(T, dtype=np.int32)
+#: Nats per token: head 0 forgets within a tile, head 3 never; heads 2 and 3 share keys.
+SLOPES = np.array([30.0, 8.0, 3.0, 0.01])
+
+
+@dataclasses.dataclass(frozen=True)
+class Steep(Encoding):
+    """ALiBi with learned slopes, and a temperature that grows along the text."""
+
+    fades = True
+
+    def temperature(self, params, q_pos):
+        return 1 + as_float(q_pos) / T
+
+    def curve(self, params, distance):
+        return -params["slopes"][:, None] * jnp.abs(distance)[None, :]
+
+
+ENCODINGS = {"steep": Steep(), "with rope": Chain((Rope(rotary_dim=D), Steep()))}
+PARAMS = {"steep": {"slopes": SLOPES}, "with rope": {"1.slopes": SLOPES}}
+
+
+@pytest.fixture(autouse=True)
+def skipping(monkeypatch):
+    run = functools.partial(blockwise, query_block=4, key_block=8, skip=True)
+    monkeypatch.setitem(attention.EXECUTORS, "skipping", run)
+
+
+def outputs(name, params, q, k, v, executor):
+    return posx.attend(ENCODINGS[name], params, q, k, v, q_pos=POS, k_pos=POS, executor=executor)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def answers(name, executor, params, q, k, v, cotangent):
+    """The output and the gradients of params, q, k and v."""
+    o, pull_back = jax.vjp(lambda *args: outputs(name, *args, executor), params, q, k, v)
+    return o, pull_back(cotangent)
+
+
+def forward(executor, q, k, v):
+    args = jax.tree.map(np.float32, (PARAMS["steep"], q, k, v, COTANGENT))
+    return np.asarray(answers("steep", executor, *args)[0])
+
+
+def compare(name, q=Q, k=K, v=V):
+    args = PARAMS[name], q, k, v, COTANGENT
+    with jax.enable_x64(True):
+        expected = answers(name, "dense", *args)
+    found = answers(name, "skipping", *jax.tree.map(np.float32, args))
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_outputs_and_gradients_are_those_of_all_tiles(name):
+    compare(name)
+
+
+def test_a_far_key_that_may_still_win_is_not_skipped():
+    """Scores of some 400 nats against 30 nats a token: the bound has to know the norms of q and of k."""
+    q, k = Q.copy(), K.copy()
+    q[0, 40], k[0, 3] = 20, 20
+    compare("steep", q, k)
+    moved, unmoved = (forward("dense", q, k, V) for q, k in ((q, k), (Q, K)))
+    assert np.abs(moved - unmoved)[0, 40, 1].max() > 0.1
+
+
+def test_each_head_skips_tiles_of_its_own():
+    """An infinite value poisons every row that meets it, even with a weight of zero."""
+    v = V.copy()
+    v[:, 0] = np.inf
+    o = forward("skipping", Q, K, v)
+    finite = np.isfinite(o).all(axis=(0, 1, 3), where=(POS >= 24)[None, :, None, None])
+    assert finite.tolist() == [True, True, False, False]  # a key head is skipped for all queries that it serves
+    assert not np.isfinite(o[:, 0]).any()
+
+
+def test_long_texts_are_served_so_by_default():
+    length, heads = 2048, 8
+    q = RNG.standard_normal((1, length, heads, 4)).astype(np.float32)
+    v = q.copy()
+    v[:, 0] = np.inf
+    pos = np.arange(length, dtype=np.int32)
+    o = jax.jit(lambda q, v: posx.attend(Alibi(heads), {}, q, q, v, q_pos=pos, k_pos=pos))(q, v)
+    assert np.isfinite(o[0, -1]).all(axis=-1).tolist() == [True] * 5 + [False] * 3
