@@ -29,13 +29,15 @@ from posx.attention import EXECUTORS
 from posx.plots import look
 from posx.training.step import init_state, train_steps
 
+#: Those of the library; other benches add theirs.
+POSX = ("dense", "blockwise", "fused")
 HIT = "/jax/compilation_cache/cache_hits"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_rounds(parser, 3)
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--executors", type=executors, default=list(EXECUTORS), help="names with commas; default: all")
+    parser.add_argument("--executors", type=executors, default=list(POSX), help="names with commas; default: posx's")
 
 
 def executors(text: str) -> list[str]:
