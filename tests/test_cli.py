@@ -481,12 +481,12 @@ def test_sliding_rows_on_other_targets_are_not_taken_for_these(capsys, workdir):
     assert [(row["eval_len"], row["warm_up"]) for row in found] == [(16, 32), (32, 32), (16, 128), (128, 128)]
 
 
-def test_rows_where_memory_ran_out_are_tried_again(capsys, workdir):
+def test_rows_where_memory_ran_out_are_tried_again(workdir):
     path = workdir / "eval.jsonl"
     rows = tiny.rows(path)
     failed = rows[1] | {"status": "oom", "nll": None, "ppl": None, "bpb": None}
     path.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], failed, rows[2])))
-    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}")
+    code, _, err = tiny.run("evaluate", f"--workdir={workdir}")
     assert code == 0, err
     assert tiny.rows(path)[3] == rows[1] | {"run_id": "run"}
 

@@ -138,14 +138,14 @@ def test_another_thread_layout_resumes_with_a_notice(site, tmp_path, uninterrupt
         assert row["nll"] == pytest.approx(other["nll"], rel=1e-4)
 
 
-def test_an_interrupted_evaluation_computes_only_what_is_missing(capsys, tmp_path, uninterrupted, site):
+def test_an_interrupted_evaluation_computes_only_what_is_missing(tmp_path, uninterrupted, site):
     """As a kill between two lengths leaves it: the first row whole, the second torn."""
     workdir = shutil.copytree(uninterrupted, tmp_path / "run")
     (workdir / "DONE").unlink()
     lines = (workdir / "eval.jsonl").read_text().splitlines(keepends=True)
     marked = json.dumps(json.loads(lines[0]) | {"mark": "not computed again"}) + "\n"
     (workdir / "eval.jsonl").write_text(marked + lines[1][:40])
-    code, _, err = tiny.call(capsys, *words(site, workdir))
+    code, _, err = tiny.run(*words(site, workdir))
     assert code == 0, err
     rows = read_rows(workdir / "eval.jsonl")
     assert rows[0]["mark"] and len(rows) == len(lines)

@@ -125,10 +125,6 @@ def project(encoding, params, weights, x, pos):
     return tuple(jnp.einsum("btm,mhd->bthd", embedded, weights[n]) for n in "qkv")
 
 
-#: Compiled in 60% of the time: the formula is on test here, not LLVM's optimizer. Cannot be called under `jax.jit`.
-quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-
-
 def layer_outputs(encoding, params, weights, x, pos, idx, segment, *, executor="dense", mask=posx.causal()):
     """One attention layer over tokens x [b, t, m]: embedded, projected, attended; [b, t, h, d]."""
     q, k, v = project(encoding, params, weights, x, pos)
@@ -136,7 +132,7 @@ def layer_outputs(encoding, params, weights, x, pos, idx, segment, *, executor="
     return posx.attend(encoding, params, q, k, v, mask=mask, executor=executor, **where)
 
 
-layer = quick_jit(layer_outputs, static_argnames=("encoding", "executor", "mask"))
+layer = jax.jit(layer_outputs, static_argnames=("encoding", "executor", "mask"))
 
 
 def reference_layer(encoding, params, weights, x, pos, idx, segment, mask=posx.causal()) -> np.ndarray:

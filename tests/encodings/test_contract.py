@@ -25,7 +25,6 @@ from tests.encodings.cases import (
     layer_outputs,
     params_of,
     project,
-    quick_jit,
     reference_layer,
 )
 
@@ -51,7 +50,7 @@ def test_executors_match_the_reference(case):
             assert_array_equal(o[FAMILIES.index("left padded"), :4], 0)
 
 
-@functools.partial(quick_jit, static_argnames=("encoding", "executor", "keys_mapped"))
+@functools.partial(jax.jit, static_argnames=("encoding", "executor", "keys_mapped"))
 def decode_step(encoding, params, q, k, v, q_pos, k_pos, q_idx, k_idx, *, executor, keys_mapped):
     where = {"q_pos": q_pos, "k_pos": k_pos, "q_idx": q_idx, "k_idx": k_idx}
     return posx.attend(encoding, params, q, k, v, executor=executor, keys_mapped=keys_mapped, **where)

@@ -26,7 +26,6 @@ from tests.encodings.cases import (
     layer_outputs,
     params_of,
     projections,
-    quick_jit,
     tokens,
 )
 
@@ -72,10 +71,10 @@ def values_and_grads(encoding, floats, where, cotangent, *, executor):
     return o, grads
 
 
-through_layer = quick_jit(values_and_grads, static_argnames=("encoding", "executor"))
+through_layer = jax.jit(values_and_grads, static_argnames=("encoding", "executor"))
 
 
-@functools.partial(quick_jit, static_argnames=("encoding", "executor"))
+@functools.partial(jax.jit, static_argnames=("encoding", "executor"))
 def many_through_layer(encoding, floats, where, cotangent, *, executor):
     """The same for a leading axis of every array."""
     return jax.vmap(functools.partial(values_and_grads, encoding, executor=executor))(floats, where, cotangent)
@@ -156,7 +155,7 @@ def test_packed_documents_are_separate_sequences_and_vmap_is_a_loop(case):
             assert_close(found, alone, 1e-10)
 
 
-@functools.partial(quick_jit, static_argnames=("encoding", "executor", "mask"))
+@functools.partial(jax.jit, static_argnames=("encoding", "executor", "mask"))
 def at_known_positions(encoding, params, q, k, v, cotangent, *, executor, mask=posx.causal()):
     """Outputs and gradients where positions are known to count up: tables of distances, read as strips."""
     pos = np.arange(6, 6 + LENGTH, dtype=np.int32)
