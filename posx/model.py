@@ -179,6 +179,16 @@ class Block(nnx.Module):
         return x + dropout(y, self.rate, mlp_rng), layer
 
 
+def layer_name(n: int) -> str:
+    """Layer n in the parameters."""
+    return f"layer_{n:02d}"
+
+
+def shared_name(n: int) -> str:
+    """What the n-th distinct encoding holds once per model, in the parameters."""
+    return f"encoding_{n}"
+
+
 class Decoder(nnx.Module):
     """Token embeddings, the layers and the final norm; `logits` of what they give."""
 
@@ -187,14 +197,14 @@ class Decoder(nnx.Module):
         self.model = model
         self.embedding = weight(rngs, (model.vocab_size, dims.model_dim), 0.02)
         layers = [Block(config, encoding, dims, rngs) for encoding in model.encodings]
-        self.layers = nnx.Dict({f"layer_{n:02d}": layer for n, layer in enumerate(layers)})
+        self.layers = nnx.Dict({layer_name(n): layer for n, layer in enumerate(layers)})
         self.final_norm = nnx.Param(jnp.ones((dims.model_dim,)))
         self.unembedding = None if config.tied else weight(rngs, (dims.model_dim, model.vocab_size), 0.02)
         shared = {}
         for n, encoding in enumerate(model.distinct):
             once = {k: v for k, v in encoding.init(rngs.position(), dims).items() if k in encoding.shared}
             if once:
-                shared[f"encoding_{n}"] = nnx.Param(once)
+                shared[shared_name(n)] = nnx.Param(once)
         self.shared = nnx.Dict(shared)
 
     def __call__(self, tokens: jax.Array, call: Call, rng: jax.Array | None):
@@ -202,7 +212,7 @@ class Decoder(nnx.Module):
         x = self.embedding[...][tokens] * math.sqrt(model.dims.model_dim)
         shared = {}
         for n, encoding in enumerate(model.distinct):
-            name = f"encoding_{n}"
+            name = shared_name(n)
             shared[encoding] = self.shared[name].get_value() if name in self.shared else {}
             if encoding.acts_on("embed"):
                 by_row = (None, 0, 0 if call.pos.ndim == 2 else None)
@@ -323,7 +333,7 @@ class Model:
             if not encoding.acts_on("relative"):
                 encodings.append(encoding)
                 continue
-            name, key = f"layer_{n:02d}", f"encoding_{self.distinct.index(encoding)}"
+            name, key = layer_name(n), shared_name(self.distinct.index(encoding))
             table = Tabulated((encoding,), length)
             attention = layers[name]["attention"]
             own, once = (

@@ -31,7 +31,7 @@ from posx.attention.tiles import (
     value_terms,
     visible_pairs,
     weighted,
-)  # fmt: skip
+)
 from posx.attention.tiling import (
     Plan,
     Tables,

@@ -124,11 +124,13 @@ def walk(
     last = i * query_block // key_block if causal_past else count - 1
     if causal_past and not plan.mask.window and q_where.segment is None:
         carry = visit(last, carry, True)
+        if count == 1:
+            return carry
         near = first(carry)
-        if plan.reach is not None and count > 1:
+        if plan.reach is not None:
             near = jnp.clip((i * query_block + 1 - plan.reach) // key_block, 0, last)
             carry = jax.lax.fori_loop(0, near, lambda j, carry: visit(j, carry, False, True), carry)
-        return carry if count == 1 else jax.lax.fori_loop(near, last, lambda j, carry: visit(j, carry, False), carry)
+        return jax.lax.fori_loop(near, last, lambda j, carry: visit(j, carry, False), carry)
 
     def look(j: Any, carry: Any) -> Any:
         visible = visible_pairs(plan.mask, q_where, block_at(k_slots, j))

@@ -18,6 +18,8 @@ from posx.attention import EXECUTORS
 from posx.attention.blockwise import blockwise
 from posx.positions import sequential
 
+#: The library's own executors.
+LIBRARY = tuple(EXECUTORS)
 #: Blockwise that skips no tiles, beside that which does where an encoding fades.
 EXECUTORS["every-tile"] = functools.partial(blockwise, skip=False)
 
@@ -137,7 +139,7 @@ def stock_call(case: Case, library: str) -> Call | None:
 
 def contestants() -> dict[str, Callable[[Case], Call | None]]:
     """Every way to make the call; None where it cannot serve the encoding, an exception where it finds out late."""
-    ours = {f"posx-{name}": functools.partial(posx_call, executor=name) for name in (*EXECUTORS, "auto")}
+    ours = {f"posx-{name}": functools.partial(posx_call, executor=name) for name in (*LIBRARY, "auto")}
     ours["posx-every-tile"] = lambda case: posx_call(case, "every-tile") if case.value.fades else None
     stock = {name: functools.partial(stock_call, library=name) for name in ("jax.nn", "flax.nnx")}
     return ours | stock | {name: functools.partial(calls_torch.call, name=name) for name in calls_torch.NAMES}

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from benches import fresh, measure
+from benches.calls import LIBRARY
 from benches.measure import cell, quartiles
 from benches.train import step_parts
 from benches.train_parts import SHAPES, VOCAB, Shape
@@ -29,15 +30,13 @@ from posx.attention import EXECUTORS
 from posx.plots import look
 from posx.training.step import init_state, train_steps
 
-#: Those of the library; other benches add theirs.
-POSX = ("dense", "blockwise", "fused")
 HIT = "/jax/compilation_cache/cache_hits"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_rounds(parser, 3)
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--executors", type=executors, default=list(POSX), help="names with commas; default: posx's")
+    parser.add_argument("--executors", type=executors, default=list(LIBRARY), help="names with commas; default: posx's")
 
 
 def executors(text: str) -> list[str]:
