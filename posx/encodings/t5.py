@@ -22,12 +22,19 @@ def bucket_starts(num_buckets: int, max_distance: int) -> np.ndarray:
     wide = num_buckets - exact
     starts = list(range(1, exact + 1))
     for j in range(1, wide):
-        least = exact ** (wide - j) * max_distance**j
-        n = starts[-1]
-        while n**wide < least:
+        power = exact ** (wide - j) * max_distance**j
+        n = round(exact * (max_distance / exact) ** (j / wide))  # at most a rounding error away
+        while n**wide < power:
             n += 1
+        while (n - 1) ** wide >= power:
+            n -= 1
         starts.append(n)
     return np.array(starts, np.float64)
+
+
+def every_bucket_is_met(num_buckets: int, max_distance: int) -> bool:
+    """Whether each bucket of one side holds a distance."""
+    return num_buckets // 2 < max_distance and bool(np.all(np.diff(bucket_starts(num_buckets, max_distance)) > 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +42,9 @@ class T5(Encoding):
     """bias_h(r) = table[bucket(r), h]: buckets of one token up to half of them, then logarithmic to max_distance.
 
     Causal: r = i - j, the future shares bucket 0. Bidirectional: half of the buckets for each side, keys after the
-    query in the upper half. Defaults at training length L: max_distance L/2 and min(32, max_distance) buckets, since
-    published 128 leaves buckets untrained at L <= 128. One table for all layers unless `per_layer`.
+    query in the upper half. Defaults at training length L: max_distance L/2, since the published 128 leaves buckets
+    untrained at L <= 128, and as many buckets, up to 32, as leave none without a distance. One table for all layers
+    unless `per_layer`.
 
     Reference: Raffel et al. 2020, arXiv 1910.10683, section 2.1; table N(0, m^-1/2) as in HF's port.
     Differs: T5 drops the 1/sqrt(d) of the logits and folds it into its initialisation; `scaled=False` gives that
@@ -82,8 +90,9 @@ class T5(Encoding):
         far = self.fill_open(max_distance=max(dims.train_len // 2, 2))
         if not self.scaled:
             far = dataclasses.replace(far, head_dim=dims.head_dim)
-        least = 4 if self.bidirectional else 2
-        return far.fill_open(num_buckets=max(min(32, far.max_distance) // 2 * 2, least))
+        sides = 2 if self.bidirectional else 1
+        fits = (n for n in range(32, 2 * sides, -2) if every_bucket_is_met(n // sides, far.max_distance))
+        return far.fill_open(num_buckets=next(fits, 2 * sides))
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         self.require_resolved()

@@ -6,6 +6,7 @@ import pickle
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import posx
@@ -110,7 +111,10 @@ def test_defaults_follow_the_training_length():
     def built(name, length):
         return posx.build(name, dataclasses.replace(DIMS, train_len=length))
 
-    assert (built("t5", 64).num_buckets, built("t5", 64).max_distance) == (32, 32)
+    for length, size in ((16, (8, 8)), (48, (22, 24)), (64, (30, 32)), (96, (32, 48)), (512, (32, 256))):
+        t5 = built("t5", length)
+        assert (t5.num_buckets, t5.max_distance) == size
+        assert set(np.asarray(t5.bucket(jnp.arange(length)))) == set(range(t5.num_buckets))
     assert (built("t5", 512).num_buckets, built("t5", 512).max_distance) == (32, 256)
     assert [built("shaw", n).max_distance for n in (8, 64)] == [4, 16]
     assert built("deberta", 64).max_distance == 64
@@ -219,9 +223,9 @@ def test_a_class_of_ones_own_is_named_by_its_place():
         ("sinusoidal", ("embed",)),
         ("learned", ("embed",)),
         ("shaw", ("relative",)),
-        ("transformer_xl", ("query", "relative", "bias")),
+        ("transformer_xl", ("query", "relative")),
         ("t5", ("bias",)),
-        ("tupe", ("temperature", "bias")),
+        ("tupe", ("query", "key", "temperature")),
         ("deberta", ("temperature", "relative")),
         ("rope", ("query", "key")),
         ("alibi", ("bias",)),
