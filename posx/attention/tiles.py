@@ -38,7 +38,7 @@ class Strips(NamedTuple):
     """`curve` and `relative` over a run of distances, falling by one from row to row; one row stands for all."""
 
     curve: Any  # [h, n] or None
-    relative: Relative  # each [h or 1, n, d] or None
+    relative: Relative  # vectors [h or 1, n, d] or None, bias [h or 1, n] or None
 
 
 def visible_pairs(mask: Mask, q: Slots, k: Slots) -> jax.Array:
@@ -114,7 +114,7 @@ def score_bias(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.
 
 
 def _relative_scores(encoding, params, strips, q, k, q_pos, k_pos) -> list[jax.Array]:
-    """factor_i * <q_i, a_r> and factor_i * <k_j, b_r>, each [b, h, q, k]."""
+    """factor_i times <q_i, a_r>, <k_j, b_r> and e_r: [b, h, q, k], the last [b or 1, h or 1, q, k]."""
     dtype = wide_dtype(q.mapped.dtype)
     given = strips.relative if strips is not None else _given(encoding, params, q_pos)
     terms = []
@@ -134,6 +134,13 @@ def _relative_scores(encoding, params, strips, q, k, q_pos, k_pos) -> list[jax.A
             rows = _rows(encoding, params, "key", dtype)
             seen = relative.pair_products(vectors, lambda r: rows(-r), k_pos, q_pos)
         terms.append(seen.swapaxes(2, 3) * q.factor)
+    if given.bias is not None and strips is not None:
+        bias = relative.toeplitz(strips.relative.bias.astype(dtype), q.mapped.shape[2], k.mapped.shape[2])
+        terms.append(bias[None] * q.factor)
+    elif given.bias is not None:
+        ones = jnp.ones((max(q_pos.shape[0], k_pos.shape[0]), given.bias.shape[1], q_pos.shape[1], 1), dtype)
+        rows = _rows(encoding, params, "bias", dtype)
+        terms.append(relative.pair_products(ones, lambda r: rows(r)[..., None], q_pos, k_pos) * q.factor)
     return terms
 
 

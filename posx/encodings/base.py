@@ -4,10 +4,14 @@ An encoding is a value: a frozen dataclass of hyper-parameters with no arrays in
 of (params, vectors, positions, features). For one layer and one sequence, with i a query and j a key:
 
     q~_i = query(q_i, pos_i)     k~_j = key(k_j, pos_j)     v~_j = value(v_j, pos_j)
-    (a, b, c)_r = relative(r),  r = pos_i - pos_j    # vectors that depend only on distance
-    s_ij = temperature(pos_i) * (<q~_i, k~_j> + <q_i, a_r> + <k_j, b_r>) / sqrt(head_dim) + bias(pos_i, pos_j)
+    (a, b, c, e)_r = relative(r),  r = pos_i - pos_j    # vectors, and a number e, that depend only on distance
+    s_ij = temperature(pos_i) * (<q~_i, k~_j> + <q_i, a_r> + <k_j, b_r> + e_r) / sqrt(head_dim) + bias(pos_i, pos_j)
     s_ij = score(s, tile)_ij         # then what is not visible is masked; softmax -> w_ij
     o_i  = output( sum_j w_ij (v~_j + c_r) + mix(w, pos)_i, pos_i )
+
+A term free of content stands inside the scale, where every temperature acts on it, or outside. Inside it is e_r if it
+depends on distance alone, else a product of extra channels that `query` and `key` append (the scale stays
+1/sqrt(head_dim), whatever the width). Outside it is `bias`, or `curve` if it depends on distance alone.
 
 Letters, project-wide: b batch, t token, q query slot, k key slot, h head, g key/value head, d head width,
 m model width, v vocabulary. Hooks see no batch axis.
@@ -68,11 +72,13 @@ class Tile(NamedTuple):
 
 
 class Relative(NamedTuple):
-    """Vectors for distances [n], each [n, h, d], or [n, 1, d] where heads share them, or None where there are none."""
+    """What depends on distances [n] alone: vectors, each [n, h, d], or [n, 1, d] where heads share them, and a number;
+    None for what there is not."""
 
     query: Any = None  # meets q_i as projected
     key: Any = None  # meets k_j as projected
     value: Any = None  # is added to v~_j
+    bias: Any = None  # [n, h] or [n, 1], is added to the products, inside the scale
 
 
 def as_float(x: Any) -> jax.Array:
@@ -168,7 +174,7 @@ class Encoding:
         return None
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array | None:
-        """A bias that depends only on distance: signed distances i - j [n], float, to [h, n] in nats."""
+        """A bias that depends only on distance: signed distances i - j [n], float, to [h, n] in nats, unscaled."""
         return None
 
     def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
@@ -177,7 +183,7 @@ class Encoding:
         return None if values is None else values.reshape(-1, q_pos.shape[0], k_pos.shape[0])
 
     def relative(self, params: Params, distance: jax.Array) -> Relative:
-        """Vectors that depend only on distance: signed distances i - j [n], of the positions' type, to `Relative`.
+        """Vectors and numbers by distance alone: signed distances i - j [n], of the positions' type, to `Relative`.
 
         Executors tabulate them where positions are consecutive, so that no [q, k, d] array is needed.
         """

@@ -5,20 +5,16 @@ from typing import Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from posx.encodings.base import Dims, Encoding, Features, Params, as_float, at_least_float32
+from posx.encodings.angles import inverse_frequencies, sin_cos
+from posx.encodings.base import Dims, Encoding, Features, Params, at_least_float32
 from posx.errors import ConfigError
 
 
-def inverse_frequencies(base: float, width: int) -> np.ndarray:
-    """theta_c = base^(-2c/width), c = 0 .. width/2 - 1, in radians per token; float64 on the host."""
-    return base ** (-np.arange(0, width, 2) / width)
-
-
-def rotate(x: jax.Array, angles: jax.Array, layout: str) -> jax.Array:
-    """Rotates plane c of x [t, h, d] by angles[t, c]; planes are (2c, 2c+1) interleaved, (c, c + d/2) half_split."""
-    cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
+def rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, layout: str) -> jax.Array:
+    """Turns plane c of x [t, h, d] by the angle of sin[t, c], cos[t, c]; planes are (2c, 2c+1) interleaved,
+    (c, c + d/2) half_split."""
+    sin, cos = sin[:, None, :], cos[:, None, :]
     if layout == "interleaved":
         pairs = x.reshape(*x.shape[:-1], -1, 2)
         a, b = pairs[..., 0], pairs[..., 1]
@@ -60,10 +56,9 @@ class Rope(Encoding):
         return self.fill_open(rotary_dim=dims.head_dim)
 
     def _map(self, vectors: jax.Array, pos: jax.Array) -> jax.Array:
-        theta = as_float(inverse_frequencies(self.base, self.rotary_dim))
-        angles = as_float(pos)[:, None] * theta[None, :]
+        sin, cos = sin_cos(pos, inverse_frequencies(self.base, self.rotary_dim))
         turned, rest = jnp.split(at_least_float32(vectors), [self.rotary_dim], axis=-1)
-        turned = rotate(turned, angles.astype(turned.dtype), self.layout)
+        turned = rotate(turned, sin.astype(turned.dtype), cos.astype(turned.dtype), self.layout)
         return jnp.concatenate([turned, rest], axis=-1).astype(vectors.dtype)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:

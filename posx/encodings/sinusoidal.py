@@ -7,14 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.encodings.base import Dims, Encoding, Params, as_float, at_least_float32
+from posx.encodings.angles import inverse_frequencies, sin_cos
+from posx.encodings.base import Dims, Encoding, Params, at_least_float32
 from posx.errors import ConfigError
-
-
-def sinusoid(pos: jax.Array, frequencies: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """sin and cos of pos [n] times frequencies [c] (radians per token), each [n, c], at least float32."""
-    angles = as_float(pos)[:, None] * as_float(frequencies)[None, :]
-    return jnp.sin(angles), jnp.cos(angles)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +48,12 @@ class Sinusoidal(Encoding):
 
     def frequencies(self, model_dim: int) -> np.ndarray:
         """w_c, c = 0 .. m/2 - 1, in radians per token; float64 on the host."""
-        c = np.arange(model_dim // 2)
         if self.exponent == "2c/m":
-            return self.base ** (-2 * c / model_dim)
-        return self.base ** (-c / max(model_dim // 2 - 1, 1))
+            return inverse_frequencies(self.base, model_dim)
+        return self.base ** (-np.arange(model_dim // 2) / max(model_dim // 2 - 1, 1))
 
     def embed(self, params: Params, x: jax.Array, pos: jax.Array) -> jax.Array:
-        sin, cos = sinusoid(pos, self.frequencies(x.shape[-1]))
+        sin, cos = sin_cos(pos, self.frequencies(x.shape[-1]))
         if self.layout == "interleaved":
             vectors = jnp.stack([sin, cos], axis=-1).reshape(x.shape)
         else:

@@ -1,15 +1,13 @@
 """Transformer-XL's relative attention."""
 
 import dataclasses
-import math
 from typing import Self
 
 import jax
 import jax.numpy as jnp
 
+from posx.encodings.angles import inverse_frequencies, sin_cos
 from posx.encodings.base import Dims, Encoding, Features, Params, Relative, at_least_float32, normal
-from posx.encodings.rope import inverse_frequencies
-from posx.encodings.sinusoidal import sinusoid
 from posx.errors import ConfigError
 
 
@@ -60,20 +58,14 @@ class TransformerXL(Encoding):
         return {name: normal(r, shape, 0.02) for r, (name, shape) in zip(rngs, shapes.items(), strict=True)}
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        wide = at_least_float32(vectors)
-        return (wide + params["u"].astype(wide.dtype)[None]).astype(vectors.dtype)
-
-    def _waves(self, params: Params, distance: jax.Array) -> jax.Array:
-        """W_R R_r [n, h, d] for signed distances [n]."""
-        if self.clamp_len:
-            distance = jnp.clip(distance, -self.clamp_len, self.clamp_len)
-        frequencies = inverse_frequencies(self.base, params["w_r"].shape[0])
-        waves = jnp.concatenate(sinusoid(distance, frequencies), axis=-1)
-        return jnp.einsum("nm,mhd->nhd", waves, params["w_r"].astype(waves.dtype))
+        wide, u = at_least_float32(vectors), params["u"]
+        # In a chain, vectors may have more channels by now: u meets those that were projected.
+        u = jnp.pad(u, ((0, 0), (0, vectors.shape[-1] - u.shape[-1])))
+        return (wide + u.astype(wide.dtype)[None]).astype(vectors.dtype)
 
     def relative(self, params: Params, distance: jax.Array) -> Relative:
-        return Relative(query=self._waves(params, distance))
-
-    def curve(self, params: Params, distance: jax.Array) -> jax.Array:
-        waves = self._waves(params, distance)
-        return jnp.einsum("hd,nhd->hn", params["v"].astype(waves.dtype), waves) / math.sqrt(waves.shape[-1])
+        if self.clamp_len:
+            distance = jnp.clip(distance, -self.clamp_len, self.clamp_len)
+        waves = jnp.concatenate(sin_cos(distance, inverse_frequencies(self.base, params["w_r"].shape[0])), axis=-1)
+        rows = jnp.einsum("nm,mhd->nhd", waves, params["w_r"].astype(waves.dtype))
+        return Relative(query=rows, bias=jnp.einsum("hd,nhd->nh", params["v"].astype(rows.dtype), rows))

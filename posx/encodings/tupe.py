@@ -7,7 +7,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Params, as_float, normal
+from posx.encodings.base import Dims, Encoding, Features, Params, as_float, normal
 from posx.encodings.learned import check_beyond, read_rows
 
 
@@ -15,12 +15,14 @@ from posx.encodings.learned import check_beyond, read_rows
 class Tupe(Encoding):
     """s_ij = (q_i . k_j + (p_i U_Q) . (p_j U_K)) / sqrt(2d), p = LayerNorm(table[pos]), projections split over heads.
 
-    This is TUPE-A; TUPE-R is Chain((Tupe(), T5())). table [num_positions, m] (default L rows) and U_Q, U_K [m, h, d]
-    are N(0, 0.02) and shared by all layers. Positions in `untied` (the paper's [CLS]) read the learned
-    theta [2, h] instead: theta_0 where they are the query, theta_1 where they are the key. `beyond` as in Learned.
+    The second product is made of d more channels of queries and keys. This is TUPE-A; TUPE-R is Chain((Tupe(), T5())).
+    table [num_positions, m] (default L rows), U_Q [m, h, d] and U_K [m, g, d] are N(0, 0.02) and shared by all layers.
+    Positions in `untied` (the paper's [CLS]) read the learned theta [2, h] instead of that product and its scale:
+    theta_0 where they are the query, theta_1 where they are the key. `beyond` as in Learned.
 
     Reference: Ke, He and Liu 2021, arXiv 2006.15595, equations 7, 8 and 10.
-    Differs: the released code gives U_Q, U_K a bias vector and takes theta from two spare rows of the table.
+    Differs: with fewer key than query heads, which the paper has not, heads that share W_K share U_K. The released
+    code gives U_Q, U_K a bias vector and takes theta from two spare rows of the table.
     """
 
     num_positions: int | None = None
@@ -61,28 +63,43 @@ class Tupe(Encoding):
             "norm_scale": jnp.ones((m,), jnp.float32),
             "norm_bias": jnp.zeros((m,), jnp.float32),
             "u_q": normal(q_rng, (m, h, d), 0.02),
-            "u_k": normal(k_rng, (m, h, d), 0.02),
+            "u_k": normal(k_rng, (m, dims.num_kv_heads or h, d), 0.02),
         }
         return params | ({"theta": normal(theta_rng, (2, h), 0.02)} if self.untied else {})
-
-    def _vectors(self, params: Params, pos: jax.Array) -> jax.Array:
-        p = read_rows(params["table"], pos, self.beyond, self.stretched_to)
-        centred = p - p.mean(axis=-1, keepdims=True)
-        spread = jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
-        return centred * spread * params["norm_scale"][None] + params["norm_bias"][None]
 
     def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array:
         return jnp.full(q_pos.shape, math.sqrt(0.5), as_float(0).dtype)
 
-    def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
-        q = jnp.einsum("tm,mhd->thd", self._vectors(params, q_pos), params["u_q"])
-        k = jnp.einsum("tm,mhd->thd", self._vectors(params, k_pos), params["u_k"])
-        pair = jnp.einsum("qhd,khd->hqk", q, k) / math.sqrt(2 * q.shape[-1])
-        if not self.untied:
-            return pair
-        special = jnp.asarray(self.untied, q_pos.dtype)
-        as_query = (q_pos[:, None] == special[None, :]).any(axis=1)
-        as_key = (k_pos[:, None] == special[None, :]).any(axis=1)
-        theta = params["theta"]
-        pair = jnp.where(as_key[None, None, :], theta[1][:, None, None], pair)
-        return jnp.where(as_query[None, :, None], theta[0][:, None, None], pair)
+    def _projected(self, params: Params, name: str, pos: jax.Array) -> jax.Array:
+        """p U [t, h, d], zero where the position is untied."""
+        p = read_rows(params["table"], pos, self.beyond, self.stretched_to)
+        centred = p - p.mean(axis=-1, keepdims=True)
+        spread = jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
+        p = centred * spread * params["norm_scale"][None] + params["norm_bias"][None]
+        return jnp.where(self._is_untied(pos), 0, jnp.einsum("tm,mhd->thd", p, params[name]))
+
+    def _is_untied(self, pos: jax.Array) -> jax.Array:
+        special = jnp.asarray(self.untied, pos.dtype)
+        return (pos[:, None] == special[None, :]).any(axis=1)[:, None, None]
+
+    def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        channels = [self._projected(params, "u_q", pos)]
+        if self.untied:
+            # Times sqrt(2d), as theta stands outside the scale. An untied query reads theta_0 at every key, any other
+            # query theta_1 at untied keys.
+            theta = params["theta"][:, None, :, None] * math.sqrt(2 * params["u_q"].shape[-1])
+            channels += [jnp.where(self._is_untied(pos), theta[0], 0), jnp.where(self._is_untied(pos), 0, theta[1])]
+        return _append(vectors, channels)
+
+    def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        channels = [self._projected(params, "u_k", pos)]
+        if self.untied:
+            untied = self._is_untied(pos)
+            channels += [jnp.ones(untied.shape), untied]
+        return _append(vectors, channels)
+
+
+def _append(vectors: jax.Array, channels: list[jax.Array]) -> jax.Array:
+    """`vectors` [t, h, d] with more channels [t, h or 1, ...] behind."""
+    rows = (jnp.broadcast_to(x, (*vectors.shape[:2], x.shape[-1])).astype(vectors.dtype) for x in channels)
+    return jnp.concatenate([vectors, *rows], axis=-1)

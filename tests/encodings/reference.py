@@ -129,7 +129,8 @@ def tupe_bias(encoding, params, i, j, h):
         unit = (row - row.mean()) / math.sqrt(row.var() + 1e-5)
         return unit * params["norm_scale"] + params["norm_bias"]
 
-    left, right = position(i) @ params["u_q"][:, h], position(j) @ params["u_k"][:, h]
+    group = params["u_q"].shape[1] // params["u_k"].shape[1]
+    left, right = position(i) @ params["u_q"][:, h], position(j) @ params["u_k"][:, h // group]
     return left @ right / math.sqrt(2 * len(left))
 
 

@@ -100,7 +100,8 @@ def test_declared_facts_follow_from_the_parts():
     rows = dataclasses.make_dataclass("Rows", [], bases=(Nope,), frozen=True, namespace={"tiling": "rows"})
     assert Chain((Alibi(H), rows())).tiling == "rows"
     assert Chain((T5(8, 20, head_dim=D), Alibi(H))).acts_on("curve")
-    assert not Chain((Tupe(8), Alibi(H))).acts_on("curve")
+    assert Chain((Tupe(8), Alibi(H))).acts_on("curve")
+    assert not Chain((Affine(1.0, 0.0), Alibi(H))).acts_on("curve")
 
 
 def test_resolve_at_length_and_init_reach_every_part():
@@ -147,3 +148,22 @@ def test_content_terms_add():
     logits = [np.log(attention_weights(e, p, Q, K, POS)) for e, p in ((deberta, p_deberta), (shaw, p_shaw))]
     wanted = softmax(logits[0] + 2**-0.5 * (logits[1] - plain_logits(Q, K)))
     assert_allclose(attention_weights(chain, params, Q, K, POS), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("other", [Deberta(5, ("c2p",)), T5(8, 20, bidirectional=True, scaled=False, head_dim=D)])
+@pytest.mark.parametrize("inner", ["transformer_xl", "tupe"])
+def test_a_temperature_acts_on_all_that_stands_inside_the_scale(inner, other):
+    """Transformer-XL's (q + v) . W_R R and TUPE's (p U_Q) . (p U_K) stand under sqrt(d) with the product they join."""
+    dims = dataclasses.replace(DIMS, num_kv_heads=None)
+    parts = posx.build(inner, dims), other
+    logits, temperatures, params = [], [], {}
+    for n, part in enumerate(parts):
+        shapes = jax.eval_shape(lambda part=part: part.init(jax.random.key(0), dims))
+        own = {name: 0.5 * vectors(*a.shape, seed=n) for name, a in shapes.items()}
+        params |= {f"{n}.{name}": a for name, a in own.items()}
+        logits.append(np.log(attention_weights(part, own, Q, K, POS)))
+        temperature = part.temperature(own, POS)
+        temperatures.append(1.0 if temperature is None else temperature[0])
+    added = logits[1] - temperatures[1] * plain_logits(Q, K)  # DeBERTa's inside the scale, T5's outside
+    wanted = temperatures[1] * logits[0] + (temperatures[0] if isinstance(other, Deberta) else 1.0) * added
+    assert_allclose(attention_weights(Chain(parts), params, Q, K, POS), softmax(wanted), atol=1e-5)

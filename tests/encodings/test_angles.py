@@ -1,0 +1,63 @@
+"""Angles at any position: against exact fractions of a turn, and as the encodings that turn or wave show them."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import posx
+from posx.encodings.angles import angles, inverse_frequencies, sin_cos
+from tests.encodings.cases import CASES, DIMS, layer, params_of, projections, tokens
+
+#: 2 pi to 60 digits, so that the reference below has no rounding but its last.
+TURN = Fraction("6.28318530717958647692528676655900576839433879875021164194989")
+INT32 = np.iinfo(np.int32)
+
+
+def exact(pos, frequency):
+    """pos * frequency, radians within half a turn of zero."""
+    turns = Fraction(pos) * Fraction(frequency) / TURN
+    return float((turns - round(turns)) * TURN)
+
+
+@pytest.mark.parametrize(("base", "width"), [(10_000.0, 32), (500_000.0, 64), (1.5, 8)])
+def test_sines_and_cosines_are_exact_at_any_int32_position(base, width):
+    rng = np.random.default_rng(0)
+    pos = [0, 1, -1, 131_072, 10**6, 2**24 + 1, INT32.max, INT32.min, *rng.integers(INT32.min, INT32.max, 40)]
+    frequencies = inverse_frequencies(base, width)
+    sin, cos = jax.jit(lambda p: sin_cos(p, frequencies))(jnp.asarray(np.array(pos, np.int32)))
+    wanted = np.array([[exact(int(p), w) for w in frequencies] for p in pos])
+    assert_allclose(sin, np.sin(wanted), rtol=0, atol=1e-6)
+    assert_allclose(cos, np.cos(wanted), rtol=0, atol=1e-6)
+
+
+def test_float_positions_are_taken_as_they_are():
+    pos = np.float32([0.25, 3.7, 70_000.5, 1e6 + 0.125, -12.75])
+    frequencies = inverse_frequencies(10_000.0, 16)
+    wanted = np.array([[exact(float(p), w) for w in frequencies] for p in pos])
+    assert_allclose(np.sin(angles(pos, frequencies)), np.sin(wanted), rtol=0, atol=1e-6)
+    slopes = jax.vmap(jax.jacfwd(lambda p: angles(p[None], frequencies)[0]))(jnp.asarray(pos))
+    assert_allclose(slopes, np.tile(frequencies, (len(pos), 1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", [c for c, e in CASES.items() if e.shift_invariant and ("rope" in c or "xl" in c)])
+def test_far_from_zero_attention_is_what_it_is_at_zero(case):
+    encoding, t = CASES[case], 9
+    params, weights, x = params_of(encoding), projections(), tokens(1, t)
+    idx = np.arange(t, dtype=np.int32)[None]
+    still = layer(encoding, params, weights, x, idx, idx, 0 * idx)
+    for shift in (10**6, 2**24 + 1, INT32.max - t):
+        moved = layer(encoding, params, weights, x, idx + np.int32(shift), idx, 0 * idx)
+        assert_allclose(moved, still, rtol=0, atol=1e-5)
+
+
+def test_sinusoidal_vectors_far_from_zero():
+    encoding = posx.build("sinusoidal", DIMS)
+    pos = np.array([10**6, 2**24 + 1], np.int32)
+    vectors = encoding.embed({}, jnp.zeros((2, DIMS.model_dim)), pos)
+    frequencies = inverse_frequencies(10_000.0, DIMS.model_dim)
+    wanted = [[f(exact(int(p), w)) for w in frequencies for f in (np.sin, np.cos)] for p in pos]
+    assert_allclose(vectors, wanted, rtol=0, atol=1e-6)
