@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from posx import encodings, flags, interrupts, plots, sweep
 from posx.compile_cache import use_compile_cache
-from posx.config import EvalConfig, RunConfig, run_config
+from posx.config import EvalConfig, RunConfig, checked
 from posx.data import prepare
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, PosxError, WorkdirError, nearest
@@ -28,6 +28,7 @@ from posx.plots.tables import table
 from posx.progress import say
 from posx.runner import check_writable, describe, listed, train_and_evaluate
 from posx.runs import RunFolder, load_model, write_json
+from posx.stored import like, to_stored
 
 
 class Command(NamedTuple):
@@ -38,7 +39,8 @@ class Command(NamedTuple):
 
 
 def train_command(values: dict[str, Any], config: ConfigDict) -> None:
-    run = run_config(config)
+    run = like(RunConfig.from_json(config.to_dict()), _earlier(values))
+    run = checked(RunFolder(_workdir(values)).as_started(run) if values["workdir"] else run)
     if values["dry_run"]:
         print(describe(run))
         return
@@ -56,7 +58,7 @@ def train_command(values: dict[str, Any], config: ConfigDict) -> None:
 
 def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
     workdir = _workdir(values, needed=not values["dry_run"])
-    jobs = sweep.plan(config, workdir)
+    jobs = sweep.plan(config, workdir, _earlier(values))
     if values["jobs"] < 1:
         raise ConfigError(f"--jobs={values['jobs']} must be at least 1")
     if values["dry_run"]:
@@ -297,7 +299,12 @@ def usage(name: str = "") -> str:
 def _stored_config(values: dict[str, Any]) -> Any:
     if not values["workdir"]:
         return "this command has no settings but its flags"
-    return ConfigDict(_run_folders(_workdir(values))[0].read_config().to_json())
+    return ConfigDict(to_stored(_run_folders(_workdir(values))[0].read_config()))
+
+
+def _earlier(values: dict[str, Any]) -> RunConfig | None:
+    """The run that this one repeats, if its settings were named by the config.json of one."""
+    return flags.earlier_run(values["config_json"]) if "config_json" in values else None
 
 
 def _workdir(values: dict[str, Any], needed: bool = True) -> Path:

@@ -1,13 +1,13 @@
 """Settings: one ConfigDict for the command line, typed frozen values for the code.
 
 `base_config(name)` gives every option with its default. At the edge the ConfigDict becomes a `RunConfig`; below that
-no function sees a ConfigDict. `RunConfig.problems()` finds all that is wrong before anything runs.
+no function sees a ConfigDict. `RunConfig.problems()` finds all that is wrong before anything runs. How a run's settings
+are stored, compared and found again stands in `posx.stored`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +16,11 @@ from ml_collections import ConfigDict
 
 from posx.attention import EXECUTORS, causal, refusal
 from posx.data.corpus import DataConfig, check_config
-from posx.encodings import ENCODINGS, encoding_class
+from posx.encodings import ENCODINGS, Encoding, Spec, build, encoding_class
 from posx.errors import ConfigError, nearest
 from posx.evaluation.protocols import PROTOCOLS
 from posx.fields import typed_fields
-from posx.model import Model, make_model
+from posx.model import Model
 from posx.model_config import ModelConfig
 
 
@@ -79,17 +79,44 @@ class SweepConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class Resolution:
+    """What a run's settings come to with nothing left open: the encoding of every layer, and the model's sizes."""
+
+    layers: tuple[Encoding, ...]
+    model: ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides the result of one run."""
+    """Everything that decides the result of one run, as it was asked for: open fields are open.
+
+    `stored` is what they were resolved to when the run was started, None where it is new. Rules and defaults change
+    from version to version; a run that exists does not.
+    """
 
     encoding: Mapping[str, Any]
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
     eval: EvalConfig
+    stored: Resolution | None = None
+
+    @property
+    def layers(self) -> tuple[Spec, ...]:
+        """What is asked for in each layer."""
+        return self.model.layers(self.encoding)
+
+    @property
+    def resolution(self) -> Resolution:
+        """What was stored, or for a new run what today's rules give. Raises ConfigError for what does not fit."""
+        if self.stored is not None:
+            return self.stored
+        dims = self.model.dims(self.train.length)
+        return Resolution(tuple(build(spec, dims) for spec in self.layers), self.model.resolved())
 
     def make_model(self, vocab_size: int) -> Model:
-        return make_model(self.model, self.encoding, vocab_size, self.train.length)
+        found = self.resolution
+        return Model(found.model, found.layers, vocab_size, found.model.dims(self.train.length))
 
     def problems(self) -> list[str]:
         """All that is wrong, one line each: path, value, what is allowed."""
@@ -112,46 +139,26 @@ class RunConfig:
                     )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values only, tuples as lists: what `config.json` holds."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        """What was asked for as plain values, tuples as lists."""
+        sections = {name: getattr(self, name) for name in ("encoding", *SECTIONS)}
+        return json.loads(json.dumps({k: dict(v) if k == "encoding" else vars(v) for k, v in sections.items()}))
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> RunConfig:
-        """The inverse of `to_json`. Raises ConfigError naming a missing or unknown key."""
+        """The inverse of `to_json`; what is missing has its default. Raises ConfigError naming an unknown key."""
         encoding = dict(values.get("encoding") or {}) if isinstance(values, Mapping) else {}
         if not isinstance(encoding.get("name"), str):
             raise ConfigError("the config has no encoding.name")
-        return RunConfig(
-            encoding=encoding,
-            model=_section(ModelConfig, values, "model"),
-            data=_section(DataConfig, values, "data"),
-            train=_section(TrainConfig, values, "train"),
-            eval=_section(EvalConfig, values, "eval"),
-        )
-
-    def digest(self) -> str:
-        """Names the run by what it is: a hash of the settings, without where caches live."""
-        values = self.to_json()
-        values["data"].pop("cache_dir")
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+        return RunConfig(encoding, **{name: _section(cls, values, name) for name, cls in SECTIONS.items()})
 
 
-#: Fields that may differ when a work folder is used again: they do not change what the weights become.
-SAFE_TO_CHANGE = (
-    "data.cache_dir", "train.dispatch_steps", "train.log_steps", "train.checkpoint_steps", "train.keep_checkpoints",
-    "eval",
-)  # fmt: skip
+#: The sections of a config beside `encoding`.
+SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig, "eval": EvalConfig}
 
 
 def base_config(encoding: str = "alibi") -> ConfigDict:
     """Every option with its default, for the encoding named by the config file's argument. Raises ConfigError."""
-    sections: dict[str, Any] = {
-        "model": ModelConfig(),
-        "data": DataConfig(),
-        "train": TrainConfig(),
-        "eval": EvalConfig(),
-    }
-    config = ConfigDict({name: dataclasses.asdict(value) for name, value in sections.items()})
+    config = ConfigDict({name: dataclasses.asdict(cls()) for name, cls in SECTIONS.items()})
     config.encoding = ConfigDict(encoding_fields(encoding))
     config.sweep = ConfigDict(dataclasses.asdict(SweepConfig()))
     return config
@@ -168,7 +175,11 @@ def encoding_fields(name: str) -> dict[str, Any]:
 
 def run_config(config: ConfigDict) -> RunConfig:
     """The typed settings of one run; raises ConfigError that lists every problem."""
-    run = RunConfig.from_json(config.to_dict())
+    return checked(RunConfig.from_json(config.to_dict()))
+
+
+def checked(run: RunConfig) -> RunConfig:
+    """`run`, if nothing is wrong with it; raises ConfigError that lists every problem."""
     if problems := run.problems():
         raise ConfigError("; ".join(problems))
     return run
@@ -181,23 +192,6 @@ def with_encoding(config: ConfigDict, encoding: str, length: int, seed: int) -> 
         values["encoding"] = encoding_fields(encoding)
     values["train"] |= {"length": length, "seed": seed}
     return RunConfig.from_json(values)
-
-
-def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """Fields in which two runs differ and that change the result, as "path: old -> new"."""
-    a, b = (_flat(run.to_json()) for run in (old, new))
-    return [
-        f"{path}: {a.get(path)!r} -> {b.get(path)!r}"
-        for path in sorted(a.keys() | b.keys())
-        if a.get(path) != b.get(path) and not path.startswith(SAFE_TO_CHANGE)
-    ]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _section(cls: type, values: Any, name: str) -> Any:
@@ -285,7 +279,7 @@ def _executor_problems(section: str, executor: str) -> list[str]:
 
 
 __all__ = [
-    "SAFE_TO_CHANGE", "EvalConfig", "RunConfig", "SweepConfig", "TrainConfig",
-    "base_config", "differences", "encoding_fields", "run_config", "sliding_lengths", "sliding_stride",
+    "SECTIONS", "EvalConfig", "Resolution", "RunConfig", "SweepConfig", "TrainConfig",
+    "base_config", "checked", "encoding_fields", "run_config", "sliding_lengths", "sliding_stride",
     "with_encoding",
 ]  # fmt: skip

@@ -16,8 +16,9 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from posx.config import RunConfig, base_config
+from posx.config import SECTIONS, RunConfig, base_config
 from posx.errors import ConfigError
+from posx.stored import ENCODINGS_BEFORE, from_stored
 
 #: Flags every command has.
 COMMON: Mapping[str, tuple[Any, str]] = {
@@ -31,7 +32,10 @@ COMMON: Mapping[str, tuple[Any, str]] = {
 def parse(
     words: Sequence[str], own: Mapping[str, tuple[Any, str]], takes_config: bool
 ) -> tuple[dict[str, Any], ConfigDict | None]:
-    """Values of COMMON and a command's `own` flags, {name: (default, help)}, and the config with overrides applied."""
+    """Values of COMMON and a command's `own` flags, {name: (default, help)}, and the config with overrides applied.
+
+    `config` or `config_json` is among the values, whichever named the config.
+    """
     config_words, words = split_config(list(words))
     if config_words and not takes_config:
         raise ConfigError(f"this command takes no --config; its flags: {_listed({**COMMON, **own})}")
@@ -54,7 +58,7 @@ def parse(
     if rest:
         raise ConfigError(f"stray word {rest[0]!r}; {_meant(rest[0], config, {**COMMON, **own})}")
     found = {name: values[name].value for name in {**COMMON, **own}}
-    return found, values["config"].value if config is not None else None
+    return found | config_words, values["config"].value if config is not None else None
 
 
 def split_config(words: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -82,7 +86,7 @@ def load_config(where: Mapping[str, str]) -> ConfigDict:
     if len(where) != 1:
         raise ConfigError("name the settings with one of --config=configs/quick.py or --config_json=runs/x/config.json")
     if "config_json" in where:
-        return _from_json(Path(where["config_json"]))
+        return _asked_before(earlier_run(where["config_json"]))
     text, _, argument = where["config"].partition(":")
     path = Path(text).expanduser()
     if not path.is_file():
@@ -125,17 +129,22 @@ def _own_frame(error: BaseException, path: Path) -> str:
     return f"line {own[-1].lineno}" if own else "outside its own lines"
 
 
-def _from_json(path: Path) -> ConfigDict:
+def earlier_run(path: str) -> RunConfig:
+    """The run that the file of `--config_json` holds. Raises ConfigError."""
     try:
-        run = RunConfig.from_json(json.loads(path.read_text()))
+        return from_stored(json.loads(Path(path).read_text()))
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
-    except (ValueError, AttributeError) as error:
+    except ValueError as error:
         raise ConfigError(f"config file {path}: {error}") from None
+
+
+def _asked_before(run: RunConfig) -> ConfigDict:
     config = base_config(run.encoding["name"])
-    for section in ("model", "data", "train", "eval"):
+    for section in SECTIONS:
         config[section].update(vars(getattr(run, section)))
-    config.encoding = ConfigDict({k: tuple(v) if isinstance(v, list) else v for k, v in run.encoding.items()})
+    asked = ENCODINGS_BEFORE.get(run.encoding["name"], {}) | dict(run.encoding)
+    config.encoding = ConfigDict({k: tuple(v) if isinstance(v, list) else v for k, v in asked.items()})
     return config
 
 

@@ -361,6 +361,4 @@ class Model:
 def make_model(config: ModelConfig, encoding: Spec, vocab_size: int, train_len: int) -> Model:
     """The model with every encoding resolved. Raises ConfigError for sizes or specs that do not fit."""
     dims = config.dims(train_len)
-    cycle = [build(encoding if name == "encoding" else name, dims) for name in config.layer_policy]
-    encodings = tuple(cycle[n % len(cycle)] for n in range(config.num_layers))
-    return Model(config, encodings, vocab_size, dims)
+    return Model(config, tuple(build(spec, dims) for spec in config.layers(encoding)), vocab_size, dims)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from posx.encodings import Dims
+from posx.encodings import Dims, Spec
 from posx.errors import ConfigError
 
 MLPS = ("gelu", "swiglu")
@@ -70,6 +70,15 @@ class ModelConfig:
     @property
     def hidden_dim(self) -> int:
         return self.mlp_dim or (4 * self.model_dim if self.mlp == "gelu" else 8 * self.model_dim // 3)
+
+    def resolved(self) -> ModelConfig:
+        """The same with the sizes set that are left to their rules."""
+        return dataclasses.replace(self, num_kv_heads=self.kv_heads, mlp_dim=self.hidden_dim)
+
+    def layers(self, encoding: Spec) -> tuple[Spec, ...]:
+        """What the policy puts into each layer of a run of `encoding`."""
+        cycle = [encoding if name == "encoding" else name for name in self.layer_policy]
+        return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
 
     def dims(self, train_len: int) -> Dims:
         """The sizes encodings are resolved against. Raises ConfigError."""

@@ -21,6 +21,7 @@ from posx.model import Model
 from posx.parallel import check_batch
 from posx.progress import say
 from posx.runs import RunFolder, environment, layout_changes, write_json
+from posx.stored import digest
 from posx.training.ceiling import flops_per_token
 from posx.training.loop import train
 
@@ -28,7 +29,7 @@ from posx.training.loop import train
 def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     """Trains, evaluates and marks `folder` done; every finished part is kept and not done again."""
     check_writable(folder.path)
-    folder.check_config(run)
+    run = folder.resumed(run)
     check_batch(run.train.batch_size, run.train.accumulation)
     dataset = prepare(run.data, log=say)
     check_stream(run.eval, run.train.length, dataset)
@@ -36,21 +37,17 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     model = run.make_model(dataset.tokenizer.vocab_size)
     _check_disk(folder.path, 12 * count(model) * (run.train.keep_checkpoints + 1))
     with folder.held():
-        folder.check_config(run)
+        folder.resumed(run)  # another process may have started one here meanwhile
         _write_environment(folder, environment(dataset))
-        facts = {
-            "encodings": [repr(e) for e in model.encodings],
-            "num_params": count(model),
-            "executors": [executor_of(run, e) for e in model.encodings],
-        }
-        folder.write_config(run, facts)
+        executors = [executor_of(run, e) for e in model.encodings]
+        folder.write_config(run, num_params=count(model), executors=executors)
         dataset.tokenizer.save(folder.tokenizer_file)
         state = train(run, model, dataset, folder)
         rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps)
         failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
         if failed:
             raise PartialFailure(f"{folder.path.name}: {listed(failed)}")
-        done = {"digest": run.digest(), "data_digest": dataset.digest, "step": run.train.steps, "rows": len(rows)}
+        done = {"digest": digest(run), "data_digest": dataset.digest, "step": run.train.steps, "rows": len(rows)}
         write_json(folder.done_file, done)
         (folder.path / "status.json").unlink(missing_ok=True)
 

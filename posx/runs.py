@@ -20,12 +20,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posx.config import RunConfig, differences
+from posx.config import RunConfig
 from posx.data import Dataset, Tokenizer, load_tokenizer
 from posx.errors import OutOfMemoryError, WorkdirError
 from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say
+from posx.stored import differences, digest, digests, from_stored, like, to_stored
 from posx.training.ceiling import num_cpus
 from posx.training.checkpoints import Checkpoints
 
@@ -66,27 +67,49 @@ class RunFolder:
         return Checkpoints(self.path / "checkpoints", keep)
 
     def read_config(self) -> RunConfig:
-        """The settings this run was started with. Raises WorkdirError where there are none."""
+        """The settings this run was started with, as resolved then. Raises WorkdirError where they cannot be read."""
         try:
-            return RunConfig.from_json(json.loads(self.config_file.read_text()))
+            return from_stored(json.loads(self.config_file.read_text()))
         except FileNotFoundError:
             raise WorkdirError(f"{self.path} holds no run: there is no {self.config_file.name} in it") from None
-        except (ValueError, KeyError) as error:
+        except (OSError, ValueError) as error:
             raise WorkdirError(f"{self.config_file} cannot be read: {error}") from None
 
-    def check_config(self, run: RunConfig) -> None:
-        """Raises WorkdirError with every differing field if the folder holds a run of another config."""
+    def resumed(self, run: RunConfig) -> RunConfig:
+        """`run` as this folder holds it: what it leaves open is as it was resolved when it was started here.
+
+        Raises WorkdirError with every differing setting if the folder holds another run.
+        """
         if not self.config_file.exists():
-            return
-        if changed := differences(self.read_config(), run):
+            return run
+        held = self.read_config()
+        if changed := differences(held, like(run, held)):
             raise WorkdirError(
                 f"{self.path} holds a run of another config ({'; '.join(changed)}): use another --workdir, or the same "
                 "settings to resume"
             )
+        return dataclasses.replace(held, data=run.data, train=run.train, eval=run.eval)
 
-    def write_config(self, run: RunConfig, resolved: Mapping[str, Any]) -> None:
-        """The settings, each under its own path, and beside them what they were resolved to."""
-        write_json(self.config_file, {"schema_version": SCHEMA_VERSION, **run.to_json(), "resolved": resolved})
+    def as_started(self, run: RunConfig) -> RunConfig:
+        """`run` as this folder resolved it, if it is the one that was started here."""
+        try:
+            return like(run, self.read_config())
+        except WorkdirError:
+            return run
+
+    def finished(self, run: RunConfig, data_digest: str = "") -> bool:
+        """Whether `run` was trained and evaluated to the end here (on just this text, if its digest is given)."""
+        try:
+            values, done = (json.loads(file.read_text()) for file in (self.config_file, self.done_file))
+            held = from_stored(values)
+            same = done["digest"] in digests(values) and digest(like(run, held)) == digest(held)
+            return same and data_digest in ("", done["data_digest"])
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def write_config(self, run: RunConfig, **facts: Any) -> None:
+        """The settings, with `facts` beside what they were resolved to."""
+        write_json(self.config_file, to_stored(run, **facts))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

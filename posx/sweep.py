@@ -22,6 +22,7 @@ from posx.evaluation.protocols import PerPosition
 from posx.evaluation.run import check_stream, protocol_values
 from posx.progress import Meter, say
 from posx.runs import RunFolder, disk_errors, read_rows, write_json
+from posx.stored import like, to_stored
 
 MOST_RUNS = 1000
 LOOK_SECONDS = 2.0
@@ -46,11 +47,7 @@ class Job:
 
     def finished(self, data_digest: str = "") -> bool:
         """Whether these settings were trained and evaluated to the end (on just this text, if its digest is given)."""
-        try:
-            done = json.loads(self.folder.done_file.read_text())
-            return done["digest"] == self.run.digest() and data_digest in ("", done["data_digest"])
-        except (OSError, ValueError, KeyError):
-            return False
+        return self.folder.finished(self.run, data_digest)
 
     def progress(self) -> float:
         """The finished part, 0 to 1; evaluation counts as a quarter of a run, and 1 is for those that have ended."""
@@ -84,8 +81,11 @@ class Job:
         )
 
 
-def plan(config: ConfigDict, workdir: Path) -> list[Job]:
-    """The runs of the sweep: encodings x train_lens x seeds. Raises ConfigError listing every problem of every run."""
+def plan(config: ConfigDict, workdir: Path, earlier: RunConfig | None = None) -> list[Job]:
+    """The runs of the sweep: encodings x train_lens x seeds. Raises ConfigError listing every problem of every run.
+
+    `earlier` is the run that `config` repeats, if any: what it left open stays what it was.
+    """
     sweep = config.sweep
     axes = {"encodings": sweep.encodings, "train_lens": sweep.train_lens, "seeds": sweep.seeds}
     for name, values in axes.items():
@@ -102,8 +102,9 @@ def plan(config: ConfigDict, workdir: Path) -> list[Job]:
             for seed in sweep.seeds:
                 run = with_encoding(config, encoding, length, seed)
                 safe = encoding.replace(":", ".")
-                job = Job(run, RunFolder(workdir / f"{safe}-L{length}-s{seed}"))
-                problems += [f"{job.name}: {problem}" for problem in run.problems()]
+                folder = RunFolder(workdir / f"{safe}-L{length}-s{seed}")
+                job = Job(folder.as_started(like(run, earlier)), folder)
+                problems += [f"{job.name}: {problem}" for problem in job.run.problems()]
                 jobs.append(job)
     if problems:
         raise ConfigError("; ".join(dict.fromkeys(problems)))
@@ -176,7 +177,7 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
     with disk_errors(job.folder.path):
         job.folder.path.mkdir(parents=True, exist_ok=True)
     settings = job.folder.path / "asked.json"
-    write_json(settings, job.run.to_json())
+    write_json(settings, to_stored(job.run))
     command = [
         sys.executable, "-P", "-m", "posx.cli", "train", f"--config_json={settings}", f"--workdir={job.folder.path}",
         "--stop_with_stdin",

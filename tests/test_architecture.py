@@ -13,7 +13,7 @@ LAYERS = [
     ("errors", "fields", "interrupts"), ("encodings/",), ("attention/", "positions"),
     ("model_config", "cross_entropy", "parallel"),
     ("model", "data/", "progress"), ("compile_cache",),
-    ("evaluation/", "config"),
+    ("evaluation/", "config"), ("schema_1",), ("stored",),
     ("training/checkpoints", "training/optimizer", "training/step", "training/ceiling", "training/__init__"),
     ("runs", "generate"), ("training/loop", "evaluation/run"), ("runner",),
     ("plots/", "flags", "sweep", "__init__"), ("cli",),

@@ -1,9 +1,10 @@
-"""The registry: names to classes, and `build`, the only place that knows names."""
+"""The registry: names to classes, specs to values and back; the only place that knows names."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,22 +70,64 @@ def build(spec: Spec, dims: Dims) -> Encoding:
     Raises ConfigError for an unknown name or field (with the nearest valid one), a value of the wrong type, or sizes
     that do not fit the method. The text "auto" leaves a field to be resolved from `dims`.
     """
+    return from_spec(spec).resolve(dims)
+
+
+def from_spec(spec: Spec) -> Encoding:
+    """The value that `spec` names, its open fields open: nothing is resolved. Raises ConfigError as `build` does."""
     if isinstance(spec, Encoding):
-        return spec.resolve(dims)
+        return spec
     if isinstance(spec, str):
-        return encoding_class(spec)().resolve(dims)
+        return encoding_class(spec)()
     if isinstance(spec, Mapping):
-        if not isinstance(spec.get("name"), str):
-            raise ConfigError(f"encoding {dict(spec)} has no name; known: {', '.join(ENCODINGS)}")
-        cls = encoding_class(spec["name"])
-        given = {key: value for key, value in spec.items() if key != "name"}
-        return cls(**typed_fields(cls, given, f"encoding {spec['name']!r}", "encoding.")).resolve(dims)
+        return encoding_class(_name(spec))(**given_fields(spec))
     if isinstance(spec, Sequence):
-        return Chain(tuple(build(part, dims) for part in spec))
+        return Chain(tuple(from_spec(part) for part in spec))
     raise ConfigError(f"an encoding is a name, a mapping or a list, not {type(spec).__name__}")
+
+
+def given_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that a mapping sets, typed, encodings in them as values; those that it leaves open are not among them.
+
+    Raises ConfigError.
+    """
+    name = _name(spec)
+    cls = encoding_class(name)
+    given = {key: value for key, value in spec.items() if key != "name"}
+    typed = typed_fields(cls, given, f"encoding {name!r}", "encoding.")
+    hints = typing.get_type_hints(cls)
+    return {key: _nested(value, hints[key]) for key, value in typed.items()}
+
+
+def spec_of(encoding: Encoding) -> dict[str, Any] | list[Any]:
+    """The spec that `from_spec` makes this very value of: a mapping that names every field, a list for a Chain."""
+    if isinstance(encoding, Chain):
+        return [spec_of(part) for part in encoding.parts]
+    values = {field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding) if field.init}
+    return {"name": encoding_name(encoding), **{key: _plain(value) for key, value in values.items()}}
+
+
+def _name(spec: Mapping[str, Any]) -> str:
+    if not isinstance(spec.get("name"), str):
+        raise ConfigError(f"encoding {dict(spec)} has no name; known: {', '.join(ENCODINGS)}")
+    return spec["name"]
+
+
+def _nested(value: Any, hint: Any) -> Any:
+    """The value of a field of type `hint`, made from its spec where it holds encodings."""
+    kinds = (hint, *typing.get_args(hint))
+    if not any(isinstance(kind, type) and issubclass(kind, Encoding) for kind in kinds):
+        return value
+    return tuple(map(from_spec, value)) if typing.get_origin(hint) is tuple else from_spec(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return spec_of(value) if isinstance(value, Encoding) else value
 
 
 __all__ = [
     "ENCODINGS", "HOOKS", "Chain", "Dims", "Encoding", "Features", "Params", "Relative", "Tile",
-    "build", "encoding_class", "encoding_name",
+    "build", "encoding_class", "encoding_name", "from_spec", "given_fields", "spec_of",
 ]  # fmt: skip

@@ -18,7 +18,10 @@ from posx.model import Model
 from posx.parallel import on_all_devices, over_devices
 from posx.positions import sequential
 from posx.progress import say
-from posx.runs import SCHEMA_VERSION, RunFolder, append_row, read_rows
+from posx.runs import RunFolder, append_row, read_rows
+
+#: Of the rows.
+SCHEMA_VERSION = 1
 
 #: Targets in a block of the stored sums, the same for all runs and lengths so that any two rows can be paired.
 BLOCK_LEN = 1024
