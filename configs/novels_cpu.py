@@ -24,6 +24,6 @@ def get_config(arg: str = "alibi"):
     config.eval.lengths = (64, 68, 72, 80, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
     config.eval.protocols = ("nonoverlapping", "per_position", "sliding")
     config.eval.num_targets = 262144
-    config.eval.sliding_targets = 16384
+    config.eval.sliding_targets = 32768  # at stride 16: windows of 4 M tokens, as much as all other lengths together
     config.sweep.train_lens = (64,)
     return config.lock()

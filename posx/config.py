@@ -17,8 +17,8 @@ from ml_collections import ConfigDict
 from posx.attention import EXECUTORS, causal, refusal
 from posx.data.corpus import DataConfig, check_config
 from posx.encodings import ENCODINGS, Encoding, Spec, build, encoding_class
-from posx.errors import ConfigError, nearest
-from posx.evaluation.protocols import PROTOCOLS
+from posx.errors import ConfigError
+from posx.evaluation.protocols import protocol_name
 from posx.fields import typed_fields
 from posx.model import Model
 from posx.model_config import ModelConfig
@@ -55,14 +55,14 @@ class TrainConfig:
 class EvalConfig:
     """What is measured after training; lengths, strides and targets in tokens.
 
-    `sliding_lengths` () stands for L, 2L, 4L, 8L, 16L as far as `lengths` go; `stride` 0 for L/4. `num_targets` 0
-    scores the whole validation stream.
+    `sliding_lengths` () stands for L, 2L, 4L, 8L, 16L as far as `lengths` go; `stride` 0 for L/4. Targets are spread
+    over all held-out documents; `num_targets` and `sliding_targets` 0 score the whole validation stream.
     """
 
     lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)
     protocols: tuple[str, ...] = ("nonoverlapping", "per_position")
     num_targets: int = 262144
-    sliding_targets: int = 16384
+    sliding_targets: int = 65536
     sliding_lengths: tuple[int, ...] = ()
     stride: int = 0
     batch_tokens: int = 16384
@@ -247,15 +247,19 @@ def _eval_problems(evaluation: EvalConfig, train_len: int) -> list[str]:
     if not evaluation.lengths:
         found.append("eval.lengths is empty: name at least one length in tokens")
     for protocol in evaluation.protocols:
-        if protocol not in PROTOCOLS:
-            known = list(PROTOCOLS)
-            found.append(
-                f"eval.protocols: {protocol!r} is unknown; {nearest(protocol, known)}known: {', '.join(known)}"
-            )
-    for name, least in (("num_targets", 0), ("sliding_targets", 1), ("stride", 0), ("batch_tokens", 1)):
+        try:
+            protocol_name(protocol)
+        except ConfigError as error:
+            found.append(f"eval.protocols: {error}")
+    for name, least in (("num_targets", 0), ("sliding_targets", 0), ("stride", 0), ("batch_tokens", 1)):
         if getattr(evaluation, name) < least:
             found.append(f"eval.{name}={getattr(evaluation, name)} must be at least {least}")
-    if not found and "sliding" in evaluation.protocols:
+    if not found and 0 < evaluation.num_targets < max(evaluation.lengths):
+        found.append(
+            f"eval.num_targets={evaluation.num_targets} is less than one window of eval.lengths' longest, "
+            f"{max(evaluation.lengths)} tokens: score at least as many targets, or 0 for all"
+        )
+    if not found and "sliding" in map(protocol_name, evaluation.protocols):
         shortest, stride = min(sliding_lengths(evaluation, train_len)), sliding_stride(evaluation, train_len)
         if stride > shortest:
             found.append(f"eval.stride={stride} is larger than the shortest sliding window, {shortest} tokens")

@@ -9,22 +9,14 @@ import pytest
 
 import posx
 from posx.errors import ConfigError, DataError
-from posx.evaluation import (
-    Nonoverlapping,
-    PerPosition,
-    Sliding,
-    UndefinedLength,
-    evaluate,
-    paired_ratio,
-    standard_error,
-)
-from posx.evaluation.statistics import block_sums
+from posx.evaluation import Nonoverlapping, PerPosition, Sliding, UndefinedLength, evaluate
 
 VOCAB = 7
 rng = np.random.default_rng(0)
 STREAM = rng.integers(0, VOCAB, 1001)
 #: A loss of its own for every pair of neighbours, so that no two targets can be exchanged unnoticed.
-TABLE = np.float32(rng.uniform(0.1, 3.0, (VOCAB, VOCAB)))
+WEIGHTS = rng.uniform(0.1, 3.0, (VOCAB, VOCAB))
+TABLE = np.float32(-np.log(WEIGHTS / WEIGHTS.sum(axis=1, keepdims=True)))
 LENGTHS = (10, 16, 64, 250)
 
 
@@ -54,19 +46,18 @@ def test_a_uniform_model_has_perplexity_v(protocol):
 
 
 def test_nonoverlapping_scores_every_target_once_at_every_length():
-    for row in evaluate(bigram, STREAM, "nonoverlapping", LENGTHS, block_len=250):
+    for row in evaluate(bigram, STREAM, "nonoverlapping", LENGTHS):
         assert row["num_targets"] == 1000 and row["num_windows"] == math.ceil(1000 / row["eval_len"])
         assert row["nll"] == pytest.approx(losses(STREAM).mean(), rel=1e-6)
-        assert row["bpb"] is None and row["num_bytes"] is None
-        assert row["block_len"] == 250 and sum(row["block_nll"]) == pytest.approx(losses(STREAM).sum(), rel=1e-5)
+        assert row["bpb"] is None and row["num_bytes"] is None and row["num_documents"] is None
+        blocks = np.add.reduceat(losses(STREAM), [0, 256, 512, 768])
+        assert row["block_len"] == 256 and row["block_nll"] == pytest.approx(blocks, rel=1e-5)
 
 
-@pytest.mark.parametrize("num_targets", [1, 15, 16, 17, 999, 5000])
+@pytest.mark.parametrize("num_targets", [64, 65, 256, 999, 5000])
 def test_the_number_of_targets_is_kept_whatever_the_windows(num_targets):
-    scored = min(num_targets, 1000)
     for row in evaluate(bigram, STREAM, Nonoverlapping(num_targets), (16, 64)):
-        assert row["num_targets"] == scored
-        assert row["nll"] == pytest.approx(losses(STREAM)[:scored].mean(), rel=1e-6)
+        assert row["num_targets"] == min(num_targets, 1000)
 
 
 def test_a_ragged_last_window_counts_by_its_tokens():
@@ -83,9 +74,9 @@ def test_sliding_by_whole_windows_equals_nonoverlapping_on_the_same_targets(leng
         return bigram(tokens) * np.sqrt(np.arange(1, tokens.shape[1], dtype=np.float32))
 
     (slid,) = evaluate(depends_on_place, STREAM, Sliding(stride=length, num_targets=600), [length])
-    targets = slid["num_targets"]
-    assert targets == 600 // length * length and slid["stride"] == length
-    (plain,) = evaluate(depends_on_place, STREAM[length:], Nonoverlapping(targets), [length])
+    assert slid["num_targets"] == 600 and slid["stride"] == length and slid["num_stretches"] == 2
+    (plain,) = evaluate(depends_on_place, STREAM[length:], Nonoverlapping(600), [length])
+    assert plain["num_stretches"] == 2 and slid["num_windows"] == plain["num_windows"]
     assert slid["nll"] == pytest.approx(plain["nll"], rel=1e-6)
     np.testing.assert_allclose(slid["block_nll"], plain["block_nll"], rtol=1e-4)
 
@@ -100,18 +91,19 @@ def test_sliding_gives_every_target_its_context(stride):
 
     for row in evaluate(model, STREAM, Sliding(stride, 300), lengths):
         length = row["eval_len"]
-        assert row["num_targets"] == 300 // stride * stride and row["stride"] == stride
-        # The scored targets of a window have length - stride + 1 ... length tokens before them, the nearest included.
-        wanted = np.arange(length - stride + 1, length + 1)
+        assert row["num_targets"] == 300 and row["stride"] == stride
+        # The scored targets of a window have length - stride + 1 ... length tokens before them, the nearest included;
+        # the last window of the one stretch scores what is left of it.
+        wanted = length - stride + 1 + np.arange(300) % stride
         assert row["nll"] == pytest.approx(wanted.mean(), rel=1e-6)
     assert {shape[1] for shape in seen} == {17, 21, 65}
 
 
 def test_sliding_scores_the_same_targets_at_every_length_and_none_of_the_warm_up():
-    rows = evaluate(bigram, STREAM, Sliding(4, 500), (16, 20, 64))
-    assert {row["num_targets"] for row in rows} == {500}
+    rows = evaluate(bigram, STREAM, Sliding(4, 0), (16, 20, 64))
+    assert {row["num_targets"] for row in rows} == {936} and len({row["targets"] for row in rows}) == 1
     for row in rows:
-        assert row["nll"] == pytest.approx(losses(STREAM)[64:564].mean(), rel=1e-6)
+        assert row["nll"] == pytest.approx(losses(STREAM)[64:].mean(), rel=1e-6)
 
 
 def test_sliding_takes_a_quarter_of_the_shortest_length_unless_told():
@@ -119,29 +111,33 @@ def test_sliding_takes_a_quarter_of_the_shortest_length_unless_told():
     assert row["stride"] == 10
 
 
-def test_per_position_reproduces_nonoverlapping_by_its_running_mean():
+@pytest.mark.parametrize("num_targets", [0, 400])
+def test_per_position_reproduces_nonoverlapping_by_its_running_mean(num_targets):
+    """Of 400 targets in one stretch, and of all in ten windows."""
+
     def improves_with_context(tokens):
         place = np.arange(1, tokens.shape[1], dtype=np.float32)
         return bigram(tokens) - 1 / place
 
     longest = 100
-    (row,) = evaluate(improves_with_context, STREAM, PerPosition(), (20, 50, longest))
+    (row,) = evaluate(improves_with_context, STREAM, PerPosition(num_targets), (20, 50, longest))
     assert row["eval_len"] == longest and row["position_edges"] == list(range(longest + 1))
-    assert row["position_targets"] == [10] * longest
-    place = losses(STREAM).reshape(10, longest).mean(axis=0) + 1 / np.arange(1, longest + 1)
-    np.testing.assert_allclose(row["position_nll"], place, rtol=1e-4)
-    for plain in evaluate(improves_with_context, STREAM, "nonoverlapping", (20, 50, longest), block_len=100):
-        running = np.mean(row["position_nll"][: plain["eval_len"]])
-        assert abs(running - plain["nll"]) < 3 * plain["nll_se"]
-    assert running == pytest.approx(plain["nll"], rel=1e-4)
+    assert row["position_targets"] == [(num_targets or 1000) // longest] * longest
+    plain = evaluate(improves_with_context, STREAM, Nonoverlapping(num_targets), (20, 50, longest))
+    assert {one["targets"] for one in plain} == {row["targets"]}
+    for one in plain:
+        # A window of n tokens lacks only the context that no target of its first n positions has.
+        running = np.mean(row["position_nll"][: one["eval_len"]])
+        assert running == pytest.approx(one["nll"], rel=1e-4 if one["eval_len"] == longest else 0.1)
 
 
-def test_per_position_of_a_ragged_stream_counts_what_is_there():
+def test_per_position_of_ragged_windows_counts_what_is_there():
     (row,) = evaluate(numbered, STREAM[:26], PerPosition(), [10])
     assert row["position_nll"] == [float(n) for n in range(1, 11)]
     assert row["position_targets"] == [3] * 5 + [2] * 5
-    (short,) = evaluate(numbered, STREAM[:6], PerPosition(), [10])
-    assert short["position_edges"] == [0, 1, 2, 3, 4, 5] and len(short["position_nll"]) == 5
+    (row,) = evaluate(numbered, STREAM, PerPosition(512), [200])
+    assert row["position_nll"] == [float(n) for n in range(1, 201)]
+    assert row["num_stretches"] == 2 and row["position_targets"] == [4] * 56 + [2] * 144, "each stretch has its own"
 
 
 def test_per_position_of_long_windows_is_binned_without_losing_a_target():
@@ -175,7 +171,7 @@ def test_all_accepted_shapes_of_log_probs_agree(protocol):
 
 
 def test_a_model_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"shape .* expected"):
+    with pytest.raises(ConfigError, match=r"shape .* expected"):
         evaluate(lambda tokens: np.zeros((tokens.shape[0], 3)), STREAM, "nonoverlapping", [10])
 
 
@@ -277,7 +273,8 @@ def test_a_stream_of_known_entropy():
         return np.where(tokens[:, 1:] == tokens[:, :-1], math.log(0.9), math.log(0.1)).astype(np.float32)
 
     for row in evaluate(true_model, stream, ["nonoverlapping", Sliding(16, 50_000)], (32, 128), token_bytes=np.ones(2)):
-        assert abs(row["nll"] - entropy) < 4 * row["nll_se"] < 0.02
+        low, high = row["nll_interval"]
+        assert abs(row["nll"] - entropy) < high - low < 0.02
         assert row["bpb"] == pytest.approx(row["nll"] / math.log(2))
     (unigram,) = evaluate(lambda t: np.full(t.shape, -math.log(2), np.float32), stream, "nonoverlapping", [32])
     assert unigram["ppl"] == pytest.approx(2, rel=1e-6)
@@ -305,9 +302,11 @@ def test_per_position_reuses_the_pass_of_the_same_length():
     ("protocol", "lengths", "words"),
     [
         ("nonoverlaping", [10], "did you mean 'nonoverlapping'"),
+        ("P3", [10], "did you mean 'P"),
         ("nonoverlapping", [], "at least one window length"),
         ("nonoverlapping", [10, 0], "1 token or more"),
         (Sliding(stride=11), [10, 20], "between 1 and the shortest length, 10"),
+        (Nonoverlapping(100), [10, 128], "less than one window of 128"),
     ],
 )
 def test_senseless_questions_are_refused(protocol, lengths, words):
@@ -315,51 +314,15 @@ def test_senseless_questions_are_refused(protocol, lengths, words):
         evaluate(bigram, STREAM, protocol, lengths)
 
 
-@pytest.mark.parametrize(("protocol", "lengths"), [("nonoverlapping", [4]), ("sliding", [1000]), (Sliding(8), [995])])
+@pytest.mark.parametrize(
+    ("protocol", "lengths"),
+    [("nonoverlapping", [1001]), ("per_position", [1001]), ("sliding", [1000]), (Sliding(8), [995])],
+)
 def test_streams_that_are_too_short_are_refused(protocol, lengths):
-    with pytest.raises(DataError, match=r"need|needed"):
-        evaluate(bigram, STREAM[:1] if protocol == "nonoverlapping" else STREAM, protocol, lengths)
-
-
-def test_block_sums_cover_every_value():
-    values = rng.standard_normal(23)
-    sums, counts = block_sums(values, 5)
-    assert counts.tolist() == [5, 5, 5, 5, 3]
-    np.testing.assert_allclose(sums, [values[n : n + 5].sum() for n in range(0, 23, 5)])
-
-
-def test_standard_error_is_that_of_the_mean_over_repeated_streams():
-    estimates, errors = [], []
-    for _ in range(400):
-        # Tokens within a block share most of their loss, as neighbours in a text do.
-        values = (rng.standard_normal((40, 1)) + 0.3 * rng.standard_normal((40, 25))).ravel()
-        estimates.append(values.mean())
-        errors.append(standard_error(*block_sums(values, 25)))
-    assert np.std(estimates) == pytest.approx(np.mean(errors), rel=0.15)
-    naive = np.mean(0.3 / np.sqrt(1000) + 1 / np.sqrt(1000))
-    assert np.mean(errors) > 3 * naive, "neighbours counted as independent"
-    assert standard_error(*block_sums(values, len(values))) is None
-
-
-def test_standard_error_against_brute_force():
-    sums, counts = rng.standard_normal(9) + 4, np.array([5] * 8 + [2])
-    mean = sums.sum() / counts.sum()
-    variance = sum((s - mean * c) ** 2 for s, c in zip(sums, counts, strict=True)) / (9 - 1) * 9
-    assert standard_error(sums, counts) == pytest.approx(math.sqrt(variance) / counts.sum())
-
-
-def test_paired_ratio_takes_both_models_on_the_same_draw():
-    hard = rng.uniform(0, 200, 60)  # what a passage costs any model
-    counts = np.full(60, 50)
-    a, b = hard + 50 * 0.10 + rng.normal(0, 0.5, 60), hard
-    ratio, low, high = paired_ratio(a, b, counts)
-    assert ratio == pytest.approx(math.exp((a - b).sum() / counts.sum()))
-    assert low < ratio < high and high - low < 0.02, "hard passages must cancel"
-    draws = np.random.default_rng(1).integers(0, 60, (4000, 60))
-    brute = np.exp([(a[d] - b[d]).sum() / counts[d].sum() for d in draws])
-    np.testing.assert_allclose((low, high), np.quantile(brute, (0.025, 0.975)), rtol=1e-3)
-    same, low, high = paired_ratio(b, b, counts)
-    assert same == low == high == 1.0
+    with pytest.raises(DataError, match=r"need"):
+        evaluate(bigram, STREAM, protocol, lengths)
+    with pytest.raises(DataError, match=r"need"):
+        evaluate(bigram, STREAM[:1], protocol, [8])
 
 
 def test_the_public_call_is_the_same_function():

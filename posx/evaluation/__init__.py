@@ -1,11 +1,13 @@
 """Perplexity at any length under a stated protocol, for any model given as a function.
 
-`protocols` says which tokens are scored with how much context and runs the model, `run` does so for a trained run and
-keeps its rows, `statistics` turns sums over blocks of text into standard errors and paired intervals.
+`targets` says which tokens are scored, `protocols` with how much context, `scoring` runs the model, `run` does so for a
+trained run and keeps its rows, `statistics` turns sums over blocks of text into intervals and paired ratios.
 """
 
 from posx.errors import UndefinedLength
 from posx.evaluation.protocols import Nonoverlapping, PerPosition, Sliding, evaluate
-from posx.evaluation.statistics import paired_ratio, standard_error
+from posx.evaluation.statistics import Ratio, interval, paired_ratio
 
-__all__ = ["Nonoverlapping", "PerPosition", "Sliding", "UndefinedLength", "evaluate", "paired_ratio", "standard_error"]
+__all__ = [
+    "Nonoverlapping", "PerPosition", "Ratio", "Sliding", "UndefinedLength", "evaluate", "interval", "paired_ratio",
+]  # fmt: skip

@@ -13,18 +13,24 @@ from posx.config import EvalConfig, RunConfig, sliding_lengths, sliding_stride
 from posx.data import Dataset
 from posx.encodings import encoding_name
 from posx.errors import DataError, UndefinedLength
-from posx.evaluation.protocols import Nonoverlapping, PerPosition, Protocol, Sliding, evaluate
+from posx.evaluation.protocols import (
+    Nonoverlapping,
+    PerPosition,
+    Protocol,
+    Sliding,
+    evaluate,
+    protocol_name,
+    targets_of,
+)
+from posx.evaluation.statistics import BLOCK_LEN
 from posx.model import Model
 from posx.parallel import on_all_devices, over_devices
 from posx.positions import sequential
 from posx.progress import say
 from posx.runs import RunFolder, append_row, read_rows
 
-#: Of the rows.
-SCHEMA_VERSION = 1
-
-#: Targets in a block of the stored sums, the same for all runs and lengths so that any two rows can be paired.
-BLOCK_LEN = 1024
+#: Of a row of `eval.jsonl`. 1: the first targets of the stream in one stretch, no `targets`, blocks of 1024 or 2048.
+ROW_VERSION = 2
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -75,16 +81,23 @@ def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
             )
 
 
-def protocol_values(config: EvalConfig, train_len: int) -> list[tuple[Protocol, tuple[int, ...]]]:
-    """Each protocol of the config with its lengths."""
+def documents_of(dataset: Dataset) -> np.ndarray:
+    """Where the documents of `held_out_stream` start."""
+    return 1 + dataset.validation.offsets[:-1]
+
+
+def protocol_values(config: EvalConfig, train_len: int, longest: int = 0) -> list[tuple[Protocol, tuple[int, ...]]]:
+    """Each protocol of the config with its lengths. The targets are those of windows of up to `longest` tokens, and
+    at least of those of the config."""
     windows = sliding_lengths(config, train_len)
-    sliding = Sliding(sliding_stride(config, train_len), config.sliding_targets, warm_up=max(windows))
+    longest = max(longest, *config.lengths, *windows)
+    sliding = Sliding(sliding_stride(config, train_len), config.sliding_targets, warm_up=longest)
     values: dict[str, tuple[Protocol, tuple[int, ...]]] = {
-        "nonoverlapping": (Nonoverlapping(config.num_targets), config.lengths),
-        "per_position": (PerPosition(config.num_targets), config.lengths),
+        "nonoverlapping": (Nonoverlapping(config.num_targets, longest), config.lengths),
+        "per_position": (PerPosition(config.num_targets, longest), config.lengths),
         "sliding": (sliding, windows),
     }
-    return [values[name] for name in config.protocols]
+    return [values[protocol_name(name)] for name in config.protocols]
 
 
 def evaluate_run(
@@ -96,7 +109,7 @@ def evaluate_run(
     """
     check_stream(config, run.train.length, dataset)
     facts = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": ROW_VERSION,
         "run_id": folder.path.name,
         "encoding": run.encoding["name"],
         "encoding_value": repr(model.encodings[0] if len(set(model.encodings)) == 1 else model.encodings),
@@ -110,7 +123,7 @@ def evaluate_run(
         "dtype": run.model.dtype,
     }
     log_probs = model_log_probs(model, params, config.executor)
-    stream, token_bytes = held_out_stream(dataset), dataset.tokenizer.num_bytes
+    stream, token_bytes, documents = held_out_stream(dataset), dataset.tokenizer.num_bytes, documents_of(dataset)
     stored = {_key(row): row for row in read_rows(folder.eval_file)}
     rows: list[dict[str, Any]] = []
 
@@ -120,13 +133,16 @@ def evaluate_run(
         append_row(folder.eval_file, row)
         rows.append(row)
         value = f"ppl {row['ppl']:.3f}" if isinstance(row["ppl"], float) else row["status"]
-        say(f"{folder.path.name}  {row['protocol']} at {row['eval_len']}: {value}  ({row['num_targets']:,} targets)")
+        scored = f"{row['num_targets']:,} targets of {row['num_documents']} documents"
+        say(f"{folder.path.name}  {row['protocol']} at {row['eval_len']}: {value}  ({scored})")
 
     missing: dict[tuple[int, ...], list[Protocol]] = {}
-    for protocol, lengths in protocol_values(config, run.train.length):
+    # The run's own lengths count as well, so that a later look at fewer of them scores the same targets.
+    for protocol, lengths in protocol_values(config, run.train.length, max(run.eval.lengths)):
         longest = tuple(n for n in lengths if is_defined(model, n))[-1:]
         wanted = longest if isinstance(protocol, PerPosition) else lengths
-        found = {n: stored.get(_key(facts | _settings(protocol, n))) for n in wanted}
+        targets = targets_of(protocol, stream, lengths, documents).digest
+        found = {n: stored.get(_key(facts | _settings(protocol, n, targets))) for n in wanted}
         # Where memory ran out is tried again: it may be another machine.
         have = {n: row for n, row in found.items() if row and row["status"] != "oom"}
         rows += have.values()
@@ -137,18 +153,19 @@ def evaluate_run(
     for lengths, protocols in missing.items():
         evaluate(
             log_probs, stream, protocols, lengths,
-            token_bytes=token_bytes, batch_tokens=config.batch_tokens, block_len=BLOCK_LEN, on_row=keep,
+            token_bytes=token_bytes, documents=documents, batch_tokens=config.batch_tokens, on_row=keep,
         )  # fmt: skip
     return rows
 
 
-def _settings(protocol: Protocol, length: int) -> dict[str, Any]:
+def _settings(protocol: Protocol, length: int, targets: str) -> dict[str, Any]:
     stride = protocol.stride if isinstance(protocol, Sliding) else length
-    settings = {"protocol": protocol.name, "eval_len": length, "stride": stride, "max_targets": protocol.num_targets}
-    return settings | ({"warm_up": protocol.warm_up} if isinstance(protocol, Sliding) else {})
+    return {
+        "protocol": protocol.name, "eval_len": length, "stride": stride, "targets": targets, "block_len": BLOCK_LEN,
+    }  # fmt: skip
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     """What makes two rows of one run the same measurement."""
-    names = ("protocol", "eval_len", "stride", "max_targets", "warm_up", "step", "data_digest")
+    names = ("protocol", "eval_len", "stride", "targets", "block_len", "step", "data_digest")
     return tuple(row.get(name) for name in names)

@@ -1,37 +1,140 @@
-"""Uncertainty from blocks of text: tokens next to each other are not independent, long blocks nearly are."""
+"""95 % intervals over text, from stored sums over short blocks of it.
+
+The losses of neighbouring blocks are alike, over distances that differ from text to text. So blocks are not taken as
+independent: the variance of a mean is read off the slow part of the very series that is judged (of a ratio, the
+difference), however long its correlations are, and `None` stands where the text is too short to tell.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 
+from posx.errors import ConfigError
 
-def block_sums(values: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+#: Targets in a block of the stored sums, the same everywhere, so that any two rows of the same targets can be paired.
+BLOCK_LEN = 256
+#: The slowest cosines of the series, whose mean square is its long-run variance: few, for correlations may be long.
+COSINES = 8
+#: The 97.5 % point of Student's t with as many degrees of freedom as there are cosines.
+T_QUANTILE = 2.306004
+#: Text of fewer correlation lengths than this gives no interval.
+LEAST_LENGTHS = 12
+#: Perplexities above e^700 overflow a float64.
+LARGEST_NLL = 700.0
+
+Row = Mapping[str, Any]
+
+
+class Ratio(NamedTuple):
+    """A perplexity ratio and its 95 % interval over text: None and None where there is too little text for one."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def half_width(sums: Any, counts: Any) -> float | None:
+    """Half the width of the 95 % interval of sum(sums) / sum(counts), or None where the text is too short for one.
+
+    sums, counts: [n], per block, in the order of the text; there may be gaps between stretches of it. What blocks have
+    in common with the one before is taken out first and put back at the end, so that long correlations bias nothing.
+
+    Source: Lazarus, Lewis, Stock and Watson 2018 (HAR inference, J. Business & Economic Statistics 36: cosines with
+    Student's t), Andrews and Monahan 1992 (prewhitening, Econometrica 60), Marriott and Pope 1954 (the bias of the
+    lag-1 correlation, Biometrika 41). experiments/intervals measures how often it covers.
+    """
+    sums, counts = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
+    residuals = sums - sums.sum() / counts.sum() * counts
+    n, power = len(sums), float(residuals @ residuals)
+    if n < 2 * COSINES:
+        return None
+    if power == 0:
+        return 0.0
+    lag1 = float(residuals[1:] @ residuals[:-1]) / power
+    lag1 += (1 + 4 * lag1) / n
+    if n * (1 - lag1) < LEAST_LENGTHS:
+        return None
+    lag1 = max(lag1, 0.0)
+    innovations = (residuals[1:] - lag1 * residuals[:-1]) / (1 - lag1)
+    phases = np.pi * (np.arange(n - 1) + 0.5) / (n - 1)
+    waves = np.sqrt(2 / (n - 1)) * np.cos(np.arange(1, COSINES + 1)[:, None] * phases)
+    long_run_variance = float(np.mean((waves @ innovations) ** 2))
+    return T_QUANTILE * math.sqrt(n * long_run_variance) / float(counts.sum())
+
+
+def interval(sums: Any, counts: Any) -> tuple[float, float] | None:
+    """The 95 % interval of sum(sums) / sum(counts) over text, or None: see `half_width`."""
+    half = half_width(sums, counts)
+    mean = float(np.sum(sums) / np.sum(counts))
+    return None if half is None else (mean - half, mean + half)
+
+
+def paired_ratio(a: Row, b: Row) -> Ratio:
+    """The perplexity of row `a` over that of row `b`, which scored the same targets, from the blocks' differences.
+
+    What a passage costs both cancels. Raises ConfigError for rows on other targets, in other blocks, or without losses.
+    """
+    check_pair(a, b)
+    (sums_a, counts), (sums_b, _) = row_blocks(a), row_blocks(b)
+    difference = sums_a - sums_b
+    mean, half = float(difference.sum() / counts.sum()), half_width(difference, counts)
+    ends = (None, None) if half is None else (perplexity(mean - half), perplexity(mean + half))
+    return Ratio(perplexity(mean), *ends)
+
+
+def perplexity(nll: float) -> float:
+    """exp(nll), infinite where that overflows."""
+    return math.exp(nll) if nll < LARGEST_NLL else math.inf
+
+
+def block_sums(values: np.ndarray, block: int = BLOCK_LEN) -> tuple[np.ndarray, np.ndarray]:
     """Sums and counts of `values` [n] over consecutive blocks of `block` targets; the last may be shorter."""
     starts = np.arange(0, len(values), block)
     sums = np.add.reduceat(values.astype(np.float64), starts)
     return sums, np.minimum(block, len(values) - starts)
 
 
-def standard_error(sums: np.ndarray, counts: np.ndarray) -> float | None:
-    """Standard error (nats/token) of sum(sums) / sum(counts), blocks taken as independent; None for one block."""
-    n = len(sums)
-    if n < 2:
-        return None
-    residuals = sums - sums.sum() / counts.sum() * counts
-    return float(np.sqrt(n / (n - 1) * (residuals**2).sum()) / counts.sum())
+def row_blocks(row: Row) -> tuple[np.ndarray, np.ndarray]:
+    """Sums (nats) and counts of a row's blocks, in the order of the text."""
+    sums, block = np.asarray(row["block_nll"], np.float64), row["block_len"]
+    return sums, np.minimum(block, row["num_targets"] - block * np.arange(len(sums)))
 
 
-def paired_ratio(
-    sums_a: np.ndarray, sums_b: np.ndarray, counts: np.ndarray, *, seed: int = 0, resamples: int = 2000
-) -> tuple[float, float, float]:
-    """Perplexity ratio a / b on the same targets and its 95 % interval, by a bootstrap over common blocks.
+def targets_key(row: Row) -> tuple[Any, ...]:
+    """What says which targets a row scored. Rows of before digests were kept name their protocol's settings instead."""
+    old = ("protocol", "max_targets", "warm_up", "num_targets", "data_digest")
+    return (row["targets"], row.get("block_len")) if row.get("targets") else tuple(row.get(name) for name in old)
 
-    sums_a, sums_b, counts: [n] per block. Each resample draws n blocks and takes both models on the same draw, so that
-    what a hard passage does to both cancels.
-    """
-    difference = np.asarray(sums_a, np.float64) - np.asarray(sums_b, np.float64)
-    counts = np.asarray(counts, np.float64)
-    draws = np.random.default_rng(seed).integers(0, len(counts), (resamples, len(counts)))
-    ratios = difference[draws].sum(axis=1) / counts[draws].sum(axis=1)
-    low, high = np.quantile(ratios, (0.025, 0.975))
-    return float(np.exp(difference.sum() / counts.sum())), float(np.exp(low)), float(np.exp(high))
+
+def check_pair(*rows: Row) -> None:
+    """Raises ConfigError unless all rows have losses, of the same targets, summed over the same blocks."""
+    for row in rows:
+        if not row.get("block_nll"):
+            raise ConfigError(f"{_name(row)} has no losses to pair: its status is {row.get('status')}")
+    first = rows[0]
+    for row in rows[1:]:
+        if targets_key(row) != targets_key(first):
+            raise ConfigError(
+                f"{_name(first)} and {_name(row)} scored different targets: evaluate both with the same settings, on "
+                "the same text"
+            )
+        if row["block_len"] != first["block_len"]:
+            raise ConfigError(
+                f"{_name(first)} has sums over blocks of {first['block_len']} targets, {_name(row)} of "
+                f"{row['block_len']}: evaluate both again"
+            )
+
+
+def _name(row: Row) -> str:
+    return f"{row.get('run_id', 'a row')} ({row.get('protocol')} at {row.get('eval_len')})"
+
+
+def mean_blocks(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Sums averaged over rows of the same targets, such as those of several seeds, and the counts."""
+    check_pair(*rows)
+    blocks = [row_blocks(row) for row in rows]
+    return np.mean([sums for sums, _ in blocks], axis=0), blocks[0][1]

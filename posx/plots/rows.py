@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from posx.errors import WorkdirError
+from posx.evaluation.statistics import targets_key
 
 Row = dict[str, Any]
 FAILED = ("undefined", "nonfinite", "oom")
@@ -55,7 +56,7 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
     """Every usable row of the `eval.jsonl` files of a run or a sweep.
 
     The last row of a measurement wins: a resumed evaluation replaces its first attempt. Of several sets of targets
-    that a run was measured on under one protocol, one is taken, so that no curve mixes them.
+    that a run was measured on under one protocol, one is taken, so that no curve mixes them; the log names the others.
     """
     latest: dict[tuple[Any, ...], Row] = {}
     for run in run_folders(pathlib.Path(folder), "eval.jsonl"):
@@ -64,7 +65,7 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
             if not _usable(row):
                 logging.getLogger(__name__).warning("%s: a row without encoding, protocol or lengths left out", run)
                 continue
-            key = (*_kind(row), _targets(row), row["eval_len"], str(row.get("stride")))
+            key = (*_kind(row), targets_key(row), row["eval_len"], str(row.get("stride")))
             latest.pop(key, None)
             latest[key] = row
     return _same_targets(list(latest.values()))
@@ -74,21 +75,20 @@ def _kind(row: Row) -> tuple[str, str]:
     return str(row["run_id"]), row["protocol"]
 
 
-def _targets(row: Row) -> tuple[str, str]:
-    """What decides which tokens were scored."""
-    return str(row.get("max_targets")), str(row.get("warm_up"))
-
-
 def _same_targets(rows: list[Row]) -> list[Row]:
     """Of a run's rows of one protocol, those on one set of targets, so that no curve mixes sets: the set measured at
     most lengths, of equals the one measured last."""
-    counts = collections.Counter((_kind(row), _targets(row)) for row in rows)
-    chosen: dict[tuple[str, str], tuple[str, str]] = {}
+    counts = collections.Counter((_kind(row), targets_key(row)) for row in rows)
+    chosen: dict[tuple[str, str], tuple[Any, ...]] = {}
     for row in rows:
-        kind, targets = _kind(row), _targets(row)
+        kind, targets = _kind(row), targets_key(row)
         if counts[kind, targets] >= counts[kind, chosen.get(kind, targets)]:
             chosen[kind] = targets
-    return [row for row in rows if chosen[_kind(row)] == _targets(row)]
+    for kind, left_out in collections.Counter(
+        _kind(row) for row in rows if chosen[_kind(row)] != targets_key(row)
+    ).items():
+        logging.getLogger(__name__).warning("%s: %d rows of %s on other targets left out", kind[0], left_out, kind[1])
+    return [row for row in rows if chosen[_kind(row)] == targets_key(row)]
 
 
 def unfinished(folder: str | pathlib.Path) -> list[str]:

@@ -1,0 +1,110 @@
+"""Which targets are scored: contiguous stretches of text, spread over the whole stream and all of its documents.
+
+Target n of a stream is its token n + 1; token 0 is context only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from posx.errors import ConfigError
+from posx.evaluation.statistics import BLOCK_LEN
+
+#: Stretches that the targets are cut into, more where there are more documents, fewer where windows are long.
+STRETCHES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """Stretches in the order of the stream: starts, sizes [k] in targets, and how many documents they touch.
+
+    All sizes but the last are multiples of BLOCK_LEN, so that no block of the stored sums has parts of two stretches.
+    `digest` names the targets by their places and their tokens.
+    """
+
+    starts: np.ndarray
+    sizes: np.ndarray
+    tokens: np.ndarray
+    num_documents: int | None
+    digest: str
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+
+def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int = 0, documents: Any = None) -> Targets:
+    """Stretches of `num_targets` targets in all (0, or more than there are: one stretch, all from `first` on).
+
+    A stretch is a multiple of `longest`, itself rounded up to whole blocks, as large as leaves STRETCHES of them and
+    one a document, and at least that one; the last takes what is left over. Their middles are evenly spread over the
+    stream, but that every document, however short, gets a share that holds one, if there are enough.
+
+    documents: [d] places in the stream where documents start; None where they are not known.
+    """
+    end = len(stream) - 1
+    begins = _document_starts(documents, len(stream))
+    count = min(num_targets or end - first, end - first)
+    if count == end - first:
+        starts, sizes = np.array([first]), np.array([count])
+    else:
+        least = -(-longest // BLOCK_LEN) * BLOCK_LEN
+        size = least * max(1, count // (least * max(STRETCHES, len(begins))))
+        sizes = np.full(max(1, count // size), size)
+        sizes[-1] += count - sizes.sum()
+        edges = np.unique(np.concatenate([[first], begins[begins > first], [end]]))
+        starts = _apart(_middles(edges, len(sizes)) - sizes / 2, sizes, first, end)
+    tokens = np.concatenate([stream[1 + at : 1 + at + n] for at, n in zip(starts, sizes, strict=True)])
+    touched = None if documents is None else _touched(begins, starts, sizes)
+    return Targets(starts, sizes, tokens, touched, _digest(starts, sizes, tokens))
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in arrays)).hexdigest()[:16]
+
+
+def _document_starts(documents: Any, size: int) -> np.ndarray:
+    """The first target of every document, the first of them 0."""
+    given = np.asarray([] if documents is None else documents)
+    if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
+        raise ConfigError("documents must be one row of whole numbers: the places in the stream where documents start")
+    if given.size and not 0 <= given.min() <= given.max() <= size:
+        raise ConfigError(f"documents has places {given.min()} to {given.max()}, the stream has 0 to {size}")
+    return np.unique(np.concatenate([[0], np.clip(given.astype(np.int64) - 1, 0, max(size - 2, 0))])).astype(np.int64)
+
+
+def _middles(edges: np.ndarray, count: int) -> np.ndarray:
+    """Middles of `count` equal shares of the documents between `edges`: shares of their length, but that a document
+    shorter than a share counts as a whole one."""
+    lengths = np.diff(edges).astype(np.float64)
+    short = np.zeros(len(lengths), bool)
+    weights = np.ones(len(lengths))
+    while len(lengths) < count:
+        share = lengths[~short].sum() / (count - short.sum())
+        weights = np.where(lengths < share, share, lengths)
+        if not (~short & (lengths < share)).any():
+            break
+        short = lengths < share
+    before = np.concatenate([[0.0], np.cumsum(weights)])
+    points = (np.arange(count) + 0.5) / count * before[-1]
+    document = np.searchsorted(before, points, side="right") - 1
+    return edges[document] + (points - before[document]) / weights[document] * lengths[document]
+
+
+def _apart(starts: np.ndarray, sizes: np.ndarray, first: int, end: int) -> np.ndarray:
+    """Starts as near to the given as leaves the stretches in order, without overlap, and within first .. end."""
+    before = np.cumsum(sizes) - sizes
+    slack = np.clip(np.floor(starts) - before, first, end - sizes.sum())
+    return (np.maximum.accumulate(slack) + before).astype(np.int64)
+
+
+def _touched(begins: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> int:
+    """How many documents have a target in some stretch."""
+    low = np.searchsorted(begins, starts, side="right") - 1
+    high = np.searchsorted(begins, starts + sizes - 1, side="right") - 1
+    unseen = np.maximum(low, np.concatenate([[0], high[:-1] + 1]))
+    return int((high - unseen + 1).sum())
