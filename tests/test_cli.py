@@ -216,7 +216,10 @@ def bad_data(tmp_path) -> dict[str, tuple[list[str], list[str]]]:
              "--config.train.length=200"],
             ["too few for one window of length 200", "largest usable length"],
         ),
-        "too short to evaluate": (["--config.eval.lengths=16,1000000", "--config.eval.num_targets=0"], ["validation text", "largest usable length"]),
+        "too short to evaluate": (
+            ["--config.eval.lengths=16,1000000", "--config.eval.num_targets=0"],
+            ["validation text", "largest usable length"],
+        ),
         "too short to slide": (
             ["--config.eval.protocols=sliding", "--config.eval.sliding_lengths=400,100000"],
             ["validation text", "sliding windows of 100000"],

@@ -1,5 +1,6 @@
 """Protocol self-checks: which targets are scored, with how much context, and what becomes of the sums."""
 
+import importlib
 import itertools
 import math
 
@@ -171,8 +172,92 @@ def test_all_accepted_shapes_of_log_probs_agree(protocol):
 
 
 def test_a_model_of_another_shape_is_refused():
-    with pytest.raises(ConfigError, match=r"shape .* expected"):
-        evaluate(lambda tokens: np.zeros((tokens.shape[0], 3)), STREAM, "nonoverlapping", [10])
+    for result in (np.zeros((1638, 3)), -1.0, None, np.zeros(1638), np.zeros((1638, 10, 3))):
+        with pytest.raises(ConfigError, match=r"log_probs gave (shape .* expected|3 entries a token)"):
+            evaluate(lambda tokens, result=result: result, STREAM, "nonoverlapping", [10])
+
+
+class Tensor:
+    """What matters of a torch tensor: it indexes as NumPy does, and is no array before it is detached and moved."""
+
+    def __init__(self, values, state=("grad", "gpu")):
+        self.values, self.shape, self.state = np.asarray(values), np.shape(values), state
+
+    def __getitem__(self, key):
+        return Tensor(self.values[key], self.state)
+
+    def __array__(self, dtype=None, copy=None):
+        assert not self.state, f"Can't convert a tensor with {self.state} to numpy"
+        return self.values
+
+    detach = lambda self: Tensor(self.values, [s for s in self.state if s != "grad"])  # noqa: E731
+    cpu = lambda self: Tensor(self.values, [s for s in self.state if s != "gpu"])  # noqa: E731
+    float = lambda self: Tensor(self.values.astype(np.float32), self.state)  # noqa: E731
+    is_floating_point = lambda self: np.issubdtype(self.values.dtype, np.floating)  # noqa: E731
+
+
+def torch_tensor(dtype):
+    torch = importlib.import_module("torch")
+    return lambda values: torch.tensor(np.array(values), dtype=getattr(torch, dtype), requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["numpy", "jax", "bfloat16", "tensor", *(pytest.param(f"torch {d}", marks=pytest.mark.peers)
+                                             for d in ("float32", "bfloat16"))],
+)  # fmt: skip
+def test_arrays_of_every_kind_are_accepted(kind):
+    """Also those of a model in training."""
+    if kind.startswith("torch"):
+        wrap = torch_tensor(kind.split()[1])
+    else:
+        wrap = {
+            "numpy": np.asarray, "jax": jnp.asarray, "bfloat16": lambda x: jnp.asarray(x, jnp.bfloat16),
+            "tensor": Tensor,
+        }[kind]  # fmt: skip
+    close = 1e-2 if "bfloat16" in kind else 1e-6
+    for model in (lambda t: wrap(bigram(t)), lambda t: wrap(-TABLE[t])):
+        for row in evaluate(model, STREAM, ["P1", "P2", "P4"], [16]):
+            plain = evaluate(bigram, STREAM, row["protocol"], [16])[0]
+            assert row["nll"] == pytest.approx(plain["nll"], rel=close) and row["targets"] == plain["targets"]
+    for stream in (jnp.asarray(STREAM), Tensor(STREAM), STREAM.tolist(), STREAM.astype(np.uint8)):
+        assert evaluate(bigram, stream, "P1", [16])[0]["targets"] == evaluate(bigram, STREAM, "P1", [16])[0]["targets"]
+
+
+@pytest.mark.parametrize("protocol", ["P1", "P2", "P4"])
+def test_what_are_no_log_probabilities_is_refused(protocol):
+    logits = rng.normal(0, 3, (VOCAB, VOCAB)).astype(np.float32)
+    for model, words in (
+        (lambda tokens: logits[tokens[:, :-1], tokens[:, 1:]], "log-probabilities up to .* above 0: are these logits"),
+        (lambda tokens: logits[tokens], "probabilities sum to .* not 1: are these logits"),
+        (lambda tokens: logits[tokens] - 20, "probabilities sum to .* not 1: are these logits"),
+        (lambda tokens: np.exp(-TABLE)[tokens], "probabilities sum to .* not 1: are these logits"),
+    ):
+        with pytest.raises(ConfigError, match=words) as caught:
+            evaluate(model, STREAM, protocol, [16])
+        assert "\n" not in str(caught.value) and "log_softmax" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stream", "words"),
+    [
+        ("a text, not tokens", "is a text: give its token ids"),
+        (b"bytes", "is a text"),
+        (["a", "text"], "token ids"),
+        (STREAM / 2, "token ids"),
+        (STREAM[None], r"shape \(1, 1001\)"),
+        ([], "token ids"),
+    ],
+)
+def test_what_is_no_stream_of_tokens_is_refused(stream, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        evaluate(bigram, stream, "P1", [10])
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_of_too_few_tokens_are_refused():
+    with pytest.raises(ConfigError, match="token_bytes has 3 entries, the stream has token 6"):
+        evaluate(bigram, STREAM, "P1", [10], token_bytes=[1, 1, 1])
 
 
 def test_short_batches_are_filled_up_and_not_counted():

@@ -22,7 +22,7 @@ COSINES = 8
 #: The 97.5 % point of Student's t with as many degrees of freedom as there are cosines.
 T_QUANTILE = 2.306004
 #: Text of fewer correlation lengths than this gives no interval.
-LEAST_LENGTHS = 12
+LEAST_LENGTHS = 16
 #: Perplexities above e^700 overflow a float64.
 LARGEST_NLL = 700.0
 

@@ -1,0 +1,114 @@
+"""How often posx's 95 % intervals over text cover the truth: on simulated text, and on the losses of a trained model.
+
+    python experiments/intervals/coverage.py                # simulated: a minute
+    python experiments/intervals/coverage.py RUN_FOLDER     # real: rows that scored the whole stream, see the README
+
+Simulated losses are exp(0.6 z), right-skewed as losses are, where z is a Gaussian AR(1) process over targets whose
+correlation falls by e within the correlation length; no white noise dilutes it, which makes it hard. Prints Markdown.
+"""
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from posx.evaluation.statistics import BLOCK_LEN, half_width
+from posx.plots import read_rows
+
+SKEW = 0.6
+#: Targets, correlation length, stretch length (0: one stretch).
+CASES = [
+    (262144, 50, 0), (262144, 500, 0), (262144, 2000, 0), (65536, 50, 0), (65536, 500, 0),
+    (262144, 2000, 8192), (65536, 500, 2048), (65536, 2000, 2048), (32768, 2000, 1024),
+    (65536, 2000, 0), (32768, 2000, 0), (16384, 500, 0), (16384, 2000, 0), (4096, 50, 0), (4096, 500, 0),
+    (4096, 2000, 0),
+]  # fmt: skip
+
+
+def simulate(targets: int, length: float, stretch: int, texts: int, rng: np.random.Generator) -> np.ndarray:
+    """Sums of losses over blocks, less what is expected of them, [texts, blocks]; stretches know nothing of each other.
+
+    Where neighbours are nearly alike only every step-th target is drawn.
+    """
+    step = max(1, min(32, int(length / 25)))
+    slope = math.exp(-step / length)
+    noise, decay = np.float32(math.sqrt(1 - slope**2)), np.float32(slope)
+    sums = np.empty((texts, targets // BLOCK_LEN))
+    for block in range(targets // BLOCK_LEN):
+        if block * BLOCK_LEN % (stretch or targets) == 0:
+            state = rng.standard_normal(texts, np.float32)
+        losses = np.zeros(texts, np.float32)
+        for shock in rng.standard_normal((BLOCK_LEN // step, texts), np.float32) * noise:
+            state = decay * state + shock
+            losses += np.exp(SKEW * state)
+        sums[:, block] = losses / (BLOCK_LEN // step) * BLOCK_LEN
+    return sums - math.exp(SKEW**2 / 2) * BLOCK_LEN
+
+
+def coverage(series: np.ndarray) -> tuple[float, float, float]:
+    """Of texts [n, blocks] whose true mean is 0: shares that get an interval, that of these cover, that are misled."""
+    counts = np.full(series.shape[1], BLOCK_LEN)
+    halves = [half_width(sums, counts) for sums in series]
+    given = np.array([half is not None for half in halves])
+    right = np.abs(series.mean(axis=1) / BLOCK_LEN) <= np.array([half or 0.0 for half in halves])
+    return float(given.mean()), float(right[given].mean()) if given.any() else math.nan, float((given & ~right).mean())
+
+
+def independent_blocks(series: np.ndarray, merged: int = 4) -> float:
+    """Coverage if blocks of 1024 targets were taken as independent."""
+    blocks = series.reshape(len(series), -1, merged).sum(axis=2)
+    half = 1.96 * blocks.std(axis=1, ddof=1) / math.sqrt(blocks.shape[1])
+    return float((np.abs(blocks.mean(axis=1)) <= half).mean())
+
+
+def simulated(texts: int = 4000) -> Iterator[str]:
+    rng = np.random.default_rng(0)
+    yield "| targets | correlation length | stretches | given | cover | given and wrong | independent blocks cover |"
+    yield "|---:|---:|---:|---:|---:|---:|---:|"
+    for targets, length, stretch in CASES:
+        series = simulate(targets, length, stretch, texts, rng)
+        given, cover, wrong = coverage(series)
+        stretches = targets // stretch if stretch else 1
+        yield (
+            f"| {targets:,} | {length:,} | {stretches} | {given:.0%} | {cover:.1%} | {wrong:.1%} | "
+            f"{independent_blocks(series):.0%} |"
+        )
+
+
+def real(folder: Path, texts: int = 2000) -> Iterator[str]:
+    """Coverage of the whole stream's value by samples of it, of losses and of differences between lengths."""
+    rows = [row for row in read_rows(folder) if row["status"] == "ok" and row["num_stretches"] == 1]
+    series = {
+        (row["run_id"], row["eval_len"]): np.array(row["block_nll"][:-1])
+        for row in rows
+        if row["protocol"] != "sliding"
+    }
+    runs = sorted({run for run, _ in series})
+    short, long = (choose(length for _, length in series) for choose in (min, max))
+    judged = {f"{run}: loss at {short}": series[run, short] for run in runs}
+    judged |= {f"{run}: {long} against {short}": series[run, long] - series[run, short] for run in runs}
+    judged |= {f"{a} against {runs[0]} at {short}": series[a, short] - series[runs[0], short] for a in runs[1:]}
+    rng = np.random.default_rng(0)
+    yield "| judged | 65,536 in 32 stretches | 262,144 in 32 stretches | 65,536 in a row | 262,144 in a row |"
+    yield "|---|---:|---:|---:|---:|"
+    for name, blocks in judged.items():
+        blocks = blocks - blocks.mean()
+        cells = []
+        for stretches in (32, 1):
+            for targets in (65536, 262144):
+                given, cover, _ = coverage(sample(blocks, targets // BLOCK_LEN, stretches, texts, rng))
+                cells.append(f"{cover:.1%}" + (f" of {given:.0%}" if given < 1 else ""))
+        yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+def sample(blocks: np.ndarray, size: int, stretches: int, texts: int, rng: np.random.Generator) -> np.ndarray:
+    """[texts, size] blocks of evenly spread stretches, each text with another start."""
+    share, each = len(blocks) // stretches, size // stretches
+    starts = rng.integers(0, share - each + 1, texts)[:, None] + share * np.arange(stretches)
+    return blocks[(starts[:, :, None] + np.arange(each)).reshape(texts, size)]
+
+
+if __name__ == "__main__":
+    print("\n".join(real(Path(sys.argv[1])) if len(sys.argv) > 1 else simulated()))
