@@ -13,7 +13,9 @@ import pytest
 
 from posx import plots
 from posx.errors import ConfigError, WorkdirError
-from posx.plots import curves, look, positions, rows
+from posx.evaluation import interval, paired_ratio
+from posx.evaluation.statistics import row_blocks
+from posx.plots import curves, look, points, positions, rows
 
 L = 64
 LENGTHS = (32, 64, 128, 256, 512, 1024)
@@ -68,7 +70,6 @@ def row(encoding: str, length: int, seed: int = 0, **changes: Any) -> dict[str, 
         "nll": ppl and math.log(ppl),
         "ppl": ppl,
         "bpb": ppl and math.log2(ppl),
-        "nll_se": 0.003,
         "status": "undefined" if learned_out else "ok",
         "data_digest": "9f2c11d0aa",
         "tokenizer": "bytes",
@@ -120,10 +121,10 @@ def sweep_rows(encodings: tuple[str, ...] = tuple(AT_TRAIN), seeds: int = 1) -> 
 FIVE = ("nope", "sinusoidal", "rope", "t5", "alibi")
 
 
-def one_curve(made: list[dict[str, Any]], encoding: str) -> rows.Curve:
+def one_curve(made: list[dict[str, Any]], encoding: str) -> points.Curve:
     """The perplexity curve of one encoding of a single panel."""
     (panel,) = rows.panels([one for one in made if one["protocol"] != "per_position"])
-    return next(curve for curve in rows.perplexity_curves(panel) if curve.encoding == encoding)
+    return next(curve for curve in points.perplexity_curves(panel) if curve.encoding == encoding)
 
 
 def cells(table: str, name: str) -> list[str]:
@@ -213,9 +214,9 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged() -> None:
     made = [row("rope", 64, run_id="wide", ppl=3.0), row("rope", 64, run_id="narrow", ppl=5.0)]
     made.append(row("alibi", 64, encoding_value="Alibi(num_heads=4)"))
     (panel,) = rows.panels(made)
-    assert [(curve.detail, curve.points[0].mean) for curve in rows.perplexity_curves(panel)][:1] == [("narrow", 5.0)]
+    assert [(curve.detail, curve.points[0].mean) for curve in points.perplexity_curves(panel)][:1] == [("narrow", 5.0)]
     values = [row("t5", 64, 0, run_id=f"t{n}", encoding_value=f"T5(scaled=True, buckets={n})") for n in (8, 32)]
-    assert [curve.detail for curve in rows.perplexity_curves(rows.panels(values)[0])] == ["buckets=32", "buckets=8"]
+    assert [curve.detail for curve in points.perplexity_curves(rows.panels(values)[0])] == ["buckets=32", "buckets=8"]
 
 
 HOSTILE = ["$\\nosuch{$", "_hidden", "a\nb\t<script>alert(1)</script>|", "x" * 10_000, "\u202eevil 位置\x00", ""]
@@ -232,7 +233,7 @@ def test_hostile_names_are_shown_literally(tmp_path: pathlib.Path) -> None:
     assert any(text.startswith("\\u202eevil \\u") for text in shown)
     assert max(len(text) for text in shown) < 200
     table = plots.table(plots.read_rows(folder))
-    assert "<script" not in table and all(line.count(" | ") == 3 for line in table.splitlines() if line.startswith("|"))
+    assert "<script" not in table and all(line.count(" | ") == 4 for line in table.splitlines() if line.startswith("|"))
 
 
 def test_svg_bytes_do_not_change(tmp_path: pathlib.Path) -> None:
@@ -298,23 +299,119 @@ def test_one_figure_per_training_length_and_protocol(tmp_path: pathlib.Path) -> 
 
 def test_table_numbers() -> None:
     made = [
-        row("rope", 64, 0, ppl=4.0),
+        row("rope", 64, 0, ppl=4.0, bpb=2.0),
         row("rope", 128, 0, ppl=6.0),
-        row("rope", 64, 1, ppl=5.0),
+        row("rope", 64, 1, ppl=5.0, bpb=2.5),
         row("rope", 128, 1, ppl=10.0),
     ]
-    made += [row("alibi", 64, 0, ppl=4.5), row("alibi", 128, 0, status="oom", ppl=None)]
+    made += [row("alibi", 64, 0, ppl=4.5, bpb=2.2), row("alibi", 128, 0, status="oom", ppl=None)]
     table = plots.table(made)
-    assert cells(table, "encoding") == ["encoding", "seeds", "perplexity at L = 64", "R_2"]
-    assert cells(table, "RoPE") == ["RoPE", "2", "4.500 ± 0.707", "1.750 ± 0.354"]  # 6/4 and 10/5, then their mean
-    assert cells(table, "ALiBi") == ["ALiBi", "1", "4.500", "out of memory"]
+    assert cells(table, "encoding") == ["encoding", "seeds", "perplexity at L = 64", "bits per byte at 64", "R_2"]
+    # 6/4 and 10/5, then their mean
+    assert cells(table, "RoPE") == ["RoPE", "2", "4.500 ± 0.707", "2.250 ± 0.354", "1.750 ± 0.354"]
+    assert cells(table, "ALiBi") == ["ALiBi", "1", "4.500", "2.200", "out of memory"]
+    assert "± standard deviation over seeds" in table and "interval" not in table
     assert plots.table([]) == ""
+
+
+def test_a_table_of_many_lengths_has_columns_for_the_doublings() -> None:
+    lengths = (64, 68, 72, 80, 96, 128, 192, 256, 384, 512)
+    assert cells(plots.table([row("rope", n) for n in lengths]), "encoding")[4:] == ["R_2", "R_4", "R_8"]
+    assert cells(plots.table([row("rope", n) for n in lengths[:6]]), "encoding")[4:] == [
+        "R_1.0625", "R_1.125", "R_1.25", "R_1.5", "R_2",
+    ]  # fmt: skip
+
+
+def measured(encoding: str, length: int, seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """A row with the sums that intervals are made of: what a passage costs, twice as much of it for `rope`."""
+    rng = np.random.default_rng(7)
+    passages = 256 * (1.5 + 0.2 * rng.standard_normal(256)) * (1.1 if encoding == "rope" else 1)
+    longer = 256 * 0.02 * math.log2(length / L) * (1 + 0.3 * rng.standard_normal(256))
+    sums = passages + longer + np.random.default_rng(seed).normal(0, 3, 256)
+    nll = float(sums.sum() / 65536)
+    facts = {
+        "schema_version": 2, "targets": "0a1b2c", "block_len": 256, "num_targets": 65536, "num_bytes": 32768,
+        "num_documents": 5, "num_stretches": 32, "nll": nll, "ppl": math.exp(nll), "bpb": 2 * nll / math.log(2),
+        "block_nll": [round(float(x), 3) for x in sums],
+    }  # fmt: skip
+    return row(encoding, length, seed, **facts) | changes
+
+
+def test_intervals_and_documents_stand_in_the_table() -> None:
+    made = [measured(name, length) for name in ("rope", "alibi") for length in (64, 128)]
+    table = plots.table(made)
+    assert "65,536 targets scored per length, 32 stretches of 5 documents" in table
+    assert "(95 % interval over text)" in table and "±" not in table
+    at_train, _, bits, ratio = made[0], *cells(table, "RoPE")[2:]
+    low, high = interval(*row_blocks(at_train))
+    assert cells(table, "RoPE")[2] == f"{at_train['ppl']:.3f} ({math.exp(low):.3f}-{math.exp(high):.3f})"
+    assert bits == f"{at_train['bpb']:.3f} ({2 * low / math.log(2):.3f}-{2 * high / math.log(2):.3f})"
+    pair = paired_ratio(made[1], made[0])
+    assert ratio == f"{pair.value:.3f} ({pair.low:.3f}-{pair.high:.3f})"
+
+
+def test_intervals_of_several_seeds_are_of_their_mean() -> None:
+    made = [measured("rope", length, seed) for length in (64, 128) for seed in range(3)]
+    assert re.fullmatch(r"\d\.\d{3} ± 0\.\d{3} \(\d\.\d{3}-\d\.\d{3}\)", cells(plots.table(made), "RoPE")[2])
+    (point, _) = one_curve(made, "rope").points
+    sums = np.mean([row_blocks(one)[0] for one in made[:3]], axis=0)
+    low, high = interval(sums, np.full(256, 256))
+    assert np.log(point.interval) == pytest.approx(np.log(point.mean) + np.array([low - high, high - low]) / 2)
+    figure = curves.extrapolation(rows.panels(made)[0])
+    assert len(figure.axes[0].collections) == 2, "a band for the seeds, bars for the text"
+    shown = [text for text in words(figure) if "Bars" in text]
+    assert len(shown) == 1 and "band: lowest to highest" in shown[0] and "95 % interval over text" in shown[0]
+
+
+def test_intervals_are_bars_and_bits_per_byte_an_axis_of_the_figures() -> None:
+    made = [measured(name, length) for name in ("rope", "alibi") for length in (64, 128, 256)]
+    (panel,) = rows.panels(made)
+    figure = curves.extrapolation(panel)
+    assert "bits per byte" in words(figure) and any("32 stretches of 5 documents" in text for text in words(figure))
+    (curve,) = [curve for curve in points.perplexity_curves(panel) if curve.encoding == "rope"]
+    bars = [bar.get_segments() for bar in figure.axes[0].collections]
+    assert [[end[1] for end in bar] for bar in bars[0]] == [pytest.approx(point.interval) for point in curve.points]
+    ratio = curves.ratio(panel)
+    assert len(ratio.axes[0].collections) == 2 and any("interval of the ratio" in text for text in words(ratio))
+    full, bits = figure.axes[0], figure.axes[0].child_axes[0]
+    figure.draw_without_rendering()
+    assert np.array(bits.get_ylim()) == pytest.approx(2 * np.log2(full.get_ylim()))
+    no_bytes = [one | {"num_bytes": None, "bpb": None} for one in made]
+    assert "bits per byte" not in words(curves.extrapolation(rows.panels(no_bytes)[0]))
+
+
+def test_too_little_text_and_rows_that_do_not_pair_have_no_interval() -> None:
+    short = [
+        one | {"num_targets": 2048, "block_nll": one["block_nll"][:8]} for one in map(measured, ["rope"] * 2, (64, 128))
+    ]
+    assert "No intervals: too little text" in plots.table(short)
+    assert any("No intervals: too little text" in text for text in words(curves.ratio(rows.panels(short)[0])))
+    other = [measured("rope", 64), measured("rope", 128, block_len=512)]
+    assert "(" in cells(plots.table(other), "RoPE")[2] and "(" not in cells(plots.table(other), "RoPE")[4]
+
+
+def test_runs_on_different_targets_are_called_incomparable(tmp_path: pathlib.Path) -> None:
+    made = [measured("alibi", 64), measured("rope", 64, targets="another")]
+    assert "scored on different targets" in plots.table(made)
+    assert "scored on different targets" in plots.table([made[0], row("rope", 64)]), "rows of before digests"
+    assert "different" not in plots.table(made[:1]) + plots.table([row("rope", 64), row("alibi", 64)])
+
+
+def test_rows_on_other_targets_are_left_out_and_named(tmp_path: pathlib.Path, caplog: Any) -> None:
+    """A run measured before targets were spread, and again after: the new rows are one curve, the old ones another."""
+    old = [row("alibi", length, max_targets=65536, ppl=9.0) for length in (64, 128)]
+    new = [measured("alibi", length, ppl=4.0) for length in (64, 128)]
+    folder = write(tmp_path, [*old, *new])
+    assert {one["ppl"] for one in plots.read_rows(folder)} == {4.0}
+    assert "2 rows of nonoverlapping on other targets left out" in caplog.text
+    again = [measured("alibi", 64, ppl=5.0, block_len=512)]
+    assert {one["ppl"] for one in plots.read_rows(write(tmp_path, again))} == {4.0}
 
 
 def test_no_value_at_the_training_length() -> None:
     made = [row("rope", 128), row("rope", 256)]
     assert "RoPE: no value at L, so no ratio" in words(curves.ratio(rows.panels(made)[0]))
-    assert cells(plots.table(made), "RoPE") == ["RoPE", "1", "-", "-", "-"]
+    assert cells(plots.table(made), "RoPE") == ["RoPE", "1", "-", "-", "-", "-"]
 
 
 def test_cumulative_perplexity_weighs_bins_by_their_targets() -> None:

@@ -3,7 +3,7 @@
     python experiments/train_short_test_long/gates.py experiments/train_short_test_long/results
 
 Reads the stored rows only and prints Markdown: perplexity at L and the ratios R_k = PPL(kL) / PPL(L) with 95 %
-intervals (paired bootstrap over blocks of text, so they cover the text, not the seed), then every gate with its value.
+intervals over text (paired, so they cover the text, not the seed), then every gate with its value.
 """
 
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posx.evaluation import paired_ratio
+from posx.evaluation import Ratio, paired_ratio
 from posx.plots import read_rows
 
 L = 64
@@ -37,12 +37,9 @@ class Runs:
         row = self.rows.get((name, protocol, int(k * L)))
         return row["ppl"] if row else float("nan")
 
-    def ratio(self, name: str, k: float) -> tuple[float, float, float] | None:
+    def ratio(self, name: str, k: float) -> Ratio | None:
         long, short = (self.rows.get((name, "nonoverlapping", int(n * L))) for n in (k, 1))
-        if not (long and short):
-            return None
-        counts = np.diff(np.minimum(np.arange(len(long["block_nll"]) + 1) * long["block_len"], long["num_targets"]))
-        return paired_ratio(np.array(long["block_nll"]), np.array(short["block_nll"]), counts)
+        return paired_ratio(long, short) if long and short else None
 
     def horizon(self, name: str, factor: float = 1.01) -> float:
         """Largest k up to which every PPL(kL) stays within `factor` of PPL(L)."""
@@ -70,7 +67,8 @@ def table(runs: Runs) -> list[str]:
         cells = []
         for k in factors:
             found = runs.ratio(name, k)
-            cells.append(f"{found[0]:.3f} ({found[1]:.3f}-{found[2]:.3f})" if found else "undefined")
+            interval = "" if found is None or found.low is None else f" ({found.low:.3f}-{found.high:.3f})"
+            cells.append(f"{found.value:.3f}{interval}" if found else "undefined")
         lines.append(f"| {name} | here | {runs.ppl(name):.3f} | " + " | ".join(cells) + " |")
         if name in TRIALS:
             lines.append("| | trials | " + " | ".join(TRIALS[name]) + " | |")

@@ -21,8 +21,8 @@ BLOCK_LEN = 256
 COSINES = 8
 #: The 97.5 % point of Student's t with as many degrees of freedom as there are cosines.
 T_QUANTILE = 2.306004
-#: Text of fewer correlation lengths than this gives no interval.
-LEAST_LENGTHS = 16
+#: Less text than this, in blocks and in correlation lengths, gives no interval.
+LEAST_BLOCKS, LEAST_LENGTHS = 32, 16
 #: Perplexities above e^700 overflow a float64.
 LARGEST_NLL = 700.0
 
@@ -50,7 +50,7 @@ def half_width(sums: Any, counts: Any) -> float | None:
     sums, counts = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
     residuals = sums - sums.sum() / counts.sum() * counts
     n, power = len(sums), float(residuals @ residuals)
-    if n < 2 * COSINES:
+    if n < LEAST_BLOCKS:
         return None
     if power == 0:
         return 0.0

@@ -10,76 +10,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
-from posx.plots import look, positions, rows
-from posx.plots.rows import Curve, Panel, Point, Row
+from posx.plots import captions, look, positions, rows
+from posx.plots.points import Curve, perplexity_curves, ratio_curves
+from posx.plots.rows import Panel
 
 FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x"}
-FAILURE_NAMES = {"undefined": "undefined", "nonfinite": "not finite", "oom": "out of memory"}
-PROTOCOLS = {
-    "nonoverlapping": "non-overlapping windows",
-    "sliding": "sliding window",
-    rows.PER_POSITION: "loss per position",
-}
 _RIGHT = 0.80  # of the figure's width; the legend stands right of it
 _LANE = 0.037  # of the axes' height
 _RUNAWAY = 1e30  # above every axis; matplotlib's own arithmetic overflows somewhere beyond
 
 
-def labels(curves: Sequence[Curve], most: int | None = None) -> list[str]:
-    """A curve's name, what tells it from its namesakes, and its number of seeds where that is not everybody's."""
-    everybody = most if most is not None else max((curve.seeds[1] for curve in curves), default=0)
-    found = []
-    for curve in curves:
-        name = look.shown(look.look(curve.encoding).name, 26)
-        if curve.detail:
-            name += "\n" + look.shown(curve.detail, 30)
-        few, many = curve.seeds
-        if many and (few, many) != (everybody, everybody):
-            name += f" (n = {few})" if few == many else f" (n = {few} to {many})"
-        found.append(name if many else f"{name} (no value)")
-    return found
-
-
-def facts(panel_rows: Sequence[Row], train_len: int, protocol: str) -> list[str]:
-    """Subtitle lines: the protocol and what was scored; the training length, seeds and text."""
-    strides = sorted({row["stride"] for row in panel_rows if isinstance(row.get("stride"), int)})
-    first = PROTOCOLS.get(protocol, look.shown(protocol))
-    if protocol == rows.PER_POSITION:
-        first += f", windows of {_range(sorted({row['eval_len'] for row in panel_rows}))} tokens"
-    if protocol == "sliding" and strides:
-        first += f", stride {_range(strides)}"
-    targets = sorted({row["num_targets"] for row in panel_rows if isinstance(row.get("num_targets"), int)})
-    if targets:
-        first += f" · {_range(targets)} targets scored per " + ("run" if protocol == rows.PER_POSITION else "length")
-    seeds = rows.seed_count(panel_rows)
-    second = f"trained at L = {train_len} · {seeds} seed{'s' if seeds != 1 else ''}"
-    if seeds > 1:
-        second += " (line: mean, band: lowest to highest)"
-    for key, word in (("tokenizer", "tokenizer"), ("data_digest", "text")):
-        names = sorted({str(row[key]) for row in panel_rows if row.get(key)})
-        if names:
-            second += f" · {word} " + ", ".join(
-                look.shown(name, 12 if key == "data_digest" else 24) for name in names[:3]
-            )
-    return [first[0].upper() + first[1:], second[0].upper() + second[1:]]
-
-
-def mixture(panel_rows: Sequence[Row]) -> str:
-    """A warning where numbers of different texts or tokenizers stand side by side, else an empty string."""
-    for key, word in (("data_digest", "corpora"), ("tokenizer", "tokenizers")):
-        if len({str(row[key]) for row in panel_rows if row.get(key)}) > 1:
-            return f"different {word}: not comparable"
-    return ""
-
-
-def _range(values: Sequence[int]) -> str:
-    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}"
-
-
-def draw_curve(ax: Axes, curve: Curve, markers: bool = True) -> None:
-    """The mean with its gaps, and a band from the lowest to the highest run where there are several."""
+def draw_curve(ax: Axes, curve: Curve, markers: bool = True, bars: bool = True) -> None:
+    """The mean with its gaps, bars for its intervals, and a band from the lowest to the highest run of several."""
     style = look.look(curve.encoding, curve.variant)
     x = np.array([point.x for point in curve.points])
     mean = np.minimum([point.mean for point in curve.points], _RUNAWAY)
@@ -97,6 +41,9 @@ def draw_curve(ax: Axes, curve: Curve, markers: bool = True) -> None:
     if several.any():
         low, high = (np.minimum([getattr(point, end) for point in curve.points], _RUNAWAY) for end in ("low", "high"))
         ax.fill_between(x, low, high, where=several.tolist(), color=style.color, alpha=0.22, linewidth=0, zorder=2)
+    if ends := [(point.x, *point.interval) for point in curve.points if bars and point.interval]:
+        places, low, high = np.minimum(np.array(ends).T, _RUNAWAY)
+        ax.vlines(places, low, high, color=style.color, linewidth=1.2, zorder=2.5)
 
 
 def _mark_failures(ax: Axes, curves: Sequence[Curve]) -> int:
@@ -119,34 +66,9 @@ def _mark_failures(ax: Axes, curves: Sequence[Curve]) -> int:
     return len(lanes)
 
 
-def _failure_notes(curves: Sequence[Curve], unit: str) -> list[str]:
-    """One line per encoding and kind of failure: where, and for how many runs where some succeeded."""
-    lines = []
-    for curve in curves:
-        for kind in rows.FAILED:
-            points = [point for point in curve.points if kind in point.failures]
-            if not points:
-                continue
-            places = [look.length_name(point.x) + _share(point, kind) for point in points]
-            if len(places) > 6:
-                places = [*places[:3], f"… {places[-1]} ({len(places)} places)"]
-            name = look.shown(look.look(curve.encoding).name, 26) + (
-                f" {look.shown(curve.detail, 26)}" if curve.detail else ""
-            )
-            lines.append(f"{name}: {FAILURE_NAMES[kind]} at {unit}{', '.join(places)}")
-    return lines if len(lines) <= 8 else [*lines[:7], f"and {len(lines) - 7} more failures (see the table)"]
-
-
-def _share(point: Point, kind: str) -> str:
-    """ " (1 of 3 runs)" where only some runs failed."""
-    runs = len(point.values) + len(point.failures)
-    failed = point.failures.count(kind)
-    return f" ({failed} of {runs} runs)" if failed < runs else ""
-
-
-def draw_legend(made: Figure, curves: Sequence[Curve], names: Sequence[str], x: float, markers: bool) -> None:
-    """Curves in the order of their right ends, then the failure marks in use."""
-    handles, texts = [], list(names)
+def draw_legend(made: Figure, panel: Panel, curves: Sequence[Curve], right: float, markers: bool = True) -> None:
+    """Right of the axes, curves in the order of their right ends, then the failure marks in use."""
+    handles, texts = [], captions.labels(curves, rows.seed_count(panel.rows))
     for curve in curves:
         style = look.look(curve.encoding, curve.variant)
         handles.append(
@@ -163,13 +85,13 @@ def draw_legend(made: Figure, curves: Sequence[Curve], names: Sequence[str], x: 
     for kind, mark in FAILURE_MARKS.items():
         if any(kind in point.failures for curve in curves for point in curve.points):
             handles.append(Line2D([], [], color="#555555", linestyle="", marker=mark, markerfacecolor="none"))
-            texts.append(FAILURE_NAMES[kind])
-    look.legend(made, handles, texts, x, 0.985)
+            texts.append(captions.FAILURE_NAMES[kind])
+    look.legend(made, handles, texts, right + 0.015, 0.985)
 
 
-def _pair(made: Figure) -> tuple[Axes, Axes]:
+def _pair(made: Figure, wspace: float = 0.24) -> tuple[Axes, Axes]:
     left, right = made.subplots(
-        1, 2, gridspec_kw={"left": look.MARGIN, "right": _RIGHT, "top": 0.98, "bottom": 0.13, "wspace": 0.24}
+        1, 2, gridspec_kw={"left": look.MARGIN, "right": _RIGHT, "top": 0.98, "bottom": 0.13, "wspace": wspace}
     )
     return left, right
 
@@ -181,43 +103,50 @@ def _nothing(ax: Axes, text: str) -> None:
 
 def _means(curves: Sequence[Curve]) -> list[float]:
     return [
-        value for curve in curves for point in curve.points for value in (point.low, point.high) if math.isfinite(value)
+        value
+        for curve in curves
+        for point in curve.points
+        for value in (point.low, point.high, *(point.interval or ()))
+        if math.isfinite(value)
     ]
 
 
-def _finish(
-    made: Figure,
-    title: str,
-    panel: Panel,
-    curves: Sequence[Curve],
-    *,
-    missing: Sequence[str],
-    lanes: int = 0,
-    unit: str = "",
-    extra: Sequence[str] = (),
-    right: float = _RIGHT,
-    markers: bool = True,
+def _headings(
+    made: Figure, title: str, panel: Panel, curves: Sequence[Curve], interval: str = "", lanes: int = 0
 ) -> None:
-    """Headings, legend and notes around the axes; `lanes` above the axes are left free for failure marks."""
-    look.headings(made, title, facts(panel.rows, panel.train_len, panel.protocol), mixture(panel.rows), _LANE * lanes)
-    draw_legend(made, curves, labels(curves, rows.seed_count(panel.rows)), right + 0.015, markers)
-    lines = [*_failure_notes(curves, unit), *extra]
-    if missing:
-        named = ", ".join(look.shown(name, 24) for name in missing[:4])
-        lines.append(f"No results yet: {named}" + (f" and {len(missing) - 4} more runs" if len(missing) > 4 else ""))
-    look.notes(made, lines)
+    """Title, what was measured and what the bars are, with `lanes` left free above the axes for failure marks."""
+    lines = [
+        *captions.facts(panel.rows, panel.train_len, panel.protocol),
+        *captions.spreads(curves, panel.rows, interval),
+    ]
+    look.headings(made, title, lines, captions.mixture(panel.rows), _LANE * lanes)
+
+
+def _bits_axis(ax: Axes, panel: Panel) -> None:
+    """Bits per byte on the right of perplexity per token, where all rows have as many bytes a token."""
+    sizes = {row["num_bytes"] / row["num_targets"] for row in panel.rows if row.get("num_bytes")}
+    if len(sizes) != 1 or any(not row.get("num_bytes") for row in panel.rows):
+        return
+    factor = math.log(2) * sizes.pop()
+    right = ax.secondary_yaxis(
+        "right", functions=(lambda ppl: np.log(np.maximum(ppl, 1e-9)) / factor, lambda bits: np.exp(factor * bits))
+    )
+    right.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    right.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    right.yaxis.set_minor_locator(NullLocator())
+    right.set_ylabel("bits per byte")
 
 
 def extrapolation(panel: Panel, missing: Sequence[str] = ()) -> Figure:
     """Perplexity against evaluation length: the full range, and a close view of [0.9, 1.5] times the best at L."""
-    curves = rows.perplexity_curves(panel)
-    made = look.figure(11.5, 4.6)
-    full, close = _pair(made)
+    curves = perplexity_curves(panel)
+    made = look.figure(12.5, 4.6)
+    full, close = _pair(made, wspace=0.38)
     lengths = sorted({row["eval_len"] for row in panel.rows} | {panel.train_len})
     values = _means(curves)
     for ax in (full, close):
         for curve in curves:
-            draw_curve(ax, curve)
+            draw_curve(ax, curve, bars=ax is full)  # they would hide what the close view is for
         look.train_line(ax, panel.train_len)
         look.length_axis(ax, lengths, panel.train_len)
         ax.set_xlabel("evaluation length (tokens)")
@@ -231,17 +160,22 @@ def extrapolation(panel: Panel, missing: Sequence[str] = ()) -> Figure:
         best = min(at_train or values)
         close.set_ylim(min(0.9 * best, 0.98 * max(min(values), 0.5 * best)), 1.5 * best)
         close.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
+        for ax in (full, close):
+            _bits_axis(ax, panel)
     else:
         _nothing(full, "no finite perplexity")
         _nothing(close, "no finite perplexity")
     lanes = _mark_failures(full, curves)
-    _finish(made, "Perplexity at and beyond the training length", panel, curves, missing=missing, lanes=lanes)
+    interval = "95 % interval over text (left), the same text for all curves"
+    _headings(made, "Perplexity at and beyond the training length", panel, curves, interval, lanes)
+    draw_legend(made, panel, curves, _RIGHT + 0.045)
+    look.notes(made, captions.notes(curves, missing))
     return made
 
 
 def ratio(panel: Panel, missing: Sequence[str] = ()) -> Figure:
     """R_k = ppl(kL) / ppl(L) against k, log-log: 1 is no loss from a text k times longer than in training."""
-    curves = rows.ratio_curves(panel)
+    curves = ratio_curves(panel)
     made = look.figure(8.6, 4.8)
     ax = made.subplots(gridspec_kw={"left": look.MARGIN + 0.02, "right": 0.76, "top": 0.98, "bottom": 0.12})
     for curve in curves:
@@ -259,21 +193,14 @@ def ratio(panel: Panel, missing: Sequence[str] = ()) -> Figure:
     lanes = _mark_failures(ax, curves)
     unbased = [
         curve
-        for curve in rows.perplexity_curves(panel)
+        for curve in perplexity_curves(panel)
         if not any(p.x == panel.train_len and p.values for p in curve.points)
     ]
     lines = [f"{look.shown(look.look(curve.encoding).name)}: no value at L, so no ratio" for curve in unbased[:6]]
-    _finish(
-        made,
-        "Perplexity relative to the training length, R_k = ppl(kL) / ppl(L)",
-        panel,
-        curves,
-        missing=missing,
-        lanes=lanes,
-        unit="k = ",
-        extra=lines,
-        right=0.76,
-    )
+    title = "Perplexity relative to the training length, R_k = ppl(kL) / ppl(L)"
+    _headings(made, title, panel, curves, "95 % interval of the ratio over text", lanes)
+    draw_legend(made, panel, curves, 0.76)
+    look.notes(made, [*captions.notes(curves, missing, "k = "), *lines])
     return made
 
 
@@ -296,7 +223,9 @@ def per_position(panel: Panel, missing: Sequence[str] = ()) -> Figure:
     right.set_ylabel("perplexity of all targets up to here")
     if values := _means(running):
         look.log_axis(right, values)
-    _finish(made, "Loss along the window", panel, local, missing=missing, markers=False)
+    _headings(made, "Loss along the window", panel, local)
+    draw_legend(made, panel, local, _RIGHT, markers=False)
+    look.notes(made, captions.notes(local, missing))
     return made
 
 

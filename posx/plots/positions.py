@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from posx.plots import rows
-from posx.plots.rows import Curve, Panel, Point, Row, number
+from posx.plots.points import Curve, Point, ordered
+from posx.plots.rows import Panel, Row, number
 
 _MAX_TRAINING_POINTS = 150
 _BINS_PER_OCTAVE = 6
@@ -45,7 +46,7 @@ def _averaged(panel: Panel, kind: str) -> list[Curve]:
                 values[place].extend([value] if math.isfinite(value) else [])
         points = tuple(Point(place, tuple(values[place])) for place in sorted(values))
         found.append(Curve(name, detail, variant, points))
-    return rows.ordered(found)
+    return ordered(found)
 
 
 def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Stored results as plain dicts: read, cleaned, grouped and averaged. Imports no JAX and no matplotlib.
+"""Stored results as plain dicts: read, cleaned and grouped. Imports no JAX and no matplotlib.
 
 Units: lengths and positions in tokens, `nll` in nats per token, `ppl` = exp(nll) per token.
 """
@@ -10,8 +10,7 @@ import logging
 import math
 import pathlib
 import re
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from posx.errors import WorkdirError
@@ -132,48 +131,6 @@ def failure(row: Row) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
-    """What the runs of one encoding say at one abscissa: the mean over those that have a value, and their range."""
-
-    x: float
-    values: tuple[float, ...]
-    failures: tuple[str, ...] = ()
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values) if self.values else math.nan
-
-    @property
-    def low(self) -> float:
-        return min(self.values, default=math.nan)
-
-    @property
-    def high(self) -> float:
-        return max(self.values, default=math.nan)
-
-    @property
-    def sd(self) -> float | None:
-        """Sample standard deviation over seeds; None below two."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-
-@dataclasses.dataclass(frozen=True)
-class Curve:
-    """One encoding's points on the panel's whole grid; a point without values is a gap."""
-
-    encoding: str
-    detail: str
-    variant: int
-    points: tuple[Point, ...]
-
-    @property
-    def seeds(self) -> tuple[int, int]:
-        """Fewest and most runs behind the points that have a value; (0, 0) if none has."""
-        counts = [len(point.values) for point in self.points if point.values]
-        return (min(counts), max(counts)) if counts else (0, 0)
-
-
-@dataclasses.dataclass(frozen=True)
 class Panel:
     """The rows that may share one set of axes: one training length, one protocol, one stride rule."""
 
@@ -237,58 +194,3 @@ def _difference(value: str, rivals: Sequence[str]) -> str:
 def seed_count(rows: Sequence[Row]) -> int:
     """The most runs that any one encoding value has: the n that a figure states once."""
     return max((len({str(row["run_id"]) for row in members}) for *_, members in by_encoding(rows)), default=0)
-
-
-def ordered(curves: Iterable[Curve]) -> list[Curve]:
-    """Curves from the highest to the lowest right end, as the lines stand in a figure; those that end early first."""
-
-    def key(curve: Curve) -> tuple[Any, ...]:
-        last = max((index for index, point in enumerate(curve.points) if point.values), default=-1)
-        height = curve.points[last].mean if last >= 0 else math.inf
-        return (last, -height, curve.encoding, curve.detail)
-
-    return sorted(curves, key=key)
-
-
-def _curves(
-    rows: Sequence[Row], measure: Callable[[list[Row]], dict[float, Point]], grid: Sequence[float]
-) -> list[Curve]:
-    found = []
-    for name, detail, variant, members in by_encoding(rows):
-        points = measure(members)
-        found.append(Curve(name, detail, variant, tuple(points.get(x, Point(x, ())) for x in grid)))
-    return ordered(found)
-
-
-def perplexity_curves(panel: Panel) -> list[Curve]:
-    """Perplexity against evaluation length in tokens, per encoding, over the runs that have a value."""
-
-    def measure(rows: list[Row]) -> dict[float, Point]:
-        values, failed = collections.defaultdict(list), collections.defaultdict(list)
-        for row in rows:
-            value = perplexity(row)
-            if value is None:
-                failed[row["eval_len"]].append(failure(row))
-            else:
-                values[row["eval_len"]].append(value)
-        return {x: Point(x, tuple(values[x]), tuple(failed[x])) for x in {*values, *failed}}
-
-    return _curves(panel.rows, measure, sorted({row["eval_len"] for row in panel.rows}))
-
-
-def ratio_curves(panel: Panel) -> list[Curve]:
-    """R_k = ppl(kL) / ppl(L) against k >= 1; the ratio is taken within each run and then averaged."""
-
-    def measure(rows: list[Row]) -> dict[float, Point]:
-        at_train = {str(row["run_id"]): perplexity(row) for row in rows if row["eval_len"] == panel.train_len}
-        values, failed = collections.defaultdict(list), collections.defaultdict(list)
-        for row in rows:
-            k, value, base = row["eval_len"] / panel.train_len, perplexity(row), at_train.get(str(row["run_id"]))
-            if value is None:
-                failed[k].append(failure(row))
-            elif base is not None:
-                values[k].append(value / base)
-        return {k: Point(k, tuple(values[k]), tuple(failed[k])) for k in {*values, *failed}}
-
-    lengths = {row["eval_len"] for row in panel.rows if row["eval_len"] >= panel.train_len}
-    return _curves(panel.rows, measure, sorted(length / panel.train_len for length in lengths))

@@ -1,0 +1,150 @@
+"""Curves of stored rows, averaged over seeds, each point with its 95 % interval over text where there is one.
+
+The intervals are of the mean over the runs: their sums over common blocks of text are averaged first, so what is left
+is what another text of the kind would change, not another seed.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from posx.errors import ConfigError
+from posx.evaluation.statistics import check_pair, half_width, mean_blocks
+from posx.plots.rows import Panel, Row, by_encoding, failure, number, perplexity
+
+Interval = tuple[float, float] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """What the runs of one encoding say at one abscissa: the mean over those that have a value, their range, and the
+    95 % interval of the mean over text, None where there is none."""
+
+    x: float
+    values: tuple[float, ...]
+    failures: tuple[str, ...] = ()
+    interval: Interval = None
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def low(self) -> float:
+        return min(self.values, default=math.nan)
+
+    @property
+    def high(self) -> float:
+        return max(self.values, default=math.nan)
+
+    @property
+    def sd(self) -> float | None:
+        """Sample standard deviation over seeds; None below two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """One encoding's points on the panel's whole grid; a point without values is a gap."""
+
+    encoding: str
+    detail: str
+    variant: int
+    points: tuple[Point, ...]
+
+    @property
+    def seeds(self) -> tuple[int, int]:
+        """Fewest and most runs behind the points that have a value; (0, 0) if none has."""
+        counts = [len(point.values) for point in self.points if point.values]
+        return (min(counts), max(counts)) if counts else (0, 0)
+
+
+def ordered(curves: Iterable[Curve]) -> list[Curve]:
+    """Curves from the highest to the lowest right end, as the lines stand in a figure; those that end early first."""
+
+    def key(curve: Curve) -> tuple[Any, ...]:
+        last = max((index for index, point in enumerate(curve.points) if point.values), default=-1)
+        height = curve.points[last].mean if last >= 0 else math.inf
+        return (last, -height, curve.encoding, curve.detail)
+
+    return sorted(curves, key=key)
+
+
+def perplexity_curves(panel: Panel) -> list[Curve]:
+    """Perplexity against evaluation length in tokens, per encoding, over the runs that have a value."""
+    return _curves(panel, lambda row, base: perplexity(row), lambda mean, rows, bases: _factors(mean, rows), 1)
+
+
+def bits_curves(panel: Panel) -> list[Curve]:
+    """Bits per byte of text against evaluation length, per encoding, over the runs that know their bytes."""
+
+    def bits(row: Row, base: Row | None) -> float | None:
+        return number(row.get("bpb")) if perplexity(row) is not None else None
+
+    def interval(mean: float, rows: list[Row], bases: list[Row]) -> Interval:
+        half = text_half_width(rows)
+        if half is None:
+            return None
+        half *= rows[0]["num_targets"] / rows[0]["num_bytes"] / math.log(2)
+        return mean - half, mean + half
+
+    return _curves(panel, bits, interval, 1)
+
+
+def ratio_curves(panel: Panel) -> list[Curve]:
+    """R_k = ppl(kL) / ppl(L) against k >= 1; the ratio is taken within each run and then averaged."""
+
+    def ratio(row: Row, base: Row | None) -> float | None:
+        value, at_train = perplexity(row), perplexity(base) if base else None
+        return value / at_train if value is not None and at_train is not None else None
+
+    return _curves(panel, ratio, _factors, panel.train_len)
+
+
+def text_half_width(rows: Sequence[Row], bases: Sequence[Row] = ()) -> float | None:
+    """Half the 95 % interval over text of the mean loss of `rows`, or of its difference to that of `bases`, in nats.
+
+    None where the rows have no common blocks of text, or too few.
+    """
+    try:
+        check_pair(*rows, *bases)
+    except ConfigError:
+        return None
+    sums, counts = mean_blocks(rows)
+    return half_width(sums - mean_blocks(bases)[0] if bases else sums, counts)
+
+
+def _factors(mean: float, rows: Sequence[Row], bases: Sequence[Row] = ()) -> Interval:
+    """The interval of a perplexity, or of a ratio to `bases`, from that of its logarithm."""
+    half = text_half_width(rows, bases)
+    return None if half is None else (mean * math.exp(-half), mean * math.exp(half))
+
+
+def _curves(
+    panel: Panel,
+    measure: Callable[[Row, Row | None], float | None],
+    interval: Callable[[float, list[Row], list[Row]], Interval],
+    unit: int,
+) -> list[Curve]:
+    """A curve an encoding over the panel's whole grid of lengths, in `unit`s; those below one unit are left out.
+
+    `measure` is given a row and that of the same run at the training length, `interval` the mean of what was measured,
+    the rows behind it, and theirs at the training length.
+    """
+    grid = sorted({row["eval_len"] for row in panel.rows if row["eval_len"] >= unit})
+    found = []
+    for name, detail, variant, members in by_encoding(panel.rows):
+        at_train = {str(row["run_id"]): row for row in members if row["eval_len"] == panel.train_len}
+        points = []
+        for length in grid:
+            pairs = [(row, at_train.get(str(row["run_id"]))) for row in members if row["eval_len"] == length]
+            measured = [(value, row, base) for row, base in pairs if (value := measure(row, base)) is not None]
+            values = tuple(value for value, _, _ in measured)
+            failures = tuple(failure(row) for row, _ in pairs if perplexity(row) is None)
+            rows, bases = [row for _, row, _ in measured], [base for _, _, base in measured if base]
+            over_text = interval(statistics.fmean(values), rows, bases) if values else None
+            points.append(Point(length / unit, values, failures, over_text))
+        found.append(Curve(name, detail, variant, tuple(points)))
+    return ordered(found)
