@@ -306,7 +306,7 @@ class Model:
 
         def layer(encoding: Encoding) -> Layer:
             rng, pos = jax.random.key(0), jax.ShapeDtypeStruct(tokens, jnp.int32)
-            params = jax.eval_shape(functools.partial(encoding.init, dims=dims), rng)
+            params = jax.eval_shape(lambda rng: encoding.init(rng, dims), rng)
             x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
             features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
             k = v = jax.ShapeDtypeStruct((*tokens, config.kv_heads, dims.head_dim), dtype)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from posx.encodings.alibi import Alibi
 from posx.encodings.base import HOOKS, Dims, Encoding, Features, Params, Relative, Tile
 from posx.encodings.chain import Chain
+from posx.encodings.checks import check_decorated
 from posx.encodings.deberta import Deberta
 from posx.encodings.learned import Learned
 from posx.encodings.nope import Nope
 from posx.encodings.rope import Rope
+from posx.encodings.shapes import check_value
 from posx.encodings.shaw import Shaw
 from posx.encodings.sinusoidal import Sinusoidal
 from posx.encodings.t5 import T5
@@ -48,10 +50,13 @@ def encoding_class(name: str) -> type[Encoding]:
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
+    except ConfigError as error:  # of an encoding's class, see `checks`
+        raise ConfigError(f"encoding {name!r}: {error}") from None
     except Exception as error:  # importing runs the user's own code
         raise ConfigError(f"encoding {name!r} cannot be imported: {type(error).__name__}: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, Encoding) and dataclasses.is_dataclass(found)):
+    if not (isinstance(found, type) and issubclass(found, Encoding)):
         raise ConfigError(f"encoding {name!r} is not a frozen dataclass that derives from posx.Encoding")
+    check_decorated(found)
     return found
 
 
@@ -67,10 +72,16 @@ def encoding_name(encoding: Encoding) -> str:
 def build(spec: Spec, dims: Dims) -> Encoding:
     """The resolved encoding that `spec` names: a name, a mapping with `name` and fields, or a list for a Chain.
 
-    Raises ConfigError for an unknown name or field (with the nearest valid one), a value of the wrong type, or sizes
-    that do not fit the method. The text "auto" leaves a field to be resolved from `dims`.
+    Raises ConfigError for an unknown name or field (with the nearest valid one), a value of the wrong type, sizes
+    that do not fit the method, or a hook that does not give what the formula needs (see `shapes`). The text "auto"
+    leaves a field to be resolved from `dims`.
     """
-    return from_spec(spec).resolve(dims)
+    encoding = from_spec(spec)
+    resolved = _called(f"{type(encoding).__name__}.resolve", encoding.resolve, dims)
+    if not isinstance(resolved, Encoding):
+        raise ConfigError(f"{type(encoding).__name__}.resolve must return the value, not {resolved!r}")
+    check_value(resolved, dims)
+    return resolved
 
 
 def from_spec(spec: Spec) -> Encoding:
@@ -78,9 +89,10 @@ def from_spec(spec: Spec) -> Encoding:
     if isinstance(spec, Encoding):
         return spec
     if isinstance(spec, str):
-        return encoding_class(spec)()
+        spec = {"name": spec}
     if isinstance(spec, Mapping):
-        return encoding_class(_name(spec))(**given_fields(spec))
+        name = _name(spec)
+        return _called(f"encoding {name!r}", encoding_class(name), **given_fields(spec))
     if isinstance(spec, Sequence):
         return Chain(tuple(from_spec(part) for part in spec))
     raise ConfigError(f"an encoding is a name, a mapping or a list, not {type(spec).__name__}")
@@ -125,6 +137,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     return spec_of(value) if isinstance(value, Encoding) else value
+
+
+def _called(what: str, function: Callable, *args: Any, **fields: Any) -> Any:
+    """What a user's own code on the host returns; what it raises becomes one line."""
+    try:
+        return function(*args, **fields)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what} raises {type(error).__name__}: {' '.join(str(error).split())}") from None
 
 
 __all__ = [

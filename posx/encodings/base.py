@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from posx.encodings.checks import check_class, check_decorated
 from posx.errors import ConfigError
 
 Params = dict[str, Any]
@@ -100,9 +101,12 @@ def distances(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     return as_float(q_pos[:, None] - k_pos[None, :])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class Encoding:
-    """Base of all encodings: every hook is the identity or inactive. Concrete classes are final."""
+    """Base of all encodings: every hook is the identity or inactive. Concrete classes are final.
+
+    A class that misspells a hook or a fact, or whose hook has another signature, raises ConfigError when it is made.
+    """
 
     #: Adding one constant to all positions changes nothing.
     shift_invariant: ClassVar[bool] = True
@@ -119,6 +123,14 @@ class Encoding:
     #: For the catalogue: is it defined, and does it hold up, beyond the training length; and where it comes from.
     extrapolates: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_class(cls, Encoding)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        if type(self) is not Encoding:  # a dataclass brings its own __init__
+            check_decorated(type(self))
 
     @property
     def shared(self) -> frozenset[str]:

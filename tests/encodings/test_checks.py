@@ -1,0 +1,401 @@
+"""What is refused when a class is made, or a value is built: one line that says what is wrong, and what was meant."""
+
+import abc
+import dataclasses
+import functools
+import textwrap
+from typing import ClassVar, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posx
+from posx.encodings import Chain, Encoding, Relative, Rope, shapes
+from posx.errors import ConfigError
+from tests.encodings.cases import DIMS
+
+NAMES = {"posx": posx, "dataclasses": dataclasses, "jax": jax, "jnp": jnp, "np": np, "Relative": Relative}
+H, M = DIMS.num_heads, DIMS.model_dim
+
+
+def made(body, decorator="@dataclasses.dataclass(frozen=True)", bases="posx.Encoding"):
+    """The class Mine with this body, as a user's file would make it."""
+    names = dict(NAMES)
+    exec(f"{decorator}\nclass Mine({bases}):\n{textwrap.indent(textwrap.dedent(body), '    ')}", names)
+    return names["Mine"]
+
+
+ZERO_CURVE = "return jnp.zeros((4, distance.shape[0]))"
+ZERO_BIAS = "return jnp.zeros((4, q_pos.shape[0], k_pos.shape[0]))"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        # A name that nothing would ever call.
+        (
+            f"def biass(self, params, q_pos, k_pos): {ZERO_BIAS}",
+            r"^Mine\.biass\(params, q_pos, k_pos\) is no hook, .* did you mean 'bias'\? hooks: embed, .* with _$",
+        ),
+        (f"def curv(self, params, distance): {ZERO_CURVE}", r"did you mean 'curve'\?"),
+        (f"def curves(self, p, r): {ZERO_CURVE}", r"^Mine\.curves\(p, r\) is no hook, .* did you mean 'curve'\?"),
+        (
+            f"def attention_mask(self, params, q_pos, k_pos): {ZERO_BIAS}",
+            r"attention_mask\(params, q_pos, k_pos\) is no hook, .* did you mean 'bias'\?",
+        ),
+        ("def penalty(self, params, tokens): ...", r"Mine\.penalty\(params, tokens\) is no hook"),
+        ("def resolv(self, dims): return self", r"Mine\.resolv\(dims\) is no hook, .* did you mean 'resolve'\?"),
+        ("temprature = lambda self, params, q_pos: None", r"did you mean 'temperature'\?"),
+        ("@staticmethod\ndef scores(params, s, tile): return s", r"did you mean 'score'\?"),
+        # A fact that nothing would ever read.
+        (
+            "shift_invarient = False",
+            r"^Mine\.shift_invarient is no fact of an encoding; did you mean 'shift_invariant'\? known: ",
+        ),
+        ("fade = True", r"Mine\.fade is no fact of an encoding; did you mean 'fades'\?"),
+        ("fade: bool = True", r"did you mean 'fades'\?"),
+        ("tilling = 'rows'", r"did you mean 'tiling'\?"),
+        ("max_positions = 512", r"did you mean 'max_position'\?"),
+        ("share = frozenset({'a'})", r"did you mean 'shared'\?"),
+        ("@property\ndef max_positions(self): return 512", r"did you mean 'max_position'\?"),
+        ("def integer_position(self): return True", r"did you mean 'integer_positions'\?"),
+        # A hook of another signature.
+        (
+            f"def curve(self, distance): {ZERO_CURVE}",
+            r"^Mine\.curve\(distance\) is called as curve\(params, distance\): it must take these parameters$",
+        ),
+        ("def query(self, params, vectors, pos): return vectors", r"called as query\(params, vectors, pos, features\)"),
+        ("def init(self, rng): return {}", r"Mine\.init\(rng\) is called as init\(rng, dims\)"),
+        (
+            f"def bias(self, params, k_pos, q_pos): {ZERO_BIAS}",
+            r"^Mine\.bias\(params, k_pos, q_pos\) is called as bias\(params, q_pos, k_pos\): k_pos would be g",
+        ),
+        ("def curve(self, params, distance, *, gain): ...", r"is called as curve\(params, distance\)"),
+        # A value in the place of a method, and the other way round.
+        (
+            "bias: bool = True",
+            r"^Mine\.bias must be a method bias\(params, q_pos, k_pos\), not True; a field",
+        ),
+        ("score = None", r"Mine\.score must be a method score\(params, s, tile\), not None"),
+        ("key: float", r"Mine\.key belongs to every encoding; a field needs another name"),
+        (
+            "def shared(self): return frozenset()",
+            r"Mine\.shared is a fact, not a method: write @property",
+        ),
+        ("def shift_invariant(self): return False", r"Mine\.shift_invariant is a fact, not a method"),
+        # A fact out of its domain.
+        ("tiling = 'row'", r"^Mine\.tiling='row' must be 'any' or 'rows'$"),
+        ("shift_invariant = 'no'", r"^Mine\.shift_invariant='no' must be True or False$"),
+        ("fades = 1", r"Mine\.fades=1 must be True or False"),
+        ("shared = 'a'", r"Mine\.shared='a' must be a frozenset of parameter names"),
+        ("reach = -1", r"Mine\.reach=-1 must be a whole number of tokens, at least 0, or None"),
+        ("max_position = 8.5", r"Mine\.max_position=8\.5 must be a whole number"),
+        ("paper = 2108", r"Mine\.paper=2108 must be a text"),
+        # Two ways to say one thing.
+        (
+            f"def bias(self, params, q_pos, k_pos): {ZERO_BIAS}\ndef curve(self, params, distance): {ZERO_CURVE}",
+            r"^Mine has both bias and curve: bias follows from curve, .* keep curve if",
+        ),
+    ],
+)
+def test_a_class_that_would_train_as_something_else_is_refused_when_it_is_made(body, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        made(body)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_decorator_is_named_when_the_first_value_is_made():
+    body = f"gain: float = 1.0\ndef curve(self, params, distance): {ZERO_CURVE}"
+    for arguments in ({}, {"gain": 2.0}):
+        with pytest.raises(ConfigError, match=r"^Mine is no dataclass: write @dataclasses\.dataclass"):
+            made(body, decorator="")(**arguments)
+    below = made("gain: float = 1.0", decorator="", bases="posx.encodings.Rope")
+    with pytest.raises(ConfigError, match="Mine is no dataclass"):
+        posx.build(below(), DIMS)
+    with pytest.raises(ConfigError, match=r"Mine must be compared and hashed by its fields: .* without eq=False"):
+        posx.build(made("gain: float = 1.0", decorator="@dataclasses.dataclass(frozen=True, eq=False)")(2.0), DIMS)
+
+
+def test_a_mixin_counts_and_must_come_first():
+    class Straight:
+        def curve(self, params, distance):
+            return -jnp.abs(distance)[None, :]
+
+    @dataclasses.dataclass(frozen=True)
+    class First(Straight, Encoding):
+        pass
+
+    assert posx.build(First(), DIMS).sites == ("bias",)
+    with pytest.raises(ConfigError, match=r"Straight\.curve is hidden by Encoding.*write class Last\(Straight, "):
+
+        @dataclasses.dataclass(frozen=True)
+        class Last(Encoding, Straight):
+            pass
+
+
+def test_what_a_reasonable_class_holds_besides_its_hooks_is_left_alone():
+    class Described:
+        def describe(self):
+            return f"{type(self).__name__} at {self.values}"
+
+    T = TypeVar("T")
+
+    @dataclasses.dataclass(frozen=True)
+    class Sizes:
+        far: int = 3
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Rich(Described, Encoding, Generic[T]):
+        """Fields, constants, helpers, properties, class and static methods with names not far from the contract's."""
+
+        values: bool = True
+        max_positions: int = 512
+        max_distance: int = 16
+        share: float = 0.5
+        sizes: Sizes = Sizes()
+        table_name: str = "table"
+        shift_invariant: ClassVar[bool] = True
+        LIMIT = 7
+        ufunc = np.abs
+
+        @property
+        def keys(self):
+            return ("a", "b")
+
+        @functools.cached_property
+        def slopes(self):
+            return np.ones(H)
+
+        @property
+        def max_position(self):
+            return self.max_positions - 1
+
+        @classmethod
+        def small(cls):
+            return cls(max_positions=20)
+
+        @staticmethod
+        def bucket(distance):
+            return jnp.abs(distance)
+
+        def rows(self, distance):
+            return jnp.clip(distance, 0, self.max_distance)
+
+        def tabulate(self, params):
+            return params
+
+        def _helper(self, params, distance):
+            return -self.bucket(distance)
+
+        def curve(self, params, r, gain=1.0):  # other names are fine where nothing stands in another's place
+            return gain * self._helper(params, r)[None, :]
+
+        def relative(self, *arguments):
+            return Relative(query=jnp.zeros((arguments[1].shape[0], 1, DIMS.head_dim)))
+
+    assert posx.build(Rich.small(), DIMS).max_position == 19
+
+    @dataclasses.dataclass(frozen=True)
+    class Middle(Encoding, abc.ABC):
+        @abc.abstractmethod
+        def describe(self): ...
+
+    @dataclasses.dataclass(frozen=True)
+    class Below(Middle):
+        def describe(self):
+            return "a class below a class of one's own"
+
+        def _shifted(self, by, params, vectors, pos, features):
+            return vectors + by
+
+        key = query = functools.partialmethod(_shifted, 1.0)
+
+    assert Below().acts_on("key")
+
+
+BUILT = [
+    # Shapes.
+    (
+        "def curve(self, params, distance): return jnp.zeros((distance.shape[0], 4))",
+        r"^Mine\.curve gives \[7, 4\] where \[h, n\] = \[4, 7\] is wanted \(h = 4, g = 2, .* n = 7\)$",
+    ),
+    ("def curve(self, params, distance): -jnp.abs(distance)", r"Mine\.curve gives None where \[h, n\]"),
+    (
+        "def bias(self, params, q_pos, k_pos): return jnp.zeros((4, k_pos.shape[0], q_pos.shape[0]))",
+        r"Mine\.bias gives \[4, 5, 3\] where \[h, q, k\] = \[4, 3, 5\] is wanted",
+    ),
+    (
+        "def bias(self, params, q_pos, k_pos): return (q_pos[:, None] - k_pos[None])[None]",
+        r"Mine\.bias gives \[1, 3, 5\] of int32 where \[h, q, k\]",
+    ),
+    (
+        "def temperature(self, params, q_pos): return jnp.ones((3, 4))",
+        r"Mine\.temperature gives \[3, 4\] where \[h, q",
+    ),
+    (
+        "def query(self, params, vectors, pos, features): return vectors[0]",
+        r"Mine\.query gives \[4, 6\] where \[t",
+    ),
+    (
+        "def key(self, params, vectors, pos, features): return jnp.concatenate([vectors, vectors], axis=-1)",
+        r"^Mine\.key: queries are 6 wide and keys 12, but they meet in a product; give both the same channels$",
+    ),
+    (
+        "def value(self, params, vectors, pos, features): return vectors[..., :3]",
+        r"Mine\.output must give \[t, h, d\], d = 6 as values come in",
+    ),
+    (
+        "def relative(self, params, distance): return jnp.zeros((distance.shape[0], 4, 6))",
+        r"must give Relative\(",
+    ),
+    ("def relative(self, params, distance): return Relative()", r"Mine\.relative must give Relative"),
+    (
+        "def relative(self, params, distance): return Relative(value=jnp.zeros((distance.shape[0], 4, 3)))",
+        r"Mine\.relative\.value gives \[7, 4, 3\] where \[n, h, d\] or \[n, 1, d\] = \[7, 4, 6\] is wanted",
+    ),
+    (
+        "def relative(self, params, distance): return Relative(bias=jnp.zeros((4, distance.shape[0])))",
+        r"Mine\.relative\.bias gives \[4, 7\] where \[n, h\] or \[n, 1\] = \[7, 4\]",
+    ),
+    (
+        "def score(self, params, s, tile): return s.sum(axis=0)",
+        r"Mine\.score gives \[3, 5\] where \[h, q, k\] = \[4, 3, 5\]",
+    ),
+    (
+        "def mix(self, params, w, q_pos, k_pos): return w",
+        r"Mine\.mix gives \[4, 3, 5\] where \[q, h, d\] = ",
+    ),
+    ("def embed(self, params, x, pos): return x[:, :2]", r"Mine\.embed gives \[3, 2\] where \[t, m\] = \[3, 12\]"),
+    (
+        "def features(self, params, x, pos, carry): return {'a': x}",
+        r"Mine\.features must give \({name: ",
+    ),
+    (
+        "def features(self, params, x, pos, carry): return {'a': x[0]}, None",
+        r"Mine\.features gives 'a' \[12\] ",
+    ),
+    (
+        "def features(self, params, x, pos, carry): return {'a': x}, x",
+        r"Mine\.features: the carry changes from .*so a cache cannot hold it",
+    ),
+    # Parameters.
+    ("def init(self, rng, dims): return [jnp.ones(3)]", r"Mine\.init must give a dict of arrays by name, not a list"),
+    ("def init(self, rng, dims): return {'a': jnp.arange(3)}", r"arrays of floats, but 'a' is \[3\] of int32"),
+    (
+        "shared = frozenset({'tabel'})\ndef init(self, rng, dims): return {'table': jnp.ones(3)}",
+        r"^Mine\.shared names 'tabel', which init does not give; did you mean 'table'\? init gives: table$",
+    ),
+    (
+        "def init(self, rng, dims): return {'a': jnp.ones(4)}\n"
+        "def curve(self, params, distance): return params['b'][:, None] * distance[None]",
+        r"^Mine\.curve\(params, \[7\]\) reads 'b', which is not there; init gives: a$",
+    ),
+    # What the user's own code raises, where it raises it.
+    (
+        "def curve(self, params, distance): return jnp.ones((4, 1)) @ distance",
+        r"^Mine\.curve\(params, \[7\]\) raises TypeError: dot_general requires",
+    ),
+    (
+        "def init(self, rng, dims): return {'a': jnp.ones(dims.heads)}",
+        r"Mine\.init\(rng, dims\) raises Attr",
+    ),
+    ("def resolve(self, dims): return 1 / 0", r"^Mine\.resolve raises ZeroDivisionError: division by zero$"),
+    ("def resolve(self, dims): pass", r"^Mine\.resolve must return the value, not None$"),
+    # Values that cannot be values.
+    (
+        "table: tuple = dataclasses.field(default_factory=list)",
+        r"^Mine\.table holds a list, but values are",
+    ),
+    (
+        "gain: float = dataclasses.field(default=1.0, compare=False)",
+        r"Mine\.gain has compare=False",
+    ),
+    ("gain: float | None = None", r"^Mine\.gain is not set"),
+    ("@property\ndef tiling(self): return 'row'", r"^Mine\.tiling='row' must be 'any' or 'rows'$"),
+    ("@property\ndef reach(self): return 2.5", r"^Mine\.reach=2\.5 must be a whole number of tokens"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), BUILT)
+def test_a_value_whose_hooks_do_not_fit_is_refused_when_it_is_built(body, message):
+    cls = made(body)
+    with pytest.raises(ConfigError, match=message) as caught:
+        posx.build(cls(), DIMS)
+    assert "\n" not in str(caught.value)
+
+
+def test_parts_of_a_chain_are_checked_one_by_one_and_together():
+    wide = made("def value(self, params, vectors, pos, features): return jnp.concatenate([vectors, vectors], axis=-1)")
+    with pytest.raises(ConfigError, match=r"^Mine\.output must give"):
+        posx.build([wide(), "rope"], DIMS)
+    with pytest.raises(ConfigError, match=r"^Chain\.output must give"):
+        posx.build(Chain((wide(), Rope(rotary_dim=4))), DIMS)
+
+
+def test_a_field_that_is_missing_is_one_line():
+    name = f"{__name__}:Needy"
+    with pytest.raises(ConfigError, match=rf"^encoding '{name}' raises TypeError: .*missing 1 required .*'gain'$"):
+        posx.build(name, DIMS)
+    assert posx.build({"name": name, "gain": 2.0}, DIMS) == Needy(2.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Needy(Encoding):
+    gain: float
+
+
+def test_hooks_are_traced_once_for_equal_values_and_sizes():
+    traced = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Counting(Encoding):
+        gain: float = 1.0
+
+        def curve(self, params, distance):
+            traced.append(self.gain)
+            return -self.gain * jnp.abs(distance)[None, :]
+
+    for gain in (1.0, 2.0, 1.0, 2.0):
+        posx.build(Counting(gain), DIMS)
+    assert traced == [1.0, 2.0]
+    posx.build(Counting(), dataclasses.replace(DIMS, num_heads=2))
+    assert traced == [1.0, 2.0, 1.0]
+
+
+def test_no_two_axes_of_a_check_have_one_size():
+    for dims in (DIMS, posx.Dims(3, 4, 5, 1, 8), posx.Dims(8, 8, 8, 1, 8, num_kv_heads=4)):
+        found = shapes.Shapes(Rope(rotary_dim=2), dims)
+        assert len({1, found.h, found.d, dims.model_dim, found.q, found.k, found.n}) == len(
+            {1, found.h, found.d, dims.model_dim}
+        ) + 3  # fmt: skip
+
+
+CLI_FAULTS = {
+    "Misspelt": (
+        "def biass(self, params, q_pos, k_pos): return None",
+        "Misspelt.biass(params, q_pos, k_pos) is no ",
+    ),
+    "Turned": (
+        "def curve(self, params, distance): return distance[:, None]",
+        "gives [6, 1] where [h, n] = [4, 6]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLI_FAULTS)
+def test_the_command_line_says_the_same_in_one_line(name, tmp_path, monkeypatch, capsys):
+    from posx import cli
+
+    body, message = CLI_FAULTS[name]
+    module = f"bad_{name.lower()}"
+    (tmp_path / f"{module}.py").write_text(
+        f"import dataclasses, posx\n@dataclasses.dataclass(frozen=True)\nclass {name}(posx.Encoding):\n    {body}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = f"configs/quick.py:{module}:{name}"
+    assert cli.main(["train", "--config", config, "--workdir", str(tmp_path / "run")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert message in printed.err and not (tmp_path / "run").exists()
