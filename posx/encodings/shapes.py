@@ -25,15 +25,20 @@ Struct = jax.ShapeDtypeStruct
 def check_value(encoding: Encoding, dims: Dims) -> None:
     """Raises ConfigError where `encoding`, resolved for `dims`, cannot be used as a value or a hook does not fit.
 
-    Costs a trace of every hook, milliseconds, and is remembered.
+    Encodings within it, such as the parts of a chain, come first. Costs a trace of every hook, milliseconds, and is
+    remembered.
     """
     check_decorated(type(encoding))
     name = type(encoding).__name__
     for field in dataclasses.fields(encoding):
+        held = getattr(encoding, field.name)
+        for inner in held if isinstance(held, tuple) else (held,):
+            if isinstance(inner, Encoding):
+                check_value(inner, dims)
         try:
-            hash(getattr(encoding, field.name))
+            hash(held)
         except TypeError:
-            kind = type(getattr(encoding, field.name)).__name__
+            kind = type(held).__name__
             raise ConfigError(
                 f"{name}.{field.name} holds a {kind}, but values are compared and hashed: use a number, a text or a "
                 "tuple; arrays belong into init"

@@ -326,11 +326,11 @@ def test_a_value_whose_hooks_do_not_fit_is_refused_when_it_is_built(body, messag
     assert "\n" not in str(caught.value)
 
 
-def test_parts_of_a_chain_are_checked_one_by_one_and_together():
+def test_parts_of_a_chain_are_checked_one_by_one():
     wide = made("def value(self, params, vectors, pos, features): return jnp.concatenate([vectors, vectors], axis=-1)")
     with pytest.raises(ConfigError, match=r"^Mine\.output must give"):
         posx.build([wide(), "rope"], DIMS)
-    with pytest.raises(ConfigError, match=r"^Chain\.output must give"):
+    with pytest.raises(ConfigError, match=r"^Mine\.output must give"):
         posx.build(Chain((wide(), Rope(rotary_dim=4))), DIMS)
 
 
