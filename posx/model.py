@@ -24,40 +24,61 @@ from posx.encodings.tabulated import Tabulated
 from posx.model_config import ModelConfig
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def linear(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
-    """x [n, i] times w [i, o] with operands in `dtype`, result in float32; so are the products of its gradient."""
+    """x [n, i] times w [i, o] with operands in `dtype`, result in float32; so are the products of its gradient.
+
+    Both forms have the same gradient. That for narrow operands rounds what comes back to them too, which no linear map
+    does: it has no forward-mode derivative, and so no Hessian-vector product but by reverse mode twice.
+    """
+    return (_linear if dtype == "float32" else _narrow_linear)(x, w, dtype)
+
+
+def _product(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
     return jnp.dot(x.astype(dtype), w.astype(dtype), preferred_element_type=jnp.float32)
 
 
-def _linear_forward(x: jax.Array, w: jax.Array, dtype: str):
-    return linear(x, w, dtype), (x.astype(dtype), w)
+def _turned(x: jax.Array) -> jax.Array:
+    """x.T, laid out so: XLA would fold it into the product, and its CPU backend is slower at contracting a left side's
+    rows."""
+    return jax.lax.optimization_barrier(x.T)
 
 
-def _linear_backward(dtype: str, saved: Any, grad: jax.Array):
+_linear = jax.custom_jvp(_product, nondiff_argnums=(2,))
+
+
+@_linear.defjvp
+def _linear_tangent(dtype: str, primals: Any, tangents: Any):
+    (x, w), (x_tangent, w_tangent) = primals, tangents
+    # Transposed, the second product contracts the rows of `_turned(x)`: the gradient of w.
+    by_weights = jax.lax.dot_general(_turned(x), w_tangent, (((0,), (0,)), ((), ())))
+    return _linear(x, w, dtype), _linear(x_tangent, w, dtype) + by_weights
+
+
+_narrow_linear = jax.custom_vjp(_product, nondiff_argnums=(2,))
+
+
+def _narrow_backward(dtype: str, saved: Any, grad: jax.Array):
     x, w = saved
-    # XLA would fold the transpose into the product, and its CPU backend is slower at contracting a left side's rows.
-    turned, grad = jax.lax.optimization_barrier(x.T), grad.astype(dtype)
-    return linear(grad, w.T, dtype), jnp.dot(turned, grad, preferred_element_type=jnp.float32)
+    grad = grad.astype(dtype)
+    return _product(grad, w.T, dtype), _product(_turned(x), grad, dtype)
 
 
-linear.defvjp(_linear_forward, _linear_backward)
+_narrow_linear.defvjp(lambda x, w, dtype: (_product(x, w, dtype), (x.astype(dtype), w)), _narrow_backward)
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def gelu(x: jax.Array) -> jax.Array:
-    """The tanh form of GELU. Its backward pass is one element-wise function, half the time of JAX's chain on CPUs."""
+    """The tanh form of GELU. Its slope is one element-wise function, half the time of JAX's chain on CPUs."""
     return jax.nn.gelu(x, approximate=True)
 
 
-def _gelu_backward(x: jax.Array, grad: jax.Array):
+@gelu.defjvp
+def _gelu_tangent(primals: Any, tangents: Any):
+    (x,), (x_tangent,) = primals, tangents
     scale, cubic = math.sqrt(2 / math.pi), 0.044715
     t = jnp.tanh(scale * (x + cubic * x**3))
     slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * scale * (1 + 3 * cubic * x * x)
-    return (grad * slope,)
-
-
-gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
+    return gelu(x), slope * x_tangent
 
 
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:

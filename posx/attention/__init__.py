@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from posx.attention.arguments import (
+    Side,
+    check_positions,
+    check_vectors,
+    consecutive_offset,
+    sides,
+    without_empty,
+)
 from posx.attention.blockwise import blockwise
 from posx.attention.dense import dense
 from posx.attention.fused import fused, is_native, refusal
 from posx.attention.masks import Mask, causal, full, window
+from posx.attention.sizes import check_sizes, parts
 from posx.attention.tiles import Slots, Tokens
 from posx.encodings.base import Encoding, Features, Params, wide_dtype
-from posx.errors import UndefinedLength
+from posx.errors import ConfigError
 
 EXECUTORS = {"dense": dense, "blockwise": blockwise, "fused": fused}
 
@@ -47,10 +58,23 @@ def attend(
 ) -> jax.Array:
     """Attention outputs [b, q, h, d] under `encoding`.
 
+    Positions are int32 or float32; with 64-bit types on, int64 and float64 too. Narrower and unsigned integers are
+    widened; lists, wider integers and float64 are converted where their values are known and fit; bool, float16 and
+    bfloat16 are refused, and traced values of wider types. Values of NumPy and JAX arrays are known, also where a
+    jitted function closes over them (a `jnp.arange` made inside is traced): those are checked against the encoding's
+    limit, and where they count up by one they are served faster, from tables of distances.
+
+    What stands in an empty slot, its position too, changes no output and no gradient, even NaN. A NaN or infinity in
+    any other slot spoils every output that sees it, and may spoil those that do not: a weight of 0 times NaN is NaN.
+
+    The dense executor has derivatives of every kind and order. The others have gradients by reverse mode; what else
+    they lack raises, as "can't apply forward-mode autodiff (jvp) to a custom_vjp function" or as reverse mode through a
+    loop.
+
     Args:
       encoding: a resolved value; params: its merged dict for this layer, see `Encoding.init`.
       q: [b, q, h, d]; k, v: [b, k, g, d], g dividing h.
-      q_pos, k_pos: positions [q], [k] or [b, q], [b, k]; int32, or float32 where the encoding allows.
+      q_pos, k_pos: positions [q], [k] or [b, q], [b, k], both whole numbers or neither.
       q_idx, k_idx: arrival orders of the same shapes, -1 for an empty slot. May be left out only where queries and
         keys are the same tokens, in order.
       q_segment, k_segment: document numbers; a pair sees each other only within one.
@@ -62,38 +86,58 @@ def attend(
       keys_mapped: k and v come out of a cache that holds them mapped.
 
     Raises:
-      ConfigError: an encoding with an open field. UndefinedLength: positions, known on the host, past the last one
-      the encoding is defined for. ValueError: shapes, position types or an executor that do not fit.
+      ConfigError: an encoding with an open field, made for other sizes than q, k and v have, without its parameters, or
+      under a mask it is not for. UndefinedLength: positions, known on the host, past the last one the encoding is
+      defined for. ValueError: shapes, position types or an executor that do not fit.
     """
+    if executor not in (*EXECUTORS, "auto"):
+        raise ValueError(f"executor {executor!r} is unknown; allowed: {', '.join(EXECUTORS)}, auto")
+    _check_use(encoding, mask, keys_mapped)
+    check_vectors(q, k, v)
+    q_side, k_side, in_order = sides(
+        q.shape[:2], k.shape[:2], Side(q_pos, q_idx, q_segment), Side(k_pos, k_idx, k_segment)
+    )
+    check_positions(encoding, q_side.pos)
+    check_positions(encoding, k_side.pos)
+    if not in_order:
+        q, x, q_features = without_empty((q, x, q_features), q_side.idx)
+        k, v, k_features = without_empty((k, v, k_features), k_side.idx)
+    params, has_features = jax.tree.map(jnp.asarray, params), encoding.acts_on("features")
+    if has_features and x is None and (q_features is None or k_features is None):
+        raise ValueError(f"{type(encoding).__name__} reads features: give x, or q_features and k_features")
+    check_sizes(encoding, params, q, k, v, q_side.pos.dtype, x, q_features or {}, k_features or {}, keys_mapped)
+    if has_features and x is not None:
+        q_features = k_features = batch_features(encoding, params, x, q_side.pos)[0]
+    q_features, k_features = q_features or {}, k_features or {}
+    q_slots, k_slots, segments = _slots(q_side), _slots(k_side), q_segment is not None
+    name = choose_executor(executor, encoding, mask, q.shape[1], k.shape[1], in_order, segments, q.dtype)
+    with _forward_mode_needs_dense(name):
+        o = EXECUTORS[name](
+            encoding, mask, params,
+            _queries(encoding, params, q, q_slots.pos, q_features),
+            _keys(encoding, params, k, v, k_slots.pos, k_features, keys_mapped),
+            q_slots, k_slots, in_order=in_order, offset=consecutive_offset(q_side.pos, k_side.pos),
+        )  # fmt: skip
+    return token_map(encoding, "output", params, o.swapaxes(1, 2), q_slots.pos, q_features).astype(q.dtype)
+
+
+def _check_use(encoding: Encoding, mask: Mask, keys_mapped: bool) -> None:
     encoding.require_resolved()
-    _check(encoding, q, k, v, q_pos, k_pos, executor)
-    in_order = q_idx is None and k_idx is None
-    if in_order and q.shape[1] != k.shape[1]:
-        raise ValueError(f"{q.shape[1]} queries but {k.shape[1]} keys: give q_idx and k_idx, the arrival orders")
-    if in_order:
-        q_idx = k_idx = np.arange(q.shape[1], dtype=np.int32)
-    elif q_idx is None or k_idx is None:
-        raise ValueError("give both q_idx and k_idx, or neither")
-    if (q_segment is None) != (k_segment is None):
-        raise ValueError("give both q_segment and k_segment, or neither")
+    if not mask.causal and (refused := [part for part in parts(encoding) if part.causal_only]):
+        raise ConfigError(f"{refused[-1]} is for causal masks: it gives all later keys the same, near or far")
     if keys_mapped and not encoding.caches_mapped_keys:
         raise ValueError(f"{type(encoding).__name__} maps keys on every read: keys_mapped must be False")
-    params = jax.tree.map(jnp.asarray, params)
-    if x is not None and encoding.acts_on("features"):
-        q_features = k_features = batch_features(encoding, params, x, q_pos)[0]
-    elif encoding.acts_on("features") and (q_features is None or k_features is None):
-        raise ValueError(f"{type(encoding).__name__} reads features: give x, or q_features and k_features")
-    q_features, k_features = q_features or {}, k_features or {}
-    q_slots, k_slots = _slots(q_pos, q_idx, q_segment), _slots(k_pos, k_idx, k_segment)
-    segments = q_segment is not None
-    run = EXECUTORS[choose_executor(executor, encoding, mask, q.shape[1], k.shape[1], in_order, segments, q.dtype)]
-    o = run(
-        encoding, mask, params,
-        _queries(encoding, params, q, q_slots.pos, q_features),
-        _keys(encoding, params, k, v, k_slots.pos, k_features, keys_mapped),
-        q_slots, k_slots, in_order=in_order, offset=consecutive_offset(q_pos, k_pos),
-    )  # fmt: skip
-    return token_map(encoding, "output", params, o.swapaxes(1, 2), q_slots.pos, q_features).astype(q.dtype)
+
+
+@contextlib.contextmanager
+def _forward_mode_needs_dense(executor: str) -> Iterator[None]:
+    """Where JAX refuses forward mode while it calls the executor, rather than later, the error says what to do."""
+    try:
+        yield
+    except (TypeError, NotImplementedError) as error:
+        if not any(word in str(error) for word in ("custom_vjp", "custom_lin")):
+            raise
+        raise TypeError(f"executor {executor!r} has no forward-mode derivative: give executor='dense'") from None
 
 
 def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, features: Features) -> Tokens:
@@ -156,19 +200,9 @@ def token_map(
     return jax.vmap(one, in_axes=(0, None if shared else 0, 0))(vectors, pos[0] if shared else pos, features)
 
 
-def consecutive_offset(q_pos: Any, k_pos: Any) -> int | None:
-    """The first query's position less the first key's, if both sides are known to be whole numbers counting up by 1."""
-    if not all(isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.dtype.kind == "i" for pos in (q_pos, k_pos)):
-        return None
-    if not all((np.diff(pos) == 1).all() for pos in (q_pos, k_pos)):
-        return None
-    return int(q_pos[0]) - int(k_pos[0])
-
-
-def _slots(pos: Any, idx: Any, segment: Any) -> Slots:
+def _slots(side: Side) -> Slots:
     """With a first axis of b, or of 1 for what all sequences share."""
-    rows = lambda x: jnp.atleast_2d(jnp.asarray(x))  # noqa: E731
-    return Slots(rows(pos), rows(idx), None if segment is None else rows(segment))
+    return Slots(*jax.tree.map(lambda x: jnp.atleast_2d(jnp.asarray(x)), tuple(side)))
 
 
 def batch_features(
@@ -195,32 +229,6 @@ def choose_executor(
     if is_native(dtype) and not refusal(encoding, mask, in_order, segments):
         return "fused"
     return "dense" if num_queries * num_keys <= DENSE_PAIRS and not in_order else "blockwise"
-
-
-def check_positions(encoding: Encoding, pos: Any) -> None:
-    """Raises UndefinedLength where positions known on the host go past what the encoding is defined for."""
-    if encoding.integer_positions and not jnp.issubdtype(pos.dtype, jnp.integer):
-        raise ValueError(f"{type(encoding).__name__} reads a table, so positions must be integers, not {pos.dtype}")
-    last = encoding.max_position
-    if last is None or isinstance(pos, jax.core.Tracer):
-        return
-    known = np.asarray(pos)
-    if known.max(initial=0) > last or known.min(initial=0) < 0:
-        got = f"{known.min()} to {known.max()}"
-        raise UndefinedLength(f"{encoding} is defined for positions 0 to {last}, but got {got}")
-
-
-def _check(encoding: Encoding, q, k, v, q_pos, k_pos, executor: str) -> None:
-    if executor not in (*EXECUTORS, "auto"):
-        raise ValueError(f"executor {executor!r} is unknown; allowed: {', '.join(EXECUTORS)}, auto")
-    if q.ndim != 4 or k.ndim != 4 or k.shape != (*v.shape[:3], k.shape[3]) or q.shape[0] != k.shape[0]:
-        raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape} must be [b, q, h, d], [b, k, g, d], [b, k, g, d]")
-    if q.shape[2] % k.shape[2]:
-        raise ValueError(f"{k.shape[2]} key/value heads do not divide {q.shape[2]} query heads")
-    for name, pos, length in (("q_pos", q_pos, q.shape[1]), ("k_pos", k_pos, k.shape[1])):
-        if pos.ndim not in (1, 2) or pos.shape[-1] != length:
-            raise ValueError(f"{name} has shape {pos.shape}, but there are {length} tokens: give [t] or [b, t]")
-        check_positions(encoding, pos)
 
 
 __all__ = [

@@ -1,8 +1,8 @@
 """The blockwise executor: online softmax over tiles, memory linear in length, with its own backward pass.
 
-Forward keeps a running maximum, sum and output per query block. Backward forms each tile again from the saved
-log-sum-exp: the products by hand, all that position adds by pulling the gradient of the scores back through the same
-tile functions, so that every encoding, learned or not, is served by the one formula.
+Forward keeps a running maximum, sum and output per query block. Backward forms each tile again from the saved maxima
+and sums of the rows: the products by hand, all that position adds by pulling the gradient of the scores back through
+the same tile functions, so that every encoding, learned or not, is served by the one formula.
 
 Two walks over the tiles. In order (queries and keys are the same tokens, one after the other): tiles of the future are
 never visited, those of the past need no mask, and where positions are consecutive `curve` and `relative` are tabulated
@@ -27,7 +27,10 @@ from posx.attention.tiles import (
     Strips,
     Tokens,
     adjusted,
+    normalised,
     products,
+    row_max,
+    shift_of,
     value_terms,
     visible_pairs,
     weighted,
@@ -51,8 +54,6 @@ from posx.attention.tiling import (
 )  # fmt: skip
 from posx.encodings.base import Encoding, Params, Relative, wide_dtype
 
-#: Where a row's running maximum starts: above INVISIBLE, so that the weight of an invisible pair is exactly 0.
-LOWEST = INVISIBLE / 10
 #: Keys from which on an encoding that fades skips tiles, on CPUs: one head after the other costs more than that saves
 #: at shorter lengths, and would leave larger machines idle.
 SKIP_FROM = 1024
@@ -134,7 +135,8 @@ def _hidden(s: jax.Array, visible: jax.Array, masked: bool) -> jax.Array:
 
 
 def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots):
-    """Outputs [n, b, h, block, d] and log-sum-exps [n, b, h, block] of the scores."""
+    """Outputs [n, b, h, block, d], and of each row's weights the sum and what was taken off the scores first, both
+    [n, b, h, block]."""
     encoding, params = plan.encoding, tables.params
     first_tile = skipper(plan, tables.strips, k.mapped)
 
@@ -149,20 +151,24 @@ def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k
             s = products(q.mapped, k_tile.mapped)
             s = adjusted(encoding, params, strip, s, q, k_tile, q_where, k_where, visible)
             s = _hidden(s, visible, masked)
-            new_top = jnp.maximum(top, s.max(axis=-1))
-            p = jnp.exp(s - new_top[..., None])
-            shrink = jnp.exp(top - new_top)
+            new_top = jnp.maximum(top, row_max(s))
+            shift = shift_of(new_top)
+            p = jnp.exp(s - shift[..., None])
+            shrink = jnp.exp(top - shift)
             o = o * shrink[..., None] + weighted(p, k_tile.values)
             extra = value_terms(encoding, params, strip, p, q_where, k_where)
             return o if extra is None else o + extra, new_top, total * shrink + p.sum(axis=-1)
 
         rows, dtype = q.mapped.shape[:3], wide_dtype(q.mapped.dtype)
-        nothing = jnp.zeros((*rows, k.values.shape[-1]), dtype), jnp.full(rows, LOWEST, dtype), jnp.zeros(rows, dtype)
+        nothing = (
+            jnp.zeros((*rows, k.values.shape[-1]), dtype),
+            jnp.full(rows, INVISIBLE, dtype),
+            jnp.zeros(rows, dtype),
+        )
         o, top, total = walk(
             plan, i, q_where, k_slots, visit, nothing, lambda carry: first_tile(i, q.mapped, q_where, carry[1])
         )
-        total_or_one = jnp.where(total > 0, total, 1)
-        return o / total_or_one[..., None], jnp.where(total > 0, top + jnp.log(total_or_one), 0)
+        return *normalised(o, total), shift_of(top)
 
     return over_blocks(plan, lambda _, numbered: (_, query_block(*numbered)), None, (q, q_slots))[1]
 
@@ -173,8 +179,8 @@ def _attend(plan, tables, q, k, q_slots, k_slots):
 
 
 def _attend_forward(plan, tables, q, k, q_slots, k_slots):
-    o, lse = _forward(plan, tables, q, k, q_slots, k_slots)
-    return o, (tables, q, k, q_slots, k_slots, o, lse)
+    o, total, shift = _forward(plan, tables, q, k, q_slots, k_slots)
+    return o, (tables, q, k, q_slots, k_slots, o, total, shift)
 
 
 class Sums(NamedTuple):
@@ -191,13 +197,15 @@ class Sums(NamedTuple):
 
 
 def _attend_backward(plan, saved, o_grad):
-    tables, q, k, q_slots, k_slots, o, lse = saved
+    tables, q, k, q_slots, k_slots, o, total, shift = saved
     groups, first_tile = k.mapped.shape[2], skipper(plan, tables.strips, k.mapped)
-    # With p = exp(s - lse): dL/ds = p * (dL/dp - delta), delta_i = o_i . dL/do_i.
-    delta = (o * o_grad).sum(axis=-1)
+    # With w = p / total, p = exp(s - shift): dL/ds = w * (dL/dw - delta), delta_i = o_i . dL/do_i. What comes back is
+    # divided by the total, not p; and p is not exp(s - log-sum-exp), which large scores would round.
+    o_grad = o_grad / total[..., None]
+    delta, floor = (o * o_grad).sum(axis=-1), shift + jnp.log(total)
 
     def query_block(sums: Sums, numbered: Any):
-        i, (q, q_where, o_grad, lse, delta) = numbered
+        i, (q, q_where, o_grad, shift, delta, floor) = numbered
         # Without the barrier XLA folds these small transposes into the products with the large score matrices.
         turned = jax.lax.optimization_barrier((_turned(q.mapped, groups), _turned(o_grad, groups)))
 
@@ -206,7 +214,7 @@ def _attend_backward(plan, saved, o_grad):
             k_tile, k_where = block_at((k, k_slots), j)
             strip = strip_of(plan, tables.strips, i, j, q_where, k_slots, far)
             grads, q_grad = _tile_gradients(
-                plan, tables.params, strip, q, k_tile, q_where, k_where, o_grad, lse, delta, turned, masked
+                plan, tables.params, strip, q, k_tile, q_where, k_where, o_grad, shift, delta, turned, masked
             )
             first = first_row(plan, i, j, q_where, k_slots, far)
             strips = sums.tables.strips
@@ -217,10 +225,10 @@ def _attend_backward(plan, saved, o_grad):
             return Sums(Tables(params, strips), *per_block), _add(q_grads, q_grad)
 
         nothing = sums, _zeros(q)
-        return walk(plan, i, q_where, k_slots, visit, nothing, lambda _: first_tile(i, q.mapped, q_where, lse))
+        return walk(plan, i, q_where, k_slots, visit, nothing, lambda _: first_tile(i, q.mapped, q_where, floor))
 
     start = Sums(_zeros(tables), _zeros(k.mapped.mT), _zeros(k.values.mT), _zeros(k._replace(mapped=None, values=None)))
-    sums, q_grad = over_blocks(plan, query_block, start, (q, q_slots, o_grad, lse, delta))
+    sums, q_grad = over_blocks(plan, query_block, start, (q, q_slots, o_grad, shift, delta, floor))
     mapped, values = jax.lax.optimization_barrier((sums.mapped, sums.values))
     grads = (sums.tables, q_grad, sums.keys._replace(mapped=mapped.mT, values=values.mT))
     return *jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q, k)), None, None
@@ -229,7 +237,7 @@ def _attend_backward(plan, saved, o_grad):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _tile_gradients(plan, params, strip, q: Tokens, k: Tokens, q_where, k_where, o_grad, lse, delta, turned, masked):
+def _tile_gradients(plan, params, strip, q: Tokens, k: Tokens, q_where, k_where, o_grad, shift, delta, turned, masked):
     """One tile's part of `Sums` (strips: of the tile's strip), and of the gradient of q."""
     visible = visible_pairs(plan.mask, q_where, k_where)
     strip = strip if plan.learned else jax.lax.stop_gradient(strip)
@@ -238,7 +246,7 @@ def _tile_gradients(plan, params, strip, q: Tokens, k: Tokens, q_where, k_where,
         return adjusted(plan.encoding, params, strip, s, q, k, q_where, k_where, visible)
 
     s, pull_scores = jax.vjp(scores, params, strip, products(q.mapped, k.mapped), q, k)
-    p = jnp.exp(_hidden(s, visible, masked) - lse[..., None])
+    p = jnp.exp(_hidden(s, visible, masked) - shift[..., None])
     p_grad = products(o_grad, k.values)
     mixed, pull_mixed = jax.vjp(
         lambda params, strip, p: value_terms(plan.encoding, params, strip, p, q_where, k_where), params, strip, p

@@ -11,7 +11,10 @@ from posx.attention.tiles import (
     Slots,
     Tokens,
     adjusted,
+    normalised,
     products,
+    row_max,
+    shift_of,
     value_terms,
     visible_pairs,
     weighted,
@@ -25,9 +28,8 @@ def dense(
     """Attention outputs [b, h, q, d] before the `output` hook; memory b * h * q * k."""
     visible = visible_pairs(mask, q_slots, k_slots)
     s = adjusted(encoding, params, None, products(q.mapped, k.mapped), q, k, q_slots, k_slots, visible)
-    w = jax.nn.softmax(jnp.where(visible[:, None], s, INVISIBLE), axis=-1)
+    s = jnp.where(visible[:, None], s, INVISIBLE)
+    w = jnp.exp(s - shift_of(row_max(s))[..., None])
     o = weighted(w, k.values)
     mixed = value_terms(encoding, params, None, w, q_slots, k_slots)
-    o = o if mixed is None else o + mixed
-    # A row that sees nothing has equal scores everywhere and so the mean of all values; it is to return zero.
-    return jnp.where(visible.any(axis=-1)[:, None, :, None], o, 0)
+    return normalised(o if mixed is None else o + mixed, w.sum(axis=-1))[0]

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from posx.attention.masks import Mask
 from posx.attention.tiles import Slots, Tokens, score_bias, visible_pairs
 from posx.attention.tiling import cut_into_blocks, joined
-from posx.encodings.base import Encoding, Params
+from posx.encodings.base import Encoding, Params, at_least_float32
 
-#: The most query-key pairs of one slab: 8 heads of them hold 1 GB in bfloat16.
-SLAB_PAIRS = 8192 * 8192
+#: The most query-key pairs of one slab: 8 heads of them hold 1 GB in float32, which biases stay in beside operands of
+#: 16 bits too; XLA's cuDNN call takes them so since openxla/xla pull request 32985 (October 2025).
+SLAB_PAIRS = 8192 * 4096
 
 
 def refusal(encoding: Encoding, mask: Mask, in_order: bool, segments: bool) -> str | None:
@@ -59,7 +60,7 @@ def fused(
         bias = score_bias(encoding, params, slots.pos, k_slots.pos)
         return jax.nn.dot_product_attention(
             queries.swapaxes(1, 2), k.mapped.swapaxes(1, 2), values.swapaxes(1, 2),
-            bias=None if bias is None else bias.astype(queries.dtype),
+            bias=None if bias is None else at_least_float32(bias),
             scale=1.0,  # queries come scaled
             implementation="cudnn" if is_native(queries.dtype) else "xla",
             **visible,

@@ -44,30 +44,24 @@ skew.defvjp(lambda x: (skew(x), None), lambda _, grad: (unskew(grad),))
 unskew.defvjp(lambda w: (unskew(w), None), lambda _, grad: (skew(grad),))
 
 
-def sum_rows(x: jax.Array) -> jax.Array:
-    """Sum over the second last axis, [..., a, n] -> [..., n], as a product: XLA's CPU backend takes sums over any axis
-    but the last twenty times slower."""
-    ones = jnp.ones((*x.shape[:-2], 1, x.shape[-2]), x.dtype)
-    return (ones @ x)[..., 0, :]
-
-
 def row_sums(x: jax.Array) -> jax.Array:
     """Sum over the last axis, [..., n] -> [...], as a product: the layout of x may have another axis innermost."""
     return x @ jnp.ones(x.shape[-1], x.dtype)
 
 
-def sum_sequences(x: jax.Array) -> jax.Array:
-    """Sum over the first axis, [b, ...] -> [1, ...]."""
-    return sum_rows(x.reshape(x.shape[0], -1)).reshape(1, *x.shape[1:])
-
-
-@jax.custom_vjp
+@jax.custom_jvp
 def plus_shared(s: jax.Array, term: jax.Array) -> jax.Array:
     """s [b, h, q, k] plus a term that all sequences share, [1, h, q, k]."""
     return s + term
 
 
-plus_shared.defvjp(lambda s, term: (s + term, None), lambda _, grad: (grad, sum_sequences(grad)))
+@plus_shared.defjvp
+def _plus_shared_tangent(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]):
+    (s, term), (s_tangent, term_tangent) = primals, tangents
+    # Repeated by a product, so that the gradient sums by one: XLA's CPU backend takes sums over any axis but the last
+    # twenty times slower.
+    repeated = jnp.ones((s.shape[0], 1), s.dtype) @ term_tangent.reshape(1, -1)
+    return plus_shared(s, term), s_tangent + repeated.reshape(s.shape)
 
 
 @jax.custom_vjp

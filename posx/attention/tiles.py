@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +12,8 @@ from posx.attention import relative
 from posx.attention.masks import Mask
 from posx.encodings.base import Encoding, Features, Params, Relative, Tile, wide_dtype
 
-#: The score of an invisible pair: finite, so that rows which see nothing stay free of NaN, also in the gradient.
-INVISIBLE = -1e30
+#: The score of an invisible pair: below every finite one, however low a bias may push those.
+INVISIBLE = -math.inf
 
 
 class Tokens(NamedTuple):
@@ -64,6 +65,23 @@ def weighted(w: jax.Array, v: jax.Array) -> jax.Array:
     return o.reshape(b, h, q, -1)
 
 
+def row_max(s: jax.Array) -> jax.Array:
+    """The largest score of each row, a constant to derivatives: what is taken off scores cancels."""
+    return jax.lax.stop_gradient(s.max(axis=-1))
+
+
+def shift_of(top: jax.Array) -> jax.Array:
+    """What is taken off a row's scores before they are exponentiated: their maximum, or 0 where the row sees nothing,
+    so that its weights are 0 and not NaN."""
+    return jnp.where(top > INVISIBLE, top, 0)
+
+
+def normalised(o: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """o [..., q, d] over the sum of its weights, total [..., q], or over 1 where that is 0; and what it is over."""
+    divisor = jnp.where(total > 0, total, 1)
+    return o / divisor[..., None], divisor
+
+
 def repeat_heads(x: jax.Array, num_heads: int) -> jax.Array:
     """[b, g, k, d] -> [b, h, k, d]: each key/value head serves h/g query heads."""
     return x if x.shape[1] == num_heads else jnp.repeat(x, num_heads // x.shape[1], axis=1)
@@ -86,8 +104,6 @@ def adjusted(
     """
     terms = _score_terms(encoding, params, strips, q, k, q_slots.pos, k_slots.pos)
     for term in terms:
-        if term.shape[1] not in (1, s.shape[1]):
-            raise ValueError(f"{encoding} gives a bias for {term.shape[1]} heads, but there are {s.shape[1]}")
         term = term.astype(s.dtype)
         shared = term.shape[0] == 1 and term.shape[1:] == s.shape[1:]
         s = relative.plus_shared(s, term) if shared else s + term

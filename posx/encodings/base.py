@@ -120,6 +120,8 @@ class Encoding:
     fades: ClassVar[bool] = False
     #: Reads a table by position or distance, so float positions are refused.
     integer_positions: ClassVar[bool] = False
+    #: Later keys (negative distances) are all given the same, so that `attend` refuses masks that show them.
+    causal_only: ClassVar[bool] = False
     #: For the catalogue: is it defined, and does it hold up, beyond the training length; and where it comes from.
     extrapolates: ClassVar[str] = ""
     paper: ClassVar[str] = ""

@@ -51,6 +51,10 @@ class Chain(Encoding):
         return any(part.integer_positions for part in self.parts)
 
     @property
+    def causal_only(self) -> bool:  # type: ignore[override]
+        return any(part.causal_only for part in self.parts)
+
+    @property
     def shared(self) -> frozenset[str]:
         return frozenset(f"{n}.{name}" for n, part in enumerate(self.parts) for name in part.shared)
 

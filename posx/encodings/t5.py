@@ -75,6 +75,10 @@ class T5(Encoding):
             )
 
     @property
+    def causal_only(self) -> bool:  # type: ignore[override]
+        return not self.bidirectional
+
+    @property
     def _buckets_per_side(self) -> int:
         return self.num_buckets // 2 if self.bidirectional else self.num_buckets
 

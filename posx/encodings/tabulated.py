@@ -17,12 +17,13 @@ class Tabulated(Chain):
 
     Each decoded token meets every distance again: projecting Transformer-XL's waves or DeBERTa's table anew would cost
     more than all the rest of its step. The arrays depend on the parameters they lie beside, so this is for models in
-    use, not in training. A negative distance reads that of 0, so it is for causal masks.
+    use, not in training. A negative distance reads that of 0.
     """
 
     length: int = 1
 
     integer_positions = True  # type: ignore[assignment]
+    causal_only = True  # type: ignore[assignment]
 
     @property
     def max_position(self) -> int | None:

@@ -67,9 +67,3 @@ def test_equal_positions_are_no_positions():
     q, k = vectors(6, 4, 6), vectors(6, 4, 6, seed=1)
     same = attention_weights(Alibi(4), {}, q, k, np.full(6, 9))
     assert_allclose(same, attention_weights(Nope(), {}, q, k, np.arange(6)), atol=1e-6)
-
-
-def test_a_bias_for_another_number_of_heads_is_refused():
-    q = vectors(6, 4, 6)
-    with pytest.raises(ValueError, match=r"gives a bias for 3 heads, but there are 4"):
-        attention_weights(Alibi(3), {}, q, q, np.arange(6))

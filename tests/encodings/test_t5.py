@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from posx.encodings import T5, Alibi, Nope
+import posx
+from posx.encodings import T5, Alibi, Chain, Nope
 from posx.encodings.alibi import alibi_slopes
+from posx.errors import ConfigError
 from tests.encodings import reference
 from tests.encodings.probes import attention_weights, vectors
 
@@ -81,10 +83,10 @@ def test_the_bias_is_constant_along_diagonals_and_beyond_the_last_start():
 
 
 def test_tables_that_equal_other_encodings():
-    q, k, pos = vectors(16, 4, 6), vectors(16, 4, 6, seed=1), np.arange(16)
+    q, k, pos = vectors(16, 4, 4), vectors(16, 4, 4, seed=1), np.arange(16)
     zero = {"table": jnp.zeros((32, 4))}
-    plain = attention_weights(Nope(), {}, q, k, pos)
-    assert_allclose(attention_weights(sized(32, 128), zero, q, k, pos), plain, atol=1e-6)
+    plain = attention_weights(Nope(), {}, q, k, pos, mask=posx.causal())
+    assert_allclose(attention_weights(sized(32, 128), zero, q, k, pos, mask=posx.causal()), plain, atol=1e-6)
     both = {"table": jnp.asarray(-alibi_slopes(4)[None] * (np.arange(64) % 32)[:, None], jnp.float32)}
     as_alibi = attention_weights(sized(64, 128, bidirectional=True), both, q, k, pos)
     assert_allclose(as_alibi, attention_weights(Alibi(4), {}, q, k, pos), atol=1e-5)
@@ -93,8 +95,18 @@ def test_tables_that_equal_other_encodings():
 def test_without_scale_logits_are_sqrt_d_times_larger():
     q, k, pos = vectors(9, 2, 4), vectors(9, 2, 4, seed=1), np.arange(9)
     table = {"table": vectors(8, 2, seed=2)}
-    unscaled = attention_weights(sized(8, 20, scaled=False), table, q, k, pos)
-    assert_allclose(unscaled, attention_weights(sized(8, 20), table, 2 * q, k, pos), atol=1e-5)
+    unscaled = attention_weights(sized(8, 20, scaled=False), table, q, k, pos, mask=posx.causal())
+    scaled = attention_weights(sized(8, 20), table, 2 * q, k, pos, mask=posx.causal())
+    assert_allclose(unscaled, scaled, atol=1e-5)
+
+
+def test_one_bucket_for_all_of_the_future_needs_a_mask_that_hides_it():
+    q, pos, table = vectors(9, 2, 4), np.arange(9), {"table": vectors(8, 2, seed=2)}
+    for encoding, params in ((sized(8, 20), table), (Chain((Nope(), sized(8, 20))), {"1.table": table["table"]})):
+        with pytest.raises(ConfigError, match=r"^T5\(num_buckets=8.* is for causal masks"):
+            attention_weights(encoding, params, q, q, pos, mask=posx.full())
+    ahead = np.asarray(attention_weights(sized(8, 20, bidirectional=True), table, 0 * q, q, pos, mask=posx.full()))
+    assert np.ptp(ahead[0, 0, 1:]) > 0.1
 
 
 def test_sharing_is_a_field():

@@ -1,0 +1,164 @@
+"""What `attend` is given, made fit or refused before anything runs: shapes, positions, arrival orders, empty slots."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.encodings.base import Encoding
+from posx.errors import UndefinedLength
+
+#: A NumPy array where the values are known before tracing, else a JAX one.
+Known = np.ndarray | jax.Array
+
+
+def check_vectors(q: Any, k: Any, v: Any) -> None:
+    """Raises ValueError where q, k and v are not [b, q, h, d], [b, k, g, d], [b, k, g, d] with g dividing h."""
+    if q.ndim != 4 or k.ndim != 4 or k.shape != (*v.shape[:3], k.shape[3]) or q.shape[0] != k.shape[0]:
+        raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape} must be [b, q, h, d], [b, k, g, d], [b, k, g, d]")
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"{k.shape[2]} key/value heads do not divide {q.shape[2]} query heads")
+
+
+def known(name: str, given: Any, batch: int, length: int) -> Known:
+    """`given` as an array [t] or [b, t]: on the host if its values are known there, as it is if they are traced."""
+    if not isinstance(given, jax.core.Tracer) and getattr(given, "is_fully_addressable", True):
+        try:
+            given = np.asarray(given)
+        except ValueError:
+            raise ValueError(f"{name} is no array of numbers: give [t] or [b, t]") from None
+    if given.ndim not in (1, 2) or given.shape[-1] != length or given.shape[:-1] not in ((), (1,), (batch,)):
+        raise ValueError(f"{name} has shape {given.shape}, but there are {length} tokens: give [t] or [b, t]")
+    return given
+
+
+def _as(x: Known, dtype: Any) -> Known:
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def whole(name: str, given: Any, batch: int, length: int) -> Known:
+    """Whole numbers [t] or [b, t] as int32; int64 stays where 64-bit types are on. Raises ValueError.
+
+    Narrower and unsigned types are widened, for differences of them would wrap around. Wider ones must fit, which only
+    values known on the host can be shown to.
+    """
+    x, widest = known(name, given, batch, length), np.dtype(jnp.result_type(int))
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise ValueError(f"{name} must be whole numbers, int32, not {x.dtype}")
+    for dtype in (np.dtype(np.int32), widest):
+        if np.can_cast(x.dtype, dtype):
+            return _as(x, dtype)
+    if not isinstance(x, np.ndarray):
+        raise ValueError(f"{name} is {x.dtype}, whose values are not known here: give int32")
+    if x.size and not np.iinfo(widest).min <= x.min() <= x.max() <= np.iinfo(widest).max:
+        raise ValueError(f"{name} goes from {x.min()} to {x.max()}, which {widest} does not hold")
+    return x.astype(widest)
+
+
+def positions(name: str, given: Any, batch: int, length: int) -> Known:
+    """Positions [t] or [b, t] as int32 or float32, with 64-bit types on as int64 or float64 too. Raises ValueError.
+
+    Float64 is rounded to float32, unless that would move a whole number; float16 and bfloat16 are refused, as whole
+    numbers have been rounded in them already.
+    """
+    x = known(name, given, batch, length)
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return whole(name, x, batch, length)
+    if x.dtype not in (np.float32, np.float64):
+        raise ValueError(f"{name} is {x.dtype}: positions are int32 or float32")
+    if not isinstance(x, np.ndarray) or x.dtype in (np.float32, jnp.result_type(float)):
+        return x
+    moved = (x == np.rint(x)) & (x != x.astype(np.float32))
+    if moved.any():
+        raise ValueError(f"{name} holds {x[moved][0]:.0f}, which float32 does not: give whole numbers as int32")
+    return x.astype(np.float32)
+
+
+class Side(NamedTuple):
+    """Where and when one side's tokens stand, as given to `attend`, or as arrays [t] or [b, t]."""
+
+    pos: Any
+    idx: Any
+    segment: Any
+
+
+def sides(q_tokens: tuple[int, ...], k_tokens: tuple[int, ...], q: Side, k: Side) -> tuple[Side, Side, bool]:
+    """The sides of q_tokens = (b, q) and k_tokens = (b, k) as given, made fit, and whether they are in order.
+
+    Raises ValueError, one line, for what is missing, of another shape or type.
+    """
+    for field in ("idx", "segment"):
+        if (getattr(q, field) is None) != (getattr(k, field) is None):
+            raise ValueError(f"give both q_{field} and k_{field}, or neither")
+    in_order = q.idx is None
+    if in_order and q_tokens != k_tokens:
+        raise ValueError(f"{q_tokens[1]} queries but {k_tokens[1]} keys: give q_idx and k_idx, the arrival orders")
+    q, k = _side("q", q_tokens, q), _side("k", k_tokens, k)
+    q_pos, k_pos = q.pos, k.pos
+    if jnp.issubdtype(q_pos.dtype, jnp.integer) != jnp.issubdtype(k_pos.dtype, jnp.integer):
+        raise ValueError(f"q_pos is {q_pos.dtype} but k_pos {k_pos.dtype}: give both as int32 or both as float32")
+    dtype = np.promote_types(q_pos.dtype, k_pos.dtype)
+    return q._replace(pos=_as(q_pos, dtype)), k._replace(pos=_as(k_pos, dtype)), in_order
+
+
+def _side(side: str, tokens: tuple[int, ...], given: Side) -> Side:
+    pos = positions(f"{side}_pos", given.pos, *tokens)
+    segment = None if given.segment is None else whole(f"{side}_segment", given.segment, *tokens)
+    if given.idx is None:
+        return Side(pos, np.arange(tokens[1], dtype=np.int32), segment)
+    idx = whole(f"{side}_idx", given.idx, *tokens)
+    return Side(settled(pos, idx), idx, segment)
+
+
+def check_positions(encoding: Encoding, pos: Known) -> None:
+    """Raises UndefinedLength where positions known on the host go past what the encoding is defined for."""
+    if encoding.integer_positions and not jnp.issubdtype(pos.dtype, jnp.integer):
+        raise ValueError(f"{type(encoding).__name__} reads a table, so positions must be integers, not {pos.dtype}")
+    last = encoding.max_position
+    if last is None or not isinstance(pos, np.ndarray):
+        return
+    if pos.max(initial=0) > last or pos.min(initial=0) < 0:
+        got = f"{pos.min()} to {pos.max()}"
+        raise UndefinedLength(f"{encoding} is defined for positions 0 to {last}, but got {got}")
+
+
+def without_empty(values: Any, idx: Known) -> Any:
+    """Arrays [b, t, ...] with zeros in the slots that are empty (idx -1): what stands there, NaN too, is nobody's."""
+    if isinstance(idx, np.ndarray) and (idx >= 0).all():
+        return values
+    filled = jnp.atleast_2d(jnp.asarray(idx) >= 0)
+
+    def one(x: jax.Array) -> jax.Array:
+        return jnp.where(jnp.expand_dims(filled, tuple(range(2, x.ndim))), x, jnp.zeros((), x.dtype))
+
+    return jax.tree.map(one, values)
+
+
+def settled(pos: Known, idx: Known) -> Known:
+    """Positions, with the least one of its row in slots that are empty for all who share the row; 0 in an empty row.
+
+    Encodings are defined there, and it lies no further from the others than they do from each other.
+    """
+    if isinstance(idx, np.ndarray) and (idx >= 0).all():
+        return pos
+    xp: Any = np if isinstance(pos, np.ndarray) and isinstance(idx, np.ndarray) else jnp
+    empty = xp.atleast_2d(xp.asarray(idx) < 0)
+    rows = xp.atleast_2d(xp.asarray(pos))
+    if rows.shape[0] == 1:
+        empty = empty.all(axis=0, keepdims=True)
+    highest = np.inf if jnp.issubdtype(pos.dtype, jnp.floating) else np.iinfo(pos.dtype).max
+    least = xp.where(empty, xp.asarray(highest, pos.dtype), rows).min(axis=1, keepdims=True)
+    least = xp.where(empty.all(axis=1, keepdims=True), xp.zeros((), pos.dtype), least)
+    return xp.where(empty, least, rows).reshape(pos.shape)
+
+
+def consecutive_offset(q_pos: Known, k_pos: Known) -> int | None:
+    """The first query's position less the first key's, if both sides are known to be whole numbers counting up by 1."""
+    if not all(isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.dtype.kind == "i" for pos in (q_pos, k_pos)):
+        return None
+    if not all((np.diff(pos) == 1).all() for pos in (q_pos, k_pos)):
+        return None
+    return int(q_pos[0]) - int(k_pos[0])
