@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from posx.attention import attend, batch_features, causal, token_map
+from posx.attention import attend, batch_features, causal, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Dims, Encoding, Features, Spec, build
@@ -146,7 +146,7 @@ class Attention(nnx.Module):
             o = attention(
                 q, layer.k.astype(dtype), layer.v.astype(dtype), q_pos=call.pos, k_pos=call.cache.pos,
                 q_idx=call.idx, k_idx=call.cache.idx, q_features=q_features, k_features=layer.features,
-                keys_mapped=keys_mapped,
+                keys_mapped=keys_mapped, slots_clean=True,
             )  # fmt: skip
         return linear(o.reshape(-1, q.shape[2] * d), self.out[...], dtype), layer
 
@@ -155,11 +155,12 @@ class Attention(nnx.Module):
         encoding, carry = self.encoding, layer.carry
         features: Features = {}
         if encoding.acts_on("features"):
-            features, carry = batch_features(encoding, params, x, call.pos, carry)
+            features, carry = batch_features(encoding, params, without_empty(x, call.idx), call.pos, carry)
         if encoding.caches_mapped_keys:
             k = token_map(encoding, "key", params, k, call.pos, features)
             v = token_map(encoding, "value", params, v, call.pos, features)
-        stored = {name: write(layer.features[name], new, call.start) for name, new in features.items()}
+        k, v, clean = without_empty((k, v, features), call.idx)
+        stored = {name: write(layer.features[name], new, call.start) for name, new in clean.items()}
         layer = Layer(write(layer.k, k, call.start), write(layer.v, v, call.start), stored, carry)
         return layer, features, encoding.caches_mapped_keys
 

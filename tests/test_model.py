@@ -12,7 +12,7 @@ from flax import nnx
 import posx
 from posx.config import TrainConfig
 from posx.encodings import Dims, Encoding
-from posx.model import Model, dropout, make_model
+from posx.model import Model, dropout, linear, make_model
 from posx.model_config import ModelConfig
 from posx.positions import sequential
 from posx.training.optimizer import decayed
@@ -139,6 +139,39 @@ def test_grouped_queries_equal_full_heads_with_repeated_weights():
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-5)
 
 
+def test_products_of_the_gradient_have_operands_of_the_forward_pass():
+    x, w, grad = (np.random.default_rng(n).standard_normal(shape).astype(np.float32) for n, shape in
+                  enumerate([(9, 5), (5, 7), (9, 7)]))  # fmt: skip
+    for dtype in ("float32", "bfloat16"):
+        y, pull_back = jax.vjp(functools.partial(linear, dtype=dtype), x, w)
+        rounded = [np.asarray(jnp.asarray(a, dtype), np.float64) for a in (x, w, grad)]
+        wanted = rounded[0] @ rounded[1], rounded[2] @ rounded[1].T, rounded[0].T @ rounded[2]
+        for found, exact in zip((y, *pull_back(grad)), wanted, strict=True):
+            assert found.dtype == jnp.float32
+            np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
+
+
+def test_hessian_vector_products_of_the_whole_model():
+    """Forward mode over the gradient, against how the slope of the loss along a direction changes along it."""
+    model = small("t5", num_layers=1)
+    params, tokens = start(model), text(length=LENGTH + 1)
+    direction = jax.tree.map(lambda a: 0.1 * a, scattered(jax.tree.map(jnp.zeros_like, params)))
+
+    def dot(a, b):
+        return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+    @jax.jit
+    def slope_and_bend(params):
+        grad = jax.grad(lambda params: loss(model, params, tokens, jax.random.key(0), "dense"))
+        slope, bend = jax.jvp(lambda params: dot(grad(params), direction), (params,), (direction,))
+        return slope, bend
+
+    up, down = (slope_and_bend(jax.tree.map(lambda a, b: a + s * b, params, direction))[0] for s in (0.01, -0.01))  # noqa: B023
+    bend = slope_and_bend(params)[1]
+    assert abs(bend) > 0.1
+    np.testing.assert_allclose(bend, (up - down) / 0.02, rtol=1e-2)
+
+
 def test_qk_norm_makes_logits_blind_to_the_scale_of_queries_and_keys():
     tokens, pos = text(), sequential(LENGTH)
 
@@ -240,6 +273,19 @@ def test_prefixes_decoding_and_padding_agree_with_the_full_pass(spec):
     assert_equal(found[:, padding:], part, "left padding")
     found = decode(model, params, padded, padded_pos, idx, chunk=8)
     assert_equal(found[:, padding:], part, "left padding with the cache")
+
+
+def test_nothing_leaks_out_of_padding_into_text_or_cache():
+    """Even where the padding's own vectors are NaN: its keys, its values, and what it adds to a running sum."""
+    model, short = small(SPECS["features"], num_kv_heads=2, tied=False), 11
+    params, padding = scattered(start(model)), LENGTH - short
+    tokens = np.pad(text()[:, :short] % (VOCAB - 1), ((0, 0), (padding, 0)), constant_values=VOCAB - 1)
+    place = np.broadcast_to(sequential(LENGTH), tokens.shape)
+    pos, idx = np.maximum(place - padding, 0), np.where(place < padding, -1, place)
+    spoiled = params | {"embedding": params["embedding"].at[-1].set(jnp.nan)}
+    wanted = np.asarray(logits_of(model, params, tokens, pos, idx=idx))[:, padding:]
+    for found in (logits_of(model, spoiled, tokens, pos, idx=idx), decode(model, spoiled, tokens, pos, idx, chunk=8)):
+        np.testing.assert_allclose(found[:, padding:], wanted, rtol=5e-4, atol=5e-4)
 
 
 def test_documents_in_one_row_do_not_see_each_other():

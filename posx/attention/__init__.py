@@ -55,6 +55,7 @@ def attend(
     k_features: Features | None = None,
     executor: str = "auto",
     keys_mapped: bool = False,
+    slots_clean: bool = False,
 ) -> jax.Array:
     """Attention outputs [b, q, h, d] under `encoding`.
 
@@ -84,6 +85,8 @@ def attend(
       executor: "dense" (one tile, the oracle), "blockwise" (memory linear in length), "fused" (the vendor's kernel,
         for encodings that fit it) or "auto", see `choose_executor`.
       keys_mapped: k and v come out of a cache that holds them mapped.
+      slots_clean: empty slots of k, v and k_features hold finite values, at positions the encoding is defined for, as
+        those of posx's cache do; they are then not zeroed first, which copies k and v.
 
     Raises:
       ConfigError: an encoding with an open field, made for other sizes than q, k and v have, without its parameters, or
@@ -95,12 +98,13 @@ def attend(
     _check_use(encoding, mask, keys_mapped)
     check_vectors(q, k, v)
     q_side, k_side, in_order = sides(
-        q.shape[:2], k.shape[:2], Side(q_pos, q_idx, q_segment), Side(k_pos, k_idx, k_segment)
+        q.shape[:2], k.shape[:2], Side(q_pos, q_idx, q_segment), Side(k_pos, k_idx, k_segment), slots_clean
     )
     check_positions(encoding, q_side.pos)
     check_positions(encoding, k_side.pos)
     if not in_order:
         q, x, q_features = without_empty((q, x, q_features), q_side.idx)
+    if not (in_order or slots_clean):
         k, v, k_features = without_empty((k, v, k_features), k_side.idx)
     params, has_features = jax.tree.map(jnp.asarray, params), encoding.acts_on("features")
     if has_features and x is None and (q_features is None or k_features is None):
@@ -233,5 +237,5 @@ def choose_executor(
 
 __all__ = [
     "EXECUTORS", "Mask", "attend", "batch_features", "causal", "check_positions", "choose_executor", "full", "refusal",
-    "token_map", "window",
+    "token_map", "window", "without_empty",
 ]  # fmt: skip

@@ -85,7 +85,9 @@ class Side(NamedTuple):
     segment: Any
 
 
-def sides(q_tokens: tuple[int, ...], k_tokens: tuple[int, ...], q: Side, k: Side) -> tuple[Side, Side, bool]:
+def sides(
+    q_tokens: tuple[int, ...], k_tokens: tuple[int, ...], q: Side, k: Side, k_clean: bool
+) -> tuple[Side, Side, bool]:
     """The sides of q_tokens = (b, q) and k_tokens = (b, k) as given, made fit, and whether they are in order.
 
     Raises ValueError, one line, for what is missing, of another shape or type.
@@ -96,7 +98,7 @@ def sides(q_tokens: tuple[int, ...], k_tokens: tuple[int, ...], q: Side, k: Side
     in_order = q.idx is None
     if in_order and q_tokens != k_tokens:
         raise ValueError(f"{q_tokens[1]} queries but {k_tokens[1]} keys: give q_idx and k_idx, the arrival orders")
-    q, k = _side("q", q_tokens, q), _side("k", k_tokens, k)
+    q, k = _side("q", q_tokens, q, clean=False), _side("k", k_tokens, k, clean=k_clean)
     q_pos, k_pos = q.pos, k.pos
     if jnp.issubdtype(q_pos.dtype, jnp.integer) != jnp.issubdtype(k_pos.dtype, jnp.integer):
         raise ValueError(f"q_pos is {q_pos.dtype} but k_pos {k_pos.dtype}: give both as int32 or both as float32")
@@ -104,13 +106,13 @@ def sides(q_tokens: tuple[int, ...], k_tokens: tuple[int, ...], q: Side, k: Side
     return q._replace(pos=_as(q_pos, dtype)), k._replace(pos=_as(k_pos, dtype)), in_order
 
 
-def _side(side: str, tokens: tuple[int, ...], given: Side) -> Side:
+def _side(side: str, tokens: tuple[int, ...], given: Side, clean: bool) -> Side:
     pos = positions(f"{side}_pos", given.pos, *tokens)
     segment = None if given.segment is None else whole(f"{side}_segment", given.segment, *tokens)
     if given.idx is None:
         return Side(pos, np.arange(tokens[1], dtype=np.int32), segment)
     idx = whole(f"{side}_idx", given.idx, *tokens)
-    return Side(settled(pos, idx), idx, segment)
+    return Side(pos if clean else settled(pos, idx), idx, segment)
 
 
 def check_positions(encoding: Encoding, pos: Known) -> None:
@@ -125,9 +127,9 @@ def check_positions(encoding: Encoding, pos: Known) -> None:
         raise UndefinedLength(f"{encoding} is defined for positions 0 to {last}, but got {got}")
 
 
-def without_empty(values: Any, idx: Known) -> Any:
+def without_empty(values: Any, idx: Known | None) -> Any:
     """Arrays [b, t, ...] with zeros in the slots that are empty (idx -1): what stands there, NaN too, is nobody's."""
-    if isinstance(idx, np.ndarray) and (idx >= 0).all():
+    if idx is None or (isinstance(idx, np.ndarray) and (idx >= 0).all()):
         return values
     filled = jnp.atleast_2d(jnp.asarray(idx) >= 0)
 

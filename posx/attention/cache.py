@@ -1,4 +1,7 @@
-"""The key/value cache: fixed capacity, filled in arrival order, positions travel with the slots."""
+"""The key/value cache: fixed capacity, filled in arrival order, positions travel with the slots.
+
+Empty slots, those of padding too, hold zeros, so that `attend` need not clear them at every step.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from posx.attention.arguments import without_empty
 from posx.encodings.base import Features
 
 
@@ -35,7 +39,7 @@ def write(slots: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
 def advance(cache: Cache, pos: jax.Array, idx: jax.Array) -> Cache:
     """The cache with positions and arrival orders [b, t] of the next tokens; the caller sees to the capacity."""
     return cache._replace(
-        pos=write(cache.pos, pos, cache.filled),
+        pos=write(cache.pos, without_empty(pos, idx), cache.filled),
         idx=write(cache.idx, idx, cache.filled),
         filled=cache.filled + pos.shape[1],
     )

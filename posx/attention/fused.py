@@ -58,13 +58,14 @@ def fused(
 
     def kernel(queries: jax.Array, slots: Slots, **visible: Any) -> jax.Array:
         bias = score_bias(encoding, params, slots.pos, k_slots.pos)
-        return jax.nn.dot_product_attention(
-            queries.swapaxes(1, 2), k.mapped.swapaxes(1, 2), values.swapaxes(1, 2),
-            bias=None if bias is None else at_least_float32(bias),
-            scale=1.0,  # queries come scaled
-            implementation="cudnn" if is_native(queries.dtype) else "xla",
-            **visible,
-        ).swapaxes(1, 2)  # fmt: skip
+        with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes types
+            return jax.nn.dot_product_attention(
+                queries.swapaxes(1, 2), k.mapped.swapaxes(1, 2), values.swapaxes(1, 2),
+                bias=None if bias is None else at_least_float32(bias),
+                scale=1.0,  # queries come scaled
+                implementation="cudnn" if is_native(queries.dtype) else "xla",
+                **visible,
+            ).swapaxes(1, 2)  # fmt: skip
 
     if blocks == 1:
         window = (mask.window - 1, 0) if mask.window else None

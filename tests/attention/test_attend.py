@@ -1,5 +1,6 @@
 """`attend`: heads, documents, empty slots, masks, executors, and one line for every argument that does not fit."""
 
+import dataclasses
 import functools
 
 import jax
@@ -13,7 +14,7 @@ from posx import attention
 from posx.attention.blockwise import blockwise
 from posx.attention.fused import fused
 from posx.config import base_config, run_config
-from posx.encodings import Alibi, Chain, Deberta, Learned, Nope, Rope, Shaw, Sinusoidal, TransformerXL
+from posx.encodings import Alibi, Chain, Deberta, Encoding, Learned, Nope, Rope, Shaw, Sinusoidal, TransformerXL
 from posx.errors import ConfigError
 
 B, T, H, D = 2, 11, 4, 6
@@ -200,6 +201,55 @@ def test_large_logits_do_not_overflow():
         o = attend("rope", q, q, V, executor=executor, mask=posx.window(1))
         assert_allclose(o, V, atol=1e-6)
     assert_allclose(attend("rope", q, q, executor="small_tiles"), attend("rope", q, q), atol=1e-4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Low(Encoding):
+    """A user's bias that is the same for all pairs."""
+
+    def curve(self, params, distance):
+        return jnp.full((1, len(distance)), params["level"])
+
+
+@pytest.mark.parametrize("executor", ["dense", "even_tiles", "small_tiles"])
+def test_only_the_differences_of_scores_count_however_low_they_are(executor):
+    """Far below zero all of them round to one value, so that the weights are equal; at -inf they are zero."""
+    where = {"q_idx": POS, "k_idx": POS} if executor == "small_tiles" else {}
+
+    @jax.jit
+    def run(level, v):
+        params = {"level": level}
+        return posx.attend(Low(), params, Q, K, v, q_pos=POS, k_pos=POS, executor=executor, **where)
+
+    means = np.cumsum(V, axis=1) / np.arange(1, T + 1)[:, None, None]
+    of_a_sum = np.cumsum(1 / np.arange(1.0, T + 1)[::-1])[::-1]  # by value j: 1 / (i + 1) of every query i >= j
+    for level in (-1e29, -3e30, -1e38):
+        o, pull_back = jax.vjp(functools.partial(run, level), V)
+        assert_allclose(o, means, atol=1e-6)
+        assert_allclose(pull_back(jnp.ones_like(o))[0][0, :, 0, 0], of_a_sum, rtol=1e-5)
+    o, pull_back = jax.vjp(functools.partial(run, -np.inf), V)
+    assert_array_equal(o, 0)
+    assert_array_equal(pull_back(jnp.ones_like(o))[0], 0)
+
+
+def test_large_scores_have_the_gradients_of_their_softmax():
+    """Two equal keys share a weight at any score, also where a log-sum-exp would round ln 2 away."""
+    k = np.repeat(K[:, :1], T, axis=1)
+    for executor in ("dense", "even_tiles"):
+        run = jax.jit(lambda v, e=executor: posx.attend(Nope(), {}, 1e8 * Q, k, v, q_pos=POS, k_pos=POS, executor=e))
+        o, pull_back = jax.vjp(run, V)
+        assert_allclose(pull_back(jnp.ones_like(o))[0][0, -1, 0, 0], 1 / T, rtol=1e-5)
+
+
+def test_the_fused_kernel_adds_biases_in_float32(monkeypatch):
+    """Biases near -1000 differ by less than bfloat16 tells apart. Operands stay narrow here as they do on a GPU."""
+    monkeypatch.setattr(attention, "_operand_dtype", lambda dtype: dtype)
+    where = {"q_pos": np.where(POS == T - 1, POS + 2000, POS), "k_pos": POS}
+    q, v = (jnp.asarray(a, jnp.bfloat16) for a in (0 * Q, V))
+    o = jax.jit(lambda q, v: posx.attend(Alibi(H), {}, q, q, v, **where, executor="fused"))(q, v)
+    monkeypatch.undo()
+    wanted = jax.jit(lambda q, v: posx.attend(Alibi(H), {}, q, q, v, **where, executor="dense"))(0 * Q, np.float32(v))
+    assert_allclose(np.float32(o), wanted, atol=0.02)
 
 
 @pytest.mark.parametrize("encoding", [Shaw(3), Learned(20), Deberta(4), Chain((Nope(), Shaw(3)))], ids=str)

@@ -1,0 +1,100 @@
+"""Derivatives beyond one gradient: forward mode and second order through the dense executor, for every encoding; what
+the others give of them is the same or refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import posx
+from posx import attention
+from posx.attention.blockwise import blockwise
+from posx.encodings import Alibi
+
+B, T, H, G, D = 2, 7, 2, 1, 4
+DIMS = posx.Dims(model_dim=6, num_heads=H, head_dim=D, num_layers=1, train_len=16, num_kv_heads=G)
+RNG = np.random.default_rng(0)
+QKV = [RNG.standard_normal((B, T, heads, D)) for heads in (H, G, G)]
+COTANGENT = RNG.standard_normal((B, T, H, D))
+POS = np.arange(T, dtype=np.int32)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    monkeypatch.setitem(attention.EXECUTORS, "small_tiles", functools.partial(blockwise, query_block=2, key_block=4))
+
+
+def random_like(tree):
+    return jax.tree.map(lambda a: RNG.standard_normal(a.shape), tree)
+
+
+def loss(encoding, executor, args):
+    return jnp.sum(COTANGENT * posx.attend(encoding, *args, q_pos=POS, k_pos=POS, executor=executor))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def answers(encoding, executor, args, direction):
+    """The gradient, the slope along a direction, and the gradient's own slope."""
+    of = functools.partial(loss, encoding, executor)
+    grad, bend = jax.jvp(jax.grad(of), (args,), (direction,))
+    return grad, jax.jvp(of, (args,), (direction,))[1], bend
+
+
+def dot(a, b):
+    return sum(np.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def moved(args, direction, step):
+    return jax.tree.map(lambda a, b: a + step * b, args, direction)
+
+
+#: Those that act on embeddings alone run the program of `nope`.
+@pytest.mark.parametrize("name", [name for name in posx.ENCODINGS if posx.build(name, DIMS).sites != ("embed",)])
+def test_forward_mode_and_second_derivatives_of_every_encoding(name):
+    """In float64: forward mode against the gradient, its derivative against central differences."""
+    encoding, step = posx.build(name, DIMS), 1e-5
+    args = (random_like(jax.eval_shape(lambda: encoding.init(jax.random.key(0), DIMS))), *QKV)
+    direction = random_like(args)
+    with jax.enable_x64(True):
+        run = functools.partial(answers, encoding, "dense")
+        grad, slope, bend = run(args, direction)
+        assert_allclose(slope, dot(grad, direction), rtol=1e-10)
+        up, down = (run(moved(args, direction, s), direction)[0] for s in (step, -step))
+        wanted = jax.tree.map(lambda a, b: (a - b) / (2 * step), up, down)
+        size = max(np.abs(leaf).max() for leaf in jax.tree.leaves(wanted))
+        jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=1e-6 * size), bend, wanted)
+
+
+def test_other_ways_to_the_same_derivatives():
+    """`linearize`, `jacfwd`, and second derivatives by reverse mode twice and by forward mode in reverse."""
+    encoding = posx.build("t5", DIMS)
+    table = RNG.standard_normal((encoding.num_buckets, H))
+
+    def of(table, executor="dense"):
+        return loss(encoding, executor, ({"table": table}, *QKV))
+
+    with jax.enable_x64(True):
+        grad, hessian = jax.jit(jax.grad(of))(table), jax.jit(jax.hessian(of))(table)
+        assert_allclose(jax.jit(jax.jacfwd(of))(table), grad, rtol=1e-10)
+        assert_allclose(jax.linearize(jax.jit(of), table)[1](table), np.vdot(grad, table), rtol=1e-10)
+        assert np.abs(hessian).max() > 0.1
+        wanted = np.einsum("ijkl,kl->ij", hessian, table)
+        for inner in (lambda t: jnp.vdot(jax.grad(of)(t), table), lambda t: jax.jvp(of, (t,), (table,))[1]):
+            assert_allclose(jax.jit(jax.grad(inner))(table), wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_tiles_have_the_same_second_derivatives_or_refuse():
+    encoding, direction = Alibi(H), random_like(QKV)
+    with jax.enable_x64(True):
+        products = [
+            jax.jit(lambda t, of=of: jax.jvp(jax.grad(of), (QKV,), (t,))[1])(direction)
+            for of in (lambda qkv, e=e: loss(encoding, e, ({}, *qkv)) for e in ("dense", "small_tiles"))
+        ]
+        jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=1e-10), *products)
+    with pytest.raises(
+        TypeError, match=r"^executor 'small_tiles' has no forward-mode derivative: give executor='dense'"
+    ):
+        jax.jvp(lambda qkv: loss(encoding, "small_tiles", ({}, *qkv)), (QKV,), (QKV,))

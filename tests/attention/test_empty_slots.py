@@ -1,0 +1,92 @@
+"""Empty slots: whatever stands in them, NaN, infinity and positions out of range, reaches no output and no gradient."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import posx
+from posx import attention
+from posx.attention.blockwise import blockwise
+from posx.encodings import Shaw, Tupe
+from tests.attention.test_hooks import Forget
+
+B, T, H, D, M = 2, 11, 2, 4, 6
+EMPTY = 3
+RNG = np.random.default_rng(0)
+Q, K, V, COTANGENT = (RNG.standard_normal((B, T, H, D)).astype(np.float32) for _ in range(4))
+X = RNG.standard_normal((B, T, M)).astype(np.float32)
+IDX = np.where(np.arange(T) < EMPTY, -1, np.arange(T) - EMPTY).astype(np.int32)
+
+
+def random(encoding):
+    dims = posx.Dims(model_dim=M, num_heads=H, head_dim=D, num_layers=1, train_len=T)
+    return jax.tree.map(
+        lambda a: RNG.standard_normal(a.shape).astype(np.float32), encoding.init(jax.random.key(0), dims)
+    )
+
+
+#: A way into the formula each: relative vectors and values, a table that ends, features.
+CALLS = [
+    (Shaw(3), "small_tiles"), (Tupe(T), "dense"), (Forget(), "dense"),
+    (Forget(), "small_tiles"),
+]  # fmt: skip
+PARAMS = {encoding: random(encoding) for encoding, _ in CALLS}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    monkeypatch.setitem(attention.EXECUTORS, "small_tiles", functools.partial(blockwise, query_block=4, key_block=5))
+
+
+@functools.partial(jax.jit, static_argnames=("encoding", "executor"))
+def answers(encoding, params, q, k, v, x, pos, idx, executor):
+    """The outputs and the gradients of params, q, k, v and x."""
+
+    def outputs(params, q, k, v, x):
+        where = {"q_pos": pos, "k_pos": pos, "q_idx": idx, "k_idx": idx, "x": x}
+        return posx.attend(encoding, params, q, k, v, executor=executor, **where)
+
+    o, pull_back = jax.vjp(outputs, params, q, k, v, x)
+    return o, pull_back(COTANGENT)
+
+
+def spoiled(array, value):
+    return np.concatenate([np.full_like(array[:, :EMPTY], value), array[:, EMPTY:]], axis=1)
+
+
+@pytest.mark.parametrize(("encoding", "executor"), CALLS, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
+def test_what_stands_in_empty_slots_reaches_nothing(encoding, executor):
+    pos = np.maximum(np.arange(T) - EMPTY, 0).astype(np.int32)
+    run = functools.partial(answers, encoding, PARAMS[encoding], executor=executor)
+    wanted = run(*(spoiled(a, 0) for a in (Q, K, V, X)), pos, IDX)
+    assert_array_equal(wanted[0][:, :EMPTY], 0)
+    assert np.isfinite(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(wanted)])).all()
+    for value in (np.nan, np.inf):
+        for place in (pos[EMPTY], -(2**31), 2**31 - 1):
+            found = run(*(spoiled(a, value) for a in (Q, K, V, X)), np.where(IDX < 0, place, pos).astype(np.int32), IDX)
+            jax.tree.map(assert_array_equal, found, wanted)
+
+
+def test_slots_known_to_be_empty_are_as_well():
+    """Where the caller's arrays lie on the host, and rows are empty in different places, or all over."""
+    idx = np.stack([IDX, np.where(np.arange(T) > 7, -1, np.arange(T)), np.full(T, -1)]).astype(np.int32)
+    pos = np.where(idx < 0, 10**6, idx).astype(np.int32)
+    q, k, v = (np.where(idx[..., None, None] < 0, np.nan, np.concatenate([a, a[:1]])) for a in (Q, K, V))
+    where = {"q_pos": pos, "k_pos": pos, "q_idx": idx, "k_idx": idx, "executor": "dense"}
+    found = jax.jit(lambda *qkv: posx.attend(Tupe(T), PARAMS[Tupe(T)], *qkv, **where))(*map(jnp.float32, (q, k, v)))
+    assert np.isfinite(found).all()
+    assert_array_equal(found[2], 0)
+    alone = answers(Tupe(T), PARAMS[Tupe(T)], Q, K, V, X, np.arange(T, dtype=np.int32), idx[1], "dense")[0]
+    assert_allclose(found[1, :8], alone[1, :8], atol=1e-6)
+
+
+def test_an_infinity_in_a_slot_that_is_seen_is_seen():
+    v = V.copy()
+    v[:, 7] = np.inf
+    order = np.arange(T, dtype=np.int32)
+    o = np.asarray(answers(Tupe(T), PARAMS[Tupe(T)], Q, K, v, X, order, order, "dense")[0])
+    assert not np.isfinite(o[:, 7:]).any()
