@@ -484,6 +484,23 @@ def test_sliding_rows_on_other_targets_are_not_taken_for_these(capsys, workdir):
     assert [(row["eval_len"], row["warm_up"]) for row in found] == [(16, 32), (32, 32), (16, 128), (128, 128)]
 
 
+def test_rows_of_other_targets_or_blocks_stay_beside_the_new_and_out_of_their_curve(capsys, workdir):
+    """Rows of a version before digests, and of other blocks, as an old folder holds them."""
+    path = workdir / "eval.jsonl"
+    new = [row | {"run_id": "run"} for row in tiny.rows(path)]
+    assert all(row["schema_version"] == 2 and row["num_documents"] and row["num_stretches"] == 1 for row in new)
+    first = {key: value for key, value in new[0].items() if key not in ("targets", "num_documents", "num_stretches")}
+    old = [first | {"schema_version": 1, "block_len": 1024, "ppl": 99.0}, new[1] | {"block_len": 128, "ppl": 99.0}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in (*old, new[2])))
+    code, out, _ = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--protocol=P1")
+    assert code == 0 and "99.0" not in out
+    again = tiny.rows(path)[3:]
+    names = ("protocol", "eval_len", "targets", "block_len")
+    assert [[row[name] for name in names] for row in again] == [[row[name] for name in names] for row in new[:2]]
+    assert [row["ppl"] for row in again] == pytest.approx([row["ppl"] for row in new[:2]])
+    assert [row for row in posx.plots.read_rows(workdir) if row["protocol"] == "nonoverlapping"] == again
+
+
 def test_rows_where_memory_ran_out_are_tried_again(workdir):
     path = workdir / "eval.jsonl"
     rows = tiny.rows(path)
