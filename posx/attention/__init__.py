@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -29,7 +29,8 @@ from posx.attention.tiles import Slots, Tokens
 from posx.encodings.base import Encoding, Features, Params, wide_dtype
 from posx.errors import ConfigError
 
-EXECUTORS = {"dense": dense, "blockwise": blockwise, "fused": fused}
+Executor = Callable[..., jax.Array]
+EXECUTORS: dict[str, Executor] = {"dense": dense, "blockwise": blockwise, "fused": fused}
 
 #: `auto` takes the dense executor up to this many query-key pairs if they are not in order: decoding, and prefill of a
 #: chunk. Above it the score matrix costs more than it saves; in order, tiles of the future are saved at any length.
@@ -53,7 +54,7 @@ def attend(
     x: jax.Array | None = None,
     q_features: Features | None = None,
     k_features: Features | None = None,
-    executor: str = "auto",
+    executor: str | Executor = "auto",
     keys_mapped: bool = False,
     slots_clean: bool = False,
 ) -> jax.Array:
@@ -83,7 +84,7 @@ def attend(
       x: [b, q, m], the layer's normalised input, from which features of whole-sequence self-attention are computed;
         with a cache `q_features` and `k_features` ([b, t, ...] each) are given instead.
       executor: "dense" (one tile, the oracle), "blockwise" (memory linear in length), "fused" (the vendor's kernel,
-        for encodings that fit it) or "auto", see `choose_executor`.
+        for encodings that fit it), "auto", see `choose_executor`, or a function called as these three are.
       keys_mapped: k and v come out of a cache that holds them mapped.
       slots_clean: empty slots of k, v and k_features hold finite values, at positions the encoding is defined for, as
         those of posx's cache do; they are then not zeroed first, which copies k and v.
@@ -93,7 +94,7 @@ def attend(
       under a mask it is not for. UndefinedLength: positions, known on the host, past the last one the encoding is
       defined for. ValueError: shapes, position types or an executor that do not fit.
     """
-    if executor not in (*EXECUTORS, "auto"):
+    if isinstance(executor, str) and executor not in (*EXECUTORS, "auto"):
         raise ValueError(f"executor {executor!r} is unknown; allowed: {', '.join(EXECUTORS)}, auto")
     _check_use(encoding, mask, keys_mapped)
     check_vectors(q, k, v)
@@ -114,9 +115,10 @@ def attend(
         q_features = k_features = batch_features(encoding, params, x, q_side.pos)[0]
     q_features, k_features = q_features or {}, k_features or {}
     q_slots, k_slots, segments = _slots(q_side), _slots(k_side), q_segment is not None
-    name = choose_executor(executor, encoding, mask, q.shape[1], k.shape[1], in_order, segments, q.dtype)
-    with _forward_mode_needs_dense(name):
-        o = EXECUTORS[name](
+    if isinstance(executor, str):
+        executor = choose_executor(executor, encoding, mask, q.shape[1], k.shape[1], in_order, segments, q.dtype)
+    with _forward_mode_needs_dense(executor):
+        o = (EXECUTORS[executor] if isinstance(executor, str) else executor)(
             encoding, mask, params,
             _queries(encoding, params, q, q_slots.pos, q_features),
             _keys(encoding, params, k, v, k_slots.pos, k_features, keys_mapped),
@@ -134,7 +136,7 @@ def _check_use(encoding: Encoding, mask: Mask, keys_mapped: bool) -> None:
 
 
 @contextlib.contextmanager
-def _forward_mode_needs_dense(executor: str) -> Iterator[None]:
+def _forward_mode_needs_dense(executor: str | Executor) -> Iterator[None]:
     """Where JAX refuses forward mode while it calls the executor, rather than later, the error says what to do."""
     try:
         yield

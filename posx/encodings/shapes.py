@@ -58,10 +58,16 @@ def _check_once(encoding: Encoding, dims: Dims) -> None:
 
 
 class Shapes:
-    """Calls every hook that acts with shapes all different from each other, so that no two axes can be mistaken."""
+    """Calls every hook that acts with shapes all different from each other, so that no two axes can be mistaken.
 
-    def __init__(self, encoding: Encoding, dims: Dims):
+    `vectors` is the type of token vectors; all else has the default float type. After `check`, `called` holds what each
+    hook was given and what it gave: {hook: (arguments after params, result)}.
+    """
+
+    def __init__(self, encoding: Encoding, dims: Dims, vectors: Any = None):
         self.encoding, self.dims = encoding, dims
+        self.vectors = vectors or jnp.result_type(float)
+        self.called: dict[str, tuple[tuple[Any, ...], Any]] = {}
         self.h, self.g, self.d = dims.num_heads, dims.num_kv_heads or dims.num_heads, dims.head_dim
         taken = {1, self.h, self.g, self.d, dims.model_dim}
         self.q, self.k, self.n = itertools.islice((size for size in itertools.count(3) if size not in taken), 3)
@@ -69,11 +75,11 @@ class Shapes:
 
     def check(self) -> None:
         """Raises ConfigError for the first hook that does not give what the formula needs."""
-        self.params = self._init()
+        self.params = jax.tree.map(lambda array: self._floats(*array.shape), self._init())
         q_features, k_features = self._features()
         if self.acts("embed"):
-            x = self._floats(self.q, self.dims.model_dim)
-            self._expect("embed", self._call("embed", self.params, x, self._positions(self.q)), "[t, m]", x.shape)
+            x = self._vectors(self.q, self.dims.model_dim)
+            self._expect("embed", self._call("embed", x, self._positions(self.q)), "[t, m]", x.shape)
         mapped_q = self._map("query", self.q, self.h, self.d, q_features)
         mapped_k = self._map("key", self.k, self.g, self.d, k_features)
         if mapped_q != mapped_k:
@@ -87,22 +93,22 @@ class Shapes:
             raise ConfigError(f"{self._name}.output must give [t, h, d], d = {self.d} as values come in")
         q_pos, k_pos = self._positions(self.q), self._positions(self.k)
         if self.acts("temperature"):
-            found = self._call("temperature", self.params, q_pos)
+            found = self._call("temperature", q_pos)
             self._expect("temperature", found, "[h, q] or [q]", (self.h, self.q), (self.q,))
         if self.acts("curve"):
-            found = self._call("curve", self.params, self._floats(self.n))
+            found = self._call("curve", self._floats(self.n))
             self._expect("curve", found, "[h, n]", (self.h, self.n), (1, self.n))
         if self.acts("bias"):
-            found = self._call("bias", self.params, q_pos, k_pos)
+            found = self._call("bias", q_pos, k_pos)
             self._expect("bias", found, "[h, q, k]", (self.h, self.q, self.k), (1, self.q, self.k))
         if self.acts("relative"):
             self._check_relative(width)
         scores = self._floats(self.h, self.q, self.k)
         if self.acts("score"):
             tile = self._tile(mapped_q, q_features, k_features)
-            self._expect("score", self._call("score", self.params, scores, tile), "[h, q, k]", scores.shape)
+            self._expect("score", self._call("score", scores, tile), "[h, q, k]", scores.shape)
         if self.acts("mix"):
-            found = self._call("mix", self.params, scores, q_pos, k_pos)
+            found = self._call("mix", scores, q_pos, k_pos)
             self._expect("mix", found, "[q, h, d]", (self.q, self.h, width))
 
     def acts(self, hook: str) -> bool:
@@ -132,8 +138,8 @@ class Shapes:
             return {}, {}
         carry, found = None, []
         for length in (self.q, self.k):
-            x, pos = self._floats(length, self.dims.model_dim), self._positions(length)
-            given = self._call("features", self.params, x, pos, carry)
+            x, pos = self._vectors(length, self.dims.model_dim), self._positions(length)
+            given = self._call("features", x, pos, carry)
             if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
                 raise ConfigError(f"{self._name}.features must give ({{name: [t, ...]}}, carry), not {_shown(given)}")
             if carry is not None and _shapes(given[1]) != _shapes(carry):
@@ -154,14 +160,14 @@ class Shapes:
         """The width of what `hook` makes of vectors of `width`."""
         if not self.acts(hook):
             return width
-        vectors = self._floats(length, heads, width)
-        found = self._call(hook, self.params, vectors, self._positions(length), features)
+        vectors = self._vectors(length, heads, width)
+        found = self._call(hook, vectors, self._positions(length), features)
         ends = getattr(found, "shape", (0,))[-1:]
         self._expect(hook, found, "[t, h, d']" if hook == "query" else "[t, g, d']", (length, heads, *ends))
         return ends[0]
 
     def _check_relative(self, width: int) -> None:
-        found = self._call("relative", self.params, Struct((self.n,), jnp.int32))
+        found = self._call("relative", Struct((self.n,), jnp.int32))
         if not isinstance(found, Relative) or all(part is None for part in found):
             raise ConfigError(f"{self._name}.relative must give Relative(query=..., ...), not {_shown(found)}")
         for name, part in zip(Relative._fields, found, strict=True):
@@ -173,18 +179,23 @@ class Shapes:
 
     def _tile(self, width: int, q_features: Features, k_features: Features) -> Any:
         """A `Tile` of shapes."""
-        raw, mapped = ([self._floats(length, self.h, w) for length in (self.q, self.k)] for w in (self.d, width))
+        raw, mapped = ([self._vectors(length, self.h, w) for length in (self.q, self.k)] for w in (self.d, width))
         where = self._positions(self.q), self._positions(self.k), Struct((self.q, self.k), jnp.bool_)
         return Tile._make([*raw, *mapped, q_features, k_features, *where])
 
     def _floats(self, *shape: int) -> Struct:
         return Struct(shape, jnp.result_type(float))
 
+    def _vectors(self, *shape: int) -> Struct:
+        return Struct(shape, self.vectors)
+
     def _positions(self, length: int) -> Struct:
         return Struct((length,), jnp.int32)
 
     def _call(self, hook: str, *arguments: Any) -> Any:
-        return self._run(_call_shown(hook, arguments), getattr(self.encoding, hook), *arguments)
+        found = self._run(_call_shown(hook, arguments), getattr(self.encoding, hook), self.params, *arguments)
+        self.called[hook] = arguments, found
+        return found
 
     def _run(self, shown: str, function: Callable, *arguments: Any) -> Any:
         """The shapes that `function` gives; what it raises becomes one line."""
@@ -226,5 +237,5 @@ def _shapes(tree: Any) -> Any:
 
 
 def _call_shown(hook: str, arguments: tuple[Any, ...]) -> str:
-    shapes = (f"{list(x.shape)}" if hasattr(x, "shape") else "..." for x in arguments[1:])
+    shapes = (f"{list(x.shape)}" if hasattr(x, "shape") else "..." for x in arguments)
     return f"{hook}(params, {', '.join(shapes)})"

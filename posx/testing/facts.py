@@ -1,0 +1,152 @@
+"""What a class declares about itself, shown to be so; and where it declares the opposite, shown not to be."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.attention import attend
+from posx.encodings import Encoding
+from posx.errors import UndefinedLength
+from posx.testing.decoding import decoded_prefix
+from posx.testing.findings import Findings
+from posx.testing.precision import single_outputs
+from posx.testing.subject import LENGTH, PREFIX, ROWS, Subject, Where
+
+#: Tokens that all positions are moved by.
+SHIFTS = (1, 17, 1000, 32_768, 1_000_000, 2**24 + 1)
+#: An effect: far above rounding in float64, far below what random parameters do.
+SEEN = 1e-6
+
+
+def check_shift_invariant(subject: Subject, findings: Findings) -> None:
+    """Adding one constant to all positions changes nothing; or something, if declared False."""
+    if not subject.encoding.shift_invariant:
+        order = subject.in_order
+        still, *moved = (subject.dense(Where(order + np.int32(n), order, 0 * order))[0] for n in (0, 1, 17))
+        findings.differ("declared False, but if all positions move by 1 or 17", moved, [still, still], SEEN)
+        return
+    given, (still, _) = subject.where, subject.dense(subject.where)
+    for shift in SHIFTS:
+        if given.pos.max() + shift <= (subject.encoding.max_position or 2**31):
+            found, _ = subject.dense(given._replace(pos=given.pos + np.int32(shift)))
+            findings.equal(f"moved by {shift}: outputs", found, still, max(1e-7, subject.exact))
+
+
+def check_prefix_consistent(subject: Subject, findings: Findings) -> None:
+    """Neither the vectors nor the positions of later tokens, nor their number, change what came before."""
+    later = np.arange(LENGTH) >= PREFIX
+    where, (before, _) = subject.unpacked, subject.dense(subject.unpacked)
+    floats = subject.floats.changed(later)
+    moved = where._replace(pos=np.where(later, where.pos[:, ::-1], where.pos))
+    others, elsewhere = (subject.dense(where, floats)[0][:, :PREFIX] for where in (where, moved))
+    alone, before = decoded_prefix(subject), before[:, :PREFIX]
+    if subject.encoding.prefix_consistent:
+        findings.equal("if later tokens change: outputs", others, before, 0)
+        findings.equal("if later tokens move too: outputs", elsewhere, before, subject.exact)
+        findings.equal("without later tokens: outputs", alone, before, subject.exact)
+        return
+    findings.differ("declared False, but if later tokens change or go", (others, elsewhere, alone), (before,) * 3, SEEN)
+
+
+def check_reach(subject: Subject, findings: Findings) -> None:
+    """From `reach` on, either way, `curve` and `relative` are constant, and nearer they are not."""
+    encoding, reach = subject.encoding, subject.encoding.reach
+    if reach is None or not (encoding.acts_on("curve") or encoding.acts_on("relative")):
+        return
+    far = reach + np.array([0, 1, 2, 1000, 100_000])
+    near = np.arange(reach)[-1000:]
+    terms = _by_distance(subject, np.concatenate([far, -far, near]))
+    for name, term in terms.items():
+        ahead, behind, inside = np.split(term, [len(far), 2 * len(far)])
+        for side, rows in (("past", ahead), ("future", behind)):
+            findings.equal(f"{name} beyond {reach} in the {side}", rows, np.broadcast_to(rows[:1], rows.shape), 0)
+        if reach:
+            findings.differ(f"reach = {reach}, but nearer too {name}", inside, ahead[:1] + 0 * inside, SEEN)
+
+
+def check_fades(subject: Subject, findings: Findings) -> None:
+    """`curve` falls on and on with distance, if declared; a curve that does so undeclared is right, but slower."""
+    if not subject.encoding.fades:
+        return
+    findings.holds(subject.encoding.acts_on("curve"), "declared True, but there is no curve")
+    curve = _by_distance(subject, 2 ** np.arange(24)).get("curve", np.zeros((24, 1)))
+    findings.holds((np.diff(curve, axis=0) <= 0).all(), "declared True, but the curve rises with distance")
+    findings.holds((curve[-1] < curve[12]).all(), f"declared True, but the curve is the same at {2**12} and {2**23}")
+
+
+def _by_distance(subject: Subject, distances: np.ndarray) -> dict[str, np.ndarray]:
+    """What acts at signed distances [n], each [n, ...]."""
+    encoding = subject.encoding
+
+    def terms(params: Any, distance: Any) -> dict[str, Any]:
+        found: dict[str, Any] = encoding.relative(params, distance)._asdict() if encoding.acts_on("relative") else {}
+        found = {f"relative.{name}": term for name, term in found.items() if term is not None}
+        if encoding.acts_on("curve"):
+            found["curve"] = encoding.curve(params, distance.astype(jnp.result_type(float)))
+        return found
+
+    with jax.enable_x64(True):
+        found = subject.compiled("terms", terms)(subject.floats.params, distances.astype(np.int32))
+    return {name: np.moveaxis(term, -1, 0) if name == "curve" else term for name, term in jax.device_get(found).items()}
+
+
+def check_positions(subject: Subject, findings: Findings) -> None:
+    """Positions count, places do not: slots in any order give the same, and positions up to the last are defined."""
+    where, floats = subject.where, subject.floats
+    wanted, _ = subject.dense(where)
+    findings.holds(np.isfinite(wanted).all(), "outputs are not finite at some position")
+    # Features, and scores of whole rows, go by the order of the slots.
+    if not subject.encoding.acts_on("features") and subject.encoding.tiling == "any":
+        order = np.random.default_rng(7).permutation(LENGTH)
+        moved = jax.tree.map(lambda a: a[:, order], floats._replace(params={}))._replace(params=floats.params)
+        found, _ = subject.dense(Where(*(a[:, order] for a in where)), moved)
+        findings.equal("slots in another order: outputs", found, wanted[:, order], subject.exact)
+    _check_last(subject, findings)
+    _check_kind(subject, findings)
+
+
+def _check_last(subject: Subject, findings: Findings) -> None:
+    last = subject.encoding.max_position
+    if last is None:
+        return
+    pos = np.full((ROWS, LENGTH), 1, np.int32)
+    pos[:, -1] = last + 1
+    o = single_outputs(subject, Where(pos, subject.in_order, 0 * pos))
+    findings.holds(np.isfinite(o[:, :-1]).all(), "outputs before an undefined position are not finite")
+    findings.holds(
+        np.isnan(o[:, -1]).all(), f"under jit position {last + 1} is served, but max_position = {last}: give NaN there"
+    )
+    findings.holds(
+        _refused(subject, pos, UndefinedLength), f"attend serves position {last + 1}, but max_position = {last}"
+    )
+
+
+def _check_kind(subject: Subject, findings: Findings) -> None:
+    if subject.encoding.integer_positions:
+        pos = subject.in_order.astype(np.float32)
+        findings.holds(_refused(subject, pos, ValueError), "attend serves positions between tokens")
+
+
+def _refused(subject: Subject, pos: np.ndarray, error: type[Exception]) -> bool:
+    params, x, q, k, v = subject.single(subject.floats)
+    try:
+        jax.eval_shape(lambda *a: attend(subject.encoding, *a, q_pos=pos, k_pos=pos, x=x), params, q, k, v)
+    except error:
+        return True
+    return False
+
+
+def check_tiling(subject: Subject, findings: Findings) -> None:
+    """One tile must span all keys, if so declared: cut anywhere, the outputs are others."""
+    encoding = subject.encoding
+    if encoding.tiling == "any":  # the executors' checks show that
+        return
+    cut: Any = dataclasses.dataclass(frozen=True)(type(type(encoding).__name__, (type(encoding),), {"tiling": "any"}))
+    anyway: Encoding = cut(**{field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding)})
+    other = Subject(anyway, subject.dims).tiles(subject.where)[0]
+    findings.differ("tiling = 'rows', but in small tiles", other, subject.dense(subject.where)[0], SEEN)

@@ -1,0 +1,95 @@
+"""What the checks of an encoding found: numbers compared, one line for each check."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from posx.encodings import Encoding
+
+
+class Findings:
+    """Collects what one check compares; nothing is raised, so that the first difference does not hide the others."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        #: The largest difference of all that was compared, and what of it was allowed.
+        self.worst: tuple[float, float] | None = None
+
+    def holds(self, condition: Any, problem: str) -> None:
+        if not condition:
+            self.problems.append(problem)
+
+    def equal(self, what: str, found: Any, wanted: Any, atol: float, rtol: float = 0.0) -> None:
+        """Every number of tree `found` lies within atol + rtol * |wanted| of `wanted`, and none is NaN or infinite."""
+        found, wanted = jax.device_get((found, wanted))
+        for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            name = f"{what}{jax.tree_util.keystr(path)}"
+            if a.shape != b.shape:
+                self.problems.append(f"{name} has shape {list(a.shape)}, not {list(b.shape)}")
+                continue
+            if not (np.isfinite(a).all() and np.isfinite(b).all()):
+                self.problems.append(f"{name} is not finite")
+                continue
+            off, allowed = np.abs(a - b), atol + rtol * np.abs(b)
+            if not off.size:
+                continue
+            self._note(off.max(), atol)
+            if (off > allowed).any():
+                place = np.unravel_index(np.argmax(off - allowed), off.shape)
+                self.problems.append(f"{name} differs by {off[place]:.2g}, {allowed[place]:.2g} is allowed")
+
+    def differ(self, what: str, found: Any, wanted: Any, least: float) -> None:
+        """Some number of tree `found` is further than `least` from `wanted`."""
+        pairs = zip(*(jax.tree.leaves(jax.device_get(tree)) for tree in (found, wanted)), strict=True)
+        off = max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max(initial=0) for a, b in pairs)
+        self.holds(off > least, f"{what}: nothing changes by more than {off:.2g}")
+
+    def _note(self, off: float, allowed: float) -> None:
+        if self.worst is None or off * self.worst[1] > self.worst[0] * allowed or off > self.worst[0]:
+            self.worst = float(off), allowed
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One check: whether it held, and what differed by how much."""
+
+    name: str
+    ok: bool
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.name:20} {'ok' if self.ok else 'FAILED'}{'  ' if self.detail else ''}{self.detail}"
+
+
+def outcome(name: str, findings: Findings) -> Outcome:
+    """The line for what a check found: its first problem and the number of others, or how far numbers were apart."""
+    if findings.problems:
+        more = len(findings.problems) - 1
+        return Outcome(name, False, findings.problems[0] + (f" (and {more} more)" if more else ""))
+    worst = findings.worst
+    return Outcome(name, True, "" if worst is None else f"differs by at most {worst[0]:.1g}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The outcomes of all checks of one encoding, in order; printed, a line for each."""
+
+    encoding: Encoding
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(outcome.ok for outcome in self.outcomes)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Names of the checks that did not hold."""
+        return tuple(outcome.name for outcome in self.outcomes if not outcome.ok)
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.encoding), *map(str, self.outcomes)])

@@ -1,0 +1,78 @@
+"""The hooks by themselves: shapes and types, the same under jit as outside, and the value they belong to."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.encodings.shapes import Shapes
+from posx.errors import ConfigError
+from posx.testing.dtypes import types_found
+from posx.testing.findings import Findings
+from posx.testing.subject import Subject
+
+#: Hooks whose results follow the type of the vectors they are given; all others are at least float32.
+BY_VECTORS = ("embed", "query", "key", "value", "output")
+
+
+def check_hooks(subject: Subject, findings: Findings) -> None:
+    """Shapes and types under strict promotion: float32 for all that depends on position (float64 where 64-bit types are
+    on), vectors in the type they came in."""
+    for vectors, wanted in (("float32", "float32"), ("float64", "float64"), ("bfloat16", "float32")):
+        try:
+            found = types_found(subject.encoding, subject.dims, vectors)
+        except ConfigError as error:
+            findings.holds(False, f"with {vectors} vectors, under strict rank and type promotion: {error}")
+            continue
+        for hook, kinds in found.items():
+            due = vectors if hook in BY_VECTORS else wanted
+            findings.holds(kinds <= {due}, f"{hook} gives {', '.join(sorted(kinds))} for {vectors} vectors, not {due}")
+
+
+def check_value(subject: Subject, findings: Findings) -> None:
+    """Equal, hashed and printed by its fields; resolved once; parameters drawn from the key that `init` is given."""
+    encoding, dims = subject.encoding, subject.dims
+    again = pickle.loads(pickle.dumps(encoding))
+    findings.holds(again == encoding and hash(again) == hash(encoding), "a pickled value comes back as another one")
+    findings.holds(repr(again) == repr(encoding), f"is printed as {again!r} after pickling")
+    findings.holds(encoding.resolve(dims) == encoding, "resolving a resolved value changes it")
+    findings.holds(encoding.at_length(dims.train_len).init is not None, "at_length gives no encoding")
+
+
+def check_eager(subject: Subject, findings: Findings) -> None:
+    """Each hook gives outside jit what it gives under it, and at whole positions of type float what at integers."""
+    shapes = Shapes(subject.encoding, subject.dims)
+    shapes.check()
+    params = subject.single(subject.floats.params)
+    given = {hook: _filled(hook, arguments) for hook, (arguments, _) in shapes.called.items()}
+
+    def all_hooks(params: Any, given: dict[str, Any]) -> dict[str, Any]:
+        return {hook: getattr(subject.encoding, hook)(params, *arguments) for hook, arguments in given.items()}
+
+    run = subject.compiled("hooks", all_hooks)
+    wanted = jax.device_get(run(params, given))
+    arrays = jax.tree.map(jnp.asarray, (params, given))
+    findings.equal("outside jit: ", all_hooks(*arrays), wanted, subject.rough, subject.rough)
+    if not subject.encoding.integer_positions:
+        floats = jax.tree.map(lambda a: a.astype(np.float32) if a.dtype == np.int32 else a, given)
+        findings.equal("at positions of type float: ", run(params, floats), wanted, subject.rough, subject.rough)
+
+
+def _filled(hook: str, arguments: Any) -> Any:
+    """Arrays for shapes: positions count up from 1, distances from -2, floats are random, all pairs are visible."""
+    rng = np.random.default_rng(0)
+
+    def fill(struct: Any) -> np.ndarray:
+        if struct.dtype == np.bool_:
+            return np.ones(struct.shape, np.bool_)
+        if hook in ("curve", "relative"):
+            return np.arange(struct.shape[0]).astype(struct.dtype) - 2
+        if struct.dtype == np.int32:
+            return np.arange(1, struct.shape[0] + 1, dtype=np.int32)
+        return rng.standard_normal(struct.shape).astype(np.float32)
+
+    return jax.tree.map(fill, arguments)
