@@ -357,6 +357,8 @@ BAD_QUESTIONS = {
     "not numbers": (["evaluate", "--lengths=16,b"], ["--lengths='16,b'", "whole numbers"]),
     "protocol": (["evaluate", "--protocol=slidin"], ["'slidin' is unknown", "sliding"]),
     "stride": (["evaluate", "--protocol=sliding", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
+    "stride of P2": (["evaluate", "--protocol=P2", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
+    "less than a window": (["evaluate", "--lengths=16,512"], ["eval.num_targets=256", "512 tokens"]),
     "default stride": (["evaluate", "--protocol=sliding", "--lengths=2,32"], ["stride=4", "2 tokens"]),
     "executor": (["evaluate", "--executor=fast"], ["'fast' is unknown"]),
     "config": (["evaluate", "--config=x.py"], ["takes no --config"]),
