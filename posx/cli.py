@@ -1,4 +1,4 @@
-"""The `posx` command: train, sweep, evaluate, plot, generate, encodings."""
+"""The `posx` command: train, sweep, evaluate, plot, generate, encodings, check."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from posx.progress import say
 from posx.runner import check_writable, describe, listed, train_and_evaluate
 from posx.runs import RunFolder, load_model, write_json
 from posx.stored import like, to_stored
+from posx.testing.command import FLAGS as CHECK_FLAGS
+from posx.testing.command import check_command
 
 
 class Command(NamedTuple):
@@ -36,6 +38,7 @@ class Command(NamedTuple):
     flags: Mapping[str, tuple[Any, str]]
     takes_config: bool
     text: str
+    operand: str = ""  # what the word after the command's name is
 
 
 def train_command(values: dict[str, Any], config: ConfigDict) -> None:
@@ -228,6 +231,9 @@ COMMANDS = {
         False, "continue a prompt with a trained run",
     ),
     "encodings": Command(encodings_command, {}, False, "the catalogue"),
+    "check": Command(
+        lambda values, _: check_command(values), CHECK_FLAGS, False, "does an encoding keep the contract", "NAME"
+    ),
 }  # fmt: skip
 
 
@@ -267,7 +273,9 @@ def _run(words: list[str]) -> int:
     if {"-h", "--help"} & set(words[1:]):
         print(usage(words[0]))
         return 0
-    values, config = flags.parse(words[1:], command.flags, command.takes_config)
+    operand = [word for word in words[1:2] if command.operand and not word.startswith("-")]
+    values, config = flags.parse(words[1 + len(operand) :], command.flags, command.takes_config)
+    values |= {"operand": "".join(operand)}
     if values["print_config"]:
         print(config if config is not None else _stored_config(values))
         return 0
@@ -293,7 +301,7 @@ def usage(name: str = "") -> str:
             "  --config.A.B=V     overrides one setting; --print_config shows all",
             *lines,
         ]
-    return "\n".join([f"posx {name}: {command.text}", "", *lines])
+    return "\n".join([f"posx {f'{name} {command.operand}'.strip()}: {command.text}", "", *lines])
 
 
 def _stored_config(values: dict[str, Any]) -> Any:

@@ -25,26 +25,25 @@ Struct = jax.ShapeDtypeStruct
 def check_value(encoding: Encoding, dims: Dims) -> None:
     """Raises ConfigError where `encoding`, resolved for `dims`, cannot be used as a value or a hook does not fit.
 
-    Encodings within it, such as the parts of a chain, come first. Costs a trace of every hook, milliseconds, and is
+    Encodings in its fields, such as the parts of a chain, come first. Costs a trace of every hook, milliseconds, and is
     remembered.
     """
     check_decorated(type(encoding))
     name = type(encoding).__name__
     for field in dataclasses.fields(encoding):
-        held = getattr(encoding, field.name)
-        for inner in held if isinstance(held, tuple) else (held,):
-            if isinstance(inner, Encoding):
-                check_value(inner, dims)
+        value = getattr(encoding, field.name)
         try:
-            hash(held)
+            hash(value)
         except TypeError:
-            kind = type(held).__name__
             raise ConfigError(
-                f"{name}.{field.name} holds a {kind}, but values are compared and hashed: use a number, a text or a "
-                "tuple; arrays belong into init"
+                f"{name}.{field.name} holds a {type(value).__name__}, but values are compared and hashed: use a "
+                "number, a text or a tuple; arrays belong into init"
             ) from None
         if not field.compare:
             raise ConfigError(f"{name}.{field.name} has compare=False: two values that differ in it would pass for one")
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Encoding):
+                check_value(part, dims)
     encoding.require_resolved()
     _check_once(encoding, dims)
 

@@ -20,7 +20,7 @@ CAPACITY, CHUNK = 20, slice(2, 2 + PREFIX)
 def check_decode(subject: Subject, findings: Findings) -> None:
     """Single tokens by the dense executor and a chunk in tiles; keys mapped on reading, or on writing as declared."""
     if not subject.encoding.prefix_consistent:
-        return
+        return findings.nothing("declares prefix_consistent = False")
     whole, _ = subject.dense(subject.unpacked)
     tokens = _tokens(subject)
     if tokens["features"]:

@@ -47,7 +47,7 @@ def check_tiles(subject: Subject, findings: Findings) -> None:
 def check_strips(subject: Subject, findings: Findings) -> None:
     """Tiles at consecutive positions, whose distances are tabulated and read as strips."""
     if subject.encoding.sites == ("embed",):
-        return
+        return findings.nothing("only embeds")
     pos = np.broadcast_to(subject.known, (ROWS, LENGTH))
     for name, mask, idx in (("causal", causal(), subject.in_order), ("full", full(), 0 * subject.in_order)):
         if name == "full" and not subject.bidirectional:
@@ -113,8 +113,8 @@ def check_slopes(run, subject: Subject, grads: Floats, findings: Findings, name:
 
 def check_fused(subject: Subject, findings: Findings) -> None:
     """The vendor's kernel and blocks of it, in float32: it takes the softmax so whatever it is given."""
-    if refusal(subject.encoding, causal(), in_order=True, segments=False):
-        return
+    if why := refusal(subject.encoding, causal(), in_order=True, segments=False):
+        return findings.nothing(why)
     pos = subject.where.pos % 32
     where = Where(pos, subject.in_order, 0 * pos)
     o, grads = subject.dense(with_window(where))

@@ -16,8 +16,13 @@ class Findings:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
-        #: The largest difference of all that was compared, and what of it was allowed.
-        self.worst: tuple[float, float] | None = None
+        #: The largest difference of all that was compared.
+        self.worst: float | None = None
+        #: Why there is nothing to check.
+        self.reason = ""
+
+    def nothing(self, reason: str) -> None:
+        self.reason = reason
 
     def holds(self, condition: Any, problem: str) -> None:
         if not condition:
@@ -38,7 +43,7 @@ class Findings:
             off, allowed = np.abs(a - b), atol + rtol * np.abs(b)
             if not off.size:
                 continue
-            self._note(off.max(), atol)
+            self.worst = max(self.worst or 0.0, float(off.max()))
             if (off > allowed).any():
                 place = np.unravel_index(np.argmax(off - allowed), off.shape)
                 self.problems.append(f"{name} differs by {off[place]:.2g}, {allowed[place]:.2g} is allowed")
@@ -49,30 +54,27 @@ class Findings:
         off = max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max(initial=0) for a, b in pairs)
         self.holds(off > least, f"{what}: nothing changes by more than {off:.2g}")
 
-    def _note(self, off: float, allowed: float) -> None:
-        if self.worst is None or off * self.worst[1] > self.worst[0] * allowed or off > self.worst[0]:
-            self.worst = float(off), allowed
-
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One check: whether it held, and what differed by how much."""
+    """One check: "ok", "FAILED", or "-" where there was nothing to check; and what differed by how much."""
 
     name: str
-    ok: bool
+    status: str
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.name:20} {'ok' if self.ok else 'FAILED'}{'  ' if self.detail else ''}{self.detail}"
+        return f"{self.name:18} {self.status:6} {self.detail}".rstrip()
 
 
 def outcome(name: str, findings: Findings) -> Outcome:
     """The line for what a check found: its first problem and the number of others, or how far numbers were apart."""
     if findings.problems:
         more = len(findings.problems) - 1
-        return Outcome(name, False, findings.problems[0] + (f" (and {more} more)" if more else ""))
-    worst = findings.worst
-    return Outcome(name, True, "" if worst is None else f"differs by at most {worst[0]:.1g}")
+        return Outcome(name, "FAILED", findings.problems[0] + (f" (and {more} more)" if more else ""))
+    if findings.reason:
+        return Outcome(name, "-", findings.reason)
+    return Outcome(name, "ok", "" if findings.worst is None else f"differs by at most {findings.worst:.1g}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +86,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return all(outcome.ok for outcome in self.outcomes)
+        return not self.failed
 
     @property
     def failed(self) -> tuple[str, ...]:
         """Names of the checks that did not hold."""
-        return tuple(outcome.name for outcome in self.outcomes if not outcome.ok)
+        return tuple(outcome.name for outcome in self.outcomes if outcome.status == "FAILED")
 
     def __str__(self) -> str:
         return "\n".join([str(self.encoding), *map(str, self.outcomes)])

@@ -30,20 +30,16 @@ def single_outputs(subject: Subject, where: Where) -> np.ndarray:
 def check_float32(subject: Subject, findings: Findings) -> None:
     """The dense executor in float32 against float64, near and far."""
     for far in FAR:
-        pos = subject.where.pos + np.int32(far)
-        if pos.max() > (subject.encoding.max_position or 2**31):
-            continue
-        where = subject.where._replace(pos=pos)
-        findings.equal(
-            f"at positions up to {pos.max()}: outputs", single_outputs(subject, where), subject.dense(where)[0],
-            subject.rough,
-        )  # fmt: skip
+        where = subject.where._replace(pos=subject.where.pos + np.int32(far))
+        if where.pos.max() <= (subject.encoding.max_position or 2**31):
+            found, wanted = single_outputs(subject, where), subject.dense(where)[0]
+            findings.equal(f"positions moved by {far}: outputs", found, wanted, subject.rough)
 
 
 def check_reference(subject: Subject, findings: Findings) -> None:
     """The dense executor in float64 against the reference that the caller gives, one sequence at a time."""
     if subject.reference is None:
-        return
+        return findings.nothing("no reference is given")
     where, floats = subject.where, subject.floats
     outputs, _ = subject.dense(where)
     for row in range(ROWS):

@@ -1,7 +1,5 @@
-"""The cases every contract test runs over, the batch of positions they share, and the one layer they are run in."""
+"""The encodings that tests run over, and the one layer they are run in."""
 
-import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -9,16 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import posx
-from posx.attention.blockwise import blockwise
-from posx.attention.fused import fused
 from posx.encodings import Encoding, encoding_name
+from posx.testing import DIMS
+from posx.testing.subject import LENGTH
 from tests.encodings import reference
-
-#: Every size differs from every other, so that no two axes can be mistaken for each other.
-DIMS = posx.Dims(model_dim=12, num_heads=4, head_dim=6, num_layers=2, train_len=32, num_kv_heads=2)
-LENGTH = 13
-#: The last position that the batch holds, for encodings that have no limit of their own.
-LARGEST = 3000
 
 #: Every registry name with its defaults, and every variant that changes a formula.
 SPECS: dict[str, Any] = {
@@ -53,16 +45,6 @@ CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS) for case, spec in SPE
 #: Variants of a formula that run through the code of their base case add nothing where only the plumbing is tested.
 STRUCTURAL = [*(case for case in CASES if "-" not in case), "transformer_xl-clamp", "tupe-r"]
 
-#: An executor of its own, so that tiles divide neither number of tokens: four query blocks, three key blocks.
-SMALL_TILES = "small_tiles"
-small_tiles = functools.partial(blockwise, query_block=4, key_block=5)
-#: Key blocks of whole query blocks, as the default has them: tiles off the diagonal need no mask.
-EVEN_TILES = "even_tiles"
-even_tiles = functools.partial(blockwise, query_block=2, key_block=4)
-#: The fused kernel for 5 queries at a time where there is a bias; 13 take three calls, and fill the last one up.
-SMALL_SLABS = "small_slabs"
-small_slabs = functools.partial(fused, slab_pairs=5 * LENGTH)
-
 
 def params_of(encoding: Encoding, dtype=np.float32, seed: int = 0) -> dict[str, np.ndarray]:
     """Large random arrays in the shapes of `init`, so that each one changes the outputs well above rounding."""
@@ -71,44 +53,7 @@ def params_of(encoding: Encoding, dtype=np.float32, seed: int = 0) -> dict[str, 
     return {name: (0.5 * rng.standard_normal(a.shape)).astype(dtype) for name, a in shapes.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """One sequence per family of positions, all of LENGTH tokens: pos, idx, segment [b, t]."""
-
-    pos: np.ndarray
-    idx: np.ndarray
-    segment: np.ndarray
-
-
-FAMILIES = ("sequential", "offset", "gappy", "random", "repeated", "reversed", "left padded", "two documents")
-
-
-def batch(encoding: Encoding) -> Batch:
-    limit = LARGEST if encoding.max_position is None else encoding.max_position
-    rng = np.random.default_rng(1)
-    order = np.arange(LENGTH)
-    padding = 4
-    pos = {
-        "sequential": order,
-        "offset": limit - LENGTH + 1 + order,
-        "gappy": order + 3 * (order > 4) + 11 * (order > 8),
-        "random": np.sort(rng.choice(limit + 1, LENGTH, replace=False)),
-        "repeated": order // 3,
-        "reversed": order[::-1] + 2,
-        "left padded": np.maximum(order - padding, 0),
-        "two documents": np.where(order < 6, order, order - 6),
-    }
-    idx = {"left padded": np.where(order < padding, -1, order - padding)}
-    segment = {"two documents": (order >= 6).astype(int)}
-    return Batch(
-        *(
-            np.array([given.get(family, default) for family in FAMILIES], np.int32)
-            for given, default in ((pos, None), (idx, order), (segment, 0 * order))
-        )
-    )
-
-
-def tokens(batch_size: int = len(FAMILIES), length: int = LENGTH, dtype=np.float32, seed: int = 2) -> np.ndarray:
+def tokens(batch_size: int, length: int = LENGTH, dtype=np.float32, seed: int = 2) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((batch_size, length, DIMS.model_dim)).astype(dtype)
 
 
@@ -152,20 +97,3 @@ def sees(mask: posx.attention.Mask, i: int, j: int) -> bool:
     if i < 0 or j < 0 or (mask.causal and j > i):
         return False
     return not mask.window or i - j < mask.window or j < mask.sinks
-
-
-def angle_error(encoding: Encoding, largest: int) -> float:
-    """Radians by which float32 may miss an angle p * theta, |p| <= largest, theta <= 1; 0 where no angle is formed."""
-    phases = {"sinusoidal", "rope", "transformer_xl"} & set(encoding_name(encoding).split("+"))
-    return largest * 2.0**-23 if phases else 0.0
-
-
-def in_float64(tree):
-    return jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
-
-
-def inputs(case: str, dtype=np.float32):
-    """encoding, (params, weights, x), (pos, idx, segment)."""
-    encoding = CASES[case]
-    where = vars(batch(encoding)).values()
-    return encoding, (params_of(encoding, dtype), projections(dtype), tokens(dtype=dtype)), tuple(where)

@@ -326,12 +326,15 @@ def test_a_value_whose_hooks_do_not_fit_is_refused_when_it_is_built(body, messag
     assert "\n" not in str(caught.value)
 
 
-def test_parts_of_a_chain_are_checked_one_by_one():
+def test_parts_of_a_chain_are_checked_one_by_one_and_together():
     wide = made("def value(self, params, vectors, pos, features): return jnp.concatenate([vectors, vectors], axis=-1)")
     with pytest.raises(ConfigError, match=r"^Mine\.output must give"):
         posx.build([wide(), "rope"], DIMS)
-    with pytest.raises(ConfigError, match=r"^Mine\.output must give"):
-        posx.build(Chain((wide(), Rope(rotary_dim=4))), DIMS)
+    more = made(
+        "def query(self, params, vectors, pos, features): return jnp.tile(vectors, 2)", bases="posx.encodings.Rope"
+    )
+    with pytest.raises(ConfigError, match=r"^Chain\.query: queries are 12 wide and keys 6"):
+        shapes.Shapes(Chain((more(rotary_dim=4), Rope(rotary_dim=4))), DIMS).check()
 
 
 def test_a_field_that_is_missing_is_one_line():
