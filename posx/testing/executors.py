@@ -130,7 +130,7 @@ def check_fused(subject: Subject, findings: Findings) -> None:
 
 
 def check_padding(subject: Subject, findings: Findings) -> None:
-    """A row's empty slots give 0 and take nothing in: what they hold changes no other token."""
+    """A row's empty slots give 0 and take nothing in: neither what they hold nor where they stand changes a token."""
     padded, empty = FAMILIES.index("left padded"), np.arange(LENGTH) < PADDING
     wanted, _ = subject.dense(subject.where)
     for name, outputs in (("dense", wanted), ("tiles", subject.tiles(subject.where)[0])):
@@ -138,3 +138,9 @@ def check_padding(subject: Subject, findings: Findings) -> None:
     pos = np.where(empty, subject.where.pos[:, ::-1], subject.where.pos)
     found, _ = subject.dense(subject.where._replace(pos=pos), subject.floats.changed(empty))
     findings.equal("with other empty slots: outputs", found[padded], wanted[padded], subject.exact)
+    params, vectors = subject.floats.params, tuple(subject.floats[1:])
+    where, behind = jax.tree.map(lambda a: np.roll(a, -PADDING, axis=1), (subject.where, vectors))
+    found, _ = subject.dense(where, Floats(params, *behind))
+    findings.equal(
+        "with empty slots behind: outputs", found[padded, :-PADDING], wanted[padded, PADDING:], subject.exact
+    )
