@@ -27,10 +27,7 @@ from posx.attention.tiles import (
     Strips,
     Tokens,
     adjusted,
-    normalised,
     products,
-    row_max,
-    shift_of,
     value_terms,
     visible_pairs,
     weighted,
@@ -134,9 +131,15 @@ def _hidden(s: jax.Array, visible: jax.Array, masked: bool) -> jax.Array:
     return jnp.where(visible[:, None], s, INVISIBLE) if masked else s
 
 
+def _shift(top: jax.Array) -> jax.Array:
+    """What is taken off a row's scores before they are exponentiated: their maximum, or 0 where the row has seen
+    nothing, so that its weights are 0 and not NaN."""
+    return jnp.where(top > INVISIBLE, top, 0)
+
+
 def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots):
-    """Outputs [n, b, h, block, d], and of each row's weights the sum and what was taken off the scores first, both
-    [n, b, h, block]."""
+    """Outputs [n, b, h, block, d], and of each row the sum of its weights (1 where it sees nothing) and what was taken
+    off its scores first, both [n, b, h, block]."""
     encoding, params = plan.encoding, tables.params
     first_tile = skipper(plan, tables.strips, k.mapped)
 
@@ -151,8 +154,9 @@ def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k
             s = products(q.mapped, k_tile.mapped)
             s = adjusted(encoding, params, strip, s, q, k_tile, q_where, k_where, visible)
             s = _hidden(s, visible, masked)
-            new_top = jnp.maximum(top, row_max(s))
-            shift = shift_of(new_top)
+            # Constant to derivatives: what is taken off scores cancels.
+            new_top = jnp.maximum(top, jax.lax.stop_gradient(s.max(axis=-1)))
+            shift = _shift(new_top)
             p = jnp.exp(s - shift[..., None])
             shrink = jnp.exp(top - shift)
             o = o * shrink[..., None] + weighted(p, k_tile.values)
@@ -168,7 +172,8 @@ def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k
         o, top, total = walk(
             plan, i, q_where, k_slots, visit, nothing, lambda carry: first_tile(i, q.mapped, q_where, carry[1])
         )
-        return *normalised(o, total), shift_of(top)
+        total = jnp.where(total > 0, total, 1)
+        return o / total[..., None], total, _shift(top)
 
     return over_blocks(plan, lambda _, numbered: (_, query_block(*numbered)), None, (q, q_slots))[1]
 

@@ -11,10 +11,7 @@ from posx.attention.tiles import (
     Slots,
     Tokens,
     adjusted,
-    normalised,
     products,
-    row_max,
-    shift_of,
     value_terms,
     visible_pairs,
     weighted,
@@ -28,8 +25,9 @@ def dense(
     """Attention outputs [b, h, q, d] before the `output` hook; memory b * h * q * k."""
     visible = visible_pairs(mask, q_slots, k_slots)
     s = adjusted(encoding, params, None, products(q.mapped, k.mapped), q, k, q_slots, k_slots, visible)
-    s = jnp.where(visible[:, None], s, INVISIBLE)
-    w = jnp.exp(s - shift_of(row_max(s))[..., None])
+    # A row that sees nothing has equal scores everywhere and so the mean of all values; it is to return zero.
+    seen = visible.any(axis=-1)[:, None, :, None]
+    w = jax.nn.softmax(jnp.where(visible[:, None], s, jnp.where(seen, INVISIBLE, 0)), axis=-1)
     o = weighted(w, k.values)
     mixed = value_terms(encoding, params, None, w, q_slots, k_slots)
-    return normalised(o if mixed is None else o + mixed, w.sum(axis=-1))[0]
+    return jnp.where(seen, o if mixed is None else o + mixed, 0)

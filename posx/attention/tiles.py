@@ -65,26 +65,14 @@ def weighted(w: jax.Array, v: jax.Array) -> jax.Array:
     return o.reshape(b, h, q, -1)
 
 
-def row_max(s: jax.Array) -> jax.Array:
-    """The largest score of each row, a constant to derivatives: what is taken off scores cancels."""
-    return jax.lax.stop_gradient(s.max(axis=-1))
-
-
-def shift_of(top: jax.Array) -> jax.Array:
-    """What is taken off a row's scores before they are exponentiated: their maximum, or 0 where the row sees nothing,
-    so that its weights are 0 and not NaN."""
-    return jnp.where(top > INVISIBLE, top, 0)
-
-
-def normalised(o: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """o [..., q, d] over the sum of its weights, total [..., q], or over 1 where that is 0; and what it is over."""
-    divisor = jnp.where(total > 0, total, 1)
-    return o / divisor[..., None], divisor
-
-
 def repeat_heads(x: jax.Array, num_heads: int) -> jax.Array:
     """[b, g, k, d] -> [b, h, k, d]: each key/value head serves h/g query heads."""
     return x if x.shape[1] == num_heads else jnp.repeat(x, num_heads // x.shape[1], axis=1)
+
+
+def finite(term: jax.Array | None) -> jax.Array | None:
+    """A term of scores, with a very low number for -inf: it hides a pair wherever the query sees another one."""
+    return None if term is None else jnp.maximum(term, jnp.finfo(term.dtype).min / 2)
 
 
 def adjusted(
@@ -123,10 +111,10 @@ def _score_terms(encoding, params, strips, q: Tokens, k: Tokens, q_pos, k_pos) -
 
 
 def score_bias(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
-    """The `bias` hook over a batch: [b or 1, h or 1, q, k], or None."""
+    """The `bias` hook over a batch: finite [b or 1, h or 1, q, k], or None."""
     if not (encoding.acts_on("bias") or encoding.acts_on("curve")):
         return None
-    return _over_batch(lambda *pos: encoding.bias(params, *pos), q_pos, k_pos)
+    return finite(_over_batch(lambda *pos: encoding.bias(params, *pos), q_pos, k_pos))
 
 
 def _relative_scores(encoding, params, strips, q, k, q_pos, k_pos) -> list[jax.Array]:
@@ -185,7 +173,7 @@ def _content_scores(encoding, params, s, q: Tokens, k: Tokens, q_slots: Slots, k
 
     def one(s, q_vectors, k_vectors, mapped_q, mapped_k, q_features, k_features, q_pos, k_pos, seen):
         vectors = (x.swapaxes(0, 1) for x in (q_vectors, k_vectors, mapped_q, mapped_k))
-        return encoding.score(params, s, Tile(*vectors, q_features, k_features, q_pos, k_pos, seen))
+        return finite(encoding.score(params, s, Tile(*vectors, q_features, k_features, q_pos, k_pos, seen)))
 
     k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
     return _over_batch(

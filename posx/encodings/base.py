@@ -106,6 +106,11 @@ class Encoding:
     """Base of all encodings: every hook is the identity or inactive. Concrete classes are final.
 
     A class that misspells a hook or a fact, or whose hook has another signature, raises ConfigError when it is made.
+    What it was made for is compared with q, k and v wherever it is used: fields named as in `Dims` (`num_heads`,
+    `head_dim`, `num_kv_heads`; 0 and None say nothing), the shapes of its parameters against those that `init` gives
+    for these heads, and the shapes that hooks give. An axis of 1 in place of h says that all heads share the values: an
+    encoding that has some for each head gives h of them, also where h is 1. Widths after `query` and `key` may differ
+    from d, but not from each other. Empty slots come to hooks as zeros, at the position of another slot of their row.
     """
 
     #: Adding one constant to all positions changes nothing.
@@ -120,7 +125,8 @@ class Encoding:
     fades: ClassVar[bool] = False
     #: Reads a table by position or distance, so float positions are refused.
     integer_positions: ClassVar[bool] = False
-    #: Later keys (negative distances) are all given the same, so that `attend` refuses masks that show them.
+    #: Keys after the query are all given the same, near or far, so that `attend` refuses masks that show them. (Where
+    #: all keys are, as without positions, nothing is amiss.)
     causal_only: ClassVar[bool] = False
     #: For the catalogue: is it defined, and does it hold up, beyond the training length; and where it comes from.
     extrapolates: ClassVar[str] = ""
@@ -184,15 +190,18 @@ class Encoding:
         return vectors
 
     def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array | None:
-        """[h, q] or [q]."""
+        """[h or 1, q], or [q] for all heads."""
         return None
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array | None:
-        """A bias that depends only on distance: signed distances i - j [n], float, to [h, n] in nats, unscaled."""
+        """A bias that depends only on distance: signed distances i - j [n], float, to [h or 1, n] in nats, unscaled."""
         return None
 
     def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
-        """[h, q, k] in nats, free of content; follows from `curve` where that is given."""
+        """[h or 1, q, k] in nats, free of content; follows from `curve` where that is given.
+
+        -inf, here or in a curve, hides a pair, unless all that the query sees is at -inf: then all of it is seen alike.
+        """
         values = self.curve(params, distances(q_pos, k_pos).ravel())
         return None if values is None else values.reshape(-1, q_pos.shape[0], k_pos.shape[0])
 

@@ -213,7 +213,7 @@ class Low(Encoding):
 
 @pytest.mark.parametrize("executor", ["dense", "even_tiles", "small_tiles"])
 def test_only_the_differences_of_scores_count_however_low_they_are(executor):
-    """Far below zero all of them round to one value, so that the weights are equal; at -inf they are zero."""
+    """Far below zero all of them round to one value, so that the weights are equal."""
     where = {"q_idx": POS, "k_idx": POS} if executor == "small_tiles" else {}
 
     @jax.jit
@@ -223,13 +223,27 @@ def test_only_the_differences_of_scores_count_however_low_they_are(executor):
 
     means = np.cumsum(V, axis=1) / np.arange(1, T + 1)[:, None, None]
     of_a_sum = np.cumsum(1 / np.arange(1.0, T + 1)[::-1])[::-1]  # by value j: 1 / (i + 1) of every query i >= j
-    for level in (-1e29, -3e30, -1e38):
+    for level in (-1e29, -3e30, -1e38, -np.inf):
         o, pull_back = jax.vjp(functools.partial(run, level), V)
         assert_allclose(o, means, atol=1e-6)
         assert_allclose(pull_back(jnp.ones_like(o))[0][0, :, 0, 0], of_a_sum, rtol=1e-5)
-    o, pull_back = jax.vjp(functools.partial(run, -np.inf), V)
-    assert_array_equal(o, 0)
-    assert_array_equal(pull_back(jnp.ones_like(o))[0], 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Near(Encoding):
+    """A user's bias that hides what lies three tokens back or more."""
+
+    def curve(self, params, distance):
+        return jnp.where(distance < 3, 0, -jnp.inf)[None]
+
+
+@pytest.mark.parametrize("executor", ["dense", "even_tiles", "fused"])
+def test_a_bias_of_minus_infinity_hides_a_pair(executor):
+    def run(encoding, mask):
+        where = {"q_pos": POS, "k_pos": POS, "mask": mask, "executor": executor}
+        return jax.jit(lambda *qkv: posx.attend(encoding, {}, *qkv, **where))(Q, K, V)
+
+    assert_allclose(run(Near(), posx.causal()), run(Nope(), posx.window(3)), atol=1e-6)
 
 
 def test_large_scores_have_the_gradients_of_their_softmax():
