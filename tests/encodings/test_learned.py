@@ -63,6 +63,6 @@ def test_attend_refuses_positions_beyond_the_table(name):
     encoding = posx.build(name, dims)
     params, q = encoding.init(jax.random.key(0), dims), jnp.ones((1, 3, 2, 3))
     fine, beyond = np.array([1, 2, 3]), np.array([2, 3, 4])
-    posx.attend(encoding, params, q, q, q, q_pos=fine, k_pos=fine)
+    jax.eval_shape(lambda q: posx.attend(encoding, params, q, q, q, q_pos=fine, k_pos=fine), q)
     with pytest.raises(ValueError, match="is defined for positions 0 to 3, but got 2 to 4"):
         posx.attend(encoding, params, q, q, q, q_pos=fine, k_pos=beyond)

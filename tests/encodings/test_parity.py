@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from posx.encodings import T5, Alibi, Deberta, Rope, Shaw, Sinusoidal, Transform
 from tests.encodings.probes import attention_weights, plain_logits, softmax
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
+jit_attend = jax.jit(posx.attend, static_argnums=0, static_argnames="mask")
 GOLDEN = sorted(path.stem for path in (ROOT / "tests" / "golden").glob("*.npz"))
 
 
@@ -106,7 +108,7 @@ def test_deberta_v2_log_buckets(golden):
     encoding = Deberta(max_distance=64, log_buckets=8, release_index=True)
     params = {"table": jnp.asarray(arrays["table_v2"])} | {n: jnp.asarray(arrays[n]) for n in ("w_k", "w_q")}
     q, k, pos = jnp.asarray(arrays["q_v2"]), jnp.asarray(arrays["k_v2"]), jnp.arange(40)
-    vectors = encoding.relative(params, (pos[:, None] - pos[None, :]).ravel())
+    vectors = jax.jit(encoding.relative)(params, (pos[:, None] - pos[None, :]).ravel())
     a, b = (x.reshape(40, 40, *x.shape[1:]) for x in (vectors.query, vectors.key))
     bias = (jnp.einsum("qhd,qkhd->hqk", q, a) + jnp.einsum("khd,qkhd->hqk", k, b)) / (3 * q.shape[-1]) ** 0.5
     assert_allclose(bias, arrays["bias_v2"], rtol=0, atol=1e-5)
@@ -118,7 +120,7 @@ def test_transformer_xl_with_memory(golden):
     arrays = {name: jnp.asarray(a) for name, a in golden("transformer_xl").items()}
     params = {"u": arrays["u"], "v": arrays["v_bias"], "w_r": arrays["w_r"]}
     k_pos = jnp.arange(9)
-    o = posx.attend(
+    o = jit_attend(
         TransformerXL(), params, arrays["q"][None], arrays["k"][None], arrays["v"][None], mask=posx.full(),
         q_pos=k_pos[4:], k_pos=k_pos, q_idx=k_pos[4:], k_idx=k_pos,
     )  # fmt: skip
@@ -130,7 +132,7 @@ def test_shaw_keys(golden):
     x, pos = arrays["x"].reshape(1, 12, 2, 4), jnp.arange(12)
     params = {"keys": arrays["keys"]}
     encoding = Shaw(max_distance=3, values=False)
-    o = posx.attend(encoding, params, x, x, x, q_pos=pos, k_pos=pos, mask=posx.full())
+    o = jit_attend(encoding, params, x, x, x, q_pos=pos, k_pos=pos, mask=posx.full())
     assert_allclose(o[0], arrays["o"], rtol=0, atol=1e-5)
     without = softmax(plain_logits(x[0], x[0]))
     assert np.abs(attention_weights(encoding, params, x[0], x[0], pos) - without).max() > 0.1
