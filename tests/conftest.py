@@ -1,22 +1,42 @@
-"""One strict JAX for the whole suite: CPU, float32, no silent broadcasting between ranks, no silent mixing of types."""
+"""One strict JAX for the whole suite, CPU, float32, no silent broadcasting between ranks, no silent mixing of types;
+and the run that tests share."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-import jaxlib
 import pytest
+
+from tests import cheap
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_enable_x64", False)
 
-# Compile time dominates here, and LLVM's optimizer and the newer of XLA's two ways to emit a fusion are most of it.
-# XLA's own passes stay, and the processes that tests start run as users run them.
-CHEAP = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
-if tuple(map(int, jaxlib.__version__.split(".")[:2])) < (0, 12):  # later ones know no such flag, and would abort
-    CHEAP.append("--xla_cpu_use_fusion_emitters=false")
+# The processes that tests start do not inherit this: they run as users run them.
 with pytest.MonkeyPatch.context() as patch:
-    patch.setenv("XLA_FLAGS", " ".join([os.environ.get("XLA_FLAGS", ""), *CHEAP]))
+    patch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {cheap.FLAGS}")
     jax.devices()  # reads the flags
+
+
+@pytest.fixture(scope="session")
+def session_folder(tmp_path_factory) -> Path:
+    """One folder for all processes of this session."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def site(session_folder) -> Path:
+    """A folder with text, cache, the tiny config and, in `whole`, its run by the real command: made once a session."""
+    from tests import tiny
+
+    return tiny.once(session_folder / "site", tiny.make_site)
+
+
+@pytest.fixture(scope="session")
+def whole(site) -> Path:
+    """The finished run of `site`, not to be written into."""
+    return site / "whole"

@@ -9,28 +9,14 @@ import time
 import pytest
 
 from posx.runs import append_row, read_rows
-from tests import tiny
+from tests import cheap, tiny
 
-STEPS, CHECKPOINT_STEPS = 60, 5
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
-    tiny.write_config(folder, STEPS, CHECKPOINT_STEPS)
-    return folder
+STEPS, CHECKPOINT_STEPS = tiny.STEPS, tiny.CHECKPOINT_STEPS
 
 
 def words(site, workdir, *more) -> list[str]:
-    # Dropout and a table make the state depend on more than weights and data.
-    return ["train", f"--config={site / 'tiny.py'}:t5", f"--workdir={workdir}", "--config.model.dropout=0.1", *more]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(site):
-    code, _, err = tiny.run(*words(site, site / "whole"))
-    assert code == 0, err
-    return site / "whole"
+    """Of the run in `site`: dropout and a table make the state depend on more than weights and data."""
+    return ["train", f"--config={site / 'tiny.py'}:t5", f"--workdir={workdir}", *more]
 
 
 def until(condition, process, seconds: float = 1800) -> None:
@@ -80,37 +66,37 @@ def assert_same_run(workdir, whole) -> None:
     assert losses[workdir] == losses[whole] and set(losses[whole]) == set(range(1, STEPS + 1))
 
 
-def resume_and_compare(site, workdir, uninterrupted, saved: int) -> None:
+def resume_and_compare(site, workdir, whole, saved: int) -> None:
     code, _, err = tiny.run(*words(site, workdir))
     assert code == 0, err
     assert f"at step {saved}" in err and "notice" not in err
-    assert_same_run(workdir, uninterrupted)
+    assert_same_run(workdir, whole)
     assert (workdir / "DONE").exists()
 
 
-def test_a_killed_run_ends_bit_for_bit_like_one_never_interrupted(site, tmp_path, uninterrupted):
+def test_a_killed_run_ends_bit_for_bit_like_one_never_interrupted(site, tmp_path, whole):
     workdir = tmp_path / "run"
     saved = kill_after(CHECKPOINT_STEPS + 3, words(site, workdir), workdir)
     with open(workdir / "metrics.jsonl", "a") as file:
         file.write('{"step": 999, "lo')  # what a kill in the middle of a write leaves
-    resume_and_compare(site, workdir, uninterrupted, saved)
+    resume_and_compare(site, workdir, whole, saved)
     made = [row["attempt"] for row in read_rows(workdir / "metrics.jsonl")]
     assert made == sorted(made) and set(made) == {1, 2}
     assert len(json.loads((workdir / "env.json").read_text())["resumed"]) == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [(6, 21), (13, 30), (26, 27)])
-def test_a_run_killed_twice_ends_the_same(site, tmp_path, uninterrupted, steps):
+@pytest.mark.parametrize("steps", [(5, 13), (9, 18), (17, 18)])
+def test_a_run_killed_twice_ends_the_same(site, tmp_path, whole, steps):
     workdir = tmp_path / "run"
     for step in steps:
         saved = kill_after(step, words(site, workdir), workdir)
-    resume_and_compare(site, workdir, uninterrupted, saved)
+    resume_and_compare(site, workdir, whole, saved)
     assert {row["attempt"] for row in read_rows(workdir / "metrics.jsonl")} == {1, 2, 3}
 
 
-def test_a_damaged_newest_checkpoint_costs_steps_and_changes_nothing(capsys, tmp_path, uninterrupted, site):
-    workdir = shutil.copytree(uninterrupted, tmp_path / "run")
+def test_a_damaged_newest_checkpoint_costs_steps_and_changes_nothing(capsys, tmp_path, whole, site):
+    workdir = shutil.copytree(whole, tmp_path / "run")
     for name in ("DONE", "eval.jsonl"):
         (workdir / name).unlink()
     newest = workdir / "checkpoints" / str(STEPS)
@@ -121,11 +107,11 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_changes_nothing(capsys, tmp
     code, _, err = tiny.run(*words(site, workdir))
     assert code == 0, err
     assert f"checkpoint {STEPS}" in err and "passed over" in err and f"at step {STEPS - CHECKPOINT_STEPS}" in err
-    assert_same_run(workdir, uninterrupted)
+    assert_same_run(workdir, whole)
 
 
 @pytest.mark.slow
-def test_another_thread_layout_resumes_with_a_notice(site, tmp_path, uninterrupted):
+def test_another_thread_layout_resumes_with_a_notice(site, tmp_path, whole):
     workdir = tmp_path / "run"
     kill_after(CHECKPOINT_STEPS + 1, words(site, workdir), workdir)
     code, _, err = tiny.run(*words(site, workdir), NPROC="1")
@@ -133,14 +119,14 @@ def test_another_thread_layout_resumes_with_a_notice(site, tmp_path, uninterrupt
     assert "notice" in err and "not bit for bit" in err and "threads" in err
     resumed = json.loads((workdir / "env.json").read_text())["resumed"]
     assert any("NPROC" in change for change in resumed[-1]["changes"])
-    rows, wanted = (tiny.rows(folder / "eval.jsonl") for folder in (workdir, uninterrupted))
+    rows, wanted = (tiny.rows(folder / "eval.jsonl") for folder in (workdir, whole))
     for row, other in zip(rows, wanted, strict=True):
         assert row["nll"] == pytest.approx(other["nll"], rel=1e-4)
 
 
-def test_an_interrupted_evaluation_computes_only_what_is_missing(tmp_path, uninterrupted, site):
+def test_an_interrupted_evaluation_computes_only_what_is_missing(tmp_path, whole, site):
     """As a kill between two lengths leaves it: the first row whole, the second torn."""
-    workdir = shutil.copytree(uninterrupted, tmp_path / "run")
+    workdir = shutil.copytree(whole, tmp_path / "run")
     (workdir / "DONE").unlink()
     lines = (workdir / "eval.jsonl").read_text().splitlines(keepends=True)
     marked = json.dumps(json.loads(lines[0]) | {"mark": "not computed again"}) + "\n"
@@ -187,9 +173,9 @@ def workers(workdir) -> list[int]:
 def test_a_sweep_goes_on_after_its_driver_was_killed(site, tmp_path):
     """One kill -9 leaves no orphan; the same command does only what is missing, then plots; and then nothing."""
     workdir = tmp_path / "sweep"
-    command = sweep_words(site, workdir, "--config.sweep.encodings=nope,alibi", "--config.train.steps=30")
-    process = tiny.start(*command)
-    first, second = workdir / "nope-L16-s0", workdir / "alibi-L16-s0"
+    command = sweep_words(site, workdir, "--config.sweep.encodings=t5", "--config.sweep.seeds=0,1")
+    process = tiny.start(*command, XLA_FLAGS=cheap.FLAGS)
+    first, second = workdir / "t5-L16-s0", workdir / "t5-L16-s1"
     until(lambda: (first / "DONE").exists() and last_step(second) > CHECKPOINT_STEPS, process)
     assert workers(workdir)
     process.kill()
@@ -200,14 +186,14 @@ def test_a_sweep_goes_on_after_its_driver_was_killed(site, tmp_path):
         time.sleep(0.05)
     assert not (second / "DONE").exists(), "killed too late to show anything"
     before = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
-    code, out, err = tiny.run(*command)
+    code, out, err = tiny.run(*command, XLA_FLAGS=cheap.FLAGS)
     assert code == 0, err
     assert "1 of 2 runs are finished already" in err
     assert before == {path: path.stat().st_mtime_ns for path in first.rglob("*")}
     assert {row["attempt"] for row in read_rows(second / "metrics.jsonl")} == {1, 2}
-    assert (workdir / "table.md").exists() and list(workdir.glob("**/*.png")) and "ALiBi" in out
+    assert (workdir / "table.md").exists() and list(workdir.glob("**/*.png")) and "T5 bias" in out
     rows = {folder: (folder / "eval.jsonl").read_bytes() for folder in (first, second)}
-    code, _, err = tiny.run(*command)
+    code, _, err = tiny.run(*command, XLA_FLAGS=cheap.FLAGS)
     assert code == 0 and "2 of 2 runs are finished already" in err
     assert rows == {folder: (folder / "eval.jsonl").read_bytes() for folder in (first, second)}
 

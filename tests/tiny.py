@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -23,6 +26,7 @@ def get_config(arg: str = "alibi"):
     config.model.num_layers = 2
     config.model.model_dim = 32
     config.model.num_heads = 2
+    config.model.dropout = 0.1
     config.train.length = 16
     config.train.batch_size = 4
     config.train.steps = {steps}
@@ -49,7 +53,11 @@ def write_text(folder: Path) -> Path:
     return folder
 
 
-def write_config(folder: Path, steps: int = 12, checkpoint_steps: int = 4) -> Path:
+#: Of the run that tests share: enough to be killed in the middle.
+STEPS, CHECKPOINT_STEPS = 32, 4
+
+
+def write_config(folder: Path, steps: int = STEPS, checkpoint_steps: int = CHECKPOINT_STEPS) -> Path:
     """The tiny config in `folder`, with its text and cache beside it."""
     source = folder / "text"
     if not source.exists():
@@ -78,6 +86,26 @@ def write_ceilings(folder: Path) -> None:
         ceiling.matmul_ceiling(folder, "float32")
     finally:
         ceiling._measure = known
+
+
+def once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """`folder` as `make` fills it: by the first process that asks, while the others wait."""
+    made = folder.with_suffix(".made")
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
+
+
+def make_site(folder: Path) -> None:
+    """The config with its text, its run by the real command in `whole`, and what that said in `whole.err`."""
+    code, _, err = run("train", f"--config={write_config(folder)}:t5", f"--workdir={folder / 'whole'}")
+    assert code == 0, err
+    (folder / "whole.err").write_text(err)
 
 
 def environment(**extra: str) -> dict[str, str]:

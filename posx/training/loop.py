@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tensorboardX import SummaryWriter
 
 from posx import interrupts
 from posx.compile_cache import start_cost
@@ -24,6 +23,7 @@ from posx.model import Model
 from posx.parallel import on_all_devices, over_devices
 from posx.progress import Meter, say
 from posx.runs import RunFolder, append_row, disk_errors, read_rows
+from posx.training.board import open_board
 from posx.training.ceiling import flops_per_token, matmul_ceiling
 from posx.training.optimizer import learning_rate
 from posx.training.step import Metrics, State, init_state, train_steps
@@ -129,7 +129,7 @@ class _Log:
     def __enter__(self) -> _Log:
         with disk_errors(self.folder.path):
             suffix = f".{self.attempt}.{os.getpid()}"
-            self.board = SummaryWriter(str(self.folder.path / "tensorboard"), filename_suffix=suffix)
+            self.board = open_board(self.folder.path / "tensorboard", suffix)
         return self
 
     def __exit__(self, *_: Any) -> None:

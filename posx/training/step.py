@@ -24,11 +24,10 @@ def init_state(model: Model, config: TrainConfig) -> State:
     return {"params": params, "opt_state": make_optimizer(config).init(params), "step": jnp.zeros((), jnp.int32)}
 
 
-def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array, executor: str) -> jax.Array:
+def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array | None, executor: str) -> jax.Array:
     """Mean NLL (nats/token) of tokens [b, t + 1]; every window starts at position 0."""
     pos = sequential(tokens.shape[1] - 1)
-    rng = dropout_rng if model.config.dropout > 0 else None
-    return -model.log_probs(params, tokens, pos, rng, executor).mean()
+    return -model.log_probs(params, tokens, pos, dropout_rng, executor).mean()
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
@@ -38,13 +37,14 @@ def train_step(model: Model, config: TrainConfig, state: State, tokens: jax.Arra
     With accumulation a, the batch is cut into a equal parts whose gradients are averaged: one part in memory at a time.
     """
     params = state["params"]
-    # The third key of the seed: the first two made the parameters.
-    rng = jax.random.fold_in(jax.random.split(jax.random.key(config.seed), 3)[2], state["step"])
 
     def part(n: jax.Array, rows: jax.Array) -> tuple[jax.Array, Any]:
-        call = functools.partial(
-            loss, model, tokens=rows, dropout_rng=jax.random.fold_in(rng, n), executor=config.executor
-        )
+        rng = None
+        if model.config.dropout > 0:  # else the seed is no part of the program, and all seeds share one
+            # The third key of the seed: the first two made the parameters.
+            rng = jax.random.split(jax.random.key(config.seed), 3)[2]
+            rng = jax.random.fold_in(jax.random.fold_in(rng, state["step"]), n)
+        call = functools.partial(loss, model, tokens=rows, dropout_rng=rng, executor=config.executor)
         return jax.value_and_grad(call)(params)
 
     if config.accumulation == 1:
