@@ -30,8 +30,6 @@ from posx.stored import differences, digest, digests, from_stored, like, to_stor
 from posx.training.ceiling import num_cpus
 from posx.training.checkpoints import Checkpoints
 
-SCHEMA_VERSION = 1
-
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:

@@ -8,5 +8,8 @@ compiled.
 from importlib import metadata
 
 FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-if tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 12):  # later ones know no such flag, and would abort
+if tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (
+    0,
+    12,
+):  # later ones know no such flag, and would abort
     FLAGS += " --xla_cpu_use_fusion_emitters=false"

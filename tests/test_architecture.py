@@ -14,7 +14,8 @@ LAYERS = [
     ("model_config", "cross_entropy", "parallel", "testing/"),
     ("model", "data/", "progress"), ("compile_cache",),
     ("evaluation/", "config"), ("schema_1",), ("stored",),
-    ("training/board", "training/checkpoints", "training/optimizer", "training/step", "training/ceiling", "training/__init__"),
+    ("training/board", "training/checkpoints", "training/optimizer", "training/step", "training/ceiling"),
+    ("training/__init__",),
     ("runs", "generate"), ("training/loop", "evaluation/run"), ("runner",),
     ("plots/", "flags", "sweep", "__init__"), ("cli",),
 ]  # fmt: skip

@@ -589,7 +589,8 @@ def ctrl_c():
 def test_a_closed_pipe_and_an_interrupt_leave_no_traceback(site, tmp_path, ctrl_c):
     """Piped into `head`, and stopped with Ctrl-C while it trains."""
     process = tiny.start(
-        "train", f"--config={site / 'tiny.py'}:t5", f"--workdir={tmp_path / 'run'}", "--config.train.checkpoint_steps=1",
+        "train", f"--config={site / 'tiny.py'}:t5", f"--workdir={tmp_path / 'run'}",
+        "--config.train.checkpoint_steps=1",
     )  # fmt: skip
     metrics = tmp_path / "run" / "metrics.jsonl"
     until(lambda: metrics.exists() and metrics.stat().st_size, process)

@@ -7,11 +7,13 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
-from posx.model import Model
+if TYPE_CHECKING:
+    from posx.model import Model
 
 SIZE = 2048
 
