@@ -370,7 +370,7 @@ def test_print_config_and_dry_run_write_nothing(capsys, site, whole, tmp_path, m
     if COMMANDS[command].takes_config:
         words = [f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'new'}", f"--config.data.cache_dir={cache}"]
     else:
-        words = [f"--workdir={whole}"]
+        words = [*(["alibi"] if COMMANDS[command].operand else []), f"--workdir={whole}"]
     code, out, err = tiny.call(capsys, command, *words, flag)
     assert code == 0 and out.strip() and not err, err
     assert list(tmp_path.iterdir()) == []

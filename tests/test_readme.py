@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from posx import cli, encodings
+from posx.testing import CHECKS, check_encoding
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -35,6 +36,13 @@ def test_own_encoding_trains_and_generates(tmp_path):
     command = [sys.executable, "-m", "posx.cli", "generate", "--workdir", "run", "--prompt", "the", "--num_tokens=5"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment())
     assert done.returncode == 0 and done.stdout.startswith("the"), done.stderr
+
+
+def test_own_encoding_passes_the_checks(tmp_path, monkeypatch):
+    (tmp_path / "my_checked_encoding.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    report = check_encoding("my_checked_encoding:LogDecay")
+    assert report.ok and len(report.outcomes) == len(CHECKS), str(report)
 
 
 def test_own_encoding_is_short():

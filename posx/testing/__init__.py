@@ -20,6 +20,7 @@ from posx.testing.decoding import check_decode
 from posx.testing.dtypes import promotion
 from posx.testing.executors import check_fused, check_gradients, check_padding, check_strips, check_tiles
 from posx.testing.facts import (
+    check_causal_only,
     check_fades,
     check_positions,
     check_prefix_consistent,
@@ -54,6 +55,7 @@ CHECKS: dict[str, Callable[[Subject, Findings], None]] = {
     "tiling": check_tiling,
     "reach": check_reach,
     "fades": check_fades,
+    "causal_only": check_causal_only,
     "float32": check_float32,
     "bfloat16": check_bfloat16,
     "eager": check_eager,

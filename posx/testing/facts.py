@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import attend
+from posx.attention import attend, full
 from posx.encodings import Encoding
-from posx.errors import UndefinedLength
+from posx.errors import ConfigError, UndefinedLength
 from posx.testing.decoding import decoded_prefix
 from posx.testing.findings import Findings
 from posx.testing.precision import single_outputs
@@ -79,6 +81,22 @@ def check_fades(subject: Subject, findings: Findings) -> None:
     findings.holds((curve[-1] < curve[12]).all(), f"declared True, but the curve is the same at {2**12} and {2**23}")
 
 
+def check_causal_only(subject: Subject, findings: Findings) -> None:
+    """Refused where later keys are seen, if declared; and declared, where nothing would tell later keys apart."""
+    encoding, distances = subject.encoding, np.arange(1, 1000)
+    if encoding.causal_only:
+        params, x, q, k, v = subject.single(subject.floats)
+        where = {"q_pos": subject.known, "k_pos": subject.known, "x": x, "mask": full()}
+        call = functools.partial(attend, encoding, params, q, k, v, **where)
+        findings.holds(_raises(ConfigError, call), "declared True, but attend serves a mask that is not causal")
+        return
+    if not {*encoding.sites} <= {"bias", "relative"} or not _by_distance(subject, distances):
+        return findings.nothing("not declared, and there are more than terms by distance")
+    earlier, later = (_by_distance(subject, sign * distances).values() for sign in (1, -1))
+    same = [all((term == term[:1]).all() for term in terms) for terms in (earlier, later)]
+    findings.holds(same[0] or not same[1], "declared False, but all later keys get the same, near or far")
+
+
 def _by_distance(subject: Subject, distances: np.ndarray) -> dict[str, np.ndarray]:
     """What acts at signed distances [n], each [n, ...]."""
     encoding = subject.encoding
@@ -120,21 +138,26 @@ def _check_last(subject: Subject, findings: Findings) -> None:
     findings.holds(
         np.isnan(o[:, -1]).all(), f"under jit position {last + 1} is served, but max_position = {last}: give NaN there"
     )
-    findings.holds(
-        _refused(subject, pos, UndefinedLength), f"attend serves position {last + 1}, but max_position = {last}"
-    )
+    refused = _raises(UndefinedLength, lambda: _attended(subject, pos))
+    findings.holds(refused, f"attend serves position {last + 1}, but max_position = {last}")
 
 
 def _check_kind(subject: Subject, findings: Findings) -> None:
     if subject.encoding.integer_positions:
         pos = subject.in_order.astype(np.float32)
-        findings.holds(_refused(subject, pos, ValueError), "attend serves positions between tokens")
+        refused = _raises(ValueError, lambda: _attended(subject, pos))
+        findings.holds(refused, "attend serves positions between tokens")
 
 
-def _refused(subject: Subject, pos: np.ndarray, error: type[Exception]) -> bool:
+def _attended(subject: Subject, pos: np.ndarray) -> None:
+    """A call at positions known on the host, by shapes alone."""
     params, x, q, k, v = subject.single(subject.floats)
+    jax.eval_shape(lambda *a: attend(subject.encoding, *a, q_pos=pos, k_pos=pos, x=x), params, q, k, v)
+
+
+def _raises(error: type[Exception], function: Callable[[], Any]) -> bool:
     try:
-        jax.eval_shape(lambda *a: attend(subject.encoding, *a, q_pos=pos, k_pos=pos, x=x), params, q, k, v)
+        function()
     except error:
         return True
     return False

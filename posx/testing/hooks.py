@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from posx.encodings import Encoding
 from posx.encodings.shapes import Shapes
 from posx.errors import ConfigError
 from posx.testing.dtypes import types_found
@@ -40,7 +41,8 @@ def check_value(subject: Subject, findings: Findings) -> None:
     findings.holds(again == encoding and hash(again) == hash(encoding), "a pickled value comes back as another one")
     findings.holds(repr(again) == repr(encoding), f"is printed as {again!r} after pickling")
     findings.holds(encoding.resolve(dims) == encoding, "resolving a resolved value changes it")
-    findings.holds(encoding.at_length(dims.train_len).init is not None, "at_length gives no encoding")
+    for length in (dims.train_len, 2 * dims.train_len):
+        findings.holds(isinstance(encoding.at_length(length), Encoding), f"at_length({length}) gives no encoding")
 
 
 def check_eager(subject: Subject, findings: Findings) -> None:

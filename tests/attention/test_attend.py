@@ -72,6 +72,29 @@ def test_packed_documents_are_separate_sequences(name):
         assert_allclose(packed, np.concatenate(apart, axis=1), atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["alibi", "shaw"])
+def test_documents_that_come_in_order_have_the_same_gradients_in_tiles(name):
+    """Given no arrival orders, tiles of the future are never looked at, those of other documents are passed over."""
+    segment = np.repeat(np.arange(3), (3, 4, 4)).astype(np.int32)
+    pos = np.concatenate([POS[:3], POS[:4], POS[:4]])
+    cotangent = RNG.standard_normal(Q.shape).astype(np.float32)
+
+    @functools.partial(jax.jit, static_argnames="executor")
+    @functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, None), axis_size=B)
+    def run(params, q, k, v, executor):
+        def loss(params, q, k, v):
+            where = {"q_pos": pos, "k_pos": pos, "q_segment": segment, "k_segment": segment}
+            qkv = (a[None] for a in (q, k, v))
+            o = posx.attend(ENCODINGS[name], params, *qkv, **where, mask=posx.window(3), executor=executor)
+            return jnp.sum(o * cotangent[:1])
+
+        return jax.value_and_grad(loss, argnums=(0, 1, 2, 3))(params, q, k, v)
+
+    params = {n: np.stack([a, 2 * a]) for n, a in PARAMS[name].items()}
+    tiles, dense = (run(params, Q, K[:, :, :2], V[:, :, :2], executor) for executor in ("even_tiles", "dense"))
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-4), tiles, dense)
+
+
 @ways
 def test_left_padding_changes_nothing_but_the_padding(name):
     padding = 3

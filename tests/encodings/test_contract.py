@@ -12,7 +12,7 @@ from tests.encodings import reference
 from tests.encodings.cases import CASES, DIMS, STRUCTURAL, layer_outputs, params_of, projections, tokens
 
 #: What is left of a variant's contract where its plumbing is that of its base case.
-OF_A_FORMULA = ("hooks", "value", "reference", "strips", "decode", "shift_invariant", "reach")
+OF_A_FORMULA = ("hooks", "value", "reference", "strips", "decode", "shift_invariant", "reach", "causal_only")
 #: Variants with learned arrays of their own.
 GRADIENTS = ("learned-interpolate", "shaw-keys", "tupe-untied")
 #: One for each way into the formula: outside jit every operation is compiled by itself.

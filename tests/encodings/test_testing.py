@@ -100,6 +100,14 @@ class FadesNot(Encoding):
 
 
 @encoding
+class PunishesThePast(Encoding):
+    """Of later keys it knows nothing, and does not say so."""
+
+    def curve(self, params, distance):
+        return slopes(jnp.maximum(distance, 0))
+
+
+@encoding
 class CachesWhatChanges(Encoding):
     """Keys meet vectors by distance as projected, so mapped ones cannot be cached in their place."""
 
@@ -287,6 +295,7 @@ BROKEN = [
     (ReachesFurther(), "reach", "curve beyond 5 in the past differs by 0.3"),
     (ReachesNothing(), "reach", "reach = 5, but nearer too curve: nothing changes"),
     (FadesNot(), "fades", "declared True, but the curve is the same at 4096 and 8388608"),
+    (PunishesThePast(), "causal_only", "declared False, but all later keys get the same, near or far"),
     (CachesWhatChanges(), "decode", "keys cached as mapped, token by token differs by"),
     (RunsOut(), "positions", "outputs are not finite at some position"),
     (ClampsSilently(), "positions", "under jit position 40 is served, but max_position = 39: give NaN there"),
@@ -415,6 +424,7 @@ def test_the_command_prints_a_line_for_each_check_and_exits_1_where_one_fails(mo
         (["check"], "posx: name the encoding first: posx check alibi"),
         (["check", "alibii"], "unknown encoding 'alibii'; did you mean 'alibi'?"),
         (["check", "alibi", "--num_heads=5"], "num_kv_heads=2 does not divide num_heads=5"),
+        (["check", "alibi", "rope"], "stray word 'rope'"),
     ):
         assert cli.main(words) == 2
         assert says in capsys.readouterr().err
