@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from posx.attention import EXECUTORS, causal, refusal
 from posx.data.corpus import DataConfig, check_config
-from posx.encodings import ENCODINGS, Encoding, Spec, build, encoding_class
+from posx.encodings import ENCODINGS, Encoding, Spec, encoding_class
 from posx.errors import ConfigError
 from posx.evaluation.protocols import protocol_name
 from posx.fields import typed_fields
@@ -111,8 +111,7 @@ class RunConfig:
         """What was stored, or for a new run what today's rules give. Raises ConfigError for what does not fit."""
         if self.stored is not None:
             return self.stored
-        dims = self.model.dims(self.train.length)
-        return Resolution(tuple(build(spec, dims) for spec in self.layers), self.model.resolved())
+        return Resolution(self.model.encodings(self.encoding, self.train.length), self.model.resolved())
 
     def make_model(self, vocab_size: int) -> Model:
         found = self.resolution

@@ -19,7 +19,7 @@ from flax import nnx
 from posx.attention import attend, batch_features, causal, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
 from posx.cross_entropy import token_log_probs
-from posx.encodings import Dims, Encoding, Features, Spec, build
+from posx.encodings import Dims, Encoding, Features, Spec
 from posx.encodings.tabulated import Tabulated
 from posx.model_config import ModelConfig
 
@@ -382,5 +382,4 @@ class Model:
 
 def make_model(config: ModelConfig, encoding: Spec, vocab_size: int, train_len: int) -> Model:
     """The model with every encoding resolved. Raises ConfigError for sizes or specs that do not fit."""
-    dims = config.dims(train_len)
-    return Model(config, tuple(build(spec, dims) for spec in config.layers(encoding)), vocab_size, dims)
+    return Model(config, config.encodings(encoding, train_len), vocab_size, config.dims(train_len))

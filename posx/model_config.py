@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TypeVar
 
-from posx.encodings import Dims, Spec
+from posx.encodings import Dims, Encoding, Spec, build
 from posx.errors import ConfigError
+
+T = TypeVar("T")
 
 MLPS = ("gelu", "swiglu")
 DTYPES = ("float32", "bfloat16")
@@ -77,7 +81,17 @@ class ModelConfig:
 
     def layers(self, encoding: Spec) -> tuple[Spec, ...]:
         """What the policy puts into each layer of a run of `encoding`."""
-        cycle = [encoding if name == "encoding" else name for name in self.layer_policy]
+        return self._cycled(self._named(encoding))
+
+    def encodings(self, encoding: Spec, train_len: int) -> tuple[Encoding, ...]:
+        """The encoding of each layer, resolved. Raises ConfigError for sizes and specs that do not fit."""
+        dims = self.dims(train_len)
+        return self._cycled([build(spec, dims) for spec in self._named(encoding)])
+
+    def _named(self, encoding: Spec) -> list[Spec]:
+        return [encoding if name == "encoding" else name for name in self.layer_policy]
+
+    def _cycled(self, cycle: Sequence[T]) -> tuple[T, ...]:
         return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
 
     def dims(self, train_len: int) -> Dims:

@@ -1,11 +1,14 @@
 """What test_parallel runs on eight devices: attention cut over heads, training cut over the batch."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import posx
+import posx.cli
 from posx.config import TrainConfig
 from posx.model import make_model
 from posx.model_config import ModelConfig
@@ -49,9 +52,16 @@ def training_cut_over_the_batch() -> None:
     assert train_steps._cache_size() == 1, "the state came back laid out in another way"
 
 
+def batch_that_cannot_be_shared(config: str, workdir: str) -> None:
+    """Says one line on standard error."""
+    code = posx.cli.main(["train", f"--config={config}", f"--workdir={workdir}", "--config.train.batch_size=12"])
+    assert code == 2
+
+
 if __name__ == "__main__":
     assert jax.device_count() == 8
     for name in ("nope", "rope", "alibi", "t5"):
         for executor in ("dense", "blockwise"):
             attention_cut_over_heads(name, executor)
     training_cut_over_the_batch()
+    batch_that_cannot_be_shared(*sys.argv[1:])

@@ -11,6 +11,7 @@ import pytest
 
 from posx import cli, encodings
 from posx.testing import CHECKS, check_encoding
+from tests import cheap
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -26,6 +27,7 @@ def test_own_encoding_trains_and_generates(tmp_path):
         "--config.model.num_layers=1", "--config.model.model_dim=16", "--config.model.num_heads=2",
         "--config.train.length=16", "--config.train.steps=12", "--config.train.warmup_steps=2",
         "--config.train.batch_size=8", "--config.eval.lengths=16,32", "--config.eval.num_targets=256",
+        "--config.eval.protocols=nonoverlapping",
         f"--config.data.source={tmp_path / 'text.txt'}", f"--config.data.cache_dir={tmp_path / 'cache'}",
     ]  # fmt: skip
     config = f"{ROOT / 'configs/quick.py'}:my_encoding:LogDecay"
@@ -81,4 +83,4 @@ def test_scripts_are_the_readme_commands():
 
 
 def _environment():
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": cheap.FLAGS}

@@ -170,11 +170,13 @@ def workers(workdir) -> list[int]:
     return found
 
 
-def test_a_sweep_goes_on_after_its_driver_was_killed(site, tmp_path):
+def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, monkeypatch, site, tmp_path):
     """One kill -9 leaves no orphan; the same command does only what is missing, then plots; and then nothing."""
+    monkeypatch.setenv("XLA_FLAGS", cheap.FLAGS)
     workdir = tmp_path / "sweep"
     command = sweep_words(site, workdir, "--config.sweep.encodings=t5", "--config.sweep.seeds=0,1")
-    process = tiny.start(*command, XLA_FLAGS=cheap.FLAGS)
+    command.append("--config.eval.protocols=nonoverlapping")
+    process = tiny.start(*command)
     first, second = workdir / "t5-L16-s0", workdir / "t5-L16-s1"
     until(lambda: (first / "DONE").exists() and last_step(second) > CHECKPOINT_STEPS, process)
     assert workers(workdir)
@@ -186,14 +188,14 @@ def test_a_sweep_goes_on_after_its_driver_was_killed(site, tmp_path):
         time.sleep(0.05)
     assert not (second / "DONE").exists(), "killed too late to show anything"
     before = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
-    code, out, err = tiny.run(*command, XLA_FLAGS=cheap.FLAGS)
+    code, out, err = tiny.call(capsys, *command)
     assert code == 0, err
     assert "1 of 2 runs are finished already" in err
     assert before == {path: path.stat().st_mtime_ns for path in first.rglob("*")}
     assert {row["attempt"] for row in read_rows(second / "metrics.jsonl")} == {1, 2}
     assert (workdir / "table.md").exists() and list(workdir.glob("**/*.png")) and "T5 bias" in out
     rows = {folder: (folder / "eval.jsonl").read_bytes() for folder in (first, second)}
-    code, _, err = tiny.run(*command, XLA_FLAGS=cheap.FLAGS)
+    code, _, err = tiny.call(capsys, *command)
     assert code == 0 and "2 of 2 runs are finished already" in err
     assert rows == {folder: (folder / "eval.jsonl").read_bytes() for folder in (first, second)}
 
