@@ -1,6 +1,7 @@
 """Sampling with the cache gives what recomputing everything would give, for every encoding."""
 
 import collections
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from posx.generate import Sampling, generate, prefill, sample
 from posx.model import make_model
 from posx.model_config import ModelConfig
 from posx.positions import sequential
-from tests.test_model import SPECS, logits_of, scattered
+from tests.test_model import SPECS, layers, logits_of, scattered
 from tests.test_model import start as initial
 
 VOCAB, TRAIN_LEN = 23, 64
@@ -21,8 +22,8 @@ CONFIG = ModelConfig(num_layers=2, model_dim=24, num_heads=4, num_kv_heads=2)
 GREEDY = Sampling(temperature=0)
 
 
-def trained(spec):
-    model = make_model(CONFIG, spec, VOCAB, TRAIN_LEN)
+def trained(spec, num_layers: int = 2):
+    model = make_model(dataclasses.replace(CONFIG, num_layers=num_layers), spec, VOCAB, TRAIN_LEN)
     return model, scattered(initial(model))
 
 
@@ -47,7 +48,7 @@ def recomputed(model, params, start: np.ndarray, num_tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
 def test_greedy_decoding_equals_recomputing(spec):
-    model, params = trained(spec)
+    model, params = trained(spec, layers(spec))
     starts = [prompt(11, seed) for seed in range(6)]
     wanted = [recomputed(model, params, start, 8) for start in starts]
     assert len(set(np.ravel(wanted))) > 2, "a model that repeats itself shows nothing"

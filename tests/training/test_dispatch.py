@@ -58,6 +58,16 @@ def test_where_a_run_is_cut_changes_no_bit():
         jax.tree.map(np.testing.assert_array_equal, found[0], wanted[0])
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_seeds_share_a_program_unless_it_draws(dropout):
+    model = dataclasses.replace(MODEL, config=dataclasses.replace(MODEL.config, dropout=dropout))
+    state = jax.eval_shape(lambda: init_state(model, CONFIG))
+    programs = {
+        train_step.lower(model, dataclasses.replace(CONFIG, seed=seed), state, TOKENS[0]).as_text() for seed in (0, 1)
+    }
+    assert len(programs) == (2 if dropout else 1)
+
+
 @pytest.mark.parametrize("size", [1, 3, 16])
 @pytest.mark.parametrize("start", [0, 4, 23])
 def test_dispatches_stop_at_every_log_line_and_checkpoint(size, start):
