@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from posx import compiler
 from posx.attention import attend, causal, full, window
 from posx.encodings import ENCODINGS, Chain, Dims, Encoding, Tile, build
 from posx.evaluation import evaluate
@@ -20,6 +21,8 @@ else:
 
 
 __version__ = "0.1.0"
+
+compiler.guard()
 
 __all__ = [
     "ENCODINGS", "Chain", "Dims", "Encoding", "Tile", "attend", "build", "causal", "evaluate", "full", "load", "window",

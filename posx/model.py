@@ -18,6 +18,7 @@ from flax import nnx
 
 from posx.attention import attend, batch_features, causal, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
+from posx.compiler import apart
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Dims, Encoding, Features, Spec
 from posx.encodings.tabulated import Tabulated
@@ -34,7 +35,7 @@ def linear(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
 
 
 def _product(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
-    return jnp.dot(x.astype(dtype), w.astype(dtype), preferred_element_type=jnp.float32)
+    return apart(jnp.dot(x.astype(dtype), w.astype(dtype), preferred_element_type=jnp.float32))
 
 
 def _turned(x: jax.Array) -> jax.Array:
@@ -50,7 +51,7 @@ _linear = jax.custom_jvp(_product, nondiff_argnums=(2,))
 def _linear_tangent(dtype: str, primals: Any, tangents: Any):
     (x, w), (x_tangent, w_tangent) = primals, tangents
     # Transposed, the second product contracts the rows of `_turned(x)`: the gradient of w.
-    by_weights = jax.lax.dot_general(_turned(x), w_tangent, (((0,), (0,)), ((), ())))
+    by_weights = jax.lax.dot_general(_turned(x), apart(w_tangent), (((0,), (0,)), ((), ())))
     return _linear(x, w, dtype), _linear(x_tangent, w, dtype) + by_weights
 
 

@@ -9,6 +9,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import pytest
 
+import posx  # noqa: F401  before JAX starts: it keeps a fault of the compiler out
 from tests import cheap
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -10,14 +10,14 @@ FILES = {path.relative_to(ROOT).with_suffix("").as_posix(): ast.parse(path.read_
 
 #: Lower layers first; a file imports only from its own layer and those before it.
 LAYERS = [
-    ("errors", "fields", "interrupts"), ("encodings/",), ("attention/", "positions"),
+    ("errors", "fields", "interrupts", "compiler"), ("encodings/",), ("attention/", "positions"),
     ("model_config", "cross_entropy", "parallel", "testing/"),
     ("model", "data/", "progress"), ("compile_cache",),
     ("evaluation/", "config"), ("schema_1",), ("stored",),
     ("training/board", "training/checkpoints", "training/optimizer", "training/step", "training/ceiling"),
     ("training/__init__",),
     ("runs", "generate"), ("training/loop", "evaluation/run"), ("runner",),
-    ("plots/", "flags", "sweep", "__init__"), ("cli",),
+    ("plots/", "flags", "sweep", "doctor", "__init__"), ("cli",),
 ]  # fmt: skip
 
 

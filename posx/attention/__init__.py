@@ -26,6 +26,7 @@ from posx.attention.fused import fused, is_native, refusal
 from posx.attention.masks import Mask, causal, full, window
 from posx.attention.sizes import check_sizes, parts
 from posx.attention.tiles import Slots, Tokens
+from posx.compiler import apart
 from posx.encodings.base import Encoding, Features, Params, wide_dtype
 from posx.errors import ConfigError
 
@@ -107,7 +108,7 @@ def attend(
         q, x, q_features = without_empty((q, x, q_features), q_side.idx)
     if not (in_order or slots_clean):
         k, v, k_features = without_empty((k, v, k_features), k_side.idx)
-    params, has_features = jax.tree.map(jnp.asarray, params), encoding.acts_on("features")
+    params, has_features = apart(jax.tree.map(jnp.asarray, params)), encoding.acts_on("features")
     if has_features and x is None and (q_features is None or k_features is None):
         raise ValueError(f"{type(encoding).__name__} reads features: give x, or q_features and k_features")
     check_sizes(encoding, params, q, k, v, q_side.pos.dtype, x, q_features or {}, k_features or {}, keys_mapped)
@@ -120,11 +121,11 @@ def attend(
     with _forward_mode_needs_dense(executor):
         o = (EXECUTORS[executor] if isinstance(executor, str) else executor)(
             encoding, mask, params,
-            _queries(encoding, params, q, q_slots.pos, q_features),
-            _keys(encoding, params, k, v, k_slots.pos, k_features, keys_mapped),
+            apart(_queries(encoding, params, q, q_slots.pos, q_features)),
+            apart(_keys(encoding, params, k, v, k_slots.pos, k_features, keys_mapped)),
             q_slots, k_slots, in_order=in_order, offset=consecutive_offset(q_side.pos, k_side.pos),
         )  # fmt: skip
-    return token_map(encoding, "output", params, o.swapaxes(1, 2), q_slots.pos, q_features).astype(q.dtype)
+    return token_map(encoding, "output", params, apart(o).swapaxes(1, 2), q_slots.pos, q_features).astype(q.dtype)
 
 
 def _check_use(encoding: Encoding, mask: Mask, keys_mapped: bool) -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from posx.attention import relative
 from posx.attention.masks import Mask
+from posx.compiler import apart
 from posx.encodings.base import Encoding, Features, Params, Relative, Tile, wide_dtype
 
 #: The score of an invisible pair: below every finite one, however low a bias may push those.
@@ -187,7 +188,7 @@ def _given(encoding: Encoding, params: Params, pos: jax.Array) -> Relative:
 
 
 def _rows(encoding: Encoding, params: Params, name: str, dtype: Any) -> relative.Rows:
-    return lambda distance: getattr(encoding.relative(params, distance), name).astype(dtype)
+    return lambda distance: apart(getattr(encoding.relative(params, distance), name).astype(dtype))
 
 
 def _over_batch(function, *arrays):
