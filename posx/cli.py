@@ -21,6 +21,7 @@ from posx.compile_cache import use_compile_cache
 from posx.config import EvalConfig, RunConfig, checked
 from posx.data import prepare
 from posx.data.store import cache_folder
+from posx.doctor import doctor_command
 from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, PosxError, WorkdirError, nearest
 from posx.evaluation.run import check_stream, evaluate_run
 from posx.generate import Sampling, generate
@@ -231,6 +232,9 @@ COMMANDS = {
         False, "continue a prompt with a trained run",
     ),
     "encodings": Command(encodings_command, {}, False, "the catalogue"),
+    "doctor": Command(
+        lambda values, _: doctor_command(values), {}, False, "is this machine right: versions, devices, a self-test",
+    ),
     "check": Command(
         lambda values, _: check_command(values), CHECK_FLAGS, False, "does an encoding keep the contract", "NAME"
     ),
