@@ -16,12 +16,12 @@ from posx.encodings.deberta import Deberta
 from posx.encodings.learned import Learned
 from posx.encodings.nope import Nope
 from posx.encodings.rope import Rope
-from posx.encodings.shapes import check_value
 from posx.encodings.shaw import Shaw
 from posx.encodings.sinusoidal import Sinusoidal
 from posx.encodings.t5 import T5
 from posx.encodings.transformer_xl import TransformerXL
 from posx.encodings.tupe import Tupe
+from posx.encodings.values import check_value
 from posx.errors import ConfigError, nearest
 from posx.fields import typed_fields
 

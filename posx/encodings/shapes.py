@@ -1,240 +1,210 @@
-"""What the hooks of a value give, checked against the contract by shapes alone: nothing is computed.
+"""What the hooks of an encoding give, checked against the contract by shapes alone: nothing is computed.
 
-`build` does this once for every value and sizes, so that a hook that gives another shape is one line before a run
-starts and not a traceback out of a compiled step.
+`build` does this for the sizes of a model, `attend` for those of q, k and v, so that a hook that gives another shape is
+one line and not a traceback out of a compiled step.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Features, Relative, Tile
-from posx.encodings.checks import check_decorated, check_fact, facts
-from posx.errors import ConfigError, nearest
+from posx.encodings.base import Encoding, Features, Params, Relative, Tile, wide_dtype
+from posx.errors import ConfigError, PosxError
 
 Struct = jax.ShapeDtypeStruct
 
 
-def check_value(encoding: Encoding, dims: Dims) -> None:
-    """Raises ConfigError where `encoding`, resolved for `dims`, cannot be used as a value or a hook does not fit.
+class Call(NamedTuple):
+    """The sizes and types of one use of an encoding, without batch and tokens; no values."""
 
-    Encodings in its fields, such as the parts of a chain, come first. Costs a trace of every hook, milliseconds, and is
-    remembered.
-    """
-    check_decorated(type(encoding))
-    name = type(encoding).__name__
-    for field in dataclasses.fields(encoding):
-        value = getattr(encoding, field.name)
-        try:
-            hash(value)
-        except TypeError:
-            raise ConfigError(
-                f"{name}.{field.name} holds a {type(value).__name__}, but values are compared and hashed: use a "
-                "number, a text or a tuple; arrays belong into init"
-            ) from None
-        if not field.compare:
-            raise ConfigError(f"{name}.{field.name} has compare=False: two values that differ in it would pass for one")
-        for part in value if isinstance(value, tuple) else (value,):
-            if isinstance(part, Encoding):
-                check_value(part, dims)
-    encoding.require_resolved()
-    _check_once(encoding, dims)
+    q: Struct  # [h, d]
+    k: Struct  # [g, d], the width may be another one than q's
+    v: Struct  # [g, d], and here
+    pos: Any  # the positions' type
+    x: Struct | None  # [m], the input of `features`; None where they are given
+    q_features: Features  # {name: [...]}
+    k_features: Features
+    keys_mapped: bool  # k and v are what `key` and `value` gave
+
+    @property
+    def heads(self) -> str:
+        (h, d), (g, k_width), (_, v_width) = self.q.shape, self.k.shape, self.v.shape
+        return f"q has {h} heads of {d}, k and v {g} of {k_width} and {v_width}"
 
 
-@functools.lru_cache(maxsize=1024)
-def _check_once(encoding: Encoding, dims: Dims) -> None:
-    for fact, given in facts(Encoding).items():
-        default = None if isinstance(given, property) else given
-        check_fact(f"{type(encoding).__name__}.{fact}", fact, getattr(encoding, fact), default)
-    Shapes(encoding, dims).check()
+class Hooks:
+    """Calls every hook that acts, with as many tokens as no other axis has, so that no two can be mistaken.
 
-
-class Shapes:
-    """Calls every hook that acts with shapes all different from each other, so that no two axes can be mistaken.
-
-    `vectors` is the type of token vectors; all else has the default float type. After `check`, `called` holds what each
-    hook was given and what it gave: {hook: (arguments after params, result)}.
+    After `check`, `called` holds what each hook was given and what it gave: {hook: (arguments after params, result)}.
     """
 
-    def __init__(self, encoding: Encoding, dims: Dims, vectors: Any = None):
-        self.encoding, self.dims = encoding, dims
-        self.vectors = vectors or jnp.result_type(float)
+    def __init__(self, encoding: Encoding, params: Params, call: Call):
+        self.encoding, self.params, self.call = encoding, params, call
         self.called: dict[str, tuple[tuple[Any, ...], Any]] = {}
-        self.h, self.g, self.d = dims.num_heads, dims.num_kv_heads or dims.num_heads, dims.head_dim
-        taken = {1, self.h, self.g, self.d, dims.model_dim}
-        self.q, self.k, self.n = itertools.islice((size for size in itertools.count(3) if size not in taken), 3)
-        self.params: Any = {}
-
-    def check(self) -> None:
-        """Raises ConfigError for the first hook that does not give what the formula needs."""
-        self.params = jax.tree.map(lambda array: self._floats(*array.shape), self._init())
-        q_features, k_features = self._features()
-        if self.acts("embed"):
-            x = self._vectors(self.q, self.dims.model_dim)
-            self._expect("embed", self._call("embed", x, self._positions(self.q)), "[t, m]", x.shape)
-        mapped_q = self._map("query", self.q, self.h, self.d, q_features)
-        mapped_k = self._map("key", self.k, self.g, self.d, k_features)
-        if mapped_q != mapped_k:
-            hook = "query" if self.acts("query") else "key"
-            raise ConfigError(
-                f"{self._name}.{hook}: queries are {mapped_q} wide and keys {mapped_k}, but they meet in a product; "
-                "give both the same channels"
-            )
-        width = self._map("value", self.k, self.g, self.d, k_features)
-        if self._map("output", self.q, self.h, width, q_features) != self.d:
-            raise ConfigError(f"{self._name}.output must give [t, h, d], d = {self.d} as values come in")
-        q_pos, k_pos = self._positions(self.q), self._positions(self.k)
-        if self.acts("temperature"):
-            found = self._call("temperature", q_pos)
-            self._expect("temperature", found, "[h, q] or [q]", (self.h, self.q), (self.q,))
-        if self.acts("curve"):
-            found = self._call("curve", self._floats(self.n))
-            self._expect("curve", found, "[h, n]", (self.h, self.n), (1, self.n))
-        if self.acts("bias"):
-            found = self._call("bias", q_pos, k_pos)
-            self._expect("bias", found, "[h, q, k]", (self.h, self.q, self.k), (1, self.q, self.k))
-        if self.acts("relative"):
-            self._check_relative(width)
-        scores = self._floats(self.h, self.q, self.k)
-        if self.acts("score"):
-            tile = self._tile(mapped_q, q_features, k_features)
-            self._expect("score", self._call("score", scores, tile), "[h, q, k]", scores.shape)
-        if self.acts("mix"):
-            found = self._call("mix", scores, q_pos, k_pos)
-            self._expect("mix", found, "[q, h, d]", (self.q, self.h, width))
+        taken = {size for x in (call.q, call.k, call.v, call.x) if x is not None for size in x.shape} | {1}
+        q, k, n = itertools.islice((size for size in itertools.count(3) if size not in taken), 3)
+        #: Sizes by letter, of queries, keys and distances those of this check.
+        self.sizes = {"h": call.q.shape[0], "g": call.k.shape[0], "q": q, "k": k, "n": n}
 
     def acts(self, hook: str) -> bool:
         return self.encoding.acts_on(hook)
 
-    @property
-    def _name(self) -> str:
-        return type(self.encoding).__name__
-
-    def _init(self) -> dict[str, Any]:
-        params = self._run("init(rng, dims)", lambda: self.encoding.init(jax.random.key(0), self.dims))
-        if not isinstance(params, dict) or not all(isinstance(name, str) for name in params):
-            raise ConfigError(f"{self._name}.init must give a dict of arrays by name, not {_shown(params)}")
-        for name, array in params.items():
-            if not _is_float(array):
-                raise ConfigError(f"{self._name}.init must give arrays of floats, but {name!r} is {_shown(array)}")
-        for name in sorted(self.encoding.shared - params.keys()):
+    def check(self) -> None:
+        """Raises ConfigError for the first hook that does not give what the formula needs."""
+        call, h = self.call, self.sizes["h"]
+        q, k, v = (self._tokens(letter, x) for letter, x in (("q", call.q), ("k", call.k), ("k", call.v)))
+        q_features, k_features = self._features()
+        mapped_q, mapped_k, mapped_v = self._map("query", q, q_features), k, v
+        if not call.keys_mapped:
+            mapped_k, mapped_v = self._map("key", k, k_features), self._map("value", v, k_features)
+        if mapped_q.shape[2] != mapped_k.shape[2]:
             raise ConfigError(
-                f"{self._name}.shared names {name!r}, which init does not give; {nearest(name, list(params))}"
-                f"init gives: {', '.join(params) or 'nothing'}"
+                f"{self.encoding}.{'query' if self.acts('query') else 'key'}: queries are {mapped_q.shape[2]} wide and "
+                f"keys {mapped_k.shape[2]}, but they meet in a product; give both the same channels ({self._where})"
             )
-        return params
+        scores = Struct((h, q.shape[0], k.shape[0]), wide_dtype(call.q.dtype))
+        width = mapped_v.shape[2]
+        o = self._map("output", Struct((q.shape[0], h, width), scores.dtype), q_features)
+        if not call.keys_mapped and o.shape[2] != v.shape[2]:
+            raise ConfigError(
+                f"{self.encoding}.output must give [q, h, d], d = {v.shape[2]} as values come in, not {shown(o)} "
+                f"({self._where})"
+            )
+        q_pos, k_pos = self._pos("q"), self._pos("k")
+        self._check_bias(q_pos, k_pos)
+        if self.acts("relative"):
+            self._check_relative({"query": q.shape[2], "key": k.shape[2], "value": width})
+        if self.acts("score"):
+            raw_k, tilde_k = (Struct((x.shape[0], h, x.shape[2]), x.dtype) for x in (k, mapped_k))
+            visible = Struct(scores.shape[1:], jnp.bool_)
+            tile = Tile._make((q, raw_k, mapped_q, tilde_k, q_features, k_features, q_pos, k_pos, visible))
+            self._expect("score", self._call("score", scores, tile), "h, q, k")
+        if self.acts("mix"):
+            self._expect("mix", self._call("mix", scores, q_pos, k_pos), "q, h, d", d=width)
+
+    def check_embed(self) -> None:
+        """The hook that comes before attention."""
+        if self.acts("embed"):
+            x = self._tokens("q", self.call.x)
+            self._expect("embed", self._call("embed", x, self._pos("q")), "q, m", m=x.shape[1])
 
     def _features(self) -> tuple[Features, Features]:
         """Features of queries and of keys; the second call goes on from what the first one carried."""
-        if not self.acts("features"):
-            return {}, {}
+        call = self.call
+        if call.x is None or not self.acts("features"):
+            return self._tokens("q", call.q_features), self._tokens("k", call.k_features)
         carry, found = None, []
-        for length in (self.q, self.k):
-            x, pos = self._vectors(length, self.dims.model_dim), self._positions(length)
-            given = self._call("features", x, pos, carry)
+        for letter in ("q", "k"):
+            given = self._call("features", self._tokens(letter, call.x), self._pos(letter), carry)
             if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
-                raise ConfigError(f"{self._name}.features must give ({{name: [t, ...]}}, carry), not {_shown(given)}")
+                raise ConfigError(f"{self.encoding}.features must give ({{name: [t, ...]}}, carry), not {shown(given)}")
             if carry is not None and _shapes(given[1]) != _shapes(carry):
                 raise ConfigError(
-                    f"{self._name}.features: the carry changes from {_shapes(carry)} to {_shapes(given[1])}, so a "
+                    f"{self.encoding}.features: the carry changes from {_shapes(carry)} to {_shapes(given[1])}, so a "
                     "cache cannot hold it"
                 )
             features, carry = given
             for name, array in features.items():
-                if not hasattr(array, "shape") or array.shape[:1] != (length,):
+                if not hasattr(array, "shape") or array.shape[:1] != (self.sizes[letter],):
                     raise ConfigError(
-                        f"{self._name}.features gives {name!r} {_shown(array)} where [t, ...], t = {length}, is wanted"
+                        f"{self.encoding}.features gives {name!r} {shown(array)} where [{letter}, ...] is wanted "
+                        f"({self._where})"
                     )
             found.append(dict(features))
         return found[0], found[1]
 
-    def _map(self, hook: str, length: int, heads: int, width: int, features: Features) -> int:
-        """The width of what `hook` makes of vectors of `width`."""
+    def _map(self, hook: str, vectors: Struct, features: Features) -> Struct:
         if not self.acts(hook):
-            return width
-        vectors = self._vectors(length, heads, width)
-        found = self._call(hook, vectors, self._positions(length), features)
-        ends = getattr(found, "shape", (0,))[-1:]
-        self._expect(hook, found, "[t, h, d']" if hook == "query" else "[t, g, d']", (length, heads, *ends))
-        return ends[0]
+            return vectors
+        letters = "k, g" if hook in ("key", "value") else "q, h"
+        found = self._call(hook, vectors, self._pos(letters[0]), features)
+        return self._expect(hook, found, f"{letters}, *")
 
-    def _check_relative(self, width: int) -> None:
-        found = self._call("relative", Struct((self.n,), jnp.int32))
+    def _check_bias(self, q_pos: Struct, k_pos: Struct) -> None:
+        """What is free of content: temperature, curve and bias. A bias that follows from the curve needs no look."""
+        if self.acts("temperature"):
+            self._expect("temperature", self._call("temperature", q_pos), "h or 1, q", "q")
+        if self.acts("curve"):
+            distance = Struct((self.sizes["n"],), jnp.result_type(float))
+            self._expect("curve", self._call("curve", distance), "h or 1, n")
+        own = type(self.encoding).bias is not Encoding.bias
+        if self.acts("bias") or (self.acts("curve") and own):
+            self._expect("bias", self._call("bias", q_pos, k_pos), "h or 1, q, k")
+
+    def _check_relative(self, widths: dict[str, int]) -> None:
+        found = self._call("relative", self._pos("n"))
         if not isinstance(found, Relative) or all(part is None for part in found):
-            raise ConfigError(f"{self._name}.relative must give Relative(query=..., ...), not {_shown(found)}")
-        for name, part in zip(Relative._fields, found, strict=True):
-            if part is None:
-                continue
-            ends = () if name == "bias" else (width if name == "value" else self.d,)
-            wanted = "[n, h] or [n, 1]" if name == "bias" else "[n, h, d] or [n, 1, d]"
-            self._expect("relative", part, wanted, *((self.n, h, *ends) for h in (self.h, 1)), part=f".{name}")
+            raise ConfigError(f"{self.encoding}.relative must give Relative(query=..., ...), not {shown(found)}")
+        for name, part in found._asdict().items():
+            if name in widths and part is not None:
+                self._expect(f"relative.{name}", part, "n, h or 1, d", d=widths[name])
+            elif part is not None:
+                self._expect(f"relative.{name}", part, "n, h or 1")
 
-    def _tile(self, width: int, q_features: Features, k_features: Features) -> Any:
-        """A `Tile` of shapes."""
-        raw, mapped = ([self._vectors(length, self.h, w) for length in (self.q, self.k)] for w in (self.d, width))
-        where = self._positions(self.q), self._positions(self.k), Struct((self.q, self.k), jnp.bool_)
-        return Tile._make([*raw, *mapped, q_features, k_features, *where])
+    def _tokens(self, letter: str, tree: Any) -> Any:
+        return jax.tree.map(lambda x: Struct((self.sizes[letter], *x.shape), x.dtype), tree)
 
-    def _floats(self, *shape: int) -> Struct:
-        return Struct(shape, jnp.result_type(float))
-
-    def _vectors(self, *shape: int) -> Struct:
-        return Struct(shape, self.vectors)
-
-    def _positions(self, length: int) -> Struct:
-        return Struct((length,), jnp.int32)
+    def _pos(self, letter: str) -> Struct:
+        return Struct((self.sizes[letter],), self.call.pos)
 
     def _call(self, hook: str, *arguments: Any) -> Any:
-        found = self._run(_call_shown(hook, arguments), getattr(self.encoding, hook), self.params, *arguments)
+        """The shapes that `hook` gives; what it raises becomes one line."""
+        shapes = (f"{list(x.shape)}" if hasattr(x, "shape") else "..." for x in arguments)
+        made = f"{self.encoding}.{hook}(params, {', '.join(shapes)})"
+        try:
+            found = jax.eval_shape(getattr(self.encoding, hook), self.params, *arguments)
+        except PosxError:
+            raise
+        except KeyError as error:
+            has = ", ".join(self.params) or "nothing"
+            raise ConfigError(f"{made} reads {error}, which is not there; params has: {has}") from error
+        except Exception as error:  # the user's own code
+            raise ConfigError(f"{made} raises {one_line(error)} ({self._where})") from error
         self.called[hook] = arguments, found
         return found
 
-    def _run(self, shown: str, function: Callable, *arguments: Any) -> Any:
-        """The shapes that `function` gives; what it raises becomes one line."""
-        try:
-            return jax.eval_shape(function, *arguments)
-        except ConfigError:
-            raise
-        except KeyError as error:
-            raise ConfigError(
-                f"{self._name}.{shown} reads {error}, which is not there; init gives: "
-                f"{', '.join(self.params) or 'nothing'}"
-            ) from None
-        except Exception as error:  # the user's own code
-            text = next((line for line in str(error).splitlines() if line.strip()), "")
-            raise ConfigError(f"{self._name}.{shown} raises {type(error).__name__}: {text}") from None
+    def _expect(self, what: str, found: Any, *wanted: str, **widths: int) -> Any:
+        """`found`, where it is floats of one of the `wanted` shapes: letters or 1, "*" for any size."""
+        sizes: dict[str, Any] = {"1": 1, "*": "*", **self.sizes, **widths}
+        forms = [[[sizes[name] for name in axis.split(" or ")] for axis in form.split(", ")] for form in wanted]
+        if is_float(found) and any(_fits(found.shape, form) for form in forms):
+            return found
+        in_numbers = [", ".join(" or ".join(map(str, dict.fromkeys(axis))) for axis in form) for form in forms]
+        letters, numbers = (" or ".join(f"[{text}]" for text in texts) for texts in (wanted, in_numbers))
+        raise ConfigError(
+            f"{self.encoding}.{what} gives {shown(found)} where {letters} = {numbers} is wanted ({self._where})"
+        )
 
-    def _expect(self, hook: str, found: Any, wanted: str, *shapes: tuple[int, ...], part: str = "") -> None:
-        if not _is_float(found) or found.shape not in shapes:
-            sizes = f"h = {self.h}, g = {self.g}, d = {self.d}, q = {self.q}, k = {self.k}, n = {self.n}"
-            first = list(shapes[0])
-            raise ConfigError(
-                f"{self._name}.{hook}{part} gives {_shown(found)} where {wanted} = {first} is wanted ({sizes})"
-            )
+    @property
+    def _where(self) -> str:
+        tokens = ", ".join(f"{letter} = {self.sizes[letter]}" for letter in "qkn")
+        return f"{self.call.heads}; {tokens}"
 
 
-def _is_float(found: Any) -> bool:
+def _fits(shape: tuple[int, ...], form: list[list[Any]]) -> bool:
+    return len(shape) == len(form) and all(size in axis or "*" in axis for size, axis in zip(shape, form, strict=True))
+
+
+def is_float(found: Any) -> bool:
     return hasattr(found, "dtype") and jnp.issubdtype(found.dtype, jnp.floating)
 
 
-def _shown(found: Any) -> str:
+def shown(found: Any) -> str:
     """A result in a few words: the shape of an array of floats, else its type too."""
     if hasattr(found, "shape"):
-        return f"{list(found.shape)}{'' if _is_float(found) else f' of {found.dtype}'}"
+        return f"{list(found.shape)}{'' if is_float(found) else f' of {found.dtype}'}"
     return "None" if found is None else f"a {type(found).__name__}"
+
+
+def one_line(error: Exception) -> str:
+    text = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}"
 
 
 def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda x: (x.shape, x.dtype.name), tree)
-
-
-def _call_shown(hook: str, arguments: tuple[Any, ...]) -> str:
-    shapes = (f"{list(x.shape)}" if hasattr(x, "shape") else "..." for x in arguments)
-    return f"{hook}(params, {', '.join(shapes)})"

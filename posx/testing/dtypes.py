@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.encodings import Dims, Encoding
-from posx.encodings.shapes import Shapes
+from posx.encodings.values import check_hooks
 
 
 @contextlib.contextmanager
@@ -26,9 +26,8 @@ def types_found(encoding: Encoding, dims: Dims, vectors: str) -> dict[str, set[s
     Raises ConfigError where a hook does not fit the contract.
     """
     with jax.enable_x64(vectors == "float64"), promotion(strict=True):
-        shapes = Shapes(encoding, dims, jnp.dtype(vectors))
-        shapes.check()
+        called = check_hooks(encoding, dims, jnp.dtype(vectors))
     return {
         hook: {leaf.dtype.name for leaf in jax.tree.leaves(result) if jnp.issubdtype(leaf.dtype, jnp.floating)}
-        for hook, (_, result) in shapes.called.items()
+        for hook, (_, result) in called.items()
     }

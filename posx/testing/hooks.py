@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.encodings import Encoding
-from posx.encodings.shapes import Shapes
+from posx.encodings import Encoding, values
 from posx.errors import ConfigError
 from posx.testing.dtypes import types_found
 from posx.testing.findings import Findings
 from posx.testing.subject import Subject
 
-#: Hooks whose results follow the type of the vectors they are given; all others are at least float32.
-BY_VECTORS = ("embed", "query", "key", "value", "output")
+#: Hooks whose results follow the type of token vectors; all others are at least float32, `output` as the sums it gets.
+BY_VECTORS = ("embed", "query", "key", "value")
 
 
 def check_hooks(subject: Subject, findings: Findings) -> None:
@@ -47,10 +46,9 @@ def check_value(subject: Subject, findings: Findings) -> None:
 
 def check_eager(subject: Subject, findings: Findings) -> None:
     """Each hook gives outside jit what it gives under it, and at whole positions of type float what at integers."""
-    shapes = Shapes(subject.encoding, subject.dims)
-    shapes.check()
+    called = values.check_hooks(subject.encoding, subject.dims)
     params = subject.single(subject.floats.params)
-    given = {hook: _filled(hook, arguments) for hook, (arguments, _) in shapes.called.items()}
+    given = {hook: _filled(hook, arguments) for hook, (arguments, _) in called.items()}
 
     def all_hooks(params: Any, given: dict[str, Any]) -> dict[str, Any]:
         return {hook: getattr(subject.encoding, hook)(params, *arguments) for hook, arguments in given.items()}

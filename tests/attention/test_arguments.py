@@ -162,20 +162,66 @@ class Odd(Encoding):
 
 
 HOOKS = {
-    "query of other heads": (Odd("query", ("q", 2, D)), r"query gives \[q, 2, 6\], but \[q, 4, \*\] is wanted"),
-    "key of query heads": (Odd("key", ("k", H, D)), r"key gives \[k, 4, 6\], but \[k, 2, \*\] is wanted"),
-    "key of another width": (Odd("key", ("k", G, 8)), "queries come out 6 wide, keys 8, but their products need one"),
-    "value without tokens": (Odd("value", (G, D)), r"value gives \[2, 6\], but \[k, 2, \*\] is wanted"),
-    "output of other heads": (Odd("output", ("q", 1, D)), r"output gives \[q, 1, 6\], but \[q, 4, \*\] is wanted"),
-    "temperature by token": (Odd("temperature", ("q", H)), r"temperature gives \[q, 4\], but \[q\] or \[4 or 1, q\]"),
-    "curve of other heads": (Odd("curve", (3, "n")), r"curve gives \[3, n\], but \[4 or 1, n\] is wanted"),
-    "curve turned": (Odd("curve", ("n", H)), r"curve gives \[n, 4\], but \[4 or 1, n\] is wanted"),
-    "bias turned": (Odd("bias", (H, "k", "q")), r"bias gives \[4, k, q\], but \[4 or 1, q, k\] is wanted"),
-    "bias of key heads": (Odd("bias", (G, "q", "k")), r"bias gives \[2, q, k\], but \[4 or 1, q, k\] is wanted"),
-    "relative of other heads": (Odd("relative", ("n", G, D)), r"relative's query gives \[n, 2, 6\], but \[n, 4 or 1,"),
-    "relative of another width": (Odd("relative", ("n", 1, 5)), r"relative's query gives \[n, 1, 5\]"),
-    "score for one head": (Odd("score", (1, "q", "k")), r"score gives \[1, q, k\], but \[4, q, k\] is wanted"),
-    "mix heads first": (Odd("mix", (H, "q", D)), r"mix gives \[4, q, 6\], but \[q, 4, 6\] is wanted"),
+    "query of other heads": (
+        Odd("query", ("q", 2, D)),
+        r"\.query gives \[3, 2, 6\] where \[q, h, \*\] = \[3, 4, \*\] is wanted",
+    ),
+    "key of query heads": (
+        Odd("key", ("k", H, D)),
+        r"\.key gives \[5, 4, 6\] where \[k, g, \*\] = \[5, 2, \*\] is wanted",
+    ),
+    "key of another width": (
+        Odd("key", ("k", G, 8)),
+        r"\.key: queries are 6 wide and keys 8, but they meet in a product; give both",
+    ),
+    "value without tokens": (
+        Odd("value", (G, D)),
+        r"\.value gives \[2, 6\] where \[k, g, \*\] = \[5, 2, \*\] is wanted",
+    ),
+    "value of another width": (
+        Odd("value", ("k", G, 3)),
+        r"\.output must give \[q, h, d\], d = 6 as values come in, not \[3, 4, 3\]",
+    ),
+    "output of other heads": (
+        Odd("output", ("q", 1, D)),
+        r"\.output gives \[3, 1, 6\] where \[q, h, \*\] = \[3, 4, \*\] is wanted",
+    ),
+    "temperature by token": (
+        Odd("temperature", ("q", H)),
+        r"\.temperature gives \[3, 4\] where \[h or 1, q\] or \[q\] = \[4 or 1, 3\] or \[3\] is wanted",
+    ),
+    "curve of other heads": (
+        Odd("curve", (3, "n")),
+        r"\.curve gives \[3, 7\] where \[h or 1, n\] = \[4 or 1, 7\] is wanted",
+    ),
+    "curve turned": (
+        Odd("curve", ("n", H)),
+        r"\.curve gives \[7, 4\] where \[h or 1, n\] = \[4 or 1, 7\] is wanted",
+    ),
+    "bias turned": (
+        Odd("bias", (H, "k", "q")),
+        r"\.bias gives \[4, 5, 3\] where \[h or 1, q, k\] = \[4 or 1, 3, 5\] is wanted",
+    ),
+    "bias of key heads": (
+        Odd("bias", (G, "q", "k")),
+        r"\.bias gives \[2, 3, 5\] where \[h or 1, q, k\] = \[4 or 1, 3, 5\] is wanted",
+    ),
+    "relative of other heads": (
+        Odd("relative", ("n", G, D)),
+        r"\.relative\.query gives \[7, 2, 6\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
+    ),
+    "relative of another width": (
+        Odd("relative", ("n", 1, 5)),
+        r"\.relative\.query gives \[7, 1, 5\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
+    ),
+    "score for one head": (
+        Odd("score", (1, "q", "k")),
+        r"\.score gives \[1, 3, 5\] where \[h, q, k\] = \[4, 3, 5\] is wanted",
+    ),
+    "mix heads first": (
+        Odd("mix", (H, "q", D)),
+        r"\.mix gives \[4, 3, 6\] where \[q, h, d\] = \[3, 4, 6\] is wanted",
+    ),
 }  # fmt: skip
 
 
@@ -183,14 +229,15 @@ HOOKS = {
 def test_what_a_hook_gives_must_fit(case):
     encoding, message = HOOKS[case]
     for given in (encoding, Chain((Nope(), encoding))):
-        with pytest.raises(ConfigError, match=f"{message}.* q has 4 heads of 6, k and v 2 of 6 and 6") as caught:
+        with pytest.raises(ConfigError, match=rf"{message}.*\(q has 4 heads of 6, k and v 2 of 6 and 6; ") as caught:
             attend(given, {}, POS)
         assert "\n" not in str(caught.value)
 
 
 def test_what_heads_share_may_have_one():
-    for encoding in (Odd("curve", (1, "n")), Odd("bias", (1, "q", "k")), Odd("temperature", ("q",))):
-        assert attend(encoding, {}, POS).shape == Q.shape
+    alone, one = Odd("temperature", ("q",)), Odd("temperature", (1, "q"))
+    for encoding in (Odd("curve", (1, "n")), Odd("bias", (1, "q", "k")), alone, one):
+        assert attend(posx.build(encoding, XL), {}, POS).shape == Q.shape
 
 
 XL = posx.Dims(model_dim=24, num_heads=H, head_dim=D, num_layers=1, train_len=16, num_kv_heads=G)
@@ -210,7 +257,9 @@ MISFITS = {
     "tupe of narrow heads": (*built("tupe", OTHER), r"parameter 'u_k' is \[24, 4, 4\], but init gives \[\*, 2, 6\]"),
     "shaw of narrow heads": (*built("shaw", OTHER), r"parameter 'keys' is \[17, 4\], but init gives \[17, 6\]"),
     "another table": (Shaw(2), SHAW, r"parameter 'keys' is \[7, 6\], but init gives \[5, 6\]"),
-    "rope of wide heads": (*built("rope", ONE), r"^Rope\(.*rotary_dim=24\): query fails where q has 4 heads of 6, .*"),
+    "rope of wide heads": (
+        *built("rope", ONE), r"^Rope\(.*rotary_dim=24\)\.query\(params, \[3, 4, 6\], .* \(q has 4 heads of 6, "
+    ),
     "no parameters": (built("t5", XL)[0], {}, r"^T5\(.*lacks: table; give what init.* returns, the shared ones merged"),
     "half of them": (
         built("transformer_xl", XL)[0], {"w_r": jnp.zeros((24, H, D))}, r"^TransformerXL\(.*lacks: u, v; give"

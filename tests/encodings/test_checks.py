@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import posx
-from posx.encodings import Chain, Encoding, Relative, Rope, shapes
+from posx.encodings import Chain, Encoding, Relative, Rope, Shaw, values
 from posx.errors import ConfigError
 from tests.encodings.cases import DIMS
 
@@ -219,87 +219,91 @@ BUILT = [
     # Shapes.
     (
         "def curve(self, params, distance): return jnp.zeros((distance.shape[0], 4))",
-        r"^Mine\.curve gives \[7, 4\] where \[h, n\] = \[4, 7\] is wanted \(h = 4, g = 2, .* n = 7\)$",
+        r"^Mine\(\)\.curve gives \[7, 4\] where \[h or 1, n\] = \[4 or 1, 7\] is wanted "
+        r"\(q has 4 heads of 6, k and v 2 of 6 and 6; q = 3, k = 5, n = 7\)$",
     ),
-    ("def curve(self, params, distance): -jnp.abs(distance)", r"Mine\.curve gives None where \[h, n\]"),
+    ("def curve(self, params, distance): -jnp.abs(distance)", r"Mine\(\)\.curve gives None where \[h or 1, n\]"),
     (
         "def bias(self, params, q_pos, k_pos): return jnp.zeros((4, k_pos.shape[0], q_pos.shape[0]))",
-        r"Mine\.bias gives \[4, 5, 3\] where \[h, q, k\] = \[4, 3, 5\] is wanted",
+        r"Mine\(\)\.bias gives \[4, 5, 3\] where \[h or 1, q, k\] = \[4 or 1, 3, 5\] is wanted",
     ),
     (
         "def bias(self, params, q_pos, k_pos): return (q_pos[:, None] - k_pos[None])[None]",
-        r"Mine\.bias gives \[1, 3, 5\] of int32 where \[h, q, k\]",
+        r"Mine\(\)\.bias gives \[1, 3, 5\] of int32 where \[h or 1, q, k\]",
     ),
     (
         "def temperature(self, params, q_pos): return jnp.ones((3, 4))",
-        r"Mine\.temperature gives \[3, 4\] where \[h, q",
+        r"Mine\(\)\.temperature gives \[3, 4\] where \[h or 1, q\] or \[q\] = \[4 or 1, 3\] or \[3\] is wanted",
     ),
     (
         "def query(self, params, vectors, pos, features): return vectors[0]",
-        r"Mine\.query gives \[4, 6\] where \[t",
+        r"Mine\(\)\.query gives \[4, 6\] where \[q, h, \*\] = \[3, 4, \*\]",
     ),
     (
         "def key(self, params, vectors, pos, features): return jnp.concatenate([vectors, vectors], axis=-1)",
-        r"^Mine\.key: queries are 6 wide and keys 12, but they meet in a product; give both the same channels$",
+        r"^Mine\(\)\.key: queries are 6 wide and keys 12, but they meet in a product; give both the same channels ",
     ),
     (
         "def value(self, params, vectors, pos, features): return vectors[..., :3]",
-        r"Mine\.output must give \[t, h, d\], d = 6 as values come in",
+        r"Mine\(\)\.output must give \[q, h, d\], d = 6 as values come in, not \[3, 4, 3\]",
     ),
     (
         "def relative(self, params, distance): return jnp.zeros((distance.shape[0], 4, 6))",
         r"must give Relative\(",
     ),
-    ("def relative(self, params, distance): return Relative()", r"Mine\.relative must give Relative"),
+    ("def relative(self, params, distance): return Relative()", r"Mine\(\)\.relative must give Relative"),
     (
         "def relative(self, params, distance): return Relative(value=jnp.zeros((distance.shape[0], 4, 3)))",
-        r"Mine\.relative\.value gives \[7, 4, 3\] where \[n, h, d\] or \[n, 1, d\] = \[7, 4, 6\] is wanted",
+        r"Mine\(\)\.relative\.value gives \[7, 4, 3\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
     ),
     (
         "def relative(self, params, distance): return Relative(bias=jnp.zeros((4, distance.shape[0])))",
-        r"Mine\.relative\.bias gives \[4, 7\] where \[n, h\] or \[n, 1\] = \[7, 4\]",
+        r"Mine\(\)\.relative\.bias gives \[4, 7\] where \[n, h or 1\] = \[7, 4 or 1\]",
     ),
     (
         "def score(self, params, s, tile): return s.sum(axis=0)",
-        r"Mine\.score gives \[3, 5\] where \[h, q, k\] = \[4, 3, 5\]",
+        r"Mine\(\)\.score gives \[3, 5\] where \[h, q, k\] = \[4, 3, 5\]",
     ),
     (
         "def mix(self, params, w, q_pos, k_pos): return w",
-        r"Mine\.mix gives \[4, 3, 5\] where \[q, h, d\] = ",
+        r"Mine\(\)\.mix gives \[4, 3, 5\] where \[q, h, d\] = ",
     ),
-    ("def embed(self, params, x, pos): return x[:, :2]", r"Mine\.embed gives \[3, 2\] where \[t, m\] = \[3, 12\]"),
+    ("def embed(self, params, x, pos): return x[:, :2]", r"Mine\(\)\.embed gives \[3, 2\] where \[q, m\] = \[3, 12\]"),
     (
         "def features(self, params, x, pos, carry): return {'a': x}",
-        r"Mine\.features must give \({name: ",
+        r"Mine\(\)\.features must give \({name: ",
     ),
     (
         "def features(self, params, x, pos, carry): return {'a': x[0]}, None",
-        r"Mine\.features gives 'a' \[12\] ",
+        r"Mine\(\)\.features gives 'a' \[12\] ",
     ),
     (
         "def features(self, params, x, pos, carry): return {'a': x}, x",
-        r"Mine\.features: the carry changes from .*so a cache cannot hold it",
+        r"Mine\(\)\.features: the carry changes from .*so a cache cannot hold it",
     ),
     # Parameters.
-    ("def init(self, rng, dims): return [jnp.ones(3)]", r"Mine\.init must give a dict of arrays by name, not a list"),
+    (
+        "def init(self, rng, dims): return [jnp.ones(3)]",
+        r"Mine\(\)\.init must give a dict of arrays by name, not a list",
+    ),
     ("def init(self, rng, dims): return {'a': jnp.arange(3)}", r"arrays of floats, but 'a' is \[3\] of int32"),
     (
         "shared = frozenset({'tabel'})\ndef init(self, rng, dims): return {'table': jnp.ones(3)}",
-        r"^Mine\.shared names 'tabel', which init does not give; did you mean 'table'\? init gives: table$",
+        r"^Mine\(\)\.shared names 'tabel', which init does not give; did you mean 'table'\? init gives: table$",
     ),
     (
         "def init(self, rng, dims): return {'a': jnp.ones(4)}\n"
         "def curve(self, params, distance): return params['b'][:, None] * distance[None]",
-        r"^Mine\.curve\(params, \[7\]\) reads 'b', which is not there; init gives: a$",
+        r"^Mine\(\)\.curve\(params, \[7\]\) reads 'b', which is not there; params has: a$",
     ),
     # What the user's own code raises, where it raises it.
     (
         "def curve(self, params, distance): return jnp.ones((4, 1)) @ distance",
-        r"^Mine\.curve\(params, \[7\]\) raises TypeError: dot_general requires",
+        r"^Mine\(\)\.curve\(params, \[7\]\) raises TypeError: dot_general requires",
     ),
     (
         "def init(self, rng, dims): return {'a': jnp.ones(dims.heads)}",
-        r"Mine\.init\(rng, dims\) raises Attr",
+        r"Mine\(\)\.init\(rng, dims\) raises Attr",
     ),
     ("def resolve(self, dims): return 1 / 0", r"^Mine\.resolve raises ZeroDivisionError: division by zero$"),
     ("def resolve(self, dims): pass", r"^Mine\.resolve must return the value, not None$"),
@@ -328,13 +332,13 @@ def test_a_value_whose_hooks_do_not_fit_is_refused_when_it_is_built(body, messag
 
 def test_parts_of_a_chain_are_checked_one_by_one_and_together():
     wide = made("def value(self, params, vectors, pos, features): return jnp.concatenate([vectors, vectors], axis=-1)")
-    with pytest.raises(ConfigError, match=r"^Mine\.output must give"):
+    with pytest.raises(ConfigError, match=r"^Mine\(\)\.output must give"):
         posx.build([wide(), "rope"], DIMS)
     more = made(
         "def query(self, params, vectors, pos, features): return jnp.tile(vectors, 2)", bases="posx.encodings.Rope"
     )
-    with pytest.raises(ConfigError, match=r"^Chain\.query: queries are 12 wide and keys 6"):
-        shapes.Shapes(Chain((more(rotary_dim=4), Rope(rotary_dim=4))), DIMS).check()
+    with pytest.raises(ConfigError, match=r"^Chain\(.*\)\.query: queries are 12 wide and keys 6"):
+        values.check_hooks(Chain((more(rotary_dim=4), Rope(rotary_dim=4))), DIMS)
 
 
 def test_a_field_that_is_missing_is_one_line():
@@ -369,10 +373,10 @@ def test_hooks_are_traced_once_for_equal_values_and_sizes():
 
 def test_no_two_axes_of_a_check_have_one_size():
     for dims in (DIMS, posx.Dims(3, 4, 5, 1, 8), posx.Dims(8, 8, 8, 1, 8, num_kv_heads=4)):
-        found = shapes.Shapes(Rope(rotary_dim=2), dims)
-        assert len({1, found.h, found.d, dims.model_dim, found.q, found.k, found.n}) == len(
-            {1, found.h, found.d, dims.model_dim}
-        ) + 3  # fmt: skip
+        called = values.check_hooks(Chain((Rope(rotary_dim=2), Shaw(2))), dims)
+        tokens = {called[hook][0][at].shape[0] for hook, at in (("query", 1), ("key", 1), ("relative", 0))}
+        others = {1, dims.num_heads, dims.num_kv_heads, dims.head_dim, dims.model_dim}
+        assert len(tokens) == 3 and not tokens & others
 
 
 CLI_FAULTS = {
@@ -382,7 +386,7 @@ CLI_FAULTS = {
     ),
     "Turned": (
         "def curve(self, params, distance): return distance[:, None]",
-        "gives [6, 1] where [h, n] = [4, 6]",
+        "gives [6, 1] where [h or 1, n] = [4 or 1, 6]",
     ),
 }
 

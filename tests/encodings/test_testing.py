@@ -402,7 +402,9 @@ def test_what_cannot_be_checked_is_one_line():
         check_encoding("nope", only=["decoding"])
     with pytest.raises(ConfigError, match="defined for positions 0 to 9, but the checks need those to 29"):
         check_encoding(Learned(10), only=["hooks"])
-    with pytest.raises(ConfigError, match=r"Alibi\.curve gives \[3, 7\] where \[h, n\] = \[4, 7\] is wanted"):
+    with pytest.raises(
+        ConfigError, match=r"^Alibi\(num_heads=3\)\.curve gives \[3, 7\] where \[h or 1, n\] = \[4 or 1, 7\]"
+    ):
         check_encoding(Alibi(3), only=["hooks"])
 
 
