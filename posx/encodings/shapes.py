@@ -162,7 +162,7 @@ class Hooks:
             raise
         except KeyError as error:
             has = ", ".join(self.params) or "nothing"
-            raise ConfigError(f"{made} reads {error}, which is not there; params has: {has}") from error
+            raise ConfigError(f"{made} reads {error}, which is not there; params has: {has} ({self._where})") from error
         except Exception as error:  # the user's own code
             raise ConfigError(f"{made} raises {one_line(error)} ({self._where})") from error
         self.called[hook] = arguments, found

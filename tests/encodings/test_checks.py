@@ -294,7 +294,7 @@ BUILT = [
     (
         "def init(self, rng, dims): return {'a': jnp.ones(4)}\n"
         "def curve(self, params, distance): return params['b'][:, None] * distance[None]",
-        r"^Mine\(\)\.curve\(params, \[7\]\) reads 'b', which is not there; params has: a$",
+        r"^Mine\(\)\.curve\(params, \[7\]\) reads 'b', which is not there; params has: a \(q has 4 heads",
     ),
     # What the user's own code raises, where it raises it.
     (

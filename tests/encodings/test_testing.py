@@ -306,7 +306,7 @@ BROKEN = [
     (MixesUnevenly(), "tiles", "causal: outputs differs by"),
     (PlainAngles(), "float32", "positions moved by 32768: outputs differs by"),
     (CurveInBfloat16(), "hooks", "curve gives bfloat16 for float32 vectors, not float32"),
-    (MixesTypes(), "hooks", "under strict rank and type promotion: MixesTypes.curve(params, [7]) raises"),
+    (MixesTypes(), "hooks", "under strict rank and type promotion: MixesTypes().curve(params, [7]) raises"),
     (Counts(), "eager", "outside jit: ['curve'] differs by"),
     (Forgets(), "decode", "features by chunks['sum'] differs by"),
     (SaysTwoThings(), "strips", "causal: outputs differs by"),
