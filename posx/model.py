@@ -50,7 +50,7 @@ _linear = jax.custom_jvp(_product, nondiff_argnums=(2,))
 @_linear.defjvp
 def _linear_tangent(dtype: str, primals: Any, tangents: Any):
     (x, w), (x_tangent, w_tangent) = primals, tangents
-    # Transposed, the second product contracts the rows of `_turned(x)`: the gradient of w.
+    # Transposed, this product contracts the rows of `_turned(x)`: the gradient of w.
     by_weights = jax.lax.dot_general(_turned(x), apart(w_tangent), (((0,), (0,)), ((), ())))
     return _linear(x, w, dtype), _linear(x_tangent, w, dtype) + by_weights
 

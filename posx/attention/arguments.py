@@ -99,11 +99,10 @@ def sides(
     if in_order and q_tokens != k_tokens:
         raise ValueError(f"{q_tokens[1]} queries but {k_tokens[1]} keys: give q_idx and k_idx, the arrival orders")
     q, k = _side("q", q_tokens, q, clean=False), _side("k", k_tokens, k, clean=k_clean)
-    q_pos, k_pos = q.pos, k.pos
-    if jnp.issubdtype(q_pos.dtype, jnp.integer) != jnp.issubdtype(k_pos.dtype, jnp.integer):
-        raise ValueError(f"q_pos is {q_pos.dtype} but k_pos {k_pos.dtype}: give both as int32 or both as float32")
-    dtype = np.promote_types(q_pos.dtype, k_pos.dtype)
-    return q._replace(pos=_as(q_pos, dtype)), k._replace(pos=_as(k_pos, dtype)), in_order
+    if jnp.issubdtype(q.pos.dtype, jnp.integer) != jnp.issubdtype(k.pos.dtype, jnp.integer):
+        raise ValueError(f"q_pos is {q.pos.dtype} but k_pos {k.pos.dtype}: give both as int32 or both as float32")
+    wider = jax.tree.map(lambda a, b: np.promote_types(a.dtype, b.dtype), q, k)
+    return *(jax.tree.map(_as, side, wider) for side in (q, k)), in_order
 
 
 def _side(side: str, tokens: tuple[int, ...], given: Side, clean: bool) -> Side:

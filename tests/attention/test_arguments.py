@@ -96,7 +96,8 @@ def test_64_bit_positions_are_served_in_float64():
     wanted = attend(Alibi(H), {}, POS)
     with jax.enable_x64(True):
         q, k, v = map(np.float64, (Q, K, V))
-        run = jax.jit(lambda pos: attend(Alibi(H), {}, pos, q, k, v, k_pos=POS))
+        idx = {"q_idx": IN_ORDER, "k_idx": np.arange(T)}
+        run = jax.jit(lambda pos: attend(Alibi(H), {}, pos, q, k, v, k_pos=POS, **idx))
         far = jax.jit(lambda pos: attend(Alibi(H), {}, pos + 2**33, q, k, v))
         for found in (run(POS.astype(np.int64)), run(POS.astype(np.uint32)), far(POS.astype(np.int64))):
             assert found.dtype == np.float64
