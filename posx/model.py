@@ -50,8 +50,9 @@ _linear = jax.custom_jvp(_product, nondiff_argnums=(2,))
 @_linear.defjvp
 def _linear_tangent(dtype: str, primals: Any, tangents: Any):
     (x, w), (x_tangent, w_tangent) = primals, tangents
-    # Transposed, this product contracts the rows of `_turned(x)`: the gradient of w.
-    by_weights = jax.lax.dot_general(_turned(x), apart(w_tangent), (((0,), (0,)), ((), ())))
+    # Transposed, the product below contracts the rows of `turned`: the gradient of w.
+    turned, w_tangent = _turned(x.astype(dtype)), apart(w_tangent.astype(dtype))
+    by_weights = jax.lax.dot_general(turned, w_tangent, (((0,), (0,)), ((), ())))
     return _linear(x, w, dtype), _linear(x_tangent, w, dtype) + by_weights
 
 
