@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 _seen = False
+_waits = False
 
 
 def remember_interrupts() -> None:
@@ -22,8 +24,9 @@ def remember_interrupts() -> None:
 
     def interrupted(*_: Any) -> None:
         global _seen
-        _seen = True
-        raise KeyboardInterrupt
+        again, _seen = _seen, True
+        if again or not _waits:
+            raise KeyboardInterrupt
 
     global _seen
     _seen = False
@@ -36,3 +39,15 @@ def check() -> None:
     """Raises KeyboardInterrupt if one was seen since `remember_interrupts`."""
     if _seen:
         raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """A first Ctrl-C waits for the end of what is inside: a save has threads of its own, which would be torn down."""
+    global _waits
+    _waits = True
+    try:
+        yield
+    finally:
+        _waits = False
+    check()

@@ -188,7 +188,13 @@ def _given(encoding: Encoding, params: Params, pos: jax.Array) -> Relative:
 
 
 def _rows(encoding: Encoding, params: Params, name: str, dtype: Any) -> relative.Rows:
-    return lambda distance: apart(getattr(encoding.relative(params, distance), name).astype(dtype))
+    return lambda distance: getattr(by_distance(encoding, params, distance), name).astype(dtype)
+
+
+def by_distance(encoding: Encoding, params: Params, distance: jax.Array) -> Relative:
+    """The `relative` hook at distances [n]."""
+    found = encoding.relative(params, distance)
+    return apart(found._replace(bias=finite(found.bias)))
 
 
 def _over_batch(function, *arrays):

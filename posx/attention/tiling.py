@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention.masks import Mask
-from posx.attention.tiles import Slots, Strips, Tokens, finite, visible_pairs
-from posx.compiler import apart
+from posx.attention.tiles import Slots, Strips, Tokens, by_distance, finite, visible_pairs
 from posx.encodings.base import Encoding, Params, Relative, as_float, at_least_float32
 
 
@@ -58,8 +57,8 @@ def _even(num_tokens: int, block: int) -> int:
 def tabulate(encoding: Encoding, params: Params, distances: np.ndarray) -> Strips:
     """`curve` and `relative` at distances [n], falling by one."""
     curve = finite(encoding.curve(params, as_float(distances))) if encoding.acts_on("curve") else None
-    vectors = encoding.relative(params, jnp.asarray(distances)) if encoding.acts_on("relative") else Relative()
-    return Strips(curve, apart(jax.tree.map(lambda x: x.swapaxes(0, 1), vectors)))
+    vectors = by_distance(encoding, params, jnp.asarray(distances)) if encoding.acts_on("relative") else Relative()
+    return Strips(curve, jax.tree.map(lambda x: x.swapaxes(0, 1), vectors))
 
 
 def reads_params(encoding: Encoding, strips: Strips | None) -> bool:

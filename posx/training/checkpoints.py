@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from posx import interrupts
 from posx.errors import OutOfMemoryError, WorkdirError
 
 FORMAT_VERSION = 1
@@ -46,7 +47,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / f"{step}.json").unlink(missing_ok=True)  # a damaged one that was passed over
             self._sweep()
-            with ocp.PyTreeCheckpointer() as checkpointer:
+            with interrupts.deferred(), ocp.PyTreeCheckpointer() as checkpointer:
                 checkpointer.save(target, arrays)
             manifest = {
                 "format_version": FORMAT_VERSION,
