@@ -13,6 +13,7 @@ from posx.encodings.base import HOOKS, Dims, Encoding, Features, Params, Relativ
 from posx.encodings.chain import Chain
 from posx.encodings.checks import check_decorated
 from posx.encodings.deberta import Deberta
+from posx.encodings.grammar import parse
 from posx.encodings.learned import Learned
 from posx.encodings.nope import Nope
 from posx.encodings.rope import Rope
@@ -70,7 +71,8 @@ def encoding_name(encoding: Encoding) -> str:
 
 
 def build(spec: Spec, dims: Dims) -> Encoding:
-    """The resolved encoding that `spec` names: a name, a mapping with `name` and fields, or a list for a Chain.
+    """The resolved encoding that `spec` names: a text such as "rope(base=500000)+alibi" (see `grammar`), a mapping with
+    `name` and fields, or a list of either for a Chain.
 
     Raises ConfigError for an unknown name or field (with the nearest valid one), a value of the wrong type, sizes
     that do not fit the method, or a hook that does not give what the formula needs (see `shapes`). The text "auto"
@@ -89,7 +91,7 @@ def from_spec(spec: Spec) -> Encoding:
     if isinstance(spec, Encoding):
         return spec
     if isinstance(spec, str):
-        spec = {"name": spec}
+        spec = parse(spec)
     if isinstance(spec, Mapping):
         name = _name(spec)
         return _called(f"encoding {name!r}", encoding_class(name), **given_fields(spec))

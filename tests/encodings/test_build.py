@@ -232,3 +232,16 @@ def test_a_class_of_ones_own_is_named_by_its_place():
 )
 def test_sites(name, sites):
     assert posx.build(name, DIMS).sites == sites
+
+
+def test_a_text_is_a_spec():
+    spelt = posx.build("rope(base=500.0, layout=interleaved) + t5(num_buckets=8, max_distance=20)", DIMS)
+    listed = [
+        {"name": "rope", "base": 500.0, "layout": "interleaved"},
+        {"name": "t5", "num_buckets": 8, "max_distance": 20},
+    ]
+    assert spelt == posx.build(listed, DIMS)
+    with pytest.raises(ConfigError, match="did you mean 'rope'"):
+        posx.build("alibi + rop", DIMS)
+    with pytest.raises(ConfigError, match="at 'alibi': this is no encoding"):
+        posx.build("rope alibi", DIMS)

@@ -1,0 +1,118 @@
+"""The text of a spec: what is printed can be typed.
+
+    rope    rope(base=500000)    rope + alibi    t5(max_distance=128)    my_module:MyEncoding(gain=3)
+    rope(frequencies=yarn(factor=8)) + log_length    learned(beyond=clamp)    tupe(untied=(0, 3))
+
+Python's own grammar, read with `ast` and never evaluated: a name or a call with keywords, and + between the parts of a
+chain. A word that stands as a value is a text or a nested name, as its field has it.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posx.errors import ConfigError
+
+#: Stands for the colon of "my_module:MyEncoding" while Python reads the text: a letter that nobody types.
+_COLON = "\u02d0"
+_OWN_CLASS = re.compile(r"(?<=\w):(?=[^\W\d])")
+
+
+def parse(text: str) -> dict[str, Any] | list[Any]:
+    """The mapping with `name` and fields that `text` spells, or a list of them for a chain.
+
+    Raises ConfigError that points at what cannot be read. Names and fields are not looked up here.
+    """
+    try:
+        tree = ast.parse(_OWN_CLASS.sub(_COLON, text.strip()), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        place = (getattr(error, "offset", None) or 1) - 1
+        rest = text.strip()[place:]
+        raise ConfigError(_unreadable(text, rest or "its end", "this is no encoding")) from None
+    parts = [_named(part, text) for part in _summands(tree)]
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _summands(tree: ast.expr) -> list[ast.expr]:
+    found: list[ast.expr] = []
+    while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
+        found.append(tree.right)
+        tree = tree.left
+    return [tree, *reversed(found)]
+
+
+def _named(tree: ast.expr, text: str) -> dict[str, Any]:
+    if not isinstance(tree, ast.Call):
+        return {"name": _name(tree, text)}
+    if tree.args:
+        raise ConfigError(_unreadable(text, _source(tree.args[0]), "give fields by name, such as base=500000"))
+    spec: dict[str, Any] = {"name": _name(tree.func, text)}
+    for field in tree.keywords:
+        if field.arg is None or field.arg in spec:
+            raise ConfigError(_unreadable(text, field.arg or "**", "each field once, by its name"))
+        spec[field.arg] = _value(field.value, text)
+    return spec
+
+
+def _name(tree: ast.expr, text: str) -> str:
+    name = _source(tree)
+    words = re.split("[.:]", name)
+    if not isinstance(tree, ast.Name | ast.Attribute) or not all(map(str.isidentifier, words)) or name.count(":") > 1:
+        raise ConfigError(_unreadable(text, name, "an encoding is a name, such as rope, or my_module:MyEncoding"))
+    return name
+
+
+def _value(tree: ast.expr, text: str) -> Any:
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, str):
+        return tree.value.replace(_COLON, ":")
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, bool | int | float | None):
+        return tree.value
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        number = _value(tree.operand, text)
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return -number
+    if isinstance(tree, ast.Tuple | ast.List):
+        return tuple(_value(item, text) for item in tree.elts)
+    if isinstance(tree, ast.Name) and _COLON not in tree.id:
+        return tree.id
+    if isinstance(tree, ast.Call | ast.Attribute | ast.BinOp | ast.Name):
+        parts = [_named(part, text) for part in _summands(tree)]
+        return parts[0] if len(parts) == 1 else parts
+    raise ConfigError(_unreadable(text, _source(tree), "a value is a number, a word, a tuple or another encoding"))
+
+
+def _source(tree: ast.expr) -> str:
+    return ast.unparse(tree).replace(_COLON, ":")
+
+
+def _unreadable(text: str, word: str, why: str) -> str:
+    shown, at = (f"{x[:60]}..." if len(x) > 63 else x for x in (text, word))
+    return f"encoding {shown!r}, at {at!r}: {why}"
+
+
+def unparse(spec: str | Mapping[str, Any] | Sequence[Any]) -> str:
+    """The text that `parse` reads as `spec`: rope(base=500000.0)+alibi."""
+    if isinstance(spec, str):
+        return spec
+    if isinstance(spec, Mapping):
+        fields = [f"{name}={_spelt(value)}" for name, value in spec.items() if name != "name"]
+        return f"{spec['name']}({', '.join(fields)})" if fields else spec["name"]
+    return "+".join(unparse(part) for part in spec)
+
+
+def _spelt(value: Any) -> str:
+    if isinstance(value, Mapping) or (isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value)):
+        return unparse(value)
+    if isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value):
+        return value
+    if isinstance(value, tuple | list):
+        items = ", ".join(map(_spelt, value))
+        return f"({items},)" if len(value) == 1 else f"({items})"
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{value} has no place in a spec: numbers are finite")
+    return repr(value)
