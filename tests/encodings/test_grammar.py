@@ -33,7 +33,7 @@ def test_what_is_read_is_written_and_read_again(text):
 @pytest.mark.parametrize(
     ("text", "at"),
     [
-        ("rope(base=)", "')'"), ("rope(500)", "'500'"), ("rope alibi", "'alibi'"), ("rope - alibi", "'rope - alibi'"),
+        ("rope(base=)", ")'"), ("rope(500)", "'500'"), ("rope alibi", "'alibi'"), ("rope - alibi", "'rope - alibi'"),
         ("rope(base=1, base=2)", "base"), ("rope(**{})", "'**'"), ("", "'its end'"), ("3", "'3'"),
         ("a:b:c", "'a:b:c'"), ("rope(base=[x for x in y])", "[x for x in y]"), ("(" * 9999, "'"),
         ("__import__('os').system('x')", "'x'"), ("rope(base=lambda: 3)", "lambda"),
