@@ -13,7 +13,7 @@ from posx.encodings.base import HOOKS, Dims, Encoding, Features, Params, Relativ
 from posx.encodings.chain import Chain
 from posx.encodings.checks import check_decorated
 from posx.encodings.deberta import Deberta
-from posx.encodings.grammar import parse
+from posx.encodings.grammar import parse, unparse
 from posx.encodings.learned import Learned
 from posx.encodings.nope import Nope
 from posx.encodings.rope import Rope
@@ -39,6 +39,9 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "alibi": Alibi,
 }
 
+#: What a combination of encodings is called where it stands as a mapping; in a text it is written with +.
+CHAIN = "chain"
+
 Spec = str | Mapping[str, Any] | Sequence[Any] | Encoding
 
 
@@ -46,6 +49,8 @@ def encoding_class(name: str) -> type[Encoding]:
     """The class behind a registry name, or behind "package.module:Class" for a user's own. Raises ConfigError."""
     if name in ENCODINGS:
         return ENCODINGS[name]
+    if name == CHAIN:
+        return Chain
     if ":" not in name:
         raise ConfigError(f"unknown encoding {name!r}; {nearest(name, list(ENCODINGS))}known: {', '.join(ENCODINGS)}")
     module_name, _, class_name = name.partition(":")
@@ -68,6 +73,14 @@ def encoding_name(encoding: Encoding) -> str:
     by_class = {cls: name for name, cls in ENCODINGS.items()}
     cls = type(encoding)
     return by_class.get(cls, f"{cls.__module__}:{cls.__qualname__}")
+
+
+def spec_text(spec: Spec) -> str:
+    """What can be typed for `spec`, with the fields that it sets to other than their defaults: rope(base=500000)+alibi.
+
+    Raises ConfigError as `build` does.
+    """
+    return unparse(_told(from_spec(spec)))
 
 
 def build(spec: Spec, dims: Dims) -> Encoding:
@@ -121,6 +134,20 @@ def spec_of(encoding: Encoding) -> dict[str, Any] | list[Any]:
     return {"name": encoding_name(encoding), **{key: _plain(value) for key, value in values.items()}}
 
 
+def _told(value: Any) -> Any:
+    """`value` as a spec that names only what is not the default."""
+    if isinstance(value, Chain):
+        return [_told(part) for part in value.parts]
+    if isinstance(value, tuple):
+        return tuple(map(_told, value))
+    if not isinstance(value, Encoding):
+        return value
+    given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+    defaults = {f.name: f.default for f in dataclasses.fields(value)}
+    told = {name: _told(inner) for name, inner in given.items() if inner is not None and inner != defaults[name]}
+    return {"name": encoding_name(value), **told}
+
+
 def _name(spec: Mapping[str, Any]) -> str:
     if not isinstance(spec.get("name"), str):
         raise ConfigError(f"encoding {dict(spec)} has no name; known: {', '.join(ENCODINGS)}")
@@ -152,6 +179,6 @@ def _called(what: str, function: Callable, *args: Any, **fields: Any) -> Any:
 
 
 __all__ = [
-    "ENCODINGS", "HOOKS", "Chain", "Dims", "Encoding", "Features", "Params", "Relative", "Tile",
-    "build", "encoding_class", "encoding_name", "from_spec", "given_fields", "spec_of",
+    "CHAIN", "ENCODINGS", "HOOKS", "Chain", "Dims", "Encoding", "Features", "Params", "Relative", "Tile",
+    "build", "encoding_class", "encoding_name", "from_spec", "given_fields", "spec_of", "spec_text",
 ]  # fmt: skip

@@ -96,7 +96,7 @@ def _unreadable(text: str, word: str, why: str) -> str:
 
 
 def unparse(spec: str | Mapping[str, Any] | Sequence[Any]) -> str:
-    """The text that `parse` reads as `spec`: rope(base=500000.0)+alibi."""
+    """The text that `parse` reads as `spec`: rope(base=500000)+alibi."""
     if isinstance(spec, str):
         return spec
     if isinstance(spec, Mapping):
@@ -115,4 +115,6 @@ def _spelt(value: Any) -> str:
         return f"({items},)" if len(value) == 1 else f"({items})"
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{value} has no place in a spec: numbers are finite")
+    if isinstance(value, float) and value.is_integer() and 0 < abs(value) < 1e15:
+        return repr(int(value))
     return repr(value)

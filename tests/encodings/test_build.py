@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import posx
-from posx.encodings import Chain, encoding_name
+from posx.encodings import Chain, encoding_name, from_spec, spec_text
 from posx.errors import ConfigError
 from tests.encodings.cases import CASES, DIMS, SPECS
 
@@ -33,6 +33,29 @@ def test_built_values_survive_the_round_trip(case):
     assert repr(again) == repr(encoding)
     assert posx.build(encoding, DIMS) == encoding
     assert posx.build(SPECS[case], DIMS) == encoding
+
+
+@all_cases
+def test_what_is_printed_can_be_typed(case):
+    """With only the fields that were set: what is left to the sizes, or to the default, is not in the text."""
+    asked = from_spec(SPECS[case])
+    text = spec_text(SPECS[case])
+    assert from_spec(text) == asked and spec_text(text) == text and "None" not in text
+    assert posx.build(spec_text(CASES[case]), DIMS) == CASES[case]
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("rope", "rope"), ({"name": "rope", "base": 10000.0}, "rope"),
+        ({"name": "rope", "base": 5e5}, "rope(base=500000)"),
+        (["rope", {"name": "t5", "num_buckets": "auto", "max_distance": 128}], "rope+t5(max_distance=128)"),
+        ({"name": "chain", "parts": ("rope(base=50)", "alibi")}, "rope(base=50)+alibi"),
+        ("tupe(untied=(0, 3))", "tupe(untied=(0, 3))"),
+    ],
+)  # fmt: skip
+def test_a_spec_is_printed_as_short_as_it_can_be(spec, text):
+    assert spec_text(spec) == text
 
 
 @all_cases
