@@ -10,9 +10,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import posx
 import posx.cli
 from posx.config import TrainConfig
+from posx.config.model import ModelConfig
+from posx.machine.devices import on_all_devices, over_devices
 from posx.model import make_model
-from posx.model_config import ModelConfig
-from posx.parallel import on_all_devices, over_devices
 from posx.training.step import init_state, train_steps
 
 T, H, D = 600, 8, 8  # several tiles of the blockwise executor

@@ -6,13 +6,13 @@ import sys
 import jaxlib
 import pytest
 
-from posx.compile_cache import machine_key
+from posx.machine.compile_cache import machine_key
 from tests import tiny
 
 COMPILES = """
 import sys
 from pathlib import Path
-from posx.compile_cache import start_cost, use_compile_cache
+from posx.machine.compile_cache import start_cost, use_compile_cache
 use_compile_cache(Path(sys.argv[1]))
 import jax
 jax.jit(lambda x: x * 2 + 1)(3.0)

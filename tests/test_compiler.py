@@ -7,7 +7,7 @@ import sys
 import jaxlib
 import pytest
 
-from posx.compiler import FAULTY, FLAG
+from posx.machine.compiler import FAULTY, FLAG
 from tests.tiny import environment
 
 STRUCK = jaxlib.__version__ in FAULTY

@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
-from posx import attention, cli, doctor
+from posx import attention, cli
+from posx.commands import doctor
 from tests import tiny
 
 

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import posx
-from posx import encodings, flags, stored, sweep
-from posx.config import RunConfig, base_config, run_config
+from posx import encodings
+from posx.config import RunConfig, base_config, flags, run_config, stored
+from posx.config.model import ModelConfig
 from posx.encodings import Alibi, Chain, Dims, Encoding, Rope, from_spec, spec_of
-from posx.model_config import ModelConfig
-from posx.runner import count
-from posx.runs import RunFolder
+from posx.runs.describe import count, model_of
+from posx.runs.folder import RunFolder
+from posx.sweeps import plan as sweep
 from tests import tiny
 
 ROOT = Path(__file__).parent
@@ -97,7 +98,7 @@ def test_settings_of_schema_1_give_the_encodings_they_were_resolved_to(other_rul
     run = stored.from_stored(written)
     wanted = [text.replace("head_dim=32", "head_dim=0") for text in written["resolved"]["encodings"]]  # nothing read it
     assert layers(path) == wanted
-    assert count(run.make_model(257)) == written["resolved"]["num_params"]
+    assert count(model_of(run, 257)) == written["resolved"]["num_params"]
     again = stored.from_stored(json.loads(json.dumps(stored.to_stored(run))))
     assert again == run and stored.digest(again) == stored.digest(run)
 
@@ -105,7 +106,7 @@ def test_settings_of_schema_1_give_the_encodings_they_were_resolved_to(other_rul
 @pytest.mark.parametrize("path", sorted(ROOT.parent.glob("experiments/*/**/config.json")), ids=lambda p: p.parent.name)
 def test_every_committed_run_is_read(path):
     run = stored.from_stored(json.loads(path.read_text()))
-    assert count(run.make_model(257)) == json.loads(path.read_text())["resolved"]["num_params"]
+    assert count(model_of(run, 257)) == json.loads(path.read_text())["resolved"]["num_params"]
 
 
 def test_an_old_run_is_found_loaded_and_resumed_as_it_was(capsys, place, other_rules):

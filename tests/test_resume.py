@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from posx.runs import append_row, read_rows
+from posx.files.lines import append, read
 from tests import cheap, tiny
 
 STEPS, CHECKPOINT_STEPS = tiny.STEPS, tiny.CHECKPOINT_STEPS
@@ -29,12 +29,12 @@ def until(condition, process, seconds: float = 1800) -> None:
 
 
 def attempts(workdir) -> int:
-    return max((row["attempt"] for row in read_rows(workdir / "metrics.jsonl")), default=0)
+    return max((row["attempt"] for row in read(workdir / "metrics.jsonl")), default=0)
 
 
 def last_step(workdir, attempt: int = 1) -> int:
     """The newest step of an attempt that is in the metrics; 0 before its first."""
-    rows = read_rows(workdir / "metrics.jsonl")
+    rows = read(workdir / "metrics.jsonl")
     return max((row["step"] for row in rows if row["attempt"] == attempt), default=0)
 
 
@@ -61,7 +61,7 @@ def assert_same_run(workdir, whole) -> None:
     assert [without_place(row) for row in rows] == [without_place(row) for row in wanted]
     # Of steps that were made twice, the last attempt counts; both must have computed the same.
     losses = {
-        folder: {row["step"]: row["loss"] for row in read_rows(folder / "metrics.jsonl")} for folder in (workdir, whole)
+        folder: {row["step"]: row["loss"] for row in read(folder / "metrics.jsonl")} for folder in (workdir, whole)
     }
     assert losses[workdir] == losses[whole] and set(losses[whole]) == set(range(1, STEPS + 1))
 
@@ -80,7 +80,7 @@ def test_a_killed_run_ends_bit_for_bit_like_one_never_interrupted(site, tmp_path
     with open(workdir / "metrics.jsonl", "a") as file:
         file.write('{"step": 999, "lo')  # what a kill in the middle of a write leaves
     resume_and_compare(site, workdir, whole, saved)
-    made = [row["attempt"] for row in read_rows(workdir / "metrics.jsonl")]
+    made = [row["attempt"] for row in read(workdir / "metrics.jsonl")]
     assert made == sorted(made) and set(made) == {1, 2}
     assert len(json.loads((workdir / "env.json").read_text())["resumed"]) == 1
 
@@ -92,7 +92,7 @@ def test_a_run_killed_twice_ends_the_same(site, tmp_path, whole, steps):
     for step in steps:
         saved = kill_after(step, words(site, workdir), workdir)
     resume_and_compare(site, workdir, whole, saved)
-    assert {row["attempt"] for row in read_rows(workdir / "metrics.jsonl")} == {1, 2, 3}
+    assert {row["attempt"] for row in read(workdir / "metrics.jsonl")} == {1, 2, 3}
 
 
 def test_a_damaged_newest_checkpoint_costs_steps_and_changes_nothing(capsys, tmp_path, whole, site):
@@ -133,7 +133,7 @@ def test_an_interrupted_evaluation_computes_only_what_is_missing(tmp_path, whole
     (workdir / "eval.jsonl").write_text(marked + lines[1][:40])
     code, _, err = tiny.run(*words(site, workdir))
     assert code == 0, err
-    rows = read_rows(workdir / "eval.jsonl")
+    rows = read(workdir / "eval.jsonl")
     assert rows[0]["mark"] and len(rows) == len(lines)
     assert [without_place(row) for row in rows[1:]] == [without_place(json.loads(line)) for line in lines[1:]]
     assert (workdir / "DONE").exists()
@@ -141,11 +141,11 @@ def test_an_interrupted_evaluation_computes_only_what_is_missing(tmp_path, whole
 
 def test_rows_after_a_torn_line_are_read(tmp_path):
     path = tmp_path / "rows.jsonl"
-    append_row(path, {"step": 1, "loss": float("nan")})
+    append(path, {"step": 1, "loss": float("nan")})
     with open(path, "a") as file:
         file.write('{"step": 2, "lo')
-    append_row(path, {"step": 2, "loss": 0.5})
-    assert read_rows(path) == [{"step": 1, "loss": "nan"}, {"step": 2, "loss": 0.5}]
+    append(path, {"step": 2, "loss": 0.5})
+    assert read(path) == [{"step": 1, "loss": "nan"}, {"step": 2, "loss": 0.5}]
     assert "NaN" not in path.read_text()
 
 
@@ -192,7 +192,7 @@ def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, monkeypatch, site, 
     assert code == 0, err
     assert "1 of 2 runs are finished already" in err
     assert before == {path: path.stat().st_mtime_ns for path in first.rglob("*")}
-    assert {row["attempt"] for row in read_rows(second / "metrics.jsonl")} == {1, 2}
+    assert {row["attempt"] for row in read(second / "metrics.jsonl")} == {1, 2}
     assert (workdir / "table.md").exists() and list(workdir.glob("**/*.png")) and "T5 bias" in out
     rows = {folder: (folder / "eval.jsonl").read_bytes() for folder in (first, second)}
     code, _, err = tiny.call(capsys, *command)

@@ -91,7 +91,7 @@ def by_split(files: Files) -> dict[str, Files]:
     return {}
 
 
-def read_rows(files: Files, column: str, encoding: str, work_dir: Path) -> list[str]:
+def read_texts(files: Files, column: str, encoding: str, work_dir: Path) -> list[str]:
     """The rows of `files` in order (a text file is one row); `work_dir` must be new, and may be deleted afterwards.
 
     Raises `DataError` naming file, position and cause for anything that is not text, and `ConfigError` for an unknown

@@ -12,12 +12,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from posx import schema_1
-from posx.config import SECTIONS, Resolution, RunConfig
+from posx.config import SECTIONS, Resolution, RunConfig, schema_1
+from posx.config.model import ModelConfig
 from posx.encodings import Chain, Encoding, Spec, encoding_class, from_spec, given_fields, spec_of
 from posx.errors import ConfigError
 from posx.fields import typed_fields
-from posx.model_config import ModelConfig
 
 SCHEMA_VERSION = 2
 

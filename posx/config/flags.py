@@ -17,8 +17,8 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from posx.config import SECTIONS, RunConfig, base_config
+from posx.config.stored import ENCODINGS_BEFORE, from_stored
 from posx.errors import ConfigError
-from posx.stored import ENCODINGS_BEFORE, from_stored
 
 #: Flags every command has.
 COMMON: Mapping[str, tuple[Any, str]] = {
@@ -137,6 +137,11 @@ def earlier_run(path: str) -> RunConfig:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"config file {path}: {error}") from None
+
+
+def repeated_run(values: Mapping[str, Any]) -> RunConfig | None:
+    """The run that a command repeats, if its settings were named by the config.json of one."""
+    return earlier_run(values["config_json"]) if "config_json" in values else None
 
 
 def _asked_before(run: RunConfig) -> ConfigDict:

@@ -1,13 +1,19 @@
-"""Data parallelism: batches are cut over all devices, all else is whole on each. One device is the same code."""
+"""Cores and devices. Batches are cut over all devices, all else is whole on each; one device is the same code."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from posx.errors import ConfigError
+
+
+def num_cpus() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_batch(batch_size: int, accumulation: int) -> None:
