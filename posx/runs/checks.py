@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from posx.attention import causal, refusal
 from posx.config import EvalConfig, RunConfig
-from posx.config.data import check_config
 from posx.data import Dataset
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
 from posx.evaluation import protocols
@@ -18,13 +16,12 @@ from posx.runs.describe import model_of
 
 def problems(run: RunConfig) -> list[str]:
     """All that is wrong with the settings of a run, one line each: path, value, what is allowed."""
-    found = run.model.problems() + run.train.problems() + run.eval.problems()
-    found += protocols.problems(run.eval, run.train.length)
-    checks: list[Callable[[], None]] = [lambda: check_config(run.data)]
-    checks += [] if found else [lambda: _check_model(run)]
-    for check in checks:
+    settings = run.model.problems() + run.train.problems() + run.eval.problems()
+    settings += protocols.problems(run.eval, run.train.length)
+    found = settings + run.data.problems()
+    if not settings:
         try:
-            check()
+            _check_model(run)
         except ConfigError as error:
             found.append(str(error))
     return found

@@ -11,7 +11,7 @@ from posx.machine.compiler import FAULTY, FLAG
 from tests.tiny import environment
 
 STRUCK = jaxlib.__version__ in FAULTY
-#: How the process starts: words for tests.sums_of_products, the user's XLA_FLAGS, whether posx has to say something.
+#: How the process starts: words for sums_of_products, the user's XLA_FLAGS, whether posx has to say something.
 STARTS = {
     "as it comes": ((), "", False),
     "with flags that leave the fusion on": ((), f"{FLAG}=-individual_dot", True),
@@ -23,7 +23,8 @@ def run(start: str, *names: str) -> list[str]:
     words, flags, is_late = STARTS[start]
     given = {name: value for name, value in environment().items() if name != "XLA_FLAGS"}
     process = subprocess.run(
-        [sys.executable, "-m", "tests.sums_of_products", *words, *names], text=True, capture_output=True, check=True,
+        [sys.executable, "-m", "tests.machine.sums_of_products", *words, *names],
+        text=True, capture_output=True, check=True,
         env=given | ({"XLA_FLAGS": flags} if flags else {}), cwd=os.getcwd(),
     )  # fmt: skip
     notices = [line for line in process.stderr.splitlines() if line.startswith("notice:")]

@@ -25,6 +25,7 @@ from tests import tiny
 ROOT = Path(__file__).parent
 OLD = ROOT / "old_runs" / "t5-L48-s0"
 CONFIGS = [*sorted((ROOT / "old_runs" / "configs").glob("*.json")), OLD / "config.json"]
+COMMITTED = sorted(ROOT.parents[1].glob("experiments/*/**/config.json"))
 DIMS = Dims(model_dim=32, num_heads=2, head_dim=16, num_layers=2, train_len=16)
 
 #: Other rules than those of any version: what open fields are resolved to.
@@ -103,7 +104,7 @@ def test_settings_of_schema_1_give_the_encodings_they_were_resolved_to(other_rul
     assert again == run and stored.digest(again) == stored.digest(run)
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.parent.glob("experiments/*/**/config.json")), ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.parent.name)
 def test_every_committed_run_is_read(path):
     run = stored.from_stored(json.loads(path.read_text()))
     assert count(model_of(run, 257)) == json.loads(path.read_text())["resolved"]["num_params"]
@@ -241,7 +242,7 @@ class Around(Encoding):
 VALUES = {
     **{name: name for name in encodings.ENCODINGS},
     "chain": ["rope", {"name": "t5", "per_layer": True}, [{"name": "alibi", "num_heads": 2}, "nope"]],
-    "around": {"name": "tests.test_old_runs:Around", "inner": {"name": "shaw", "values": False}, "others": ["t5"]},
+    "around": {"name": f"{__name__}:Around", "inner": {"name": "shaw", "values": False}, "others": ["t5"]},
 }  # fmt: skip
 
 
@@ -257,7 +258,7 @@ def test_what_is_asked_inside_other_encodings_is_compared_as_well(other_rules):
     def run(spec) -> RunConfig:
         return dataclasses.replace(run_config(base_config("nope")), encoding=spec)
 
-    old = ["rope", {"name": "tests.test_old_runs:Around", "inner": {"name": "alibi", "num_heads": 4}}]
+    old = ["rope", {"name": f"{__name__}:Around", "inner": {"name": "alibi", "num_heads": 4}}]
     dims = run(old).model.dims(64)
     value = Chain((Rope(rotary_dim=32), Around(Alibi(4), 1.5, ())))
     held = dataclasses.replace(run(old), stored=posx.config.Resolution((value,) * 4, run(old).model.resolved()))

@@ -1,6 +1,6 @@
 """What test_compiler runs in processes of their own: sums after attention over operands that do not vary.
 
-    python -m tests.sums_of_products [jax-first] [NAME ...]
+    python -m tests.machine.sums_of_products [jax-first] [NAME ...]
 
 Prints a line for each wrong case, and for each encoding how many cases there were. jax-first: JAX starts before posx is
 imported. Encodings that are named are asked only what is wrong with every one of them where nothing guards it; without

@@ -12,7 +12,7 @@ from posx.evaluation import Nonoverlapping, evaluate, interval, paired_ratio
 from posx.evaluation.statistics import T_QUANTILE, half_width
 
 spec = importlib.util.spec_from_file_location(
-    "coverage", Path(__file__).parent.parent / "experiments/intervals/coverage.py"
+    "coverage", Path(__file__).parents[2] / "experiments/intervals/coverage.py"
 )
 study = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(study)
