@@ -1,7 +1,7 @@
 """Text in, batches out, in four steps, one file each.
 
-    text  -> documents   `corpus`: Hugging Face `datasets` reads files and hub names (`files`, `hub`); every fault of
-                         the input is a one-line `DataError`
+    text  -> documents   `corpus`: Hugging Face `datasets` reads files and hub names (`text_files`, `hub`); every fault
+                         of the input is a one-line `DataError`
           -> tokens      `tokenizers`: bytes, byte-level BPE trained here, or any tokenizer.json
           -> token file  `store`: one memory-mapped file a split, keyed by the content of the text, never by its date
           -> windows     `batches`: a pure function of (data digest, seed, step, batch size, length)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posx.config.data import DataConfig
-from posx.data import files, hub
-from posx.data.files import Files
+from posx.data import hub, text_files
 from posx.data.hub import HubSplit
 from posx.data.stdlib import stdlib_files
+from posx.data.text_files import Files
 from posx.errors import DataError
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
@@ -41,7 +41,7 @@ class Corpus:
 
 def find(config: DataConfig) -> Source:
     """Find the text and digest its bytes, without loading it; raises `DataError` if there is none."""
-    held_out = files.find_files(config.validation, "data.validation") if config.validation else None
+    held_out = text_files.find_files(config.validation, "data.validation") if config.validation else None
     train, validation, notes = _find_splits(config, held_out)
     if isinstance(train, Files) and isinstance(validation, Files):
         shared = set(train.paths) & set(validation.paths)
@@ -122,8 +122,8 @@ def _find_splits(
         train, notes = stdlib_files()
         return train, held_out, notes
     if _is_path(config.source):
-        found = files.find_files(config.source, "data.source")
-        splits = files.by_split(found) if Path(config.source).expanduser().is_dir() else {}
+        found = text_files.find_files(config.source, "data.source")
+        splits = text_files.by_split(found) if Path(config.source).expanduser().is_dir() else {}
         unused = len(found.paths) - sum(len(split.paths) for split in splits.values()) if splits else 0
         notes = (f"{unused} files of '{config.source}' left out: their names start with no split",) if unused else ()
         return splits.get("train", found), held_out or splits.get("validation"), notes
@@ -135,12 +135,12 @@ def _find_splits(
 
 
 def _is_path(source: str) -> bool:
-    known = Path(source).suffix.lower() in files.BUILDERS and Path(source).suffix != ""
+    known = Path(source).suffix.lower() in text_files.BUILDERS and Path(source).suffix != ""
     return source.startswith((".", "~", "/")) or known or Path(source).exists()
 
 
 def _read(part: Files, config: DataConfig, work_dir: Path) -> list[str]:
-    return files.read_texts(part, config.text_column, config.text_encoding, work_dir)
+    return text_files.read_texts(part, config.text_column, config.text_encoding, work_dir)
 
 
 def _normalise(text: str) -> str:

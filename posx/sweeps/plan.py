@@ -13,7 +13,7 @@ from posx.config import RunConfig, encoding_fields
 from posx.config.stored import like
 from posx.data import check_length, prepare
 from posx.errors import ConfigError
-from posx.evaluation.protocols import run_protocols
+from posx.evaluation.protocols import Nonoverlapping, run_protocols
 from posx.files import lines
 from posx.progress import say
 from posx.runs.checks import check_stream, problems
@@ -57,7 +57,7 @@ class Job:
 
     def outcome(self) -> str:
         """Perplexities of the non-overlapping protocol, shortest and longest length."""
-        rows = [row for row in lines.read(self.folder.eval_file) if row["protocol"] == "nonoverlapping"]
+        rows = [row for row in lines.read(self.folder.eval_file) if row["protocol"] == Nonoverlapping.name]
         ends = [min(rows, key=_length), max(rows, key=_length)] if rows else []
         return ", ".join(
             f"ppl {row['ppl']:.3f} at {row['eval_len']}"
