@@ -2,20 +2,20 @@
 
 from typing import TYPE_CHECKING, Any
 
-from posx import compiler
 from posx.attention import attend, causal, full, window
 from posx.encodings import ENCODINGS, Chain, Dims, Encoding, Tile, build
 from posx.evaluation import evaluate
+from posx.machine import compiler
 
 if TYPE_CHECKING:
-    from posx.runs import load
+    from posx.runs.load import load
 else:
 
     def __getattr__(name: str) -> Any:
         """`load` when it is asked for: Flax, Orbax and the data come with it, which nothing else here needs."""
         if name != "load":
             raise AttributeError(f"module 'posx' has no attribute {name!r}")
-        from posx.runs import load
+        from posx.runs.load import load
 
         return load
 

@@ -18,11 +18,11 @@ from flax import nnx
 
 from posx.attention import attend, batch_features, causal, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
-from posx.compiler import apart
+from posx.config.model import ModelConfig
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Dims, Encoding, Features, Spec
 from posx.encodings.tabulated import Tabulated
-from posx.model_config import ModelConfig
+from posx.machine.compiler import apart
 
 
 def linear(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:

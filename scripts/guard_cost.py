@@ -1,4 +1,4 @@
-"""What the guards of `posx.compiler` cost attention and the training step: none, `apart` alone, `apart` and the flag.
+"""What the guards of `posx.machine.compiler` cost attention and the training step: none, `apart`, `apart` and the flag.
 
     python scripts/guard_cost.py attention --lengths=1024,4096 --encodings=nope,rope,t5 --rounds=9
     python scripts/guard_cost.py train --shapes=small,medium --encodings=nope,rope,t5 --rounds=9
@@ -28,10 +28,10 @@ from benches.train_parts import SHAPES, text_batches
 
 import posx
 import posx.attention
+import posx.attention.blocks
 import posx.attention.tiles
-import posx.attention.tiling
 import posx.model
-from posx.compiler import apart
+from posx.machine.compiler import apart
 from posx.positions import sequential
 from posx.training.step import init_state, train_steps
 
@@ -43,7 +43,7 @@ VARIANTS = {"none": (False, None), "apart": (True, None), "apart, flag": (True, 
 
 def guarded(is_apart: bool) -> None:
     """Programs traced from now on have the barriers, or have them not."""
-    for module in (posx.attention, posx.attention.tiles, posx.attention.tiling, posx.model):
+    for module in (posx.attention, posx.attention.tiles, posx.attention.blocks, posx.model):
         if hasattr(module, "apart"):
             module.apart = apart if is_apart else lambda tree: tree
     jax.clear_caches()

@@ -15,11 +15,11 @@ import pytest
 
 import posx
 import posx.cli
-import posx.evaluation.run
+import posx.runs.evaluate
 from posx.cli import COMMANDS
 from posx.data import ByteTokenizer, batch, train_bpe
-from posx.runs import RunFolder
 from posx.training import loop
+from posx.training.checkpoints import Checkpoints
 from tests import tiny
 
 
@@ -298,7 +298,7 @@ def test_work_folders_that_cannot_be_written(capsys, site, tmp_path, command):
 HOLD = """
 import sys, time
 from pathlib import Path
-from posx.runs import RunFolder
+from posx.runs.folder import RunFolder
 with RunFolder(Path(sys.argv[1])).held():
     print("held", flush=True)
     time.sleep(300)
@@ -500,7 +500,7 @@ def test_rows_where_memory_ran_out_are_tried_again(capsys, workdir):
 
 
 def test_evaluation_that_fails_in_part_says_where_and_keeps_the_rest(capsys, workdir, monkeypatch):
-    module = posx.evaluation.run
+    module = posx.runs.evaluate
     real = module._log_probs
 
     def fail(model, executor, params, tokens):
@@ -553,7 +553,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_p
     assert step == last["step"] and {last["loss"], last["grad_norm"]} & {"nan", "inf"}
     assert json.loads((tmp_path / "run" / "status.json").read_text())["code"] == 5
     assert not (tmp_path / "run" / "DONE").exists() and not (tmp_path / "run" / "eval.jsonl").exists()
-    saved = RunFolder(tmp_path / "run").checkpoints().steps()
+    saved = Checkpoints(tmp_path / "run" / "checkpoints").steps()
     assert saved and max(saved) < step
     _, params, _ = posx.load(tmp_path / "run")
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)), "the checkpoint that is kept must be good"
@@ -565,7 +565,7 @@ def test_parameters_that_overflow_are_not_saved(capsys, site, tmp_path):
     words += ["--config.train.steps=2"]
     overflow = ["--config.train.learning_rate=3.4e38", "--config.train.beta1=0", "--config.train.warmup_steps=1"]
     refused(capsys, 5, ["train", *words, *overflow], "a parameter is not finite after step 2")
-    assert RunFolder(tmp_path / "run").checkpoints().steps() == [1]
+    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [1]
     assert not (tmp_path / "run" / "DONE").exists()
 
 

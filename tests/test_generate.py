@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import posx
+from posx.config.model import ModelConfig
 from posx.errors import ConfigError
 from posx.generate import Sampling, generate, prefill, sample
 from posx.model import make_model
-from posx.model_config import ModelConfig
 from posx.positions import sequential
 from tests.test_model import SPECS, layers, logits_of, scattered
 from tests.test_model import start as initial

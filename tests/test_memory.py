@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from posx import cross_entropy
+from posx.config.model import ModelConfig
 from posx.cross_entropy import token_log_probs
-from posx.evaluation.run import _log_probs, model_log_probs
 from posx.model import Model, make_model
-from posx.model_config import ModelConfig
+from posx.runs.evaluate import _log_probs, model_log_probs
 from posx.training.step import loss
 
 VOCAB, LENGTH = 29, 16

@@ -11,9 +11,9 @@ from flax import nnx
 
 import posx
 from posx.config import TrainConfig
+from posx.config.model import ModelConfig
 from posx.encodings import Dims, Encoding
 from posx.model import Model, dropout, linear, make_model
-from posx.model_config import ModelConfig
 from posx.positions import sequential
 from posx.training.optimizer import decayed
 from posx.training.step import init_state, loss, train_step

@@ -78,7 +78,7 @@ def write_config(folder: Path, steps: int = STEPS, checkpoint_steps: int = CHECK
 
 def write_ceilings(folder: Path) -> None:
     """The matmul ceiling as if measured before: measuring it takes a second or two a process."""
-    from posx.training import ceiling
+    from posx.machine import ceiling
 
     known = ceiling._measure
     ceiling._measure = lambda dtype: 1e11

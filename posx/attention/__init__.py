@@ -26,9 +26,9 @@ from posx.attention.fused import fused, is_native, refusal
 from posx.attention.masks import Mask, causal, full, window
 from posx.attention.sizes import check_sizes, parts
 from posx.attention.tiles import Slots, Tokens
-from posx.compiler import apart
 from posx.encodings.base import Encoding, Features, Params, wide_dtype
 from posx.errors import ConfigError
+from posx.machine.compiler import apart
 
 Executor = Callable[..., jax.Array]
 EXECUTORS: dict[str, Executor] = {"dense": dense, "blockwise": blockwise, "fused": fused}

@@ -20,19 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention.masks import Mask
-from posx.attention.tiles import (
-    INVISIBLE,
-    Slots,
-    Strips,
-    Tokens,
-    adjusted,
-    products,
-    value_terms,
-    visible_pairs,
-    weighted,
-)
-from posx.attention.tiling import (
+from posx.attention.blocks import (
     Plan,
     Tables,
     block_at,
@@ -49,6 +37,18 @@ from posx.attention.tiling import (
     tabulate,
     walk,
 )  # fmt: skip
+from posx.attention.masks import Mask
+from posx.attention.tiles import (
+    INVISIBLE,
+    Slots,
+    Strips,
+    Tokens,
+    adjusted,
+    products,
+    value_terms,
+    visible_pairs,
+    weighted,
+)
 from posx.encodings.base import Encoding, Params, Relative, wide_dtype
 
 #: Keys from which on an encoding that fades skips tiles, on CPUs: one head after the other costs more than that saves

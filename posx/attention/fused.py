@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from posx.attention.blocks import cut_into_blocks, joined
 from posx.attention.masks import Mask
 from posx.attention.tiles import Slots, Tokens, score_bias, visible_pairs
-from posx.attention.tiling import cut_into_blocks, joined
 from posx.encodings.base import Encoding, Params, at_least_float32
 
 #: The most query-key pairs of one slab: 8 heads of them hold 1 GB in float32, which biases stay in beside operands of

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from posx.attention import relative
 from posx.attention.masks import Mask
-from posx.compiler import apart
 from posx.encodings.base import Encoding, Features, Params, Relative, Tile, wide_dtype
+from posx.machine.compiler import apart
 
 #: The score of an invisible pair: below every finite one, however low a bias may push those.
 INVISIBLE = -math.inf

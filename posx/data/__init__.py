@@ -1,7 +1,7 @@
 """Text in, batches out, in four steps, one file each.
 
-    text  -> documents   `corpus`: Hugging Face `datasets` reads files and hub names (`files`, `hub`); every fault of
-                         the input is a one-line `DataError`
+    text  -> documents   `corpus`: Hugging Face `datasets` reads files and hub names (`text_files`, `hub`); every fault
+                         of the input is a one-line `DataError`
           -> tokens      `tokenizers`: bytes, byte-level BPE trained here, or any tokenizer.json
           -> token file  `store`: one memory-mapped file a split, keyed by the content of the text, never by its date
           -> windows     `batches`: a pure function of (data digest, seed, step, batch size, length)
@@ -10,8 +10,8 @@
 Importing this package loads neither `datasets` nor `tokenizers`; they are imported when first needed.
 """
 
+from posx.config.data import DataConfig, check_config
 from posx.data.batches import batch, check_length, num_windows
-from posx.data.corpus import DataConfig, check_config
 from posx.data.store import Dataset, TokenStore, prepare
 from posx.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 

@@ -9,32 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from posx.data import files, hub
-from posx.data.files import Files
+from posx.config.data import DataConfig
+from posx.data import hub, text_files
 from posx.data.hub import HubSplit
 from posx.data.stdlib import stdlib_files
-from posx.errors import ConfigError, DataError
+from posx.data.text_files import Files
+from posx.errors import DataError
 
-LAYOUTS = ("document", "line", "paragraph", "wikitext")
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Which text, how it becomes documents, and how documents become tokens."""
-
-    source: str = "stdlib"  # "stdlib" (the embedded corpus), a file or folder, or a hub name
-    subset: str = ""  # a hub data set's configuration, for example "wikitext-103-raw-v1"
-    train_split: str = "train"  # of a hub data set
-    validation_split: str = "validation"  # of a hub data set; empty: documents of the train split by hash
-    validation: str = ""  # a path with held-out text; empty: the source's validation files or split, else by hash
-    validation_fraction: float = 0.05  # of the documents, where the source has no validation text of its own
-    text_column: str = "text"  # of parquet, JSON and hub data
-    text_encoding: str = "utf-8"  # of text and JSON files
-    layout: str = "document"  # a document is a "document" (file or row), "line", "paragraph", or "wikitext" (article)
-    tokenizer: str = "bytes"  # "bytes", "bpe" (trained here), or the path of a tokenizer.json
-    vocab_size: int = 8192  # of a BPE trained here
-    cache_dir: str = ""  # empty: "posx" in $XDG_CACHE_HOME or ~/.cache
 
 
 @dataclass(frozen=True)
@@ -57,26 +39,9 @@ class Corpus:
     notes: tuple[str, ...] = ()
 
 
-def check_config(config: DataConfig) -> None:
-    """Raise `ConfigError`, naming every senseless value of `config`, unless there is none."""
-    faults = []
-    if not config.source:
-        faults.append("data.source is empty; use 'stdlib', a file or folder, or a hub name")
-    if config.layout not in LAYOUTS:
-        faults.append(f"data.layout '{config.layout}' is unknown; use one of {', '.join(LAYOUTS)}")
-    if not 0 < config.validation_fraction < 1:
-        faults.append(f"data.validation_fraction is {config.validation_fraction}; it must lie between 0 and 1")
-    if config.tokenizer == "bpe" and config.vocab_size < 257:
-        faults.append(f"data.vocab_size is {config.vocab_size}; a BPE needs 257 or more (256 bytes and eos)")
-    if not config.tokenizer:
-        faults.append("data.tokenizer is empty; use 'bytes', 'bpe' or the path of a tokenizer.json")
-    if faults:
-        raise ConfigError("; ".join(faults))
-
-
 def find(config: DataConfig) -> Source:
     """Find the text and digest its bytes, without loading it; raises `DataError` if there is none."""
-    held_out = files.find_files(config.validation, "data.validation") if config.validation else None
+    held_out = text_files.find_files(config.validation, "data.validation") if config.validation else None
     train, validation, notes = _find_splits(config, held_out)
     if isinstance(train, Files) and isinstance(validation, Files):
         shared = set(train.paths) & set(validation.paths)
@@ -157,8 +122,8 @@ def _find_splits(
         train, notes = stdlib_files()
         return train, held_out, notes
     if _is_path(config.source):
-        found = files.find_files(config.source, "data.source")
-        splits = files.by_split(found) if Path(config.source).expanduser().is_dir() else {}
+        found = text_files.find_files(config.source, "data.source")
+        splits = text_files.by_split(found) if Path(config.source).expanduser().is_dir() else {}
         unused = len(found.paths) - sum(len(split.paths) for split in splits.values()) if splits else 0
         notes = (f"{unused} files of '{config.source}' left out: their names start with no split",) if unused else ()
         return splits.get("train", found), held_out or splits.get("validation"), notes
@@ -170,12 +135,12 @@ def _find_splits(
 
 
 def _is_path(source: str) -> bool:
-    known = Path(source).suffix.lower() in files.BUILDERS and Path(source).suffix != ""
+    known = Path(source).suffix.lower() in text_files.BUILDERS and Path(source).suffix != ""
     return source.startswith((".", "~", "/")) or known or Path(source).exists()
 
 
 def _read(part: Files, config: DataConfig, work_dir: Path) -> list[str]:
-    return files.read_rows(part, config.text_column, config.text_encoding, work_dir)
+    return text_files.read_texts(part, config.text_column, config.text_encoding, work_dir)
 
 
 def _normalise(text: str) -> str:

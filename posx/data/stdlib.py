@@ -8,7 +8,7 @@ import platform
 import sysconfig
 from pathlib import Path
 
-from posx.data.files import Files
+from posx.data.text_files import Files
 from posx.errors import DataError
 
 MODULES = """

@@ -4,8 +4,6 @@ A folder <cache>/tokens/<key> holds, for each split, the tokens and the document
 trained here, and a header, which is written last: a folder without a valid header counts as empty.
 """
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -15,14 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from posx.config.data import DataConfig, check_config
 from posx.data import corpus
-from posx.data.corpus import DataConfig, Source
+from posx.data.corpus import Source
 from posx.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, token_dtype, train_bpe, utf8
 from posx.errors import DataError, OutOfMemoryError
+from posx.files.atomic import disk_full, replacing
+from posx.files.locks import lock
 
 PIPELINE_VERSION = 1  # raise it when the same text would give other tokens; old folders are then left unused
 SPLITS = ("train", "validation")
@@ -69,7 +70,7 @@ def prepare(config: DataConfig, log: Log | None = None) -> Dataset:
     `log` is called with lines for the user. Raises `ConfigError` for senseless settings, `DataError` for text, a
     tokenizer or a cache folder that cannot be used, `OutOfMemoryError` for a full disk.
     """
-    corpus.check_config(config)
+    check_config(config)
     say = log or (lambda line: None)
     source = corpus.find(config)
     tokenizer = _given_tokenizer(config)
@@ -86,7 +87,7 @@ def _open_or_build(folder: Path, config: DataConfig, source: Source, tokenizer: 
             return _open(folder, source, tokenizer)
         except DataError:
             pass  # damaged, or being rebuilt by another process: decided under the lock
-    with _storage_errors(folder), _locked(folder, say):
+    with _storage_errors(folder), _held(folder, say):
         if (folder / "header.json").exists():
             try:
                 return _open(folder, source, tokenizer)
@@ -147,7 +148,7 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
         if header[split].pop("token_bytes") != header[split]["num_bytes"]:
             warnings.append(f"warning: the tokenizer changes the {split} text; bits per byte are approximate")
     header["warnings"] = warnings
-    with _replacing(folder / "header.json") as file:
+    with replacing(folder / "header.json") as file:
         file.write(json.dumps(header, indent=1).encode())
 
 
@@ -156,7 +157,7 @@ def _write(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer)
     digest, dtype, num_bytes, token_bytes = hashlib.sha256(), token_dtype(tokenizer.vocab_size), 0, 0
     sizes, eos = tokenizer.num_bytes, np.array([tokenizer.eos], dtype)
     offsets = [0]
-    with _replacing(folder / f"{split}.tokens") as file:
+    with replacing(folder / f"{split}.tokens") as file:
         for chunk in _chunks(documents):
             for text, ids in zip(chunk, tokenizer.encode_batch(chunk), strict=True):
                 # Ids out of range would not fail in JAX: indexing clamps them to the last row.
@@ -168,7 +169,7 @@ def _write(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer)
                 num_bytes += len(utf8(text))
                 token_bytes += int(sizes[ids].sum())
                 offsets.append(offsets[-1] + ids.size + 1)
-    with _replacing(folder / f"{split}.offsets.npy") as file:
+    with replacing(folder / f"{split}.offsets.npy") as file:
         np.save(file, np.array(offsets, np.int64))
     return {
         "digest": digest.hexdigest(),
@@ -232,28 +233,10 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Any]:
-    """A new file that takes the place of `path` only once it is complete and on the disk."""
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
-
-
-@contextmanager
-def _locked(folder: Path, say: Log) -> Iterator[None]:
-    """Hold the folder's lock; the system releases it even if this process is killed."""
+def _held(folder: Path, say: Log) -> IO[str]:
+    """The folder's lock; waits while another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another process that prepares the same data")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return lock(folder / "lock", lambda holder: say("waiting for another process that prepares the same data"))
 
 
 @contextmanager
@@ -263,6 +246,6 @@ def _storage_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if disk_full(error):
             raise OutOfMemoryError(f"no space for token files in '{folder}' ({reason}); set data.cache_dir") from None
         raise DataError(f"cannot keep token files in '{folder}' ({reason}); set data.cache_dir") from None

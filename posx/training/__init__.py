@@ -1,1 +1,1 @@
-"""Training: optimizer and schedule, the pure step, the loop, checkpoints, the machine's matmul ceiling."""
+"""Training: optimizer and schedule, the pure step, the loop, checkpoints."""

@@ -7,10 +7,8 @@ manifest is passed over for the next older one, loudly. Old steps lose their man
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +20,7 @@ import orbax.checkpoint as ocp
 
 from posx import interrupts
 from posx.errors import OutOfMemoryError, WorkdirError
+from posx.files.atomic import disk_full, write_bytes
 
 FORMAT_VERSION = 1
 
@@ -31,7 +30,7 @@ Tree = Any
 class Checkpoints:
     """The checkpoints of one run in `folder`; the newest `keep` are kept. The caller holds the run's lock."""
 
-    def __init__(self, folder: Path, keep: int):
+    def __init__(self, folder: Path, keep: int = 1):
         self.folder = folder.absolute()
         self.keep = keep
 
@@ -54,10 +53,10 @@ class Checkpoints:
                 "step": step,
                 "arrays": {k: _facts(v) for k, v in arrays.items()},
             }
-            _write_synced(self.folder / f"{step}.json", manifest)
+            write_bytes(self.folder / f"{step}.json", json.dumps(manifest).encode())
         except OSError as error:
             self._sweep()
-            kind = OutOfMemoryError if error.errno in (errno.ENOSPC, errno.EDQUOT) else WorkdirError
+            kind = OutOfMemoryError if disk_full(error) else WorkdirError
             raise kind(f"checkpoint {target} could not be written: {error.strerror or error}") from None
         except ValueError as error:
             self._sweep()
@@ -152,15 +151,6 @@ def _flatten(tree: Tree) -> dict[str, Any]:
 def _facts(array: np.ndarray) -> dict[str, Any]:
     digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
     return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": digest}
-
-
-def _write_synced(path: Path, values: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w") as file:
-        json.dump(values, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _first_line(error: BaseException) -> str:

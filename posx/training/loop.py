@@ -14,19 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx import interrupts
-from posx.compile_cache import start_cost
 from posx.config import RunConfig, TrainConfig
 from posx.data import Dataset, batch
 from posx.data.store import cache_folder
 from posx.errors import NonFiniteError, OutOfMemoryError
+from posx.files import lines
+from posx.files.atomic import disk_errors
+from posx.machine.ceiling import matmul_ceiling
+from posx.machine.compile_cache import start_cost
+from posx.machine.devices import on_all_devices, over_devices
 from posx.model import Model
-from posx.parallel import on_all_devices, over_devices
 from posx.progress import Meter, say
-from posx.runs import RunFolder, append_row, disk_errors, read_rows
+from posx.runs.folder import RunFolder
 from posx.training.board import open_board
-from posx.training.ceiling import flops_per_token, matmul_ceiling
+from posx.training.checkpoints import Checkpoints
 from posx.training.optimizer import learning_rate
-from posx.training.step import Metrics, State, init_state, train_steps
+from posx.training.step import Metrics, State, flops_per_token, init_state, train_steps
 
 
 def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> State:
@@ -36,7 +39,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
     of the step. Raises NonFiniteError with the step; the last good checkpoint stays.
     """
     config = run.train
-    checkpoints = folder.checkpoints(config.keep_checkpoints)
+    checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints)
     with memory_errors(f"{folder.path.name}: memory ran out; raise train.accumulation (now {config.accumulation})"):
         restored = checkpoints.restore(jax.eval_shape(lambda: init_state(model, config)), notice=say)
         if restored is None:
@@ -122,7 +125,7 @@ class _Log:
         self.bytes_per_token = dataset.train.num_bytes / len(dataset.train.tokens)
         self.flops_per_token = flops_per_token(model, run.train.length)
         self.ceiling = jax.device_count() * matmul_ceiling(cache_folder(run.data) / "machine", run.model.dtype)
-        self.attempt = 1 + max((row.get("attempt", 0) for row in read_rows(folder.metrics_file)), default=0)
+        self.attempt = 1 + max((row.get("attempt", 0) for row in lines.read(folder.metrics_file)), default=0)
         self.clock = 0.0  # set when the first step has compiled
         self.start: dict[str, Any] = {}  # goes into the first row
 
@@ -159,13 +162,13 @@ class _Log:
             first = int(bad.argmax())
             where = self.last_step + first + 1
             row = {"step": where, "loss": losses[first], "grad_norm": norms[first], "attempt": self.attempt}
-            append_row(self.folder.metrics_file, row)
+            lines.append(self.folder.metrics_file, row)
             raise NonFiniteError(
                 f"{self.folder.path.name}: loss {losses[first]}, gradient norm {norms[first]} at step {where}; the "
                 "last checkpoint before it is kept: lower train.learning_rate or train.clip_norm"
             )
         row = self._row(step, losses, norms) | self.start
-        append_row(self.folder.metrics_file, row)
+        lines.append(self.folder.metrics_file, row)
         for name in ("loss", "ppl", "bpb", "grad_norm", "learning_rate", "tokens_per_second", "mfu"):
             if row[name] is not None:
                 self.board.add_scalar(name, row[name], step)

@@ -25,7 +25,7 @@ from typing import Any
 from benches import measure
 from benches.attention_report import draw, summarise, table
 from benches.calls import TOLERANCE, Call, Case, contestants, errors, in_attention, is_quadratic, oracle, separate
-from posx.model_config import DTYPES
+from posx.config.model import DTYPES
 
 __all__ = ["add_arguments", "draw", "run", "summarise", "table"]
 KINDS = ("forward", "gradient")

@@ -28,9 +28,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benches import measure
 from benches.measure import cell, quartiles
+from posx.config.model import ModelConfig
 from posx.generate import Sampling, generate
 from posx.model import Model, make_model
-from posx.model_config import ModelConfig
 from posx.plots import look
 from posx.positions import sequential
 

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from posx.encodings import ENCODINGS
-from posx.training.ceiling import matmul_ceiling
+from posx.machine.ceiling import matmul_ceiling
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "x-transformers")
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "XLA_FLAGS", "JAX_PLATFORMS")

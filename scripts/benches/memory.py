@@ -5,7 +5,7 @@ the same process at length 64. Inputs, outputs and gradients are part of it. "gr
 log length from 4096 tokens on: 1 is linear, 2 quadratic. A point over --limit_gib is killed and shown as oom, one over
 --limit_seconds as timeout, and longer ones of that row are not tried. Dense score matrices stop at --dense_limit.
 
-With --model a window of N tokens goes through `posx.evaluation.run.model_log_probs` of a model with random weights:
+With --model a window of N tokens goes through `posx.runs.evaluate.model_log_probs` of a model with random weights:
 4 layers, 8 heads of 32, executor "auto" (of --contestants only posx's have a part). Points that --out holds already,
 made with the same settings, stay; those that failed are tried again, those out of memory or time only under a higher
 limit.
@@ -26,9 +26,9 @@ from benches import fresh, measure
 from benches.attention import KINDS, add_sizes, first_case
 from benches.calls import Case, contestants, in_attention, is_quadratic, separate
 from benches.memory_report import TINY, draw, growth, summarise, table
-from posx.evaluation.run import model_log_probs
+from posx.config.model import ModelConfig
 from posx.model import make_model
-from posx.model_config import ModelConfig
+from posx.runs.evaluate import model_log_probs
 
 __all__ = ["add_arguments", "draw", "growth", "run", "summarise", "table"]
 LADDER = [1024, 2048, 4096, 8192, 16384, 32768]

@@ -30,10 +30,9 @@ from benches.train_parts import LEARNING_RATE, OURS, SHAPES, VOCAB, Contestant, 
 from benches.train_peer import peer_contestant, peers_installed
 from benches.train_report import draw, summarise, table
 from posx.config import TrainConfig
+from posx.config.model import DTYPES
 from posx.model import make_model
-from posx.model_config import DTYPES
-from posx.training.ceiling import flops_per_token
-from posx.training.step import init_state, train_steps
+from posx.training.step import flops_per_token, init_state, train_steps
 
 __all__ = ["add_arguments", "draw", "run", "summarise", "table"]
 

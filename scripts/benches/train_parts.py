@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from posx.config.model import ModelConfig
 from posx.data.stdlib import stdlib_files
-from posx.model_config import ModelConfig
 
 VOCAB = 257
 LEARNING_RATE = 1e-3

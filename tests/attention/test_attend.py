@@ -16,6 +16,7 @@ from posx.attention.fused import fused
 from posx.config import base_config, run_config
 from posx.encodings import Alibi, Chain, Deberta, Encoding, Learned, Nope, Rope, Shaw, Sinusoidal, TransformerXL
 from posx.errors import ConfigError
+from posx.runs.checks import checked
 
 B, T, H, D = 2, 11, 4, 6
 RNG = np.random.default_rng(0)
@@ -204,7 +205,7 @@ def test_a_config_that_asks_the_kernel_for_too_much_is_refused():
     config = base_config("shaw")
     config.train.executor = "fused"
     with pytest.raises(ConfigError, match=r"^train.executor='fused' cannot serve Shaw\(.*acts on relative"):
-        run_config(config)
+        checked(run_config(config))
 
 
 def test_the_fused_kernel_says_what_it_cannot_serve():

@@ -5,7 +5,7 @@ import pathlib
 import jax
 import pytest
 
-from posx.training import ceiling
+from posx.machine import ceiling
 from tests import cheap
 
 SCRIPTS = pathlib.Path(__file__).parent.parent.parent / "scripts"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from posx.config import TrainConfig
+from posx.config.model import ModelConfig
 from posx.model import make_model
-from posx.model_config import ModelConfig
 from posx.training.loop import dispatches
 from posx.training.step import init_state, train_step, train_steps
 

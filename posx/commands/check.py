@@ -1,0 +1,48 @@
+"""`posx check NAME`: the contract's checks for one encoding, a line for each."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+
+from posx.commands.command import Command
+from posx.encodings import Dims, build
+from posx.errors import ConfigError, PosxError
+from posx.testing import CHECKS, DIMS, check_encoding
+
+
+def check_command(values: dict[str, Any], _: None) -> None:
+    """Raises PosxError, exit code 1, where a check fails."""
+    name = values["operand"]
+    if not name:
+        raise ConfigError("name the encoding first: posx check alibi, or posx check my_module:MyEncoding")
+    sizes = {size: values[size] for size in ("model_dim", "num_heads", "num_kv_heads", "head_dim", "train_len")}
+    dims = Dims(num_layers=DIMS.num_layers, **sizes)
+    if values["dry_run"]:
+        print(f"would check {build(name, dims)}: {values['only'] or ', '.join(CHECKS)}")
+        return
+    if "JAX_PLATFORMS" not in os.environ:  # the comparisons are in float64, and small
+        jax.config.update("jax_platforms", "cpu")
+    only = tuple(filter(None, values["only"].split(",")))
+    report = check_encoding(
+        name, dims, only=only, bidirectional=values["bidirectional"], log=lambda line: print(line, flush=True)
+    )
+    if report.failed:
+        raise PosxError(f"{len(report.failed)} of {len(report.outcomes)} checks failed: {', '.join(report.failed)}")
+
+
+COMMAND = Command(
+    check_command, "does an encoding keep the contract",
+    {
+        "only": ("", "checks to run, with commas between them; all if left out"),
+        "bidirectional": (False, "check tables of distances without a mask too"),
+        "model_dim": (DIMS.model_dim, "sizes that the encoding is built for"),
+        "num_heads": (DIMS.num_heads, "query heads"),
+        "num_kv_heads": (DIMS.num_kv_heads, "key and value heads"),
+        "head_dim": (DIMS.head_dim, "channels of a head"),
+        "train_len": (DIMS.train_len, "training length in tokens; at least 30 for tables of positions"),
+    },
+    operand="NAME",
+)  # fmt: skip

@@ -1,0 +1,163 @@
+"""`posx doctor`: what this machine is to posx, and whether the numbers it computes are right."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.attention import attend, causal, refusal
+from posx.attention.blockwise import blockwise
+from posx.commands.command import Command
+from posx.config import DataConfig
+from posx.data.store import cache_folder
+from posx.encodings import ENCODINGS, Dims, Encoding, build
+from posx.errors import PosxError
+from posx.machine.compiler import guard
+from posx.machine.devices import num_cpus
+
+PACKAGES = (
+    "posx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "datasets", "tokenizers", "matplotlib",
+)  # fmt: skip
+#: Several tiles of blockwise attention, whose last ones are filled up.
+TOKENS, TILES = 70, functools.partial(blockwise, query_block=16, key_block=32)
+KEY_HEADS = 2
+DIMS = Dims(model_dim=32, num_heads=4, head_dim=8, num_layers=1, train_len=TOKENS, num_kv_heads=KEY_HEADS)
+#: By how much float32 may move an output of order one.
+TOLERANCE = 1e-4
+
+
+class Check(NamedTuple):
+    """One line of the self-test."""
+
+    name: str
+    ok: bool
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.name:24} {'ok    ' if self.ok else 'FAILED'} {self.detail}"
+
+
+def doctor_command(values: dict[str, Any], _: None) -> None:
+    """Prints `facts` and `checks`. Raises PosxError, exit code 1, with the checks that failed."""
+    if values["dry_run"]:
+        print(f"would describe this machine and check sums of products and {', '.join(ENCODINGS)} on it")
+        return
+    for what, text in facts():
+        print(f"{what:24} {text}", flush=True)
+    failed = []
+    for check in checks():
+        print(check, flush=True)
+        failed += [] if check.ok else [check]
+    if failed:
+        raise PosxError(f"{len(failed)} checks failed: {'; '.join(f'{c.name}: {c.detail}' for c in failed)}")
+
+
+def facts() -> Iterator[tuple[str, str]]:
+    """(what, how it is here), a line each."""
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
+    yield "versions", f"python {platform.python_version()}, {versions}"
+    kinds = sorted({device.device_kind for device in jax.devices()})
+    yield "devices", f"{jax.device_count()} {jax.default_backend()} ({', '.join(kinds)}), {num_cpus()} cores usable"
+    yield "XLA_FLAGS", os.environ.get("XLA_FLAGS", "") or "(none)"
+    yield "compiler", guard().text
+    root = cache_folder(DataConfig())
+    yield "cache", f"{root}, {', '.join(f'{name} {_size(root / name)}' for name in _inside(root)) or 'empty'}"
+    kept = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    yield "compiled programs", "kept in the cache" if kept else "not kept: JAX_ENABLE_COMPILATION_CACHE is off"
+    yield "memory", _memory()
+    here = Path.cwd()
+    yield "disk", f"{shutil.disk_usage(here).free / 1e9:,.0f} GB free in {here}"
+
+
+def checks() -> Iterator[Check]:
+    """The self-test, a check at a time: sums after products, which a faulty compiler gets wrong, then every encoding.
+
+    An encoding is right if every executor that serves it, and the last token out of a cache, give what the dense
+    executor gives operation by operation; also where all values are one constant and the outputs are summed.
+    """
+    for name, run, wanted in _known_faults():
+        found = np.asarray(jax.jit(run)())
+        yield Check(name, bool(np.allclose(found, wanted, rtol=1e-3)), f"{found.flat[-1]:.6g}, {wanted:.6g} is right")
+    for name in ENCODINGS:
+        yield _attention(name, build(name, DIMS))
+
+
+def _known_faults() -> list[tuple[str, Callable[[], jax.Array], float]]:
+    """(name, program, what it gives): programs of a user's own, which posx's barriers do not reach."""
+    weights = jax.nn.softmax(jax.random.normal(jax.random.key(0), (256, 256)))
+    ones, one = jnp.ones((256, 64)), jnp.float32(1)
+    rows = jnp.zeros((32_769, 3)).at[:, 0].set(jnp.arange(32_769.0))
+
+    def of_constant_values() -> jax.Array:
+        constant = jax.lax.optimization_barrier(one)
+        return jnp.sum((weights @ jnp.broadcast_to(constant, (256, 64))) * ones, axis=-1)
+
+    def of_squares() -> jax.Array:  # jax issue 39103
+        matrix = jnp.eye(3)
+        return jax.vmap(lambda row: jnp.sum((matrix @ row) ** 2))(jax.lax.optimization_barrier(rows))[-1]
+
+    return [("sum of a product", of_constant_values, 64.0), ("sum of squares", of_squares, 32_768.0**2)]
+
+
+def _attention(name: str, encoding: Encoding) -> Check:
+    params, pos = encoding.init(jax.random.key(0), DIMS), np.arange(TOKENS, dtype=np.int32)
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        jnp.asarray(rng.standard_normal((1, TOKENS, heads, DIMS.head_dim)), jnp.float32)
+        for heads in (DIMS.num_heads, KEY_HEADS, KEY_HEADS)
+    )
+    whole: dict[str, Any] = {"q_pos": pos, "k_pos": pos}
+    last: dict[str, Any] = {"q_pos": pos[-1:], "k_pos": pos, "q_idx": pos[-1:], "k_idx": pos}
+    fits = not refusal(encoding, causal(), in_order=True, segments=False)
+    executors: dict[str, Any] = {"dense": "dense", "blockwise": TILES} | ({"fused": "fused"} if fits else {})
+
+    def run(params: Any, one: Any) -> dict[str, jax.Array]:
+        same = jnp.broadcast_to(one, v.shape)
+        found = {how: attend(encoding, params, q, k, v, **whole, executor=by) for how, by in executors.items()}
+        found["decoding"] = attend(encoding, params, q[:, -1:], k, v, **last)
+        found["constant values"] = attend(encoding, params, q, k, same, **whole, executor=TILES).sum(axis=-1)
+        return found
+
+    def due(params: Any, one: Any) -> dict[str, jax.Array]:
+        o, same = (attend(encoding, params, q, k, x, **whole, executor="dense") for x in (v, jnp.full_like(v, one)))
+        return {**dict.fromkeys(executors, o), "decoding": o[:, -1:], "constant values": same.sum(axis=-1)}
+
+    with jax.disable_jit():
+        wanted = due(params, 1.0)
+    found = jax.jit(run)(params, jnp.float32(1))
+    errors = {how: float(np.abs(np.asarray(found[how]) - np.asarray(wanted[how])).max()) for how in found}
+    wrong = [how for how, error in errors.items() if not error <= TOLERANCE]
+    worst = max(errors, key=lambda how: (np.isnan(errors[how]), errors[how]))
+    detail = f"{', '.join(wrong or errors)}: differs by at most {errors[worst]:.1e}"
+    return Check(f"attention, {name}", not wrong, detail)
+
+
+def _inside(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir()) if root.is_dir() else []
+
+
+def _size(path: Path) -> str:
+    files = [path] if path.is_file() else [inner for inner in path.rglob("*") if inner.is_file()]
+    return f"{sum(file.stat().st_size for file in files) / 1e6:,.0f} MB"
+
+
+def _memory() -> str:
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free, total = (int(lines[name].split()[0]) / 1e6 for name in ("MemAvailable", "MemTotal"))
+        return f"{free:.1f} of {total:.1f} GB free"
+    except (OSError, KeyError, ValueError):
+        return "not known on this system"
+
+
+COMMAND = Command(doctor_command, "is this machine right: versions, devices, a self-test")

@@ -1,0 +1,57 @@
+"""`posx sweep`: all runs of a config, their figures and their table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from posx import plots
+from posx.commands.command import Command, work_folder
+from posx.config.flags import repeated_run
+from posx.errors import ConfigError, PartialFailure, WorkdirError
+from posx.plots.tables import table
+from posx.progress import say
+from posx.runs.checks import check_writable
+from posx.runs.describe import describe
+from posx.runs.folder import RunFolder
+from posx.sweeps.plan import plan, unfinished
+from posx.sweeps.processes import run_all
+
+
+def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
+    workdir = work_folder(values, needed=not values["dry_run"])
+    jobs = plan(config, workdir, repeated_run(values))
+    if values["jobs"] < 1:
+        raise ConfigError(f"--jobs={values['jobs']} must be at least 1")
+    if values["dry_run"]:
+        for job in jobs:
+            print(f"{job.name}: {describe(job.run)}")
+        print(f"{len(jobs)} runs, {sum(job.finished() for job in jobs)} of them finished")
+        return
+    check_writable(workdir)
+    todo = unfinished(jobs)
+    with RunFolder(workdir).held():
+        failed = run_all(jobs, todo, values["jobs"])
+        try:
+            made = plots.plot(workdir)
+        except WorkdirError as error:
+            say(f"no figures: {error}")
+        else:
+            text = table(plots.read_rows(workdir))
+            (workdir / "table.md").write_text(text + "\n")
+            print(text)
+            for path in made:
+                if path.suffix == ".png":
+                    print(path)
+    if failed:
+        raise PartialFailure(
+            f"{len(failed)} of {len(jobs)} runs failed ({'; '.join(f'{k}: {v}' for k, v in failed.items())}); "
+            "the same command tries them again"
+        )
+
+
+COMMAND = Command(
+    sweep_command, "all runs of a config, evaluated and plotted; the same command resumes",
+    {"jobs": (1, "runs at a time")}, takes_config=True,
+)  # fmt: skip

@@ -1,0 +1,211 @@
+"""A run's settings as its `config.json` holds them, and what makes two of them the same run.
+
+The file holds what was asked for, each setting under its own path, and under "resolved" what came of what was left
+open. Rules and defaults change from version to version, so a stored run is rebuilt, compared and named by that alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from posx.config import SECTIONS, Resolution, RunConfig, schema_1
+from posx.config.model import ModelConfig
+from posx.encodings import Chain, Encoding, Spec, encoding_class, from_spec, given_fields, spec_of
+from posx.errors import ConfigError
+from posx.fields import typed_fields
+
+SCHEMA_VERSION = 2
+
+#: What a setting meant before it existed, for the files that lack it: whoever adds a setting adds it here. Defaults may
+#: change, these lines may not: digests leave a setting out where it means this.
+BEFORE: dict[str, dict[str, Any]] = {
+    "model": {"remat": "none"},
+    "data": {},
+    "train": {"dispatch_steps": 1},
+    "eval": {},
+}
+
+#: The same for the fields of encodings, by the name of the encoding.
+ENCODINGS_BEFORE: dict[str, dict[str, Any]] = {}
+
+#: Settings that do not change what the weights become: they may differ when a work folder is used again.
+SAFE_TO_CHANGE = (
+    "data.cache_dir", "train.dispatch_steps", "train.log_steps", "train.checkpoint_steps", "train.keep_checkpoints",
+    "eval.",
+)  # fmt: skip
+
+
+#: Settings of the model that open ones are resolved from, themselves included.
+SIZES = ("num_layers", "model_dim", "num_heads", "num_kv_heads", "mlp", "mlp_dim")
+
+
+def to_stored(run: RunConfig, **facts: Any) -> dict[str, Any]:
+    """What `config.json` holds of `run`, with `facts` beside what it was resolved to."""
+    found = run.resolution
+    sizes = {name: value for name, value in vars(found.model).items() if value != getattr(run.model, name)}
+    resolved = {"layers": [spec_of(encoding) for encoding in found.layers], "model": sizes, **facts}
+    return {"schema_version": SCHEMA_VERSION, **run.to_json(), "resolved": resolved}
+
+
+def from_stored(values: Any) -> RunConfig:
+    """The run that a `config.json` of any version holds, as it was resolved then.
+
+    Raises ConfigError for a version this posx does not know, and for a setting that is unknown or missing.
+    """
+    version = values.get("schema_version") if isinstance(values, Mapping) else None
+    if version == 1:
+        values = schema_1.migrated(values)
+    elif version != SCHEMA_VERSION:
+        raise ConfigError(f"schema_version={version!r} is not one of those this posx reads, 1 to {SCHEMA_VERSION}")
+    sections = {name: _with_earlier(cls, _mapping(values, name), BEFORE[name], name) for name, cls in SECTIONS.items()}
+    run = RunConfig.from_json({"encoding": _mapping(values, "encoding"), **sections})
+    given_fields(run.encoding)
+    resolved = _mapping(values, "resolved")
+    layers, sizes = resolved.get("layers"), _mapping(resolved, "model")
+    if not isinstance(layers, list) or len(layers) != run.model.num_layers:
+        raise ConfigError(f"resolved.layers must name the encodings of all {run.model.num_layers} layers")
+    model = dataclasses.replace(run.model, **typed_fields(ModelConfig, sizes, "resolved.model", "resolved.model."))
+    return dataclasses.replace(run, stored=Resolution(tuple(from_spec(_whole(spec)) for spec in layers), model))
+
+
+def like(run: RunConfig, stored: RunConfig | None) -> RunConfig:
+    """`run` with its open settings as they were resolved for `stored`, if it asks for the same; else `run` itself.
+
+    The same is asked for by the words of then, and by the values that came of them.
+    """
+    if stored is None:
+        return run
+    found = stored.resolution
+    sizes = {name: getattr(found.model, name) for name in SIZES}
+    same = (
+        run.stored is None
+        and not run.model.problems()
+        and run.train.length == stored.train.length
+        and all(_same(getattr(run.model, n), getattr(stored.model, n), size) for n, size in sizes.items())
+        and all(map(_asks_for, run.layers, stored.layers, found.layers))
+    )
+    model = dataclasses.replace(run.model, **sizes)
+    return dataclasses.replace(run, stored=Resolution(found.layers, model)) if same else run
+
+
+def _asks_for(asked: Spec, before: Spec, value: Encoding) -> bool:
+    (cls, given), (_, first) = _given(asked), _given(before)
+    names = (field.name for field in dataclasses.fields(value))
+    return cls is type(value) and all(_same(given.get(n), first.get(n), getattr(value, n)) for n in names)
+
+
+def _given(spec: Spec) -> tuple[type[Encoding], dict[str, Any]]:
+    """The class that `spec` names and the fields that it sets."""
+    if isinstance(spec, Encoding):
+        return type(spec), {name: value for name, value in vars(spec).items() if value is not None}
+    if isinstance(spec, str):
+        return encoding_class(spec), {}
+    return (encoding_class(spec["name"]), given_fields(spec)) if isinstance(spec, Mapping) else (Chain, {"parts": spec})
+
+
+def _same(asked: Any, before: Any, value: Any) -> bool:
+    """Whether `asked` is `before` once more, or the `value` that was made of it; None is what is left open."""
+    if asked is None or before is None or asked == before:
+        return asked in (before, value)
+    if isinstance(value, Encoding):
+        return _asks_for(asked, before, value)
+    if isinstance(value, tuple) and len(asked) == len(before) == len(value):
+        return all(map(_same, asked, before, value))
+    return asked == value
+
+
+def digest(run: RunConfig) -> str:
+    """Names the run by what it is: a hash of the settings that decide its weights and its rows."""
+    kept = {}
+    for path, value in _flat(run).items():
+        section, _, name = path.partition(".")
+        if (section == "eval" or not path.startswith(SAFE_TO_CHANGE)) and _since(BEFORE[section], name, value):
+            kept[path] = value
+    kept["layers"] = [_since_before(spec_of(encoding)) for encoding in run.resolution.layers]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def digests(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names that the run of a `config.json` has had."""
+    name = digest(from_stored(values))
+    return (name, schema_1.digest(values)) if values["schema_version"] == 1 else (name,)
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """Settings in which two runs differ and that change what the weights become, as "path: old -> new"."""
+    runs = (old, new)
+    layers = [[spec_of(encoding) for encoding in run.resolution.layers] for run in runs]
+    if all(len(set(run.resolution.layers)) == 1 for run in runs):
+        a, b = (_flat(run) | _leaves(specs[0], "encoding") for run, specs in zip(runs, layers, strict=True))
+    else:
+        a, b = (_flat(run) | _leaves(specs, "layers") for run, specs in zip(runs, layers, strict=True))
+    return [
+        f"{path}: {a.get(path)!r} -> {b.get(path)!r}"
+        for path in sorted(a.keys() | b.keys())
+        if a.get(path) != b.get(path) and not path.startswith(SAFE_TO_CHANGE)
+    ]
+
+
+def _flat(run: RunConfig) -> dict[str, Any]:
+    """{"section.name": value} of all settings but the layers' encodings."""
+    sections = {name: getattr(run, name) for name in SECTIONS} | {"model": run.resolution.model}
+    flat = {f"{name}.{key}": value for name, section in sections.items() for key, value in vars(section).items()}
+    del flat["model.layer_policy"]  # what came of it is in the layers
+    return flat
+
+
+def _leaves(spec: Any, path: str) -> dict[str, Any]:
+    """{"path.to.field": value} of a spec, encodings within encodings included."""
+    if not isinstance(spec, dict | list):
+        return {path: spec}
+    items = spec.items() if isinstance(spec, dict) else enumerate(spec)
+    return {place: value for key, inner in items for place, value in _leaves(inner, f"{path}.{key}").items()}
+
+
+def _since(before: Mapping[str, Any], name: str, value: Any) -> bool:
+    """Whether a setting says something that was not so before it existed."""
+    return name not in before or before[name] != value
+
+
+def _since_before(spec: Any) -> Any:
+    """`spec` without the fields that mean what was so before they existed."""
+    if isinstance(spec, list | tuple):
+        return [_since_before(part) for part in spec]
+    if not isinstance(spec, dict):
+        return spec
+    before = ENCODINGS_BEFORE.get(spec["name"], {})
+    return {name: _since_before(value) for name, value in spec.items() if _since(before, name, value)}
+
+
+def _whole(spec: Any) -> Any:
+    """A stored spec with the fields it lacks, because they are newer than it, as they were before they existed."""
+    if isinstance(spec, list):
+        return [_whole(part) for part in spec]
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
+        return spec
+    name = spec["name"]
+    given = {key: _whole(value) for key, value in spec.items() if key != "name"}
+    return {"name": name} | _with_earlier(encoding_class(name), given, ENCODINGS_BEFORE.get(name, {}), name)
+
+
+def _with_earlier(cls: type, given: Mapping[str, Any], before: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`given` with what of a class's fields it lacks as that was before. Raises ConfigError where that is not known."""
+    values = {**before, **given}
+    for field in dataclasses.fields(cls):
+        if field.init and field.name not in values:
+            raise ConfigError(
+                f"{where}.{field.name} is missing, and nothing says what it was before it existed: write into the file "
+                "what it was for this run"
+            )
+    return values
+
+
+def _mapping(values: Any, name: str) -> Mapping[str, Any]:
+    found = values.get(name) if isinstance(values, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"the config has no section {name!r}")
+    return found

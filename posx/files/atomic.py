@@ -1,0 +1,70 @@
+"""Whole files: readers see the old one or the new one, never a part."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from posx.errors import OutOfMemoryError, WorkdirError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A new binary file that takes the place of `path` once it is complete and on the disk. Raises OSError.
+
+    It lies beside `path`, under a name of this process's own, and is gone where writing it failed.
+    """
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(new, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """`data` as the whole of `path`. Raises OSError."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """`values` as JSON. Raises OutOfMemoryError if the disk is full, WorkdirError for any other fault of it."""
+    with disk_errors(path):
+        write_bytes(path, (json.dumps(finite(values), indent=1) + "\n").encode())
+
+
+def finite(value: Any) -> Any:
+    """`value` with NaN and infinities as text, which every JSON parser reads."""
+    if isinstance(value, Mapping):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns a failed write into one line: a full disk is exit 6, any other fault exit 4."""
+    try:
+        yield
+    except OSError as error:
+        if disk_full(error):
+            raise OutOfMemoryError(f"the disk is full, {path} could not be written: free space and resume") from None
+        raise WorkdirError(f"{path} could not be written: {error.strerror}") from None
+
+
+def disk_full(error: OSError) -> bool:
+    """Whether a disk or a quota has no room left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,46 @@
+"""The machine's measured matrix-product ceiling, the denominator of MFU; measured once per machine and stored."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from posx.files.atomic import write_bytes
+from posx.machine.devices import num_cpus
+
+SIZE = 2048
+
+
+def matmul_ceiling(folder: Path, dtype: str) -> float:
+    """FLOP/s of a large matrix product with operands of `dtype`, read from `folder` or measured and stored there."""
+    device = jax.devices()[0]
+    name = f"ceiling-{device.device_kind}-{num_cpus()}-{dtype}".replace(" ", "_").replace("/", "_")
+    path = folder / f"{name}.json"
+    try:
+        return float(json.loads(path.read_text())["flops_per_second"])
+    except (OSError, ValueError, KeyError):
+        pass
+    measured = _measure(dtype)
+    with contextlib.suppress(OSError):  # a cache that cannot be written only means measuring again
+        folder.mkdir(parents=True, exist_ok=True)
+        values = {"flops_per_second": measured, "size": SIZE, "dtype": dtype}
+        write_bytes(path, (json.dumps(values) + "\n").encode())
+    return measured
+
+
+def _measure(dtype: str) -> float:
+    """The best of several products: a ceiling is what the machine can do, not what it did while others ran."""
+    a = jnp.ones((SIZE, SIZE), dtype)
+    product = jax.jit(lambda a: jnp.dot(a, a, preferred_element_type=jnp.float32))
+    product(a).block_until_ready()
+    best = float("inf")
+    for _ in range(8):
+        start = time.perf_counter()
+        product(a).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * SIZE**3 / best

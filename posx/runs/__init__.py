@@ -1,0 +1,10 @@
+"""Runs: a run's folder, the checks before anything starts, training and evaluating it to `DONE`, loading what it left.
+
+folder        where things lie and who holds them; training writes there and knows no more of a run than this
+checks        all that can be found wrong before anything starts
+describe      the model that settings come to, and what a run would be
+environment   what the numbers may depend on besides the settings
+runner        one run from its settings to `DONE`
+evaluate      the rows of a trained run
+load          a trained run as a function
+"""

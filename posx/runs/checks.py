@@ -1,0 +1,76 @@
+"""All that can be found wrong with a run before anything starts: its settings, its text, its folder, its disk."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from posx.attention import causal, refusal
+from posx.config import EvalConfig, RunConfig
+from posx.data import Dataset
+from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
+from posx.evaluation import protocols
+from posx.runs.describe import model_of
+
+
+def problems(run: RunConfig) -> list[str]:
+    """All that is wrong with the settings of a run, one line each: path, value, what is allowed."""
+    settings = run.model.problems() + run.train.problems() + run.eval.problems()
+    settings += protocols.problems(run.eval, run.train.length)
+    found = settings + run.data.problems()
+    if not settings:
+        try:
+            _check_model(run)
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
+def checked(run: RunConfig) -> RunConfig:
+    """`run`, if nothing is wrong with it; raises ConfigError that lists every problem."""
+    if found := problems(run):
+        raise ConfigError("; ".join(found))
+    return run
+
+
+def _check_model(run: RunConfig) -> None:
+    model = model_of(run, vocab_size=257)
+    for section, executor in (("train", run.train.executor), ("eval", run.eval.executor)):
+        for encoding in model.distinct if executor == "fused" else ():
+            if why := refusal(encoding, causal(), in_order=True, segments=False):
+                raise ConfigError(f"{section}.executor='fused' cannot serve {encoding}: {why}; use blockwise or auto")
+
+
+def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
+    """Raises DataError if the validation text is too short for the longest length, or for a protocol."""
+    have, need = len(dataset.validation.tokens), max(config.lengths)
+    if have < need:
+        raise DataError(
+            f"the validation text has {have} tokens, eval.lengths needs {need}: "
+            f"the largest usable length is {have}; use more held-out text or shorter lengths"
+        )
+    for protocol, lengths in protocols.run_protocols(config, train_len):
+        protocol.check_text(have, lengths, "the validation text")
+
+
+def check_writable(path: Path) -> None:
+    """Raises WorkdirError before anything long starts; a file is tried, for access bits do not tell all."""
+    try:
+        nearest_folder = next(p for p in (path, *path.parents) if p.exists())
+        if not nearest_folder.is_dir():
+            raise WorkdirError(f"work folder {path} cannot be made: {nearest_folder} is a file")
+        with tempfile.TemporaryFile(dir=nearest_folder):
+            pass
+    except OSError as error:
+        raise WorkdirError(f"work folder {path} cannot be written: {error.strerror}") from None
+
+
+def check_disk(path: Path, needed: int) -> None:
+    """Raises OutOfMemoryError if the checkpoints a run keeps (float32 weights and two moments each) cannot fit."""
+    free = shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
+    if free < needed:
+        raise OutOfMemoryError(
+            f"{path} has {free / 1e6:,.0f} MB free, its checkpoints need {needed / 1e6:,.0f} MB: free space, or lower "
+            "train.keep_checkpoints"
+        )

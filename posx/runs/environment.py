@@ -1,0 +1,85 @@
+"""What a run's numbers may depend on besides its settings: `env.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from posx.data import Dataset
+from posx.errors import WorkdirError
+from posx.files.atomic import write_json
+from posx.machine.devices import num_cpus
+from posx.progress import say
+from posx.runs.folder import RunFolder
+
+
+def record(folder: RunFolder, dataset: Dataset) -> None:
+    """Writes `env.json` at the first start; later starts are listed in it, with a notice where bits may differ.
+
+    Raises WorkdirError where the run was started on other text or another tokenizer.
+    """
+    now = environment(dataset)
+    if not folder.env_file.exists():
+        write_json(folder.env_file, now | {"resumed": []})
+        return
+    first = json.loads(folder.env_file.read_text())
+    if first["data_digest"] != now["data_digest"]:
+        raise WorkdirError(
+            f"{folder.path} was trained on other text or another tokenizer (digest {first['data_digest'][:12]}, now "
+            f"{now['data_digest'][:12]}): use another --workdir"
+        )
+    changes = layout_changes(first, now)
+    if changes:
+        say(f"notice: {folder.path.name} resumes under another layout, not bit for bit ({'; '.join(changes)})")
+    resumed = [*first.get("resumed", []), {"git": now["git"], "changes": changes}]
+    write_json(folder.env_file, first | {"resumed": resumed})
+
+
+def environment(dataset: Dataset) -> dict[str, Any]:
+    """What the numbers may depend on besides the config: versions, code state, device, threads, data."""
+    device = jax.devices()[0]
+    packages = ("posx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "datasets", "tokenizers")
+    return {
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in packages},
+        "git": _git_state(),
+        "backend": jax.default_backend(),
+        "device": device.device_kind,
+        "num_devices": jax.device_count(),
+        "cpu": platform.processor() or platform.machine(),
+        "num_cpus": num_cpus(),
+        "threads": {name: os.environ[name] for name in ("NPROC", "OMP_NUM_THREADS", "XLA_FLAGS") if name in os.environ},
+        "data_source": dataset.source,
+        "data_digest": dataset.digest,
+        "tokenizer": dataset.tokenizer.name,
+        "tokenizer_digest": dataset.tokenizer.digest,
+    }
+
+
+def layout_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Differences between two environments that break bit-for-bit resuming."""
+    names = ("versions", "backend", "device", "num_devices", "num_cpus", "threads")
+    return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if old.get(name) != new.get(name)]
+
+
+def _git_state() -> str:
+    """Commit of the code posx runs from, with "+changes" where it was edited; "" outside a git work tree."""
+    here = Path(__file__).parents[1]
+
+    def ask(*words: str) -> str:
+        command = ["git", "-C", str(here), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        commit, changed = ask("rev-parse", "HEAD"), ask("status", "--porcelain", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return commit + ("+changes" if changed else "")

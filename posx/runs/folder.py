@@ -1,0 +1,119 @@
+"""A run's folder: where things lie, who holds it, what was asked for and whether it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from posx.config import RunConfig
+from posx.config.stored import differences, digest, digests, from_stored, like, to_stored
+from posx.errors import WorkdirError
+from posx.files.atomic import write_json
+from posx.files.locks import lock
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run. `config.json`, `env.json`, `metrics.jsonl`, `eval.jsonl`, `checkpoints/`, `DONE`."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def env_file(self) -> Path:
+        return self.path / "env.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def eval_file(self) -> Path:
+        return self.path / "eval.jsonl"
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    @property
+    def done_file(self) -> Path:
+        return self.path / "DONE"
+
+    @property
+    def status_file(self) -> Path:
+        """Why the last process that ran here failed."""
+        return self.path / "status.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def read_config(self) -> RunConfig:
+        """The settings this run was started with, as resolved then. Raises WorkdirError where they cannot be read."""
+        try:
+            return from_stored(json.loads(self.config_file.read_text()))
+        except FileNotFoundError:
+            raise WorkdirError(f"{self.path} holds no run: there is no {self.config_file.name} in it") from None
+        except (OSError, ValueError) as error:
+            raise WorkdirError(f"{self.config_file} cannot be read: {error}") from None
+
+    def resumed(self, run: RunConfig) -> RunConfig:
+        """`run` as this folder holds it: what it leaves open is as it was resolved when it was started here.
+
+        Raises WorkdirError with every differing setting if the folder holds another run.
+        """
+        if not self.config_file.exists():
+            return run
+        held = self.read_config()
+        if changed := differences(held, like(run, held)):
+            raise WorkdirError(
+                f"{self.path} holds a run of another config ({'; '.join(changed)}): use another --workdir, or the same "
+                "settings to resume"
+            )
+        return dataclasses.replace(held, data=run.data, train=run.train, eval=run.eval)
+
+    def as_started(self, run: RunConfig) -> RunConfig:
+        """`run` as this folder resolved it, if it is the one that was started here."""
+        try:
+            return like(run, self.read_config())
+        except WorkdirError:
+            return run
+
+    def finished(self, run: RunConfig, data_digest: str = "") -> bool:
+        """Whether `run` was trained and evaluated to the end here (on just this text, if its digest is given)."""
+        try:
+            values, done = (json.loads(file.read_text()) for file in (self.config_file, self.done_file))
+            held = from_stored(values)
+            same = done["digest"] in digests(values) and digest(like(run, held)) == digest(held)
+            return same and data_digest in ("", done["data_digest"])
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def write_config(self, run: RunConfig, **facts: Any) -> None:
+        """The settings, with `facts` beside what they were resolved to."""
+        write_json(self.config_file, to_stored(run, **facts))
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the folder for one process.
+
+        Raises WorkdirError if it cannot be written or another live process has it.
+        """
+
+        def busy(holder: str) -> None:
+            raise WorkdirError(f"work folder {self.path} is in use by {holder}")
+
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = lock(self.path / ".lock", busy)
+        except OSError as error:
+            raise WorkdirError(f"work folder {self.path} cannot be written: {error.strerror}") from None
+        with file:
+            yield

@@ -1,0 +1,57 @@
+"""A trained run as a function of parameters and tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from posx.data import Tokenizer, load_tokenizer
+from posx.errors import WorkdirError
+from posx.model import Model
+from posx.positions import sequential
+from posx.progress import say
+from posx.runs.describe import model_of
+from posx.runs.folder import RunFolder
+from posx.training.checkpoints import Checkpoints
+
+
+@dataclasses.dataclass(frozen=True)
+class Apply:
+    """A trained model's forward pass as a function of parameters and tokens."""
+
+    model: Model
+
+    def __call__(self, params: dict[str, Any], tokens: jax.Array, pos: Any = None) -> jax.Array:
+        """Logits [b, t, v], float32, of the tokens after tokens [b, t]; positions 0 .. t - 1 unless given.
+
+        Raises UndefinedLength where an encoding is not defined for t tokens.
+        """
+        length = tokens.shape[1]
+        return self.model.at_length(length)(params, tokens, sequential(length) if pos is None else pos)
+
+
+def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
+    """(apply, params, tokenizer) of a trained run: `apply(params, tokens [b, t]) -> logits [b, t, v]`.
+
+    Raises WorkdirError if the folder holds no run, or no checkpoint that verifies.
+    """
+    model, params, tokenizer, _ = load_model(RunFolder(Path(workdir).expanduser().resolve()))
+    return Apply(model), params, tokenizer
+
+
+def load_model(folder: RunFolder) -> tuple[Model, dict[str, Any], Tokenizer, int]:
+    """The model of a run, its newest good parameters, its tokenizer, and the step they are from."""
+    run = folder.read_config()
+    if not folder.tokenizer_file.exists():
+        raise WorkdirError(f"{folder.path} holds no trained model yet: run `posx train` with this --workdir first")
+    tokenizer = load_tokenizer(folder.tokenizer_file)
+    model = model_of(run, tokenizer.vocab_size)
+    restored = Checkpoints(folder.checkpoints).restore({"params": model.abstract()}, notice=say)
+    if restored is None:
+        raise WorkdirError(f"{folder.path} holds no checkpoint yet: run `posx train` with this --workdir first")
+    step, state = restored
+    return model, jax.tree.map(jnp.asarray, state["params"]), tokenizer, step

@@ -1,0 +1,49 @@
+"""One run from its settings to `DONE`: checks first, then training, then evaluation; what is finished is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posx.config import RunConfig
+from posx.config.stored import digest
+from posx.data import check_length, prepare
+from posx.errors import PartialFailure
+from posx.files.atomic import write_json
+from posx.machine.devices import check_batch
+from posx.progress import say
+from posx.runs import environment
+from posx.runs.checks import check_disk, check_stream, check_writable
+from posx.runs.describe import count, executor_of, model_of
+from posx.runs.evaluate import evaluate_run
+from posx.runs.folder import RunFolder
+from posx.training.loop import train
+
+
+def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
+    """Trains, evaluates and marks `folder` done; every finished part is kept and not done again."""
+    check_writable(folder.path)
+    run = folder.resumed(run)
+    check_batch(run.train.batch_size, run.train.accumulation)
+    dataset = prepare(run.data, log=say)
+    check_stream(run.eval, run.train.length, dataset)
+    check_length(len(dataset.train.tokens), run.train.length, "the training text")
+    model = model_of(run, dataset.tokenizer.vocab_size)
+    check_disk(folder.path, 12 * count(model) * (run.train.keep_checkpoints + 1))
+    with folder.held():
+        folder.resumed(run)  # another process may have started one here meanwhile
+        environment.record(folder, dataset)
+        executors = [executor_of(run, e) for e in model.encodings]
+        folder.write_config(run, num_params=count(model), executors=executors)
+        dataset.tokenizer.save(folder.tokenizer_file)
+        state = train(run, model, dataset, folder)
+        rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps)
+        failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
+        if failed:
+            raise PartialFailure(f"{folder.path.name}: {listed(failed)}")
+        done = {"digest": digest(run), "data_digest": dataset.digest, "step": run.train.steps, "rows": len(rows)}
+        write_json(folder.done_file, done)
+        folder.status_file.unlink(missing_ok=True)
+
+
+def listed(rows: list[dict[str, Any]]) -> str:
+    return "; ".join(f"{row['run_id']} {row['protocol']} at {row['eval_len']}: {row['status']}" for row in rows)

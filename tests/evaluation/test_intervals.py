@@ -1,0 +1,124 @@
+"""Intervals over text: how often they cover, when there is none, and what may be paired."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from posx.errors import ConfigError
+from posx.evaluation import Nonoverlapping, evaluate, interval, paired_ratio
+from posx.evaluation.statistics import T_QUANTILE, half_width
+
+spec = importlib.util.spec_from_file_location(
+    "coverage", Path(__file__).parents[2] / "experiments/intervals/coverage.py"
+)
+study = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(study)
+rng = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("targets", "length", "stretch"),
+    [(262144, 500, 0), (262144, 2000, 0), (65536, 50, 0), (65536, 500, 0), (65536, 2000, 2048), (32768, 2000, 1024)],
+)
+def test_intervals_cover_what_they_should_where_one_is_owed(targets, length, stretch):
+    """Text in one stretch, and in 32 that know nothing of each other; blocks taken as independent fail both."""
+    series = study.simulate(targets, length, stretch, 1000, np.random.default_rng(0))
+    given, cover, _ = study.coverage(series)
+    assert given > 0.99 and 0.92 <= cover <= 0.97
+    if length > 50:
+        assert study.independent_blocks(series, merged=1) < cover - 0.02
+
+
+@pytest.mark.parametrize(("targets", "length"), [(65536, 2000), (16384, 2000), (8192, 500), (4096, 500), (4096, 50000)])
+def test_too_little_text_misleads_no_more_often_than_enough_of_it(targets, length):
+    """An interval that is there and wrong is as rare as with enough text: mostly there is none."""
+    given, _, wrong = study.coverage(study.simulate(targets, length, 0, 1000, np.random.default_rng(1)))
+    assert wrong < 0.09 and given < 1
+
+
+def test_few_blocks_give_no_interval():
+    for n in (1, 2, 4, 8, 15):
+        assert interval(rng.standard_normal(n), np.full(n, 256)) is None
+    drift = np.linspace(0, 1, 200)
+    assert interval(drift, np.full(200, 256)) is None, "what drifts from end to end has no correlation length"
+    assert interval(rng.standard_normal(200), np.full(200, 256)) is not None
+
+
+def test_the_quantile_is_students():
+    t = np.linspace(-T_QUANTILE, T_QUANTILE, 200_001)
+    density = math.gamma(4.5) / (math.sqrt(8 * math.pi) * math.gamma(4)) * (1 + t**2 / 8) ** -4.5
+    assert np.trapezoid(density, t) == pytest.approx(0.95, abs=1e-6)
+
+
+def test_an_interval_is_that_of_the_mean_over_targets():
+    """In units of the sums over the counts, whatever the last block's size, and blind to what all blocks share."""
+    sums, counts = 5 * rng.standard_normal(64) + 700, np.append(np.full(63, 256), 17)
+    sums[-1] *= 17 / 256
+    low, high = interval(sums, counts)
+    assert (low + high) / 2 == pytest.approx(sums.sum() / counts.sum())
+    assert interval(3 * sums, counts) == pytest.approx((3 * low, 3 * high))
+    assert interval(sums + 2 * counts, counts) == pytest.approx((low + 2, high + 2))
+
+
+def row(sums, **changes):
+    made = {
+        "run_id": "rope", "protocol": "nonoverlapping", "eval_len": 64, "status": "ok", "targets": "a", "block_len": 50,
+        "num_targets": 50 * len(sums), "block_nll": list(sums),
+    }  # fmt: skip
+    return made | changes
+
+
+def test_paired_ratio_takes_out_what_a_passage_costs_both():
+    hard = rng.uniform(0, 200, 60)
+    a, b = hard + 50 * 0.10 + rng.normal(0, 0.5, 60), hard
+    ratio, low, high = paired_ratio(row(a), row(b))
+    assert ratio == pytest.approx(math.exp((a - b).sum() / 3000))
+    half = half_width(a - b, np.full(60, 50))
+    assert (low, high) == pytest.approx((ratio * math.exp(-half), ratio * math.exp(half)))
+    assert high - low < 0.02 < 0.2 < np.subtract(*reversed(interval(a, np.full(60, 50))))
+    assert paired_ratio(row(b), row(b)) == (1.0, 1.0, 1.0)
+    assert paired_ratio(row(a[:8]), row(b[:8]))[1:] == (None, None), "eight blocks, and one, are too few"
+    assert paired_ratio(row(a[:1]), row(b[:1])).low is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"targets": "b"}, "scored different targets"),
+        ({"block_len": 25}, "scored different targets"),
+        ({"status": "undefined", "block_nll": None}, "no losses to pair: its status is undefined"),
+        ({"targets": None, "max_targets": 3000}, "scored different targets"),
+    ],
+)
+def test_rows_that_cannot_be_paired_are_refused_in_one_line(changes, words):
+    a = row(np.ones(60))
+    for pair in ((a, a | changes), (a | changes, a)):
+        with pytest.raises(ConfigError, match=words) as caught:
+            paired_ratio(*pair)
+        assert "\n" not in str(caught.value) and "rope (nonoverlapping at 64)" in str(caught.value)
+
+
+def test_rows_of_before_digests_pair_by_their_settings_and_blocks():
+    old = row(rng.standard_normal(60), targets=None, max_targets=3000)
+    assert paired_ratio(old, old).value == 1
+    with pytest.raises(ConfigError, match="blocks of 50 targets, .* of 100"):
+        paired_ratio(old, old | {"block_len": 100, "block_nll": old["block_nll"][:30]})
+
+
+def test_rows_of_evaluate_pair_and_hold_their_own_interval():
+    stream = rng.integers(0, 5, 20_001)
+    table = np.log(np.array([0.1, 0.15, 0.2, 0.25, 0.3], np.float32))
+
+    def model(tokens):
+        return table[tokens[:, 1:]] - 0.5 / np.arange(1, tokens.shape[1], dtype=np.float32)
+
+    short, long = evaluate(model, stream, Nonoverlapping(8192), (16, 64))
+    ratio = paired_ratio(long, short)
+    assert ratio.low < ratio.value < ratio.high < 1, "longer windows have fewer targets near their start"
+    assert short["nll_interval"][0] < short["nll"] < short["nll_interval"][1]
+    (other,) = evaluate(model, stream, Nonoverlapping(4096), [16])
+    with pytest.raises(ConfigError, match="different targets"):
+        paired_ratio(other, short)

@@ -1,0 +1,77 @@
+"""A protocol is one class: what the registry, settings and rows need to know of it is its own."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from posx.config import EvalConfig
+from posx.errors import ConfigError
+from posx.evaluation import evaluate, protocols
+from posx.evaluation.measured import consecutive_windows
+from posx.evaluation.protocols import Protocol
+from posx.evaluation.targets import place
+
+STREAM = np.arange(65) % 4
+
+
+def uniform(tokens):
+    return np.full(tokens.shape, -np.log(4), np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shortest(Protocol):
+    """Consecutive windows of the shortest length alone."""
+
+    name, letter, title = "shortest", "P9", "shortest windows"
+    num_targets: int = 0
+
+    @classmethod
+    def of_run(cls, config, train_len, longest):
+        return cls(config.num_targets)
+
+    @classmethod
+    def lengths_of(cls, config, train_len):
+        return (train_len, 2 * train_len)
+
+    @classmethod
+    def problems(cls, config, train_len):
+        return [] if config.stride == 0 else [f"eval.stride={config.stride} means nothing here"]
+
+    def owed(self, lengths, defined=lambda length: True):
+        return tuple(lengths[:1])
+
+    def targets(self, stream, lengths, documents):
+        return place(stream, self.num_targets, documents=documents)
+
+    def measure(self, model, lengths):
+        targets = self.targets(model.stream, lengths, model.documents)
+        windows = consecutive_windows(targets, lengths[0])
+        yield self.row(model, lengths[0], lengths[0], targets, model.score(windows, lengths[0])) | {"mine": True}
+
+
+def test_a_new_protocol_is_one_class_and_its_line(monkeypatch):
+    monkeypatch.setitem(protocols.PROTOCOLS, "shortest", Shortest)
+    for protocol in ("shortest", "P9", Shortest()):
+        (row,) = evaluate(uniform, STREAM, protocol, [8, 16])
+        assert (row["protocol"], row["eval_len"], row["mine"]) == ("shortest", 8, True)
+        assert row["ppl"] == pytest.approx(4)
+    config = EvalConfig(protocols=("p9",), lengths=(16, 32), num_targets=32)
+    assert protocols.run_protocols(config, 16) == [(Shortest(32), (16, 32))]
+    assert protocols.problems(dataclasses.replace(config, stride=4), 16) == ["eval.stride=4 means nothing here"]
+
+
+def test_settings_of_a_run_make_each_protocol_what_it_is():
+    config = EvalConfig(protocols=("P1", "sliding", "per_position"), lengths=(16, 64), num_targets=128)
+    found = {protocol.name: (protocol, lengths) for protocol, lengths in protocols.run_protocols(config, 16)}
+    assert found["nonoverlapping"] == (protocols.Nonoverlapping(128, 64), (16, 64))
+    assert found["sliding"] == (protocols.Sliding(4, 65536, warm_up=64), (16, 32, 64))
+    assert found["per_position"] == (protocols.PerPosition(128, 64), (16, 64))
+    with pytest.raises(ConfigError, match=r"'P7' is unknown.*P1"):
+        protocols.protocol_class("P7")
+
+
+def test_per_position_owes_one_row_at_the_longest_length_that_is_defined():
+    assert protocols.PerPosition().owed((8, 16, 32), lambda length: length <= 16) == (16,)
+    assert protocols.PerPosition().owed((8,), lambda length: False) == ()
+    assert protocols.Sliding().owed((8, 16), lambda length: False) == (8, 16)

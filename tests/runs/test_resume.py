@@ -1,0 +1,241 @@
+"""Killed with kill -9 and started again: as if nothing had happened. Real processes, the real command."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from posx.files.lines import append, read
+from tests import cheap, tiny
+
+STEPS, CHECKPOINT_STEPS = tiny.STEPS, tiny.CHECKPOINT_STEPS
+
+
+def words(site, workdir, *more) -> list[str]:
+    """Of the run in `site`: dropout and a table make the state depend on more than weights and data."""
+    return ["train", f"--config={site / 'tiny.py'}:t5", f"--workdir={workdir}", *more]
+
+
+def until(condition, process, seconds: float = 1800) -> None:
+    """Waits for `condition` while `process` lives; the limit only keeps a broken test from hanging."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, f"it ended early: {process.communicate()}"
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def attempts(workdir) -> int:
+    return max((row["attempt"] for row in read(workdir / "metrics.jsonl")), default=0)
+
+
+def last_step(workdir, attempt: int = 1) -> int:
+    """The newest step of an attempt that is in the metrics; 0 before its first."""
+    rows = read(workdir / "metrics.jsonl")
+    return max((row["step"] for row in rows if row["attempt"] == attempt), default=0)
+
+
+def kill_after(step: int, command: list[str], workdir) -> int:
+    """Starts the command, kills it once it has passed `step`; returns the newest checkpoint it left."""
+    attempt = attempts(workdir) + 1
+    process = tiny.start(*command)
+    until(lambda: last_step(workdir, attempt) >= step, process)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    saved = [int(path.stem) for path in (workdir / "checkpoints").glob("*.json") if path.stem.isdigit()]
+    assert saved and max(saved) < STEPS, "killed too late to show anything"
+    return max(saved)
+
+
+def without_place(row: dict) -> dict:
+    return {name: value for name, value in row.items() if name != "run_id"}
+
+
+def assert_same_run(workdir, whole) -> None:
+    assert tiny.digests(workdir, STEPS) == tiny.digests(whole, STEPS)
+    rows, wanted = (tiny.rows(folder / "eval.jsonl") for folder in (workdir, whole))
+    assert [without_place(row) for row in rows] == [without_place(row) for row in wanted]
+    # Of steps that were made twice, the last attempt counts; both must have computed the same.
+    losses = {
+        folder: {row["step"]: row["loss"] for row in read(folder / "metrics.jsonl")} for folder in (workdir, whole)
+    }
+    assert losses[workdir] == losses[whole] and set(losses[whole]) == set(range(1, STEPS + 1))
+
+
+def resume_and_compare(site, workdir, whole, saved: int) -> None:
+    code, _, err = tiny.run(*words(site, workdir))
+    assert code == 0, err
+    assert f"at step {saved}" in err and "notice" not in err
+    assert_same_run(workdir, whole)
+    assert (workdir / "DONE").exists()
+
+
+def test_a_killed_run_ends_bit_for_bit_like_one_never_interrupted(site, tmp_path, whole):
+    workdir = tmp_path / "run"
+    saved = kill_after(CHECKPOINT_STEPS + 3, words(site, workdir), workdir)
+    with open(workdir / "metrics.jsonl", "a") as file:
+        file.write('{"step": 999, "lo')  # what a kill in the middle of a write leaves
+    resume_and_compare(site, workdir, whole, saved)
+    made = [row["attempt"] for row in read(workdir / "metrics.jsonl")]
+    assert made == sorted(made) and set(made) == {1, 2}
+    assert len(json.loads((workdir / "env.json").read_text())["resumed"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [(5, 13), (9, 18), (17, 18)])
+def test_a_run_killed_twice_ends_the_same(site, tmp_path, whole, steps):
+    workdir = tmp_path / "run"
+    for step in steps:
+        saved = kill_after(step, words(site, workdir), workdir)
+    resume_and_compare(site, workdir, whole, saved)
+    assert {row["attempt"] for row in read(workdir / "metrics.jsonl")} == {1, 2, 3}
+
+
+def test_a_damaged_newest_checkpoint_costs_steps_and_changes_nothing(capsys, tmp_path, whole, site):
+    workdir = shutil.copytree(whole, tmp_path / "run")
+    for name in ("DONE", "eval.jsonl"):
+        (workdir / name).unlink()
+    newest = workdir / "checkpoints" / str(STEPS)
+    victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    code, _, err = tiny.run(*words(site, workdir))
+    assert code == 0, err
+    assert f"checkpoint {STEPS}" in err and "passed over" in err and f"at step {STEPS - CHECKPOINT_STEPS}" in err
+    assert_same_run(workdir, whole)
+
+
+@pytest.mark.slow
+def test_another_thread_layout_resumes_with_a_notice(site, tmp_path, whole):
+    workdir = tmp_path / "run"
+    kill_after(CHECKPOINT_STEPS + 1, words(site, workdir), workdir)
+    code, _, err = tiny.run(*words(site, workdir), NPROC="1")
+    assert code == 0, err
+    assert "notice" in err and "not bit for bit" in err and "threads" in err
+    resumed = json.loads((workdir / "env.json").read_text())["resumed"]
+    assert any("NPROC" in change for change in resumed[-1]["changes"])
+    rows, wanted = (tiny.rows(folder / "eval.jsonl") for folder in (workdir, whole))
+    for row, other in zip(rows, wanted, strict=True):
+        assert row["nll"] == pytest.approx(other["nll"], rel=1e-4)
+
+
+def test_an_interrupted_evaluation_computes_only_what_is_missing(tmp_path, whole, site):
+    """As a kill between two lengths leaves it: the first row whole, the second torn."""
+    workdir = shutil.copytree(whole, tmp_path / "run")
+    (workdir / "DONE").unlink()
+    lines = (workdir / "eval.jsonl").read_text().splitlines(keepends=True)
+    marked = json.dumps(json.loads(lines[0]) | {"mark": "not computed again"}) + "\n"
+    (workdir / "eval.jsonl").write_text(marked + lines[1][:40])
+    code, _, err = tiny.run(*words(site, workdir))
+    assert code == 0, err
+    rows = read(workdir / "eval.jsonl")
+    assert rows[0]["mark"] and len(rows) == len(lines)
+    assert [without_place(row) for row in rows[1:]] == [without_place(json.loads(line)) for line in lines[1:]]
+    assert (workdir / "DONE").exists()
+
+
+def test_rows_after_a_torn_line_are_read(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    append(path, {"step": 1, "loss": float("nan")})
+    with open(path, "a") as file:
+        file.write('{"step": 2, "lo')
+    append(path, {"step": 2, "loss": 0.5})
+    assert read(path) == [{"step": 1, "loss": "nan"}, {"step": 2, "loss": 0.5}]
+    assert "NaN" not in path.read_text()
+
+
+# Sweeps
+
+
+def sweep_words(site, workdir, *more) -> list[str]:
+    return ["sweep", f"--config={site / 'tiny.py'}", f"--workdir={workdir}", *more]
+
+
+def workers(workdir) -> list[int]:
+    """Processes whose command line names `workdir` as that of a run to train."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/cmdline") as file:
+                command = file.read()
+        except (OSError, ValueError):
+            continue
+        if entry.isdigit() and str(workdir) in command and "--stop_with_stdin" in command:
+            found.append(int(entry))
+    return found
+
+
+def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, monkeypatch, site, tmp_path):
+    """One kill -9 leaves no orphan; the same command does only what is missing, then plots; and then nothing."""
+    monkeypatch.setenv("XLA_FLAGS", cheap.FLAGS)
+    workdir = tmp_path / "sweep"
+    command = sweep_words(site, workdir, "--config.sweep.encodings=t5", "--config.sweep.seeds=0,1")
+    command.append("--config.eval.protocols=nonoverlapping")
+    process = tiny.start(*command)
+    first, second = workdir / "t5-L16-s0", workdir / "t5-L16-s1"
+    until(lambda: (first / "DONE").exists() and last_step(second) > CHECKPOINT_STEPS, process)
+    assert workers(workdir)
+    process.kill()
+    process.communicate()
+    end = time.monotonic() + 600
+    while workers(workdir):
+        assert time.monotonic() < end, "a worker outlived its driver"
+        time.sleep(0.05)
+    assert not (second / "DONE").exists(), "killed too late to show anything"
+    before = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
+    code, out, err = tiny.call(capsys, *command)
+    assert code == 0, err
+    assert "1 of 2 runs are finished already" in err
+    assert before == {path: path.stat().st_mtime_ns for path in first.rglob("*")}
+    assert {row["attempt"] for row in read(second / "metrics.jsonl")} == {1, 2}
+    assert (workdir / "table.md").exists() and list(workdir.glob("**/*.png")) and "T5 bias" in out
+    rows = {folder: (folder / "eval.jsonl").read_bytes() for folder in (first, second)}
+    code, _, err = tiny.call(capsys, *command)
+    assert code == 0 and "2 of 2 runs are finished already" in err
+    assert rows == {folder: (folder / "eval.jsonl").read_bytes() for folder in (first, second)}
+
+
+BREAKS = '''
+import dataclasses
+import jax.numpy as jnp
+from posx.encodings import Encoding
+
+@dataclasses.dataclass(frozen=True)
+class Breaks(Encoding):
+    """A user's encoding whose logits are not finite."""
+    def curve(self, params, distance):
+        return jnp.full((1, distance.shape[0]), jnp.nan)
+'''
+
+
+@pytest.mark.slow
+def test_a_failing_run_does_not_stop_the_others_and_is_named(site, tmp_path):
+    (tmp_path / "breaking.py").write_text(BREAKS)
+    workdir = tmp_path / "sweep"
+    command = sweep_words(site, workdir, "--config.sweep.encodings=breaking:Breaks,nope", "--config.train.steps=6")
+    code, out, err = tiny.run(*command, "--jobs=2", PYTHONPATH=str(tmp_path))
+    last = err.strip().splitlines()[-1]
+    assert code == 7 and last.startswith("posx: 1 of 2 runs failed"), err
+    assert "breaking.Breaks-L16-s0" in last and "at step 1" in last and "nope-L16-s0:" not in last
+    assert (workdir / "nope-L16-s0" / "DONE").exists() and "NoPE" in out
+    assert json.loads((workdir / "breaking.Breaks-L16-s0" / "status.json").read_text())["code"] == 5
+    code, _, err = tiny.run(*command, PYTHONPATH=str(tmp_path))
+    assert code == 7 and "1 of 2 runs are finished already" in err
+
+
+@pytest.mark.slow
+def test_evaluating_a_whole_sweep(site, tmp_path):
+    workdir = tmp_path / "sweep"
+    code, _, err = tiny.run(*sweep_words(site, workdir, "--config.train.steps=6", "--jobs=2"))
+    assert code == 0, err
+    shutil.rmtree(workdir / "rope-L16-s0" / "checkpoints")
+    code, out, err = tiny.run("evaluate", f"--workdir={workdir}", "--lengths=16,64", "--protocol=sliding")
+    assert code == 7 and "rope-L16-s0" in err.splitlines()[-1] and "no checkpoint" in err, err
+    assert "ALiBi" in out
+    rows = [row for row in tiny.rows(workdir / "alibi-L16-s0" / "eval.jsonl") if row["protocol"] == "sliding"]
+    assert [row["eval_len"] for row in rows] == [16, 64]
