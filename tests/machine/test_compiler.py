@@ -26,7 +26,8 @@ def run(start: str, *names: str) -> list[str]:
     words, flags, is_late = STARTS[start]
     given = {name: value for name, value in environment().items() if name != "XLA_FLAGS"}
     process = subprocess.run(
-        [sys.executable, "-m", "tests.machine.sums_of_products", *words, *names], text=True, capture_output=True, check=True,
+        [sys.executable, "-m", "tests.machine.sums_of_products", *words, *names],
+        text=True, capture_output=True, check=True,
         env=given | ({"XLA_FLAGS": flags} if flags else {}), cwd=os.getcwd(),
     )  # fmt: skip
     notices = [line for line in process.stderr.splitlines() if line.startswith("notice:")]
