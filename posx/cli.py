@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from posx import interrupts
 from posx.commands import COMMANDS
 from posx.commands.command import run_folders, work_folder
 from posx.config import flags
-from posx.config.stored import to_stored
+from posx.config.overrides import printed
 from posx.errors import ConfigError, OutOfMemoryError, PosxError, nearest
 from posx.progress import say
 
@@ -60,7 +58,7 @@ def _run(words: list[str]) -> int:
     values, config = flags.parse(words[1 + len(operand) :], command.flags, command.takes_config)
     values |= {"operand": "".join(operand)}
     if values["print_config"]:
-        print(config if config is not None else _stored_config(values))
+        print(printed(config) if config is not None else _stored_config(values))
         return 0
     command.run(values, config)
     return 0
@@ -87,10 +85,10 @@ def usage(name: str = "") -> str:
     return "\n".join([f"posx {f'{name} {command.operand}'.strip()}: {command.text}", "", *lines])
 
 
-def _stored_config(values: dict[str, Any]) -> Any:
+def _stored_config(values: dict[str, Any]) -> str:
     if not values["workdir"]:
         return "this command has no settings but its flags"
-    return ConfigDict(to_stored(run_folders(work_folder(values))[0].read_config()))
+    return printed(flags.asked_before(run_folders(work_folder(values))[0].read_config()))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ def typed(value: Any, wanted: Any, where: str) -> Any:
             value = wanted(value)
         except ValueError:
             raise ConfigError(f"{where}={value!r} must be of type {wanted.__name__}") from None
+    if wanted is bool and value in ("true", "false"):
+        value = value == "true"
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):

@@ -17,6 +17,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from posx.config import SECTIONS, RunConfig, base_config
+from posx.config.overrides import initials, is_override, overridden, settings
 from posx.config.stored import ENCODINGS_BEFORE, from_stored
 from posx.errors import ConfigError
 
@@ -44,11 +45,10 @@ def parse(
         kinds: dict[type, Any] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float}
         define = kinds.get(type(default), flags.DEFINE_string)
         define(name, default, text, flag_values=values)
-    overrides = [word for word in words if word.startswith(("--config.", "-config.", "--noconfig."))]
+    overrides = [word for word in words if is_override(word)]
     config = load_config(config_words) if takes_config else None
     if config is not None:
-        words = [_checked_override(word, config) if word in overrides else word for word in words]
-        words = ["posx", *words]
+        words = ["posx", *overridden(config, words)]
         config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=words, lock_config=True)
     else:
         if overrides:
@@ -86,7 +86,7 @@ def load_config(where: Mapping[str, str]) -> ConfigDict:
     if len(where) != 1:
         raise ConfigError("name the settings with one of --config=configs/quick.py or --config_json=runs/x/config.json")
     if "config_json" in where:
-        return _asked_before(earlier_run(where["config_json"]))
+        return asked_before(earlier_run(where["config_json"]))
     text, _, argument = where["config"].partition(":")
     path = Path(text).expanduser()
     if not path.is_file():
@@ -144,47 +144,15 @@ def repeated_run(values: Mapping[str, Any]) -> RunConfig | None:
     return earlier_run(values["config_json"]) if "config_json" in values else None
 
 
-def _asked_before(run: RunConfig) -> ConfigDict:
-    config = base_config(run.encoding["name"])
+def asked_before(run: RunConfig) -> ConfigDict:
+    """The config that asks for what `run` once asked for."""
+    config = base_config()
     for section in SECTIONS:
         config[section].update(vars(getattr(run, section)))
     asked = ENCODINGS_BEFORE.get(run.encoding["name"], {}) | dict(run.encoding)
-    config.encoding = ConfigDict({k: tuple(v) if isinstance(v, list) else v for k, v in asked.items()})
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in asked.items()}
+    config.encoding = ConfigDict(fields, type_safe=False)
     return config
-
-
-def _checked_override(word: str, config: ConfigDict) -> str:
-    """`--config.a.b=v` with the key known to exist, and a tuple's value written as absl reads it."""
-    name, equals, value = word.partition("=")
-    key = name.lstrip("-").removeprefix("noconfig.").removeprefix("config.")
-    known = _keys(config)
-    if key not in known:
-        near = difflib.get_close_matches(key, known, n=3, cutoff=0.3)
-        end = key.rsplit(".", 1)[-1]
-        last = [k for k in known if end in (k.rsplit(".", 1)[-1], _initials(k.rsplit(".", 1)[-1]))]
-        names = ", ".join(dict.fromkeys([*last[:2], *near])) or ", ".join(config)
-        raise ConfigError(f"unknown config key {key!r} in {word!r}; nearest: {names}")
-    if isinstance(known[key], tuple):
-        return f"{name}={_tuple(value, known[key], key)!r}"
-    if not equals and not isinstance(known[key], bool):
-        raise ConfigError(f"{word} has no value: write {name}=VALUE")
-    return word
-
-
-def _tuple(text: str, old: tuple[Any, ...], key: str) -> tuple[Any, ...]:
-    items = [item.strip().strip("'\"") for item in text.strip("()[] ").split(",") if item.strip()]
-    kind = type(old[0]) if old else int if all(item.lstrip("-").isdigit() for item in items) else str
-    try:
-        return tuple(kind(item) for item in items)
-    except ValueError:
-        raise ConfigError(f"--config.{key}={text!r} must be {kind.__name__} values with commas between them") from None
-
-
-def _keys(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
-    keys: dict[str, Any] = {}
-    for name, value in config.items():
-        keys |= _keys(value, f"{prefix}{name}.") if isinstance(value, ConfigDict) else {f"{prefix}{name}": value}
-    return keys
 
 
 def _parse_flags(values: flags.FlagValues, words: list[str]) -> list[str]:
@@ -202,18 +170,14 @@ def _meant(word: str, config: ConfigDict | None, own: Mapping[str, Any]) -> str:
     key, equals, value = word.partition("=")
     candidates = {f"--{name}": name for name in own}
     if config is not None:
-        candidates |= {f"--config.{name}": name.rsplit(".", 1)[-1] for name in _keys(config)}
+        candidates |= {f"--config.{name}": name.rsplit(".", 1)[-1] for name in settings(config)}
     wanted = key.removeprefix("config.").rsplit(".", 1)[-1]
     near = difflib.get_close_matches(wanted, list(candidates.values()), n=1, cutoff=0.6)
-    near = near or [name for name in candidates.values() if wanted in (*name.split("_"), _initials(name))][:1]
+    near = near or [name for name in candidates.values() if wanted in (*name.split("_"), initials(name))][:1]
     if not near:
         return f"every setting is a flag with dashes: {_listed(own)}"
     flag = next(flag for flag, name in candidates.items() if name == near[0])
     return f"did you mean {flag}{f'={value}' if equals else ''}?"
-
-
-def _initials(name: str) -> str:
-    return "".join(part[:1] for part in name.split("_"))
 
 
 def _listed(own: Mapping[str, Any]) -> str:

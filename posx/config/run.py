@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from posx.config.data import DataConfig
 from posx.config.evaluation import EvalConfig
 from posx.config.model import ModelConfig
-from posx.config.sweep import SweepConfig
+from posx.config.sweep import sweep_section
 from posx.config.train import TrainConfig
-from posx.encodings import Encoding, Spec, encoding_class
+from posx.encodings import CHAIN, Chain, Encoding, Spec, encoding_name, from_spec, spec_text
 from posx.errors import ConfigError
 from posx.fields import typed_fields
 
@@ -73,20 +73,30 @@ SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": 
 
 
 def base_config(encoding: str = "alibi") -> ConfigDict:
-    """Every option with its default, for the encoding named by the config file's argument. Raises ConfigError."""
+    """Every option with its default, for the encoding that the config file's argument spells. Raises ConfigError."""
     config = ConfigDict({name: dataclasses.asdict(cls()) for name, cls in SECTIONS.items()})
-    config.encoding = ConfigDict(encoding_fields(encoding))
-    config.sweep = ConfigDict(dataclasses.asdict(SweepConfig()))
+    config.encoding = encoding_section(encoding)
+    config.sweep = sweep_section()
     return config
 
 
-def encoding_fields(name: str) -> dict[str, Any]:
-    """{"name": name, field: default, ...}; a field that is resolved from the sizes reads "auto"."""
-    fields = {"name": name}
-    for field in dataclasses.fields(encoding_class(name)):
-        if field.default is not dataclasses.MISSING:
-            fields[field.name] = "auto" if field.default is None else field.default
-    return fields
+def encoding_section(text: str) -> ConfigDict:
+    """The section `encoding` of what `text` spells: its name and every field. Raises ConfigError.
+
+    A field that is resolved from the sizes reads "auto", an encoding inside another is a text; of several encodings
+    `parts` holds the texts. Fields take values of any type here, as "auto" is one: the encoding's own are asked later.
+    """
+    value = from_spec(text)
+    if isinstance(value, Chain):
+        return ConfigDict({"name": CHAIN, "parts": tuple(map(spec_text, value.parts))}, type_safe=False)
+    fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+    return ConfigDict({"name": encoding_name(value), **fields}, type_safe=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return "auto" if value is None else spec_text(value) if isinstance(value, Encoding) else value
 
 
 def run_config(config: ConfigDict) -> RunConfig:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from posx.config import SECTIONS, Resolution, RunConfig, schema_1
 from posx.config.model import ModelConfig
 from posx.encodings import Chain, Encoding, Spec, encoding_class, from_spec, given_fields, spec_of
+from posx.encodings.grammar import parse
 from posx.errors import ConfigError
 from posx.fields import typed_fields
 
@@ -103,7 +104,7 @@ def _given(spec: Spec) -> tuple[type[Encoding], dict[str, Any]]:
     if isinstance(spec, Encoding):
         return type(spec), {name: value for name, value in vars(spec).items() if value is not None}
     if isinstance(spec, str):
-        return encoding_class(spec), {}
+        spec = parse(spec)
     return (encoding_class(spec["name"]), given_fields(spec)) if isinstance(spec, Mapping) else (Chain, {"parts": spec})
 
 
@@ -120,10 +121,19 @@ def _same(asked: Any, before: Any, value: Any) -> bool:
 
 def digest(run: RunConfig) -> str:
     """Names the run by what it is: a hash of the settings that decide its weights and its rows."""
+    return _digest(run, lambda path: path.startswith("eval.") or not path.startswith(SAFE_TO_CHANGE))
+
+
+def identity(run: RunConfig) -> str:
+    """Names what was trained: a hash of the settings that decide its weights."""
+    return _digest(run, lambda path: not path.startswith(SAFE_TO_CHANGE))
+
+
+def _digest(run: RunConfig, counts: Callable[[str], bool]) -> str:
     kept = {}
     for path, value in _flat(run).items():
         section, _, name = path.partition(".")
-        if (section == "eval" or not path.startswith(SAFE_TO_CHANGE)) and _since(BEFORE[section], name, value):
+        if counts(path) and _since(BEFORE[section], name, value):
             kept[path] = value
     kept["layers"] = [_since_before(spec_of(encoding)) for encoding in run.resolution.layers]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]

@@ -1,16 +1,44 @@
-"""Which runs a sweep makes."""
+"""Which runs a sweep makes: all combinations of the values of its axes."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
 
 from posx.encodings import ENCODINGS
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepConfig:
-    """Which runs a sweep makes; `posx train` ignores it."""
+    """Which runs a sweep makes; `posx train` ignores it. The three lists are short for axes, and `axes` overrides them.
+
+    `axes` maps any setting to its values: {"encoding": ("rope", "rope(base=500000)+alibi"), "train.learning_rate":
+    (1e-3, 2e-3), "model.layer_policy": ("encoding", "encoding, nope")}. Encodings, and patterns of them, are texts.
+    """
 
     encodings: tuple[str, ...] = tuple(ENCODINGS)
     train_lens: tuple[int, ...] = (64,)
     seeds: tuple[int, ...] = (0,)
+    axes: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+
+
+#: The settings that the lists stand for.
+LISTS = {"train_lens": "train.length", "encodings": "encoding", "seeds": "train.seed"}
+
+
+class _Dotted(ConfigDict):
+    """A section some of whose names have dots in them, as the names of settings do."""
+
+    def __init__(self, values: Mapping[str, Any] | None = None, type_safe: bool = True, **options: Any):
+        super().__init__(values, type_safe, **{"allow_dotted_keys": True, **options})
+
+
+def sweep_section() -> ConfigDict:
+    """The section `sweep` with its defaults."""
+    section = _Dotted()
+    for name, value in vars(SweepConfig()).items():
+        section[name] = _Dotted() if name == "axes" else value
+    return section

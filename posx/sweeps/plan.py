@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.config import RunConfig, encoding_fields
-from posx.config.stored import like
+from posx.config import RunConfig
+from posx.config.stored import identity, like
 from posx.data import check_length, prepare
-from posx.errors import ConfigError
+from posx.errors import ConfigError, PosxError
 from posx.evaluation.protocols import Nonoverlapping, run_protocols
 from posx.files import lines
 from posx.progress import say
 from posx.runs.checks import check_stream, problems
 from posx.runs.folder import RunFolder
+from posx.sweeps.axes import Point, axes_of, names_of, run_at, text_of
 
 MOST_RUNS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run of a sweep; its folder's name says what it is."""
+    """One run of a sweep, at one combination of the values on its axes."""
 
     run: RunConfig
     folder: RunFolder
+    point: Point
 
     @property
     def name(self) -> str:
@@ -68,49 +73,56 @@ class Job:
 
 
 def plan(config: ConfigDict, workdir: Path, earlier: RunConfig | None = None) -> list[Job]:
-    """The runs of the sweep: encodings x train_lens x seeds. Raises ConfigError listing every problem of every run.
+    """The runs of the sweep: all combinations of the values on its axes, each in the folder that holds it already or in
+    one named by what varies. Raises ConfigError listing every problem of every run.
 
     `earlier` is the run that `config` repeats, if any: what it left open stays what it was.
     """
-    sweep = config.sweep
-    axes = {"encodings": sweep.encodings, "train_lens": sweep.train_lens, "seeds": sweep.seeds}
-    for name, values in axes.items():
-        if not values:
-            raise ConfigError(f"sweep.{name} is empty: name at least one")
-        if len(set(values)) != len(values):
-            raise ConfigError(f"sweep.{name}={tuple(values)} names a value twice")
-    count = len(sweep.encodings) * len(sweep.train_lens) * len(sweep.seeds)
-    if count > MOST_RUNS:
+    axes = axes_of(config)
+    if (count := math.prod(map(len, axes.values()))) > MOST_RUNS:
         raise ConfigError(f"this sweep has {count} runs, more than {MOST_RUNS}: split it")
+    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    there = _runs_there(workdir)
     jobs, found = [], []
-    for length in sweep.train_lens:
-        for encoding in sweep.encodings:
-            for seed in sweep.seeds:
-                run = with_encoding(config, encoding, length, seed)
-                safe = encoding.replace(":", ".")
-                folder = RunFolder(workdir / f"{safe}-L{length}-s{seed}")
-                job = Job(folder.as_started(like(run, earlier)), folder)
-                found += [f"{job.name}: {problem}" for problem in problems(job.run)]
-                jobs.append(job)
+    for name, point in zip(names_of(points), points, strict=True):
+        folder = RunFolder(workdir / name)
+        run = folder.as_started(like(run_at(config, point), earlier))
+        wrong = [f"{name}: {problem}" for problem in problems(run)]
+        jobs.append(Job(run, folder if wrong else there.get(identity(run), folder), point))
+        found += wrong
     if found:
         raise ConfigError("; ".join(dict.fromkeys(found)))
+    _check_different(jobs)
     return jobs
 
 
-def with_encoding(config: ConfigDict, encoding: str, length: int, seed: int) -> RunConfig:
-    """The run of a sweep that trains `encoding` at `length` with `seed`; its fields are kept if it is the config's."""
-    values = config.to_dict()
-    if values["encoding"]["name"] != encoding:
-        values["encoding"] = encoding_fields(encoding)
-    values["train"] |= {"length": length, "seed": seed}
-    return RunConfig.from_json(values)
+def _check_different(jobs: Sequence[Job]) -> None:
+    """Raises ConfigError where two points of the sweep train the same."""
+    seen: dict[str, Job] = {}
+    for job in jobs:
+        other = seen.setdefault(identity(job.run), job)
+        if other is not job:
+            apart = {s: v for s, v in job.point.items() if text_of(s, v) != text_of(s, other.point[s])}
+            told = ", ".join(f"{s}={text_of(s, other.point[s])} and {text_of(s, v)}" for s, v in apart.items())
+            raise ConfigError(f"{told} are the same run: what is trained does not depend on {' and '.join(apart)}")
+
+
+def _runs_there(workdir: Path) -> dict[str, RunFolder]:
+    """{what a run is: its folder} of the runs in `workdir`, whatever their folders are called."""
+    found = {}
+    for path in sorted(workdir.glob("*/config.json")):
+        with contextlib.suppress(PosxError):
+            folder = RunFolder(path.parent)
+            found[identity(folder.read_config())] = folder
+    return found
 
 
 def unfinished(jobs: Sequence[Job]) -> list[Job]:
     """The jobs still to run on the text as it is now. Raises DataError where it is too short for any of them."""
-    dataset = prepare(jobs[0].run.data, log=say)
-    todo = [job for job in jobs if not job.finished(dataset.digest)]
+    datasets = {job.run.data: prepare(job.run.data, log=say) for job in {job.run.data: job for job in jobs}.values()}
+    todo = [job for job in jobs if not job.finished(datasets[job.run.data].digest)]
     for job in todo:
+        dataset = datasets[job.run.data]
         check_stream(job.run.eval, job.run.train.length, dataset)
         check_length(len(dataset.train.tokens), job.run.train.length, "the training text")
     return todo

@@ -1,0 +1,126 @@
+"""What --config.A.B=V makes of a config: every key is known, and values are read as what they stand for.
+
+Encodings are texts (--config.encoding="rope(base=500000)+alibi"), of which lists are made with commas; an axis of a
+sweep is named by the setting that it varies (--config.sweep.axes.train.learning_rate=1e-3,2e-3).
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from posx.config.run import base_config, encoding_section
+from posx.encodings import CHAIN, spec_text
+from posx.encodings.grammar import split
+from posx.errors import ConfigError
+
+_AXES = "sweep.axes."
+
+
+def is_override(word: str) -> bool:
+    """Whether a word of a command line is about a setting."""
+    return word.startswith(("--config.", "-config.", "--noconfig."))
+
+
+def overridden(config: ConfigDict, words: Sequence[str]) -> list[str]:
+    """`words` as absl reads them, without those that are in `config` now: encodings and axes, which absl cannot read.
+
+    Raises ConfigError for a key that is not known, with the nearest ones, and for a value that cannot be read.
+    """
+    named = {word: _key(word) for word in words if is_override(word)}
+    for word, key in named.items():  # first, as other words may be about its fields
+        if key == "encoding":
+            with config.unlocked():
+                config.encoding = encoding_section(_value(word))
+    return [kept for word in words if (kept := _kept(config, word, named.get(word))) is not None]
+
+
+def printed(config: ConfigDict) -> str:
+    """Every setting as the word that sets it, a line each: first what is not the default."""
+    defaults = settings(base_config(config.encoding.name if config.encoding.name != CHAIN else "nope"))
+    lines: dict[bool, list[str]] = {True: [_word("encoding", spec_text(config.encoding.to_dict()))], False: []}
+    for key, value in settings(config).items():
+        if key not in ("encoding.name", "encoding.parts"):
+            lines[value != defaults.get(key)].append(_word(key, value))
+    lines[True] += [_word(f"{_AXES}{name}", values) for name, values in config.sweep.axes.items()]
+    return "\n".join(["# chosen", *lines[True], "", "# defaults", *lines[False]])
+
+
+def _word(key: str, value: Any) -> str:
+    text = ",".join(map(str, value)) or "()" if isinstance(value, tuple) else str(value)
+    return shlex.quote(f"--config.{key}={text}")
+
+
+def settings(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """{"section.name": value} of all settings but a sweep's axes, which are named by others."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if f"{prefix}{name}." == _AXES:
+            continue
+        found |= settings(value, f"{prefix}{name}.") if isinstance(value, ConfigDict) else {f"{prefix}{name}": value}
+    return found
+
+
+def check_key(key: str, known: Mapping[str, Any], what: str) -> None:
+    """Raises ConfigError, with the nearest names, unless `key` is one of those `known`."""
+    if key not in known:
+        near = difflib.get_close_matches(key, known, n=3, cutoff=0.3)
+        end = key.rsplit(".", 1)[-1]
+        last = [k for k in known if end in (k.rsplit(".", 1)[-1], initials(k.rsplit(".", 1)[-1]))]
+        names = ", ".join(dict.fromkeys([*last[:2], *near])) or ", ".join(dict.fromkeys(k.split(".")[0] for k in known))
+        raise ConfigError(f"unknown config key {key!r} in {what}; nearest: {names}")
+
+
+def initials(name: str) -> str:
+    """ "ml" of "max_len"."""
+    return "".join(part[:1] for part in name.split("_"))
+
+
+def tuple_of(text: str, old: tuple[Any, ...], key: str) -> tuple[Any, ...]:
+    """ "64,128" as (64, 128): values of the type of those in `old`. Raises ConfigError."""
+    text = text.strip()
+    inner = text[1:-1] if text[:1] + text[-1:] in ("()", "[]") else text
+    items = [item.strip("'\"") for item in split(inner)]
+    kind = type(old[0]) if old else int if all(item.lstrip("-").isdigit() for item in items) else str
+    try:
+        return tuple(kind(item) for item in items)
+    except ValueError:
+        raise ConfigError(f"--config.{key}={text!r} must be {kind.__name__} values with commas between them") from None
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("-").removeprefix("noconfig.").removeprefix("config.")
+
+
+def _value(word: str) -> str:
+    name, _, value = word.partition("=")
+    if not value:
+        raise ConfigError(f"{word} has no value: write {name}=VALUE")
+    return value
+
+
+def _kept(config: ConfigDict, word: str, key: str | None) -> str | None:
+    """`word` for absl, or None where it is in `config` now."""
+    if key is None:
+        return word
+    if key == "encoding":
+        return None
+    known = settings(config)
+    if key.startswith(_AXES):
+        with config.unlocked():
+            config.sweep.axes[key.removeprefix(_AXES)] = tuple(split(_value(word)))
+        return None
+    check_key(key, known, repr(word))
+    name, equals, value = word.partition("=")
+    if key.startswith("encoding.") and value == "auto":
+        config[key.partition(".")[0]][key.partition(".")[2]] = value
+        return None
+    if isinstance(known[key], tuple):
+        return f"{name}={tuple_of(value, known[key], key)!r}"
+    if not equals and not isinstance(known[key], bool):
+        raise ConfigError(f"{word} has no value: write {name}=VALUE")
+    return word

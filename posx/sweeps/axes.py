@@ -1,0 +1,111 @@
+"""The axes of a sweep: settings, the values each takes, and the run that a combination of them is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from posx.config import RunConfig, encoding_section
+from posx.config.overrides import check_key, settings, tuple_of
+from posx.config.sweep import LISTS
+from posx.encodings import spec_text
+from posx.errors import ConfigError
+
+MOST_LETTERS = 120  # of a folder's name
+
+#: A value on each axis: {"train.length": 64, "encoding": "rope(base=500000)", "train.seed": 0}.
+Point = Mapping[str, Any]
+
+
+def axes_of(config: ConfigDict) -> dict[str, tuple[Any, ...]]:
+    """{setting: values}: training lengths first, then encodings, other settings, seeds.
+
+    Raises ConfigError for a setting that is not known, no value, or one that is named twice.
+    """
+    own = {name: _values(config, name, values) for name, values in config.sweep.axes.items()}
+    lists = {setting: (f"sweep.{name}", config.sweep[name]) for name, setting in LISTS.items()}
+    names = {**lists, **{setting: (f"sweep.axes.{setting}", values) for setting, values in own.items()}}
+    found = {}
+    for setting in (*(s for s in names if s != "train.seed"), "train.seed"):
+        name, values = names[setting]
+        if not values:
+            raise ConfigError(f"{name} is empty: name at least one")
+        texts = [text_of(setting, value) for value in values]
+        if len(set(texts)) != len(texts):
+            raise ConfigError(f"{name}={tuple(values)} names a value twice")
+        found[setting] = tuple(values)
+    return found
+
+
+def _values(config: ConfigDict, setting: str, given: Any) -> tuple[Any, ...]:
+    """The values of an axis; those of a setting that holds several are tuples."""
+    known = settings(config)
+    if setting != "encoding" and not setting.startswith("encoding."):
+        check_key(
+            setting, {k: v for k, v in known.items() if not k.startswith("sweep.")} | {"encoding": ""}, "sweep.axes"
+        )
+    if not isinstance(given, list | tuple):
+        raise ConfigError(f"sweep.axes.{setting}={given!r} must be a tuple of values")
+    old = known.get(setting)
+    if not isinstance(old, tuple):
+        return tuple(given)
+    return tuple(tuple_of(value, old, setting) if isinstance(value, str) else value for value in given)
+
+
+def run_at(config: ConfigDict, point: Point) -> RunConfig:
+    """The run of a sweep at one combination of values. Raises ConfigError.
+
+    An encoding that the config has chosen already, by its name alone, keeps the fields that it has there.
+    """
+    values = config.to_dict()
+    for setting, value in sorted(point.items(), key=lambda item: item[0] != "encoding"):
+        if setting == "encoding":
+            values["encoding"] = _encoding(value, values["encoding"])
+        else:
+            section, _, name = setting.partition(".")
+            values[section][name] = value
+    return RunConfig.from_json(values)
+
+
+def _encoding(spec: Any, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = spec_text(spec)
+    return chosen if text == chosen["name"] else encoding_section(text).to_dict()
+
+
+def names_of(points: Sequence[Point]) -> list[str]:
+    """A folder's name for each: encoding, length and seed, then what else varies: "rope-L64-s0-learning_rate=0.001"."""
+    varying = [s for s in points[0] if s not in LISTS.values() and len({text_of(s, p[s]) for p in points}) > 1]
+    ends = [setting.rpartition(".")[2] for setting in varying]
+    shown = {s: end if ends.count(end) == 1 else s for s, end in zip(varying, ends, strict=True)}
+    names = []
+    for point in points:
+        main = f"{text_of('encoding', point['encoding'])}-L{point['train.length']}-s{point['train.seed']}"
+        names.append(_safe("-".join([main, *(f"{shown[s]}={text_of(s, point[s])}" for s in varying)])))
+    return [name if names.count(name) == 1 else f"{name}-{n}" for n, name in enumerate(names)]
+
+
+def _safe(text: str) -> str:
+    """`text` as a name that no shell and no file system minds: rope(base=500000)+my:A is rope-base=500000+my.A."""
+    text = text.replace(":", ".").replace("(", "-").replace(", ", "-").replace(",", "-").replace(" ", "")
+    name = re.sub(r"[^\w.+=-]", "", text, flags=re.ASCII)
+    return name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS // 2]}...{name[-MOST_LETTERS // 2 :]}"
+
+
+MOST_LETTERS = 120
+
+
+def text_of(setting: str, value: Any) -> str:
+    """A value as it can be typed, the same for equal ones."""
+    if setting == "encoding":
+        return spec_text(value)
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(str, value))})"
+    try:  # 1e-3, 0.001 and "0.001" are one value
+        number = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return str(value)
+    return f"{number:.12g}" if isinstance(number, float) else str(value)
