@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -382,7 +383,15 @@ def test_print_config_shows_the_overrides(capsys, site):
         capsys, "train", f"--config={site / 'tiny.py'}:t5", "--print_config", "--config.train.steps=77",
         "--config.eval.lengths=16,48", "--config.encoding.num_buckets=8",
     )  # fmt: skip
-    assert code == 0 and "steps: 77" in out and "name: t5" in out and "48" in out and "num_buckets: " in out
+    chosen, _, defaults = out.partition("# defaults")
+    assert code == 0 and "--config.encoding=t5(num_buckets=8)" in chosen and "--config.train.steps=77" in chosen
+    assert "--config.train.weight_decay=0.1" in defaults and "!!python" not in out
+    # What is printed can be typed: the same settings from another config file's.
+    words = [shlex.split(line)[0] for line in out.splitlines() if line.startswith(("-", "'"))]
+    _, again, _ = tiny.call(
+        capsys, "train", f"--config={tiny.ROOT / 'configs' / 'novels_cpu.py'}:rope", *words, "--print_config"
+    )
+    assert again == out
 
 
 def test_the_catalogue_lists_every_encoding(capsys):

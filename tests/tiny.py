@@ -16,6 +16,9 @@ import jax
 
 import posx.cli
 
+#: Of the repository.
+ROOT = Path(__file__).parents[1]
+
 CONFIG = """
 from posx.config import base_config
 

@@ -13,9 +13,9 @@ from posx.errors import ConfigError, PartialFailure, WorkdirError
 from posx.plots.tables import table
 from posx.progress import say
 from posx.runs.checks import check_writable
-from posx.runs.describe import describe
 from posx.runs.folder import RunFolder
 from posx.sweeps.plan import plan, unfinished
+from posx.sweeps.preview import preview
 from posx.sweeps.processes import run_all
 
 
@@ -25,9 +25,7 @@ def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
     if values["jobs"] < 1:
         raise ConfigError(f"--jobs={values['jobs']} must be at least 1")
     if values["dry_run"]:
-        for job in jobs:
-            print(f"{job.name}: {describe(job.run)}")
-        print(f"{len(jobs)} runs, {sum(job.finished() for job in jobs)} of them finished")
+        print(preview(jobs, values["jobs"]))
         return
     check_writable(workdir)
     todo = unfinished(jobs)

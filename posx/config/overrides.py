@@ -44,8 +44,11 @@ def printed(config: ConfigDict) -> str:
     defaults = settings(base_config(config.encoding.name if config.encoding.name != CHAIN else "nope"))
     lines: dict[bool, list[str]] = {True: [_word("encoding", spec_text(config.encoding.to_dict()))], False: []}
     for key, value in settings(config).items():
-        if key not in ("encoding.name", "encoding.parts"):
-            lines[value != defaults.get(key)].append(_word(key, value))
+        if key == "encoding.name":
+            continue
+        is_default = value == defaults.get(key)
+        if is_default or not key.startswith("encoding."):  # the text above has the others
+            lines[not is_default].append(_word(key, value))
     lines[True] += [_word(f"{_AXES}{name}", values) for name, values in config.sweep.axes.items()]
     return "\n".join(["# chosen", *lines[True], "", "# defaults", *lines[False]])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from pathlib import Path
 
@@ -16,16 +17,23 @@ from posx.machine.devices import num_cpus
 SIZE = 2048
 
 
-def matmul_ceiling(folder: Path, dtype: str) -> float:
-    """FLOP/s of a large matrix product with operands of `dtype`, read from `folder` or measured and stored there."""
+def matmul_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: bool = True) -> float:
+    """FLOP/s of a large matrix product with operands of `dtype`, read from `folder` or measured and stored there.
+
+    What was stored more than `max_age` seconds ago is measured once more, as others may have been at work then; the
+    best of all times is kept. Without `keep` nothing is written.
+    """
     device = jax.devices()[0]
     name = f"ceiling-{device.device_kind}-{num_cpus()}-{dtype}".replace(" ", "_").replace("/", "_")
     path = folder / f"{name}.json"
-    try:
-        return float(json.loads(path.read_text())["flops_per_second"])
-    except (OSError, ValueError, KeyError):
-        pass
-    measured = _measure(dtype)
+    known = 0.0
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        known = float(json.loads(path.read_text())["flops_per_second"])
+        if time.time() - path.stat().st_mtime < max_age:
+            return known
+    measured = max(known, _measure(dtype))
+    if not keep:
+        return measured
     with contextlib.suppress(OSError):  # a cache that cannot be written only means measuring again
         folder.mkdir(parents=True, exist_ok=True)
         values = {"flops_per_second": measured, "size": SIZE, "dtype": dtype}

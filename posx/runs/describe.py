@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -9,6 +11,7 @@ from posx.attention import causal, choose_executor
 from posx.config import RunConfig
 from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
+from posx.evaluation.protocols import run_protocols
 from posx.model import Model
 from posx.training.step import flops_per_token
 
@@ -27,19 +30,63 @@ def executor_of(run: RunConfig, encoding: Encoding) -> str:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What a run costs, from its settings alone.
+
+    num_params; tokens of all training steps; flops of training, and of the forward passes of evaluation, None where
+    that goes over a whole text of unknown length; memory, bytes: float32 weights, their gradients and two moments, and
+    what the layers keep for the backward pass over one part of a batch (measured on XLA's CPU backend: within a tenth,
+    where the batch outweighs the weights). An accelerator or a Python process takes its own on top.
+    """
+
+    num_params: int
+    tokens: int
+    flops: float
+    eval_flops: float | None
+    memory: int
+
+
+def expected(run: RunConfig) -> Expected:
+    """The cost of `run`. Raises ConfigError for sizes and encodings that do not fit."""
+    model, train = _model_of(run), run.train
+    tokens, dims, config = train.steps * train.batch_size * train.length, model.dims, model.config
+    kept = 4 * config.hidden_dim + 6 * config.model_dim + 4 * dims.num_heads * dims.head_dim
+    part = train.batch_size // train.accumulation * train.length
+    return Expected(
+        count(model), tokens, tokens * flops_per_token(model, train.length), _eval_flops(run, model),
+        16 * count(model) + 4 * part * config.num_layers * kept,
+    )  # fmt: skip
+
+
+def _eval_flops(run: RunConfig, model: Model) -> float | None:
+    """Passes that protocols share are counted once."""
+    passes = {}
+    for protocol, lengths in run_protocols(run.eval, run.train.length):
+        for length in protocol.owed(lengths):
+            passes[length, protocol.stride_at(length, lengths)] = protocol.num_targets
+    if not all(passes.values()):
+        return None
+    tokens = {place: num_targets * place[0] / place[1] for place, num_targets in passes.items()}
+    return sum(n * flops_per_token(model, length) / 3 for (length, _), n in tokens.items())
+
+
 def describe(run: RunConfig) -> str:
     """What a run would be, in one line."""
-    known = {"bytes": ByteTokenizer.vocab_size, "bpe": run.data.vocab_size}
-    tokenizer = run.data.tokenizer
-    model = model_of(run, known[tokenizer] if tokenizer in known else load_tokenizer(tokenizer).vocab_size)
-    tokens = run.train.steps * run.train.batch_size * run.train.length
-    flops = tokens * flops_per_token(model, run.train.length)
+    model, cost = _model_of(run), expected(run)
     encodings = " + ".join(map(repr, model.distinct))
     return (
-        f"{encodings}, {count(model):,} parameters, {tokens:,} tokens in {run.train.steps} steps of "
-        f"{run.train.batch_size} x {run.train.length}, {flops:.2g} FLOP, data {run.data.source!r}, "
-        f"evaluated at {run.eval.lengths}"
+        f"{encodings}, {cost.num_params:,} parameters, {cost.tokens:,} tokens in {run.train.steps} steps of "
+        f"{run.train.batch_size} x {run.train.length}, {cost.flops:.2g} FLOP, {cost.memory / 1e6:,.0f} MB, "
+        f"data {run.data.source!r}, evaluated at {run.eval.lengths}"
     )
+
+
+def _model_of(run: RunConfig) -> Model:
+    """The model of a run whose text nobody has read yet."""
+    known = {"bytes": ByteTokenizer.vocab_size, "bpe": run.data.vocab_size}
+    tokenizer = run.data.tokenizer
+    return model_of(run, known[tokenizer] if tokenizer in known else load_tokenizer(tokenizer).vocab_size)
 
 
 def count(model: Model) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -43,11 +44,9 @@ def axes_of(config: ConfigDict) -> dict[str, tuple[Any, ...]]:
 
 def _values(config: ConfigDict, setting: str, given: Any) -> tuple[Any, ...]:
     """The values of an axis; those of a setting that holds several are tuples."""
-    known = settings(config)
-    if setting != "encoding" and not setting.startswith("encoding."):
-        check_key(
-            setting, {k: v for k, v in known.items() if not k.startswith("sweep.")} | {"encoding": ""}, "sweep.axes"
-        )
+    known = {"encoding": ""} | {k: v for k, v in settings(config).items() if not k.startswith("sweep.")}
+    if not setting.startswith("encoding."):  # fields that some of the encodings have are theirs to know
+        check_key(setting, known, "sweep.axes")
     if not isinstance(given, list | tuple):
         raise ConfigError(f"sweep.axes.{setting}={given!r} must be a tuple of values")
     old = known.get(setting)
@@ -84,18 +83,22 @@ def names_of(points: Sequence[Point]) -> list[str]:
     names = []
     for point in points:
         main = f"{text_of('encoding', point['encoding'])}-L{point['train.length']}-s{point['train.seed']}"
-        names.append(_safe("-".join([main, *(f"{shown[s]}={text_of(s, point[s])}" for s in varying)])))
-    return [name if names.count(name) == 1 else f"{name}-{n}" for n, name in enumerate(names)]
+        names.append("-".join([main, *(f"{shown[s]}={text_of(s, point[s])}" for s in varying)]))
+    safe = [_safe(name) for name in names]
+    return [
+        short if safe.count(short) == 1 and len(short) <= MOST_LETTERS else f"{short[:MOST_LETTERS]}-{_hash(name)}"
+        for short, name in zip(safe, names, strict=True)
+    ]
 
 
 def _safe(text: str) -> str:
     """`text` as a name that no shell and no file system minds: rope(base=500000)+my:A is rope-base=500000+my.A."""
-    text = text.replace(":", ".").replace("(", "-").replace(", ", "-").replace(",", "-").replace(" ", "")
-    name = re.sub(r"[^\w.+=-]", "", text, flags=re.ASCII)
-    return name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS // 2]}...{name[-MOST_LETTERS // 2 :]}"
+    text = re.sub(r"\(|, *", "-", text.replace("=(", "=").replace(":", "."))
+    return re.sub(r"[^\w.+=-]", "", text, flags=re.ASCII)
 
 
-MOST_LETTERS = 120
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def text_of(setting: str, value: Any) -> str:

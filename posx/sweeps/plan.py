@@ -50,6 +50,10 @@ class Job:
         expected = sum(len(protocol.owed(lengths)) for protocol, lengths in asked)
         return 0.75 * min(steps / self.run.train.steps, 1) + 0.24 * min(rows / expected, 1)
 
+    def part(self) -> float:
+        """The finished part, 0 to 1, of all."""
+        return 1.0 if self.finished() else self.progress()
+
     def state(self) -> str:
         """What the run is at, a few words."""
         rows = lines.read(self.folder.eval_file)
@@ -110,10 +114,11 @@ def _check_different(jobs: Sequence[Job]) -> None:
 def _runs_there(workdir: Path) -> dict[str, RunFolder]:
     """{what a run is: its folder} of the runs in `workdir`, whatever their folders are called."""
     found = {}
-    for path in sorted(workdir.glob("*/config.json")):
-        with contextlib.suppress(PosxError):
-            folder = RunFolder(path.parent)
-            found[identity(folder.read_config())] = folder
+    with contextlib.suppress(OSError):  # a folder that cannot be read is refused where it is to be written
+        for path in sorted(workdir.glob("*/config.json")):
+            with contextlib.suppress(PosxError):
+                folder = RunFolder(path.parent)
+                found[identity(folder.read_config())] = folder
     return found
 
 

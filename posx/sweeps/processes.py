@@ -101,6 +101,7 @@ def _reason(job: Job, code: int) -> str:
 
 
 def _measure_ceiling(folder: Path, dtype: str) -> None:
-    """Measures the machine once, in a process of its own, before runs compete for it."""
-    code = "import sys, pathlib, posx.machine.ceiling as c; c.matmul_ceiling(pathlib.Path(sys.argv[1]), sys.argv[2])"
+    """Measures the machine in a process of its own, before runs compete, unless that was done within the hour."""
+    measure = "c.matmul_ceiling(pathlib.Path(sys.argv[1]), sys.argv[2], max_age=3600)"
+    code = f"import sys, pathlib, posx.machine.ceiling as c; {measure}"
     subprocess.run([sys.executable, "-P", "-c", code, str(folder), dtype], check=False, stdin=subprocess.DEVNULL)

@@ -115,7 +115,7 @@ def test_an_old_run_is_found_loaded_and_resumed_as_it_was(capsys, place, other_r
     same_numbers(folder.path)
     words = [f"--config={place / 'old.py'}", f"--workdir={place / 'runs'}"]
     code, out, err = tiny.call(capsys, "sweep", *words, "--dry_run")
-    assert code == 0 and "T5(num_buckets=24, max_distance=24" in out and "1 runs, 1 of them finished" in out, err
+    assert code == 0 and "t5(num_buckets=24, max_distance=24" in out and "1 runs, 1 of them finished" in out, err
     assert unfinished(place) == []
     code, _, err = tiny.call(capsys, "train", words[0], f"--workdir={folder.path}")
     assert code == 0, err

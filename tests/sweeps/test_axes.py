@@ -1,0 +1,135 @@
+"""Sweeps over any setting: what the axes make, what folders are called, and that finished runs are found again."""
+
+import json
+import shutil
+
+import pytest
+
+from posx.config import base_config
+from posx.config.stored import from_stored, to_stored
+from posx.errors import ConfigError
+from posx.sweeps.plan import plan
+from tests import tiny
+
+
+def config_of(**axes):
+    config = base_config("rope")
+    config.sweep.update(encodings=("rope",), train_lens=(64,))
+    config.sweep.axes = {name.replace("__", "."): values for name, values in axes.items()}
+    return config.lock()
+
+
+def planned(tmp_path, **axes):
+    return {job.name: job.run for job in plan(config_of(**axes), tmp_path)}
+
+
+def test_every_combination_is_a_run_named_by_what_varies(tmp_path):
+    runs = planned(
+        tmp_path, encoding=("rope(base=500000)+alibi", "t5(max_distance=128)"), train__learning_rate=(1e-3, 4e-3),
+        train__seed=(0, 1), train__warmup_steps=(60,),
+    )  # fmt: skip
+    assert list(runs) == [
+        f"{encoding}-L64-s{seed}-learning_rate={rate}"
+        for encoding in ("rope-base=500000+alibi", "t5-max_distance=128")
+        for rate in ("0.001", "0.004")
+        for seed in (0, 1)
+    ]
+    run = runs["t5-max_distance=128-L64-s1-learning_rate=0.004"]
+    assert (run.train.learning_rate, run.train.seed, run.layers[0]["max_distance"]) == (4e-3, 1, 128)
+    first = runs["rope-base=500000+alibi-L64-s0-learning_rate=0.001"].resolution.layers[0]
+    assert [type(part).__name__ for part in first.parts] == ["Rope", "Alibi"] and first.parts[0].base == 5e5
+
+
+def test_axes_of_layers_and_of_an_encodings_own_field(tmp_path):
+    runs = planned(tmp_path, model__layer_policy=("encoding", ("encoding", "nope"), "(alibi(num_heads=4), encoding)"))
+    layers = [[type(layer).__name__ for layer in run.resolution.layers] for run in runs.values()]
+    assert layers == [["Rope"] * 4, ["Rope", "Nope"] * 2, ["Alibi", "Rope"] * 2]
+    assert list(runs)[1] == "rope-L64-s0-layer_policy=encoding-nope"
+    bases = planned(tmp_path, encoding__base=(100, 10000))
+    assert [run.resolution.layers[0].base for run in bases.values()] == [100.0, 10000.0]
+
+
+def test_the_lists_are_short_for_axes_which_override_them(tmp_path):
+    config = config_of(train__seed=(3,))
+    config.sweep.update(encodings=("rope", "my.module:Mine"), seeds=(0, 1), train_lens=(32, 64))
+    with pytest.raises(ConfigError, match=r"encoding 'my.module:Mine' cannot be imported"):
+        plan(config, tmp_path)
+    config.sweep.encodings = ("rope", "alibi")
+    assert [job.name for job in plan(config, tmp_path)] == [
+        f"{encoding}-L{length}-s3" for length in (32, 64) for encoding in ("rope", "alibi")
+    ]
+
+
+def test_names_that_would_be_too_long_or_the_same_are_told_apart(tmp_path):
+    parts = [f"rope(base={base})" for base in range(2, 14)]
+    long = list(planned(tmp_path, encoding=("+".join(parts), "+".join(parts[::-1]))))
+    assert max(map(len, long)) < 130 and len(set(long)) == 2
+    both = list(planned(tmp_path, data__text_column=("a b", "ab")))
+    assert len(set(both)) == 2 and all("text_column=ab-" in name for name in both)
+
+
+@pytest.mark.parametrize(
+    ("axes", "wanted"),
+    [
+        ({"train__learnin_rate": (1e-3,)}, "nearest: train.learning_rate"),
+        ({"sweep__seeds": (1,)}, "unknown config key 'sweep.seeds' in sweep.axes"),
+        ({"train__seed": ()}, "sweep.axes.train.seed is empty"),
+        ({"train__seed": 3}, "must be a tuple of values"),
+        ({"train__learning_rate": (1e-3, 0.001)}, "names a value twice"),
+        ({"encoding": ("rope", "rope(base=10000)")}, "names a value twice"),
+        ({"encoding": ("rope", "rope(bas=3)")}, "did you mean 'base'"),
+        ({"encoding__slope": (1, 2)}, "encoding 'rope' has no field 'slope'"),
+        ({"train__steps": (100, "many")}, "train.steps='many' must be of type int"),
+        ({"train__length": (64, 1)}, "train.length=1 must be at least 2"),
+        ({"eval__stride": (8, 16)}, "eval.stride=8 and 16 are the same run"),
+        ({"encoding": ("t5", "t5(num_buckets=30)")}, "encoding=t5 and t5(num_buckets=30) are the same run"),
+        ({"train__seed": tuple(range(1001))}, "has 1001 runs, more than 1000"),
+    ],
+)
+def test_one_line_for_axes_that_make_no_sense(tmp_path, axes, wanted):
+    with pytest.raises(ConfigError) as error:
+        planned(tmp_path, **axes)
+    assert wanted in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("spec", ["rope(base=500000)+alibi", "tupe(untied=(0, 3))", "t5(max_distance=128)"])
+def test_a_run_of_any_spec_is_stored_and_read_again(tmp_path, spec):
+    (run,) = planned(tmp_path, encoding=(spec,), model__layer_policy=(("encoding", "rope(base=50)"),)).values()
+    again = from_stored(json.loads(json.dumps(to_stored(run))))
+    assert again.resolution == run.resolution and len(set(run.resolution.layers)) == 2
+
+
+def test_the_command_takes_axes_and_finds_finished_runs_whatever_their_folder_is_called(capsys, site, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "of-another-day")
+    words = [
+        "sweep", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path}", "--dry_run",
+        "--config.sweep.encodings=t5, t5(max_distance=5)", "--config.sweep.axes.train.learning_rate=2e-3,1e-3",
+    ]  # fmt: skip
+    code, out, err = tiny.call(capsys, *words)
+    assert code == 0 and "4 runs, 1 of them finished" in out, err
+    header, *rows = [line.split() for line in out.split("\n\n")[0].splitlines()]
+    assert header[:3] == ["run", "encoding", "train.learning_rate"]
+    assert [row[0] for row in rows] == [
+        "of-another-day", "t5-L16-s0-learning_rate=0.001", "t5-max_distance=5-L16-s0-learning_rate=0.002",
+        "t5-max_distance=5-L16-s0-learning_rate=0.001",
+    ]  # fmt: skip
+    assert [row[-1] for row in rows] == ["finished", "new", "new", "new"]
+    assert {path.name for path in tmp_path.iterdir()} == {"of-another-day"}
+
+
+def test_flags_take_any_spec(capsys, site):
+    words = ["train", f"--config={site / 'tiny.py'}", "--dry_run"]
+    code, out, _ = tiny.call(capsys, *words, "--config.encoding=rope(base=50)+alibi")
+    assert code == 0 and "Rope(base=50.0" in out and "Alibi(" in out
+    code, out, _ = tiny.call(
+        capsys, *words, "--config.encoding=t5(max_distance=5)", "--config.encoding.max_distance=auto"
+    )
+    assert code == 0 and "max_distance=8" in out
+    code, out, _ = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:rope(base=50)+alibi", "--dry_run")
+    assert code == 0 and "Rope(base=50.0" in out
+    code, out, _ = tiny.call(
+        capsys, *words, "--config.model.num_layers=2", "--config.model.layer_policy=encoding,t5(max_distance=5)"
+    )
+    assert code == 0 and "Alibi(" in out and "max_distance=5" in out
+    code, _, err = tiny.call(capsys, *words, "--config.encoding=rope(bse=50)")
+    assert code == 2 and "did you mean 'base'" in err
