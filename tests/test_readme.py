@@ -67,6 +67,10 @@ def test_python_example():
 def test_table_names_every_encoding():
     listed = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
     assert set(encodings.ENCODINGS) <= set(listed)
+    for name, cls in encodings.ENCODINGS.items():  # as `posx encodings` says it
+        assert f" | {cls.extrapolates} | " in next(
+            line for line in README.splitlines() if line.startswith(f"| `{name}`")
+        )
 
 
 @pytest.mark.parametrize("line", re.findall(r"^    posx (\w+ .*)$", README, re.MULTILINE))
