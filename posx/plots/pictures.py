@@ -3,6 +3,7 @@
 Distances and positions in tokens, biases in logits (before the softmax).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,7 @@ def _heads(ax: Axes, distances: np.ndarray, bias: np.ndarray, train_len: int, ti
     for values, color in zip(bias, colors, strict=True):
         ax.plot(distances, values, color=color, linewidth=1.4)
     low, high = ax.get_ylim()
-    heights = look.spread([float(values[-1]) for values in bias], 0.05 * (high - low))
+    heights = _spread([float(values[-1]) for values in bias], 0.05 * (high - low))
     for head, (height, color) in enumerate(zip(heights, colors, strict=True)):
         ax.text(1.01, height, f"{head + 1}", transform=ax.get_yaxis_transform(), va="center", size=8.5, color=color)
     ax.set_ylim(min(low, *heights), max(high, *heights))
@@ -140,3 +141,26 @@ def _image(ax: Axes, curve: np.ndarray, title: str) -> None:
     length = min((len(curve) - 1) // 2, _MOST_ROWS)
     distance = np.arange(length)[:, None] - np.arange(length)[None, :]
     _show(ax, np.where(distance >= 0, curve[np.maximum(distance, 0)], np.nan), "cividis", title, "key j", "query i")
+
+
+def _spread(values: Sequence[float], gap: float) -> list[float]:
+    """The same heights in the same order, moved apart until no two are closer than `gap` (for labels at line ends)."""
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    groups: list[list[int]] = []  # neighbours that touch, each laid out around its members' mean
+    for index in order:
+        groups.append([index])
+        while (
+            len(groups) > 1
+            and _middle(groups[-1], values) - _middle(groups[-2], values)
+            < gap * (len(groups[-1]) + len(groups[-2])) / 2
+        ):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    placed = list(values)
+    for group in groups:
+        for place, index in enumerate(group):
+            placed[index] = _middle(group, values) + gap * (place - (len(group) - 1) / 2)
+    return placed
+
+
+def _middle(group: Sequence[int], values: Sequence[float]) -> float:
+    return sum(values[index] for index in group) / len(group)
