@@ -41,9 +41,10 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
         with look.style():
             return look.save(pictures.encodings(stored[0]["train_len"] if stored else 64), figures, "encodings")
     kinds = WHAT[1:-1] if what == "all" else (what,)
+    split = panels(row for row in stored if row["protocol"] != PER_POSITION or complete(row))
     written: list[pathlib.Path] = []
     for kind in kinds:
-        written += _training(folder, figures, stored) if kind == "training" else _curves(kind, folder, figures, stored)
+        written += _training(folder, figures, stored) if kind == "training" else _curves(kind, folder, figures, split)
     if not written:
         wanted = "rows" if what == "all" else f"rows for {what!r}"
         raise WorkdirError(
@@ -69,12 +70,9 @@ def _training(folder: pathlib.Path, figures: pathlib.Path, stored: Sequence[Row]
     return _save(functools.partial(curves.training, runs), figures, "training") if runs else []
 
 
-def _curves(kind: str, folder: pathlib.Path, figures: pathlib.Path, stored: Sequence[Row]) -> list[pathlib.Path]:
-    usable = [row for row in stored if (row["protocol"] == PER_POSITION) == (kind == "per_position")]
-    if kind == "per_position":
-        usable = [row for row in usable if complete(row)]
-    split, missing = panels(usable), unfinished(folder)
-    written = []
+def _curves(kind: str, folder: pathlib.Path, figures: pathlib.Path, split: Sequence[Panel]) -> list[pathlib.Path]:
+    split = [panel for panel in split if (panel.protocol == PER_POSITION) == (kind == "per_position")]
+    missing, written = unfinished(folder), list[pathlib.Path]()
     for panel in split:
         written += _save(functools.partial(curves.DRAW[kind], panel, missing), figures, kind + _suffix(panel, split))
     if kind == "extrapolation":

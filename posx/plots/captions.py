@@ -5,7 +5,7 @@ from typing import Any
 
 from posx.evaluation.statistics import targets_key
 from posx.plots import look, rows
-from posx.plots.groups import Panel
+from posx.plots.groups import Group, Panel
 from posx.plots.points import Curve, Point
 from posx.plots.runs import Run
 
@@ -43,7 +43,7 @@ def facts(panels: Sequence[Panel]) -> list[str]:
         first += f", {_range(stretches)} stretches of" if stretches and stretches[-1] > 1 else " of"
         first += f" {_range(documents)} document{'s' if documents[-1] > 1 else ''}"
     seeds = max(panel.seeds for panel in panels)
-    lengths = " and ".join(f"{panel.train_len}" for panel in panels)
+    lengths = ", ".join(f"{panel.train_len}" for panel in panels)
     second = f"trained at L = {lengths} · {seeds} seed{'s' if seeds != 1 else ''}"
     for key, word in (("tokenizer", "tokenizer"), ("data_digest", "text")):
         names = sorted({str(row[key]) for row in panel_rows if row.get(key)})
@@ -92,13 +92,7 @@ def notes(panels: Sequence[Panel], curves: Sequence[Curve], missing: Sequence[st
     lines = failures(curves, unit) + left_out([run for panel in panels for run in _runs(panel)], panels[0].protocol)
     if missing:
         lines.append(f"No results yet: {named(missing)}" + _others(missing, "runs"))
-    several = len({panel.train_len for panel in panels}) > 1
-    trained = [
-        (f"L = {panel.train_len}" if several else group.label, group.runs[0])
-        for panel in panels
-        for group in panel.groups
-    ]
-    return lines + tokens_per_step(trained)
+    return lines + tokens_per_step([group for panel in panels for group in panel.groups])
 
 
 def _runs(panel: Panel) -> list[Run]:
@@ -120,17 +114,19 @@ def left_out(runs: Sequence[Run], protocol: str) -> list[str]:
         for _, words in (pair for pair in run.left_out if pair[0] == protocol):
             said.setdefault(words, []).append(run.path)
     return [
-        f"{named(paths)}{_others(paths, 'runs')}: {words}{' of each' if len(paths) > 1 else ''}"
+        f"{named(paths)}{_others(paths, 'runs')}{', each' if len(paths) > 1 else ''}: {words}"
         for words, paths in said.items()
     ]
 
 
-def tokens_per_step(trained: Sequence[tuple[str, Run]]) -> list[str]:
-    """Tokens of training text a step of the named runs, where they differ in it: a fair comparison has as many."""
+def tokens_per_step(groups: Sequence[Group]) -> list[str]:
+    """Tokens of training text a step, where curves differ in it: a fair comparison has as many."""
     said: dict[int, list[str]] = {}
-    for name, run in trained:
+    several = len({group.runs[0].train_len for group in groups}) > 1
+    for group in groups:
+        run = group.runs[0]
         if run.tokens_per_step is not None:
-            said.setdefault(run.tokens_per_step, []).append(name)
+            said.setdefault(run.tokens_per_step, []).append(f"L = {run.train_len}" if several else group.label)
     if len(said) < 2:
         return []
     distinct = {tokens: list(dict.fromkeys(names)) for tokens, names in sorted(said.items())}

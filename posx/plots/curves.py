@@ -124,15 +124,13 @@ def per_position(panel: Panel, missing: Sequence[str] = ()) -> Figure:
     made = look.figure(11.5, 4.6)
     left, right = _pair(made)
     local, running = positions.loss_curves(panel), positions.cumulative_curves(panel)
+    last = max(point.x for curve in running for point in curve.points)
+    inside = [x for n in range(-24, 25) if 1 < (x := panel.train_len * 2.0**n) < last]
     for ax, curves in ((left, local), (right, running)):
         for turn, curve in enumerate(curves):
             draw_curve(ax, curve, turn=turn)
-        places = [point.x for curve in curves for point in curve.points]
         look.train_line(ax, panel.train_len)
-        doublings = [panel.train_len * 2.0**n for n in range(-24, 25)]
-        look.length_axis(
-            ax, [min(places), *[x for x in doublings if min(places) < x < max(places)], max(places)], panel.train_len
-        )
+        look.length_axis(ax, [1.0, *inside, last], panel.train_len)
         ax.set_xlabel("position of the target in its window (tokens)")
     left.set_ylabel("loss in the bin (nats per token)")
     right.set_ylabel("perplexity of all targets up to here")
@@ -168,7 +166,7 @@ def training(runs: Sequence[positions.TrainingRun]) -> Figure:
         "Training loss",
         [f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"],
     )
-    look.notes(made, captions.tokens_per_step([(group.label, group.runs[0]) for group in groups]))
+    look.notes(made, captions.tokens_per_step(groups))
     return made
 
 

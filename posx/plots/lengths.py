@@ -40,15 +40,16 @@ def across(panels: Sequence[Panel], missing: Sequence[str] = ()) -> Figure:
             draw_curve(ax, Curve(curve.label, style, curve.points), bars=False)
             ax.axvline(panel.train_len, color=style.color, linestyle=style.dashes, linewidth=1.0, zorder=1)
         ax.set_title(look.wrapped(name, 30, 2))
-    for spare in axes[len(drawn) :]:
+    for number, spare in enumerate(axes[len(drawn) :], len(drawn)):
         spare.set_visible(False)
+        axes[number - columns].tick_params(labelbottom=True)
     lengths = sorted({row["eval_len"] for panel in panels for row in panel.rows} | set(looks))
     look.length_axis(axes[0], lengths, min(looks))
     named = [Curve(f"{c.label}, L = {p.train_len}", c.look, c.points) for pairs in drawn.values() for p, c in pairs]
     if values := extent(named):
         look.log_axis(axes[0], values)
     made.supxlabel("evaluation length (tokens)", size=10, y=0.12 / height, va="bottom")
-    made.supylabel("perplexity per token (log scale)", size=10, x=0.05 / width)
+    made.supylabel("perplexity per token (log scale)", size=10, x=0.3 / width)
     handles = [Line2D([], [], **line_style(style)) for style in looks.values()]
     look.legend(made, handles, [f"L = {length}" for length in looks], 1 - 1.1 / width, 1 - 0.3 / height)
     headings(made, "Perplexity across training lengths (each marked by its vertical line)", panels, named)

@@ -64,7 +64,7 @@ def shown(text: str, width: int = 34) -> str:
     return line if len(line) <= width else line[: width * 2 // 3] + "…" + line[-(width - width * 2 // 3 - 1) :]
 
 
-def wrapped(text: str, width: int = 34, lines: int = 4) -> str:
+def wrapped(text: str, width: int = 38, lines: int = 4) -> str:
     """`text` as `shown`, over some lines, broken where one of its parts ends."""
     broken = [""]
     for part in re.split(r"(?<=[,+])(?=[ \w])", shown(text, width * lines)):

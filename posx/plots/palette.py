@@ -3,7 +3,6 @@
 import colorsys
 import dataclasses
 import hashlib
-import itertools
 import re
 from collections.abc import Collection, Hashable
 from typing import Any
@@ -24,7 +23,7 @@ _DASHES = (
     "-", _DASHED, _DOTTED, _DASHDOT, (0.0, (3.0, 1.0, 1.0, 1.0, 1.0, 1.0)), (0.0, (9.0, 2.5)), (0.0, (3.0, 3.0)),
     (0.0, (9.0, 1.5, 3.0, 1.5)),
 )  # fmt: skip
-_MARKERS = ("p", "d", "H", "*", "8", "s", "o", "^", "v", "D", "X", "<", ">", "P", "h")
+_MARKERS = ("d", "p", "X", "^", "v", "P", "o", "s", "<", ">", "D", "H", "*", "h", "8")
 # Okabe-Ito for the five of the headline figure, solid; Okabe-Ito and Tol's muted set for the others, broken.
 LOOKS = {
     "nope": Look("nope", "#222222", "D"),
@@ -38,6 +37,7 @@ LOOKS = {
     "rope": Look("rope", "#CC79A7", "s"),
     "alibi": Look("alibi", "#0072B2", "v"),
 }
+_SHADES = 5  # of one colour
 _SPARE_COLORS = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#7A5C1E", "#5E81B5", "#A50026")
 
 
@@ -79,21 +79,25 @@ def looks(curves: Collection[tuple[str, Hashable]]) -> dict[tuple[str, Hashable]
         variants[name] = variants.get(name, -1 if text == name else 0) + 1
         ranks.append((variants[name], (text, other)))
     for rank, (text, other) in sorted(ranks, key=lambda pair: pair[0]):
-        first = dataclasses.replace(look(family(text)), color=_shade(colors[family(text)], rank // len(_DASHES)))
+        first = dataclasses.replace(look(family(text)), color=colors[family(text)])
         found[text, other] = _free(first, rank, set(found.values()))
     return {curve: found[curve] for curve in order}
 
 
 def _free(first: Look, rank: int, taken: Collection[Look]) -> Look:
-    """`first` with the dashes and the marker of its `rank`, or the next ones that make it unlike all that are taken."""
+    """`first` with the dashes and the marker of its `rank`, or the next ones that make it unlike all that are taken.
+
+    Where its colour is there in all dashes, a shade of it is next.
+    """
     dashes = [first.dashes, *(one for one in _DASHES if one != first.dashes)]
     markers = [first.marker, *(one for one in _MARKERS if one != first.marker)]
     lines, points = ({(getattr(one, kind), one.dashes) for one in taken} for kind in ("color", "marker"))
-    turns = itertools.product(range(len(dashes)), range(len(markers)))
-    for line, point in turns:
-        chosen = dashes[(rank + line) % len(dashes)], markers[(rank + point) % len(markers)]
-        if (first.color, chosen[0]) not in lines and (chosen[1], chosen[0]) not in points:
-            return dataclasses.replace(first, dashes=chosen[0], marker=chosen[1])
+    for turn in range(rank, rank + _SHADES * len(dashes)):
+        color, line = _shade(first.color, turn // len(dashes)), dashes[turn % len(dashes)]
+        free = (markers[(rank + step) % len(markers)] for step in range(len(markers)))
+        marker = next((one for one in free if (one, line) not in points), None)
+        if marker and (color, line) not in lines:
+            return dataclasses.replace(first, color=color, dashes=line, marker=marker)
     return first
 
 
@@ -115,5 +119,5 @@ def _shade(color: str, level: int) -> str:
     if level == 0:
         return color
     hue, light, saturation = colorsys.rgb_to_hls(*(int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)))
-    light = min(max(light + (0.18, -0.18, 0.3, -0.3)[(level - 1) % 4], 0.08), 0.82)
+    light = min(max(light + (0.18, -0.18, 0.3, -0.3)[(level - 1) % (_SHADES - 1)], 0.08), 0.82)
     return "#" + "".join(f"{round(255 * part):02X}" for part in colorsys.hls_to_rgb(hue, light, saturation))

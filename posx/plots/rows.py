@@ -123,7 +123,7 @@ def _same_targets(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]],
     chosen = max(counts, key=lambda targets: (counts[targets], last[targets]))
     kept = [row for row in rows if targets_key(row) == chosen]
     others = len(rows) - len(kept)
-    words = f"{others} row{'s' * (others > 1)} left out: scored on other targets, not comparable" if others else ""
+    words = f"{others} row{'s' * (others > 1)} left out, scored on other targets (not comparable)" if others else ""
     return kept, words
 
 
@@ -131,7 +131,7 @@ def _longest(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]
     """The row of the longest windows, of equals the last; what is left out. A row without losses is none."""
     kept = max(enumerate(rows), key=lambda pair: (complete(pair[1]), pair[1]["eval_len"], pair[0]))[1]
     others = [f"{row['eval_len']:,}" for row in rows if row is not kept and complete(row)]
-    words = f"windows of {', '.join(others)} tokens left out: those of {kept['eval_len']:,} are drawn" if others else ""
+    words = f"windows of {', '.join(others)} tokens left out, those of {kept['eval_len']:,} are drawn" if others else ""
     return [kept], words
 
 
