@@ -350,15 +350,3 @@ def test_failed_single_and_pending_runs_are_drawn(tmp_path: pathlib.Path) -> Non
     shown = words(curves.extrapolation(panel, rows.unfinished(folder)))
     assert "no finite perplexity" in shown and "No results yet: rope-pending" in shown
     assert len(plots.plot(write(tmp_path / "point", [row("rope", 64)]))) == 4
-
-
-def test_rope_bound_matches_its_definition() -> None:
-    pictures = pytest.importorskip("posx.plots.pictures")
-    theta = [10000.0 ** (-2 * c / 8) for c in range(4)]
-    sums = [abs(sum(complex(math.cos(5 * t), math.sin(5 * t)) for t in theta[:c])) for c in range(1, 5)]
-    assert pictures.rope_bound(8, np.array([0, 5])) == pytest.approx([2.5, sum(sums) / 4])
-
-
-def test_pictures_of_the_encodings(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("posx.encodings")
-    assert [path.name for path in plots.plot(tmp_path, "encodings")] == ["encodings.png", "encodings.svg"]

@@ -25,7 +25,8 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     """Draws a run's or a sweep's figures as PNG and SVG into `workdir/figures` and returns their paths.
 
     "all" is every figure that the stored rows allow, and their table as `workdir/table.md`; "encodings" (pictures of
-    the encodings themselves) is drawn only when asked for by name and needs no rows. Figures of these kinds that were
+    the encodings of the folder's runs, as trained; without runs, of a few well-known ones) is drawn only when asked for
+    by name and needs no rows. Figures of these kinds that were
     drawn of earlier rows and of which there are no rows now are removed. A kind asked for by name whose rows are
     missing raises WorkdirError.
     """
@@ -33,13 +34,10 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
         near = difflib.get_close_matches(what, WHAT, 1) or [WHAT[0]]
         raise ConfigError(f"cannot plot {look.shown(what)!r}; did you mean {near[0]!r}? (one of {', '.join(WHAT)})")
     folder = pathlib.Path(workdir)
-    stored = read_rows(folder)
     figures = folder / "figures"
     if what == "encodings":
-        from posx.plots import pictures
-
-        with look.style():
-            return look.save(pictures.encodings(stored[0]["train_len"] if stored else 64), figures, "encodings")
+        return _encodings(folder, figures)
+    stored = read_rows(folder)
     kinds = WHAT[1:-1] if what == "all" else (what,)
     split = panels(row for row in stored if row["protocol"] != PER_POSITION or complete(row))
     written: list[pathlib.Path] = []
@@ -55,6 +53,14 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     if what == "all":
         look.write(folder / "table.md", (table(stored) + "\n").encode())
     return written
+
+
+def _encodings(folder: pathlib.Path, figures: pathlib.Path) -> list[pathlib.Path]:
+    from posx.plots import models, pictures
+
+    stored = read_rows(folder) if folder.is_dir() else []
+    subjects = models.encodings_of(folder, stored) or models.catalogue(stored[0]["train_len"] if stored else 64)
+    return _save(functools.partial(pictures.encodings, subjects), figures, "encodings")
 
 
 def _remove_stale(figures: pathlib.Path, kinds: Iterable[str], written: Sequence[pathlib.Path]) -> None:

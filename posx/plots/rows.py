@@ -147,10 +147,10 @@ def complete(row: Mapping[str, Any]) -> bool:
 def unfinished(folder: str | pathlib.Path) -> list[str]:
     """Paths of the runs that were started (they have a config.json) and have no result yet."""
     started = run_folders(pathlib.Path(folder), "config.json")
-    return [name_of(run, folder) for run in started if not (run / "eval.jsonl").is_file() and _is_run(run)]
+    return [name_of(run, folder) for run in started if not (run / "eval.jsonl").is_file() and is_run(run)]
 
 
-def _is_run(folder: pathlib.Path) -> bool:
+def is_run(folder: pathlib.Path) -> bool:
     """False for a sweep's own folder, which may hold a config.json beside its runs."""
     return not any(folder.glob("*/config.json"))
 
