@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from posx import plots
 from posx.encodings.grammar import parse
 from posx.plots import look, palette
-from tests.made_rows import AT_TRAIN, cells, position_row, row, words
+from tests.made_rows import AT_TRAIN, cells, position_row, row, words, write
 
 Draw = Callable[..., dict[str, Figure]]
 LENGTHS = (64, 128, 256)
@@ -243,6 +243,15 @@ def test_one_figure_across_training_lengths(tmp_path: pathlib.Path, draw: Draw) 
         assert len(curves) == 3 and [one.get_xdata()[0] for one in marks] == [64, 128, 256]
         assert (ax.get_xlim(), ax.get_ylim()) == (figure.axes[0].get_xlim(), figure.axes[0].get_ylim())
     assert "Tokens per training step differ: 4,096 (L = 64, L = 256), 8,192 (L = 128)" in words(figure)
+
+
+def test_one_figure_per_training_length_and_protocol(tmp_path: pathlib.Path, draw: Draw) -> None:
+    made = [row("alibi", length, run_id=f"a{train}", train_len=train, protocol=protocol, stride=stride)
+            for train in (32, 64) for length in (64, 128)
+            for protocol, stride in (("nonoverlapping", length), ("sliding", 16), ("sliding", 8))]  # fmt: skip
+    names = set(draw(write(tmp_path, made), "extrapolation"))
+    rules = ("nonoverlapping", "sliding-s8", "sliding-s16")
+    assert names == {f"extrapolation-{which}-{rule}" for which in ("L32", "L64", "lengths") for rule in rules}
 
 
 def test_tokens_per_step_are_stated_where_they_differ(tmp_path: pathlib.Path, draw: Draw) -> None:
