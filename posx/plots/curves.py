@@ -74,7 +74,8 @@ def extrapolation(panel: Panel, missing: Sequence[str] = ()) -> Figure:
         nothing(full, "no finite perplexity")
         nothing(close, "no finite perplexity")
     lanes = mark_failures(full, curves)
-    interval = "95 % interval over text (left), the same text for all curves"
+    same = "" if captions.mixture(panel.rows) else ", the same text for all curves"
+    interval = f"95 % interval over text (left){same}"
     headings(made, "Perplexity at and beyond the training length", [panel], curves, interval, lanes)
     legend_of(made, curves, _RIGHT + 0.045, panel.seeds)
     beyond = [f"Outside the right panel: {captions.named(outside, len(outside))}"] if outside else []
@@ -95,13 +96,13 @@ def ratio(panel: Panel, missing: Sequence[str] = ()) -> Figure:
     ax = made.subplots(gridspec_kw={"left": look.MARGIN + 0.02, "right": 0.76, "top": 0.98, "bottom": 0.12})
     for curve in curves:
         draw_curve(ax, curve)
-    ax.axhline(1.0, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
     factors = sorted({point.x for curve in curves for point in curve.points}) or [1.0]
     look.length_axis(ax, factors, 1.0, "\N{MULTIPLICATION SIGN}")
     ax.set_xlabel(f"evaluation length / training length (L = {panel.train_len})")
     ax.set_ylabel("perplexity relative to that at L")
     values = extent(curves)
     if values:
+        ax.axhline(1.0, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
         look.log_axis(ax, [*values, 0.95, 1.1])
     else:
         nothing(ax, "no run has a finite perplexity at L")

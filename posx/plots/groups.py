@@ -132,9 +132,13 @@ def _first_path(runs: Sequence[Run]) -> str:
 
 def labels(curves: Sequence[Sequence[Run]]) -> list[str]:
     """A label for each curve of one figure: the encoding, then the settings in which it differs from its namesakes."""
-    texts = [runs[0].text for runs in curves]
-    found = [_label(runs[0], [other[0] for other in curves if other[0].text == runs[0].text]) for runs in curves]
-    found = [label if label else text for label, text in zip(found, texts, strict=True)]
+    namesakes: dict[str, list[Run]] = collections.defaultdict(list)
+    for runs in curves:
+        namesakes[runs[0].text].append(runs[0])
+    named = {
+        run: label for rivals in namesakes.values() for run, label in zip(rivals, _told_apart(rivals), strict=True)
+    }
+    found = [named[runs[0]] for runs in curves]
     for path in (_path, _first_path):
         shared = collections.Counter(found)
         pairs = zip(found, curves, strict=True)
@@ -142,20 +146,22 @@ def labels(curves: Sequence[Sequence[Run]]) -> list[str]:
     return found
 
 
-def _label(run: Run, rivals: Sequence[Run]) -> str:
-    """The encoding of `run`, its fields and the other settings in which not all rivals agree."""
-    asked = {rival: {**rival.settings, "train.length": rival.train_len} for rival in rivals}
-    every = {name for settings in asked.values() for name in settings}
-    if len({rival.data for rival in rivals}) == 1:
+def _told_apart(rivals: Sequence[Run]) -> list[str]:
+    """Their encoding, its fields and the other settings, as far as not all of them agree."""
+    asked = [{**run.settings, "train.length": run.train_len} for run in rivals]
+    every = {name for settings in asked for name in settings}
+    if len({run.data for run in rivals}) == 1:
         every -= {"data.source"}
-    differ = [name for name in sorted(every) if len({_spelt(settings.get(name)) for settings in asked.values()}) > 1]
-    own = [name for name in differ if name in asked[run]]
-    fields = [f"{name.partition('.')[2]}={_spelt(asked[run][name])}" for name in own if name.startswith("encoding.")]
-    others = [f"{_short(name, every)}={_spelt(asked[run][name])}" for name in own if not name.startswith("encoding.")]
-    text = run.text
-    if fields and re.fullmatch(r"[\w.:]+", text):
-        text, fields = f"{text}({', '.join(fields)})", []
-    return ", ".join([text, *fields, *others])
+    differ = [name for name in sorted(every) if len({_spelt(settings.get(name)) for settings in asked}) > 1]
+    found = []
+    for run, settings in zip(rivals, asked, strict=True):
+        own = [name for name in differ if name in settings]
+        fields = [f"{name.partition('.')[2]}={_spelt(settings[name])}" for name in own if name.startswith("encoding.")]
+        others = [f"{_short(n, every)}={_spelt(settings[n])}" for n in own if not n.startswith("encoding.")]
+        bare = re.fullmatch(r"[\w.:]+", run.text)
+        text = [f"{run.text}({', '.join(fields)})"] if fields and bare else [run.text, *fields]
+        found.append(", ".join([*text, *others]))
+    return found
 
 
 def _short(name: str, names: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 Read from `config.json` and a row of `eval.jsonl`, whichever there are. Imports no JAX and no matplotlib.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -10,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from posx.errors import ConfigError
+from posx.schema_1 import migrated
 from posx.stored import BEFORE, SAFE_TO_CHANGE
 
 #: Settings that name no curve: the seeds of one curve differ in the first; the layers say what came of the second.
@@ -58,12 +61,16 @@ def stored_run(path: str, config: Mapping[str, Any] | None, row: Mapping[str, An
 
 
 def read_config(folder: pathlib.Path) -> Mapping[str, Any] | None:
-    """What a run folder's `config.json` holds; None where there is none that can be read."""
+    """What a run folder's `config.json` holds, the first schema as the second; None where there is none to be read."""
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
         return None
-    return values if isinstance(values, dict) else None
+    if not isinstance(values, dict):
+        return None
+    with contextlib.suppress(ConfigError):
+        return migrated(values) if values.get("schema_version") == 1 else values
+    return values
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -104,11 +111,9 @@ def _text(config: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
 
 def _resolved(config: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
     """What the encodings of the layers came to; one of them where all are alike, as rows tell it."""
-    resolved = _section(config, "resolved")
-    layers = resolved.get("layers", resolved.get("encodings"))
-    if isinstance(layers, list) and layers and all(layer == layers[0] for layer in layers):
-        layers = layers[0]
-    return row.get("encoding_value", layers)
+    layers = _section(config, "resolved").get("layers", row.get("encoding_value"))
+    alike = isinstance(layers, list) and layers and all(layer == layers[0] for layer in layers)
+    return layers[0] if alike else layers
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
