@@ -162,6 +162,24 @@ def test_fields_of_rows_of_before_stand_in_the_label(tmp_path: pathlib.Path) -> 
     assert cells(bare, "t5(max_distance=8)") and cells(bare, "t5(max_distance=9)")
 
 
+def test_seeds_of_before_and_of_now_are_one_curve(tmp_path: pathlib.Path) -> None:
+    """A sweep that was begun under the first schema of config.json."""
+    sizes = {"num_layers": 1, "num_heads": 4, "num_kv_heads": 0, "mlp": "gelu", "mlp_dim": 0}
+    asked = {"max_distance": "auto", "scaled": True}
+    came_to = {"num_buckets": 30, "max_distance": 32, "bidirectional": False, "scaled": True, "per_layer": False}
+    value = f"T5({', '.join(f'{name}={field}' for name, field in came_to.items())}, head_dim=32)"
+    old, new = config("t5"), config("t5", train__seed=1, model__remat="none", train__dispatch_steps=1)
+    for made in (old, new):
+        made["model"] |= sizes
+    old |= {"schema_version": 1, "encoding": {"name": "t5", **asked, "head_dim": "auto"}}
+    old["resolved"] = {"encodings": [value]}
+    new["encoding"] |= asked | {"head_dim": 0}
+    new["resolved"] = {"layers": [{"name": "t5", **came_to, "head_dim": 0}]}
+    put(tmp_path, "old", measured("t5", ppl=4.0, schema_version=1, encoding_value=value), old)
+    put(tmp_path, "new", measured("t5", ppl=5.0, seed=1), new)
+    assert cells(plots.table(plots.read_rows(tmp_path)), "t5")[1:3] == ["2", "4.500 ± 0.707"]
+
+
 def test_a_path_is_spelt_out_only_where_its_last_word_is_not_enough(tmp_path: pathlib.Path) -> None:
     for rate in (1, 2):
         both = config(train__dropout=0.1 * rate, model__dropout=0.2 * rate, model__depth=rate)
