@@ -81,8 +81,13 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
             key = (row["protocol"], targets_key(row), row["eval_len"], str(row.get("stride")))
             latest.pop(key, None)
             latest[key] = row
-        found += _of_run(name_of(folder_of_run, folder), read_config(folder_of_run), list(latest.values()))
+        found += rows_of(folder_of_run, folder, list(latest.values()))
     return found
+
+
+def rows_of(run: pathlib.Path, folder: str | pathlib.Path, rows: Sequence[dict[str, Any]]) -> list[Row]:
+    """Rows of the run folder `run`, named by its path below `folder`, as `read_rows` gives them."""
+    return _of_run(name_of(run, folder), read_config(run), rows)
 
 
 def name_of(run: pathlib.Path, folder: str | pathlib.Path) -> str:
