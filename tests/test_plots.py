@@ -1,10 +1,8 @@
 """Figures and tables from stored rows, when all went well and when runs are missing, torn, failed or oddly named."""
 
-import itertools
 import json
 import math
 import pathlib
-import random
 import re
 from typing import Any
 
@@ -15,126 +13,15 @@ from posx import plots
 from posx.errors import ConfigError, WorkdirError
 from posx.evaluation import interval, paired_ratio
 from posx.evaluation.statistics import row_blocks
-from posx.plots import curves, look, points, positions, rows
-
-L = 64
-LENGTHS = (32, 64, 128, 256, 512, 1024)
-AT_TRAIN = {
-    "nope": 5.12,
-    "sinusoidal": 4.55,
-    "learned": 4.60,
-    "shaw": 4.50,
-    "transformer_xl": 4.47,
-    "t5": 4.59,
-    "tupe": 4.57,
-    "deberta": 4.49,
-    "rope": 4.35,
-    "alibi": 4.54,
-}
-GROWTH = {
-    "nope": 3.15,
-    "sinusoidal": 6.1,
-    "shaw": 1.9,
-    "transformer_xl": 1.45,
-    "t5": 3.18,
-    "tupe": 2.6,
-    "deberta": 1.7,
-    "rope": 5.3,
-    "alibi": 0.97,
-}
-
-
-def growth(encoding: str, k: float) -> float:
-    """R_k of the made-up results, near published ones."""
-    rate = {"sinusoidal": 1.6, "rope": 0.35, "alibi": 4.0}.get(encoding, 0.5)
-    return 1.0 + (GROWTH[encoding] - 1.0) * (1 - math.exp(-rate * (k - 1))) if k > 1 else 1.0 + 0.11 * -math.log2(k)
-
-
-def row(encoding: str, length: int, seed: int = 0, **changes: Any) -> dict[str, Any]:
-    """One eval.jsonl row of a made-up run."""
-    learned_out = encoding == "learned" and length > L
-    noise = 1.0 + 0.012 * random.Random(f"{encoding}{seed}{length}").gauss(0, 1) * max(1.0, math.log2(length / L))
-    ppl = None if learned_out else AT_TRAIN[encoding] * growth(encoding, length / L) * noise
-    made = {
-        "schema_version": 1,
-        "run_id": f"{encoding}-L{L}-s{seed}",
-        "encoding": encoding,
-        "encoding_value": f"{encoding.title()}()",
-        "protocol": "nonoverlapping",
-        "train_len": L,
-        "eval_len": length,
-        "stride": length,
-        "seed": seed,
-        "num_targets": 262144,
-        "num_bytes": 262144,
-        "nll": ppl and math.log(ppl),
-        "ppl": ppl,
-        "bpb": ppl and math.log2(ppl),
-        "status": "undefined" if learned_out else "ok",
-        "data_digest": "9f2c11d0aa",
-        "tokenizer": "bytes",
-    }
-    return made | changes
-
-
-def position_row(encoding: str, seed: int = 0) -> dict[str, Any]:
-    edges = sorted({int(2 ** (i / 6)) - 1 for i in range(61)} | {1024})
-    nll = []
-    for low, high in itertools.pairwise(edges):
-        place = (low + 1 + high) / 2
-        loss = (
-            math.log(AT_TRAIN[encoding])
-            + 1.6 / place**0.6
-            + 0.02 * random.Random(f"{place}{seed}{encoding}").gauss(0, 1)
-        )
-        nll.append(loss if place <= L else loss + 1.25 * math.log(growth(encoding, place / L)))
-    return row(
-        encoding,
-        1024,
-        seed,
-        protocol="per_position",
-        position_edges=edges,
-        position_nll=nll,
-        position_targets=[256 * (high - low) for low, high in itertools.pairwise(edges)],
-    )
-
-
-def write(folder: pathlib.Path, made: list[dict[str, Any]]) -> pathlib.Path:
-    """A sweep's folder: one sub-folder per run id."""
-    for one in made:
-        name = re.sub(r"\W", "_", one["run_id"])[:60]
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        with (folder / name / "eval.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(one) + "\n")
-    return folder
-
-
-def sweep_rows(encodings: tuple[str, ...] = tuple(AT_TRAIN), seeds: int = 1) -> list[dict[str, Any]]:
-    """Every encoding at every length, T5 out of memory at the longest for the first seed, and losses per position."""
-    made = [row(name, length, seed) for name in encodings for seed in range(seeds) for length in LENGTHS]
-    for one in made:
-        if one["encoding"] == "t5" and one["eval_len"] == 1024 and one["seed"] == 0:
-            one.update(status="oom", ppl=None, nll=None, bpb=None)
-    return made + [position_row(name, seed) for name in encodings if name != "learned" for seed in range(seeds)]
-
-
-FIVE = ("nope", "sinusoidal", "rope", "t5", "alibi")
+from posx.plots import curves, groups, palette, points, positions, rows
+from posx.plots.runs import Run
+from tests.made_rows import AT_TRAIN, FIVE, LENGTHS, L, cells, row, sweep_rows, words, write
 
 
 def one_curve(made: list[dict[str, Any]], encoding: str) -> points.Curve:
     """The perplexity curve of one encoding of a single panel."""
-    (panel,) = rows.panels([one for one in made if one["protocol"] != "per_position"])
-    return next(curve for curve in points.perplexity_curves(panel) if curve.encoding == encoding)
-
-
-def cells(table: str, name: str) -> list[str]:
-    (line,) = [line for line in table.splitlines() if line.startswith(f"| {name} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def words(figure: Any) -> list[str]:
-    """Every text that a figure shows."""
-    return [text.get_text() for text in figure.findobj(match=lambda artist: hasattr(artist, "get_text"))]
+    (panel,) = groups.panels([one for one in made if one["protocol"] != "per_position"])
+    return next(curve for curve in points.perplexity_curves(panel) if curve.label == encoding)
 
 
 def test_all_draws_every_figure_that_the_rows_allow(tmp_path: pathlib.Path) -> None:
@@ -177,10 +64,10 @@ def test_undefined_is_a_gap_that_is_named(tmp_path: pathlib.Path) -> None:
     made = [row(name, length) for name in ("learned", "alibi") for length in LENGTHS]
     curve = one_curve(made, "learned")
     assert [math.isnan(point.mean) for point in curve.points] == [length > L for length in LENGTHS]
-    figure = curves.extrapolation(rows.panels(made)[0])
-    drawn = [line for line in figure.axes[0].lines if line.get_color() == look.LOOKS["learned"].color]
+    figure = curves.extrapolation(groups.panels(made)[0])
+    drawn = [line for line in figure.axes[0].lines if line.get_color() == palette.LOOKS["learned"].color]
     assert np.isnan(np.asarray(drawn[0].get_ydata(), float)).tolist() == [length > L for length in LENGTHS]
-    assert "Learned: undefined at 128, 256, 512, 1024" in words(figure)
+    assert "learned: undefined at 128, 256, 512, 1024" in words(figure)
     assert plots.table(made).count("undefined") == 4
 
 
@@ -188,7 +75,7 @@ def test_undefined_is_a_gap_that_is_named(tmp_path: pathlib.Path) -> None:
 def test_values_that_are_not_finite_or_huge_leave_the_axes_alone(tmp_path: pathlib.Path, ppl: Any) -> None:
     made = [row("rope", length) for length in LENGTHS[:-1]]
     made.append(row("rope", 1024, ppl=ppl, nll=None, status="ok" if ppl == 1e300 else "nonfinite"))
-    figure = curves.extrapolation(rows.panels(made)[0])
+    figure = curves.extrapolation(groups.panels(made)[0])
     assert all(0 < ax.get_ylim()[1] < 1e6 for ax in figure.axes)
 
 
@@ -198,25 +85,27 @@ def test_mean_and_band_over_the_seeds_that_exist(tmp_path: pathlib.Path) -> None
     at_train, at_double, at_four = one_curve(made, "alibi").points
     assert (at_train.mean, at_train.low, at_train.high, at_train.sd) == (5.0, 4.0, 6.0, 1.0)
     assert (at_double.mean, at_double.sd, at_double.failures) == (5.0, None, ("oom",))
-    figure = curves.extrapolation(rows.panels(made)[0])
-    assert "ALiBi (n = 1 to 3)" in words(figure) and "ALiBi: out of memory at 128 (1 of 2 runs)" in words(figure)
+    figure = curves.extrapolation(groups.panels(made)[0])
+    assert "alibi (n = 1 to 3)" in words(figure) and "alibi: out of memory at 128 (1 of 2 runs)" in words(figure)
     assert len(figure.axes[0].collections) == 1
     assert at_four.values == (6.0,)
 
 
 def test_one_seed_has_no_band(tmp_path: pathlib.Path) -> None:
-    figure = curves.extrapolation(rows.panels([row("alibi", length) for length in LENGTHS])[0])
+    figure = curves.extrapolation(groups.panels([row("alibi", length) for length in LENGTHS])[0])
     assert all(not ax.collections for ax in figure.axes)
-    assert "ALiBi" in words(figure)
+    assert "alibi" in words(figure)
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_not_averaged() -> None:
     made = [row("rope", 64, run_id="wide", ppl=3.0), row("rope", 64, run_id="narrow", ppl=5.0)]
     made.append(row("alibi", 64, encoding_value="Alibi(num_heads=4)"))
-    (panel,) = rows.panels(made)
-    assert [(curve.detail, curve.points[0].mean) for curve in points.perplexity_curves(panel)][:1] == [("narrow", 5.0)]
+    (panel,) = groups.panels(made)
+    found = [(curve.label, curve.points[0].mean) for curve in points.perplexity_curves(panel)]
+    assert found[0] == ("rope, narrow", 5.0) and ("rope, wide", 3.0) in found
     values = [row("t5", 64, 0, run_id=f"t{n}", encoding_value=f"T5(scaled=True, buckets={n})") for n in (8, 32)]
-    assert [curve.detail for curve in points.perplexity_curves(rows.panels(values)[0])] == ["buckets=32", "buckets=8"]
+    labels = [curve.label for curve in points.perplexity_curves(groups.panels(values)[0])]
+    assert labels == ["t5(buckets=32)", "t5(buckets=8)"]
 
 
 HOSTILE = ["$\\nosuch{$", "_hidden", "a\nb\t<script>alert(1)</script>|", "x" * 10_000, "\u202eevil 位置\x00", ""]
@@ -227,7 +116,7 @@ def test_hostile_names_are_shown_literally(tmp_path: pathlib.Path) -> None:
     folder = write(tmp_path, made)
     written = plots.plot(folder)
     assert len(written) == 4
-    (panel,) = rows.panels(plots.read_rows(folder))
+    (panel,) = groups.panels(plots.read_rows(folder))
     shown = words(curves.extrapolation(panel))
     assert "_hidden" in shown and "$\\nosuch{$" in shown and "(no name)" in shown
     assert any(text.startswith("\\u202eevil \\u") for text in shown)
@@ -238,8 +127,8 @@ def test_hostile_names_are_shown_literally(tmp_path: pathlib.Path) -> None:
 
 def test_svg_bytes_do_not_change(tmp_path: pathlib.Path) -> None:
     folder = write(tmp_path, sweep_rows(FIVE[:3]))
-    first = {path.name: path.read_bytes() for path in plots.plot(folder)}
-    again = {path.name: path.read_bytes() for path in plots.plot(folder)}
+    first = {path.name: path.read_bytes() for path in plots.plot(folder, "extrapolation")}
+    again = {path.name: path.read_bytes() for path in plots.plot(folder, "extrapolation")}
     assert first == again
 
 
@@ -255,10 +144,10 @@ def test_the_users_own_matplotlib_settings_neither_matter_nor_change(tmp_path: p
 
 def test_an_encoding_has_one_colour_everywhere() -> None:
     made = sweep_rows()
-    panel, at = rows.panels([one for one in made if one["protocol"] == "nonoverlapping"])[0], rows.panels(made)[1]
-    training = curves.training([positions.TrainingRun(f"{name}-s0", name, (0, 1), (5.0, 2.0)) for name in AT_TRAIN])
+    panel, at = groups.panels([one for one in made if one["protocol"] == "nonoverlapping"])[0], groups.panels(made)[1]
+    training = curves.training([positions.TrainingRun(Run(name, name), (0, 1), (5.0, 2.0)) for name in AT_TRAIN])
     for name in AT_TRAIN:
-        color = look.LOOKS[name].color
+        color = palette.LOOKS[name].color
         for figure in (
             curves.extrapolation(panel),
             curves.ratio(panel),
@@ -270,31 +159,24 @@ def test_an_encoding_has_one_colour_everywhere() -> None:
             drawn: dict[str, Any] = dict(
                 zip((text.get_text() for text in legend.get_texts()), legend.legend_handles, strict=True)
             )
-            assert drawn[look.LOOKS[name].name].get_color() == color
+            assert drawn[name].get_color() == color
             assert any(line.get_color() == color for line in figure.axes[0].lines)
-    assert len({one.color for one in look.LOOKS.values()}) == len({one.marker for one in look.LOOKS.values()}) == 10
-    assert look.look("my.module:Mine") == look.look("my.module:Mine") and look.look("my.module:Mine").name == "Mine"
+    assert (
+        len({one.color for one in palette.LOOKS.values()}) == len({one.marker for one in palette.LOOKS.values()}) == 10
+    )
+    assert palette.look("my.module:Mine") == palette.look("my.module:Mine")
 
 
 def test_different_texts_are_called_incomparable() -> None:
     made = [row("alibi", 64), row("rope", 64, data_digest="another")]
-    (panel,) = rows.panels(made)
+    (panel,) = groups.panels(made)
     warning = "different corpora: not comparable"
     assert (
         warning in words(curves.extrapolation(panel))
         and warning in words(curves.ratio(panel))
         and warning in plots.table(made)
     )
-    assert warning not in words(curves.extrapolation(rows.panels(made[:1])[0]))
-
-
-def test_one_figure_per_training_length_and_protocol(tmp_path: pathlib.Path) -> None:
-    made = [row("alibi", length, run_id=f"a{train}", train_len=train, protocol=protocol, stride=stride)
-            for train in (32, 64) for length in (64, 128)
-            for protocol, stride in (("nonoverlapping", length), ("sliding", 16), ("sliding", 8))]  # fmt: skip
-    names = {path.stem for path in plots.plot(write(tmp_path, made), "extrapolation")}
-    rules = ("nonoverlapping", "sliding-s8", "sliding-s16")
-    assert names == {f"extrapolation-L{train}-{rule}" for train in (32, 64) for rule in rules}
+    assert warning not in words(curves.extrapolation(groups.panels(made[:1])[0]))
 
 
 def test_table_numbers() -> None:
@@ -308,8 +190,8 @@ def test_table_numbers() -> None:
     table = plots.table(made)
     assert cells(table, "encoding") == ["encoding", "seeds", "perplexity at L = 64", "bits per byte at 64", "R_2"]
     # 6/4 and 10/5, then their mean
-    assert cells(table, "RoPE") == ["RoPE", "2", "4.500 ± 0.707", "2.250 ± 0.354", "1.750 ± 0.354"]
-    assert cells(table, "ALiBi") == ["ALiBi", "1", "4.500", "2.200", "out of memory"]
+    assert cells(table, "rope") == ["rope", "2", "4.500 ± 0.707", "2.250 ± 0.354", "1.750 ± 0.354"]
+    assert cells(table, "alibi") == ["alibi", "1", "4.500", "2.200", "out of memory"]
     assert "± standard deviation over seeds" in table and "interval" not in table
     assert plots.table([]) == ""
 
@@ -342,9 +224,9 @@ def test_intervals_and_documents_stand_in_the_table() -> None:
     table = plots.table(made)
     assert "65,536 targets scored per length, 32 stretches of 5 documents" in table
     assert "(95 % interval over text)" in table and "±" not in table
-    at_train, _, bits, ratio = made[0], *cells(table, "RoPE")[2:]
+    at_train, _, bits, ratio = made[0], *cells(table, "rope")[2:]
     low, high = interval(*row_blocks(at_train))
-    assert cells(table, "RoPE")[2] == f"{at_train['ppl']:.3f} ({math.exp(low):.3f}-{math.exp(high):.3f})"
+    assert cells(table, "rope")[2] == f"{at_train['ppl']:.3f} ({math.exp(low):.3f}-{math.exp(high):.3f})"
     assert bits == f"{at_train['bpb']:.3f} ({2 * low / math.log(2):.3f}-{2 * high / math.log(2):.3f})"
     pair = paired_ratio(made[1], made[0])
     assert ratio == f"{pair.value:.3f} ({pair.low:.3f}-{pair.high:.3f})"
@@ -352,12 +234,12 @@ def test_intervals_and_documents_stand_in_the_table() -> None:
 
 def test_intervals_of_several_seeds_are_of_their_mean() -> None:
     made = [measured("rope", length, seed) for length in (64, 128) for seed in range(3)]
-    assert re.fullmatch(r"\d\.\d{3} ± 0\.\d{3} \(\d\.\d{3}-\d\.\d{3}\)", cells(plots.table(made), "RoPE")[2])
+    assert re.fullmatch(r"\d\.\d{3} ± 0\.\d{3} \(\d\.\d{3}-\d\.\d{3}\)", cells(plots.table(made), "rope")[2])
     (point, _) = one_curve(made, "rope").points
     sums = np.mean([row_blocks(one)[0] for one in made[:3]], axis=0)
     low, high = interval(sums, np.full(256, 256))
     assert np.log(point.interval) == pytest.approx(np.log(point.mean) + np.array([low - high, high - low]) / 2)
-    figure = curves.extrapolation(rows.panels(made)[0])
+    figure = curves.extrapolation(groups.panels(made)[0])
     assert len(figure.axes[0].collections) == 2, "a band for the seeds, bars for the text"
     shown = [text for text in words(figure) if "Bars" in text]
     assert len(shown) == 1 and "band: lowest to highest" in shown[0] and "95 % interval over text" in shown[0]
@@ -365,10 +247,10 @@ def test_intervals_of_several_seeds_are_of_their_mean() -> None:
 
 def test_intervals_are_bars_and_bits_per_byte_an_axis_of_the_figures() -> None:
     made = [measured(name, length) for name in ("rope", "alibi") for length in (64, 128, 256)]
-    (panel,) = rows.panels(made)
+    (panel,) = groups.panels(made)
     figure = curves.extrapolation(panel)
     assert "bits per byte" in words(figure) and any("32 stretches of 5 documents" in text for text in words(figure))
-    (curve,) = [curve for curve in points.perplexity_curves(panel) if curve.encoding == "rope"]
+    (curve,) = [curve for curve in points.perplexity_curves(panel) if curve.label == "rope"]
     bars = [bar.get_segments() for bar in figure.axes[0].collections]
     assert [[end[1] for end in bar] for bar in bars[0]] == [pytest.approx(point.interval) for point in curve.points]
     ratio = curves.ratio(panel)
@@ -377,7 +259,7 @@ def test_intervals_are_bars_and_bits_per_byte_an_axis_of_the_figures() -> None:
     figure.draw_without_rendering()
     assert np.array(bits.get_ylim()) == pytest.approx(2 * np.log2(full.get_ylim()))
     no_bytes = [one | {"num_bytes": None, "bpb": None} for one in made]
-    assert "bits per byte" not in words(curves.extrapolation(rows.panels(no_bytes)[0]))
+    assert "bits per byte" not in words(curves.extrapolation(groups.panels(no_bytes)[0]))
 
 
 def test_too_little_text_and_rows_that_do_not_pair_have_no_interval() -> None:
@@ -385,9 +267,9 @@ def test_too_little_text_and_rows_that_do_not_pair_have_no_interval() -> None:
         one | {"num_targets": 2048, "block_nll": one["block_nll"][:8]} for one in map(measured, ["rope"] * 2, (64, 128))
     ]
     assert "No intervals: too little text" in plots.table(short)
-    assert any("No intervals: too little text" in text for text in words(curves.ratio(rows.panels(short)[0])))
+    assert any("No intervals: too little text" in text for text in words(curves.ratio(groups.panels(short)[0])))
     other = [measured("rope", 64), measured("rope", 128, block_len=512)]
-    assert "(" in cells(plots.table(other), "RoPE")[2] and "(" not in cells(plots.table(other), "RoPE")[4]
+    assert "(" in cells(plots.table(other), "rope")[2] and "(" not in cells(plots.table(other), "rope")[4]
 
 
 def test_runs_on_different_targets_are_called_incomparable(tmp_path: pathlib.Path) -> None:
@@ -403,22 +285,24 @@ def test_rows_on_other_targets_are_left_out_and_named(tmp_path: pathlib.Path, ca
     new = [measured("alibi", length, ppl=4.0) for length in (64, 128)]
     folder = write(tmp_path, [*old, *new])
     assert {one["ppl"] for one in plots.read_rows(folder)} == {4.0}
-    assert "2 rows of nonoverlapping on other targets left out" in caplog.text
+    assert "2 rows left out, scored on other targets (not comparable)" in caplog.text
     again = [measured("alibi", 64, ppl=5.0, block_len=512)]
     assert {one["ppl"] for one in plots.read_rows(write(tmp_path, again))} == {4.0}
 
 
 def test_no_value_at_the_training_length() -> None:
     made = [row("rope", 128), row("rope", 256)]
-    assert "RoPE: no value at L, so no ratio" in words(curves.ratio(rows.panels(made)[0]))
-    assert cells(plots.table(made), "RoPE") == ["RoPE", "1", "-", "-", "-", "-"]
+    assert "rope: no value at L, so no ratio" in words(curves.ratio(groups.panels(made)[0]))
+    table = plots.table(made)
+    assert cells(table, "encoding") == ["encoding", "seeds", "perplexity at 128", "perplexity at 256"]
+    assert "**not measured at L = 64, so there are no ratios**" in table and len(cells(table, "rope")) == 4
 
 
 def test_cumulative_perplexity_weighs_bins_by_their_targets() -> None:
     made = row(
         "rope", 4, protocol="per_position", position_edges=[0, 1, 4], position_nll=[2.0, 1.0], position_targets=[10, 30]
     )
-    (panel,) = rows.panels([made])
+    (panel,) = groups.panels([made])
     local, running = positions.loss_curves(panel)[0].points, positions.cumulative_curves(panel)[0].points
     assert [(point.x, point.mean) for point in local] == [(1.0, 2.0), (pytest.approx(math.sqrt(8)), 1.0)]
     assert [point.x for point in running] == [1.0, 4.0]
@@ -431,7 +315,7 @@ def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> 
         '{"step": 2, "loss": 3}\n{"step": 1, "loss": 5}\n{"step": 2, "loss": 4}\n{"step": 3, "lo'
     )
     (run,) = positions.read_training(tmp_path, [])
-    assert (run.encoding, run.steps, run.losses) == ("rope", (1.0, 2.0), (5.0, 4.0))
+    assert (run.run.text, run.steps, run.losses) == ("rope", (1.0, 2.0), (5.0, 4.0))
     assert [path.name for path in plots.plot(tmp_path, "training")] == ["training.png", "training.svg"]
 
 
@@ -453,19 +337,7 @@ def test_failed_single_and_pending_runs_are_drawn(tmp_path: pathlib.Path) -> Non
     (folder / "rope-pending").mkdir()
     (folder / "rope-pending" / "config.json").write_text("{}")
     assert len(plots.plot(folder)) == 4
-    (panel,) = rows.panels(plots.read_rows(folder))
+    (panel,) = groups.panels(plots.read_rows(folder))
     shown = words(curves.extrapolation(panel, rows.unfinished(folder)))
     assert "no finite perplexity" in shown and "No results yet: rope-pending" in shown
     assert len(plots.plot(write(tmp_path / "point", [row("rope", 64)]))) == 4
-
-
-def test_rope_bound_matches_its_definition() -> None:
-    pictures = pytest.importorskip("posx.plots.pictures")
-    theta = [10000.0 ** (-2 * c / 8) for c in range(4)]
-    sums = [abs(sum(complex(math.cos(5 * t), math.sin(5 * t)) for t in theta[:c])) for c in range(1, 5)]
-    assert pictures.rope_bound(8, np.array([0, 5])) == pytest.approx([2.5, sum(sums) / 4])
-
-
-def test_pictures_of_the_encodings(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("posx.encodings")
-    assert [path.name for path in plots.plot(tmp_path, "encodings")] == ["encodings.png", "encodings.svg"]

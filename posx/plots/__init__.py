@@ -1,65 +1,104 @@
 """Figures and tables from stored rows (`posx plot`). Only "encodings" imports JAX; the rest reads files."""
 
 import difflib
+import functools
 import pathlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from matplotlib.figure import Figure
 
 from posx.errors import ConfigError, WorkdirError
-from posx.plots import curves, look, positions
-from posx.plots.rows import PER_POSITION, Panel, Row, panels, read_rows, unfinished
+from posx.plots import curves, lengths, look, positions
+from posx.plots.groups import Panel, panels
+from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, read_rows, unfinished
 from posx.plots.tables import table
 
 __all__ = ["WHAT", "plot", "read_rows", "table"]
 
 WHAT = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
+#: The endings that `_suffix` gives, of today's rows and of rows that are gone.
+_SUFFIX = rf"(-lengths)?(-L\d+)?(-({'|'.join(PROTOCOLS)}))?(-s\d+)?"
 
 
 def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     """Draws a run's or a sweep's figures as PNG and SVG into `workdir/figures` and returns their paths.
 
-    "all" is every figure that the stored rows allow; "encodings" (pictures of the encodings themselves) is drawn only
-    when asked for by name and needs no rows. A kind asked for by name whose rows are missing raises WorkdirError.
+    "all" is every figure that the stored rows allow, and their table as `workdir/table.md`; "encodings" (pictures of
+    the encodings of the folder's runs, as trained; without runs, of a few well-known ones) is drawn only when asked for
+    by name and needs no rows. Figures of these kinds that were
+    drawn of earlier rows and of which there are no rows now are removed. A kind asked for by name whose rows are
+    missing raises WorkdirError.
     """
     if what not in WHAT:
         near = difflib.get_close_matches(what, WHAT, 1) or [WHAT[0]]
         raise ConfigError(f"cannot plot {look.shown(what)!r}; did you mean {near[0]!r}? (one of {', '.join(WHAT)})")
     folder = pathlib.Path(workdir)
-    stored = read_rows(folder)
     figures = folder / "figures"
     if what == "encodings":
-        from posx.plots import pictures
-
-        with look.style():
-            return look.save(pictures.encodings(stored[0]["train_len"] if stored else 64), figures, "encodings")
+        return _encodings(folder, figures)
+    stored = read_rows(folder)
+    kinds = WHAT[1:-1] if what == "all" else (what,)
+    split = panels(row for row in stored if row["protocol"] != PER_POSITION or complete(row))
     written: list[pathlib.Path] = []
-    for kind in WHAT[1:-1] if what == "all" else (what,):
-        written += _training(folder, figures, stored) if kind == "training" else _curves(kind, folder, figures, stored)
+    for kind in kinds:
+        written += _training(folder, figures, stored) if kind == "training" else _curves(kind, folder, figures, split)
     if not written:
         wanted = "rows" if what == "all" else f"rows for {what!r}"
         raise WorkdirError(
             f"work folder {str(folder)!r} holds no {wanted} to plot: no usable line in "
             f"{'metrics.jsonl' if what == 'training' else 'eval.jsonl'} here or in its sub-folders"
         )
+    _remove_stale(figures, kinds, written)
+    if what == "all":
+        look.write(folder / "table.md", (table(stored) + "\n").encode())
     return written
+
+
+def _encodings(folder: pathlib.Path, figures: pathlib.Path) -> list[pathlib.Path]:
+    from posx.plots import models, pictures
+
+    stored = read_rows(folder) if folder.is_dir() else []
+    subjects = models.encodings_of(folder, stored) or models.catalogue(stored[0]["train_len"] if stored else 64)
+    return _save(functools.partial(pictures.encodings, subjects), figures, "encodings")
+
+
+def _remove_stale(figures: pathlib.Path, kinds: Iterable[str], written: Sequence[pathlib.Path]) -> None:
+    """Removes figures of `kinds`, by names that only posx gives, that were not `written` now."""
+    own = re.compile(rf"({'|'.join(kinds)}){_SUFFIX}\.(png|svg)")
+    for path in figures.iterdir():
+        if own.fullmatch(path.name) and path not in written:
+            path.unlink()
 
 
 def _training(folder: pathlib.Path, figures: pathlib.Path, stored: Sequence[Row]) -> list[pathlib.Path]:
     runs = positions.read_training(folder, stored)
-    if not runs:
-        return []
-    with look.style():
-        return look.save(curves.training(runs), figures, "training")
+    return _save(functools.partial(curves.training, runs), figures, "training") if runs else []
 
 
-def _curves(kind: str, folder: pathlib.Path, figures: pathlib.Path, stored: Sequence[Row]) -> list[pathlib.Path]:
-    usable = [row for row in stored if (row["protocol"] == PER_POSITION) == (kind == "per_position")]
-    if kind == "per_position":
-        usable = [row for row in usable if positions.complete(row)]
-    written, split = [], panels(usable)
+def _curves(kind: str, folder: pathlib.Path, figures: pathlib.Path, split: Sequence[Panel]) -> list[pathlib.Path]:
+    split = [panel for panel in split if (panel.protocol == PER_POSITION) == (kind == "per_position")]
+    missing, written = unfinished(folder), list[pathlib.Path]()
     for panel in split:
-        with look.style():
-            written += look.save(curves.DRAW[kind](panel, unfinished(folder)), figures, kind + _suffix(panel, split))
+        written += _save(functools.partial(curves.DRAW[kind], panel, missing), figures, kind + _suffix(panel, split))
+    if kind == "extrapolation":
+        for name, several in _across(split).items():
+            written += _save(functools.partial(lengths.across, several, missing), figures, f"{kind}-lengths{name}")
     return written
+
+
+def _across(split: Sequence[Panel]) -> dict[str, list[Panel]]:
+    """Panels that differ in the training length alone, by what tells them from others; those of one length are none."""
+    found: dict[str, list[Panel]] = {}
+    for panel in split:
+        alike = [other for other in split if other.train_len == panel.train_len]
+        found.setdefault(_suffix(panel, alike), []).append(panel)
+    return {name: several for name, several in found.items() if len(several) > 1}
+
+
+def _save(draw: Callable[[], Figure], figures: pathlib.Path, name: str) -> list[pathlib.Path]:
+    with look.style():
+        return look.save(draw(), figures, name)
 
 
 def _suffix(panel: Panel, split: Sequence[Panel]) -> str:

@@ -1,28 +1,25 @@
-"""What figures and tables say in words: labels, what was scored, what bars and bands are, warnings, failures."""
+"""What figures and tables say in words: what was scored, what bars and bands are, warnings, failures, omissions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from posx.evaluation.statistics import targets_key
 from posx.plots import look, rows
+from posx.plots.groups import Group, Panel
 from posx.plots.points import Curve, Point
-from posx.plots.rows import Row
+from posx.plots.runs import Run
 
 FAILURE_NAMES = {"undefined": "undefined", "nonfinite": "not finite", "oom": "out of memory"}
-PROTOCOLS = {
-    "nonoverlapping": "non-overlapping windows",
-    "sliding": "sliding window",
-    rows.PER_POSITION: "loss per position",
-}
+_MOST_NAMES = 4
+Rows = Sequence[Mapping[str, Any]]
 
 
 def labels(curves: Sequence[Curve], most: int | None = None) -> list[str]:
-    """A curve's name, what tells it from its namesakes, and its number of seeds where that is not everybody's."""
+    """A curve's name over some short lines, and its number of seeds where that is not everybody's."""
     everybody = most if most is not None else max((curve.seeds[1] for curve in curves), default=0)
     found = []
     for curve in curves:
-        name = look.shown(look.look(curve.encoding).name, 26)
-        if curve.detail:
-            name += "\n" + look.shown(curve.detail, 30)
+        name = look.wrapped(curve.label)
         few, many = curve.seeds
         if many and (few, many) != (everybody, everybody):
             name += f" (n = {few})" if few == many else f" (n = {few} to {many})"
@@ -30,10 +27,11 @@ def labels(curves: Sequence[Curve], most: int | None = None) -> list[str]:
     return found
 
 
-def facts(panel_rows: Sequence[Row], train_len: int, protocol: str) -> list[str]:
+def facts(panels: Sequence[Panel]) -> list[str]:
     """Subtitle lines: the protocol and what was scored; the training length, seeds and text."""
+    panel_rows, protocol = [row for panel in panels for row in panel.rows], panels[0].protocol
     strides = sorted({row["stride"] for row in panel_rows if isinstance(row.get("stride"), int)})
-    first = PROTOCOLS.get(protocol, look.shown(protocol))
+    first = rows.PROTOCOLS.get(protocol, look.shown(protocol))
     if protocol == rows.PER_POSITION:
         first += f", windows of {_range(sorted({row['eval_len'] for row in panel_rows}))} tokens"
     if protocol == "sliding" and strides:
@@ -44,8 +42,9 @@ def facts(panel_rows: Sequence[Row], train_len: int, protocol: str) -> list[str]
         stretches = _numbers(panel_rows, "num_stretches")
         first += f", {_range(stretches)} stretches of" if stretches and stretches[-1] > 1 else " of"
         first += f" {_range(documents)} document{'s' if documents[-1] > 1 else ''}"
-    seeds = rows.seed_count(panel_rows)
-    second = f"trained at L = {train_len} · {seeds} seed{'s' if seeds != 1 else ''}"
+    seeds = max(panel.seeds for panel in panels)
+    lengths = ", ".join(f"{panel.train_len}" for panel in panels)
+    second = f"trained at L = {lengths} · {seeds} seed{'s' if seeds != 1 else ''}"
     for key, word in (("tokenizer", "tokenizer"), ("data_digest", "text")):
         names = sorted({str(row[key]) for row in panel_rows if row.get(key)})
         if names:
@@ -55,7 +54,7 @@ def facts(panel_rows: Sequence[Row], train_len: int, protocol: str) -> list[str]
     return [first[0].upper() + first[1:], second[0].upper() + second[1:]]
 
 
-def spreads(curves: Sequence[Curve], panel_rows: Sequence[Row], interval: str) -> list[str]:
+def spreads(curves: Sequence[Curve], panel_rows: Rows, interval: str) -> list[str]:
     """A subtitle line on what the band and the bars of a figure are; none where there are neither."""
     parts = ["Line: mean over seeds, band: lowest to highest"] if any(curve.seeds[1] > 1 for curve in curves) else []
     points = [point for curve in curves for point in curve.points]
@@ -64,13 +63,13 @@ def spreads(curves: Sequence[Curve], panel_rows: Sequence[Row], interval: str) -
     return [" · ".join(parts)] if parts else []
 
 
-def no_intervals(panel_rows: Sequence[Row], points: Sequence[Point]) -> list[str]:
+def no_intervals(panel_rows: Rows, points: Sequence[Point]) -> list[str]:
     """Why no point has an interval, where rows have what it takes; else nothing."""
     owed = any(row.get("block_nll") for row in panel_rows) and not any(point.interval for point in points)
     return ["No intervals: too little text"] if owed else []
 
 
-def mixture(panel_rows: Sequence[Row]) -> str:
+def mixture(panel_rows: Rows) -> str:
     """A warning where numbers of different texts, tokenizers or targets stand side by side, else an empty string."""
     for key, word in (("data_digest", "corpora"), ("tokenizer", "tokenizers")):
         if len({str(row[key]) for row in panel_rows if row.get(key)}) > 1:
@@ -80,7 +79,7 @@ def mixture(panel_rows: Sequence[Row]) -> str:
     return ""
 
 
-def _numbers(panel_rows: Sequence[Row], key: str) -> list[int]:
+def _numbers(panel_rows: Rows, key: str) -> list[int]:
     return sorted({row[key] for row in panel_rows if isinstance(row.get(key), int)})
 
 
@@ -88,17 +87,55 @@ def _range(values: Sequence[int]) -> str:
     return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}"
 
 
-def notes(curves: Sequence[Curve], missing: Sequence[str], unit: str = "") -> list[str]:
-    """What stands under the axes: failures, and runs without results."""
-    lines = failures(curves, unit)
+def notes(panels: Sequence[Panel], curves: Sequence[Curve], missing: Sequence[str] = (), unit: str = "") -> list[str]:
+    """What stands under the axes: failures, what was left out, runs without results, and unlike training."""
+    lines = failures(curves, unit) + left_out([run for panel in panels for run in _runs(panel)], panels[0].protocol)
     if missing:
-        named = ", ".join(look.shown(name, 24) for name in missing[:4])
-        lines.append(f"No results yet: {named}" + (f" and {len(missing) - 4} more runs" if len(missing) > 4 else ""))
-    return lines
+        lines.append(f"No results yet: {named(missing)}" + _others(missing, "runs"))
+    return lines + tokens_per_step([group for panel in panels for group in panel.groups])
+
+
+def _runs(panel: Panel) -> list[Run]:
+    return [run for group in panel.groups for run in group.runs]
+
+
+def named(names: Sequence[str], most: int = _MOST_NAMES) -> str:
+    return ", ".join(look.shown(name, 40) for name in names[:most])
+
+
+def _others(names: Sequence[Any], word: str) -> str:
+    return f" and {len(names) - _MOST_NAMES} more {word}" if len(names) > _MOST_NAMES else ""
+
+
+def left_out(runs: Sequence[Run], protocol: str) -> list[str]:
+    """What was measured and is not drawn, and why; runs of which the same is to be said share a line."""
+    said: dict[str, list[str]] = {}
+    for run in dict.fromkeys(runs):
+        for _, words in (pair for pair in run.left_out if pair[0] == protocol):
+            said.setdefault(words, []).append(run.path)
+    return [
+        f"{named(paths)}{_others(paths, 'runs')}{', each' if len(paths) > 1 else ''}: {words}"
+        for words, paths in said.items()
+    ]
+
+
+def tokens_per_step(groups: Sequence[Group]) -> list[str]:
+    """Tokens of training text a step, where curves differ in it: a fair comparison has as many."""
+    said: dict[int, list[str]] = {}
+    several = len({group.runs[0].train_len for group in groups}) > 1
+    for group in groups:
+        run = group.runs[0]
+        if run.tokens_per_step is not None:
+            said.setdefault(run.tokens_per_step, []).append(f"L = {run.train_len}" if several else group.label)
+    if len(said) < 2:
+        return []
+    distinct = {tokens: list(dict.fromkeys(names)) for tokens, names in sorted(said.items())}
+    parts = [f"{tokens:,} ({named(names)}{_others(names, 'curves')})" for tokens, names in distinct.items()]
+    return [f"Tokens per training step differ: {', '.join(parts)}"]
 
 
 def failures(curves: Sequence[Curve], unit: str) -> list[str]:
-    """One line per encoding and kind of failure: where, and for how many runs where some succeeded."""
+    """One line per curve and kind of failure: where, and for how many runs where some succeeded."""
     lines = []
     for curve in curves:
         for kind in rows.FAILED:
@@ -108,10 +145,7 @@ def failures(curves: Sequence[Curve], unit: str) -> list[str]:
             places = [look.length_name(point.x) + _share(point, kind) for point in points]
             if len(places) > 6:
                 places = [*places[:3], f"… {places[-1]} ({len(places)} places)"]
-            name = look.shown(look.look(curve.encoding).name, 26) + (
-                f" {look.shown(curve.detail, 26)}" if curve.detail else ""
-            )
-            lines.append(f"{name}: {FAILURE_NAMES[kind]} at {unit}{', '.join(places)}")
+            lines.append(f"{look.shown(curve.label, 60)}: {FAILURE_NAMES[kind]} at {unit}{', '.join(places)}")
     return lines if len(lines) <= 8 else [*lines[:7], f"and {len(lines) - 7} more failures (see the table)"]
 
 

@@ -1,13 +1,12 @@
-"""One look for every figure: colours, markers and names of encodings, safe text, ticks, and files with stable bytes."""
+"""One look for every figure: safe text, ticks, headings and legends, and files with stable bytes."""
 
 import contextlib
-import dataclasses
-import hashlib
 import io
 import math
 import os
 import pathlib
 import re
+import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -19,34 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
+from posx.plots.palette import Look, look
 
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """How one encoding is drawn, everywhere."""
-
-    name: str
-    color: str
-    marker: str
-    dashes: Any = "-"  # a matplotlib line style
-
-
-_DASHED, _DOTTED, _DASHDOT = (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)), (0.0, (6.0, 1.5, 1.5, 1.5))
-# Okabe-Ito for the five of the headline figure, solid; Okabe-Ito and Tol's muted set for the others, broken.
-LOOKS = {
-    "nope": Look("NoPE", "#222222", "D"),
-    "sinusoidal": Look("Sinusoidal", "#D55E00", "o"),
-    "learned": Look("Learned", "#E69F00", "X", _DASHED),
-    "shaw": Look("Shaw", "#56B4E9", "<", _DASHED),
-    "transformer_xl": Look("Transformer-XL", "#882255", "h", _DASHED),
-    "t5": Look("T5 bias", "#009E73", "^"),
-    "tupe": Look("TUPE", "#8A8A1F", "P", _DASHDOT),
-    "deberta": Look("DeBERTa", "#332288", ">", _DASHDOT),
-    "rope": Look("RoPE", "#CC79A7", "s"),
-    "alibi": Look("ALiBi", "#0072B2", "v"),
-}
-_SPARE_COLORS = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#7A5C1E", "#5E81B5", "#A50026")
-_SPARE_MARKERS = ("p", "d", "H", "*", "8", "s", "o", "^")
-_SPARE_DASHES = (_DASHED, _DOTTED, _DASHDOT, (0.0, (3.0, 1.0, 1.0, 1.0, 1.0, 1.0)))
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "posx",
     "svg.fonttype": "path",
@@ -72,22 +45,11 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 9.5,
     "text.parse_math": False,
 }
+__all__ = [
+    "MARGIN", "Look", "figure", "headings", "legend", "length_axis", "length_name", "log_axis", "look", "notes", "save",
+    "shown", "style", "train_line", "wrapped", "write",
+]  # fmt: skip
 MARGIN = 0.07  # of the figure's width, left of the axes
-
-
-def look(encoding: str, variant: int = 0) -> Look:
-    """The look of a registry name, or one fixed by its hash; variants of a name keep its colour, not its dashes."""
-    found = LOOKS.get(encoding)
-    if found is None:
-        digest = hashlib.sha256(encoding.encode("utf-8", "surrogatepass")).digest()
-        pick = [digest[0] % len(_SPARE_COLORS), digest[1] % len(_SPARE_MARKERS), digest[2] % len(_SPARE_DASHES)]
-        own = re.fullmatch(r"[\w.]+:(\w+)", encoding)  # a user's "module:Class"
-        name = own.group(1) if own else encoding
-        found = Look(name, _SPARE_COLORS[pick[0]], _SPARE_MARKERS[pick[1]], _SPARE_DASHES[pick[2]])
-    if variant:
-        dashes, markers = ("-", *_SPARE_DASHES), (found.marker, *_SPARE_MARKERS)
-        found = dataclasses.replace(found, dashes=dashes[variant % len(dashes)], marker=markers[variant % len(markers)])
-    return found
 
 
 def shown(text: str, width: int = 34) -> str:
@@ -100,6 +62,15 @@ def shown(text: str, width: int = 34) -> str:
         else "".join(c if c.isprintable() and ord(c) in glyphs else ascii(c)[1:-1] for c in short)
     )
     return line if len(line) <= width else line[: width * 2 // 3] + "…" + line[-(width - width * 2 // 3 - 1) :]
+
+
+def wrapped(text: str, width: int = 38, lines: int = 4) -> str:
+    """`text` as `shown`, over some lines, broken where one of its parts ends."""
+    broken = [""]
+    for part in re.split(r"(?<=[,+])(?=[ \w])", shown(text, width * lines)):
+        fits = len(broken[-1]) + len(part) <= width
+        broken = [*broken[:-1], broken[-1] + part] if fits or not broken[-1] else [*broken, "  " + part.strip()]
+    return "\n".join(broken)
 
 
 def _glyphs() -> Collection[int]:
@@ -130,11 +101,16 @@ def save(made: Figure, folder: pathlib.Path, name: str) -> list[pathlib.Path]:
         buffer, path = io.BytesIO(), folder / f"{name}.{kind}"
         metadata = {"Date": None} if kind == "svg" else {}
         made.savefig(buffer, format=kind, dpi=150, metadata=metadata, bbox_inches="tight", pad_inches=0.15)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_bytes(buffer.getvalue())
-        partial.replace(path)
+        write(path, buffer.getvalue())
         paths.append(path)
     return paths
+
+
+def write(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_bytes(content)
+    partial.replace(path)
 
 
 def headings(made: Figure, title: str, subtitle: Sequence[str], warning: str = "", lift: float = 0.0) -> None:
@@ -156,9 +132,10 @@ def headings(made: Figure, title: str, subtitle: Sequence[str], warning: str = "
 
 
 def notes(made: Figure, lines: Sequence[str]) -> None:
-    """Small grey lines under the axes."""
-    line = 0.19 / made.get_figheight()
-    for level, text in enumerate(lines):
+    """Small grey lines under the axes, broken at the figure's width."""
+    line, width = 0.19 / made.get_figheight(), int(13 * made.get_figwidth() * (1 - 2 * MARGIN))
+    broken = [part for text in lines for part in textwrap.wrap(text, width, subsequent_indent="   ") or [text]]
+    for level, text in enumerate(broken):
         made.text(MARGIN, 0.005 - line * level, text, size=8.5, color="#555555", va="top")
 
 
@@ -166,6 +143,7 @@ def legend(made: Figure, handles: Sequence[Line2D], labels: Sequence[str], x: fl
     """A legend outside the axes, its top left corner at (x, y) of the figure, that shows every label literally."""
     if not handles:
         return
+    rows = sum(1 + label.count("\n") for label in labels)
     box = made.legend(
         list(handles),
         ["-"] * len(handles),
@@ -174,6 +152,7 @@ def legend(made: Figure, handles: Sequence[Line2D], labels: Sequence[str], x: fl
         borderaxespad=0.0,
         handlelength=3.2,
         labelspacing=0.55,
+        ncols=max(1, math.ceil(rows * 0.215 / made.get_figheight())),
     )
     for text, label in zip(box.get_texts(), labels, strict=True):  # a label that starts with _ is left out
         text.set_text(label)
@@ -244,26 +223,3 @@ def train_line(ax: Axes, at: float) -> None:
         zorder=4,
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.0},
     )
-
-
-def spread(values: Sequence[float], gap: float) -> list[float]:
-    """The same heights in the same order, moved apart until no two are closer than `gap` (for labels at line ends)."""
-    order = sorted(range(len(values)), key=lambda index: values[index])
-    groups: list[list[int]] = []  # neighbours that touch, each laid out around its members' mean
-    for index in order:
-        groups.append([index])
-        while (
-            len(groups) > 1
-            and _middle(groups[-1], values) - _middle(groups[-2], values)
-            < gap * (len(groups[-1]) + len(groups[-2])) / 2
-        ):
-            groups[-2:] = [groups[-2] + groups[-1]]
-    placed = list(values)
-    for group in groups:
-        for place, index in enumerate(group):
-            placed[index] = _middle(group, values) + gap * (place - (len(group) - 1) / 2)
-    return placed
-
-
-def _middle(group: Sequence[int], values: Sequence[float]) -> float:
-    return sum(values[index] for index in group) / len(group)

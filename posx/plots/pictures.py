@@ -1,82 +1,109 @@
-"""Pictures of the encodings themselves, computed from their own code: what each does to a pair of positions.
+"""Pictures of the encodings themselves, computed from their own code: a row of panels for each encoding.
 
 Distances and positions in tokens, biases in logits (before the softmax).
 """
 
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from posx.plots import look
+from posx.plots import effects, look
+from posx.plots.effects import rope_bound
+from posx.plots.models import Subject
 
-_HEADS = 8
-_MOST_ROWS = 256  # of an image
+__all__ = ["encodings", "rope_bound"]
+
 _HEAD_COLORS = ("#332288", "#0072B2", "#56B4E9", "#009E73", "#8A8A1F", "#E69F00", "#D55E00", "#882255")
+_LINES = (("#0072B2", "-"), ("#D55E00", (0, (5, 2))), ("#009E73", (0, (1.5, 1.5))))
+#: Hooks of which no panel tells anything: what they do hangs on the text.
+_NOT_DRAWN = ("features", "value", "score", "mix", "output")
+_WIDTH, _HEIGHT, _LINE = 3.6, 3.0, 0.7  # of a panel with what stands around it, and of a row without, in inches
+Draw = Callable[[Axes], None]
 
 
-def rope_bound(head_dim: int, distances: np.ndarray, base: float = 10000.0) -> np.ndarray:
-    """RoFormer's bound on RoPE's decay with distance r: (2/d) sum_{c=1}^{d/2} |S_c|, S_c = sum_{i<c} exp(i r theta_i).
-
-    Su et al. 2021 (arXiv 2104.09864), section 3.4.3; at r = 0 it is (d/2 + 1) / 2.
-    """
-    theta = base ** (-2.0 * np.arange(head_dim // 2) / head_dim)
-    partial = np.cumsum(np.exp(1j * np.asarray(distances, np.float64)[:, None] * theta), axis=1)
-    return np.asarray(np.abs(partial).mean(axis=1))
-
-
-def encodings(train_len: int, t5_params: dict[str, Any] | None = None, t5: Any = "t5") -> Figure:
-    """Eight panels: sinusoidal, RoPE, ALiBi, T5 (`t5` a spec, `t5_params` its learned arrays; else as initialised)."""
-    from posx.encodings import Dims
-
-    dims = Dims(model_dim=64, num_heads=_HEADS, head_dim=8, num_layers=1, train_len=train_len)
-    made = look.figure(16.0, 7.4)
-    grid = {"left": look.MARGIN, "right": 0.98, "top": 0.95, "bottom": 0.08, "wspace": 0.42, "hspace": 0.38}
-    (heat, dots, decay, stairs), (slopes, alibi_image, table, t5_image) = made.subplots(2, 4, gridspec_kw=grid)
-    _sinusoidal(heat, dots, dims, min(2 * train_len, _MOST_ROWS))
-    _rope(decay)
-    distances = np.arange(2 * train_len + 1)
-    alibi, learned = _curve("alibi", dims, distances), _curve(t5, dims, distances, t5_params)
-    _heads(slopes, distances, alibi, train_len, f"ALiBi: bias per head (H = {len(alibi)})")
-    _heads(
-        table,
-        distances,
-        learned,
-        train_len,
-        f"T5: bias per head ({'random table' if t5_params is None else 'trained'})",
-    )
-    published = {"name": "t5", "num_buckets": 32, "max_distance": 128}
-    _stairs(stairs, dims, distances, {"as drawn below": t5, "32 buckets to 128": published})
-    _image(alibi_image, alibi[_HEADS // 2 - 1], f"ALiBi: bias, head {_HEADS // 2}")
-    _image(t5_image, learned[0], "T5: bias, head 1")
-    text = f"Computed from the encodings; dashed: L = {train_len}; positions and distances in tokens, biases in logits"
-    look.headings(made, "What the encodings add", [text], lift=0.02)
+def encodings(subjects: Sequence[Subject]) -> Figure:
+    """A row of panels for each encoding: what it adds to embeddings and to logits, and what it does to q and k."""
+    rows = [(subject, _panels(subject)) for subject in subjects]
+    columns = max(1, *(len(panels) for _, panels in rows))
+    width = 0.9 + _WIDTH * columns
+    height = sum(_HEIGHT if panels else _LINE for _, panels in rows)
+    made, top = look.figure(width, height), height
+    for subject, panels in rows:
+        made.text(0.15 / width, (top - 0.3) / height, look.shown(subject.name, 60), size=11.5, weight="bold")
+        made.text(0.15 / width, (top - 0.36) / height, _facts(subject, panels), size=8.5, color="#555555", va="top")
+        for right, draw in enumerate(panels):
+            corner = (0.7 + _WIDTH * right) / width, (top - _HEIGHT + 0.6) / height
+            draw(made.add_axes((*corner, (_WIDTH - 1.0) / width, (_HEIGHT - 1.35) / height)))
+        top -= _HEIGHT if panels else _LINE
+    lengths = ", ".join(f"{length}" for length in sorted({subject.dims.train_len for subject in subjects}))
+    text = f"Computed from the encodings; dashed: L = {lengths}; positions and distances in tokens, biases in logits"
+    look.headings(made, "What the encodings do", [text])
     return made
 
 
-def _curve(spec: Any, dims: Any, distances: np.ndarray, params: dict[str, Any] | None = None) -> np.ndarray:
-    """Bias [head, distance] of a distance-only encoding, for distances >= 0."""
-    import jax
+def _facts(subject: Subject, panels: Sequence[Draw]) -> str:
+    """Where the encoding acts, what of that is not drawn, and where its arrays are from."""
+    sites, dims = subject.encoding.sites, subject.dims
+    parts = [f"acts on {', '.join(sites) or 'nothing'}"]
+    if hidden := [site for site in sites if site in _NOT_DRAWN or not panels]:
+        parts.append(f"not drawn, as it depends on the text: {', '.join(hidden)}")
+    parts += [f"{dims.num_heads} heads of {dims.head_dim}, L = {dims.train_len}", look.shown(subject.origin, 80)]
+    return " · ".join(parts)
 
-    from posx.encodings import build
 
-    encoding = build(spec, dims)
-    arrays = encoding.init(jax.random.key(0), dims) if params is None else params
-    return np.asarray(encoding.curve(arrays, jax.numpy.asarray(distances, "float32")))
+def _panels(subject: Subject) -> list[Draw]:
+    """Whatever there is to draw of an encoding."""
+    found: list[Draw] = []
+    added = effects.added_to_embeddings(subject)
+    if added is not None:
+        limit = float(np.abs(added).max())
+        found.append(lambda ax: _show(ax, added, "RdBu_r", "added to embeddings", "channel", "position", limit))
+        title = "products of what is added"
+        found.append(lambda ax: _show(ax, added @ added.T, "cividis", title, "position q", "position p"))
+    whole = effects.content_free(subject, min(effects.num_positions(subject), effects.MOST_POSITIONS))
+    if whole is not None:
+        found += _content_free(subject, whole)
+    match = effects.match_by_distance(subject)
+    if match is not None:
+        title = "one vector as q and k: mean q·k"
+        found.append(lambda ax: _lines(ax, match[0], _told_apart(match[1]), subject, title, "of unit vectors"))
+    for part in effects.rotations(subject.encoding):
+        found.append(functools.partial(_bound, subject=subject, part=part))
+    lengths = effects.relative_lengths(subject)
+    if lengths:
+        distances = np.arange(effects.num_positions(subject))
+        title = "vectors by distance"
+        found.append(lambda ax: _lines(ax, distances, lengths, subject, title, "length, mean over heads"))
+    return found
 
 
-def _sinusoidal(heat: Axes, dots: Axes, dims: Any, length: int) -> None:
-    """PE(p) [position, channel], and the inner products PE(p) . PE(q), which depend on p - q only."""
-    import jax.numpy as jnp
+def _content_free(subject: Subject, whole: np.ndarray) -> list[Draw]:
+    """Per head by distance, and one head's causal matrix."""
+    head = (len(whole) - 1) // 2
+    over = "" if subject.encoding.shift_invariant else ", mean over pairs"
+    by_distance = effects.content_free_by_distance(subject, whole)
+    seen, title = np.where(np.tri(whole.shape[1], dtype=bool), whole[head], np.nan), f"added to logits, head {head + 1}"
+    return [
+        lambda ax: _heads(ax, by_distance, subject.dims.train_len, f"added to logits{over}"),
+        lambda ax: _show(ax, seen, "cividis", title, "key j", "query i"),
+    ]
 
-    from posx.encodings import build
 
-    nothing, pos = jnp.zeros((length, dims.model_dim), jnp.float32), jnp.arange(length, dtype=jnp.int32)
-    values = np.asarray(build("sinusoidal", dims).embed({}, nothing, pos))
-    _show(heat, values, "RdBu_r", "Sinusoidal: what is added", "channel", "position", limit=1.0)
-    _show(dots, values @ values.T, "cividis", "Sinusoidal: PE(p) · PE(q)", "position q", "position p")
+def _told_apart(values: np.ndarray) -> dict[str, np.ndarray]:
+    """{name: [distance]} of [head, distance]: one nameless line where all heads are alike."""
+    alike = bool(np.allclose(values, values[:1], atol=1e-6))
+    return {"": values[0]} if alike else {f"head {n + 1}": one for n, one in enumerate(values[: len(_LINES)])}
+
+
+def _bound(ax: Axes, subject: Subject, part: effects.Rope) -> None:
+    distances, width = np.arange(effects.num_positions(subject)), part.rotary_dim or subject.dims.head_dim
+    bound = {"": rope_bound(width, distances, part.base)}
+    _lines(ax, distances, bound, subject, f"bound on q·k, d = {width}, base = {part.base:g}", "(2/d) Σ |S_c|")
+    ax.set_ylim(bottom=0.0)
 
 
 def _show(ax: Axes, values: np.ndarray, colors: str, title: str, x: str, y: str, limit: float | None = None) -> None:
@@ -91,23 +118,23 @@ def _show(ax: Axes, values: np.ndarray, colors: str, title: str, x: str, y: str,
     bar.ax.tick_params(labelsize=8.5)
 
 
-def _rope(ax: Axes) -> None:
-    distances = np.arange(0, 257)
-    for head_dim, dashes in ((64, "-"), (128, (0, (5, 2)))):
-        bound = rope_bound(head_dim, distances)
-        ax.plot(distances, bound, color=look.look("rope").color, linestyle=dashes, label=f"d = {head_dim}")
-    ax.set(title="RoPE: bound on q·k by distance", xlabel="distance r = i - j", ylabel="(2/d) Σ |S_c|")
-    ax.set_ylim(bottom=0.0)
-    ax.legend(loc="upper right")
+def _lines(ax: Axes, distances: np.ndarray, lines: dict[str, np.ndarray], subject: Subject, title: str, y: str) -> None:
+    for (name, values), (color, dashes) in zip(lines.items(), _LINES, strict=False):
+        ax.plot(distances, values, color=color, linestyle=dashes, linewidth=1.4, label=name)
+    _mark(ax, subject.dims.train_len)
+    ax.set(title=title, xlabel="distance r = i - j", ylabel=y)
+    if any(lines):
+        ax.legend(loc="best", fontsize=8)
 
 
-def _heads(ax: Axes, distances: np.ndarray, bias: np.ndarray, train_len: int, title: str) -> None:
-    """One curve per head, its number (from 1) at its right end."""
-    colors = [_HEAD_COLORS[head % len(_HEAD_COLORS)] for head in range(len(bias))]
+def _heads(ax: Axes, bias: np.ndarray, train_len: int, title: str) -> None:
+    """One curve per head [head, distance], its number (from 1) at its right end."""
+    distances, colors = np.arange(bias.shape[1]), [_HEAD_COLORS[n % len(_HEAD_COLORS)] for n in range(len(bias))]
+    bias = np.where(np.isfinite(bias), bias, np.nan)
     for values, color in zip(bias, colors, strict=True):
         ax.plot(distances, values, color=color, linewidth=1.4)
     low, high = ax.get_ylim()
-    heights = look.spread([float(values[-1]) for values in bias], 0.05 * (high - low))
+    heights = _spread([float(value) for value in np.nan_to_num(bias[:, -1], nan=low)], 0.07 * (high - low))
     for head, (height, color) in enumerate(zip(heights, colors, strict=True)):
         ax.text(1.01, height, f"{head + 1}", transform=ax.get_yaxis_transform(), va="center", size=8.5, color=color)
     ax.set_ylim(min(low, *heights), max(high, *heights))
@@ -116,27 +143,28 @@ def _heads(ax: Axes, distances: np.ndarray, bias: np.ndarray, train_len: int, ti
     ax.set(title=title, xlabel="distance r = i - j", ylabel="bias")
 
 
-def _stairs(ax: Axes, dims: Any, distances: np.ndarray, specs: dict[str, Any]) -> None:
-    """T5's bucket of each distance, for several settings."""
-    import jax.numpy as jnp
-
-    from posx.encodings import build
-
-    for (name, spec), dashes in zip(specs.items(), ("-", (0, (3, 1.5))), strict=True):
-        encoding: Any = build(spec, dims)
-        bucket = np.asarray(encoding.bucket(jnp.asarray(distances, jnp.float32)))
-        ax.step(distances, bucket, where="mid", color=look.look("t5").color, linestyle=dashes, label=name)
-    _mark(ax, dims.train_len)
-    ax.set(title="T5: bucket of a distance", xlabel="distance r = i - j", ylabel="bucket index")
-    ax.legend(loc="lower right")
-
-
 def _mark(ax: Axes, train_len: int) -> None:
     ax.axvline(train_len, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
 
 
-def _image(ax: Axes, curve: np.ndarray, title: str) -> None:
-    """A causal bias matrix [query, key] from its curve over distances; what a query cannot see stays white."""
-    length = min((len(curve) - 1) // 2, _MOST_ROWS)
-    distance = np.arange(length)[:, None] - np.arange(length)[None, :]
-    _show(ax, np.where(distance >= 0, curve[np.maximum(distance, 0)], np.nan), "cividis", title, "key j", "query i")
+def _spread(values: Sequence[float], gap: float) -> list[float]:
+    """The same heights in the same order, moved apart until no two are closer than `gap` (for labels at line ends)."""
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    groups: list[list[int]] = []  # neighbours that touch, each laid out around its members' mean
+    for index in order:
+        groups.append([index])
+        while (
+            len(groups) > 1
+            and _middle(groups[-1], values) - _middle(groups[-2], values)
+            < gap * (len(groups[-1]) + len(groups[-2])) / 2
+        ):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    placed = list(values)
+    for group in groups:
+        for place, index in enumerate(group):
+            placed[index] = _middle(group, values) + gap * (place - (len(group) - 1) / 2)
+    return placed
+
+
+def _middle(group: Sequence[int], values: Sequence[float]) -> float:
+    return sum(values[index] for index in group) / len(group)

@@ -12,14 +12,16 @@ from typing import Any
 
 from posx.errors import ConfigError
 from posx.evaluation.statistics import check_pair, half_width, mean_blocks
-from posx.plots.rows import Panel, Row, by_encoding, failure, number, perplexity
+from posx.plots.groups import Group, Panel
+from posx.plots.palette import Look
+from posx.plots.rows import Row, failure, number, perplexity
 
 Interval = tuple[float, float] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What the runs of one encoding say at one abscissa: the mean over those that have a value, their range, and the
+    """What the runs of one curve say at one abscissa: the mean over those that have a value, their range, and the
     95 % interval of the mean over text, None where there is none."""
 
     x: float
@@ -47,11 +49,10 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One encoding's points on the panel's whole grid; a point without values is a gap."""
+    """The points at which its runs were measured; one without values is a gap, where all of them failed."""
 
-    encoding: str
-    detail: str
-    variant: int
+    label: str
+    look: Look
     points: tuple[Point, ...]
 
     @property
@@ -65,20 +66,19 @@ def ordered(curves: Iterable[Curve]) -> list[Curve]:
     """Curves from the highest to the lowest right end, as the lines stand in a figure; those that end early first."""
 
     def key(curve: Curve) -> tuple[Any, ...]:
-        last = max((index for index, point in enumerate(curve.points) if point.values), default=-1)
-        height = curve.points[last].mean if last >= 0 else math.inf
-        return (last, -height, curve.encoding, curve.detail)
+        last = max((point for point in curve.points if point.values), key=lambda point: point.x, default=None)
+        return (last.x, -last.mean, curve.label) if last else (0.0, -math.inf, curve.label)
 
     return sorted(curves, key=key)
 
 
 def perplexity_curves(panel: Panel) -> list[Curve]:
-    """Perplexity against evaluation length in tokens, per encoding, over the runs that have a value."""
+    """Perplexity against evaluation length in tokens, over the runs that have a value."""
     return _curves(panel, lambda row, base: perplexity(row), lambda mean, rows, bases: _factors(mean, rows), 1)
 
 
 def bits_curves(panel: Panel) -> list[Curve]:
-    """Bits per byte of text against evaluation length, per encoding, over the runs that know their bytes."""
+    """Bits per byte of text against evaluation length, over the runs that know their bytes."""
 
     def bits(row: Row, base: Row | None) -> float | None:
         return number(row.get("bpb")) if perplexity(row) is not None else None
@@ -128,23 +128,23 @@ def _curves(
     interval: Callable[[float, list[Row], list[Row]], Interval],
     unit: int,
 ) -> list[Curve]:
-    """A curve an encoding over the panel's whole grid of lengths, in `unit`s; those below one unit are left out.
+    """A curve a group over the lengths it was measured at, in `unit`s; those below one unit are left out.
 
     `measure` is given a row and that of the same run at the training length, `interval` the mean of what was measured,
     the rows behind it, and theirs at the training length.
     """
-    grid = sorted({row["eval_len"] for row in panel.rows if row["eval_len"] >= unit})
-    found = []
-    for name, detail, variant, members in by_encoding(panel.rows):
-        at_train = {str(row["run_id"]): row for row in members if row["eval_len"] == panel.train_len}
+
+    def curve(group: Group) -> Curve:
+        at_train = {row.run: row for row in group.rows if row["eval_len"] == panel.train_len}
         points = []
-        for length in grid:
-            pairs = [(row, at_train.get(str(row["run_id"]))) for row in members if row["eval_len"] == length]
+        for length in sorted({row["eval_len"] for row in group.rows if row["eval_len"] >= unit}):
+            pairs = [(row, at_train.get(row.run)) for row in group.rows if row["eval_len"] == length]
             measured = [(value, row, base) for row, base in pairs if (value := measure(row, base)) is not None]
             values = tuple(value for value, _, _ in measured)
             failures = tuple(failure(row) for row, _ in pairs if perplexity(row) is None)
             rows, bases = [row for _, row, _ in measured], [base for _, _, base in measured if base]
             over_text = interval(statistics.fmean(values), rows, bases) if values else None
             points.append(Point(length / unit, values, failures, over_text))
-        found.append(Curve(name, detail, variant, tuple(points)))
-    return ordered(found)
+        return Curve(group.label, group.look, tuple(points))
+
+    return ordered(map(curve, panel.groups))

@@ -1,8 +1,6 @@
 """Loss along the window and along training, from stored rows. Positions count from 1, so that L is the last trained."""
 
-import collections
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Sequence
@@ -10,8 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from posx.plots import rows
+from posx.plots.groups import Panel
 from posx.plots.points import Curve, Point, ordered
-from posx.plots.rows import Panel, Row, number
+from posx.plots.rows import Row, complete, number
+from posx.plots.runs import Run, read_config, stored_run
 
 _MAX_TRAINING_POINTS = 150
 _BINS_PER_OCTAVE = 6
@@ -21,31 +21,26 @@ _BINS_PER_OCTAVE = 6
 class TrainingRun:
     """One run's training loss (nats per token) against step."""
 
-    name: str
-    encoding: str
+    run: Run
     steps: tuple[float, ...]
     losses: tuple[float, ...]
 
 
-def complete(row: Row) -> bool:
-    """Whether a row holds per-position results: edges [n + 1], nll [n], targets [n], n >= 1."""
-    edges, nll, targets = (row.get(key) for key in ("position_edges", "position_nll", "position_targets"))
-    if not (isinstance(edges, list) and isinstance(nll, list) and isinstance(targets, list) and nll):
-        return False
-    whole = all(number(value) is not None for value in [*edges, *targets])
-    return whole and len(edges) == len(nll) + 1 == len(targets) + 1
-
-
 def _averaged(panel: Panel, kind: str) -> list[Curve]:
-    """Curves over the bins: "local" is the mean nats in a bin (at its centre), "cumulative" perplexity (at its end)."""
+    """Curves over the bins: "local" is the mean nats in a bin (at its centre), "cumulative" perplexity (at its end).
+
+    The bins are those of the longest windows; of a run with shorter ones, those that it has too.
+    """
     found = []
-    for name, detail, variant, members in rows.by_encoding([row for row in panel.rows if complete(row)]):
-        values: dict[float, list[float]] = collections.defaultdict(list)
-        for row in members:
-            for place, value in _cumulative(row) if kind == "cumulative" else _local(row):
-                values[place].extend([value] if math.isfinite(value) else [])
-        points = tuple(Point(place, tuple(values[place])) for place in sorted(values))
-        found.append(Curve(name, detail, variant, points))
+    for group in panel.groups:
+        measured = [
+            dict(_cumulative(row) if kind == "cumulative" else _local(row)) for row in group.rows if complete(row)
+        ]
+        if measured:
+            places = max(measured, key=max)
+            values = {place: [one.get(place, math.nan) for one in measured] for place in sorted(places)}
+            points = tuple(Point(place, tuple(filter(math.isfinite, several))) for place, several in values.items())
+            found.append(Curve(group.label, group.look, points))
     return ordered(found)
 
 
@@ -56,10 +51,16 @@ def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _local(row: Row) -> list[tuple[float, float]]:
-    """Means over bins of at least 1/_BINS_PER_OCTAVE octave: single late positions hold few targets, mostly noise."""
+    """Means over bins of at least 1/_BINS_PER_OCTAVE octave: single late positions hold few targets, mostly noise.
+
+    So does what is left over at the end, which joins its neighbour if it has less than half of its targets.
+    """
     edges, nll, targets = _bins(row)
     centres = np.log2((edges[:-1] + 1) * np.maximum(edges[1:], edges[:-1] + 1)) / 2
     groups = np.floor(centres * _BINS_PER_OCTAVE).astype(int)
+    last, before = groups[-1], max(groups[groups != groups[-1]], default=groups[-1])
+    if last != before and 2 * targets[groups == last].sum() < targets[groups == before].sum():
+        groups[groups == last] = before
     points = []
     for group in np.unique(groups):
         mine = groups == group
@@ -87,41 +88,21 @@ def cumulative_curves(panel: Panel) -> list[Curve]:
 
 def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> list[TrainingRun]:
     """Training loss of every run with a `metrics.jsonl`; the last row of a step wins, so a resumed run counts once."""
-    names = {str(row["run_id"]): row["encoding"] for row in stored}
+    known = {row.run.path: row.run for row in stored}
     found = []
-    for run in rows.run_folders(pathlib.Path(folder), "metrics.jsonl"):
+    for folder_of_run in rows.run_folders(pathlib.Path(folder), "metrics.jsonl"):
         losses: dict[float, float] = {}
-        for row in rows.read_jsonl(run / "metrics.jsonl"):
+        for row in rows.read_jsonl(folder_of_run / "metrics.jsonl"):
             step = number(row.get("step"))
             if step is not None and "loss" in row:
                 loss = number(row["loss"])
                 losses[step] = math.nan if loss is None else loss
         if any(math.isfinite(loss) for loss in losses.values()):
             steps, values = _thinned(np.array(sorted(losses)), np.array([losses[step] for step in sorted(losses)]))
-            found.append(TrainingRun(run.name, _encoding_of(run, names), steps, values))
+            path = rows.name_of(folder_of_run, folder)
+            run = known.get(path) or stored_run(path, read_config(folder_of_run), None)
+            found.append(TrainingRun(run, steps, values))
     return found
-
-
-def _encoding_of(run: pathlib.Path, names: dict[str, str]) -> str:
-    """The registry name of a run: from its results, else from its config.json, else the folder's name."""
-    if run.name in names:
-        return names[run.name]
-    for file, key in (("eval.jsonl", None), ("config.json", "encoding")):
-        if (run / file).is_file():
-            for row in rows.read_jsonl(run / file) or _whole(run / file):
-                value = row.get("encoding") if key is None else row.get(key)
-                value = value.get("name") if isinstance(value, dict) else value
-                if isinstance(value, str):
-                    return value
-    return run.name
-
-
-def _whole(path: pathlib.Path) -> list[Row]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except ValueError:
-        return []
-    return [value] if isinstance(value, dict) else []
 
 
 def _thinned(steps: np.ndarray, losses: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -1,4 +1,4 @@
-"""Stored results as plain dicts: read, cleaned and grouped. Imports no JAX and no matplotlib.
+"""Stored results as plain dicts: read and cleaned. Imports no JAX and no matplotlib.
 
 Units: lengths and positions in tokens, `nll` in nats per token, `ppl` = exp(nll) per token.
 """
@@ -9,20 +9,32 @@ import json
 import logging
 import math
 import pathlib
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from posx.errors import WorkdirError
 from posx.evaluation.statistics import targets_key
+from posx.plots.runs import Run, read_config, stored_run
 
-Row = dict[str, Any]
 FAILED = ("undefined", "nonfinite", "oom")
 PER_POSITION = "per_position"
+PROTOCOLS = {
+    "nonoverlapping": "non-overlapping windows",
+    "sliding": "sliding window",
+    PER_POSITION: "loss per position",
+}
 _LEVELS = ("{}", "*/{}", "*/*/{}")  # a run, a sweep, a folder of sweeps
 
 
-def read_jsonl(path: pathlib.Path) -> list[Row]:
+class Row(dict[str, Any]):
+    """A row of an `eval.jsonl`, equal to the plain dict that stands there, and the run that it is of."""
+
+    def __init__(self, values: Mapping[str, Any], run: Run) -> None:
+        super().__init__(values)
+        self.run = run
+
+
+def read_jsonl(path: pathlib.Path) -> list[dict[str, Any]]:
     """The objects of a JSON Lines file in order. A torn last line is dropped, other broken ones also logged."""
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     rows, broken = [], 0
@@ -52,56 +64,103 @@ def run_folders(folder: pathlib.Path, holding: str) -> list[pathlib.Path]:
 
 
 def read_rows(folder: str | pathlib.Path) -> list[Row]:
-    """Every usable row of the `eval.jsonl` files of a run or a sweep.
+    """Every usable row of the `eval.jsonl` files of a run or a sweep, by the path of the run.
 
     The last row of a measurement wins: a resumed evaluation replaces its first attempt. Of several sets of targets
-    that a run was measured on under one protocol, one is taken, so that no curve mixes them; the log names the others.
+    that a run was measured on under one protocol, one is taken, so that no curve mixes them, and of its losses per
+    position those of the longest windows; the row's `run` says what was left out, and so do figures and tables.
     """
-    latest: dict[tuple[Any, ...], Row] = {}
-    for run in run_folders(pathlib.Path(folder), "eval.jsonl"):
-        for row in read_jsonl(run / "eval.jsonl"):
-            row.setdefault("run_id", run.name)
+    found = []
+    for folder_of_run in run_folders(pathlib.Path(folder), "eval.jsonl"):
+        latest: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in read_jsonl(folder_of_run / "eval.jsonl"):
+            row.setdefault("run_id", folder_of_run.name)
             if not _usable(row):
-                logging.getLogger(__name__).warning("%s: a row without encoding, protocol or lengths left out", run)
+                logging.getLogger(__name__).warning("%s: a row without encoding or lengths left out", folder_of_run)
                 continue
-            key = (*_kind(row), targets_key(row), row["eval_len"], str(row.get("stride")))
+            key = (row["protocol"], targets_key(row), row["eval_len"], str(row.get("stride")))
             latest.pop(key, None)
             latest[key] = row
-    return _same_targets(list(latest.values()))
+        found += rows_of(folder_of_run, folder, list(latest.values()))
+    return found
 
 
-def _kind(row: Row) -> tuple[str, str]:
-    return str(row["run_id"]), row["protocol"]
+def rows_of(run: pathlib.Path, folder: str | pathlib.Path, rows: Sequence[dict[str, Any]]) -> list[Row]:
+    """Rows of the run folder `run`, named by its path below `folder`, as `read_rows` gives them."""
+    return _of_run(name_of(run, folder), read_config(run), rows)
 
 
-def _same_targets(rows: list[Row]) -> list[Row]:
-    """Of a run's rows of one protocol, those on one set of targets, so that no curve mixes sets: the set measured at
-    most lengths, of equals the one measured last."""
-    counts = collections.Counter((_kind(row), targets_key(row)) for row in rows)
-    chosen: dict[tuple[str, str], tuple[Any, ...]] = {}
-    for row in rows:
-        kind, targets = _kind(row), targets_key(row)
-        if counts[kind, targets] >= counts[kind, chosen.get(kind, targets)]:
-            chosen[kind] = targets
-    for kind, left_out in collections.Counter(
-        _kind(row) for row in rows if chosen[_kind(row)] != targets_key(row)
-    ).items():
-        logging.getLogger(__name__).warning("%s: %d rows of %s on other targets left out", kind[0], left_out, kind[1])
-    return [row for row in rows if chosen[_kind(row)] == targets_key(row)]
+def name_of(run: pathlib.Path, folder: str | pathlib.Path) -> str:
+    """A run folder's path below the folder that is looked at; its own name if that is the run itself."""
+    path = run.relative_to(folder).as_posix()
+    return run.resolve().name if path == "." else path
+
+
+def as_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Rows whose folders are not known, told apart by their run_id; rows that were read are left as they are."""
+    plain = list(rows)
+    last = {str(row.get("run_id")): row for row in plain if not isinstance(row, Row)}
+    runs = {name: stored_run(name, None, row) for name, row in last.items()}
+    return [row if isinstance(row, Row) else Row(row, runs[str(row.get("run_id"))]) for row in plain]
+
+
+def _of_run(path: str, config: Mapping[str, Any] | None, rows: Sequence[dict[str, Any]]) -> list[Row]:
+    """The rows of one run that its curves are made of."""
+    kept: list[dict[str, Any]] = []
+    left_out: list[tuple[str, str]] = []
+    for protocol in sorted({row["protocol"] for row in rows}):
+        mine = [row for row in rows if row["protocol"] == protocol]
+        chosen, words = _longest(mine) if protocol == PER_POSITION else _same_targets(mine)
+        kept += chosen
+        if words:
+            left_out.append((protocol, words))
+            logging.getLogger(__name__).warning("%s: %s %s", path, PROTOCOLS.get(protocol, protocol), words)
+    if not rows:
+        return []
+    run = dataclasses.replace(stored_run(path, config, rows[-1]), left_out=tuple(left_out))
+    return [Row(row, run) for row in rows if any(row is one for one in kept)]
+
+
+def _same_targets(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The rows on the set of targets measured at most lengths, of equals on the one measured last; what is left out."""
+    counts = collections.Counter(targets_key(row) for row in rows)
+    last = {targets_key(row): place for place, row in enumerate(rows)}
+    chosen = max(counts, key=lambda targets: (counts[targets], last[targets]))
+    kept = [row for row in rows if targets_key(row) == chosen]
+    others = len(rows) - len(kept)
+    words = f"{others} row{'s' * (others > 1)} left out, scored on other targets (not comparable)" if others else ""
+    return kept, words
+
+
+def _longest(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The row of the longest windows, of equals the last; what is left out. A row without losses is none."""
+    kept = max(enumerate(rows), key=lambda pair: (complete(pair[1]), pair[1]["eval_len"], pair[0]))[1]
+    others = [f"{row['eval_len']:,}" for row in rows if row is not kept and complete(row)]
+    words = f"windows of {', '.join(others)} tokens left out, those of {kept['eval_len']:,} are drawn" if others else ""
+    return [kept], words
+
+
+def complete(row: Mapping[str, Any]) -> bool:
+    """Whether a row holds per-position results: edges [n + 1], nll [n], targets [n], n >= 1."""
+    edges, nll, targets = (row.get(key) for key in ("position_edges", "position_nll", "position_targets"))
+    if not (isinstance(edges, list) and isinstance(nll, list) and isinstance(targets, list) and nll):
+        return False
+    whole = all(number(value) is not None for value in [*edges, *targets])
+    return whole and len(edges) == len(nll) + 1 == len(targets) + 1
 
 
 def unfinished(folder: str | pathlib.Path) -> list[str]:
-    """Names of the runs that were started (they have a config.json) and have no result yet."""
+    """Paths of the runs that were started (they have a config.json) and have no result yet."""
     started = run_folders(pathlib.Path(folder), "config.json")
-    return [run.name for run in started if not (run / "eval.jsonl").is_file() and _is_run(run)]
+    return [name_of(run, folder) for run in started if not (run / "eval.jsonl").is_file() and is_run(run)]
 
 
-def _is_run(folder: pathlib.Path) -> bool:
+def is_run(folder: pathlib.Path) -> bool:
     """False for a sweep's own folder, which may hold a config.json beside its runs."""
     return not any(folder.glob("*/config.json"))
 
 
-def _usable(row: Row) -> bool:
+def _usable(row: Mapping[str, Any]) -> bool:
     lengths = (row.get("train_len"), row.get("eval_len"))
     whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
     return whole and isinstance(row.get("encoding"), str) and isinstance(row.get("protocol"), str)
@@ -114,7 +173,7 @@ def number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def perplexity(row: Row) -> float | None:
+def perplexity(row: Mapping[str, Any]) -> float | None:
     """Perplexity per token of a row, or None where the row has no finite one."""
     if row.get("status", "ok") != "ok":
         return None
@@ -124,73 +183,7 @@ def perplexity(row: Row) -> float | None:
     return value if value is not None and value > 0 else None
 
 
-def failure(row: Row) -> str:
+def failure(row: Mapping[str, Any]) -> str:
     """Why a row has no finite perplexity: "undefined", "nonfinite" or "oom"."""
     status = row.get("status", "ok")
     return status if status in FAILED else "nonfinite"
-
-
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """The rows that may share one set of axes: one training length, one protocol, one stride rule."""
-
-    train_len: int
-    protocol: str
-    stride: int | None
-    rows: tuple[Row, ...]
-
-
-def panels(rows: Iterable[Row]) -> list[Panel]:
-    """Rows split by training length and protocol, and by stride where one run was slid with several."""
-    grouped: dict[tuple[int, str], list[Row]] = collections.defaultdict(list)
-    for row in rows:
-        grouped[row["train_len"], row["protocol"]].append(row)
-    found = []
-    for (train_len, protocol), members in sorted(grouped.items()):
-        places = collections.Counter((str(row["run_id"]), row["eval_len"]) for row in members)
-        strides = {row.get("stride") for row in members} if max(places.values()) > 1 else {None}
-        for stride in sorted(strides, key=lambda value: (value is None, value)):
-            chosen = [row for row in members if len(strides) == 1 or row.get("stride") == stride]
-            found.append(Panel(train_len, protocol, stride if len(strides) > 1 else None, tuple(chosen)))
-    return found
-
-
-def by_encoding(rows: Sequence[Row]) -> list[tuple[str, str, int, list[Row]]]:
-    """(encoding, detail, variant, rows) for every distinct encoding value.
-
-    `detail` tells values of the same name apart and is empty where the name is enough. Two runs of one value and one
-    seed differ in something else (model, data, optimiser), so they are not averaged: `detail` is then the run's id.
-    """
-    values: dict[tuple[str, str], list[Row]] = collections.defaultdict(list)
-    for row in rows:
-        values[row["encoding"], str(row.get("encoding_value", ""))].append(row)
-    groups = []
-    for (name, value), members in values.items():
-        runs = {str(row["run_id"]): row.get("seed") for row in members}
-        rivals = [other for kin, other in values if kin == name]
-        if len(set(runs.values())) == len(runs):
-            groups.append((name, _difference(value, rivals), members))
-            continue
-        groups += [(name, run, [row for row in members if str(row["run_id"]) == run]) for run in runs]
-    groups.sort(key=lambda group: group[:2])
-    variants: collections.Counter[str] = collections.Counter()
-    numbered = []
-    for name, detail, members in groups:
-        numbered.append((name, detail, variants[name], members))
-        variants[name] += 1
-    return numbered
-
-
-def _difference(value: str, rivals: Sequence[str]) -> str:
-    """The fields of an encoding value's repr that not all of its rivals share; empty where it has none but itself."""
-    if len(rivals) < 2:
-        return ""
-    fields = {rival: [field for field in re.split(r"[(),]\s*", rival) if field] for rival in rivals}
-    shared = set.intersection(*(set(parts) for parts in fields.values()))
-    own = {rival: ", ".join(part for part in parts if part not in shared) for rival, parts in fields.items()}
-    return own[value] if all(own.values()) and len(set(own.values())) == len(rivals) else value
-
-
-def seed_count(rows: Sequence[Row]) -> int:
-    """The most runs that any one encoding value has: the n that a figure states once."""
-    return max((len({str(row["run_id"]) for row in members}) for *_, members in by_encoding(rows)), default=0)

@@ -1,47 +1,72 @@
-"""Stored rows as Markdown tables: perplexity and bits per byte at L, and R_k, per encoding as the curves stand."""
+"""Stored rows as Markdown tables: perplexity and bits per byte at L, and R_k, a row for each curve of the figures."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from posx.plots import captions, look, rows
+from posx.plots.groups import Panel, panels
 from posx.plots.points import Curve, Point, bits_curves, perplexity_curves, ratio_curves
-from posx.plots.rows import Panel, Row
 
 MOST_FACTORS = 8
+_EMPTY = "-"
 
 
-def table(stored: Sequence[Row]) -> str:
+def table(stored: Iterable[Mapping[str, Any]]) -> str:
     """One Markdown table per training length and protocol; an empty string where there is nothing to show.
 
     Cells are means over the seeds that have a value, with the sample standard deviation over seeds where n > 1, and the
-    95 % interval over text.
+    95 % interval over text; "-" is what was not measured. Columns without any value are left out.
     """
-    shown = [panel for panel in rows.panels(stored) if panel.protocol != rows.PER_POSITION]
+    shown = [panel for panel in panels(stored) if panel.protocol != rows.PER_POSITION]
     return "\n\n".join(panel_table(panel) for panel in shown)
 
 
 def panel_table(panel: Panel) -> str:
     """The table of one training length and protocol, under lines that state both, what was scored, and the spreads."""
-    absolute, bits, ratios = perplexity_curves(panel), _by_name(bits_curves(panel)), _by_name(ratio_curves(panel))
-    factors = _factors([point.x for curve in list(ratios.values())[:1] for point in curve.points if point.x != 1])
-    header = ["encoding", "seeds", f"perplexity at L = {panel.train_len}", f"bits per byte at {panel.train_len}"]
-    header += [f"R_{factor:.6g}" for factor in factors]
-    body, shown = [], []
-    for curve in absolute:
-        name = curve.encoding, curve.detail
-        cells = [_at(curve, panel.train_len), _at(bits[name], panel.train_len)]
-        cells += [_at(ratios[name], factor) for factor in factors]
-        body.append(_line([_name(curve), _seeds(curve), *map(_cell, cells)]))
-        shown += cells
-    facts = captions.facts(panel.rows, panel.train_len, panel.protocol)
-    lines = [" · ".join([*facts, *_spreads(shown), *captions.no_intervals(panel.rows, shown)])]
+    curves, columns = perplexity_curves(panel), _columns(panel)
+    shown = {title: [_at(found[curve.label], x) for curve in curves] for title, (found, x) in columns.items()}
+    points = [point for column in shown.values() for point in column]
+    cells = {title: list(map(_cell, column)) for title, column in shown.items()}
+    cells = {title: column for title, column in cells.items() if set(column) != {_EMPTY}}
+    facts = [*captions.facts([panel]), *_spreads(points), *captions.no_intervals(panel.rows, points)]
+    lines = [" · ".join(facts)]
+    if not _measured_at_train_len(panel):
+        lines.append(f"**not measured at L = {panel.train_len}, so there are no ratios**")
     if warning := captions.mixture(panel.rows):
         lines.append(f"**{warning}**")
-    return "\n".join([*lines, "", _line(header), _line(["---", *["---:"] * (len(header) - 1)]), *body])
+    body = [
+        _line([_escaped(look.shown(curve.label, 160)), _seeds(curve), *(column[n] for column in cells.values())])
+        for n, curve in enumerate(curves)
+    ]
+    notes = [_escaped(note) for note in captions.notes([panel], [])]
+    ruler = _line(["---", *["---:"] * (len(cells) + 1)])
+    made = [*lines, "", _line(["encoding", "seeds", *cells]), ruler, *body]
+    return "\n".join([*made, "", *notes] if notes else made)
 
 
-def _by_name(curves: Sequence[Curve]) -> dict[tuple[str, str], Curve]:
-    return {(curve.encoding, curve.detail): curve for curve in curves}
+def _measured_at_train_len(panel: Panel) -> bool:
+    return any(row["eval_len"] == panel.train_len for row in panel.rows)
+
+
+def _columns(panel: Panel) -> dict[str, tuple[dict[str, Curve], float]]:
+    """{title: (curves by label, where they are read)}: at L and the ratios to it, or if L was not measured what was."""
+    absolute, train_len = _by_label(perplexity_curves(panel)), panel.train_len
+    if not _measured_at_train_len(panel):
+        lengths = sorted({point.x for curve in absolute.values() for point in curve.points})
+        kept = [train_len * factor for factor in _factors([length / train_len for length in lengths])]
+        return {f"perplexity at {length:.6g}": (absolute, length) for length in kept}
+    ratios = _by_label(ratio_curves(panel))
+    factors = _factors(sorted({point.x for curve in ratios.values() for point in curve.points if point.x != 1}))
+    return {
+        f"perplexity at L = {train_len}": (absolute, train_len),
+        f"bits per byte at {train_len}": (_by_label(bits_curves(panel)), train_len),
+        **{f"R_{factor:.6g}": (ratios, factor) for factor in factors},
+    }
+
+
+def _by_label(curves: Sequence[Curve]) -> dict[str, Curve]:
+    return {curve.label: curve for curve in curves}
 
 
 def _factors(factors: Sequence[float]) -> list[float]:
@@ -64,9 +89,8 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _name(curve: Curve) -> str:
-    name = look.look(curve.encoding).name
-    text = look.shown(f"{name} {curve.detail}" if curve.detail else name, 60)
+def _escaped(text: str) -> str:
+    """Text that Markdown shows literally."""
     for old, new in (
         ("&", "&amp;"),
         ("<", "&lt;"),
@@ -89,7 +113,7 @@ def _cell(point: Point) -> str:
     """Mean, spread over seeds, interval over text, and what failed: "4.55 ± 0.03 (4.47-4.63)", "undefined", "-"."""
     failed = " and ".join(sorted({captions.FAILURE_NAMES[kind] for kind in point.failures}))
     if not point.values:
-        return failed or "-"
+        return failed or _EMPTY
     text = _number(point.mean) + (f" ± {_number(point.sd)}" if point.sd is not None else "")
     if point.interval:
         text += f" ({'-'.join(map(_number, point.interval))})"

@@ -1,0 +1,111 @@
+"""What all figures of curves share: a curve with its gaps and band, failures in lanes above the axes, the legend."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+
+from posx.plots import captions, look
+from posx.plots.groups import Panel
+from posx.plots.look import Look
+from posx.plots.points import Curve
+
+FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x"}
+LANE = 0.037  # of the axes' height
+_RUNAWAY = 1e30  # above every axis; matplotlib's own arithmetic overflows somewhere beyond
+_APART = 0.14  # of the axes' diagonal, between the markers on a line of many points
+
+
+def line_style(look_of: Look) -> dict[str, Any]:
+    """How a line with this look is drawn, in the axes and in the legend."""
+    return {
+        "color": look_of.color,
+        "linestyle": look_of.dashes,
+        "marker": look_of.marker,
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.5,
+    }
+
+
+def sparse(turn: int) -> tuple[float, float]:
+    """Where a line of many points has markers: at even steps, from another place for each curve, so that none hide."""
+    return (0.4 * turn % 1) * _APART, _APART
+
+
+def draw_curve(ax: Axes, curve: Curve, bars: bool = True, turn: int | None = None) -> None:
+    """The mean with its gaps, bars for its intervals, and a band from the lowest to the highest run of several.
+
+    `turn` is the curve's number where it has so many points that only some get a marker.
+    """
+    x = np.array([point.x for point in curve.points])
+    mean = np.minimum([point.mean for point in curve.points], _RUNAWAY)
+    marked = None if turn is None else sparse(turn)
+    ax.plot(x, mean, **line_style(curve.look), markevery=marked, zorder=3)
+    several = np.array([len(point.values) > 1 for point in curve.points])
+    if several.any():
+        low, high = (np.minimum([getattr(point, end) for point in curve.points], _RUNAWAY) for end in ("low", "high"))
+        color = curve.look.color
+        ax.fill_between(x, low, high, where=several.tolist(), color=color, alpha=0.22, linewidth=0, zorder=2)
+    if ends := [(point.x, *point.interval) for point in curve.points if bars and point.interval]:
+        places, low, high = np.minimum(np.array(ends).T, _RUNAWAY)
+        ax.vlines(places, low, high, color=curve.look.color, linewidth=1.2, zorder=2.5)
+
+
+def mark_failures(ax: Axes, curves: Sequence[Curve]) -> int:
+    """A lane above the axes for every curve that failed somewhere; returns the number of lanes."""
+    lanes = [curve for curve in curves if any(point.failures for point in curve.points)]
+    for level, curve in enumerate(lanes):
+        for point in curve.points:
+            for kind in sorted(set(point.failures)):
+                ax.plot(
+                    [point.x],
+                    [1.03 + LANE * level],
+                    transform=ax.get_xaxis_transform(),
+                    clip_on=False,
+                    linestyle="",
+                    marker=FAILURE_MARKS[kind],
+                    markersize=5.5,
+                    markerfacecolor="none",
+                    markeredgecolor=curve.look.color,
+                )
+    return len(lanes)
+
+
+def legend_of(made: Figure, curves: Sequence[Curve], right: float, seeds: int | None = None) -> None:
+    """Right of the axes, curves in the order of their right ends, then the failure marks in use."""
+    handles, texts = [Line2D([], [], **line_style(curve.look)) for curve in curves], captions.labels(curves, seeds)
+    for kind, mark in FAILURE_MARKS.items():
+        if any(kind in point.failures for curve in curves for point in curve.points):
+            handles.append(Line2D([], [], color="#555555", linestyle="", marker=mark, markerfacecolor="none"))
+            texts.append(captions.FAILURE_NAMES[kind])
+    look.legend(made, handles, texts, right + 0.015, 0.985)
+
+
+def nothing(ax: Axes, text: str) -> None:
+    ax.yaxis.set_major_locator(NullLocator())
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color="#777777")
+
+
+def extent(curves: Sequence[Curve]) -> list[float]:
+    """Every finite value that the curves' lines, bands and bars reach."""
+    return [
+        value
+        for curve in curves
+        for point in curve.points
+        for value in (point.low, point.high, *(point.interval or ()))
+        if math.isfinite(value)
+    ]
+
+
+def headings(
+    made: Figure, title: str, panels: Sequence[Panel], curves: Sequence[Curve], interval: str = "", lanes: int = 0
+) -> None:
+    """Title, what was measured and what the bars are, with `lanes` left free above the axes for failure marks."""
+    stored = [row for panel in panels for row in panel.rows]
+    lines = [*captions.facts(panels), *captions.spreads(curves, stored, interval)]
+    look.headings(made, title, lines, captions.mixture(stored), LANE * lanes)

@@ -1,0 +1,154 @@
+"""What an encoding does to a pair of positions, read off its hooks: all that a picture of it can show without a text.
+
+Positions and distances in tokens, logits as they enter the softmax. Whatever the text is, a logit is
+content-free part + what the content gives; the first is the logit of vectors that are zero.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.encodings import Dims, Encoding, Features
+from posx.encodings.chain import Chain
+from posx.encodings.rope import Rope
+from posx.plots.models import Subject
+
+MOST_POSITIONS = 256  # of a matrix
+_SAME = 1e-4  # below this, a curve over distance says nothing
+
+
+def num_positions(subject: Subject) -> int:
+    """How far a picture goes: twice the training length, and no further than the encoding is defined."""
+    longest, last = 2 * subject.dims.train_len, at_length(subject, 2 * subject.dims.train_len).max_position
+    return longest if last is None else min(longest, last + 1)
+
+
+def at_length(subject: Subject, length: int) -> Encoding:
+    return subject.encoding.at_length(length)
+
+
+def added_to_embeddings(subject: Subject) -> np.ndarray | None:
+    """[position, channel]: what tokens get from their position alone; None where nothing is added."""
+    n = min(num_positions(subject), MOST_POSITIONS)
+    encoding = at_length(subject, n)
+    if not encoding.acts_on("embed"):
+        return None
+    nothing = jnp.zeros((n, subject.dims.model_dim), jnp.float32)
+    return np.asarray(encoding.embed(subject.params, nothing, jnp.arange(n, dtype=jnp.int32)))
+
+
+def content_free(subject: Subject, length: int, queries: slice = slice(None)) -> np.ndarray | None:
+    """[head, query, key]: the logits of zero vectors at positions 0 to `length` - 1; None where all of them are 0."""
+    encoding, dims, params = at_length(subject, length), subject.dims, subject.params
+    k_pos = jnp.arange(length, dtype=jnp.int32)
+    q_pos = k_pos[queries]
+    s = np.zeros((dims.num_heads, len(q_pos), length))
+    if encoding.acts_on("query") or encoding.acts_on("key"):
+        features = _features(subject, encoding, length)
+        q = encoding.query(params, _zeros(dims, dims.num_heads, len(q_pos)), q_pos, _of(features, queries))
+        k = encoding.key(params, _zeros(dims, _kv_heads(subject), length), k_pos, features)
+        keys = np.repeat(np.asarray(k, np.float64), dims.num_heads // k.shape[1], axis=1)
+        s = s + np.einsum("qhd,khd->hqk", np.asarray(q, np.float64), keys)
+    inside = encoding.relative(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
+    if inside is not None:
+        s = s + np.asarray(inside, np.float64).T.reshape(-1, len(q_pos), length)
+    temperature = encoding.temperature(params, q_pos)
+    if temperature is not None:
+        s = s * np.atleast_2d(np.asarray(temperature, np.float64))[:, :, None]
+    s = s / math.sqrt(dims.head_dim)
+    bias = encoding.bias(params, q_pos, k_pos)
+    s = s if bias is None else s + np.asarray(bias, np.float64)
+    return s if np.any(s) else None
+
+
+def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
+    """[head, distance], distances from 0, of what `content_free` gives for the first positions, `whole`.
+
+    Of one query where only distances count, else the mean over all pairs.
+    """
+    n = num_positions(subject)
+    if not subject.encoding.shift_invariant:
+        diagonals = [np.diagonal(whole, -distance, axis1=1, axis2=2) for distance in range(whole.shape[1])]
+        return np.stack([diagonal.mean(axis=1) for diagonal in diagonals], axis=1)
+    last = whole[:, -1:] if whole.shape[1] == n else content_free(subject, n, slice(n - 1, n))
+    return np.zeros((len(whole), n)) if last is None else last[:, 0, ::-1]
+
+
+def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
+    """(distances [n], [head, n]): the mean product of a unit vector as a query and the same one as a key further back.
+
+    1 where position changes nothing. Over all directions, so it is a trace: exact for maps that are affine. None where
+    distance does not count, or where the maps read the text.
+    """
+    dims, n = subject.dims, num_positions(subject)
+    encoding = at_length(subject, n)
+    if encoding.acts_on("features") or not (encoding.acts_on("query") or encoding.acts_on("key")):
+        return None
+    distances = np.unique(np.linspace(0, n - 1, min(n, MOST_POSITIONS // 2)).astype(np.int32))
+    q = _turned(encoding.query, subject, dims.num_heads, np.array([n - 1]))
+    k = _turned(encoding.key, subject, _kv_heads(subject), n - 1 - distances)
+    k = np.repeat(k, q.shape[2] // k.shape[2], axis=2)
+    found = np.einsum("nchd,rchd->hr", q, k) / dims.head_dim
+    return (distances, found) if np.ptp(found) > _SAME else None
+
+
+def _turned(hook, subject: Subject, heads: int, positions: np.ndarray) -> np.ndarray:
+    """[position, channel, head, d']: what a token map makes of each basis vector, less what it makes of zero."""
+    d, n = subject.dims.head_dim, len(positions)
+    basis = np.broadcast_to(np.eye(d, dtype=np.float32)[None, :, None, :], (n, d, heads, d)).reshape(n * d, heads, d)
+    pos = jnp.asarray(np.repeat(positions, d), jnp.int32)
+    of_basis, of_zero = (
+        np.asarray(hook(subject.params, jnp.asarray(vectors), pos, {}), np.float64)
+        for vectors in (basis, np.zeros_like(basis))
+    )
+    return (of_basis - of_zero).reshape(n, d, heads, -1)
+
+
+def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:
+    """{what the vectors meet: [distance]}: their lengths, mean over heads; those of all distances alike as well."""
+    n = num_positions(subject)
+    found = at_length(subject, n).relative(subject.params, jnp.arange(n, dtype=jnp.int32))
+    vectors = {"meet queries": found.query, "meet keys": found.key, "added to values": found.value}
+    return {
+        name: np.linalg.norm(np.asarray(values), axis=-1).mean(axis=1)
+        for name, values in vectors.items()
+        if values is not None
+    }
+
+
+def rotations(encoding: Encoding) -> list[Rope]:
+    """The rotary parts of an encoding."""
+    parts = encoding.parts if isinstance(encoding, Chain) else (encoding,)
+    return [part for part in parts if isinstance(part, Rope)]
+
+
+def rope_bound(head_dim: int, distances: np.ndarray, base: float = 10000.0) -> np.ndarray:
+    """RoFormer's bound on RoPE's decay with distance r: (2/d) sum_{c=1}^{d/2} |S_c|, S_c = sum_{i<c} exp(i r theta_i).
+
+    Su et al. 2021 (arXiv 2104.09864), section 3.4.3; at r = 0 it is (d/2 + 1) / 2.
+    """
+    theta = base ** (-2.0 * np.arange(head_dim // 2) / head_dim)
+    partial = np.cumsum(np.exp(1j * np.asarray(distances, np.float64)[:, None] * theta), axis=1)
+    return np.asarray(np.abs(partial).mean(axis=1))
+
+
+def _zeros(dims: Dims, heads: int, count: int) -> jax.Array:
+    return jnp.zeros((count, heads, dims.head_dim), jnp.float32)
+
+
+def _of(features: Features, tokens: slice) -> Features:
+    return {name: values[tokens] for name, values in features.items()}
+
+
+def _kv_heads(subject: Subject) -> int:
+    return subject.dims.num_kv_heads or subject.dims.num_heads
+
+
+def _features(subject: Subject, encoding: Encoding, length: int) -> Features:
+    """What tokens keep beside their keys where the layer's input is zero."""
+    if not encoding.acts_on("features"):
+        return {}
+    nothing = jnp.zeros((length, subject.dims.model_dim), jnp.float32)
+    return encoding.features(subject.params, nothing, jnp.arange(length, dtype=jnp.int32), None)[0]

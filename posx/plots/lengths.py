@@ -1,0 +1,62 @@
+"""One figure across training lengths: what a longer training window changes, encoding by encoding."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from posx.plots import captions, look
+from posx.plots.drawing import draw_curve, extent, headings, line_style
+from posx.plots.groups import Panel
+from posx.plots.palette import Look
+from posx.plots.points import Curve, perplexity_curves
+
+_COLUMNS = 4
+# Darker with the length; markers and dashes too, of other counts, so that many lengths differ in one of them.
+_SHADES = ("#A79FE0", "#6F60C4", "#44329A", "#1B1050")
+_MARKERS = ("o", "s", "^", "D", "v")
+_DASHES: tuple[Any, ...] = ("-", (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)))
+
+
+def across(panels: Sequence[Panel], missing: Sequence[str] = ()) -> Figure:
+    """Perplexity against evaluation length, a small panel an encoding, a curve a training length, on shared axes."""
+    drawn: dict[str, list[tuple[Panel, Curve]]] = {}
+    for panel in panels:
+        for curve in perplexity_curves(panel):
+            drawn.setdefault(curve.label, []).append((panel, curve))
+    columns = min(_COLUMNS, len(drawn))
+    down = math.ceil(len(drawn) / columns)
+    made = look.figure(2.2 + 2.6 * columns, 0.7 + 2.3 * down)
+    width, height = made.get_size_inches()
+    grid = {"left": 0.9 / width, "right": 1 - 1.2 / width, "top": 1 - 0.3 / height, "bottom": 0.6 / height}
+    spaces = {"hspace": 0.28, "wspace": 0.1}
+    axes = made.subplots(down, columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=grid | spaces).ravel()
+    looks = {panel.train_len: _look(number) for number, panel in enumerate(panels)}
+    for ax, name in zip(axes, sorted(drawn), strict=False):
+        for panel, curve in drawn[name]:
+            style = looks[panel.train_len]
+            draw_curve(ax, Curve(curve.label, style, curve.points), bars=False)
+            ax.axvline(panel.train_len, color=style.color, linestyle=style.dashes, linewidth=1.0, zorder=1)
+        ax.set_title(look.wrapped(name, 30, 2))
+    for number, spare in enumerate(axes[len(drawn) :], len(drawn)):
+        spare.set_visible(False)
+        axes[number - columns].tick_params(labelbottom=True)
+    lengths = sorted({row["eval_len"] for panel in panels for row in panel.rows} | set(looks))
+    look.length_axis(axes[0], lengths, min(looks))
+    named = [Curve(f"{c.label}, L = {p.train_len}", c.look, c.points) for pairs in drawn.values() for p, c in pairs]
+    if values := extent(named):
+        look.log_axis(axes[0], values)
+    made.supxlabel("evaluation length (tokens)", size=10, y=0.12 / height, va="bottom")
+    made.supylabel("perplexity per token (log scale)", size=10, x=0.3 / width)
+    handles = [Line2D([], [], **line_style(style)) for style in looks.values()]
+    look.legend(made, handles, [f"L = {length}" for length in looks], 1 - 1.1 / width, 1 - 0.3 / height)
+    headings(made, "Perplexity across training lengths (each marked by its vertical line)", panels, named)
+    look.notes(made, captions.notes(panels, named, missing))
+    return made
+
+
+def _look(number: int) -> Look:
+    """How the `number`-th training length is drawn."""
+    return Look("", _SHADES[number % len(_SHADES)], _MARKERS[number % len(_MARKERS)], _DASHES[number % len(_DASHES)])

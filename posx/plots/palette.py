@@ -1,0 +1,123 @@
+"""Colours, markers and dashes: a registry name keeps its colour everywhere, and no two curves are drawn alike."""
+
+import colorsys
+import dataclasses
+import hashlib
+import re
+from collections.abc import Collection, Hashable
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """How one curve is drawn."""
+
+    name: str
+    color: str
+    marker: str
+    dashes: Any = "-"  # a matplotlib line style
+
+
+_DASHED, _DOTTED, _DASHDOT = (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)), (0.0, (6.0, 1.5, 1.5, 1.5))
+_DASHES = (
+    "-", _DASHED, _DOTTED, _DASHDOT, (0.0, (3.0, 1.0, 1.0, 1.0, 1.0, 1.0)), (0.0, (9.0, 2.5)), (0.0, (3.0, 3.0)),
+    (0.0, (9.0, 1.5, 3.0, 1.5)),
+)  # fmt: skip
+_MARKERS = ("d", "p", "X", "^", "v", "P", "o", "s", "<", ">", "D", "H", "*", "h", "8")
+# Okabe-Ito for the five of the headline figure, solid; Okabe-Ito and Tol's muted set for the others, broken.
+LOOKS = {
+    "nope": Look("nope", "#222222", "D"),
+    "sinusoidal": Look("sinusoidal", "#D55E00", "o"),
+    "learned": Look("learned", "#E69F00", "X", _DASHED),
+    "shaw": Look("shaw", "#56B4E9", "<", _DASHED),
+    "transformer_xl": Look("transformer_xl", "#882255", "h", _DASHED),
+    "t5": Look("t5", "#009E73", "^"),
+    "tupe": Look("tupe", "#8A8A1F", "P", _DASHDOT),
+    "deberta": Look("deberta", "#332288", ">", _DASHDOT),
+    "rope": Look("rope", "#CC79A7", "s"),
+    "alibi": Look("alibi", "#0072B2", "v"),
+}
+_SHADES = 5  # of one colour
+_SPARE_COLORS = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#7A5C1E", "#5E81B5", "#A50026")
+
+
+def look(encoding: str) -> Look:
+    """The look of a registry name; of any other text one fixed by its hash."""
+    found = LOOKS.get(encoding)
+    if found is not None:
+        return found
+    digest = hashlib.sha256(encoding.encode("utf-8", "surrogatepass")).digest()
+    color, marker, dashes = (
+        values[byte % len(values)]
+        for byte, values in zip(digest, (_SPARE_COLORS, _MARKERS[:8], _DASHES[1:5]), strict=False)
+    )
+    return Look(encoding, str(color), str(marker), dashes)
+
+
+def family(text: str) -> str:
+    """What shares a colour: an encoding's text without its fields. Chains and hybrids are families of their own."""
+    text = text[:500]
+    while (bare := re.sub(r"\([^()]*\)", "", text)) != text:
+        text = bare
+    return text
+
+
+def looks(curves: Collection[tuple[str, Hashable]]) -> dict[tuple[str, Hashable], Look]:
+    """A look for each (text of the encoding, what else tells it apart), all of which may stand in one figure.
+
+    The plain names come first, as `look` has them. Variants of a name keep its colour. No two share colour and dashes,
+    and no two marker and dashes, so that they are told apart without colours too.
+    """
+    order = sorted(set(curves), key=lambda curve: (curve[0] != family(curve[0]), curve[0], str(curve[1])))
+    variants: dict[str, int] = {}
+    colors = _colors({family(text) for text, _ in order})
+    found: dict[tuple[str, Hashable], Look] = {}
+    # A plain name has its own dashes only if all plain names are given theirs before any variant takes them.
+    ranks = []
+    for text, other in order:
+        name = family(text)
+        variants[name] = variants.get(name, -1 if text == name else 0) + 1
+        ranks.append((variants[name], (text, other)))
+    for rank, (text, other) in sorted(ranks, key=lambda pair: pair[0]):
+        first = dataclasses.replace(look(family(text)), color=colors[family(text)])
+        found[text, other] = _free(first, rank, set(found.values()))
+    return {curve: found[curve] for curve in order}
+
+
+def _free(first: Look, rank: int, taken: Collection[Look]) -> Look:
+    """`first` with the dashes and the marker of its `rank`, or the next ones that make it unlike all that are taken.
+
+    Where its colour is there in all dashes, a shade of it is next.
+    """
+    dashes = [first.dashes, *(one for one in _DASHES if one != first.dashes)]
+    markers = [first.marker, *(one for one in _MARKERS if one != first.marker)]
+    lines, points = ({(getattr(one, kind), one.dashes) for one in taken} for kind in ("color", "marker"))
+    for turn in range(rank, rank + _SHADES * len(dashes)):
+        color, line = _shade(first.color, turn // len(dashes)), dashes[turn % len(dashes)]
+        free = (markers[(rank + step) % len(markers)] for step in range(len(markers)))
+        marker = next((one for one in free if (one, line) not in points), None)
+        if marker and (color, line) not in lines:
+            return dataclasses.replace(first, color=color, dashes=line, marker=marker)
+    return first
+
+
+def _colors(families: Collection[str]) -> dict[str, str]:
+    """Registry names have their own colours; others that of their hash, or the next spare one if another has that."""
+    found: dict[str, str] = {}
+    for name in sorted(families):
+        color = look(name).color
+        if name not in LOOKS:
+            start = _SPARE_COLORS.index(color)
+            turned = (*_SPARE_COLORS[start:], *_SPARE_COLORS[:start])
+            color = next((one for one in turned if one not in found.values()), color)
+        found[name] = color
+    return found
+
+
+def _shade(color: str, level: int) -> str:
+    """A darker or lighter one of the same hue, for variants beyond the number of dashes."""
+    if level == 0:
+        return color
+    hue, light, saturation = colorsys.rgb_to_hls(*(int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)))
+    light = min(max(light + (0.18, -0.18, 0.3, -0.3)[(level - 1) % (_SHADES - 1)], 0.08), 0.82)
+    return "#" + "".join(f"{round(255 * part):02X}" for part in colorsys.hls_to_rgb(hue, light, saturation))

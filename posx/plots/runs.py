@@ -1,0 +1,133 @@
+"""What a stored run is: where it lies, what its encoding is called, and the settings that its results follow from.
+
+Read from `config.json` and a row of `eval.jsonl`, whichever there are. Imports no JAX and no matplotlib.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from posx.errors import ConfigError
+from posx.schema_1 import migrated
+from posx.stored import BEFORE, SAFE_TO_CHANGE
+
+#: Settings that name no curve: the seeds of one curve differ in the first; the layers say what came of the second.
+_NOT_NAMED = ("train.seed", "model.layer_policy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run folder. Two are the same run only if they lie at the same path, whatever their names and settings."""
+
+    path: str  # relative to the folder that is looked at; a row's run_id where no folder is known
+    text: str = dataclasses.field(default="", compare=False)  # "rope(base=500000)+alibi"; of a hybrid "rope, nope"
+    train_len: int | None = dataclasses.field(default=None, compare=False)
+    seed: Any = dataclasses.field(default=None, compare=False)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)  # {"train.steps": 1200}
+    data: str = dataclasses.field(default="", compare=False)  # names the text, wherever it lies
+    asked: str = dataclasses.field(default="", compare=False)  # all settings but length, seed and the encodings
+    kind: str = dataclasses.field(default="", compare=False)  # those, and what the encodings and the data came to
+    left_out: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)  # (protocol, what and why)
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens of training text that an optimiser step sees; None where no config.json says so."""
+        batch = self.settings.get("train.batch_size")
+        return batch * self.train_len if isinstance(batch, int) and self.train_len else None
+
+
+def stored_run(path: str, config: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> Run:
+    """The run of a folder's `config.json` and of one row of its results; either may be missing."""
+    config, row = config or {}, row or {}
+    settings = _settings(config) or {f"encoding.{name}": value for name, value in _fields(row.get("encoding_value"))}
+    train_len, seed = (
+        row.get(name, _section(config, "train").get(key)) for name, key in (("train_len", "length"), ("seed", "seed"))
+    )
+    text = _text(config, row)
+    text = path if text is None else text
+    if "data_source" in row:
+        settings["data.source"] = row["data_source"]
+    elsewhere = ("encoding.", "data.source", "train.length")  # the three stand in the kind or beside it
+    decisive = {name: value for name, value in settings.items() if not name.startswith(elsewhere)}
+    data = str(row.get("data_digest", settings.get("data.source")))
+    measured = [_fields(_resolved(config, row)), data, row.get("tokenizer"), row.get("dtype")]
+    asked = json.dumps(decisive, sort_keys=True)
+    kind = json.dumps([asked, *measured])
+    return Run(path, text, train_len, seed, settings, data, asked, kind)
+
+
+def read_config(folder: pathlib.Path) -> Mapping[str, Any] | None:
+    """What a run folder's `config.json` holds, the first schema as the second; None where there is none to be read."""
+    try:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(values, dict):
+        return None
+    with contextlib.suppress(ConfigError):
+        return migrated(values) if values.get("schema_version") == 1 else values
+    return values
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """{"section.name": value} of what a config asks for that results follow from; older files lack newer settings."""
+    found = {
+        f"{section}.{name}": value
+        for section in ("model", "data", "train")
+        for name, value in (BEFORE[section] | dict(_section(config, section))).items()
+        if section in config
+    }
+    kept = {name: value for name, value in found.items() if not name.startswith((*SAFE_TO_CHANGE, *_NOT_NAMED))}
+    fields = {f"encoding.{name}": value for name, value in _section(config, "encoding").items() if name != "name"}
+    return kept | fields if kept else {}
+
+
+def _text(config: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
+    """The encoding as it can be typed; of a hybrid its layers' cycle, such as "rope, nope"."""
+    asked = config.get("encoding")
+    asked = asked.get("name") if isinstance(asked, Mapping) else asked
+    text = row.get("encoding", asked)
+    layers = row.get("layers")
+    if isinstance(layers, str) and isinstance(text, str) and "+" in layers and "+" not in text:
+        layers = layers.split("+")  # rows of before name the encodings of a hybrid once each
+        policy = _section(config, "model").get("layer_policy")
+        if isinstance(policy, list):
+            layers = [text if word == "encoding" else word for word in policy]
+    if isinstance(layers, list) and len(set(map(str, layers))) > 1:
+        return ", ".join(map(str, layers))
+    if text is None and isinstance(asked, list):
+        return "+".join(str(part.get("name")) if isinstance(part, Mapping) else str(part) for part in asked)
+    return text if isinstance(text, str) else None
+
+
+def _resolved(config: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
+    """What the encodings of the layers came to; one of them where all are alike, as rows tell it."""
+    layers = _section(config, "resolved").get("layers", row.get("encoding_value"))
+    alike = isinstance(layers, list) and layers and all(layer == layers[0] for layer in layers)
+    return layers[0] if alike else layers
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    """The fields of an encoding, given as Python prints its value or as its spec, encodings within it included."""
+    if isinstance(value, str):
+        return [(name, text) for name, text in re.findall(r"(\w+)=((?:[^(),]|\([^()=]*\))*)", value) if text]
+    return [(name, repr(tuple(found) if isinstance(found, list) else found)) for name, found in _leaves(value)]
+
+
+def _leaves(value: Any) -> Iterator[tuple[str, Any]]:
+    for item in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+        for name, found in item.items() if isinstance(item, Mapping) else ():
+            nested = found if isinstance(found, list) else [found]
+            if any(isinstance(part, Mapping) for part in nested):
+                yield from _leaves(nested)
+            elif name != "name":
+                yield name, found

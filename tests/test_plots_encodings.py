@@ -1,0 +1,72 @@
+"""Pictures of the encodings: those of the folder's own runs, trained, or without runs a catalogue."""
+
+import json
+import math
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from posx import build, load, plots
+from posx.plots import effects, models
+from posx.plots.models import Subject
+
+DIMS = models.Dims(model_dim=16, num_heads=2, head_dim=8, num_layers=1, train_len=8)
+
+
+def subject(spec: object, **changes: np.ndarray) -> Subject:
+    encoding = build(spec, DIMS)
+    return Subject("", "", encoding, encoding.init(jax.random.key(0), DIMS) | changes, DIMS)
+
+
+def by_distance(one: Subject) -> np.ndarray:
+    return effects.content_free_by_distance(one, effects.content_free(one, effects.num_positions(one)))
+
+
+def test_rope_bound_matches_its_definition() -> None:
+    theta = [10000.0 ** (-2 * c / 8) for c in range(4)]
+    sums = [abs(sum(complex(math.cos(5 * t), math.sin(5 * t)) for t in theta[:c])) for c in range(1, 5)]
+    assert effects.rope_bound(8, np.array([0, 5])) == pytest.approx([2.5, sum(sums) / 4])
+
+
+def test_without_runs_the_catalogue_is_drawn(tmp_path: pathlib.Path) -> None:
+    assert [path.name for path in plots.plot(tmp_path / "none", "encodings")] == ["encodings.png", "encodings.svg"]
+    assert [subject.name for subject in models.catalogue(64)] == ["nope", "sinusoidal", "rope", "t5", "alibi"]
+
+
+def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
+    """With its own heads and sizes; a run without a checkpoint is drawn as initialised, one that cannot be read not."""
+    shutil.copytree(whole, tmp_path / "trained")
+    rope = {"name": "rope", "base": 500.0, "layout": "half_split", "rotary_dim": 16}
+    config = json.loads((whole / "config.json").read_text()) | {"encoding": rope}
+    config["resolved"]["layers"] = [rope]
+    for name, text in (("sent", json.dumps(config)), ("broken", "{}")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    apply, params, _ = load(whole)
+    sent, trained = models.encodings_of(tmp_path, plots.read_rows(tmp_path))
+    assert (trained.name, trained.encoding, trained.dims) == ("t5", apply.model.encodings[0], apply.model.dims)
+    table = trained.encoding.curve(params["shared"]["encoding_0"], np.arange(32, dtype=np.float32))
+    assert by_distance(trained) == pytest.approx(np.asarray(table))
+    assert trained.origin == "trained in trained, step 32"
+    assert (sent.name, sent.encoding.base, sent.dims, sent.origin) == ("rope", 500.0, trained.dims, "nothing learned")
+
+
+def test_logits_without_content_are_what_every_hook_gives() -> None:
+    """Of a curve itself, of what stands inside the scale, of a chain their sum; rotations give none."""
+    slopes = -np.outer([1 / 16, 1 / 256], np.arange(16))
+    assert by_distance(subject("alibi")) == pytest.approx(slopes)
+    assert effects.content_free(subject("rope"), 4) is None is effects.content_free(subject("nope"), 4)
+    chain = subject("transformer_xl+alibi")
+    inside = np.asarray(chain.encoding.relative(chain.params, np.arange(16, dtype=np.int32)).bias)
+    assert by_distance(chain) == pytest.approx(inside.T / math.sqrt(8) + slopes, abs=1e-6) and np.abs(inside).max() > 0
+
+
+def test_the_match_of_a_vector_with_itself_falls_as_the_angles_say() -> None:
+    distances, match = effects.match_by_distance(subject("rope(base=100)"))
+    theta = 100.0 ** (-2 * np.arange(4) / 8)
+    expected = np.cos(distances[:, None] * theta).mean(axis=1)
+    assert match == pytest.approx(np.stack([expected, expected]), abs=1e-5)
+    assert effects.match_by_distance(subject("alibi")) is None

@@ -1,0 +1,332 @@
+"""Figures and tables of folders that hold more than one plain sweep: which runs are one curve, what each is called."""
+
+import json
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from posx import plots
+from posx.encodings.grammar import parse
+from posx.plots import look, palette
+from tests.made_rows import AT_TRAIN, cells, position_row, row, words, write
+
+Draw = Callable[..., dict[str, Figure]]
+LENGTHS = (64, 128, 256)
+
+
+@pytest.fixture
+def draw(monkeypatch: pytest.MonkeyPatch) -> Draw:
+    """`plot` with the figures themselves, by the names of their files, which are left empty."""
+
+    def drawn(folder: pathlib.Path, what: str = "all") -> dict[str, Figure]:
+        found: dict[str, Figure] = {}
+
+        def keep(made: Figure, figures: pathlib.Path, name: str) -> list[pathlib.Path]:
+            figures.mkdir(exist_ok=True)
+            path = figures / f"{name}.png"
+            path.touch()
+            found[name] = made
+            return [path]
+
+        monkeypatch.setattr(look, "save", keep)
+        plots.plot(folder, what)
+        return found
+
+    return drawn
+
+
+def config(encoding: str = "rope", **changes: Any) -> dict[str, Any]:
+    """A run's config.json, with `section__name=value` in place of some settings."""
+    made: dict[str, Any] = {
+        "schema_version": 2,
+        "encoding": {"name": encoding},
+        "model": {"model_dim": 128, "layer_policy": ["encoding"]},
+        "data": {"source": "novels", "cache_dir": ""},
+        "train": {"length": 64, "batch_size": 64, "learning_rate": 0.002, "seed": 0, "log_steps": 20},
+        "eval": {"lengths": list(LENGTHS)},
+    }
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        made[section][key] = value
+    return made
+
+
+def put(folder: pathlib.Path, path: str, rows: list[dict[str, Any]], settings: dict[str, Any] | None = None) -> None:
+    run = folder / path
+    run.mkdir(parents=True)
+    (run / "eval.jsonl").write_text("".join(json.dumps(one | {"run_id": run.name}) + "\n" for one in rows))
+    if settings:
+        (run / "config.json").write_text(json.dumps(settings))
+
+
+def measured(text: str = "rope", ppl: float = 4.0, seed: int = 0, lengths: Any = LENGTHS, **changes: Any) -> list[Any]:
+    """Rows of version 3 of one run: `ppl` at the training length, twice that at the next, and so on."""
+    facts = {"schema_version": 3, "encoding": text, "layers": [text], "encoding_value": text}
+    scored = {"targets": "0a1b", "block_len": 256}
+    rows = [row("rope", n, seed, ppl=ppl * n / 64, nll=math.log(ppl * n / 64)) for n in lengths]
+    return [one | facts | scored | changes for one in rows]
+
+
+def line(figure: Figure, label: str, axis: int = 0) -> Line2D:
+    """The line in the axes that the legend calls `label`."""
+    legend = figure.legends[0]
+    (handle,) = [
+        one for one, text in zip(legend.legend_handles, legend.get_texts(), strict=True) if text.get_text() == label
+    ]
+    assert isinstance(handle, Line2D)
+    (found,) = [one for one in figure.axes[axis].lines if _drawn(one) == _drawn(handle) and len(one.get_xdata()) > 1]
+    return found
+
+
+def _drawn(one: Line2D) -> tuple[Any, ...]:
+    return one.get_color(), str(one._unscaled_dash_pattern), one.get_marker()  # type: ignore[attr-defined]
+
+
+def entries(figure: Figure) -> list[str]:
+    """What the legend names."""
+    return sorted(" ".join(text.get_text().split()) for text in figure.legends[0].get_texts())
+
+
+def test_two_sweeps_under_one_folder_replace_nothing(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "first/rope-L64-s0", measured(ppl=4.0), config())
+    put(tmp_path, "second/rope-L64-s0", measured(ppl=5.0), config(train__learning_rate=0.004))
+    figure = draw(tmp_path)["extrapolation"]
+    assert entries(figure) == ["rope, learning_rate=0.002", "rope, learning_rate=0.004"]
+    assert list(line(figure, "rope, learning_rate=0.004").get_ydata()) == [5.0, 10.0, 20.0]
+    table = plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "rope, learning_rate=0.002")[2] == "4.000"
+    assert cells(table, "rope, learning_rate=0.004")[2] == "5.000"
+
+
+def test_seeds_are_what_agrees_in_all_that_changes_results(tmp_path: pathlib.Path) -> None:
+    put(tmp_path, "a", measured(ppl=4.0, seed=0), config(train__log_steps=5, data__cache_dir="/elsewhere"))
+    put(
+        tmp_path, "b", measured(ppl=5.0, seed=1), config(train__seed=1, eval__lengths=[64], data__source="moved/novels")
+    )
+    put(tmp_path, "c", measured(ppl=9.0, seed=2), config(train__seed=2, train__batch_size=32))
+    table = plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "rope, batch_size=64")[1:3] == ["2", "4.500 ± 0.707"]
+    assert cells(table, "rope, batch_size=32")[1:3] == ["1", "9.000"]
+
+
+def test_the_same_run_twice_is_two_curves_named_by_path(tmp_path: pathlib.Path) -> None:
+    for sweep, ppl in (("first", 4.0), ("again", 5.0)):
+        for seed in (0, 1):
+            put(tmp_path, f"{sweep}/rope-s{seed}", measured(ppl=ppl + seed, seed=seed), config(train__seed=seed))
+    table = plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "rope, first")[1:3] == ["2", "4.500 ± 0.707"]
+    assert cells(table, "rope, again")[1:3] == ["2", "5.500 ± 0.707"]
+    put(tmp_path, "first/rope-s0-copy", measured(ppl=7.0), config())
+    table = plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "rope, first/rope-s0-copy")[1:3] == ["1", "7.000"]
+
+
+def test_a_hybrid_is_never_drawn_as_its_first_encoding(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "plain", measured(ppl=4.0), config())
+    half = config(model__layer_policy=["encoding", "nope"])
+    put(tmp_path, "hybrid", measured(ppl=5.0, layers=["rope", "nope"]), half)
+    policy = ["encoding", "encoding", "nope"]
+    put(tmp_path, "old", measured(ppl=6.0, layers="rope+nope"), config(model__layer_policy=policy))
+    figure = draw(tmp_path)["extrapolation"]
+    assert entries(figure) == ["rope", "rope, nope", "rope, rope, nope"]
+    assert line(figure, "rope").get_color() == palette.LOOKS["rope"].color != line(figure, "rope, nope").get_color()
+    table = plots.table(plots.read_rows(tmp_path))
+    assert [cells(table, name)[2] for name in ("rope", "rope, nope", "rope, rope, nope")] == ["4.000", "5.000", "6.000"]
+
+
+def test_labels_can_be_typed(tmp_path: pathlib.Path, draw: Draw) -> None:
+    texts = ["rope", "rope(base=500000)", "rope(base=500000)+alibi", "my_module:Mine(gain=3)"]
+    for number, text in enumerate(texts):
+        put(tmp_path, f"run{number}", measured(text, ppl=4.0 + number), config())
+    assert entries(draw(tmp_path)["ratio"]) == sorted(texts) and all(map(parse, texts))
+
+
+def test_fields_of_rows_of_before_stand_in_the_label(tmp_path: pathlib.Path) -> None:
+    """Their rows hold the name alone; what was asked for is in config.json, else in what the encoding came to."""
+    old = {"schema_version": 1, "layers": "t5"}
+    for number, distance in enumerate((128, "auto")):
+        asked = config("t5") | {"encoding": {"name": "t5", "max_distance": distance, "scaled": True}}
+        put(tmp_path, f"t{number}", measured("t5", encoding_value=f"T5(max_distance={number})", **old), asked)
+    for distance in (8, 9):
+        value = f"T5(num_buckets=4, max_distance={distance})"
+        put(tmp_path / "b" / "c" / "bare", f"t{distance}", measured("t5", encoding_value=value, **old))
+    asked_for = plots.table(plots.read_rows(tmp_path))
+    assert cells(asked_for, "t5(max_distance=128)") and cells(asked_for, "t5(max_distance=auto)")
+    bare = plots.table(plots.read_rows(tmp_path / "b" / "c" / "bare"))
+    assert cells(bare, "t5(max_distance=8)") and cells(bare, "t5(max_distance=9)")
+
+
+def test_seeds_of_before_and_of_now_are_one_curve(tmp_path: pathlib.Path) -> None:
+    """A sweep that was begun under the first schema of config.json."""
+    sizes = {"num_layers": 1, "num_heads": 4, "num_kv_heads": 0, "mlp": "gelu", "mlp_dim": 0}
+    asked = {"max_distance": "auto", "scaled": True}
+    came_to = {"num_buckets": 30, "max_distance": 32, "bidirectional": False, "scaled": True, "per_layer": False}
+    value = f"T5({', '.join(f'{name}={field}' for name, field in came_to.items())}, head_dim=32)"
+    old, new = config("t5"), config("t5", train__seed=1, model__remat="none", train__dispatch_steps=1)
+    for made in (old, new):
+        made["model"] |= sizes
+    old |= {"schema_version": 1, "encoding": {"name": "t5", **asked, "head_dim": "auto"}}
+    old["resolved"] = {"encodings": [value]}
+    new["encoding"] |= asked | {"head_dim": 0}
+    new["resolved"] = {"layers": [{"name": "t5", **came_to, "head_dim": 0}]}
+    put(tmp_path, "old", measured("t5", ppl=4.0, schema_version=1, encoding_value=value), old)
+    put(tmp_path, "new", measured("t5", ppl=5.0, seed=1), new)
+    assert cells(plots.table(plots.read_rows(tmp_path)), "t5")[1:3] == ["2", "4.500 ± 0.707"]
+
+
+def test_a_path_is_spelt_out_only_where_its_last_word_is_not_enough(tmp_path: pathlib.Path) -> None:
+    for rate in (1, 2):
+        both = config(train__dropout=0.1 * rate, model__dropout=0.2 * rate, model__depth=rate)
+        put(tmp_path, f"run{rate}", measured(ppl=float(rate)), both)
+    assert cells(plots.table(plots.read_rows(tmp_path)), "rope, depth=1, model.dropout=0.2, train.dropout=0.1")
+
+
+def test_losses_per_position_are_of_the_longest_windows_alone(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """A run evaluated at two sets of lengths is no pair of seeds."""
+    long = position_row("rope") | {"targets": "ff"}
+    edges = [edge for edge in long["position_edges"] if edge <= 256]
+    bins = {"position_nll": [9.0] * (len(edges) - 1), "position_targets": [64] * (len(edges) - 1)}
+    put(tmp_path, "rope-s0", [long, long | {"eval_len": 256, "position_edges": edges, **bins}])
+    figure = draw(tmp_path)["per_position"]
+    assert any("1 seed" in text for text in words(figure)) and entries(figure) == ["rope"]
+    assert not figure.axes[0].collections, "no band over two rows of one run"
+    assert max(line(figure, "rope").get_ydata()) < 5
+    assert "rope-s0: windows of 256 tokens left out, those of 1,024 are drawn" in words(figure)
+
+
+def test_what_is_left_of_the_last_bin_joins_its_neighbour(tmp_path: pathlib.Path, draw: Draw) -> None:
+    edges = [0, *range(1, 130)]
+    losses = [2.0] * 128 + [8.0]  # one position, 64 targets: noise
+    bins = {"position_edges": edges, "position_nll": losses, "position_targets": [64] * 129}
+    put(tmp_path, "rope-s0", [position_row("rope") | bins | {"eval_len": 129}])
+    drawn = line(draw(tmp_path, "per_position")["per_position"], "rope").get_ydata()
+    assert max(drawn) < 2.6, "merged, by its targets"
+    assert drawn[-1] > 2.0, "and not dropped"
+
+
+def test_rows_left_out_are_named_where_the_others_are_shown(tmp_path: pathlib.Path, draw: Draw) -> None:
+    others = measured(ppl=9.0, lengths=(64, 128), targets="ff")
+    put(tmp_path, "sweep/rope-s0", [*measured(), *others])
+    put(tmp_path, "sweep/alibi-s0", measured("alibi"))
+    note = "sweep/rope-s0: 2 rows left out, scored on other targets (not comparable)"
+    drawn = draw(tmp_path)
+    assert note in words(drawn["extrapolation"]) and note in words(drawn["ratio"])
+    assert note in plots.table(plots.read_rows(tmp_path)) and "alibi-s0" not in plots.table(plots.read_rows(tmp_path))
+
+
+def test_a_length_that_was_not_measured_is_no_gap(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """A failure is one."""
+    put(tmp_path, "a", measured("rope", lengths=(64, 96, 128, 192, 256)))
+    put(tmp_path, "b", measured("alibi", lengths=(64, 256)))
+    failed = measured("t5", lengths=(64, 128, 256))
+    failed[1] |= {"status": "oom", "ppl": None, "nll": None}
+    put(tmp_path, "c", failed)
+    figure = draw(tmp_path, "extrapolation")["extrapolation"]
+    assert list(line(figure, "alibi").get_xdata()) == [64, 256] and np.isfinite(line(figure, "alibi").get_ydata()).all()
+    assert list(line(figure, "t5").get_xdata()) == [64, 128, 256]
+    assert np.isnan(line(figure, "t5").get_ydata()).tolist() == [False, True, False]
+    table = plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "encoding")[4:] == ["R_1.5", "R_2", "R_3", "R_4"]
+    assert cells(table, "alibi")[4:] == ["-", "-", "-", "4.000"] and cells(table, "t5")[5] == "out of memory"
+
+
+def test_curves_outside_the_close_view_are_named(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "a", measured("rope", ppl=4.0))
+    put(tmp_path, "b", measured("nope", ppl=7.0))
+    put(tmp_path, "c", measured("alibi", ppl=5.5))
+    assert "Outside the right panel: nope" in words(draw(tmp_path)["extrapolation"])
+
+
+def test_one_figure_across_training_lengths(tmp_path: pathlib.Path, draw: Draw) -> None:
+    for length, batch in ((64, 64), (128, 64), (256, 16)):
+        for text in ("rope", "alibi"):
+            asked = config(text, train__length=length, train__batch_size=batch)
+            put(tmp_path, f"{text}-L{length}", measured(text, lengths=(64, 128, 256, 512), train_len=length), asked)
+    drawn = draw(tmp_path)
+    assert set(drawn) == {f"{kind}-L{n}" for kind in ("extrapolation", "ratio") for n in (64, 128, 256)} | {
+        "extrapolation-lengths"
+    }
+    figure = drawn["extrapolation-lengths"]
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["alibi", "rope"]
+    assert entries(figure) == ["L = 128", "L = 256", "L = 64"]
+    for ax in figure.axes:
+        curves = [one for one in ax.lines if len(one.get_xdata()) == 4]
+        marks = [one for one in ax.lines if len(set(one.get_xdata())) == 1]
+        assert len(curves) == 3 and [one.get_xdata()[0] for one in marks] == [64, 128, 256]
+        assert (ax.get_xlim(), ax.get_ylim()) == (figure.axes[0].get_xlim(), figure.axes[0].get_ylim())
+    assert "Tokens per training step differ: 4,096 (L = 64, L = 256), 8,192 (L = 128)" in words(figure)
+
+
+def test_one_figure_per_training_length_and_protocol(tmp_path: pathlib.Path, draw: Draw) -> None:
+    made = [row("alibi", length, run_id=f"a{train}", train_len=train, protocol=protocol, stride=stride)
+            for train in (32, 64) for length in (64, 128)
+            for protocol, stride in (("nonoverlapping", length), ("sliding", 16), ("sliding", 8))]  # fmt: skip
+    names = set(draw(write(tmp_path, made), "extrapolation"))
+    rules = ("nonoverlapping", "sliding-s8", "sliding-s16")
+    assert names == {f"extrapolation-{which}-{rule}" for which in ("L32", "L64", "lengths") for rule in rules}
+
+
+def test_tokens_per_step_are_stated_where_they_differ(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "a", measured(), config())
+    put(tmp_path, "b", measured("alibi"), config("alibi"))
+    assert not any("Tokens per" in text for text in words(draw(tmp_path)["extrapolation"]))
+    put(tmp_path, "c", measured("t5"), config("t5", train__batch_size=16))
+    note = "Tokens per training step differ: 1,024 (t5), 4,096 (alibi, rope)"
+    assert note in words(draw(tmp_path)["ratio"]) and note in plots.table(plots.read_rows(tmp_path))
+
+
+def test_figures_and_table_are_of_the_same_rows(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "a", [*measured(), *measured(protocol="sliding", stride=16)])
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    for name in ("ratio-L64.svg", "extrapolation-sliding-s8.png", "per_position.png", "training.svg"):
+        (figures / name).touch()
+    others = {"ratio-mine.png", "notes.txt", "encodings.png"}
+    for name in others:
+        (figures / name).touch()
+    (tmp_path / "ratio-L64.svg").touch()
+    kept = {path.name for path in figures.iterdir()}
+    drawn = draw(tmp_path, "ratio")
+    assert {path.name for path in figures.iterdir()} == kept - {"ratio-L64.svg"} | {f"{name}.png" for name in drawn}
+    drawn = draw(tmp_path)
+    assert {path.name for path in figures.iterdir()} == others | {f"{name}.png" for name in drawn}
+    assert (tmp_path / "ratio-L64.svg").exists()
+    assert (tmp_path / "table.md").read_text() == plots.table(plots.read_rows(tmp_path)) + "\n"
+
+
+def test_no_two_curves_are_drawn_alike() -> None:
+    fields = [f"rope(base={base})" for base in range(12)]
+    chains = [f"{first}+{second}" for first in AT_TRAIN for second in ("alibi", "my.module:Mine(gain=3)")]
+    texts = [*AT_TRAIN, *fields, *chains, "rope, nope", "rope, rope, nope"]
+    drawn = palette.looks([(text, rate) for text in texts for rate in (1, 2)])
+    assert len({(one.color, str(one.dashes)) for one in drawn.values()}) == len(drawn)
+    assert len({(one.marker, str(one.dashes)) for one in drawn.values()}) == len(drawn)
+    for name, fixed in palette.LOOKS.items():
+        assert drawn[name, 1] == fixed and drawn[name, 2].color == fixed.color
+    assert drawn["rope(base=0)", 1].color == palette.LOOKS["rope"].color
+    assert drawn["rope+alibi", 1].color not in {one.color for one in palette.LOOKS.values()}
+
+
+def test_a_curve_looks_the_same_in_every_figure(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """Also in those that not all curves are in."""
+    for number, text in enumerate(("rope(base=1)", "rope(base=2)", "rope(base=3)")):
+        losses = [position_row("rope") | {"encoding": text, "layers": [text], "encoding_value": text}]
+        put(tmp_path, f"run{number}", measured(text) + losses * (number > 0))
+        (tmp_path / f"run{number}" / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n{"step": 9, "loss": 2.5}\n')
+    drawn = draw(tmp_path)
+    for text in ("rope(base=2)", "rope(base=3)"):
+        assert len({_drawn(line(figure, text)) for figure in drawn.values()}) == 1 and len(drawn) == 4
+        assert all(line(figure, text).get_marker() not in ("", "None") for figure in drawn.values()), "not colour alone"
+
+
+def test_runs_without_results_are_named_by_path(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "first/rope-s0", measured(), config())
+    (tmp_path / "second" / "rope-s0").mkdir(parents=True)
+    (tmp_path / "second" / "rope-s0" / "config.json").write_text(json.dumps(config()))
+    assert "No results yet: second/rope-s0" in words(draw(tmp_path)["extrapolation"])
