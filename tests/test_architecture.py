@@ -17,9 +17,9 @@ LAYERS = [
     ("attention/",),
     ("config/", "cross_entropy", "testing/"),
     ("model", "data/", "evaluation/", "runs/folder"),
-    ("generate", "training/", "plots/"),
+    ("generate", "training/"),
     ("runs/",),
-    ("sweeps/", "__init__"),
+    ("sweeps/", "plots/", "__init__"),
     ("commands/",),
     ("cli",),
 ]

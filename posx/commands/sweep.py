@@ -10,7 +10,6 @@ from posx import plots
 from posx.commands.command import Command, work_folder
 from posx.config.flags import repeated_run
 from posx.errors import ConfigError, PartialFailure, WorkdirError
-from posx.plots.tables import table
 from posx.progress import say
 from posx.runs.checks import check_writable
 from posx.runs.folder import RunFolder
@@ -36,9 +35,7 @@ def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
         except WorkdirError as error:
             say(f"no figures: {error}")
         else:
-            text = table(plots.read_rows(workdir))
-            (workdir / "table.md").write_text(text + "\n")
-            print(text)
+            print((workdir / "table.md").read_text(), end="")
             for path in made:
                 if path.suffix == ".png":
                     print(path)

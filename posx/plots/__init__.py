@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from matplotlib.figure import Figure
 
 from posx.errors import ConfigError, WorkdirError
+from posx.files.atomic import write_bytes
 from posx.plots import curves, lengths, look, positions
 from posx.plots.groups import Panel, panels
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, read_rows, unfinished
@@ -51,7 +52,7 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
         )
     _remove_stale(figures, kinds, written)
     if what == "all":
-        look.write(folder / "table.md", (table(stored) + "\n").encode())
+        write_bytes(folder / "table.md", (table(stored) + "\n").encode())
     return written
 
 

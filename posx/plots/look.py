@@ -3,7 +3,6 @@
 import contextlib
 import io
 import math
-import os
 import pathlib
 import re
 import textwrap
@@ -18,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
+from posx.files.atomic import write_bytes
 from posx.plots.palette import Look, look
 
 _STYLE: dict[Any, Any] = {
@@ -47,7 +47,7 @@ _STYLE: dict[Any, Any] = {
 }
 __all__ = [
     "MARGIN", "Look", "figure", "headings", "legend", "length_axis", "length_name", "log_axis", "look", "notes", "save",
-    "shown", "style", "train_line", "wrapped", "write",
+    "shown", "style", "train_line", "wrapped",
 ]  # fmt: skip
 MARGIN = 0.07  # of the figure's width, left of the axes
 
@@ -101,16 +101,9 @@ def save(made: Figure, folder: pathlib.Path, name: str) -> list[pathlib.Path]:
         buffer, path = io.BytesIO(), folder / f"{name}.{kind}"
         metadata = {"Date": None} if kind == "svg" else {}
         made.savefig(buffer, format=kind, dpi=150, metadata=metadata, bbox_inches="tight", pad_inches=0.15)
-        write(path, buffer.getvalue())
+        write_bytes(path, buffer.getvalue())
         paths.append(path)
     return paths
-
-
-def write(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(content)
-    partial.replace(path)
 
 
 def headings(made: Figure, title: str, subtitle: Sequence[str], warning: str = "", lift: float = 0.0) -> None:

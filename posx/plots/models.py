@@ -14,7 +14,8 @@ from posx.errors import PosxError, WorkdirError
 from posx.model import layer_name, shared_name
 from posx.plots.rows import Row, is_run, name_of, run_folders
 from posx.plots.runs import read_config, stored_run
-from posx.runs import RunFolder, load_model
+from posx.runs.folder import RunFolder
+from posx.runs.load import load_model
 
 #: Drawn where there are no runs.
 CATALOGUE = ("nope", "sinusoidal", "rope", "t5", "alibi")

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from posx.config.schema_1 import migrated
+from posx.config.stored import BEFORE, SAFE_TO_CHANGE
 from posx.errors import ConfigError
-from posx.schema_1 import migrated
-from posx.stored import BEFORE, SAFE_TO_CHANGE
 
 #: Settings that name no curve: the seeds of one curve differ in the first; the layers say what came of the second.
 _NOT_NAMED = ("train.seed", "model.layer_policy")
