@@ -55,7 +55,7 @@ def _run(words: list[str]) -> int:
         print(usage(words[0]))
         return 0
     operand = [word for word in words[1:2] if command.operand and not word.startswith("-")]
-    values, config = flags.parse(words[1 + len(operand) :], command.flags, command.takes_config)
+    values, config = flags.parse(words[1 + len(operand) :], command.flags, command.takes_config, command.sections)
     values |= {"operand": "".join(operand)}
     if values["print_config"]:
         print(printed(config) if config is not None else _stored_config(values))
@@ -82,6 +82,7 @@ def usage(name: str = "") -> str:
             "  --config.A.B=V     overrides one setting; --print_config shows all",
             *lines,
         ]
+    lines += [f"  --config.{section}.X=V   sets {section}.X of the run anew" for section in command.sections]
     return "\n".join([f"posx {f'{name} {command.operand}'.strip()}: {command.text}", "", *lines])
 
 

@@ -14,6 +14,7 @@ class Command(NamedTuple):
     """`run(values, config)` does it: the values of its flags, and the ConfigDict where it `takes_config`.
 
     flags: {name: (default, help)}. text: one line for the list of commands. operand: what the word after its name is.
+    sections: of a stored run's settings, those that --config.SECTION.NAME sets anew; their words are "overrides".
     """
 
     run: Callable[[dict[str, Any], Any], None]
@@ -21,6 +22,7 @@ class Command(NamedTuple):
     flags: Mapping[str, tuple[Any, str]] = {}
     takes_config: bool = False
     operand: str = ""
+    sections: tuple[str, ...] = ()
 
 
 def work_folder(values: Mapping[str, Any], needed: bool = True) -> Path:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
+from posx import plots
 from posx.commands.command import Command, run_folders, work_folder
-from posx.config import EvalConfig, RunConfig
-from posx.config.flags import tuple_of_ints
-from posx.data import prepare
+from posx.config import EvalConfig
+from posx.config.flags import overridden, tuple_of_ints
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, PosxError, WorkdirError
 from posx.evaluation.protocols import PROTOCOLS
 from posx.machine.compile_cache import use_compile_cache
 from posx.plots.tables import table
 from posx.progress import say
+from posx.runs import text
 from posx.runs.checks import check_stream, checked
 from posx.runs.evaluate import evaluate_run
 from posx.runs.folder import RunFolder
 from posx.runs.load import load_model
 from posx.runs.runner import listed
 
+#: Settings of a stored run that may be others when it is measured: which text, and how.
+SECTIONS = ("data", "eval")
+
 
 def evaluate_command(values: dict[str, Any], _: None) -> None:
-    folders = run_folders(work_folder(values))
+    workdir = work_folder(values)
+    folders = run_folders(workdir)
     rows, failed = [], []
     for folder in folders:
         try:
@@ -35,6 +41,8 @@ def evaluate_command(values: dict[str, Any], _: None) -> None:
             say(failed[-1])
     if rows:
         print(table(rows))
+        for place in (workdir, workdir.parent):
+            _draw_again(place)
     failed += [listed([row]) for row in rows if row["status"] in ("oom", "nonfinite")]
     if failed:
         raise PartialFailure("; ".join(failed))
@@ -42,25 +50,23 @@ def evaluate_command(values: dict[str, Any], _: None) -> None:
 
 def _evaluate_folder(values: dict[str, Any], folder: RunFolder) -> list[dict[str, Any]]:
     run = folder.read_config()
-    config = _eval_config(values, run)
-    checked(dataclasses.replace(run, eval=config))
+    asked = overridden(run, values["overrides"], SECTIONS)
+    for name in {"tokenizer", "vocab_size"} & set(asked["data"]):
+        raise ConfigError(f"--config.data.{name}: the weights of a run go with the tokenizer that it was trained with")
+    config = _eval_config(values, dataclasses.replace(run.eval, **asked["eval"]))
+    checked(dataclasses.replace(run, eval=config, data=dataclasses.replace(run.data, **asked["data"])))
     if values["dry_run"]:
         print(f"{folder.path.name}: {', '.join(config.protocols)} at {config.lengths}")
         return []
-    use_compile_cache(cache_folder(run.data))
-    dataset = prepare(run.data, log=say)
+    use_compile_cache(cache_folder(dataclasses.replace(text.settings(folder, run.data), **asked["data"])))
+    dataset = text.text_of(folder, run, asked["data"])
     check_stream(config, run.train.length, dataset)
     with folder.held():
-        model, params, tokenizer, step = load_model(folder)
-        if tokenizer.digest != dataset.tokenizer.digest:
-            raise WorkdirError(
-                f"{folder.path} was trained with another tokenizer than its data gives now (digest "
-                f"{tokenizer.digest[:12]}, now {dataset.tokenizer.digest[:12]}): restore the text it was trained on"
-            )
+        model, params, _, step = load_model(folder)
         return evaluate_run(run, config, model, params, dataset, folder, step)
 
 
-def _eval_config(values: dict[str, Any], run: RunConfig) -> EvalConfig:
+def _eval_config(values: dict[str, Any], config: EvalConfig) -> EvalConfig:
     asked: dict[str, Any] = {}
     if values["lengths"]:
         asked["lengths"] = asked["sliding_lengths"] = tuple_of_ints(values["lengths"], "lengths")
@@ -72,7 +78,19 @@ def _eval_config(values: dict[str, Any], run: RunConfig) -> EvalConfig:
         asked["num_targets"] = asked["sliding_targets"] = values["num_targets"]
     if values["executor"]:
         asked["executor"] = values["executor"]
-    return dataclasses.replace(run.eval, **asked)
+    return dataclasses.replace(config, **asked)
+
+
+def _draw_again(folder: Path) -> None:
+    """The figures and the table of a run or a sweep, where there are some: they follow its rows."""
+    kinds = tuple(kind for kind in plots.WHAT if kind != "all")
+    drawn = [path for path in (folder / "figures").glob("*.png") if path.name.startswith(kinds)]
+    if not drawn and not (folder / "table.md").exists():
+        return
+    try:
+        plots.plot(folder)
+    except WorkdirError as error:
+        say(f"no figures: {error}")
 
 
 COMMAND = Command(
@@ -84,4 +102,5 @@ COMMAND = Command(
         "num_targets": (0, "targets to score; 0 as in the run's config"),
         "executor": ("", "auto, dense or blockwise"),
     },
+    sections=SECTIONS,
 )  # fmt: skip

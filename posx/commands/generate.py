@@ -13,6 +13,7 @@ from posx.generate import Sampling, generate
 from posx.machine.compile_cache import use_compile_cache
 from posx.runs.folder import RunFolder
 from posx.runs.load import load_model
+from posx.runs.text import settings
 
 
 def generate_command(values: dict[str, Any], _: None) -> None:
@@ -23,7 +24,7 @@ def generate_command(values: dict[str, Any], _: None) -> None:
     if values["dry_run"]:
         print(f"would sample {values['num_tokens']} tokens from {folder.path} with {sampling}")
         return
-    use_compile_cache(cache_folder(folder.read_config().data))
+    use_compile_cache(cache_folder(settings(folder, folder.read_config().data)))
     model, params, tokenizer, _step = load_model(folder)
     prompt = np.concatenate([[tokenizer.eos], tokenizer.encode(values["prompt"])])
     made: list[int] = []

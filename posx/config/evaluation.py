@@ -11,8 +11,10 @@ from posx.config.executors import executor_problems
 class EvalConfig:
     """What is measured after training; lengths, strides and targets in tokens.
 
-    `sliding_lengths` () stands for L, 2L, 4L, 8L, 16L as far as `lengths` go; `stride` 0 for L/4. Targets are spread
-    over all held-out documents; `num_targets` and `sliding_targets` 0 score the whole validation stream.
+    The training length L is measured as well where `lengths` or `sliding_lengths` leave it out: it is what the others
+    are compared with. `sliding_lengths` () stands for L, 2L, 4L, 8L, 16L as far as `lengths` go; `stride` 0 for L/4.
+    Targets are spread over all held-out documents, the same at every length: they are those of the longest windows that
+    a run was ever measured at. `num_targets` and `sliding_targets` 0 score the whole validation stream.
     """
 
     lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)

@@ -5,6 +5,7 @@ A wrong key, word or value raises ConfigError with what was given, where, and th
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib.util
 import json
@@ -20,6 +21,7 @@ from posx.config import SECTIONS, RunConfig, base_config
 from posx.config.overrides import initials, is_override, overridden, settings
 from posx.config.stored import ENCODINGS_BEFORE, from_stored
 from posx.errors import ConfigError
+from posx.fields import typed_fields
 
 #: Flags every command has.
 COMMON: Mapping[str, tuple[Any, str]] = {
@@ -31,11 +33,12 @@ COMMON: Mapping[str, tuple[Any, str]] = {
 
 
 def parse(
-    words: Sequence[str], own: Mapping[str, tuple[Any, str]], takes_config: bool
+    words: Sequence[str], own: Mapping[str, tuple[Any, str]], takes_config: bool, sections: Sequence[str] = ()
 ) -> tuple[dict[str, Any], ConfigDict | None]:
     """Values of COMMON and a command's `own` flags, {name: (default, help)}, and the config with overrides applied.
 
-    `config` or `config_json` is among the values, whichever named the config.
+    `config` or `config_json` is among the values, whichever named the config. Where a command takes no config but
+    settings of some `sections` of a stored one, "overrides" are their words, for `overridden`.
     """
     config_words, words = split_config(list(words))
     if config_words and not takes_config:
@@ -51,14 +54,38 @@ def parse(
         words = ["posx", *overridden(config, words)]
         config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=words, lock_config=True)
     else:
-        if overrides:
+        if overrides and not sections:
             raise ConfigError(f"{overrides[0]}: this command takes no config; its flags: {_listed({**COMMON, **own})}")
-        words = ["posx", *words]
+        words = ["posx", *(word for word in words if word not in overrides)]
     rest = _parse_flags(values, words)
     if rest:
         raise ConfigError(f"stray word {rest[0]!r}; {_meant(rest[0], config, {**COMMON, **own})}")
     found = {name: values[name].value for name in {**COMMON, **own}}
+    found |= {"overrides": overrides} if sections else {}
     return found | config_words, values["config"].value if config is not None else None
+
+
+def overridden(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """{section: {field: value}} that `words` such as --config.data.source=PATH set of `sections` of a stored run.
+
+    Raises ConfigError for what is unknown or mistyped, and for settings of other sections: the run was made with them.
+    """
+    config = ConfigDict({name: dataclasses.asdict(getattr(run, name)) for name in sections})
+    keys = [word.partition("=")[0].lstrip("-").removeprefix("noconfig.").removeprefix("config.") for word in words]
+    for word, key in zip(words, keys, strict=True):
+        if key.partition(".")[0] in {"encoding", "sweep", *SECTIONS} - set(sections):
+            allowed = " and ".join(f"--config.{name}.*" for name in sections)
+            raise ConfigError(f"{word}: a trained run keeps its {key.partition('.')[0]} settings; this takes {allowed}")
+    values = flags.FlagValues()
+    checked = ["posx", *(_checked_override(word, config) for word in words)]
+    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=checked, lock_config=True)
+    _parse_flags(values, checked)
+    found: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    for key in keys:
+        section, _, name = key.partition(".")
+        given = {name: values.config[section][name]}
+        found[section] |= typed_fields(SECTIONS[section], given, f"config section {section!r}", f"{section}.")
+    return found
 
 
 def split_config(words: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -21,10 +21,14 @@ from posx.fields import typed_fields
 
 @dataclasses.dataclass(frozen=True)
 class Resolution:
-    """What a run's settings come to with nothing left open: the encoding of every layer, and the model's sizes."""
+    """What a run's settings come to with nothing left open: the encoding of every layer, and the model's sizes.
+
+    `data` says where the text of a run that was started lay, paths absolute, and with "digest" what it was.
+    """
 
     layers: tuple[Encoding, ...]
     model: ModelConfig
+    data: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,6 +39,8 @@ SAFE_TO_CHANGE = (
     "eval.",
 )  # fmt: skip
 
+#: Settings that say where the text lies: what lies there has a digest of its own.
+PLACES = ("data.source", "data.subset", "data.train_split", "data.validation_split", "data.validation")
 
 #: Settings of the model that open ones are resolved from, themselves included.
 SIZES = ("num_layers", "model_dim", "num_heads", "num_kv_heads", "mlp", "mlp_dim")
@@ -48,7 +50,8 @@ def to_stored(run: RunConfig, **facts: Any) -> dict[str, Any]:
     """What `config.json` holds of `run`, with `facts` beside what it was resolved to."""
     found = run.resolution
     sizes = {name: value for name, value in vars(found.model).items() if value != getattr(run.model, name)}
-    resolved = {"layers": [spec_of(encoding) for encoding in found.layers], "model": sizes, **facts}
+    resolved = {"layers": [spec_of(encoding) for encoding in found.layers], "model": sizes}
+    resolved |= ({"data": dict(found.data)} if found.data else {}) | facts
     return {"schema_version": SCHEMA_VERSION, **run.to_json(), "resolved": resolved}
 
 
@@ -70,7 +73,8 @@ def from_stored(values: Any) -> RunConfig:
     if not isinstance(layers, list) or len(layers) != run.model.num_layers:
         raise ConfigError(f"resolved.layers must name the encodings of all {run.model.num_layers} layers")
     model = dataclasses.replace(run.model, **typed_fields(ModelConfig, sizes, "resolved.model", "resolved.model."))
-    return dataclasses.replace(run, stored=Resolution(tuple(from_spec(_whole(spec)) for spec in layers), model))
+    data = _mapping(resolved, "data") if "data" in resolved else {}
+    return dataclasses.replace(run, stored=Resolution(tuple(from_spec(_whole(spec)) for spec in layers), model, data))
 
 
 def like(run: RunConfig, stored: RunConfig | None) -> RunConfig:
@@ -121,16 +125,21 @@ def _same(asked: Any, before: Any, value: Any) -> bool:
 
 def digest(run: RunConfig) -> str:
     """Names the run by what it is: a hash of the settings that decide its weights and its rows."""
-    return _digest(run, lambda path: path.startswith("eval.") or not path.startswith(SAFE_TO_CHANGE))
+    return _digest(run, lambda path: path.startswith("eval.") or _decisive(path))
 
 
-def identity(run: RunConfig) -> str:
-    """Names what was trained: a hash of the settings that decide its weights."""
-    return _digest(run, lambda path: not path.startswith(SAFE_TO_CHANGE))
+def identity(run: RunConfig, text: str = "") -> str:
+    """Names what was trained: a hash of the settings that decide its weights.
+
+    `text` is the digest of the text it was trained on, where that is known: it stands for where the text lies.
+    """
+    if not text:
+        return _digest(run, _decisive)
+    return _digest(run, lambda path: _decisive(path) and path not in (*PLACES, "data.tokenizer"), text)
 
 
-def _digest(run: RunConfig, counts: Callable[[str], bool]) -> str:
-    kept = {}
+def _digest(run: RunConfig, counts: Callable[[str], bool], text: str = "") -> str:
+    kept: dict[str, Any] = {"text": text} if text else {}
     for path, value in _flat(run).items():
         section, _, name = path.partition(".")
         if counts(path) and _since(BEFORE[section], name, value):
@@ -145,9 +154,22 @@ def digests(values: Mapping[str, Any]) -> tuple[str, ...]:
     return (name, schema_1.digest(values)) if values["schema_version"] == 1 else (name,)
 
 
+def on_text_of(held: RunConfig, run: RunConfig) -> RunConfig:
+    """`run` with its text, and its tokenizer where that is a file, named as `held` names them.
+
+    Where they lie makes no other run: whether it is the same text is told by its digest.
+    """
+    names = [path.removeprefix("data.") for path in PLACES]
+    names += [] if {held.data.tokenizer, run.data.tokenizer} & {"bytes", "bpe"} else ["tokenizer"]
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, **{n: getattr(held.data, n) for n in names}))
+
+
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """Settings in which two runs differ and that change what the weights become, as "path: old -> new"."""
-    runs = (old, new)
+    """Settings in which two runs differ and that change what the weights become, as "path: old -> new".
+
+    Where the text lies is none of them.
+    """
+    runs = (old, on_text_of(old, new))
     layers = [[spec_of(encoding) for encoding in run.resolution.layers] for run in runs]
     if all(len(set(run.resolution.layers)) == 1 for run in runs):
         a, b = (_flat(run) | _leaves(specs[0], "encoding") for run, specs in zip(runs, layers, strict=True))
@@ -156,8 +178,13 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
     return [
         f"{path}: {a.get(path)!r} -> {b.get(path)!r}"
         for path in sorted(a.keys() | b.keys())
-        if a.get(path) != b.get(path) and not path.startswith(SAFE_TO_CHANGE)
+        if a.get(path) != b.get(path) and _decisive(path)
     ]
+
+
+def _decisive(path: str) -> bool:
+    """Whether a setting changes what the weights become."""
+    return not path.startswith(SAFE_TO_CHANGE)
 
 
 def _flat(run: RunConfig) -> dict[str, Any]:

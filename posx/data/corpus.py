@@ -121,7 +121,7 @@ def _find_splits(
     if config.source == "stdlib":
         train, notes = stdlib_files()
         return train, held_out, notes
-    if _is_path(config.source):
+    if is_path(config.source):
         found = text_files.find_files(config.source, "data.source")
         splits = text_files.by_split(found) if Path(config.source).expanduser().is_dir() else {}
         unused = len(found.paths) - sum(len(split.paths) for split in splits.values()) if splits else 0
@@ -134,7 +134,8 @@ def _find_splits(
     return parts[0], held_out or (parts[1] if len(parts) > 1 else None), ()
 
 
-def _is_path(source: str) -> bool:
+def is_path(source: str) -> bool:
+    """Whether `source` names a file or folder, there or not, and no hub data set."""
     known = Path(source).suffix.lower() in text_files.BUILDERS and Path(source).suffix != ""
     return source.startswith((".", "~", "/")) or known or Path(source).exists()
 

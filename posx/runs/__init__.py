@@ -6,5 +6,7 @@ describe      the model that settings come to, and what a run would be
 environment   what the numbers may depend on besides the settings
 runner        one run from its settings to `DONE`
 evaluate      the rows of a trained run
+targets       which tokens they score: the same in all of them
+text          the text of a run that exists, wherever it lies now
 load          a trained run as a function
 """

@@ -10,12 +10,11 @@ import numpy as np
 
 from posx import interrupts
 from posx.config import EvalConfig, RunConfig
+from posx.config.stored import identity
 from posx.data import Dataset
-from posx.encodings import encoding_name
+from posx.encodings import spec_text
 from posx.errors import UndefinedLength
 from posx.evaluation.measured import Measured
-from posx.evaluation.protocols import run_protocols
-from posx.evaluation.statistics import BLOCK_LEN
 from posx.files import lines
 from posx.machine.devices import on_all_devices, over_devices
 from posx.model import Model
@@ -23,9 +22,12 @@ from posx.positions import sequential
 from posx.progress import say
 from posx.runs.checks import check_stream
 from posx.runs.folder import RunFolder
+from posx.runs.targets import Question, questions
+from posx.runs.text import digest_of
 
 #: Of a row of `eval.jsonl`. 1: the first targets of the stream in one stretch, no `targets`, blocks of 1024 or 2048.
-ROW_VERSION = 2
+#: 2: `encoding` a registry name, `layers` such names with + between them, no `digest`, no `anchor`.
+ROW_VERSION = 3
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -70,47 +72,59 @@ def evaluate_run(
 ) -> list[dict[str, Any]]:
     """All rows `config` asks for; those missing in `eval.jsonl` are computed and appended one by one.
 
-    Raises DataError if the validation text is too short for the longest length.
+    Where a longer window than ever moves the targets, so are those of the lengths that were measured before. Raises
+    DataError if the validation text is too short for the longest length.
     """
     check_stream(config, run.train.length, dataset)
-    facts = _facts(run, model, dataset, folder.path.name, step)
+    facts = _facts(run, model, dataset, folder, step)
     log_probs = model_log_probs(model, params, config.executor)
     stream, documents = held_out_stream(dataset), documents_of(dataset)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     measured = Measured(log_probs, stream, dataset.tokenizer.num_bytes, documents, config.batch_tokens)
-    stored = {_key(row): row for row in lines.read(folder.eval_file)}
+    here = {name: facts[name] for name in ("step", "data_digest")}
+    stored = [row for row in lines.read(folder.eval_file) if row.get("targets") and here.items() <= row.items()]
     rows: list[dict[str, Any]] = []
-    # The run's own lengths count as well, so that a later look at fewer of them scores the same targets.
-    for protocol, lengths in run_protocols(config, run.train.length, max(run.eval.lengths)):
-        targets = protocol.targets(stream, lengths, documents).digest
-        missing = []
-        for length in protocol.owed(lengths, functools.partial(is_defined, model)):
-            wanted = {
-                "protocol": protocol.name, "eval_len": length, "stride": protocol.stride_at(length, lengths),
-                "targets": targets, "block_len": BLOCK_LEN,
-            }  # fmt: skip
-            row = stored.get(_key(facts | wanted))
-            # Where memory ran out is tried again: it may be another machine.
-            if row and row["status"] != "oom":
-                rows.append(row)
-            else:
-                missing.append(length)
-        for row in protocol.measure(measured, missing) if missing else ():
-            interrupts.check()
-            rows.append(facts | row)
-            lines.append(folder.eval_file, rows[-1])
-            say(_line(rows[-1]))
+    for one in questions(
+        config, run.eval, run.train.length, stored,
+        lambda protocol, lengths: protocol.targets(stream, lengths, documents).digest,
+        functools.partial(is_defined, model),
+    ):  # fmt: skip
+        # Where memory ran out is tried again: it may be another machine.
+        known = {length: row for length, row in one.stored.items() if row["status"] != "oom"}
+        wanted = sorted({*one.lengths, *one.moved})
+        if not known.keys() >= set(wanted):
+            _say_why(one, facts["run_id"])
+        rows += [known[length] | facts for length in wanted if length in known]
+        for length in (length for length in wanted if length not in known):
+            for row in one.protocol.measure(measured, [length]):
+                interrupts.check()
+                rows.append(facts | row | {"anchor": one.anchor})
+                lines.append(folder.eval_file, rows[-1])
+                say(_line(rows[-1]))
     return rows
 
 
-def _facts(run: RunConfig, model: Model, dataset: Dataset, name: str, step: int) -> dict[str, Any]:
+def _say_why(one: Question, name: str) -> None:
+    """What is measured besides, or apart from, what was measured before."""
+    what = f"{name}  {one.protocol.name}"
+    if one.moved:
+        lengths = ", ".join(map(str, one.moved))
+        say(f"notice: {what}: windows of {one.anchor} tokens move the targets; measured again on the new: {lengths}")
+    if one.apart:
+        counts = sorted({(row["max_targets"], row["stride"]) for row in one.apart})
+        before = "; ".join(f"{targets or 'all'} targets, stride {stride}" for targets, stride in counts)
+        say(f"notice: {what}: other targets or strides than before ({before}) are another measurement, kept apart")
+
+
+def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, step: int) -> dict[str, Any]:
     """What all rows of a run say."""
     return {
         "schema_version": ROW_VERSION,
-        "run_id": name,
-        "encoding": run.encoding["name"],
+        "run_id": folder.path.name,
+        "digest": identity(run, digest_of(folder, run)),
+        "encoding": spec_text(run.encoding),
         "encoding_value": repr(model.encodings[0] if len(set(model.encodings)) == 1 else model.encodings),
-        "layers": "+".join(encoding_name(encoding) for encoding in model.distinct),
+        "layers": _cycle([spec_text(spec) for spec in run.layers]),
         "train_len": run.train.length,
         "seed": run.train.seed,
         "step": step,
@@ -121,14 +135,14 @@ def _facts(run: RunConfig, model: Model, dataset: Dataset, name: str, step: int)
     }
 
 
+def _cycle(layers: list[str]) -> list[str]:
+    """The shortest list that repeats to `layers`, its last round cut short where they end."""
+    sizes = range(1, len(layers) + 1)
+    return layers[: next(n for n in sizes if all(one == layers[i % n] for i, one in enumerate(layers)))]
+
+
 def _line(row: dict[str, Any]) -> str:
     """A row for a person."""
     value = f"ppl {row['ppl']:.3f}" if isinstance(row["ppl"], float) else row["status"]
     scored = f"{row['num_targets']:,} targets of {row['num_documents']} documents"
     return f"{row['run_id']}  {row['protocol']} at {row['eval_len']}: {value}  ({scored})"
-
-
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What makes two rows of one run the same measurement."""
-    names = ("protocol", "eval_len", "stride", "targets", "block_len", "step", "data_digest")
-    return tuple(row.get(name) for name in names)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posx.config import RunConfig
-from posx.config.stored import differences, digest, digests, from_stored, like, to_stored
+from posx.config.stored import differences, digest, digests, from_stored, like, on_text_of, to_stored
 from posx.errors import WorkdirError
 from posx.files.atomic import write_json
 from posx.files.locks import lock
@@ -67,7 +67,8 @@ class RunFolder:
     def resumed(self, run: RunConfig) -> RunConfig:
         """`run` as this folder holds it: what it leaves open is as it was resolved when it was started here.
 
-        Raises WorkdirError with every differing setting if the folder holds another run.
+        Its text may lie elsewhere by now: whether it is the same is told by its digest (`environment.record`). Raises
+        WorkdirError with every differing setting if the folder holds another run.
         """
         if not self.config_file.exists():
             return run
@@ -87,11 +88,15 @@ class RunFolder:
             return run
 
     def finished(self, run: RunConfig, data_digest: str = "") -> bool:
-        """Whether `run` was trained and evaluated to the end here (on just this text, if its digest is given)."""
+        """Whether `run` was trained and evaluated to the end here.
+
+        On just this text, wherever it lies, if its digest is given; else on the text that its settings name.
+        """
         try:
             values, done = (json.loads(file.read_text()) for file in (self.config_file, self.done_file))
             held = from_stored(values)
-            same = done["digest"] in digests(values) and digest(like(run, held)) == digest(held)
+            asked = on_text_of(held, run) if data_digest else run
+            same = done["digest"] in digests(values) and digest(like(asked, held)) == digest(held)
             return same and data_digest in ("", done["data_digest"])
         except (OSError, ValueError, KeyError):
             return False

@@ -46,12 +46,17 @@ def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
 def load_model(folder: RunFolder) -> tuple[Model, dict[str, Any], Tokenizer, int]:
     """The model of a run, its newest good parameters, its tokenizer, and the step they are from."""
     run = folder.read_config()
-    if not folder.tokenizer_file.exists():
-        raise WorkdirError(f"{folder.path} holds no trained model yet: run `posx train` with this --workdir first")
-    tokenizer = load_tokenizer(folder.tokenizer_file)
+    tokenizer = saved_tokenizer(folder)
     model = model_of(run, tokenizer.vocab_size)
     restored = Checkpoints(folder.checkpoints).restore({"params": model.abstract()}, notice=say)
     if restored is None:
         raise WorkdirError(f"{folder.path} holds no checkpoint yet: run `posx train` with this --workdir first")
     step, state = restored
     return model, jax.tree.map(jnp.asarray, state["params"]), tokenizer, step
+
+
+def saved_tokenizer(folder: RunFolder) -> Tokenizer:
+    """The tokenizer of a run, which lies in its folder. Raises WorkdirError where it was never trained."""
+    if not folder.tokenizer_file.exists():
+        raise WorkdirError(f"{folder.path} holds no trained model yet: run `posx train` with this --workdir first")
+    return load_tokenizer(folder.tokenizer_file)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from posx.config import RunConfig
 from posx.config.stored import digest
-from posx.data import check_length, prepare
+from posx.data import check_length, places, prepare
 from posx.errors import PartialFailure
 from posx.files.atomic import write_json
 from posx.machine.devices import check_batch
 from posx.progress import say
-from posx.runs import environment
+from posx.runs import environment, text
 from posx.runs.checks import check_disk, check_stream, check_writable
 from posx.runs.describe import count, executor_of, model_of
 from posx.runs.evaluate import evaluate_run
@@ -24,7 +25,10 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     check_writable(folder.path)
     run = folder.resumed(run)
     check_batch(run.train.batch_size, run.train.accumulation)
-    dataset = prepare(run.data, log=say)
+    data = text.settings(folder, run.data)
+    if folder.config_file.exists():
+        places.check_there(data, folder.path.name)
+    dataset = prepare(data, log=say)
     check_stream(run.eval, run.train.length, dataset)
     check_length(len(dataset.train.tokens), run.train.length, "the training text")
     model = model_of(run, dataset.tokenizer.vocab_size)
@@ -33,9 +37,10 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
         folder.resumed(run)  # another process may have started one here meanwhile
         environment.record(folder, dataset)
         executors = [executor_of(run, e) for e in model.encodings]
-        folder.write_config(run, num_params=count(model), executors=executors)
+        found = text.facts(folder, run, data, dataset)
+        folder.write_config(run, num_params=count(model), executors=executors, data=found)
         dataset.tokenizer.save(folder.tokenizer_file)
-        state = train(run, model, dataset, folder)
+        state = train(dataclasses.replace(run, data=data), model, dataset, folder)
         rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps)
         failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
         if failed:

@@ -32,9 +32,14 @@ def run_protocols(config: EvalConfig, train_len: int, longest: int = 0) -> list[
 
     The targets are those of windows of up to `longest` tokens, and at least of all that the settings speak of.
     """
-    longest = max(longest, *(n for cls in PROTOCOLS.values() for n in cls.lengths_of(config, train_len)))
+    longest = max(longest, longest_window(config, train_len))
     found = map(protocol_class, config.protocols)
     return [(cls.of_run(config, train_len, longest), cls.lengths_of(config, train_len)) for cls in found]
+
+
+def longest_window(config: EvalConfig, train_len: int) -> int:
+    """The longest window that a run's settings speak of, whether or not its protocol is among those asked for."""
+    return max(n for cls in PROTOCOLS.values() for n in cls.lengths_of(config, train_len))
 
 
 def problems(config: EvalConfig, train_len: int) -> list[str]:
@@ -51,6 +56,6 @@ def problems(config: EvalConfig, train_len: int) -> list[str]:
 
 
 __all__ = [
-    "PROTOCOLS", "Nonoverlapping", "PerPosition", "Protocol", "Row", "Sliding", "problems", "protocol_class",
-    "run_protocols",
+    "PROTOCOLS", "Nonoverlapping", "PerPosition", "Protocol", "Row", "Sliding", "longest_window", "problems",
+    "protocol_class", "run_protocols",
 ]  # fmt: skip

@@ -44,8 +44,11 @@ class Protocol(abc.ABC):
 
     @classmethod
     def lengths_of(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
-        """The window lengths that a run's settings name for it, increasing."""
-        return config.lengths
+        """The window lengths that a run's settings name for it, increasing, and its training length among them.
+
+        What becomes of other lengths is told by how they compare with that one.
+        """
+        return tuple(sorted({*config.lengths, train_len}))
 
     @classmethod
     def problems(cls, config: EvalConfig, train_len: int) -> list[str]:

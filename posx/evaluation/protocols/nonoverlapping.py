@@ -33,6 +33,15 @@ class Nonoverlapping(Protocol):
     def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> Nonoverlapping:
         return cls(config.num_targets, longest)
 
+    @classmethod
+    def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
+        if not 0 < config.num_targets < train_len:
+            return []
+        return [
+            f"eval.num_targets={config.num_targets} is less than one window of the training length, {train_len} "
+            "tokens: score at least as many targets, or 0 for all"
+        ]
+
     def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
         longest = max(lengths)
         self.check_text(len(stream) - 1, lengths, "the stream")

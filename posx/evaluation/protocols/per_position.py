@@ -32,6 +32,10 @@ class PerPosition(Protocol):
     def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> PerPosition:
         return cls(config.num_targets, longest)
 
+    @classmethod
+    def lengths_of(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
+        return config.lengths  # one of them is measured: nothing is compared with the training length
+
     def owed(self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True) -> tuple[int, ...]:
         return tuple(sorted(length for length in lengths if defined(length))[-1:])
 

@@ -39,7 +39,8 @@ class Sliding(Protocol):
     @classmethod
     def lengths_of(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
         powers = tuple(train_len * 2**n for n in range(5))
-        return config.sliding_lengths or tuple(n for n in powers if n <= max(config.lengths)) or (train_len,)
+        lengths = config.sliding_lengths or (n for n in powers if n <= max(config.lengths))
+        return tuple(sorted({*lengths, train_len}))
 
     @classmethod
     def problems(cls, config: EvalConfig, train_len: int) -> list[str]:

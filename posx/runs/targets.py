@@ -1,0 +1,67 @@
+"""On which targets a run is measured: those of the longest windows that it ever was, so that its rows compare.
+
+Which tokens a protocol scores follows the longest window: a stretch holds whole ones, sliding ones need a warm-up. That
+length is the anchor. It is kept in the rows and can only rise; what was measured before is then measured again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from posx.config import EvalConfig
+from posx.evaluation.protocols import Protocol, Row, longest_window, run_protocols
+from posx.evaluation.statistics import BLOCK_LEN
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What is asked of one `protocol`, and what of it is known.
+
+    `lengths` are asked for, `moved` have only rows on targets that the `anchor` left behind. `stored` are the rows on
+    the targets of now, by length; `apart` those of other numbers of targets or strides, which are another measurement.
+    """
+
+    protocol: Protocol
+    anchor: int
+    lengths: tuple[int, ...]
+    moved: tuple[int, ...]
+    stored: dict[int, Row]
+    apart: tuple[Row, ...]
+
+
+def questions(
+    config: EvalConfig,
+    own: EvalConfig,
+    train_len: int,
+    rows: Sequence[Row],
+    place: Callable[[Protocol, Sequence[int]], str],
+    defined: Callable[[int], bool],
+) -> list[Question]:
+    """What `config` asks of a run with settings of its `own`, one for each protocol.
+
+    rows: what is stored of one step and one text. place: the digest of the targets of a protocol at these lengths.
+    """
+    longest = max(longest_window(one, train_len) for one in (config, own))
+    found = []
+    for first, lengths in run_protocols(config, train_len, longest):
+        kin = [row for row in rows if row["protocol"] == first.name and row["block_len"] == BLOCK_LEN]
+        same = [row for row in kin if _settings(row) == (first.num_targets, first.stride_at(row["eval_len"], lengths))]
+        anchor = max(longest, *map(_anchor, same)) if same else longest
+        protocol = first.of_run(config, train_len, anchor)
+        targets = place(protocol, lengths)
+        stored = {row["eval_len"]: row for row in same if row["targets"] == targets}
+        left = {row["eval_len"] for row in same} - stored.keys()
+        moved = sorted(left.intersection(protocol.owed(sorted({*lengths, *left, *stored}), defined)))
+        apart = tuple(row for row in kin if row not in same)
+        found.append(Question(protocol, anchor, protocol.owed(lengths, defined), tuple(moved), stored, apart))
+    return found
+
+
+def _settings(row: Row) -> tuple[int, int]:
+    return row["max_targets"], row["stride"]
+
+
+def _anchor(row: Row) -> int:
+    """The longest window, in tokens, that the targets of a row serve; of rows that do not say so, at least its own."""
+    return int(row.get("anchor", max(row["eval_len"], row.get("warm_up", 0))))

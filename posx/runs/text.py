@@ -1,0 +1,84 @@
+"""The text of a run that exists: looked for where it was when the run was started, and known again by its digest."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posx.config import DataConfig, RunConfig
+from posx.data import Dataset, places, prepare
+from posx.errors import WorkdirError
+from posx.progress import say
+from posx.runs.folder import RunFolder
+from posx.runs.load import saved_tokenizer
+
+
+def settings(folder: RunFolder, asked: DataConfig) -> DataConfig:
+    """`asked`, but that what it names as the run in `folder` does is where it was found when that run was started."""
+    if not folder.config_file.exists():
+        return asked
+    run = folder.read_config()
+    same = {name: place for name, place in _found(folder, run).items() if _named(asked, name) == _named(run.data, name)}
+    data = places.again(asked, same)
+    if asked.tokenizer == run.data.tokenizer not in places.TOKENIZERS and folder.tokenizer_file.exists():
+        return dataclasses.replace(data, tokenizer=str(folder.tokenizer_file))
+    return data
+
+
+def facts(folder: RunFolder, run: RunConfig, data: DataConfig, dataset: Dataset) -> dict[str, str]:
+    """What config.json says of a run's text: where it was found by `data`, and its digest."""
+    found = places.found(data)
+    if data.tokenizer == str(folder.tokenizer_file):
+        found["tokenizer"] = run.resolution.data.get("tokenizer", run.data.tokenizer)
+    return found | {"digest": dataset.digest}
+
+
+def digest_of(folder: RunFolder, run: RunConfig) -> str:
+    """Of the text that a run was started on; "" where its folder does not say."""
+    return _found(folder, run).get("digest", "")
+
+
+def _found(folder: RunFolder, run: RunConfig) -> dict[str, str]:
+    """Where the text of a run was found, and its "digest". Older runs say it in `env.json` alone."""
+    try:
+        first = json.loads(folder.env_file.read_text())
+    except (OSError, ValueError):
+        first = {}
+    known = {"digest": str(first["data_digest"])} if "data_digest" in first else {}
+    if Path(str(first.get("data_source", ""))).is_absolute():
+        known["source"] = first["data_source"]
+    return known | dict(run.resolution.data)
+
+
+def _named(data: DataConfig, name: str) -> Any:
+    return getattr(data, name, None)
+
+
+def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dataset:
+    """The text of a trained run, in its own tokens; or another, where `asked`, fields of DataConfig, names one.
+
+    Raises WorkdirError where nobody asked for another text and it is one, DataError where it is not there any more.
+    """
+    tokenizer = saved_tokenizer(folder)
+    named = set(asked) - {"cache_dir"}
+    data = dataclasses.replace(settings(folder, run.data), **asked)
+    if named:
+        data = dataclasses.replace(data, tokenizer=str(folder.tokenizer_file))
+    else:
+        places.check_there(data, folder.path.name)
+    dataset = prepare(data, log=say)
+    own = digest_of(folder, run) or dataset.digest
+    if dataset.digest == own and dataset.tokenizer.digest == tokenizer.digest:
+        return dataset
+    digests = f"digest {own[:12]}, now {dataset.digest[:12]}"
+    if not named:
+        raise WorkdirError(
+            f"{folder.path} was trained on other text, or in other tokens, than {dataset.source} gives now "
+            f"({digests}): restore it or say where it is with --config.data.source=PATH; "
+            f"--config.data.source={data.source} measures on the text of now"
+        )
+    say(f"notice: {folder.path.name} is measured on other text than it was trained on ({digests}); rows stand apart")
+    return dataset

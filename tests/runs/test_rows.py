@@ -1,0 +1,130 @@
+"""The rows of a run: what they say, which targets they are of, and what is measured again or not."""
+
+import json
+import shutil
+
+import pytest
+
+from tests import tiny
+
+
+@pytest.fixture
+def workdir(whole, tmp_path):
+    """A copy of the finished run, in a folder of its own as a sweep has them."""
+    return shutil.copytree(whole, tmp_path / "sweep" / "run")
+
+
+def evaluated(capsys, workdir, *words: str) -> str:
+    """Standard error of `posx evaluate`."""
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", *words)
+    assert code == 0, err
+    return err
+
+
+def rows_of(workdir, protocol: str) -> list[dict]:
+    return [row for row in tiny.rows(workdir / "eval.jsonl") if row["protocol"] == protocol]
+
+
+def as_before(row: dict) -> dict:
+    """A row as version 2 had it."""
+    kept = {name: value for name, value in row.items() if name not in ("digest", "anchor")}
+    return kept | {"schema_version": 2, "encoding": "t5", "layers": "t5"}
+
+
+def rewrite(workdir, rows: list[dict]) -> None:
+    (workdir / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_rows_name_what_can_be_typed(capsys, site, tmp_path):
+    words = ["--config.encoding.base=500000", "--config.model.layer_policy=encoding,nope", "--config.train.steps=3"]
+    words += ["--config.eval.lengths=32", "--config.eval.protocols=nonoverlapping", "--config.model.num_layers=3"]
+    code, _, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:rope", f"--workdir={tmp_path}", *words)
+    assert code == 0, err
+    rows = tiny.rows(tmp_path / "eval.jsonl")
+    assert [row["eval_len"] for row in rows] == [16, 32], "the training length as well"
+    for row in rows:
+        assert row["schema_version"] == 3 and row["encoding"] == "rope(base=500000)"
+        assert (
+            row["layers"] == ["rope(base=500000)", "nope"] and int(row["digest"], 16) >= 0 and len(row["digest"]) == 8
+        )
+
+
+def test_a_run_is_named_by_what_decides_its_weights(capsys, workdir, whole):
+    first = tiny.rows(whole / "eval.jsonl")[0]
+    assert first["layers"] == [first["encoding"]] == ["t5"] and first["anchor"] == 32
+    evaluated(capsys, workdir, "--lengths=64", "--protocol=P1", "--config.eval.batch_tokens=512")
+    last = tiny.rows(workdir / "eval.jsonl")[-1]
+    assert last["eval_len"] == last["anchor"] == 64 and last["digest"] == first["digest"]
+    path = workdir / "config.json"
+    values = json.loads(path.read_text())
+    values["train"]["seed"] = 5
+    path.write_text(json.dumps(values))
+    evaluated(capsys, workdir, "--lengths=48", "--protocol=P1")
+    assert tiny.rows(workdir / "eval.jsonl")[-1]["digest"] != first["digest"]
+
+
+def test_rows_of_a_version_before_are_not_measured_again(capsys, workdir):
+    evaluated(capsys, workdir, "--lengths=16,32,64", "--protocol=P1,P2,P4")
+    rewrite(workdir, [as_before(row) for row in tiny.rows(workdir / "eval.jsonl")])
+    before = (workdir / "eval.jsonl").read_bytes()
+    assert "notice" not in evaluated(capsys, workdir, "--lengths=16,32", "--protocol=P1,P2")
+    assert (workdir / "eval.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_run_has_one_set_of_targets_whatever_is_asked_when(capsys, workdir, version):
+    """Those of the longest windows ever: a longer one moves them, and what was there is measured again."""
+    words = ("--protocol=sliding,nonoverlapping",)
+    assert "notice" not in evaluated(capsys, workdir, "--lengths=16,32", *words)
+    if version == 2:
+        rewrite(workdir, [as_before(row) for row in tiny.rows(workdir / "eval.jsonl")])
+    err = evaluated(capsys, workdir, "--lengths=64", *words)
+    assert err.count("notice") == 1 and "sliding: windows of 64 tokens move the targets" in err and "16, 32" in err
+    found = rows_of(workdir, "sliding")
+    assert [(row["eval_len"], row["warm_up"]) for row in found] == [(16, 32), (32, 32), (16, 64), (32, 64), (64, 64)]
+    assert len({row["targets"] for row in found[2:]}) == 1 != len({row["targets"] for row in found[1:]})
+    # Stretches of whole blocks serve all three lengths here: nothing moved, so nothing was measured twice.
+    found = rows_of(workdir, "nonoverlapping")
+    assert [row["eval_len"] for row in found] == [16, 32, 64] and len({row["targets"] for row in found}) == 1
+    before = (workdir / "eval.jsonl").read_bytes()
+    for lengths in ("16", "16,32", "64"):
+        assert "notice" not in evaluated(capsys, workdir, f"--lengths={lengths}", *words)
+    assert (workdir / "eval.jsonl").read_bytes() == before
+
+
+def test_rows_that_separate_calls_left_on_several_targets_become_one_set(capsys, workdir):
+    """As `posx evaluate` wrote them before targets were anchored."""
+    for lengths in ("16,32", "16,64"):
+        evaluated(capsys, workdir, f"--lengths={lengths}", "--protocol=sliding")
+    found = [row for row in tiny.rows(workdir / "eval.jsonl") if (row["eval_len"], row.get("warm_up")) != (32, 64)]
+    rewrite(workdir, [as_before(row) for row in found])
+    err = evaluated(capsys, workdir, "--lengths=16", "--protocol=sliding")
+    assert "move the targets; measured again on the new: 32" in err
+    assert [(row["eval_len"], row["warm_up"]) for row in rows_of(workdir, "sliding")[-2:]] == [(64, 64), (32, 64)]
+
+
+def test_another_number_of_targets_is_another_measurement_and_says_so(capsys, workdir):
+    err = evaluated(capsys, workdir, "--lengths=16,64", "--protocol=sliding,P1", "--num_targets=512")
+    assert err.count("notice") == 1 and "nonoverlapping: other targets or strides than before (256 targets" in err
+    before = tiny.rows(workdir / "eval.jsonl")
+    assert "notice" not in evaluated(capsys, workdir, "--protocol=P1"), "what was there is as it was"
+    assert tiny.rows(workdir / "eval.jsonl") == before
+
+
+def test_the_training_length_is_always_measured(capsys, workdir):
+    evaluated(capsys, workdir, "--lengths=32", "--protocol=sliding")
+    assert [row["eval_len"] for row in rows_of(workdir, "sliding")] == [16, 32]
+    code, _, err = tiny.call(
+        capsys, "evaluate", f"--workdir={workdir}", "--lengths=8", "--protocol=P1", "--num_targets=8"
+    )
+    assert code == 2 and "eval.num_targets=8" in err and "training length, 16" in err
+
+
+def test_figures_and_tables_follow_the_rows(capsys, workdir):
+    """Those of a sweep as well; none are made where there were none, and a folder of other pictures is no figures."""
+    stale, other = workdir.parent / "figures" / "extrapolation.png", workdir / "figures" / "photo.png"
+    for path in (stale, other):
+        path.parent.mkdir()
+        path.write_text("old")
+    evaluated(capsys, workdir, "--lengths=64", "--protocol=P1")
+    assert stale.read_bytes().startswith(b"\x89PNG") and [path.name for path in other.parent.iterdir()] == ["photo.png"]
