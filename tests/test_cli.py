@@ -188,6 +188,7 @@ def text_folder(folder, content: bytes):
 def bad_data(tmp_path) -> dict[str, tuple[list[str], list[str]]]:
     (tmp_path / "torn.json").write_text("{")
     latin = "caf\xe9 ".encode("latin-1") * 99
+    held_out = text_folder(tmp_path / "held_out", b"other words " * 40)
     return {
         "missing": ([f"--config.data.source={tmp_path}/none"], ["does not exist", "nearest existing folder"]),
         "a hub name without network": (["--config.data.source=no-such-owner/nothing"], ["no-such-owner/nothing"]),
@@ -198,8 +199,8 @@ def bad_data(tmp_path) -> dict[str, tuple[list[str], list[str]]]:
         "latin-1": ([f"--config.data.source={text_folder(tmp_path / 'latin', latin)}"], ["utf-8"]),
         "too short to train": (
             [f"--config.data.source={text_folder(tmp_path / 'short', b'word ' * 40)}", "--config.eval.lengths=2",
-             "--config.train.length=200"],
-            ["too few for one window of length 200", "largest usable length"],
+             f"--config.data.validation={held_out}", "--config.train.length=220"],
+            ["too few for one window of length 220", "largest usable length"],
         ),
         "too short to evaluate": (
             ["--config.eval.lengths=16,1000000", "--config.eval.num_targets=0"],
@@ -225,7 +226,7 @@ def test_unusable_text_is_exit_3_and_leaves_no_work_folder(capsys, site, tmp_pat
     words, wanted = bad_data(tmp_path)[name]
     new = tmp_path / "new"
     if command == "sweep" and name == "too short to train":
-        words = [*words, "--config.sweep.train_lens=200"]
+        words = [*words, "--config.sweep.train_lens=220"]
     refused(capsys, 3, [command, f"--config={site / 'tiny.py'}", f"--workdir={new}", *words], *wanted)
     assert not new.exists()
 
