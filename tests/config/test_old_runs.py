@@ -121,6 +121,8 @@ def test_an_old_run_is_found_loaded_and_resumed_as_it_was(capsys, place, other_r
     assert code == 0, err
     written = json.loads(folder.config_file.read_text())
     assert written["schema_version"] == 2 and layers(folder.config_file) == layers(OLD / "config.json")
+    row = tiny.rows(folder.eval_file)[-1]
+    assert row["schema_version"] == 3 and row["encoding"] == "t5" and row["layers"] == ["t5", "shaw"]
     assert unfinished(place) == []
     same_numbers(folder.path)
     code, out, _ = tiny.call(capsys, "train", words[0], f"--workdir={place / 'new'}", "--dry_run")

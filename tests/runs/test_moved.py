@@ -40,7 +40,7 @@ def test_a_run_remembers_where_its_text_was_and_what_it_was(site, whole):
 
 
 def test_a_relative_source_is_found_from_any_directory(capsys, site, workdir, tmp_path, monkeypatch):
-    """Started in one directory, measured, continued by text and resumed in another."""
+    """Started in one directory, measured and resumed in another."""
     monkeypatch.chdir(site)
     start = [f"--config={site / 'tiny.py'}:t5", "--config.data.source=text", "--config.data.cache_dir=cache"]
     before = (workdir / "eval.jsonl").read_bytes()
@@ -54,7 +54,18 @@ def test_a_relative_source_is_found_from_any_directory(capsys, site, workdir, tm
     (workdir / "DONE").unlink()
     call(capsys, "train", workdir, *start)
     assert (workdir / "DONE").exists() and (workdir / "eval.jsonl").read_bytes() == before
+    # What was found stood in env.json alone before, and a whole project may move, its text with it.
+    cache = {"cache_dir": str(site / "cache")}
+    values["resolved"]["data"] = cache
+    (workdir / "config.json").write_text(json.dumps(values))
+    call(capsys, "evaluate", workdir)
+    values["resolved"]["data"] = cache | {"source": str(tmp_path / "gone")}
+    (workdir / "config.json").write_text(json.dumps(values))
+    assert str(tmp_path / "gone") in call(capsys, "evaluate", workdir, code=3)
     assert list((tmp_path / "elsewhere").iterdir()) == []
+    monkeypatch.chdir(site)
+    call(capsys, "evaluate", workdir)
+    assert (workdir / "eval.jsonl").read_bytes() == before
 
 
 def test_a_moved_text_is_named_by_flag_and_is_the_same(capsys, site, workdir, text, whole):
