@@ -112,7 +112,9 @@ def test_another_number_of_targets_is_another_measurement_and_says_so(capsys, wo
 
 def test_the_training_length_is_always_measured(capsys, workdir):
     evaluated(capsys, workdir, "--lengths=32", "--protocol=sliding")
+    evaluated(capsys, workdir, "--lengths=32", "--protocol=P1", "--num_targets=512")
     assert [row["eval_len"] for row in rows_of(workdir, "sliding")] == [16, 32]
+    assert [row["eval_len"] for row in rows_of(workdir, "nonoverlapping")[2:]] == [16, 32]
     code, _, err = tiny.call(
         capsys, "evaluate", f"--workdir={workdir}", "--lengths=8", "--protocol=P1", "--num_targets=8"
     )
