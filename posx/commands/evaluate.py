@@ -9,7 +9,7 @@ from typing import Any
 from posx import plots
 from posx.commands.command import Command, run_folders, work_folder
 from posx.config import EvalConfig
-from posx.config.flags import overridden, tuple_of_ints
+from posx.config.flags import set_anew, tuple_of_ints
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, PosxError, WorkdirError
 from posx.evaluation.protocols import PROTOCOLS
@@ -50,7 +50,7 @@ def evaluate_command(values: dict[str, Any], _: None) -> None:
 
 def _evaluate_folder(values: dict[str, Any], folder: RunFolder) -> list[dict[str, Any]]:
     run = folder.read_config()
-    asked = overridden(run, values["overrides"], SECTIONS)
+    asked = set_anew(run, values["overrides"], SECTIONS)
     for name in {"tokenizer", "vocab_size"} & set(asked["data"]):
         raise ConfigError(f"--config.data.{name}: the weights of a run go with the tokenizer that it was trained with")
     config = _eval_config(values, dataclasses.replace(run.eval, **asked["eval"]))

@@ -38,7 +38,7 @@ def parse(
     """Values of COMMON and a command's `own` flags, {name: (default, help)}, and the config with overrides applied.
 
     `config` or `config_json` is among the values, whichever named the config. Where a command takes no config but
-    settings of some `sections` of a stored one, "overrides" are their words, for `overridden`.
+    settings of some `sections` of a stored one, "overrides" are their words, for `set_anew`.
     """
     config_words, words = split_config(list(words))
     if config_words and not takes_config:
@@ -65,21 +65,20 @@ def parse(
     return found | config_words, values["config"].value if config is not None else None
 
 
-def overridden(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> dict[str, dict[str, Any]]:
+def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> dict[str, dict[str, Any]]:
     """{section: {field: value}} that `words` such as --config.data.source=PATH set of `sections` of a stored run.
 
     Raises ConfigError for what is unknown or mistyped, and for settings of other sections: the run was made with them.
     """
-    config = ConfigDict({name: dataclasses.asdict(getattr(run, name)) for name in sections})
     keys = [word.partition("=")[0].lstrip("-").removeprefix("noconfig.").removeprefix("config.") for word in words]
     for word, key in zip(words, keys, strict=True):
         if key.partition(".")[0] in {"encoding", "sweep", *SECTIONS} - set(sections):
             allowed = " and ".join(f"--config.{name}.*" for name in sections)
             raise ConfigError(f"{word}: a trained run keeps its {key.partition('.')[0]} settings; this takes {allowed}")
-    values = flags.FlagValues()
-    checked = ["posx", *(_checked_override(word, config) for word in words)]
-    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=checked, lock_config=True)
-    _parse_flags(values, checked)
+    values, config = flags.FlagValues(), ConfigDict({name: dataclasses.asdict(getattr(run, name)) for name in sections})
+    read = ["posx", *overridden(config, words)]
+    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=read, lock_config=True)
+    _parse_flags(values, read)
     found: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for key in keys:
         section, _, name = key.partition(".")
