@@ -83,7 +83,7 @@ def _eval_config(values: dict[str, Any], config: EvalConfig) -> EvalConfig:
 
 def _draw_again(folder: Path) -> None:
     """The figures and the table of a run or a sweep, where there are some: they follow its rows."""
-    kinds = tuple(kind for kind in plots.WHAT if kind != "all")
+    kinds = tuple(kind for kind in plots.WHAT if kind not in ("all", "encodings"))
     drawn = [path for path in (folder / "figures").glob("*.png") if path.name.startswith(kinds)]
     if not drawn and not (folder / "table.md").exists():
         return
