@@ -438,7 +438,7 @@ def test_evaluate_computes_only_what_is_missing(capsys, workdir):
     words = ["evaluate", f"--workdir={workdir}"]
     before = (workdir / "eval.jsonl").read_bytes()
     code, out, _ = tiny.call(capsys, *words)
-    assert code == 0 and (workdir / "eval.jsonl").read_bytes() == before and "T5 bias" in out
+    assert code == 0 and (workdir / "eval.jsonl").read_bytes() == before and "| t5 |" in out
     asked = [*words, "--lengths=16,32,64", "--protocol=nonoverlapping,sliding"]
     assert tiny.call(capsys, *asked)[0] == 0
     rows = tiny.rows(workdir / "eval.jsonl")
