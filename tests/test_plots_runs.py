@@ -220,6 +220,17 @@ def test_rows_left_out_are_named_where_the_others_are_shown(tmp_path: pathlib.Pa
     assert note in plots.table(plots.read_rows(tmp_path)) and "alibi-s0" not in plots.table(plots.read_rows(tmp_path))
 
 
+def test_rows_on_another_text_never_take_the_place_of_the_runs_own(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """As `posx evaluate --config.data.source=OTHER` appends them."""
+    put(tmp_path, "rope-s0", [*measured(), *measured(ppl=9.0, data_digest="other")])
+    own = config("alibi") | {"resolved": {"data": {"digest": "9f2c11d0aa"}}}
+    put(tmp_path, "alibi-s0", [*measured("alibi", ppl=9.0, data_digest="other"), *measured("alibi")], own)
+    notes = [f"{run}: 3 rows left out, measured on other text (not comparable)" for run in ("alibi-s0", "rope-s0")]
+    figure = draw(tmp_path)["extrapolation"]
+    assert set(notes) <= set(words(figure)) and 9.0 not in {one["ppl"] for one in plots.read_rows(tmp_path)}
+    assert not any("corpora" in text for text in words(figure))
+
+
 def test_a_length_that_was_not_measured_is_no_gap(tmp_path: pathlib.Path, draw: Draw) -> None:
     """A failure is one."""
     put(tmp_path, "a", measured("rope", lengths=(64, 96, 128, 192, 256)))

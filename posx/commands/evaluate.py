@@ -14,6 +14,7 @@ from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, PosxError, WorkdirError
 from posx.evaluation.protocols import PROTOCOLS
 from posx.machine.compile_cache import use_compile_cache
+from posx.plots.rows import rows_of
 from posx.plots.tables import table
 from posx.progress import say
 from posx.runs import text
@@ -33,7 +34,7 @@ def evaluate_command(values: dict[str, Any], _: None) -> None:
     rows, failed = [], []
     for folder in folders:
         try:
-            rows += _evaluate_folder(values, folder)
+            rows += rows_of(folder.path, workdir, _evaluate_folder(values, folder))
         except PosxError as error:
             if len(folders) == 1 or isinstance(error, ConfigError):
                 raise

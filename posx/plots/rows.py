@@ -14,7 +14,7 @@ from typing import Any
 
 from posx.errors import WorkdirError
 from posx.evaluation.statistics import targets_key
-from posx.plots.runs import Run, read_config, stored_run
+from posx.plots.runs import Run, data_digest, read_config, stored_run
 
 FAILED = ("undefined", "nonfinite", "oom")
 PER_POSITION = "per_position"
@@ -109,16 +109,24 @@ def _of_run(path: str, config: Mapping[str, Any] | None, rows: Sequence[dict[str
     kept: list[dict[str, Any]] = []
     left_out: list[tuple[str, str]] = []
     for protocol in sorted({row["protocol"] for row in rows}):
-        mine = [row for row in rows if row["protocol"] == protocol]
-        chosen, words = _longest(mine) if protocol == PER_POSITION else _same_targets(mine)
+        own, other_text = _own_text([row for row in rows if row["protocol"] == protocol], data_digest(config))
+        chosen, others = _longest(own) if protocol == PER_POSITION else _same_targets(own)
         kept += chosen
-        if words:
+        for words in filter(None, (other_text, others)):
             left_out.append((protocol, words))
             logging.getLogger(__name__).warning("%s: %s %s", path, PROTOCOLS.get(protocol, protocol), words)
     if not rows:
         return []
-    run = dataclasses.replace(stored_run(path, config, rows[-1]), left_out=tuple(left_out))
+    run = dataclasses.replace(stored_run(path, config, kept[-1]), left_out=tuple(left_out))
     return [Row(row, run) for row in rows if any(row is one for one in kept)]
+
+
+def _own_text(rows: Sequence[dict[str, Any]], digest: str) -> tuple[list[dict[str, Any]], str]:
+    """The rows on the text of `digest`, or where that is not known on the text of the first; what is left out."""
+    digest = digest if any(row.get("data_digest") == digest for row in rows) else str(rows[0].get("data_digest"))
+    kept = [row for row in rows if str(row.get("data_digest")) == digest]
+    others = len(rows) - len(kept)
+    return kept, f"{others} row{'s' * (others > 1)} left out, measured on other text (not comparable)" if others else ""
 
 
 def _same_targets(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:

@@ -73,6 +73,11 @@ def read_config(folder: pathlib.Path) -> Mapping[str, Any] | None:
     return values
 
 
+def data_digest(config: Mapping[str, Any] | None) -> str:
+    """Of the text that a run was trained on; "" where its config.json does not say."""
+    return str(_section(_section(config or {}, "resolved"), "data").get("digest", ""))
+
+
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = config.get(name)
     return found if isinstance(found, Mapping) else {}

@@ -19,6 +19,7 @@ from posx.errors import ConfigError, PosxError
 from posx.evaluation.protocols import Nonoverlapping, run_protocols
 from posx.files import lines
 from posx.progress import say
+from posx.runs import text
 from posx.runs.checks import check_stream, problems
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import Point, axes_of, names_of, run_at, text_of
@@ -124,10 +125,11 @@ def _runs_there(workdir: Path) -> dict[str, RunFolder]:
 
 def unfinished(jobs: Sequence[Job]) -> list[Job]:
     """The jobs still to run on the text as it is now. Raises DataError where it is too short for any of them."""
-    datasets = {job.run.data: prepare(job.run.data, log=say) for job in {job.run.data: job for job in jobs}.values()}
-    todo = [job for job in jobs if not job.finished(datasets[job.run.data].digest)]
+    texts = {job.name: text.settings(job.folder, job.run.data) for job in jobs}
+    datasets = {where: prepare(where, log=say) for where in dict.fromkeys(texts.values())}
+    todo = [job for job in jobs if not job.finished(datasets[texts[job.name]].digest)]
     for job in todo:
-        dataset = datasets[job.run.data]
+        dataset = datasets[texts[job.name]]
         check_stream(job.run.eval, job.run.train.length, dataset)
         check_length(len(dataset.train.tokens), job.run.train.length, "the training text")
     return todo
