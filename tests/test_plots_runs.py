@@ -222,9 +222,9 @@ def test_rows_left_out_are_named_where_the_others_are_shown(tmp_path: pathlib.Pa
 
 def test_rows_on_another_text_never_take_the_place_of_the_runs_own(tmp_path: pathlib.Path, draw: Draw) -> None:
     """As `posx evaluate --config.data.source=OTHER` appends them."""
-    put(tmp_path, "rope-s0", [*measured(), *measured(ppl=9.0, data_digest="other")])
+    put(tmp_path, "rope-s0", [*measured(), *measured(ppl=9.0, data_digest="other", targets="ff")])
     own = config("alibi") | {"resolved": {"data": {"digest": "9f2c11d0aa"}}}
-    put(tmp_path, "alibi-s0", [*measured("alibi", ppl=9.0, data_digest="other"), *measured("alibi")], own)
+    put(tmp_path, "alibi-s0", [*measured("alibi", ppl=9.0, data_digest="other", targets="ff"), *measured("alibi")], own)
     notes = [f"{run}: 3 rows left out, measured on other text (not comparable)" for run in ("alibi-s0", "rope-s0")]
     figure = draw(tmp_path)["extrapolation"]
     assert set(notes) <= set(words(figure)) and 9.0 not in {one["ppl"] for one in plots.read_rows(tmp_path)}
