@@ -88,8 +88,9 @@ def _range(values: Sequence[int]) -> str:
 
 
 def notes(panels: Sequence[Panel], curves: Sequence[Curve], missing: Sequence[str] = (), unit: str = "") -> list[str]:
-    """What stands under the axes: failures, what was left out, runs without results, and unlike training."""
+    """What stands under the axes: failures, what was left out, runs without results or the end, unlike training."""
     lines = failures(curves, unit) + left_out([run for panel in panels for run in _runs(panel)], panels[0].protocol)
+    lines += before_the_end([row for panel in panels for row in panel.rows])
     if missing:
         lines.append(f"No results yet: {named(missing)}" + _others(missing, "runs"))
     return lines + tokens_per_step([group for panel in panels for group in panel.groups])
@@ -117,6 +118,21 @@ def left_out(runs: Sequence[Run], protocol: str) -> list[str]:
         f"{named(paths)}{_others(paths, 'runs')}{', each' if len(paths) > 1 else ''}: {words}"
         for words, paths in said.items()
     ]
+
+
+def before_the_end(stored: Sequence[rows.Row]) -> list[str]:
+    """Runs that were measured while they had training before them: beside others they look worse than they are."""
+    last = {row.run: (row.get("step"), row.run.settings.get("train.steps")) for row in stored}
+    early = [
+        f"{look.shown(run.path, 40)} (step {step:,} of {steps:,})"
+        for run, (step, steps) in last.items()
+        if isinstance(step, int) and isinstance(steps, int) and step < steps
+    ]
+    return (
+        [f"Measured before the end of training: {', '.join(early[:_MOST_NAMES])}{_others(early, 'runs')}"]
+        if early
+        else []
+    )
 
 
 def tokens_per_step(groups: Sequence[Group]) -> list[str]:
