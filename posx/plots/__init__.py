@@ -15,7 +15,7 @@ from posx.plots.groups import Panel, panels
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, read_rows, unfinished
 from posx.plots.tables import table
 
-__all__ = ["WHAT", "plot", "read_rows", "table"]
+__all__ = ["WHAT", "has_figures", "plot", "read_rows", "table"]
 
 WHAT = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
 #: The endings that `_suffix` gives, of today's rows and of rows that are gone.
@@ -64,11 +64,22 @@ def _encodings(folder: pathlib.Path, figures: pathlib.Path) -> list[pathlib.Path
     return _save(functools.partial(pictures.encodings, subjects), figures, "encodings")
 
 
-def _remove_stale(figures: pathlib.Path, kinds: Iterable[str], written: Sequence[pathlib.Path]) -> None:
-    """Removes figures of `kinds`, by names that only posx gives, that were not `written` now."""
+def has_figures(folder: pathlib.Path) -> bool:
+    """Whether figures of rows were drawn in a run's or a sweep's folder: as PNG and as SVG, as others rarely are."""
+    drawn = _drawn(folder / "figures", WHAT[1:-1])
+    return any(path.suffix == ".png" and path.with_suffix(".svg") in drawn for path in drawn)
+
+
+def _drawn(figures: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Path]:
+    """The figures of `kinds` that are there, known by names that only posx gives."""
     own = re.compile(rf"({'|'.join(kinds)}){_SUFFIX}\.(png|svg)")
-    for path in figures.iterdir():
-        if own.fullmatch(path.name) and path not in written:
+    return [path for path in figures.glob("*") if own.fullmatch(path.name)]
+
+
+def _remove_stale(figures: pathlib.Path, kinds: Iterable[str], written: Sequence[pathlib.Path]) -> None:
+    """Removes figures of `kinds` that were not `written` now."""
+    for path in _drawn(figures, kinds):
+        if path not in written:
             path.unlink()
 
 
