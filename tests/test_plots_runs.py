@@ -271,6 +271,15 @@ def test_no_ratio_is_formed_across_sets_of_targets() -> None:
     assert cells(plots.table(made), "encoding")[4:] == ["R_2"] and "scored on different targets" in plots.table(made)
 
 
+def test_lengths_that_some_seeds_alone_were_measured_at_are_named(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """The mean jumps there, whatever length does."""
+    put(tmp_path, "a", measured(ppl=4.0), config())
+    put(tmp_path, "b", measured(ppl=9.0, seed=1, lengths=(64, 128)), config(train__seed=1))
+    drawn, table = draw(tmp_path), plots.table(plots.read_rows(tmp_path))
+    assert "rope: 1 of 2 runs measured at 256" in words(drawn["extrapolation"]) and "1 of 2 runs" in table
+    assert "rope: 1 of 2 runs measured at k = 4" in words(drawn["ratio"])
+
+
 def test_a_length_that_was_not_measured_is_no_gap(tmp_path: pathlib.Path, draw: Draw) -> None:
     """A failure is one."""
     put(tmp_path, "a", measured("rope", lengths=(64, 96, 128, 192, 256)))
