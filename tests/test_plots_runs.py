@@ -323,6 +323,15 @@ def test_one_figure_across_training_lengths(tmp_path: pathlib.Path, draw: Draw) 
     assert "Tokens per training step differ: 4,096 (L = 64, L = 256), 8,192 (L = 128)" in words(figure)
 
 
+def test_the_figure_across_training_lengths_stays_when_one_run_is_measured_under_another_protocol(
+    tmp_path: pathlib.Path, draw: Draw
+) -> None:
+    for length in (64, 128):
+        put(tmp_path, f"rope-L{length}", measured(train_len=length), config(train__length=length))
+    put(tmp_path, "alibi", [*measured("alibi"), *measured("alibi", protocol="sliding", stride=16)], config("alibi"))
+    assert "extrapolation-lengths-nonoverlapping" in draw(tmp_path, "extrapolation")
+
+
 def test_one_figure_per_training_length_and_protocol(tmp_path: pathlib.Path, draw: Draw) -> None:
     made = [row("alibi", length, run_id=f"a{train}", train_len=train, protocol=protocol, stride=stride)
             for train in (32, 64) for length in (64, 128)

@@ -103,8 +103,7 @@ def _across(split: Sequence[Panel]) -> dict[str, list[Panel]]:
     """Panels that differ in the training length alone, by what tells them from others; those of one length are none."""
     found: dict[str, list[Panel]] = {}
     for panel in split:
-        alike = [other for other in split if other.train_len == panel.train_len]
-        found.setdefault(_suffix(panel, alike), []).append(panel)
+        found.setdefault(_rule(panel, split), []).append(panel)
     return {name: several for name, several in found.items() if len(several) > 1}
 
 
@@ -115,11 +114,12 @@ def _save(draw: Callable[[], Figure], figures: pathlib.Path, name: str) -> list[
 
 def _suffix(panel: Panel, split: Sequence[Panel]) -> str:
     """What tells a figure's file from its siblings: "", or such as "-L64-sliding-s16"."""
-    parts = []
-    if len({other.train_len for other in split}) > 1:
-        parts.append(f"L{panel.train_len}")
-    if len({other.protocol for other in split}) > 1:
-        parts.append("".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in panel.protocol)[:40])
-    if panel.stride is not None:
-        parts.append(f"s{panel.stride}")
-    return "".join(f"-{part}" for part in parts)
+    several = len({other.train_len for other in split}) > 1
+    return (f"-L{panel.train_len}" if several else "") + _rule(panel, split)
+
+
+def _rule(panel: Panel, split: Sequence[Panel]) -> str:
+    """The same of its protocol and its stride alone."""
+    name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in panel.protocol)[:40]
+    several = len({other.protocol for other in split}) > 1
+    return (f"-{name}" if several else "") + ("" if panel.stride is None else f"-s{panel.stride}")
