@@ -265,6 +265,16 @@ def test_seeds_slid_with_other_strides_are_not_averaged(tmp_path: pathlib.Path, 
     ]
 
 
+def test_targets_are_chosen_for_each_stride(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """A look with another stride and other targets takes no rows from the figure of the first."""
+    for seed in (0, 1):
+        made = measured(seed=seed, protocol="sliding", stride=16)
+        other = measured(seed=seed, protocol="sliding", stride=32, targets="ff") if seed else []
+        put(tmp_path, f"rope-s{seed}", [*made, *other], config(train__seed=seed))
+    table = plots.table(plots.read_rows(tmp_path))
+    assert [cells(one, "rope")[1] for one in table.split("\n\nSliding")] == ["2", "1"] and "left out" not in table
+
+
 def test_no_ratio_is_formed_across_sets_of_targets() -> None:
     """Rows that were put together by hand: read from a folder they are of one set."""
     made = [*measured(lengths=(64, 128)), *measured(lengths=(256,), targets="another")]

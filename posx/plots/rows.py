@@ -47,9 +47,9 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
     """Every usable row of the `eval.jsonl` files of a run or a sweep, by the path of the run.
 
     The last row of a measurement wins: a resumed evaluation replaces its first attempt. A curve mixes neither texts
-    nor steps of training nor sets of targets: the run's own text is taken, its last step, and under each protocol the
-    targets of most lengths; of its losses per position those of the longest windows. The row's `run` says what was left
-    out, and so do figures and tables.
+    nor steps of training nor sets of targets: the run's own text is taken, its last step, and under each protocol and
+    stride the targets of most lengths; of its losses per position those of the longest windows. The row's `run` says
+    what was left out, and so do figures and tables.
     """
     found = []
     for folder_of_run in run_folders(pathlib.Path(folder), "eval.jsonl"):
@@ -96,10 +96,11 @@ def _of_run(path: str, config: Mapping[str, Any] | None, rows: Sequence[dict[str
     for protocol in sorted({row["protocol"] for row in rows}):
         mine = [row for row in rows if row["protocol"] == protocol]
         own, said = _only([_text(row) == text for row in mine], mine, "measured on other text (not comparable)")
-        latest, early = _only([_step(row) == last for row in own], own, "measured earlier in training")
-        chosen, others = _longest(latest) if protocol == PER_POSITION else _same_targets(latest)
-        kept += chosen
-        for words in filter(None, (said, early, others)):
+        latest, early = _only([_step(row) in (last, -1) for row in own], own, "measured earlier in training")
+        choose = _longest if protocol == PER_POSITION else _same_targets
+        choices = [choose(slid) for slid in by_stride(latest).values()]
+        kept += [row for chosen, _ in choices for row in chosen]
+        for words in filter(None, (said, early, *(others for _, others in choices))):
             left_out.append((protocol, words))
             _LOG.warning("%s: %s %s", path, PROTOCOLS.get(protocol, protocol), words)
     run = dataclasses.replace(stored_run(path, config, kept[-1]), left_out=tuple(left_out))
@@ -128,18 +129,27 @@ def _only(wanted: Sequence[bool], rows: Sequence[dict[str, Any]], why: str) -> t
     return kept, f"{others} row{'s' * (others > 1)} left out, {why}" if others else ""
 
 
+def by_stride(rows: Iterable[Any]) -> dict[Any, list[Any]]:
+    """Rows of one protocol by stride, where windows of one length were slid with several; else all of them by None."""
+    slid, found = collections.defaultdict(set), collections.defaultdict(list)
+    for row in (stored := list(rows)):
+        slid[row["eval_len"]].add(row.get("stride"))
+    several = any(len(strides) > 1 for strides in slid.values())
+    for row in stored:
+        found[row.get("stride") if several else None].append(row)
+    return found
+
+
 def _same_targets(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """The rows on the set of targets measured at most lengths, of equals on the one measured last; what is left out."""
     counts = collections.Counter(targets_key(row) for row in rows)
     last = {targets_key(row): place for place, row in enumerate(rows)}
-    chosen = max(counts, key=lambda targets: (counts[targets], last[targets]), default=())
+    chosen = max(counts, key=lambda targets: (counts[targets], last[targets]))
     return _only([targets_key(row) == chosen for row in rows], rows, "scored on other targets (not comparable)")
 
 
 def _longest(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """The row of the longest windows, of equals the last; what is left out. A row without losses is none."""
-    if not rows:
-        return [], ""
     kept = max(enumerate(rows), key=lambda pair: (complete(pair[1]), pair[1]["eval_len"], pair[0]))[1]
     others = [f"{row['eval_len']:,}" for row in rows if row is not kept and complete(row)]
     words = f"windows of {', '.join(others)} tokens left out, those of {kept['eval_len']:,} are drawn" if others else ""
