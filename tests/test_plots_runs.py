@@ -231,6 +231,65 @@ def test_rows_on_another_text_never_take_the_place_of_the_runs_own(tmp_path: pat
     assert not any("corpora" in text for text in words(figure))
 
 
+def test_rows_on_another_text_alone_make_no_seed_of_the_others(tmp_path: pathlib.Path) -> None:
+    """A protocol that a run was measured under on other text only: beside its own text those rows are no part of it."""
+    own = {"resolved": {"data": {"digest": "9f2c11d0aa"}}}
+    other = measured(ppl=9.0, protocol="sliding", stride=16, data_digest="other", targets="ff")
+    put(tmp_path, "a", [*measured(), *other], config() | own)
+    sliding = measured(seed=1, protocol="sliding", stride=16)
+    put(tmp_path, "b", [*measured(ppl=5.0, seed=1), *sliding], config(train__seed=1) | own)
+    first, second = plots.table(plots.read_rows(tmp_path)).split("\n\nSliding")
+    assert cells(first, "rope")[1:3] == ["2", "4.500 ± 0.707"] and cells(second, "rope")[1:3] == ["1", "4.000"]
+
+
+def test_rows_of_an_earlier_step_are_left_out_and_named(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """As `posx evaluate` leaves them that was called before a run was resumed."""
+    early = measured(ppl=9.0, step=500, lengths=(64, 128, 192, 256))
+    put(tmp_path, "rope-s0", [*early, *measured(step=1200)], config(train__steps=1200))
+    put(tmp_path, "alibi-s0", measured("alibi", step=500), config("alibi", train__steps=1200))
+    figure = draw(tmp_path)["extrapolation"]
+    assert list(line(figure, "rope").get_xdata()) == [64, 128, 256]
+    assert "rope-s0: 4 rows left out, measured earlier in training" in words(figure)
+    note = "Measured before the end of training: alibi-s0 (step 500 of 1,200)"
+    assert note in words(figure) and note in plots.table(plots.read_rows(tmp_path))
+
+
+def test_seeds_slid_with_other_strides_are_not_averaged(tmp_path: pathlib.Path, draw: Draw) -> None:
+    for seed, stride in enumerate((16, 32)):
+        made = measured(ppl=4.0 + seed, seed=seed, protocol="sliding", stride=stride)
+        put(tmp_path, f"rope-s{seed}", made, config(train__seed=seed))
+    assert set(draw(tmp_path, "ratio")) == {"ratio-s16", "ratio-s32"}
+    assert [cells(one, "rope")[1:3] for one in plots.table(plots.read_rows(tmp_path)).split("\n\nSliding")] == [
+        ["1", "4.000"],
+        ["1", "5.000"],
+    ]
+
+
+def test_targets_are_chosen_for_each_stride(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """A look with another stride and other targets takes no rows from the figure of the first."""
+    for seed in (0, 1):
+        made = measured(seed=seed, protocol="sliding", stride=16)
+        other = measured(seed=seed, protocol="sliding", stride=32, targets="ff") if seed else []
+        put(tmp_path, f"rope-s{seed}", [*made, *other], config(train__seed=seed))
+    table = plots.table(plots.read_rows(tmp_path))
+    assert [cells(one, "rope")[1] for one in table.split("\n\nSliding")] == ["2", "1"] and "left out" not in table
+
+
+def test_no_ratio_is_formed_across_sets_of_targets() -> None:
+    """Rows that were put together by hand: read from a folder they are of one set."""
+    made = [*measured(lengths=(64, 128)), *measured(lengths=(256,), targets="another")]
+    assert cells(plots.table(made), "encoding")[4:] == ["R_2"] and "scored on different targets" in plots.table(made)
+
+
+def test_lengths_that_some_seeds_alone_were_measured_at_are_named(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """The mean jumps there, whatever length does."""
+    put(tmp_path, "a", measured(ppl=4.0), config())
+    put(tmp_path, "b", measured(ppl=9.0, seed=1, lengths=(64, 128)), config(train__seed=1))
+    drawn, table = draw(tmp_path), plots.table(plots.read_rows(tmp_path))
+    assert "rope: 1 of 2 runs measured at 256" in words(drawn["extrapolation"]) and "1 of 2 runs" in table
+    assert "rope: 1 of 2 runs measured at k = 4" in words(drawn["ratio"])
+
+
 def test_a_length_that_was_not_measured_is_no_gap(tmp_path: pathlib.Path, draw: Draw) -> None:
     """A failure is one."""
     put(tmp_path, "a", measured("rope", lengths=(64, 96, 128, 192, 256)))
@@ -272,6 +331,15 @@ def test_one_figure_across_training_lengths(tmp_path: pathlib.Path, draw: Draw) 
         assert len(curves) == 3 and [one.get_xdata()[0] for one in marks] == [64, 128, 256]
         assert (ax.get_xlim(), ax.get_ylim()) == (figure.axes[0].get_xlim(), figure.axes[0].get_ylim())
     assert "Tokens per training step differ: 4,096 (L = 64, L = 256), 8,192 (L = 128)" in words(figure)
+
+
+def test_the_figure_across_training_lengths_stays_when_one_run_is_measured_under_another_protocol(
+    tmp_path: pathlib.Path, draw: Draw
+) -> None:
+    for length in (64, 128):
+        put(tmp_path, f"rope-L{length}", measured(train_len=length), config(train__length=length))
+    put(tmp_path, "alibi", [*measured("alibi"), *measured("alibi", protocol="sliding", stride=16)], config("alibi"))
+    assert "extrapolation-lengths-nonoverlapping" in draw(tmp_path, "extrapolation")
 
 
 def test_one_figure_per_training_length_and_protocol(tmp_path: pathlib.Path, draw: Draw) -> None:

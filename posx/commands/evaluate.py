@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 from posx import plots
 from posx.commands.command import Command, run_folders, work_folder
-from posx.config import EvalConfig
+from posx.config import EvalConfig, RunConfig
 from posx.config.flags import set_anew, tuple_of_ints
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, PosxError, WorkdirError
@@ -32,35 +33,44 @@ def evaluate_command(values: dict[str, Any], _: None) -> None:
     workdir = work_folder(values)
     folders = run_folders(workdir)
     rows, failed = [], []
+    for folder in folders:  # settings that are wrong for one of them start nothing
+        with contextlib.suppress(WorkdirError):
+            _asked(values, folder)
     for folder in folders:
         try:
             rows += rows_of(folder.path, workdir, _evaluate_folder(values, folder))
         except PosxError as error:
-            if len(folders) == 1 or isinstance(error, ConfigError):
+            if len(folders) == 1:
                 raise
             failed.append(f"{folder.path.name}: {error}")
             say(failed[-1])
     if rows:
         print(table(rows))
-        for place in (workdir, workdir.parent):
+        for place in (workdir, *workdir.parents[:2]):  # the run, its sweep, the folder of sweeps
             _draw_again(place)
     failed += [listed([row]) for row in rows if row["status"] in ("oom", "nonfinite")]
     if failed:
         raise PartialFailure("; ".join(failed))
 
 
-def _evaluate_folder(values: dict[str, Any], folder: RunFolder) -> list[dict[str, Any]]:
+def _asked(values: dict[str, Any], folder: RunFolder) -> tuple[RunConfig, EvalConfig, dict[str, Any]]:
+    """A stored run, how it is to be measured, what of its text is set anew. Raises ConfigError for wrong settings."""
     run = folder.read_config()
     asked = set_anew(run, values["overrides"], SECTIONS)
     for name in {"tokenizer", "vocab_size"} & set(asked["data"]):
         raise ConfigError(f"--config.data.{name}: the weights of a run go with the tokenizer that it was trained with")
     config = _eval_config(values, dataclasses.replace(run.eval, **asked["eval"]))
     checked(dataclasses.replace(run, eval=config, data=dataclasses.replace(run.data, **asked["data"])))
+    return run, config, asked["data"]
+
+
+def _evaluate_folder(values: dict[str, Any], folder: RunFolder) -> list[dict[str, Any]]:
+    run, config, anew = _asked(values, folder)
     if values["dry_run"]:
         print(f"{folder.path.name}: {', '.join(config.protocols)} at {config.lengths}")
         return []
-    use_compile_cache(cache_folder(dataclasses.replace(text.settings(folder, run.data), **asked["data"])))
-    dataset = text.text_of(folder, run, asked["data"])
+    use_compile_cache(cache_folder(dataclasses.replace(text.settings(folder, run.data), **anew)))
+    dataset = text.text_of(folder, run, anew)
     check_stream(config, run.train.length, dataset)
     with folder.held():
         model, params, _, step = load_model(folder)
@@ -83,10 +93,8 @@ def _eval_config(values: dict[str, Any], config: EvalConfig) -> EvalConfig:
 
 
 def _draw_again(folder: Path) -> None:
-    """The figures and the table of a run or a sweep, where there are some: they follow its rows."""
-    kinds = tuple(kind for kind in plots.WHAT if kind not in ("all", "encodings"))
-    drawn = [path for path in (folder / "figures").glob("*.png") if path.name.startswith(kinds)]
-    if not drawn and not (folder / "table.md").exists():
+    """The figures and the table of a run or a sweep, where figures were drawn: they follow its rows."""
+    if not plots.has_figures(folder):
         return
     try:
         plots.plot(folder)

@@ -24,7 +24,7 @@ class Shaw(Encoding):
     values: bool = True
 
     integer_positions = True
-    extrapolates = "everything beyond k shares a vector; within 2 % to 32 L in our small study"
+    extrapolates = "everything beyond k shares a vector; within 3 % to 32 L in our small study"
     paper = "arXiv 1803.02155"
 
     def __post_init__(self) -> None:

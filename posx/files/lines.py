@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,25 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
         file.write(line.encode())
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The objects of `path`; torn lines are left out, a missing file is empty."""
+def read(path: Path, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
+    """The objects of `path` in order; a missing file is empty.
+
+    A torn last line is left out, other broken ones too: `notice` is told how many.
+    """
     if not path.exists():
         return []
-    rows = []
-    for line in path.read_text(errors="replace").splitlines():
-        with contextlib.suppress(ValueError):
+    rows, broken = [], 0
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, 1):
+        try:
             row = json.loads(line)
-            if isinstance(row, dict):
-                rows.append(row)
+        except ValueError:
+            broken += bool(line.strip()) and number < len(lines)
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            broken += 1
+    if broken:
+        notice(f"{path}: {broken} broken line{'s' * (broken > 1)} left out")
     return rows

@@ -15,7 +15,7 @@ from posx.plots.groups import Panel, panels
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, read_rows, unfinished
 from posx.plots.tables import table
 
-__all__ = ["WHAT", "plot", "read_rows", "table"]
+__all__ = ["WHAT", "has_figures", "plot", "read_rows", "table"]
 
 WHAT = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
 #: The endings that `_suffix` gives, of today's rows and of rows that are gone.
@@ -64,11 +64,22 @@ def _encodings(folder: pathlib.Path, figures: pathlib.Path) -> list[pathlib.Path
     return _save(functools.partial(pictures.encodings, subjects), figures, "encodings")
 
 
-def _remove_stale(figures: pathlib.Path, kinds: Iterable[str], written: Sequence[pathlib.Path]) -> None:
-    """Removes figures of `kinds`, by names that only posx gives, that were not `written` now."""
+def has_figures(folder: pathlib.Path) -> bool:
+    """Whether figures of rows were drawn in a run's or a sweep's folder: as PNG and as SVG, as others rarely are."""
+    drawn = _drawn(folder / "figures", WHAT[1:-1])
+    return any(path.suffix == ".png" and path.with_suffix(".svg") in drawn for path in drawn)
+
+
+def _drawn(figures: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Path]:
+    """The figures of `kinds` that are there, known by names that only posx gives."""
     own = re.compile(rf"({'|'.join(kinds)}){_SUFFIX}\.(png|svg)")
-    for path in figures.iterdir():
-        if own.fullmatch(path.name) and path not in written:
+    return [path for path in figures.glob("*") if own.fullmatch(path.name)]
+
+
+def _remove_stale(figures: pathlib.Path, kinds: Iterable[str], written: Sequence[pathlib.Path]) -> None:
+    """Removes figures of `kinds` that were not `written` now."""
+    for path in _drawn(figures, kinds):
+        if path not in written:
             path.unlink()
 
 
@@ -92,8 +103,7 @@ def _across(split: Sequence[Panel]) -> dict[str, list[Panel]]:
     """Panels that differ in the training length alone, by what tells them from others; those of one length are none."""
     found: dict[str, list[Panel]] = {}
     for panel in split:
-        alike = [other for other in split if other.train_len == panel.train_len]
-        found.setdefault(_suffix(panel, alike), []).append(panel)
+        found.setdefault(_rule(panel, split), []).append(panel)
     return {name: several for name, several in found.items() if len(several) > 1}
 
 
@@ -104,11 +114,12 @@ def _save(draw: Callable[[], Figure], figures: pathlib.Path, name: str) -> list[
 
 def _suffix(panel: Panel, split: Sequence[Panel]) -> str:
     """What tells a figure's file from its siblings: "", or such as "-L64-sliding-s16"."""
-    parts = []
-    if len({other.train_len for other in split}) > 1:
-        parts.append(f"L{panel.train_len}")
-    if len({other.protocol for other in split}) > 1:
-        parts.append("".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in panel.protocol)[:40])
-    if panel.stride is not None:
-        parts.append(f"s{panel.stride}")
-    return "".join(f"-{part}" for part in parts)
+    several = len({other.train_len for other in split}) > 1
+    return (f"-L{panel.train_len}" if several else "") + _rule(panel, split)
+
+
+def _rule(panel: Panel, split: Sequence[Panel]) -> str:
+    """The same of its protocol and its stride alone."""
+    name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in panel.protocol)[:40]
+    several = len({other.protocol for other in split}) > 1
+    return (f"-{name}" if several else "") + ("" if panel.stride is None else f"-s{panel.stride}")

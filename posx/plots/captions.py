@@ -88,8 +88,10 @@ def _range(values: Sequence[int]) -> str:
 
 
 def notes(panels: Sequence[Panel], curves: Sequence[Curve], missing: Sequence[str] = (), unit: str = "") -> list[str]:
-    """What stands under the axes: failures, what was left out, runs without results, and unlike training."""
-    lines = failures(curves, unit) + left_out([run for panel in panels for run in _runs(panel)], panels[0].protocol)
+    """What stands under the axes: failures, what was left out, runs without results or the end, unlike training."""
+    lines = failures(curves, unit) + fewer_runs(curves, unit)
+    lines += left_out([run for panel in panels for run in _runs(panel)], panels[0].protocol)
+    lines += before_the_end([row for panel in panels for row in panel.rows])
     if missing:
         lines.append(f"No results yet: {named(missing)}" + _others(missing, "runs"))
     return lines + tokens_per_step([group for panel in panels for group in panel.groups])
@@ -119,6 +121,21 @@ def left_out(runs: Sequence[Run], protocol: str) -> list[str]:
     ]
 
 
+def before_the_end(stored: Sequence[rows.Row]) -> list[str]:
+    """Runs that were measured while they had training before them: beside others they look worse than they are."""
+    last = {row.run: (row.get("step"), row.run.settings.get("train.steps")) for row in stored}
+    early = [
+        f"{look.shown(run.path, 40)} (step {step:,} of {steps:,})"
+        for run, (step, steps) in last.items()
+        if isinstance(step, int) and isinstance(steps, int) and step < steps
+    ]
+    return (
+        [f"Measured before the end of training: {', '.join(early[:_MOST_NAMES])}{_others(early, 'runs')}"]
+        if early
+        else []
+    )
+
+
 def tokens_per_step(groups: Sequence[Group]) -> list[str]:
     """Tokens of training text a step, where curves differ in it: a fair comparison has as many."""
     said: dict[int, list[str]] = {}
@@ -142,11 +159,24 @@ def failures(curves: Sequence[Curve], unit: str) -> list[str]:
             points = [point for point in curve.points if kind in point.failures]
             if not points:
                 continue
-            places = [look.length_name(point.x) + _share(point, kind) for point in points]
-            if len(places) > 6:
-                places = [*places[:3], f"… {places[-1]} ({len(places)} places)"]
-            lines.append(f"{look.shown(curve.label, 60)}: {FAILURE_NAMES[kind]} at {unit}{', '.join(places)}")
+            places = _places([look.length_name(point.x) + _share(point, kind) for point in points])
+            lines.append(f"{look.shown(curve.label, 60)}: {FAILURE_NAMES[kind]} at {unit}{places}")
     return lines if len(lines) <= 8 else [*lines[:7], f"and {len(lines) - 7} more failures (see the table)"]
+
+
+def fewer_runs(curves: Sequence[Curve], unit: str) -> list[str]:
+    """Where a curve is the mean of fewer runs than elsewhere, as not all were measured there: it may jump for that."""
+    lines = []
+    for curve in curves:
+        runs = [len(point.values) + len(point.failures) for point in curve.points]
+        for few in sorted(set(runs) - {0, max(runs, default=0)}):
+            names = [look.length_name(point.x) for point, n in zip(curve.points, runs, strict=True) if n == few]
+            lines.append(f"{look.shown(curve.label, 60)}: {few} of {max(runs)} runs measured at {unit}{_places(names)}")
+    return lines if len(lines) <= 6 else [*lines[:5], f"and {len(lines) - 5} more curves of fewer runs at some lengths"]
+
+
+def _places(names: list[str]) -> str:
+    return ", ".join([*names[:3], f"… {names[-1]} ({len(names)} places)"] if len(names) > 6 else names)
 
 
 def _share(point: Point, kind: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from posx.plots import palette
 from posx.plots.palette import Look
-from posx.plots.rows import Row, as_rows
+from posx.plots.rows import Row, as_rows, by_stride
 from posx.plots.runs import Run
 
 
@@ -47,7 +47,7 @@ class Panel:
 
 
 def panels(rows: Iterable[Mapping[str, Any]]) -> list[Panel]:
-    """Rows split by training length and protocol, and by stride where one run was slid with several."""
+    """Rows split by training length and protocol, and by stride where windows of one length were slid with several."""
     stored = as_rows(rows)
     curves = seeds_of_curves([row.run for row in stored])
     drawn = _drawn(curves)
@@ -56,12 +56,8 @@ def panels(rows: Iterable[Mapping[str, Any]]) -> list[Panel]:
         split[row["train_len"], row["protocol"]].append(row)
     found = []
     for (train_len, protocol), members in sorted(split.items()):
-        places = collections.Counter((row.run, row["eval_len"]) for row in members)
-        strides = {row.get("stride") for row in members} if max(places.values()) > 1 else {None}
-        for stride in sorted(strides, key=lambda value: (value is None, value)):
-            chosen = [row for row in members if len(strides) == 1 or row.get("stride") == stride]
-            groups = _groups(chosen, curves, drawn)
-            found.append(Panel(train_len, protocol, stride if len(strides) > 1 else None, groups))
+        for stride, chosen in sorted(by_stride(members).items(), key=lambda pair: (pair[0] is None, pair[0])):
+            found.append(Panel(train_len, protocol, stride, _groups(chosen, curves, drawn)))
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from posx.errors import ConfigError
-from posx.evaluation.statistics import check_pair, half_width, mean_blocks
+from posx.evaluation.statistics import check_pair, half_width, mean_blocks, targets_key
 from posx.plots.groups import Group, Panel
 from posx.plots.palette import Look
 from posx.plots.rows import Row, failure, number, perplexity
@@ -94,13 +94,18 @@ def bits_curves(panel: Panel) -> list[Curve]:
 
 
 def ratio_curves(panel: Panel) -> list[Curve]:
-    """R_k = ppl(kL) / ppl(L) against k >= 1; the ratio is taken within each run and then averaged."""
+    """R_k = ppl(kL) / ppl(L) against k >= 1; the ratio is taken within each run, of the same targets, then averaged."""
 
     def ratio(row: Row, base: Row | None) -> float | None:
-        value, at_train = perplexity(row), perplexity(base) if base else None
+        value, at_train = perplexity(row), perplexity(base) if base and _same_targets(base, row) else None
         return value / at_train if value is not None and at_train is not None else None
 
     return _curves(panel, ratio, _factors, panel.train_len)
+
+
+def _same_targets(*rows: Row) -> bool:
+    """In blocks of whatever size."""
+    return len({targets_key({**row, "block_len": None}) for row in rows}) == 1
 
 
 def text_half_width(rows: Sequence[Row], bases: Sequence[Row] = ()) -> float | None:

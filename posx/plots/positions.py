@@ -1,12 +1,14 @@
 """Loss along the window and along training, from stored rows. Positions count from 1, so that L is the last trained."""
 
 import dataclasses
+import logging
 import math
 import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 
+from posx.files import lines
 from posx.plots import rows
 from posx.plots.groups import Panel
 from posx.plots.points import Curve, Point, ordered
@@ -92,7 +94,7 @@ def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> list[Tra
     found = []
     for folder_of_run in rows.run_folders(pathlib.Path(folder), "metrics.jsonl"):
         losses: dict[float, float] = {}
-        for row in rows.read_jsonl(folder_of_run / "metrics.jsonl"):
+        for row in lines.read(folder_of_run / "metrics.jsonl", logging.getLogger(__name__).warning):
             step = number(row.get("step"))
             if step is not None and "loss" in row:
                 loss = number(row["loss"])

@@ -5,7 +5,6 @@ Units: lengths and positions in tokens, `nll` in nats per token, `ppl` = exp(nll
 
 import collections
 import dataclasses
-import json
 import logging
 import math
 import pathlib
@@ -14,6 +13,7 @@ from typing import Any
 
 from posx.errors import WorkdirError
 from posx.evaluation.statistics import targets_key
+from posx.files import lines
 from posx.plots.runs import Run, data_digest, read_config, stored_run
 
 FAILED = ("undefined", "nonfinite", "oom")
@@ -23,6 +23,7 @@ PROTOCOLS = {
     "sliding": "sliding window",
     PER_POSITION: "loss per position",
 }
+_LOG = logging.getLogger(__name__)
 _LEVELS = ("{}", "*/{}", "*/*/{}")  # a run, a sweep, a folder of sweeps
 
 
@@ -32,27 +33,6 @@ class Row(dict[str, Any]):
     def __init__(self, values: Mapping[str, Any], run: Run) -> None:
         super().__init__(values)
         self.run = run
-
-
-def read_jsonl(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines file in order. A torn last line is dropped, other broken ones also logged."""
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    rows, broken = [], 0
-    for number, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            broken += number < len(lines) - 1
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            broken += 1
-    if broken:
-        logging.getLogger(__name__).warning("%s: %d broken lines left out", path, broken)
-    return rows
 
 
 def run_folders(folder: pathlib.Path, holding: str) -> list[pathlib.Path]:
@@ -66,19 +46,20 @@ def run_folders(folder: pathlib.Path, holding: str) -> list[pathlib.Path]:
 def read_rows(folder: str | pathlib.Path) -> list[Row]:
     """Every usable row of the `eval.jsonl` files of a run or a sweep, by the path of the run.
 
-    The last row of a measurement wins: a resumed evaluation replaces its first attempt. Of several sets of targets
-    that a run was measured on under one protocol, one is taken, so that no curve mixes them, and of its losses per
-    position those of the longest windows; the row's `run` says what was left out, and so do figures and tables.
+    The last row of a measurement wins: a resumed evaluation replaces its first attempt. A curve mixes neither texts
+    nor steps of training nor sets of targets: the run's own text is taken, its last step, and under each protocol and
+    stride the targets of most lengths; of its losses per position those of the longest windows. The row's `run` says
+    what was left out, and so do figures and tables.
     """
     found = []
     for folder_of_run in run_folders(pathlib.Path(folder), "eval.jsonl"):
         latest: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for row in read_jsonl(folder_of_run / "eval.jsonl"):
+        for row in lines.read(folder_of_run / "eval.jsonl", _LOG.warning):
             row.setdefault("run_id", folder_of_run.name)
             if not _usable(row):
-                logging.getLogger(__name__).warning("%s: a row without encoding or lengths left out", folder_of_run)
+                _LOG.warning("%s: a row without encoding or lengths left out", folder_of_run)
                 continue
-            key = (row["protocol"], targets_key(row), row["eval_len"], str(row.get("stride")))
+            key = (row["protocol"], targets_key(row), row["eval_len"], str(row.get("stride")), row.get("step"))
             latest.pop(key, None)
             latest[key] = row
         found += rows_of(folder_of_run, folder, list(latest.values()))
@@ -105,28 +86,58 @@ def as_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
 
 
 def _of_run(path: str, config: Mapping[str, Any] | None, rows: Sequence[dict[str, Any]]) -> list[Row]:
-    """The rows of one run that its curves are made of."""
+    """The rows of one run that its curves are made of: of one text, one step of training and one set of targets."""
+    if not rows:
+        return []
+    text = _text_of(rows, data_digest(config))
+    last = max((_step(row) for row in rows if _text(row) == text), default=-1)
     kept: list[dict[str, Any]] = []
     left_out: list[tuple[str, str]] = []
     for protocol in sorted({row["protocol"] for row in rows}):
-        own, other_text = _own_text([row for row in rows if row["protocol"] == protocol], data_digest(config))
-        chosen, others = _longest(own) if protocol == PER_POSITION else _same_targets(own)
-        kept += chosen
-        for words in filter(None, (other_text, others)):
+        mine = [row for row in rows if row["protocol"] == protocol]
+        own, said = _only([_text(row) == text for row in mine], mine, "measured on other text (not comparable)")
+        latest, early = _only([_step(row) in (last, -1) for row in own], own, "measured earlier in training")
+        choose = _longest if protocol == PER_POSITION else _same_targets
+        choices = [choose(slid) for slid in by_stride(latest).values()]
+        kept += [row for chosen, _ in choices for row in chosen]
+        for words in filter(None, (said, early, *(others for _, others in choices))):
             left_out.append((protocol, words))
-            logging.getLogger(__name__).warning("%s: %s %s", path, PROTOCOLS.get(protocol, protocol), words)
-    if not rows:
-        return []
+            _LOG.warning("%s: %s %s", path, PROTOCOLS.get(protocol, protocol), words)
     run = dataclasses.replace(stored_run(path, config, kept[-1]), left_out=tuple(left_out))
     return [Row(row, run) for row in rows if any(row is one for one in kept)]
 
 
-def _own_text(rows: Sequence[dict[str, Any]], digest: str) -> tuple[list[dict[str, Any]], str]:
-    """The rows on the text of `digest`, or where that is not known on the text of the first; what is left out."""
-    digest = digest if any(row.get("data_digest") == digest for row in rows) else str(rows[0].get("data_digest"))
-    kept = [row for row in rows if str(row.get("data_digest")) == digest]
+def _text(row: Mapping[str, Any]) -> str:
+    return str(row.get("data_digest"))
+
+
+def _text_of(rows: Sequence[dict[str, Any]], own: str) -> str:
+    """The text that a run is shown on: its `own` if there is a row on it, else that of its first row."""
+    return own if any(_text(row) == own for row in rows) else _text(rows[0])
+
+
+def _step(row: Mapping[str, Any]) -> int:
+    """After how many steps of training a row was measured; -1 where it does not say."""
+    step = row.get("step")
+    return step if isinstance(step, int) else -1
+
+
+def _only(wanted: Sequence[bool], rows: Sequence[dict[str, Any]], why: str) -> tuple[list[dict[str, Any]], str]:
+    """The `wanted` ones of `rows`, and in words how many were left out."""
+    kept = [row for row, keep in zip(rows, wanted, strict=True) if keep]
     others = len(rows) - len(kept)
-    return kept, f"{others} row{'s' * (others > 1)} left out, measured on other text (not comparable)" if others else ""
+    return kept, f"{others} row{'s' * (others > 1)} left out, {why}" if others else ""
+
+
+def by_stride(rows: Iterable[Any]) -> dict[Any, list[Any]]:
+    """Rows of one protocol by stride, where windows of one length were slid with several; else all of them by None."""
+    slid, found = collections.defaultdict(set), collections.defaultdict(list)
+    for row in (stored := list(rows)):
+        slid[row["eval_len"]].add(row.get("stride"))
+    several = any(len(strides) > 1 for strides in slid.values())
+    for row in stored:
+        found[row.get("stride") if several else None].append(row)
+    return found
 
 
 def _same_targets(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
@@ -134,10 +145,7 @@ def _same_targets(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]],
     counts = collections.Counter(targets_key(row) for row in rows)
     last = {targets_key(row): place for place, row in enumerate(rows)}
     chosen = max(counts, key=lambda targets: (counts[targets], last[targets]))
-    kept = [row for row in rows if targets_key(row) == chosen]
-    others = len(rows) - len(kept)
-    words = f"{others} row{'s' * (others > 1)} left out, scored on other targets (not comparable)" if others else ""
-    return kept, words
+    return _only([targets_key(row) == chosen for row in rows], rows, "scored on other targets (not comparable)")
 
 
 def _longest(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:

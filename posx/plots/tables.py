@@ -39,7 +39,7 @@ def panel_table(panel: Panel) -> str:
         _line([_escaped(look.shown(curve.label, 160)), _seeds(curve), *(column[n] for column in cells.values())])
         for n, curve in enumerate(curves)
     ]
-    notes = [_escaped(note) for note in captions.notes([panel], [])]
+    notes = [_escaped(note) for note in [*captions.fewer_runs(curves, ""), *captions.notes([panel], [])]]
     ruler = _line(["---", *["---:"] * (len(cells) + 1)])
     made = [*lines, "", _line(["encoding", "seeds", *cells]), ruler, *body]
     return "\n".join([*made, "", *notes] if notes else made)

@@ -222,7 +222,7 @@ def test_a_failing_run_does_not_stop_the_others_and_is_named(site, tmp_path):
     last = err.strip().splitlines()[-1]
     assert code == 7 and last.startswith("posx: 1 of 2 runs failed"), err
     assert "breaking.Breaks-L16-s0" in last and "at step 1" in last and "nope-L16-s0:" not in last
-    assert (workdir / "nope-L16-s0" / "DONE").exists() and "NoPE" in out
+    assert (workdir / "nope-L16-s0" / "DONE").exists() and "| nope |" in out
     assert json.loads((workdir / "breaking.Breaks-L16-s0" / "status.json").read_text())["code"] == 5
     code, _, err = tiny.run(*command, PYTHONPATH=str(tmp_path))
     assert code == 7 and "1 of 2 runs are finished already" in err
@@ -236,6 +236,6 @@ def test_evaluating_a_whole_sweep(site, tmp_path):
     shutil.rmtree(workdir / "rope-L16-s0" / "checkpoints")
     code, out, err = tiny.run("evaluate", f"--workdir={workdir}", "--lengths=16,64", "--protocol=sliding")
     assert code == 7 and "rope-L16-s0" in err.splitlines()[-1] and "no checkpoint" in err, err
-    assert "ALiBi" in out
+    assert "| alibi |" in out
     rows = [row for row in tiny.rows(workdir / "alibi-L16-s0" / "eval.jsonl") if row["protocol"] == "sliding"]
     assert [row["eval_len"] for row in rows] == [16, 64]

@@ -121,11 +121,42 @@ def test_the_training_length_is_always_measured(capsys, workdir):
     assert code == 2 and "eval.num_targets=8" in err and "training length, 16" in err
 
 
+def old_figure(folder, kind: str):
+    """The PNG of a figure that was drawn in `folder` once."""
+    figures = folder / "figures"
+    figures.mkdir(exist_ok=True)
+    for end in ("png", "svg"):
+        (figures / f"{kind}.{end}").write_text("old")
+    return figures / f"{kind}.png"
+
+
 def test_figures_and_tables_follow_the_rows(capsys, workdir):
     """Those of a sweep as well; none are made where there were none, and a folder of other pictures is no figures."""
-    stale, other = workdir.parent / "figures" / "extrapolation.png", workdir / "figures" / "photo.png"
-    for path in (stale, other):
-        path.parent.mkdir()
-        path.write_text("old")
+    stale, other = old_figure(workdir.parent, "extrapolation"), workdir / "figures" / "photo.png"
+    other.parent.mkdir()
+    other.write_text("old")
     evaluated(capsys, workdir, "--lengths=64", "--protocol=P1")
     assert stale.read_bytes().startswith(b"\x89PNG") and [path.name for path in other.parent.iterdir()] == ["photo.png"]
+
+
+def test_what_is_not_of_posx_in_the_folders_above_is_left_alone(capsys, workdir):
+    own = {workdir.parent / "table.md": "mine", workdir.parent / "figures" / "training.png": "mine too"}
+    for path, text in own.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    top = old_figure(workdir.parents[1], "ratio")
+    evaluated(capsys, workdir, "--lengths=64", "--protocol=P1")
+    assert {path: path.read_text() for path in own} == own
+    assert top.read_bytes().startswith(b"\x89PNG"), "a folder of sweeps follows its rows as well"
+
+
+def test_settings_that_are_wrong_for_one_run_of_a_sweep_start_nothing(capsys, workdir):
+    shutil.copytree(workdir, workdir.parent / "shorter")
+    path = workdir.parent / "shorter" / "config.json"
+    values = json.loads(path.read_text())
+    values["train"]["length"] = 8
+    path.write_text(json.dumps(values))
+    before = (workdir / "eval.jsonl").read_bytes()
+    words = ("--lengths=16,32", "--protocol=sliding", "--stride=16")
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir.parent}", *words)
+    assert code == 2 and "eval.stride=16" in err and (workdir / "eval.jsonl").read_bytes() == before
