@@ -89,8 +89,7 @@ def evaluate_run(
         lambda protocol, lengths: protocol.targets(stream, lengths, documents).digest,
         functools.partial(is_defined, model),
     ):  # fmt: skip
-        # Where memory ran out is tried again: it may be another machine.
-        known = {length: row for length, row in one.stored.items() if row["status"] != "oom"}
+        known = {length: row for length, row in one.stored.items() if _answers(row, config)}
         wanted = sorted({*one.lengths, *one.moved})
         if not known.keys() >= set(wanted):
             _say_why(one, facts["run_id"])
@@ -98,10 +97,18 @@ def evaluate_run(
         for length in (length for length in wanted if length not in known):
             for row in one.protocol.measure(measured, [length]):
                 interrupts.check()
-                rows.append(facts | row | {"anchor": one.anchor})
+                rows.append(facts | row | {"anchor": one.anchor, "executor": config.executor})
                 lines.append(folder.eval_file, rows[-1])
                 say(_line(rows[-1]))
     return rows
+
+
+def _answers(row: dict[str, Any], config: EvalConfig) -> bool:
+    """Whether a stored row need not be computed again: an executor that is asked for by name is asked for itself.
+
+    Where memory ran out is tried again: it may be another machine.
+    """
+    return row["status"] != "oom" and config.executor in ("auto", row.get("executor", "auto"))
 
 
 def _say_why(one: Question, name: str) -> None:

@@ -110,6 +110,17 @@ def test_another_number_of_targets_is_another_measurement_and_says_so(capsys, wo
     assert tiny.rows(workdir / "eval.jsonl") == before
 
 
+def test_an_executor_that_is_asked_for_is_asked_itself(capsys, workdir):
+    """Whoever compares executors must not compare a number with itself."""
+    before = len(tiny.rows(workdir / "eval.jsonl"))
+    for _ in range(2):
+        evaluated(capsys, workdir, "--lengths=16", "--protocol=P1", "--executor=dense")
+    rows = tiny.rows(workdir / "eval.jsonl")
+    assert [row["executor"] for row in rows[before:]] == ["dense"] and rows[0]["executor"] == "auto"
+    evaluated(capsys, workdir, "--lengths=16", "--protocol=P1")
+    assert len(tiny.rows(workdir / "eval.jsonl")) == before + 1
+
+
 def test_the_training_length_is_always_measured(capsys, workdir):
     evaluated(capsys, workdir, "--lengths=32", "--protocol=sliding")
     evaluated(capsys, workdir, "--lengths=32", "--protocol=P1", "--num_targets=512")
