@@ -20,6 +20,7 @@ from ml_collections import ConfigDict, config_flags
 from posx.config import SECTIONS, RunConfig, base_config
 from posx.config.overrides import initials, is_override, overridden, settings
 from posx.config.stored import ENCODINGS_BEFORE, from_stored
+from posx.encodings import spec_text
 from posx.errors import ConfigError
 from posx.fields import typed_fields
 
@@ -133,6 +134,8 @@ def load_config(where: Mapping[str, str]) -> ConfigDict:
     missing = [name for name in ("encoding", "model", "data", "train", "eval", "sweep") if name not in config]
     if missing:
         raise ConfigError(f"config file {text}: section {missing[0]!r} is missing; start from posx.config.base_config")
+    if not isinstance(config.sweep.get("axes"), Mapping | ConfigDict):
+        raise ConfigError(f"config file {text}: sweep.axes must map settings to their values; {{}} is none")
     return config
 
 
@@ -171,13 +174,15 @@ def repeated_run(values: Mapping[str, Any]) -> RunConfig | None:
 
 
 def asked_before(run: RunConfig) -> ConfigDict:
-    """The config that asks for what `run` once asked for."""
+    """The config that asks for what `run` once asked for; a sweep of it is that run, until it is given axes."""
     config = base_config()
     for section in SECTIONS:
         config[section].update(vars(getattr(run, section)))
     asked = ENCODINGS_BEFORE.get(run.encoding["name"], {}) | dict(run.encoding)
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in asked.items()}
     config.encoding = ConfigDict(fields, type_safe=False)
+    own = (spec_text(config.encoding.to_dict()),), (run.train.length,), (run.train.seed,)
+    config.sweep.encodings, config.sweep.train_lens, config.sweep.seeds = own
     return config
 
 
