@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from posx.config.run import base_config, encoding_section
 from posx.encodings import CHAIN, spec_text
-from posx.encodings.grammar import parse, split
+from posx.encodings.grammar import parse_value, split
 from posx.errors import ConfigError
 
 _AXES = "sweep.axes."
@@ -113,7 +113,7 @@ def tuple_of(text: str, old: tuple[Any, ...], key: str) -> tuple[Any, ...]:
     items = items_of(text)
     kind = type(old[0]) if old else int if all(item.lstrip("-").isdigit() for item in items) else str
     if kind in (bool, tuple):  # True, (1, 2): as they stand in the text of a spec
-        return tuple(parse(f"{key.rpartition('.')[0]}(item={item})")["item"] for item in items)
+        return tuple(map(parse_value, items))
     try:
         return tuple(kind(item) for item in items)
     except ValueError:
