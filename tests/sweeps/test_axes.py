@@ -150,6 +150,29 @@ def test_the_command_takes_axes_and_finds_finished_runs_whatever_their_folder_is
     assert {path.name for path in tmp_path.iterdir()} == {"of-another-day"}
 
 
+def started(workdir, **axes):
+    """The folder's name of a run of one job that has begun."""
+    (job,) = plan(config_of(**axes), workdir)
+    job.folder.path.mkdir(parents=True, exist_ok=True)
+    job.folder.write_config(job.run)
+    return job.name
+
+
+def test_no_two_jobs_share_a_folder_whatever_was_there_before(tmp_path):
+    first, second = (started(tmp_path, train__learning_rate=(rate,)) for rate in (1e-3, 2e-3))
+    assert first == "rope-L64-s0" and second.startswith("rope-L64-s0-")
+    assert started(tmp_path, train__learning_rate=(2e-3,)) == second
+    names = list(planned(tmp_path, train__learning_rate=(2e-3, 1e-3, 3e-3)))
+    assert names == [second, first, "rope-L64-s0-learning_rate=0.003"]
+
+
+def test_a_run_in_a_folder_named_as_another_of_the_same_sweep(tmp_path):
+    started(tmp_path, encoding=("rope(base=50)",))
+    (tmp_path / "rope-base=50-L64-s0").rename(tmp_path / "rope-L64-s0")
+    rope, other = planned(tmp_path, encoding=("rope", "rope(base=50)"))
+    assert other == "rope-L64-s0" and rope.startswith("rope-L64-s0-")
+
+
 def test_flags_take_any_spec(capsys, site):
     words = ["train", f"--config={site / 'tiny.py'}", "--dry_run"]
     code, out, _ = tiny.call(capsys, *words, "--config.encoding=rope(base=50)+alibi")
