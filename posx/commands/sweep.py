@@ -24,7 +24,7 @@ def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
     if values["jobs"] < 1:
         raise ConfigError(f"--jobs={values['jobs']} must be at least 1")
     if values["dry_run"]:
-        print(preview(jobs, values["jobs"]))
+        print(preview(jobs))
         return
     check_writable(workdir)
     todo = unfinished(jobs)

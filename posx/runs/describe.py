@@ -74,7 +74,7 @@ def _eval_flops(run: RunConfig, model: Model) -> float | None:
 def describe(run: RunConfig) -> str:
     """What a run would be, in one line."""
     model, cost = _model_of(run), expected(run)
-    encodings = " + ".join(map(repr, model.distinct))
+    encodings = ", ".join(map(repr, model.distinct))
     return (
         f"{encodings}, {cost.num_params:,} parameters, {cost.tokens:,} tokens in {run.train.steps} steps of "
         f"{run.train.batch_size} x {run.train.length}, {cost.flops:.2g} FLOP, {cost.memory / 1e6:,.0f} MB, "

@@ -110,11 +110,16 @@ def _in_their_folders(jobs: Sequence[Job], workdir: Path) -> list[Job]:
         held.setdefault(_kind(run), []).append((folder, run, identity(run)))
     found = [_where_started(job, held.get(_kind(job.run), ())) for job in jobs]
     taken = {job.folder.path for job in found if job is not None}
-    placed = []
+    placed, beside = [], []
     for job, there in zip(jobs, found, strict=True):
         if there is None and (job.folder.path in taken or job.folder.holds_another(job.run)):
             there = dataclasses.replace(job, folder=RunFolder(workdir / f"{job.name}-{identity(job.run)}"))
+            beside.append(f"{job.name} ({there.name})")
         placed.append(there or job)
+    if beside:
+        say(
+            f"notice: runs of other settings have the names of {len(beside)} new ones, as {beside[0]}; these lie beside"
+        )
     return placed
 
 

@@ -139,7 +139,7 @@ def test_the_command_takes_axes_and_finds_finished_runs_whatever_their_folder_is
         "--config.sweep.encodings=t5, t5(max_distance=5)", "--config.sweep.axes.train.learning_rate=2e-3,1e-3",
     ]  # fmt: skip
     code, out, err = tiny.call(capsys, *words)
-    assert code == 0 and "4 runs, 1 of them finished" in out, err
+    assert code == 0 and "4 runs, 1 of them finished" in out and "as measured here" in out, err
     header, *rows = [line.split() for line in out.split("\n\n")[0].splitlines()]
     assert header[:3] == ["run", "encoding", "train.learning_rate"]
     assert [row[0] for row in rows] == [
