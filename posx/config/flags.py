@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from posx.config import SECTIONS, RunConfig, base_config
-from posx.config.overrides import initials, is_override, overridden, settings
+from posx.config.overrides import initials, is_override, overridden, setting_of, settings
 from posx.config.stored import ENCODINGS_BEFORE, from_stored
 from posx.encodings import spec_text
 from posx.errors import ConfigError
@@ -38,8 +38,8 @@ def parse(
 ) -> tuple[dict[str, Any], ConfigDict | None]:
     """Values of COMMON and a command's `own` flags, {name: (default, help)}, and the config with overrides applied.
 
-    `config` or `config_json` is among the values, whichever named the config. Where a command takes no config but
-    settings of some `sections` of a stored one, "overrides" are their words, for `set_anew`.
+    `config` or `config_json` is among the values, whichever named the config, and "overrides", the words about
+    settings: for `set_anew` where a command takes no config but settings of some `sections` of a stored one.
     """
     config_words, words = split_config(list(words))
     if config_words and not takes_config:
@@ -61,8 +61,7 @@ def parse(
     rest = _parse_flags(values, words)
     if rest:
         raise ConfigError(f"stray word {rest[0]!r}; {_meant(rest[0], config, {**COMMON, **own})}")
-    found = {name: values[name].value for name in {**COMMON, **own}}
-    found |= {"overrides": overrides} if sections else {}
+    found = {name: values[name].value for name in {**COMMON, **own}} | {"overrides": overrides}
     return found | config_words, values["config"].value if config is not None else None
 
 
@@ -71,7 +70,7 @@ def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> d
 
     Raises ConfigError for what is unknown or mistyped, and for settings of other sections: the run was made with them.
     """
-    keys = [word.partition("=")[0].lstrip("-").removeprefix("noconfig.").removeprefix("config.") for word in words]
+    keys = list(map(setting_of, words))
     for word, key in zip(words, keys, strict=True):
         if key.partition(".")[0] in {"encoding", "sweep", *SECTIONS} - set(sections):
             allowed = " and ".join(f"--config.{name}.*" for name in sections)

@@ -31,7 +31,7 @@ def overridden(config: ConfigDict, words: Sequence[str]) -> list[str]:
 
     Raises ConfigError for a key that is not known, with the nearest ones, and for a value that cannot be read.
     """
-    named = {word: _key(word) for word in words if is_override(word)}
+    named = {word: setting_of(word) for word in words if is_override(word)}
     for word, key in named.items():  # first, as other words may be about its fields
         if key == "encoding":
             with config.unlocked():
@@ -120,7 +120,8 @@ def tuple_of(text: str, old: tuple[Any, ...], key: str) -> tuple[Any, ...]:
         raise ConfigError(f"--config.{key}={text!r} must be {kind.__name__} values with commas between them") from None
 
 
-def _key(word: str) -> str:
+def setting_of(word: str) -> str:
+    """ "train.steps" of "--config.train.steps=5"."""
     return word.partition("=")[0].lstrip("-").removeprefix("noconfig.").removeprefix("config.")
 
 

@@ -158,9 +158,21 @@ def started(workdir, **axes):
     return job.name
 
 
-def test_no_two_jobs_share_a_folder_whatever_was_there_before(tmp_path):
+def test_settings_that_a_sweep_does_not_use_are_named(capsys, site):
+    words = ["sweep", f"--config={site / 'tiny.py'}:nope", "--dry_run", "--config.sweep.encodings=rope"]
+    code, _, err = tiny.call(
+        capsys, *words, "--config.train.length=32", "--config.train.seed=0", "--config.train.steps=9"
+    )
+    assert code == 0
+    assert [line.split()[1] for line in err.splitlines()] == ["--config.encoding=nope", "--config.train.length=32"]
+    code, _, err = tiny.call(capsys, *words, "--config.encoding=rope(base=50)")  # the rope that is meant
+    assert code == 0 and "rope(base=50)" not in err
+
+
+def test_no_two_jobs_share_a_folder_whatever_was_there_before(tmp_path, capsys):
     first, second = (started(tmp_path, train__learning_rate=(rate,)) for rate in (1e-3, 2e-3))
     assert first == "rope-L64-s0" and second.startswith("rope-L64-s0-")
+    assert "notice: " in (err := capsys.readouterr().err) and f"{first} ({second})" in err
     assert started(tmp_path, train__learning_rate=(2e-3,)) == second
     names = list(planned(tmp_path, train__learning_rate=(2e-3, 1e-3, 3e-3)))
     assert names == [second, first, "rope-L64-s0-learning_rate=0.003"]
