@@ -110,6 +110,8 @@ def test_names_that_would_be_too_long_or_the_same_are_told_apart(tmp_path):
         ({"train__learning_rate": (1e-3, 0.001)}, "names a value twice"),
         ({"encoding": ("rope", "rope(base=10000)")}, "names a value twice"),
         ({"encoding": ("rope", "rope(bas=3)")}, "did you mean 'base'"),
+        ({"encoding": ("RoPE",)}, "did you mean 'rope'"),
+        ({"encoding": ("chain",)}, "write the parts of a chain with +"),
         ({"encoding__slope": (1, 2)}, "encoding 'rope' has no field 'slope'"),
         ({"train__steps": (100, "many")}, "train.steps='many' must be of type int"),
         ({"encoding__base": (int("9" * 400),)}, "encoding.base=inf must be a finite number"),
