@@ -193,7 +193,7 @@ def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, monkeypatch, site, 
     assert "1 of 2 runs are finished already" in err
     assert before == {path: path.stat().st_mtime_ns for path in first.rglob("*")}
     assert {row["attempt"] for row in read(second / "metrics.jsonl")} == {1, 2}
-    assert (workdir / "table.md").exists() and list(workdir.glob("**/*.png")) and "T5 bias" in out
+    assert (workdir / "table.md").exists() and list(workdir.glob("**/*.png")) and "| t5 |" in out
     rows = {folder: (folder / "eval.jsonl").read_bytes() for folder in (first, second)}
     code, _, err = tiny.call(capsys, *command)
     assert code == 0 and "2 of 2 runs are finished already" in err
