@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """ "did you mean 'x'? ", or nothing where no known name is near; for one-line messages."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return f"did you mean {close[0]!r}? " if close else ""
+    """ "did you mean 'x'? ", or nothing where no known name is near, in whatever case; for one-line messages."""
+    by_lower = {word.lower(): word for word in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
+    return f"did you mean {by_lower[close[0]]!r}? " if close else ""
 
 
 class PosxError(Exception):

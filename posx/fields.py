@@ -46,10 +46,10 @@ def typed(value: Any, wanted: Any, where: str) -> Any:
             value = wanted(value)
         except ValueError:
             raise ConfigError(f"{where}={value!r} must be of type {wanted.__name__}") from None
-    if wanted is bool and value in ("true", "false"):
-        value = value == "true"
+    if wanted is bool and isinstance(value, str) and value.lower() in ("true", "false"):
+        value = value.lower() == "true"
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) < 1e300 else math.inf
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
         raise ConfigError(f"{where}={value!r} must be of type {wanted.__name__}")
     if wanted is float and not math.isfinite(value):

@@ -18,8 +18,9 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from posx.config import SECTIONS, RunConfig, base_config
-from posx.config.overrides import initials, is_override, overridden, settings
+from posx.config.overrides import initials, is_override, overridden, setting_of, settings
 from posx.config.stored import ENCODINGS_BEFORE, from_stored
+from posx.encodings import spec_text
 from posx.errors import ConfigError
 from posx.fields import typed_fields
 
@@ -37,8 +38,8 @@ def parse(
 ) -> tuple[dict[str, Any], ConfigDict | None]:
     """Values of COMMON and a command's `own` flags, {name: (default, help)}, and the config with overrides applied.
 
-    `config` or `config_json` is among the values, whichever named the config. Where a command takes no config but
-    settings of some `sections` of a stored one, "overrides" are their words, for `set_anew`.
+    `config` or `config_json` is among the values, whichever named the config, and "overrides", the words about
+    settings: for `set_anew` where a command takes no config but settings of some `sections` of a stored one.
     """
     config_words, words = split_config(list(words))
     if config_words and not takes_config:
@@ -60,8 +61,7 @@ def parse(
     rest = _parse_flags(values, words)
     if rest:
         raise ConfigError(f"stray word {rest[0]!r}; {_meant(rest[0], config, {**COMMON, **own})}")
-    found = {name: values[name].value for name in {**COMMON, **own}}
-    found |= {"overrides": overrides} if sections else {}
+    found = {name: values[name].value for name in {**COMMON, **own}} | {"overrides": overrides}
     return found | config_words, values["config"].value if config is not None else None
 
 
@@ -70,7 +70,7 @@ def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> d
 
     Raises ConfigError for what is unknown or mistyped, and for settings of other sections: the run was made with them.
     """
-    keys = [word.partition("=")[0].lstrip("-").removeprefix("noconfig.").removeprefix("config.") for word in words]
+    keys = list(map(setting_of, words))
     for word, key in zip(words, keys, strict=True):
         if key.partition(".")[0] in {"encoding", "sweep", *SECTIONS} - set(sections):
             allowed = " and ".join(f"--config.{name}.*" for name in sections)
@@ -133,6 +133,8 @@ def load_config(where: Mapping[str, str]) -> ConfigDict:
     missing = [name for name in ("encoding", "model", "data", "train", "eval", "sweep") if name not in config]
     if missing:
         raise ConfigError(f"config file {text}: section {missing[0]!r} is missing; start from posx.config.base_config")
+    if not isinstance(config.sweep.get("axes"), Mapping | ConfigDict):
+        raise ConfigError(f"config file {text}: sweep.axes must map settings to their values; {{}} is none")
     return config
 
 
@@ -171,13 +173,15 @@ def repeated_run(values: Mapping[str, Any]) -> RunConfig | None:
 
 
 def asked_before(run: RunConfig) -> ConfigDict:
-    """The config that asks for what `run` once asked for."""
+    """The config that asks for what `run` once asked for; a sweep of it is that run, until it is given axes."""
     config = base_config()
     for section in SECTIONS:
         config[section].update(vars(getattr(run, section)))
     asked = ENCODINGS_BEFORE.get(run.encoding["name"], {}) | dict(run.encoding)
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in asked.items()}
     config.encoding = ConfigDict(fields, type_safe=False)
+    own = (spec_text(config.encoding.to_dict()),), (run.train.length,), (run.train.seed,)
+    config.sweep.encodings, config.sweep.train_lens, config.sweep.seeds = own
     return config
 
 

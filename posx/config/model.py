@@ -25,7 +25,8 @@ class ModelConfig:
     `dtype` is the type of the operands of the forward matrix products; parameters and all else stay float32.
     `remat` "layer" keeps only the input of every layer for the backward pass and computes the rest of it again: memory
     of about one layer instead of all, for a third more work.
-    `layer_policy` is cycled over the layers; "encoding" stands for the run's encoding, other words are registry names.
+    `layer_policy` is cycled over the layers; "encoding" stands for the run's encoding, other words are
+    specs of their own: nope, rope(base=50)+alibi.
     """
 
     num_layers: int = 4

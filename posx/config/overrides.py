@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from posx.config.run import base_config, encoding_section
 from posx.encodings import CHAIN, spec_text
-from posx.encodings.grammar import split
+from posx.encodings.grammar import parse_value, split
 from posx.errors import ConfigError
 
 _AXES = "sweep.axes."
@@ -31,7 +31,7 @@ def overridden(config: ConfigDict, words: Sequence[str]) -> list[str]:
 
     Raises ConfigError for a key that is not known, with the nearest ones, and for a value that cannot be read.
     """
-    named = {word: _key(word) for word in words if is_override(word)}
+    named = {word: setting_of(word) for word in words if is_override(word)}
     for word, key in named.items():  # first, as other words may be about its fields
         if key == "encoding":
             with config.unlocked():
@@ -49,13 +49,31 @@ def printed(config: ConfigDict) -> str:
         is_default = value == defaults.get(key)
         if is_default or not key.startswith("encoding."):  # the text above has the others
             lines[not is_default].append(_word(key, value))
-    lines[True] += [_word(f"{_AXES}{name}", values) for name, values in config.sweep.axes.items()]
+    for name, values in config.sweep.axes.items():
+        held = settings(config).get(name)
+        if name == "encoding":
+            values = map(spec_text, values)
+        elif isinstance(held, tuple):
+            values = (tuple_of(value, held, name) if isinstance(value, str) else value for value in values)
+        lines[True].append(_word(f"{_AXES}{name}", tuple(values)))
     return "\n".join(["# chosen", *lines[True], "", "# defaults", *lines[False]])
 
 
 def _word(key: str, value: Any) -> str:
-    text = ",".join(map(str, value)) or "()" if isinstance(value, tuple) else str(value)
+    text = str(value)
+    if isinstance(value, tuple):
+        text = ",".join(map(_typable, value)) or "()"
+        if text[0] == "(" and len(value) == 1 and not key.startswith(_AXES):
+            text = f"({text},)"  # else its own brackets would count as those around all
     return shlex.quote(f"--config.{key}={text}")
+
+
+def _typable(value: Any) -> str:
+    """An item of a list, as `items_of` reads it."""
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_typable, value))}{',' if len(value) == 1 else ''})"
+    text = str(value)
+    return repr(text) if len(split(text)) > 1 else text
 
 
 def settings(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
@@ -83,19 +101,27 @@ def initials(name: str) -> str:
     return "".join(part[:1] for part in name.split("_"))
 
 
+def items_of(text: str) -> list[str]:
+    """The texts between the commas of `text`; brackets around all of it and quotes around one are no part of them."""
+    text = text.strip()
+    whole = text[:1] + text[-1:] in ("()", "[]") and len(split(text)) == 1
+    return [item.strip("'\"") for item in split(text[1:-1] if whole else text)]
+
+
 def tuple_of(text: str, old: tuple[Any, ...], key: str) -> tuple[Any, ...]:
     """ "64,128" as (64, 128): values of the type of those in `old`. Raises ConfigError."""
-    text = text.strip()
-    inner = text[1:-1] if text[:1] + text[-1:] in ("()", "[]") else text
-    items = [item.strip("'\"") for item in split(inner)]
+    items = items_of(text)
     kind = type(old[0]) if old else int if all(item.lstrip("-").isdigit() for item in items) else str
+    if kind in (bool, tuple):  # True, (1, 2): as they stand in the text of a spec
+        return tuple(map(parse_value, items))
     try:
         return tuple(kind(item) for item in items)
     except ValueError:
         raise ConfigError(f"--config.{key}={text!r} must be {kind.__name__} values with commas between them") from None
 
 
-def _key(word: str) -> str:
+def setting_of(word: str) -> str:
+    """ "train.steps" of "--config.train.steps=5"."""
     return word.partition("=")[0].lstrip("-").removeprefix("noconfig.").removeprefix("config.")
 
 
@@ -115,7 +141,9 @@ def _kept(config: ConfigDict, word: str, key: str | None) -> str | None:
     known = settings(config)
     if key.startswith(_AXES):
         with config.unlocked():
-            config.sweep.axes[key.removeprefix(_AXES)] = tuple(split(_value(word)))
+            setting = key.removeprefix(_AXES)
+            one_each = setting == "encoding" or not isinstance(known.get(setting, ()), tuple)
+            config.sweep.axes[setting] = tuple((items_of if one_each else split)(_value(word)))
         return None
     check_key(key, known, repr(word))
     name, equals, value = word.partition("=")

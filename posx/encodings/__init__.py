@@ -107,6 +107,8 @@ def from_spec(spec: Spec) -> Encoding:
         spec = parse(spec)
     if isinstance(spec, Mapping):
         name = _name(spec)
+        if spec == {"name": CHAIN}:
+            raise ConfigError(f"{CHAIN!r} alone is no encoding: write the parts of a chain with +, such as rope+alibi")
         return _called(f"encoding {name!r}", encoding_class(name), **given_fields(spec))
     if isinstance(spec, Sequence):
         return Chain(tuple(from_spec(part) for part in spec))

@@ -28,14 +28,21 @@ def parse(text: str) -> dict[str, Any] | list[Any]:
 
     Raises ConfigError that points at what cannot be read. Names and fields are not looked up here.
     """
+    parts = [_named(part, text) for part in _summands(_tree(text, "this is no encoding"))]
+    return parts[0] if len(parts) == 1 else parts
+
+
+def parse_value(text: str) -> Any:
+    """What `text` spells where it stands as the value of a field: "(0, 3)", "True". Raises ConfigError."""
+    return _value(_tree(text, "this is no value"), text)
+
+
+def _tree(text: str, why: str) -> ast.expr:
     try:
-        tree = ast.parse(_OWN_CLASS.sub(_COLON, text.strip()), mode="eval").body
+        return ast.parse(_OWN_CLASS.sub(_COLON, text.strip()), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         place = (getattr(error, "offset", None) or 1) - 1
-        rest = text.strip()[place:]
-        raise ConfigError(_unreadable(text, rest or "its end", "this is no encoding")) from None
-    parts = [_named(part, text) for part in _summands(tree)]
-    return parts[0] if len(parts) == 1 else parts
+        raise ConfigError(_unreadable(text, text.strip()[place:] or "its end", why)) from None
 
 
 def _summands(tree: ast.expr) -> list[ast.expr]:

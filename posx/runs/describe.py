@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from posx.attention import causal, choose_executor
 from posx.config import RunConfig
+from posx.cross_entropy import LARGEST_LOGITS
 from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
 from posx.evaluation.protocols import run_protocols
@@ -35,9 +36,10 @@ class Expected:
     """What a run costs, from its settings alone.
 
     num_params; tokens of all training steps; flops of training, and of the forward passes of evaluation, None where
-    that goes over a whole text of unknown length; memory, bytes: float32 weights, their gradients and two moments, and
-    what the layers keep for the backward pass over one part of a batch (measured on XLA's CPU backend: within a tenth,
-    where the batch outweighs the weights). An accelerator or a Python process takes its own on top.
+    that goes over a whole text of unknown length; memory, bytes: float32 weights, their gradients and two moments,
+    what the layers keep for the backward pass over one part of a batch, and logits (measured on XLA's CPU backend:
+    within about a tenth, where the batch outweighs the weights; Shaw's and DeBERTa's vectors come on top, up to a third
+    more). An accelerator or a Python process takes its own on top.
     """
 
     num_params: int
@@ -51,11 +53,13 @@ def expected(run: RunConfig) -> Expected:
     """The cost of `run`. Raises ConfigError for sizes and encodings that do not fit."""
     model, train = _model_of(run), run.train
     tokens, dims, config = train.steps * train.batch_size * train.length, model.dims, model.config
-    kept = 4 * config.hidden_dim + 6 * config.model_dim + 4 * dims.num_heads * dims.head_dim
+    kept = (4 if config.mlp == "gelu" else 6) * config.hidden_dim + 4 * dims.num_heads * dims.head_dim
+    kept += (9 if config.dropout else 6) * config.model_dim
     part = train.batch_size // train.accumulation * train.length
+    logits = 2 * min(part * model.vocab_size, LARGEST_LOGITS)
     return Expected(
         count(model), tokens, tokens * flops_per_token(model, train.length), _eval_flops(run, model),
-        16 * count(model) + 4 * part * config.num_layers * kept,
+        16 * count(model) + 4 * (part * config.num_layers * kept + logits),
     )  # fmt: skip
 
 
@@ -74,7 +78,7 @@ def _eval_flops(run: RunConfig, model: Model) -> float | None:
 def describe(run: RunConfig) -> str:
     """What a run would be, in one line."""
     model, cost = _model_of(run), expected(run)
-    encodings = " + ".join(map(repr, model.distinct))
+    encodings = ", ".join(map(repr, model.distinct))
     return (
         f"{encodings}, {cost.num_params:,} parameters, {cost.tokens:,} tokens in {run.train.steps} steps of "
         f"{run.train.batch_size} x {run.train.length}, {cost.flops:.2g} FLOP, {cost.memory / 1e6:,.0f} MB, "

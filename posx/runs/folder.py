@@ -87,6 +87,14 @@ class RunFolder:
         except WorkdirError:
             return run
 
+    def holds_another(self, run: RunConfig) -> bool:
+        """Whether a run was started here that `run` does not resume."""
+        try:
+            held = self.read_config()
+        except WorkdirError:  # none, or one that cannot be read: whoever trains here says so
+            return False
+        return bool(differences(held, like(run, held)))
+
     def finished(self, run: RunConfig, data_digest: str = "") -> bool:
         """Whether `run` was trained and evaluated to the end here.
 

@@ -10,11 +10,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.config import RunConfig, encoding_section
+from posx.config import SECTIONS, RunConfig, encoding_section
 from posx.config.overrides import check_key, settings, tuple_of
 from posx.config.sweep import LISTS
 from posx.encodings import spec_text
+from posx.encodings.grammar import parse
 from posx.errors import ConfigError
+from posx.fields import typed_fields
 
 MOST_LETTERS = 120  # of a folder's name
 
@@ -35,6 +37,8 @@ def axes_of(config: ConfigDict) -> dict[str, tuple[Any, ...]]:
         name, values = names[setting]
         if not values:
             raise ConfigError(f"{name} is empty: name at least one")
+        if setting == "encoding":
+            values = [_encoding(value, config.encoding.to_dict()) for value in values]
         texts = [text_of(setting, value) for value in values]
         if len(set(texts)) != len(texts):
             raise ConfigError(f"{name}={tuple(values)} names a value twice")
@@ -42,37 +46,41 @@ def axes_of(config: ConfigDict) -> dict[str, tuple[Any, ...]]:
     return found
 
 
+def _encoding(spec: Any, chosen: Mapping[str, Any]) -> str:
+    """The text of `spec`; one that the config has chosen already, by its name alone, has the fields set there."""
+    by_name = isinstance(spec, str) and parse(spec) == {"name": chosen["name"]}
+    return spec_text(chosen if by_name else spec)
+
+
 def _values(config: ConfigDict, setting: str, given: Any) -> tuple[Any, ...]:
     """The values of an axis; those of a setting that holds several are tuples."""
     known = {"encoding": ""} | {k: v for k, v in settings(config).items() if not k.startswith("sweep.")}
     if not setting.startswith("encoding."):  # fields that some of the encodings have are theirs to know
         check_key(setting, known, "sweep.axes")
-    if not isinstance(given, list | tuple):
+    if not isinstance(given, list | tuple | range):
         raise ConfigError(f"sweep.axes.{setting}={given!r} must be a tuple of values")
-    old = known.get(setting)
-    if not isinstance(old, tuple):
-        return tuple(given)
-    return tuple(tuple_of(value, old, setting) if isinstance(value, str) else value for value in given)
+    return tuple(_typed(setting, value, known.get(setting)) for value in given)
+
+
+def _typed(setting: str, value: Any, held: Any) -> Any:
+    """`value` of the type that its setting, which now is `held`, has; encodings and their fields know their own."""
+    if isinstance(held, tuple) and isinstance(value, str):
+        value = tuple_of(value, held, setting)
+    section, _, name = setting.partition(".")
+    if section == "encoding":
+        return value
+    return typed_fields(SECTIONS[section], {name: value}, f"config section {section!r}", f"{section}.")[name]
 
 
 def run_at(config: ConfigDict, point: Point) -> RunConfig:
-    """The run of a sweep at one combination of values. Raises ConfigError.
-
-    An encoding that the config has chosen already, by its name alone, keeps the fields that it has there.
-    """
+    """The run of a sweep at one combination of values. Raises ConfigError."""
     values = config.to_dict()
-    for setting, value in sorted(point.items(), key=lambda item: item[0] != "encoding"):
-        if setting == "encoding":
-            values["encoding"] = _encoding(value, values["encoding"])
-        else:
-            section, _, name = setting.partition(".")
-            values[section][name] = value
+    values["encoding"] = encoding_section(point["encoding"]).to_dict()
+    for setting, value in point.items():
+        section, _, name = setting.partition(".")
+        if name:
+            values[section][name] = _typed(setting, value, values[section].get(name))
     return RunConfig.from_json(values)
-
-
-def _encoding(spec: Any, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = spec_text(spec)
-    return chosen if text == chosen["name"] else encoding_section(text).to_dict()
 
 
 def names_of(points: Sequence[Point]) -> list[str]:

@@ -87,18 +87,54 @@ def plan(config: ConfigDict, workdir: Path, earlier: RunConfig | None = None) ->
     if (count := math.prod(map(len, axes.values()))) > MOST_RUNS:
         raise ConfigError(f"this sweep has {count} runs, more than {MOST_RUNS}: split it")
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    there = _runs_there(workdir)
     jobs, found = [], []
     for name, point in zip(names_of(points), points, strict=True):
         folder = RunFolder(workdir / name)
         run = folder.as_started(like(run_at(config, point), earlier))
-        wrong = [f"{name}: {problem}" for problem in problems(run)]
-        jobs.append(Job(run, folder if wrong else there.get(identity(run), folder), point))
-        found += wrong
+        found += [f"{name}: {problem}" for problem in problems(run)]
+        jobs.append(Job(run, folder, point))
     if found:
         raise ConfigError("; ".join(dict.fromkeys(found)))
+    jobs = _in_their_folders(jobs, workdir)
     _check_different(jobs)
     return jobs
+
+
+def _in_their_folders(jobs: Sequence[Job], workdir: Path) -> list[Job]:
+    """The same jobs where they were started, whatever the folder is called.
+
+    A new one whose name another run has, of an earlier call or of this one, gets its identity behind it.
+    """
+    held: dict[Any, list[tuple[RunFolder, RunConfig, str]]] = {}
+    for folder, run in _runs_there(workdir):
+        held.setdefault(_kind(run), []).append((folder, run, identity(run)))
+    found = [_where_started(job, held.get(_kind(job.run), ())) for job in jobs]
+    taken = {job.folder.path for job in found if job is not None}
+    placed, beside = [], []
+    for job, there in zip(jobs, found, strict=True):
+        if there is None and (job.folder.path in taken or job.folder.holds_another(job.run)):
+            there = dataclasses.replace(job, folder=RunFolder(workdir / f"{job.name}-{identity(job.run)}"))
+            beside.append(f"{job.name} ({there.name})")
+        placed.append(there or job)
+    if beside:
+        say(
+            f"notice: runs of other settings have the names of {len(beside)} new ones, as {beside[0]}; these lie beside"
+        )
+    return placed
+
+
+def _kind(run: RunConfig) -> Any:
+    """What tells most runs apart at once; `identity` is slower."""
+    return run.train.length, run.train.seed, run.train.learning_rate
+
+
+def _where_started(job: Job, held: Sequence[tuple[RunFolder, RunConfig, str]]) -> Job | None:
+    """`job` in the folder that holds it, with what it left open as it was resolved there."""
+    for folder, run, name in held:
+        asked = like(job.run, run)
+        if identity(asked) == name:
+            return Job(asked, folder, job.point)
+    return None
 
 
 def _check_different(jobs: Sequence[Job]) -> None:
@@ -112,14 +148,14 @@ def _check_different(jobs: Sequence[Job]) -> None:
             raise ConfigError(f"{told} are the same run: what is trained does not depend on {' and '.join(apart)}")
 
 
-def _runs_there(workdir: Path) -> dict[str, RunFolder]:
-    """{what a run is: its folder} of the runs in `workdir`, whatever their folders are called."""
-    found = {}
+def _runs_there(workdir: Path) -> list[tuple[RunFolder, RunConfig]]:
+    """The runs in `workdir` that can be read, whatever their folders are called."""
+    found = []
     with contextlib.suppress(OSError):  # a folder that cannot be read is refused where it is to be written
         for path in sorted(workdir.glob("*/config.json")):
             with contextlib.suppress(PosxError):
                 folder = RunFolder(path.parent)
-                found[identity(folder.read_config())] = folder
+                found.append((folder, folder.read_config()))
     return found
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+
+import jax
 
 from posx.config import RunConfig
 from posx.data.store import cache_folder
@@ -16,16 +19,21 @@ from posx.runs.describe import Expected, expected
 from posx.sweeps.axes import text_of
 from posx.sweeps.plan import Job
 
-#: The part of the matrix-product ceiling at which a run works, where none here has been measured.
-USUAL_SHARE = 0.35
+#: Where no run here has measured them: the part of the matrix-product ceiling at which a run works, and the seconds
+#: from its start to its second step, which are Python's and the compiler's.
+USUAL_SHARE, USUAL_START = 0.35, 10.0
 
 
-def preview(jobs: Sequence[Job], at_once: int) -> str:
+def preview(jobs: Sequence[Job]) -> str:
     """The table, and the sums under it. Reads no text; measures the machine's matrix products where nobody has yet."""
     varying = [s for s in jobs[0].point if len({text_of(s, job.point[s]) for job in jobs}) > 1]
     costs = [expected(job.run) for job in jobs]
-    share = _measured_share([job.folder.metrics_file for job in jobs])
-    seconds = [_seconds(job.run, cost, share or USUAL_SHARE) for job, cost in zip(jobs, costs, strict=True)]
+    rows = [row for job in jobs for row in lines.read(job.folder.metrics_file)]
+    share = _median([row.get("mfu") for row in rows])
+    start = _median([row["start"].get("seconds") for row in rows if "start" in row])
+    ceiling = functools.cache(_ceiling)  # not kept on disk, so each look would measure anew
+    speeds = [(share or USUAL_SHARE) * ceiling(cache_folder(job.run.data), job.run.model.dtype) for job in jobs]
+    seconds = [(start or USUAL_START) + _flops(cost) / speed for cost, speed in zip(costs, speeds, strict=True)]
     table = [["run", *varying, "resolved", "parameters", "memory", "time", "is"]]
     for job, cost, time in zip(jobs, costs, seconds, strict=True):
         known = "" if cost.eval_flops is not None else " and evaluation"
@@ -35,11 +43,11 @@ def preview(jobs: Sequence[Job], at_once: int) -> str:
         ])  # fmt: skip
     left = sum(time * (1 - job.part()) for job, time in zip(jobs, seconds, strict=True))
     finished = sum(job.finished() for job in jobs)
-    source = "as measured here" if share else "of the machine's matrix products, which no run here has measured"
     return "\n".join([
         *_aligned(table), "",
-        f"{len(jobs)} runs, {finished} of them finished; about {duration(left)} left with the machine to themselves"
-        f" (--jobs={at_once}), at {share or USUAL_SHARE:.2f} {'of its matrix products, ' if share else ''}{source}",
+        f"{len(jobs)} runs, {finished} of them finished; about {duration(left)} left one after another, each at "
+        f"{share or USUAL_SHARE:.2g} of the machine's matrix products after a start of {start or USUAL_START:.0f} s, "
+        f"{'as measured here' if share else 'which no run here has measured'}",
     ])  # fmt: skip
 
 
@@ -48,15 +56,18 @@ def _resolved(run: RunConfig) -> str:
     return ", ".join(dict.fromkeys(map(spec_text, run.resolution.layers)))
 
 
-def _seconds(run: RunConfig, cost: Expected, share: float) -> float:
-    ceiling = matmul_ceiling(cache_folder(run.data) / "machine", run.model.dtype, keep=False)
-    return (cost.flops + (cost.eval_flops or 0)) / (share * ceiling)
+def _ceiling(cache: Path, dtype: str) -> float:
+    """FLOP/s of all devices, as a run's log lines count them."""
+    return jax.device_count() * matmul_ceiling(cache / "machine", dtype, keep=False)
 
 
-def _measured_share(files: Sequence[Path]) -> float | None:
-    """The median share of the ceiling over the log lines of runs that are there."""
-    shares = [row["mfu"] for file in files for row in lines.read(file) if isinstance(row.get("mfu"), float)]
-    return statistics.median(shares) if shares else None
+def _flops(cost: Expected) -> float:
+    return cost.flops + (cost.eval_flops or 0)
+
+
+def _median(measured: Sequence[float | None]) -> float | None:
+    known = [value for value in measured if value is not None]
+    return statistics.median(known) if known else None
 
 
 def _state(job: Job) -> str:

@@ -1,15 +1,27 @@
 """Sweeps over any setting: what the axes make, what folders are called, and that finished runs are found again."""
 
+import dataclasses
 import json
+import shlex
 import shutil
 
 import pytest
 
-from posx.config import base_config
+from posx.config import base_config, run_config
+from posx.config.flags import load_config, parse
 from posx.config.stored import from_stored, to_stored
+from posx.encodings import Encoding
 from posx.errors import ConfigError
 from posx.sweeps.plan import plan
 from tests import tiny
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing(Encoding):
+    """Fields that hold more than plain numbers."""
+
+    pairs: tuple[tuple[int, int], ...] = ((0, 1),)
+    on: tuple[bool, ...] = (True, False)
 
 
 def config_of(**axes):
@@ -60,6 +72,26 @@ def test_the_lists_are_short_for_axes_which_override_them(tmp_path):
     ]
 
 
+def test_an_encoding_chosen_by_the_config_is_meant_by_its_name_alone(tmp_path):
+    config = base_config("rope(base=50)")
+    config.sweep.axes = {"encoding": ("rope", "rope(base=10000)", "alibi")}
+    runs = {job.name: job.run.resolution.layers[0] for job in plan(config, tmp_path)}
+    assert list(runs) == ["rope-base=50-L64-s0", "rope-L64-s0", "alibi-L64-s0"]
+    assert [runs[name].base for name in list(runs)[:2]] == [50.0, 10000.0]
+
+
+def test_values_may_be_texts_lists_and_ranges(tmp_path):
+    runs = planned(
+        tmp_path, train__learning_rate=["1e-3"], model__tied=("True", "false"), train__seed=range(2),
+        model__layer_policy=(["encoding", "nope"],),
+    )  # fmt: skip
+    assert [(run.model.tied, run.train.seed) for run in runs.values()] == [
+        (t, s) for t in (True, False) for s in (0, 1)
+    ]
+    untied = planned(tmp_path, encoding=("tupe",), encoding__untied=("(0, 3)", "1"))
+    assert [run.layers[0]["untied"] for run in untied.values()] == [(0, 3), (1,)]
+
+
 def test_names_that_would_be_too_long_or_the_same_are_told_apart(tmp_path):
     parts = [f"rope(base={base})" for base in range(2, 14)]
     long = list(planned(tmp_path, encoding=("+".join(parts), "+".join(parts[::-1]))))
@@ -78,8 +110,11 @@ def test_names_that_would_be_too_long_or_the_same_are_told_apart(tmp_path):
         ({"train__learning_rate": (1e-3, 0.001)}, "names a value twice"),
         ({"encoding": ("rope", "rope(base=10000)")}, "names a value twice"),
         ({"encoding": ("rope", "rope(bas=3)")}, "did you mean 'base'"),
+        ({"encoding": ("RoPE",)}, "did you mean 'rope'"),
+        ({"encoding": ("chain",)}, "write the parts of a chain with +"),
         ({"encoding__slope": (1, 2)}, "encoding 'rope' has no field 'slope'"),
         ({"train__steps": (100, "many")}, "train.steps='many' must be of type int"),
+        ({"encoding__base": (int("9" * 400),)}, "encoding.base=inf must be a finite number"),
         ({"train__length": (64, 1)}, "train.length=1 must be at least 2"),
         ({"eval__stride": (8, 16)}, "eval.stride=8 and 16 are the same run"),
         ({"encoding": ("t5", "t5(num_buckets=30)")}, "encoding=t5 and t5(num_buckets=30) are the same run"),
@@ -106,7 +141,7 @@ def test_the_command_takes_axes_and_finds_finished_runs_whatever_their_folder_is
         "--config.sweep.encodings=t5, t5(max_distance=5)", "--config.sweep.axes.train.learning_rate=2e-3,1e-3",
     ]  # fmt: skip
     code, out, err = tiny.call(capsys, *words)
-    assert code == 0 and "4 runs, 1 of them finished" in out, err
+    assert code == 0 and "4 runs, 1 of them finished" in out and "as measured here" in out, err
     header, *rows = [line.split() for line in out.split("\n\n")[0].splitlines()]
     assert header[:3] == ["run", "encoding", "train.learning_rate"]
     assert [row[0] for row in rows] == [
@@ -115,6 +150,41 @@ def test_the_command_takes_axes_and_finds_finished_runs_whatever_their_folder_is
     ]  # fmt: skip
     assert [row[-1] for row in rows] == ["finished", "new", "new", "new"]
     assert {path.name for path in tmp_path.iterdir()} == {"of-another-day"}
+
+
+def started(workdir, **axes):
+    """The folder's name of a run of one job that has begun."""
+    (job,) = plan(config_of(**axes), workdir)
+    job.folder.path.mkdir(parents=True, exist_ok=True)
+    job.folder.write_config(job.run)
+    return job.name
+
+
+def test_settings_that_a_sweep_does_not_use_are_named(capsys, site):
+    words = ["sweep", f"--config={site / 'tiny.py'}:nope", "--dry_run", "--config.sweep.encodings=rope"]
+    code, _, err = tiny.call(
+        capsys, *words, "--config.train.length=32", "--config.train.seed=0", "--config.train.steps=9"
+    )
+    assert code == 0
+    assert [line.split()[1] for line in err.splitlines()] == ["--config.encoding=nope", "--config.train.length=32"]
+    code, _, err = tiny.call(capsys, *words, "--config.encoding=rope(base=50)")  # the rope that is meant
+    assert code == 0 and "rope(base=50)" not in err
+
+
+def test_no_two_jobs_share_a_folder_whatever_was_there_before(tmp_path, capsys):
+    first, second = (started(tmp_path, train__learning_rate=(rate,)) for rate in (1e-3, 2e-3))
+    assert first == "rope-L64-s0" and second.startswith("rope-L64-s0-")
+    assert "notice: " in (err := capsys.readouterr().err) and f"{first} ({second})" in err
+    assert started(tmp_path, train__learning_rate=(2e-3,)) == second
+    names = list(planned(tmp_path, train__learning_rate=(2e-3, 1e-3, 3e-3)))
+    assert names == [second, first, "rope-L64-s0-learning_rate=0.003"]
+
+
+def test_a_run_in_a_folder_named_as_another_of_the_same_sweep(tmp_path):
+    started(tmp_path, encoding=("rope(base=50)",))
+    (tmp_path / "rope-base=50-L64-s0").rename(tmp_path / "rope-L64-s0")
+    rope, other = planned(tmp_path, encoding=("rope", "rope(base=50)"))
+    assert other == "rope-L64-s0" and rope.startswith("rope-L64-s0-")
 
 
 def test_flags_take_any_spec(capsys, site):
@@ -131,5 +201,54 @@ def test_flags_take_any_spec(capsys, site):
         capsys, *words, "--config.model.num_layers=2", "--config.model.layer_policy=encoding,t5(max_distance=5)"
     )
     assert code == 0 and "Alibi(" in out and "max_distance=5" in out
+    own = "tests.sweeps.test_axes:Listing"
+    code, out, _ = tiny.call(
+        capsys,
+        *words,
+        f"--config.encoding={own}",
+        "--config.encoding.pairs=(1, 2), (3, 4)",
+        "--config.encoding.on=False,",
+    )
+    assert code == 0 and "pairs=((1, 2), (3, 4)), on=(False,)" in out
     code, _, err = tiny.call(capsys, *words, "--config.encoding=rope(bse=50)")
     assert code == 2 and "did you mean 'base'" in err
+
+
+AXES = """
+from posx.config import base_config
+
+def get_config(arg: str = "tests.sweeps.test_axes:Listing"):
+    config = base_config(arg).lock()
+    config.sweep.axes = {
+        "encoding": [{"name": "rope", "base": 5}, ["rope", "alibi"], arg],
+        "model.layer_policy": (("encoding", "nope"), ["encoding"], "encoding, rope(base=7, layout=interleaved)"),
+        "train.learning_rate": (1, "2e-3"), "data.text_column": ("a, b", "c"), "train.seed": range(2),
+    }
+    return config
+"""
+
+
+def test_axes_are_printed_as_they_can_be_typed(capsys, site, tmp_path):
+    (tmp_path / "axes.py").write_text(AXES)
+    words = ["sweep", f"--config={tmp_path / 'axes.py'}", "--print_config"]
+    _, printed, _ = tiny.call(capsys, *words)
+    typed = [shlex.split(line)[0] for line in printed.splitlines() if line.startswith(("-", "'"))]
+    first = load_config({"config": str(tmp_path / "axes.py")})
+    again = parse(["--config", str(site / "tiny.py"), *typed], {}, takes_config=True)[1]
+    assert [job.point for job in plan(again, tmp_path)] == [job.point for job in plan(first, tmp_path)]
+    assert run_config(again) == run_config(first)
+    assert "--config.sweep.axes.encoding=rope(base=5),rope+alibi," in printed
+
+
+def test_axes_of_a_config_file_that_are_no_mapping(tmp_path):
+    (tmp_path / "none.py").write_text(
+        AXES.replace("    return config", "    config.sweep.axes = None\n    return config")
+    )
+    with pytest.raises(ConfigError, match="sweep.axes must map settings to their values"):
+        load_config({"config": str(tmp_path / "none.py")})
+
+
+def test_a_sweep_of_an_earlier_run_is_that_run_at_the_axes_it_is_given(capsys, whole, tmp_path):
+    words = ["sweep", f"--config_json={whole / 'config.json'}", f"--workdir={tmp_path}", "--dry_run"]
+    code, out, err = tiny.call(capsys, *words, "--config.sweep.axes.train.seed=(3, 4)")
+    assert code == 0 and [line.split()[0] for line in out.splitlines()[1:3]] == ["t5-L16-s3", "t5-L16-s4"], err
