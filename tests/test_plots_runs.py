@@ -220,6 +220,14 @@ def test_rows_left_out_are_named_where_the_others_are_shown(tmp_path: pathlib.Pa
     assert note in plots.table(plots.read_rows(tmp_path)) and "alibi-s0" not in plots.table(plots.read_rows(tmp_path))
 
 
+def test_a_look_with_other_targets_never_takes_the_place_of_the_runs_own(tmp_path: pathlib.Path) -> None:
+    look = measured(ppl=9.0, lengths=(64, 96, 128, 256), targets="ff", max_targets=512)
+    own = measured(max_targets=4096)
+    put(tmp_path, "rope-s0", [*own, *look], config("rope", eval__num_targets=4096))
+    found = plots.read_rows(tmp_path)
+    assert {one["max_targets"] for one in found} == {4096} and "4 rows left out" in found[0].run.left_out[0][1]
+
+
 def test_rows_on_another_text_never_take_the_place_of_the_runs_own(tmp_path: pathlib.Path, draw: Draw) -> None:
     """As `posx evaluate --config.data.source=OTHER` appends them."""
     put(tmp_path, "rope-s0", [*measured(), *measured(ppl=9.0, data_digest="other", targets="ff")])

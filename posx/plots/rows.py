@@ -5,16 +5,17 @@ Units: lengths and positions in tokens, `nll` in nats per token, `ppl` = exp(nll
 
 import collections
 import dataclasses
+import functools
 import logging
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from posx.errors import WorkdirError
 from posx.evaluation.statistics import targets_key
 from posx.files import lines
-from posx.plots.runs import Run, data_digest, read_config, stored_run
+from posx.plots.runs import Run, asked_targets, data_digest, read_config, stored_run
 
 FAILED = ("undefined", "nonfinite", "oom")
 PER_POSITION = "per_position"
@@ -97,7 +98,7 @@ def _of_run(path: str, config: Mapping[str, Any] | None, rows: Sequence[dict[str
         mine = [row for row in rows if row["protocol"] == protocol]
         own, said = _only([_text(row) == text for row in mine], mine, "measured on other text (not comparable)")
         latest, early = _only([_step(row) in (last, -1) for row in own], own, "measured earlier in training")
-        choose = _longest if protocol == PER_POSITION else _same_targets
+        choose = _longest if protocol == PER_POSITION else functools.partial(_same_targets, asked=asked_targets(config))
         choices = [choose(slid) for slid in by_stride(latest).values()]
         kept += [row for chosen, _ in choices for row in chosen]
         for words in filter(None, (said, early, *(others for _, others in choices))):
@@ -140,11 +141,13 @@ def by_stride(rows: Iterable[Any]) -> dict[Any, list[Any]]:
     return found
 
 
-def _same_targets(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The rows on the set of targets measured at most lengths, of equals on the one measured last; what is left out."""
+def _same_targets(rows: Sequence[dict[str, Any]], asked: Collection[int]) -> tuple[list[dict[str, Any]], str]:
+    """The rows on one set of targets, and what is left out: on one of as many targets as the run's own config has
+    `asked` for, if there is any; of those on the one measured at most lengths, of equals the one measured last."""
     counts = collections.Counter(targets_key(row) for row in rows)
+    own = {targets_key(row): row.get("max_targets") in asked for row in rows}
     last = {targets_key(row): place for place, row in enumerate(rows)}
-    chosen = max(counts, key=lambda targets: (counts[targets], last[targets]))
+    chosen = max(counts, key=lambda targets: (own[targets], counts[targets], last[targets]))
     return _only([targets_key(row) == chosen for row in rows], rows, "scored on other targets (not comparable)")
 
 

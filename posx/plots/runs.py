@@ -78,6 +78,11 @@ def data_digest(config: Mapping[str, Any] | None) -> str:
     return str(_section(_section(config or {}, "resolved"), "data").get("digest", ""))
 
 
+def asked_targets(config: Mapping[str, Any] | None) -> frozenset[int]:
+    """The numbers of targets that a run's own evaluation has."""
+    return frozenset(n for name, n in _section(config or {}, "eval").items() if name.endswith("_targets"))
+
+
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = config.get(name)
     return found if isinstance(found, Mapping) else {}
