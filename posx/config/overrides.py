@@ -33,7 +33,7 @@ def overridden(config: ConfigDict, words: Sequence[str]) -> list[str]:
     """
     named = {word: setting_of(word) for word in words if is_override(word)}
     for word, key in named.items():  # first, as other words may be about its fields
-        if key == "encoding":
+        if key in ("encoding", "encoding.name"):  # the fields of another are not its own
             with config.unlocked():
                 config.encoding = encoding_section(_value(word))
     return [kept for word in words if (kept := _kept(config, word, named.get(word))) is not None]
@@ -136,7 +136,7 @@ def _kept(config: ConfigDict, word: str, key: str | None) -> str | None:
     """`word` for absl, or None where it is in `config` now."""
     if key is None:
         return word
-    if key == "encoding":
+    if key in ("encoding", "encoding.name"):
         return None
     known = settings(config)
     if key.startswith(_AXES):

@@ -13,6 +13,7 @@ import ast
 import keyword
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,8 @@ def parse_value(text: str) -> Any:
 
 def _tree(text: str, why: str) -> ast.expr:
     try:
-        return ast.parse(_OWN_CLASS.sub(_COLON, text.strip()), mode="eval").body
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # of escapes that Python has not
+            return ast.parse(_OWN_CLASS.sub(_COLON, text.strip()), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         place = (getattr(error, "offset", None) or 1) - 1
         raise ConfigError(_unreadable(text, text.strip()[place:] or "its end", why)) from None

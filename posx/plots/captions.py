@@ -90,7 +90,7 @@ def _range(values: Sequence[int]) -> str:
 def notes(panels: Sequence[Panel], curves: Sequence[Curve], missing: Sequence[str] = (), unit: str = "") -> list[str]:
     """What stands under the axes: failures, what was left out, runs without results or the end, unlike training."""
     lines = failures(curves, unit) + fewer_runs(curves, unit)
-    lines += left_out([run for panel in panels for run in _runs(panel)], panels[0].protocol)
+    lines += left_out([run for panel in panels for run in panel.runs], panels[0].protocol)
     lines += before_the_end([row for panel in panels for row in panel.rows])
     if missing:
         lines.append(f"No results yet: {named(missing)}" + _others(missing, "runs"))

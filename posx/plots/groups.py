@@ -35,6 +35,7 @@ class Panel:
     protocol: str
     stride: int | None
     groups: tuple[Group, ...]
+    runs: tuple[Run, ...] = ()  # of this training length, those without a row here too
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -52,12 +53,14 @@ def panels(rows: Iterable[Mapping[str, Any]]) -> list[Panel]:
     curves = seeds_of_curves([row.run for row in stored])
     drawn = _drawn(curves)
     split: dict[tuple[int, str], list[Row]] = collections.defaultdict(list)
+    runs: dict[int, dict[Run, None]] = collections.defaultdict(dict)
     for row in stored:
         split[row["train_len"], row["protocol"]].append(row)
+        runs[row["train_len"]][row.run] = None
     found = []
     for (train_len, protocol), members in sorted(split.items()):
         for stride, chosen in sorted(by_stride(members).items(), key=lambda pair: (pair[0] is None, pair[0])):
-            found.append(Panel(train_len, protocol, stride, _groups(chosen, curves, drawn)))
+            found.append(Panel(train_len, protocol, stride, _groups(chosen, curves, drawn), tuple(runs[train_len])))
     return found
 
 

@@ -101,9 +101,7 @@ def _of_run(path: str, config: Mapping[str, Any] | None, rows: Sequence[dict[str
         choose = _longest if protocol == PER_POSITION else functools.partial(_same_targets, asked=asked_targets(config))
         choices = [choose(slid) for slid in by_stride(latest).values()]
         kept += [row for chosen, _ in choices for row in chosen]
-        for words in filter(None, (said, early, *(others for _, others in choices))):
-            left_out.append((protocol, words))
-            _LOG.warning("%s: %s %s", path, PROTOCOLS.get(protocol, protocol), words)
+        left_out += [(protocol, words) for words in (said, early, *(others for _, others in choices)) if words]
     run = dataclasses.replace(stored_run(path, config, kept[-1]), left_out=tuple(left_out))
     return [Row(row, run) for row in rows if any(row is one for one in kept)]
 

@@ -40,9 +40,19 @@ def panel_table(panel: Panel) -> str:
         for n, curve in enumerate(curves)
     ]
     notes = [_escaped(note) for note in [*captions.fewer_runs(curves, ""), *captions.notes([panel], [])]]
+    if left := _without_column(panel, columns):
+        notes.append(f"Measured too, in eval.jsonl: {', '.join(f'{length:.6g}' for length in left)} tokens")
     ruler = _line(["---", *["---:"] * (len(cells) + 1)])
     made = [*lines, "", _line(["encoding", "seeds", *cells]), ruler, *body]
     return "\n".join([*made, "", *notes] if notes else made)
+
+
+def _without_column(panel: Panel, columns: dict[str, tuple[dict[str, Curve], float]]) -> list[int]:
+    """Lengths from L on that were measured and have no column."""
+    train_len = panel.train_len
+    shown = {round(x * (train_len if title.startswith("R_") else 1)) for title, (_, x) in columns.items()}
+    least = train_len if _measured_at_train_len(panel) else 0
+    return sorted({row["eval_len"] for row in panel.rows if row["eval_len"] >= least} - shown)
 
 
 def _measured_at_train_len(panel: Panel) -> bool:

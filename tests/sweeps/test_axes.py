@@ -189,6 +189,8 @@ def test_a_run_in_a_folder_named_as_another_of_the_same_sweep(tmp_path):
 
 def test_flags_take_any_spec(capsys, site):
     words = ["train", f"--config={site / 'tiny.py'}", "--dry_run"]
+    code, out, _ = tiny.call(capsys, *words, "--config.encoding.name=t5")  # whose fields are not those of alibi
+    assert code == 0 and "T5(num_buckets=" in out
     code, out, _ = tiny.call(capsys, *words, "--config.encoding=rope(base=50)+alibi")
     assert code == 0 and "Rope(base=50.0" in out and "Alibi(" in out
     code, out, _ = tiny.call(
