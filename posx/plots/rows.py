@@ -1,4 +1,4 @@
-"""Stored results as plain dicts: read and cleaned. Imports no JAX and no matplotlib.
+"""Stored results as plain dicts: read and cleaned. Computes nothing with JAX and draws nothing.
 
 Units: lengths and positions in tokens, `nll` in nats per token, `ppl` = exp(nll) per token.
 """
@@ -13,17 +13,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from posx.errors import WorkdirError
+from posx.evaluation import protocols
+from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
 from posx.files import lines
 from posx.plots.runs import Run, asked_targets, data_digest, read_config, stored_run
 
 FAILED = ("undefined", "nonfinite", "oom")
-PER_POSITION = "per_position"
-PROTOCOLS = {
-    "nonoverlapping": "non-overlapping windows",
-    "sliding": "sliding window",
-    PER_POSITION: "loss per position",
-}
+PER_POSITION = PerPosition.name
+#: What captions call each protocol.
+PROTOCOLS = {name: protocol.title for name, protocol in protocols.PROTOCOLS.items()}
 _LOG = logging.getLogger(__name__)
 _LEVELS = ("{}", "*/{}", "*/*/{}")  # a run, a sweep, a folder of sweeps
 
