@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import warnings
 
 import jax
@@ -587,7 +586,7 @@ def test_a_closed_pipe_and_an_interrupt_leave_no_traceback(site, tmp_path, ctrl_
         "--config.train.checkpoint_steps=1",
     )  # fmt: skip
     metrics = tmp_path / "run" / "metrics.jsonl"
-    until(lambda: metrics.exists() and metrics.stat().st_size, process)
+    tiny.until(lambda: metrics.exists() and metrics.stat().st_size, process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=1800)
     assert process.returncode == 130 and "interrupted" in one_line(err)
@@ -608,12 +607,3 @@ def test_an_interrupt_that_lands_in_a_destructor_is_not_lost(site, tmp_path, mon
         warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)
         code = posx.cli.main(["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'run'}"])
     assert code == 130
-
-
-def until(condition, process, seconds: float = 1800) -> None:
-    """Waits for `condition` while `process` lives; the limit only keeps a broken test from hanging."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, f"it ended early: {process.communicate()}"
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)

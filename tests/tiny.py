@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,6 +129,15 @@ def run(*words: str, **extra: str) -> tuple[int, str, str]:
     process = start(*words, **extra)
     out, err = process.communicate(timeout=1800)
     return process.returncode, out, err
+
+
+def until(condition: Callable[[], object], process: subprocess.Popen, seconds: float = 1800) -> None:
+    """Waits for `condition` while `process` lives; the limit only keeps a broken test from hanging."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, f"it ended early: {process.communicate()}"
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
 
 
 def call(capsys, *words: str) -> tuple[int, str, str]:

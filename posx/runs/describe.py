@@ -51,7 +51,11 @@ class Expected:
 
 def expected(run: RunConfig) -> Expected:
     """The cost of `run`. Raises ConfigError for sizes and encodings that do not fit."""
-    model, train = _model_of(run), run.train
+    return _cost(run, _model_of(run))
+
+
+def _cost(run: RunConfig, model: Model) -> Expected:
+    train = run.train
     tokens, dims, config = train.steps * train.batch_size * train.length, model.dims, model.config
     kept = (4 if config.mlp == "gelu" else 6) * config.hidden_dim + 4 * dims.num_heads * dims.head_dim
     kept += (9 if config.dropout else 6) * config.model_dim
@@ -77,7 +81,8 @@ def _eval_flops(run: RunConfig, model: Model) -> float | None:
 
 def describe(run: RunConfig) -> str:
     """What a run would be, in one line."""
-    model, cost = _model_of(run), expected(run)
+    model = _model_of(run)
+    cost = _cost(run, model)
     encodings = ", ".join(map(repr, model.distinct))
     return (
         f"{encodings}, {cost.num_params:,} parameters, {cost.tokens:,} tokens in {run.train.steps} steps of "

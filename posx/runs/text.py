@@ -21,7 +21,8 @@ def settings(folder: RunFolder, asked: DataConfig) -> DataConfig:
     if not folder.config_file.exists():
         return asked
     run = folder.read_config()
-    same = {name: place for name, place in _found(folder, run).items() if _named(asked, name) == _named(run.data, name)}
+    before, now = vars(run.data), vars(asked)
+    same = {name: place for name, place in _found(folder, run).items() if now.get(name) == before.get(name)}
     data = places.again(asked, same)
     if asked.tokenizer == run.data.tokenizer not in places.TOKENIZERS and folder.tokenizer_file.exists():
         return dataclasses.replace(data, tokenizer=str(folder.tokenizer_file))
@@ -51,10 +52,6 @@ def _found(folder: RunFolder, run: RunConfig) -> dict[str, str]:
     if Path(str(first.get("data_source", ""))).is_absolute():
         known["source"] = first["data_source"]
     return known | dict(run.resolution.data)
-
-
-def _named(data: DataConfig, name: str) -> Any:
-    return getattr(data, name, None)
 
 
 def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dataset:

@@ -52,7 +52,7 @@ class Job:
         return 0.75 * min(steps / self.run.train.steps, 1) + 0.24 * min(rows / expected, 1)
 
     def part(self) -> float:
-        """The finished part, 0 to 1, of all."""
+        """The finished part, 0 to 1, where 1 is only what is finished."""
         return 1.0 if self.finished() else self.progress()
 
     def state(self) -> str:

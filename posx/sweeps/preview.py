@@ -34,18 +34,18 @@ def preview(jobs: Sequence[Job]) -> str:
     ceiling = functools.cache(_ceiling)  # not kept on disk, so each look would measure anew
     speeds = [(share or USUAL_SHARE) * ceiling(cache_folder(job.run.data), job.run.model.dtype) for job in jobs]
     seconds = [(start or USUAL_START) + _flops(cost) / speed for cost, speed in zip(costs, speeds, strict=True)]
+    parts = [job.part() for job in jobs]
     table = [["run", *varying, "resolved", "parameters", "memory", "time", "is"]]
-    for job, cost, time in zip(jobs, costs, seconds, strict=True):
+    for job, cost, time, part in zip(jobs, costs, seconds, parts, strict=True):
         known = "" if cost.eval_flops is not None else " and evaluation"
         table.append([
             job.name, *(text_of(s, job.point[s]) for s in varying), _resolved(job.run), f"{cost.num_params:,}",
-            f"{cost.memory / 1e6:,.0f} MB", f"{duration(time)}{known}", _state(job),
+            f"{cost.memory / 1e6:,.0f} MB", f"{duration(time)}{known}", _state(job, part),
         ])  # fmt: skip
-    left = sum(time * (1 - job.part()) for job, time in zip(jobs, seconds, strict=True))
-    finished = sum(job.finished() for job in jobs)
+    left = sum(time * (1 - part) for time, part in zip(seconds, parts, strict=True))
     return "\n".join([
         *_aligned(table), "",
-        f"{len(jobs)} runs, {finished} of them finished; about {duration(left)} left one after another, each at "
+        f"{len(jobs)} runs, {parts.count(1)} of them finished; about {duration(left)} left one after another, each at "
         f"{share or USUAL_SHARE:.2g} of the machine's matrix products after a start of {start or USUAL_START:.0f} s, "
         f"{'as measured here' if share else 'which no run here has measured'}",
     ])  # fmt: skip
@@ -70,10 +70,10 @@ def _median(measured: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _state(job: Job) -> str:
-    if job.finished():
+def _state(job: Job, part: float) -> str:
+    if part == 1:
         return "finished"
-    return f"{job.part():.0%} done" if job.folder.config_file.exists() else "new"
+    return f"{part:.0%} done" if job.folder.config_file.exists() else "new"
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:

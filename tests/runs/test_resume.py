@@ -19,15 +19,6 @@ def words(site, workdir, *more) -> list[str]:
     return ["train", f"--config={site / 'tiny.py'}:t5", f"--workdir={workdir}", *more]
 
 
-def until(condition, process, seconds: float = 1800) -> None:
-    """Waits for `condition` while `process` lives; the limit only keeps a broken test from hanging."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, f"it ended early: {process.communicate()}"
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
-
-
 def attempts(workdir) -> int:
     return max((row["attempt"] for row in read(workdir / "metrics.jsonl")), default=0)
 
@@ -42,7 +33,7 @@ def kill_after(step: int, command: list[str], workdir) -> int:
     """Starts the command, kills it once it has passed `step`; returns the newest checkpoint it left."""
     attempt = attempts(workdir) + 1
     process = tiny.start(*command)
-    until(lambda: last_step(workdir, attempt) >= step, process)
+    tiny.until(lambda: last_step(workdir, attempt) >= step, process)
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -178,7 +169,7 @@ def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, monkeypatch, site, 
     command.append("--config.eval.protocols=nonoverlapping")
     process = tiny.start(*command)
     first, second = workdir / "t5-L16-s0", workdir / "t5-L16-s1"
-    until(lambda: (first / "DONE").exists() and last_step(second) > CHECKPOINT_STEPS, process)
+    tiny.until(lambda: (first / "DONE").exists() and last_step(second) > CHECKPOINT_STEPS, process)
     assert workers(workdir)
     process.kill()
     process.communicate()
