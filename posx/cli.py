@@ -7,13 +7,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from posx import interrupts
-from posx.commands import COMMANDS
-from posx.commands.command import run_folders, work_folder
-from posx.config import flags
-from posx.config.overrides import printed
+from posx.commands import COMMANDS, COMMON
 from posx.errors import ConfigError, OutOfMemoryError, PosxError, nearest
 from posx.progress import say
 
@@ -54,13 +50,10 @@ def _run(words: list[str]) -> int:
     if {"-h", "--help"} & set(words[1:]):
         print(usage(words[0]))
         return 0
-    operand = [word for word in words[1:2] if command.operand and not word.startswith("-")]
-    values, config = flags.parse(words[1 + len(operand) :], command.flags, command.takes_config, command.sections)
-    values |= {"operand": "".join(operand)}
-    if values["print_config"]:
-        print(printed(config) if config is not None else _stored_config(values))
-        return 0
-    command.run(values, config)
+    given = command.read(words[1:])
+    from posx.commands import running  # not before: wrong words and help are told without JAX
+
+    running.run(words[0], given)
     return 0
 
 
@@ -72,8 +65,7 @@ def usage(name: str = "") -> str:
                           "  posx sweep --config configs/quick.py --workdir runs/quick"])  # fmt: skip
     command = COMMANDS[name]
     lines = [
-        f"  --{flag:16} {text} (default: {default!r})"
-        for flag, (default, text) in {**flags.COMMON, **command.flags}.items()
+        f"  --{flag:16} {text} (default: {default!r})" for flag, (default, text) in {**COMMON, **command.flags}.items()
     ]
     if command.takes_config:
         lines = [
@@ -84,12 +76,6 @@ def usage(name: str = "") -> str:
         ]
     lines += [f"  --config.{section}.X=V   sets {section}.X of the run anew" for section in command.sections]
     return "\n".join([f"posx {f'{name} {command.operand}'.strip()}: {command.text}", "", *lines])
-
-
-def _stored_config(values: dict[str, Any]) -> str:
-    if not values["workdir"]:
-        return "this command has no settings but its flags"
-    return printed(flags.asked_before(run_folders(work_folder(values))[0].read_config()))
 
 
 if __name__ == "__main__":

@@ -17,13 +17,12 @@ import numpy as np
 
 from posx.attention import attend, causal, refusal
 from posx.attention.blockwise import blockwise
-from posx.commands.command import Command
 from posx.config import DataConfig
 from posx.data.store import cache_folder
 from posx.encodings import ENCODINGS, Dims, Encoding, build
 from posx.errors import PosxError
-from posx.machine.compiler import guard
 from posx.machine.devices import num_cpus
+from posx.machine.guard import guard
 
 PACKAGES = (
     "posx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "datasets", "tokenizers", "matplotlib",
@@ -47,7 +46,7 @@ class Check(NamedTuple):
         return f"{self.name:24} {'ok    ' if self.ok else 'FAILED'} {self.detail}"
 
 
-def doctor_command(values: dict[str, Any], _: None) -> None:
+def main(values: dict[str, Any], _: None) -> None:
     """Prints `facts` and `checks`. Raises PosxError, exit code 1, with the checks that failed."""
     if values["dry_run"]:
         print(f"would describe this machine and check sums of products and {', '.join(ENCODINGS)} on it")
@@ -158,6 +157,3 @@ def _memory() -> str:
         return f"{free:.1f} of {total:.1f} GB free"
     except (OSError, KeyError, ValueError):
         return "not known on this system"
-
-
-COMMAND = Command(doctor_command, "is this machine right: versions, devices, a self-test")

@@ -7,35 +7,30 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from posx import plots
-from posx.commands.command import Command, run_folders, work_folder
+from posx.commands import COMMANDS
+from posx.commands.folders import run_folders, work_folder
 from posx.config import EvalConfig, RunConfig
 from posx.config.flags import set_anew, tuple_of_ints
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, PosxError, WorkdirError
-from posx.evaluation.protocols import PROTOCOLS
 from posx.machine.compile_cache import use_compile_cache
-from posx.plots.rows import rows_of
-from posx.plots.tables import table
 from posx.progress import say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked
-from posx.runs.evaluate import evaluate_run
 from posx.runs.folder import RunFolder
-from posx.runs.load import load_model
-from posx.runs.runner import listed
-
-#: Settings of a stored run that may be others when it is measured: which text, and how.
-SECTIONS = ("data", "eval")
 
 
-def evaluate_command(values: dict[str, Any], _: None) -> None:
+def main(values: dict[str, Any], _: None) -> None:
     workdir = work_folder(values)
     folders = run_folders(workdir)
     rows, failed = [], []
     for folder in folders:  # settings that are wrong for one of them start nothing
         with contextlib.suppress(WorkdirError):
             _asked(values, folder)
+    from posx.plots.rows import rows_of  # Flax, Orbax, Matplotlib: once the settings are known to be right
+    from posx.plots.tables import table
+    from posx.runs.runner import listed
+
     for folder in folders:
         try:
             rows += rows_of(folder.path, workdir, _evaluate_folder(values, folder))
@@ -56,7 +51,7 @@ def evaluate_command(values: dict[str, Any], _: None) -> None:
 def _asked(values: dict[str, Any], folder: RunFolder) -> tuple[RunConfig, EvalConfig, dict[str, Any]]:
     """A stored run, how it is to be measured, what of its text is set anew. Raises ConfigError for wrong settings."""
     run = folder.read_config()
-    asked = set_anew(run, values["overrides"], SECTIONS)
+    asked = set_anew(run, values["overrides"], COMMANDS["evaluate"].sections)
     for name in {"tokenizer", "vocab_size"} & set(asked["data"]):
         raise ConfigError(f"--config.data.{name}: the weights of a run go with the tokenizer that it was trained with")
     config = _eval_config(values, dataclasses.replace(run.eval, **asked["eval"]))
@@ -69,6 +64,9 @@ def _evaluate_folder(values: dict[str, Any], folder: RunFolder) -> list[dict[str
     if values["dry_run"]:
         print(f"{folder.path.name}: {', '.join(config.protocols)} at {config.lengths}")
         return []
+    from posx.runs.evaluate import evaluate_run
+    from posx.runs.load import load_model
+
     use_compile_cache(cache_folder(dataclasses.replace(text.settings(folder, run.data), **anew)))
     dataset = text.text_of(folder, run, anew)
     check_stream(config, run.train.length, dataset)
@@ -94,22 +92,11 @@ def _eval_config(values: dict[str, Any], config: EvalConfig) -> EvalConfig:
 
 def _draw_again(folder: Path) -> None:
     """The figures and the table of a run or a sweep, where figures were drawn: they follow its rows."""
+    from posx import plots
+
     if not plots.has_figures(folder):
         return
     try:
         plots.plot(folder)
     except WorkdirError as error:
         say(f"no figures: {error}")
-
-
-COMMAND = Command(
-    evaluate_command, "measure a trained run, or all runs of a sweep, at any lengths",
-    {
-        "lengths": ("", "window lengths in tokens, for example 64,128"),
-        "protocol": ("", f"{', '.join(PROTOCOLS)}, or several with commas"),
-        "stride": (0, "of the sliding protocol, in tokens"),
-        "num_targets": (0, "targets to score; 0 as in the run's config"),
-        "executor": ("", "auto, dense or blockwise"),
-    },
-    sections=SECTIONS,
-)  # fmt: skip

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from posx import plots
-from posx.commands.command import Command, work_folder
+from posx.commands.folders import work_folder
 from posx.errors import ConfigError, nearest
 
 
-def plot_command(values: dict[str, Any], _: None) -> None:
+def main(values: dict[str, Any], _: None) -> None:
     if values["what"] not in ("all", *plots.WHAT):
         raise ConfigError(
             f"--what={values['what']!r} is unknown; {nearest(values['what'], plots.WHAT)}known: {', '.join(plots.WHAT)}"
@@ -19,6 +19,3 @@ def plot_command(values: dict[str, Any], _: None) -> None:
         return
     for path in plots.plot(work_folder(values), values["what"]):
         print(path)
-
-
-COMMAND = Command(plot_command, "figures from stored rows", {"what": ("all", f"all, {', '.join(plots.WHAT)}")})

@@ -7,8 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx import plots
-from posx.commands.command import Command, work_folder
+from posx.commands.folders import work_folder
 from posx.config.flags import repeated_run
 from posx.config.overrides import setting_of, settings
 from posx.errors import ConfigError, PartialFailure, WorkdirError
@@ -21,7 +20,7 @@ from posx.sweeps.preview import preview
 from posx.sweeps.processes import run_all
 
 
-def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
+def main(values: dict[str, Any], config: ConfigDict) -> None:
     workdir = work_folder(values, needed=not values["dry_run"])
     jobs = plan(config, workdir, repeated_run(values))
     if values["jobs"] < 1:
@@ -31,6 +30,8 @@ def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
     if values["dry_run"]:
         print(preview(jobs))
         return
+    from posx import plots  # Matplotlib: once the settings are known to be right
+
     check_writable(workdir)
     todo = unfinished(jobs)
     with RunFolder(workdir).held():
@@ -59,9 +60,3 @@ def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> 
     words = [*([f"--config.encoding={spec}"] if spec else []), *values["overrides"]]
     names = {word: setting_of(word) for word in words}
     return [word for word, name in names.items() if name in used and text_of(name, given.get(name)) not in used[name]]
-
-
-COMMAND = Command(
-    sweep_command, "all runs of a config, evaluated and plotted; the same command resumes",
-    {"jobs": (1, "runs at a time")}, takes_config=True,
-)  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.commands.command import Command, work_folder
+from posx.commands.folders import work_folder
 from posx.config import run_config
 from posx.config.flags import repeated_run
 from posx.config.stored import like
@@ -19,10 +19,9 @@ from posx.machine.compile_cache import use_compile_cache
 from posx.runs.checks import checked
 from posx.runs.describe import describe
 from posx.runs.folder import RunFolder
-from posx.runs.runner import train_and_evaluate
 
 
-def train_command(values: dict[str, Any], config: ConfigDict) -> None:
+def main(values: dict[str, Any], config: ConfigDict) -> None:
     run = like(run_config(config), repeated_run(values))
     run = checked(RunFolder(work_folder(values)).as_started(run) if values["workdir"] else run)
     if values["dry_run"]:
@@ -31,6 +30,8 @@ def train_command(values: dict[str, Any], config: ConfigDict) -> None:
     if values["stop_with_stdin"]:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
     folder = RunFolder(work_folder(values))
+    from posx.runs.runner import train_and_evaluate  # Flax, Optax, Orbax: once the settings are known to be right
+
     use_compile_cache(cache_folder(run.data))
     try:
         train_and_evaluate(run, folder)
@@ -44,9 +45,3 @@ def _stop_with_stdin() -> None:
     while os.read(0, 4096):
         pass
     os._exit(143)
-
-
-COMMAND = Command(
-    train_command, "train one run and evaluate it; the same command resumes",
-    {"stop_with_stdin": (False, "end when standard input closes: a sweep's runs end with it")}, takes_config=True,
-)  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,15 @@ from posx.cross_entropy import LARGEST_LOGITS
 from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
 from posx.evaluation.protocols import run_protocols
-from posx.model import Model
-from posx.training.step import flops_per_token
+
+if TYPE_CHECKING:
+    from posx.model import Model
 
 
 def model_of(run: RunConfig, vocab_size: int) -> Model:
     """The model that a run trains. Raises ConfigError for sizes and encodings that do not fit."""
+    from posx.model import Model  # and Flax, which settings are checked without
+
     found = run.resolution
     return Model(found.model, found.layers, vocab_size, found.model.dims(run.train.length))
 
@@ -55,6 +59,8 @@ def expected(run: RunConfig) -> Expected:
 
 
 def _cost(run: RunConfig, model: Model) -> Expected:
+    from posx.training.step import flops_per_token
+
     train = run.train
     tokens, dims, config = train.steps * train.batch_size * train.length, model.dims, model.config
     kept = (4 if config.mlp == "gelu" else 6) * config.hidden_dim + 4 * dims.num_heads * dims.head_dim
@@ -69,6 +75,8 @@ def _cost(run: RunConfig, model: Model) -> Expected:
 
 def _eval_flops(run: RunConfig, model: Model) -> float | None:
     """Passes that protocols share are counted once."""
+    from posx.training.step import flops_per_token
+
     passes = {}
     for protocol, lengths in run_protocols(run.eval, run.train.length):
         for length in protocol.owed(lengths):

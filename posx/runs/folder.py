@@ -125,8 +125,8 @@ class RunFolder:
 
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = lock(self.path / ".lock", busy)
+            held = lock(self.path / ".lock", busy)
         except OSError as error:
             raise WorkdirError(f"work folder {self.path} cannot be written: {error.strerror}") from None
-        with file:
+        with held:
             yield

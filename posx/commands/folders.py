@@ -1,28 +1,13 @@
-"""What a command of `posx` is, and the folders that commands are given."""
+"""The folders that commands are given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from posx.errors import ConfigError, WorkdirError
 from posx.runs.folder import RunFolder
-
-
-class Command(NamedTuple):
-    """`run(values, config)` does it: the values of its flags, and the ConfigDict where it `takes_config`.
-
-    flags: {name: (default, help)}. text: one line for the list of commands. operand: what the word after its name is.
-    sections: of a stored run's settings, those that --config.SECTION.NAME sets anew; their words are "overrides".
-    """
-
-    run: Callable[[dict[str, Any], Any], None]
-    text: str
-    flags: Mapping[str, tuple[Any, str]] = {}
-    takes_config: bool = False
-    operand: str = ""
-    sections: tuple[str, ...] = ()
 
 
 def work_folder(values: Mapping[str, Any], needed: bool = True) -> Path:
