@@ -7,11 +7,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from posx import interrupts
-from posx.commands import COMMANDS, COMMON
+from posx.commands import COMMANDS, COMMON, Command, function, work_folder
 from posx.errors import ConfigError, OutOfMemoryError, PosxError, nearest
 from posx.progress import say
+from posx.words import Words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,10 +53,36 @@ def _run(words: list[str]) -> int:
         print(usage(words[0]))
         return 0
     given = command.read(words[1:])
-    from posx.commands import running  # not before: wrong words and help are told without JAX
-
-    running.run(words[0], given)
+    config = _config(command, given)
+    if given.values["print_config"]:
+        print(_settings(given.values, config))
+    else:
+        function(words[0])(given.values, config)
     return 0
+
+
+def _config(command: Command, given: Words) -> Any:
+    """The ConfigDict of a command that takes one. Raises ConfigError for wrong settings and for stray words."""
+    if not (command.takes_config or given.stray):
+        return None
+    from posx.config import flags  # and JAX with it, which words alone do not need
+
+    config = flags.config_of(given) if command.takes_config else None
+    if given.stray:
+        meant = flags.meant(given.stray[0], config, {**COMMON, **command.flags})
+        raise ConfigError(f"stray word {given.stray[0]!r}; {meant}")
+    return config
+
+
+def _settings(values: dict[str, Any], config: Any) -> str:
+    """What `--print_config` shows: the settings of `config`, or those of the run in the work folder."""
+    if config is None and not values["workdir"]:
+        return "this command has no settings but its flags"
+    from posx.config.flags import asked_before
+    from posx.config.overrides import printed
+    from posx.runs.folder import runs_in
+
+    return printed(asked_before(runs_in(work_folder(values))[0].read_config()) if config is None else config)
 
 
 def usage(name: str = "") -> str:

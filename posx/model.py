@@ -284,7 +284,7 @@ class Model:
 
     def abstract(self) -> dict[str, Any]:
         """Shapes and types of the parameters."""
-        return jax.eval_shape(self.init, jax.random.key(0))
+        return jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
     def __call__(
         self,

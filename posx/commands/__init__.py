@@ -8,7 +8,8 @@ figures, sizes) are repeated here; a test holds them together.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from posx.errors import ConfigError
@@ -47,6 +48,15 @@ class Command(NamedTuple):
             raise ConfigError(f"{given.overrides[0]}: this command takes no config; its flags: {listed(known)}")
         values = given.values | given.config | {"overrides": given.overrides, "operand": "".join(operand)}
         return given._replace(values=values)
+
+
+def work_folder(values: Mapping[str, Any], needed: bool = True) -> Path:
+    """The folder that `--workdir` names, absolute. Raises ConfigError where it is needed and missing."""
+    if not values["workdir"]:
+        if needed:
+            raise ConfigError("--workdir is missing: name the folder of the run, for example --workdir runs/quick")
+        return Path("runs")
+    return Path(values["workdir"]).expanduser().resolve()
 
 
 def function(name: str) -> Callable[[dict[str, Any], Any], None]:

@@ -21,6 +21,7 @@ from posx.config import DataConfig
 from posx.data.store import cache_folder
 from posx.encodings import ENCODINGS, Dims, Encoding, build
 from posx.errors import PosxError
+from posx.machine.compile_cache import most_bytes
 from posx.machine.devices import num_cpus
 from posx.machine.guard import guard
 
@@ -71,8 +72,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "compiler", guard().text
     root = cache_folder(DataConfig())
     yield "cache", f"{root}, {', '.join(f'{name} {_size(root / name)}' for name in _inside(root)) or 'empty'}"
-    kept = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
-    yield "compiled programs", "kept in the cache" if kept else "not kept: JAX_ENABLE_COMPILATION_CACHE is off"
+    yield "compiled programs", _programs(root / "compiled")
     yield "memory", _memory()
     here = Path.cwd()
     yield "disk", f"{shutil.disk_usage(here).free / 1e9:,.0f} GB free in {here}"
@@ -148,6 +148,15 @@ def _inside(root: Path) -> list[str]:
 def _size(path: Path) -> str:
     files = [path] if path.is_file() else [inner for inner in path.rglob("*") if inner.is_file()]
     return f"{sum(file.stat().st_size for file in files) / 1e6:,.0f} MB"
+
+
+def _programs(folder: Path) -> str:
+    """How compiled programs are kept."""
+    if not jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
+        return "not kept: JAX_ENABLE_COMPILATION_CACHE is off"
+    if elsewhere := jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        return f"kept in {elsewhere}, as JAX was told"
+    return f"kept in the cache, {_size(folder)} of at most {most_bytes() / 1e6:,.0f} MB"
 
 
 def _memory() -> str:

@@ -7,8 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from posx.commands import COMMANDS
-from posx.commands.folders import run_folders, work_folder
+from posx.commands import COMMANDS, work_folder
 from posx.config import EvalConfig, RunConfig
 from posx.config.flags import set_anew, tuple_of_ints
 from posx.data.store import cache_folder
@@ -17,12 +16,12 @@ from posx.machine.compile_cache import use_compile_cache
 from posx.progress import say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked
-from posx.runs.folder import RunFolder
+from posx.runs.folder import RunFolder, runs_in
 
 
 def main(values: dict[str, Any], _: None) -> None:
     workdir = work_folder(values)
-    folders = run_folders(workdir)
+    folders = runs_in(workdir)
     rows, failed = [], []
     for folder in folders:  # settings that are wrong for one of them start nothing
         with contextlib.suppress(WorkdirError):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from posx.commands.folders import work_folder
+from posx.commands import work_folder
 from posx.data.store import cache_folder
 from posx.errors import ConfigError
 from posx.generate import Sampling, generate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posx import plots
-from posx.commands.folders import work_folder
+from posx.commands import work_folder
 from posx.errors import ConfigError, nearest
 
 

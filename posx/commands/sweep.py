@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.commands.folders import work_folder
+from posx.commands import work_folder
 from posx.config.flags import repeated_run
 from posx.config.overrides import setting_of, settings
 from posx.errors import ConfigError, PartialFailure, WorkdirError

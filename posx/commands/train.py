@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.commands.folders import work_folder
+from posx.commands import work_folder
 from posx.config import run_config
 from posx.config.flags import repeated_run
 from posx.config.stored import like

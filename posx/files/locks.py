@@ -14,14 +14,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 
 def lock(path: Path, busy: Callable[[str], object]) -> AbstractContextManager[object]:
     """`path` held by this process, until what comes back is left. Raises OSError where it cannot be written.
 
     Where another process has it, `busy` is called with what that one says of itself: it raises, or returns to wait.
     """
+    from filelock import FileLock, Timeout  # and much of the standard library with it
+
     file, holder = FileLock(path), path.with_name(f"{path.name}.holder")
     try:
         held = file.acquire(timeout=0)

@@ -35,6 +35,21 @@ def executor_of(run: RunConfig, encoding: Encoding) -> str:
     )
 
 
+def opening(run: RunConfig) -> str:
+    """What is about to be trained and on what, in one line. Nothing is computed for it but shapes."""
+    model = _model_of(run)
+    most = "up to " if run.data.tokenizer == "bpe" else ""  # a short text has fewer tokens
+    executors = dict.fromkeys(executor_of(run, encoding) for encoding in model.distinct)
+    return f"{most}{count(model):,} parameters, {' and '.join(executors)} attention, {_devices()}"
+
+
+def _devices() -> str:
+    """What a run computes on."""
+    number, backend = jax.device_count(), jax.default_backend()
+    kinds = {device.device_kind for device in jax.devices()} - {backend}
+    return " ".join([f"{number} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in sorted(kinds))])
+
+
 @dataclasses.dataclass(frozen=True)
 class Expected:
     """What a run costs, from its settings alone.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -24,6 +25,7 @@ from posx.runs.checks import check_stream
 from posx.runs.folder import RunFolder
 from posx.runs.targets import Question, questions
 from posx.runs.text import digest_of
+from posx.runs.work import Work
 
 #: Of a row of `eval.jsonl`. 1: the first targets of the stream in one stretch, no `targets`, blocks of 1024 or 2048.
 #: 2: `encoding` a registry name, `layers` such names with + between them, no `digest`, no `anchor`.
@@ -80,10 +82,12 @@ def evaluate_run(
     log_probs = model_log_probs(model, params, config.executor)
     stream, documents = held_out_stream(dataset), documents_of(dataset)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
-    measured = Measured(log_probs, stream, dataset.tokenizer.num_bytes, documents, config.batch_tokens)
+    work = Work(model)
+    measured = Measured(log_probs, stream, dataset.tokenizer.num_bytes, documents, config.batch_tokens, work.report)
     here = {name: facts[name] for name in ("step", "data_digest")}
     stored = [row for row in lines.read(folder.eval_file) if row.get("targets") and here.items() <= row.items()]
     rows: list[dict[str, Any]] = []
+    missing: list[tuple[Question, int]] = []
     for one in questions(
         config, run.eval, run.train.length, stored,
         lambda protocol, lengths: protocol.targets(stream, lengths, documents).digest,
@@ -91,15 +95,20 @@ def evaluate_run(
     ):  # fmt: skip
         known = {length: row for length, row in one.stored.items() if _answers(row, config)}
         wanted = sorted({*one.lengths, *one.moved})
+        rows += [known[length] | facts for length in wanted if length in known]
+        missing += [(one, length) for length in wanted if length not in known]
         if not known.keys() >= set(wanted):
             _say_why(one, facts["run_id"])
-        rows += [known[length] | facts for length in wanted if length in known]
-        for length in (length for length in wanted if length not in known):
+    for one, length in missing:
+        if is_defined(model, length):
+            work.add(one.protocol, measured, length)
+    with work.shown(f"{facts['run_id']} evaluating") if missing else contextlib.nullcontext():
+        for one, length in missing:
             for row in one.protocol.measure(measured, [length]):
                 interrupts.check()
                 rows.append(facts | row | {"anchor": one.anchor, "executor": config.executor})
                 lines.append(folder.eval_file, rows[-1])
-                say(_line(rows[-1]))
+                work.finished(_line(rows[-1]))
     return rows
 
 

@@ -14,7 +14,7 @@ from posx.machine.devices import check_batch
 from posx.progress import say
 from posx.runs import environment, text
 from posx.runs.checks import check_disk, check_stream, check_writable
-from posx.runs.describe import count, executor_of, model_of
+from posx.runs.describe import count, executor_of, model_of, opening
 from posx.runs.evaluate import evaluate_run
 from posx.runs.folder import RunFolder
 from posx.training.loop import train
@@ -28,6 +28,7 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     data = text.settings(folder, run.data)
     if folder.config_file.exists():
         places.check_there(data, folder.path.name)
+    say(f"{folder.path.name}  {opening(dataclasses.replace(run, data=data))}")
     dataset = prepare(data, log=say)
     check_stream(run.eval, run.train.length, dataset)
     check_length(len(dataset.train.tokens), run.train.length, "the training text")

@@ -55,6 +55,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
             return state
         log = _Log(run, model, dataset, folder, start)
         with Meter(folder.path.name, config.steps, start) as meter, log:
+            meter.waiting("compiling", folder.usual_start())
             for steps in dispatches(config, start):
                 interrupts.check()
                 tokens = over_devices(_batches(dataset, config, steps), axis=1)
@@ -64,6 +65,8 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
                 due = done % config.checkpoint_steps == 0 or done == config.steps
                 if due or done % config.log_steps == 0:
                     meter.update(done, f"{done}/{config.steps}  {log.write(done)}")
+                elif steps.start == start:  # compiled
+                    meter.update(done, f"{done}/{config.steps}")
                 if due:
                     checkpoints.save(done, _finite(jax.device_get(state), folder, done))
                     log.restart_clock()
