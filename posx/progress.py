@@ -27,18 +27,21 @@ class Meter:
     def __init__(self, title: str, total: float, start: float = 0):
         self.title, self.total, self.start, self.done = title, total, start, start
         self.opened = self.began = self.reported = self.last_line = time.monotonic()
-        self.facts, self.wait = "", ""
-        self.expected: float | None = None
+        self.facts = ""
+        self.wait: tuple[str, float, float] | None = None  # for what, since when, until when as far as known
         self.bar: Any = None
 
     def __enter__(self) -> Meter:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
 
         console = Console(stderr=True)
         if console.is_terminal:
-            title, line = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[meter]}"))
-            self.bar = Progress(title, BarColumn(), line, console=console, refresh_per_second=4)
+            whole = Column(no_wrap=True, min_width=min(len(self.title), 40))
+            title = TextColumn("{task.description}", markup=False, table_column=whole)
+            line = TextColumn("{task.fields[meter]}", markup=False)
+            self.bar = Progress(title, BarColumn(20), line, console=console, refresh_per_second=4)
             self.bar.start()
             self.task = self.bar.add_task(self.title, total=self.total, completed=self.done, meter=self)
         return self
@@ -49,14 +52,16 @@ class Meter:
 
     def waiting(self, what: str, seconds: float | None = None) -> None:
         """Until the next report `what` goes on, no part of which can be counted, such as compiling: it is shown with
-        the time that it takes, and with the `seconds` that it usually does, and does not count for the time left."""
-        self.wait, self.expected, self.reported = what, seconds, time.monotonic()
+        the time that it takes, and what is left of the `seconds` that it usually does; it does not count for the time
+        left for all."""
+        now = time.monotonic()
+        self.wait = what, now, now + (seconds or 0)
 
     def update(self, done: float, facts: str) -> None:
         """Reports that `done` of the total are finished."""
         now = time.monotonic()
         if self.wait:  # what was done meanwhile counts no more than its time
-            self.start, self.began, self.wait = self.start + done - self.done, self.began + now - self.reported, ""
+            self.start, self.began, self.wait = self.start + done - self.done, self.began + now - self.wait[1], None
         self.done, self.facts, self.reported = done, facts, now
         if self.bar is not None:
             self.bar.update(self.task, completed=done)
@@ -72,20 +77,22 @@ class Meter:
             say(text)
 
     def __str__(self) -> str:
-        """What the line says now."""
-        since = time.monotonic() - self.reported
-        if not self.wait:
-            return f"{self.facts}  {self._left(since)}"
-        usually = f" of about {duration(self.expected)}" if self.expected is not None else ""
-        return f"{self.wait} {duration(since)}{usually}  {self._left(0.0)}"
+        """What the line says now: the time left first, as narrow terminals cut the end."""
+        wait, now = self.wait, time.monotonic()
+        if wait is None:
+            return "  ".join(filter(None, (self._left(now), self.facts)))
+        what, since, until = wait
+        left = f", about {duration(until - now)} left" if until > now else ""
+        return "  ".join(filter(None, (self._left(since), f"{what} {duration(now - since)}{left}")))
 
-    def _left(self, since: float) -> str:
-        """The time left, `since` seconds after the last report."""
+    def _left(self, now: float) -> str:
+        """The time left for all, as it is `now`."""
         if self.done >= self.total:
             return f"took {duration(self.reported - self.opened)}"
-        made = self.done - self.start
-        left = (self.reported - self.began) / made * (self.total - self.done) - since if made > 0 else None
-        return "" if left is None else f"{duration(left)} left"
+        made, spent = self.done - self.start, self.reported - self.began
+        if made <= 0:
+            return ""
+        return f"{duration(spent / made * (self.total - self.done) - (now - self.reported))} left"
 
 
 def say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -16,8 +17,10 @@ import pytest
 import posx
 import posx.cli
 import posx.runs.evaluate
+import posx.runs.work
 from posx.cli import COMMANDS
 from posx.data import ByteTokenizer, batch
+from posx.progress import Meter
 from posx.training import loop
 from posx.training.checkpoints import Checkpoints
 from tests import tiny
@@ -607,3 +610,43 @@ def test_an_interrupt_that_lands_in_a_destructor_is_not_lost(site, tmp_path, mon
         warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)
         code = posx.cli.main(["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'run'}"])
     assert code == 130
+
+
+def test_training_says_first_what_it_trains_and_a_log_stays_short(site):
+    """Of the run that tests share, in whose log nobody watches a bar."""
+    first, *rest = (site / "whole.err").read_text().splitlines()
+    assert re.fullmatch(r"whole  [\d,]+ parameters, blockwise attention, \d+ cpu devices?.*", first)
+    stored = json.loads((site / "whole" / "config.json").read_text())["resolved"]
+    assert f"{stored['num_params']:,} parameters" in first and not any("compiling" in line for line in rest)
+
+
+def test_the_bar_of_an_evaluation_weighs_windows_by_what_they_cost(capsys, workdir, monkeypatch):
+    """Every batch of every protocol and length is reported, what compiles too; passes that are shared count once."""
+    meters, seen = [], []
+
+    class Watched(Meter):
+        def __enter__(self):
+            meters.append(self)
+            return super().__enter__()
+
+        def waiting(self, what, seconds=None):
+            seen.append((what, self.done))
+
+        def update(self, done, facts):
+            super().update(done, facts)
+            seen.append((facts, done))
+
+    monkeypatch.setattr(posx.runs.work, "Meter", Watched)
+    (workdir / "eval.jsonl").unlink()
+    words = ["--lengths=16,32", "--protocol=nonoverlapping,sliding,per_position", "--config.eval.batch_tokens=64"]
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", *words)
+    assert code == 0, err
+    (meter,) = meters
+    assert [done for _, done in seen] == sorted(done for _, done in seen) and seen[-1][1] == meter.total
+    starts = [seen.index(one) for one in seen if one[0].startswith("compiling")]
+    passes = [seen[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
+    lengths = [("16" if " 16 " in one[0][0] else "32") for one in passes]
+    assert lengths == ["16", "32", "16", "32"]
+    costs = [(one[-1][1] - one[0][1]) for one in passes]
+    short, long = costs[:2]  # of as many tokens
+    assert short < long < 2 * short and all(len(one) > 2 for one in passes)
