@@ -536,12 +536,40 @@ def test_load_hands_the_model_to_python(whole):
 
 
 #: The second update moves every weight by about 1e17: its square overflows in the third step.
+class Seen(list):
+    """What a bar is told: (what goes on, how much is done)."""
+
+    total = 0.0
+
+
+def watched(monkeypatch, module) -> Seen:
+    """What the bars of `module` are told from now on."""
+    seen = Seen()
+
+    class Watched(Meter):
+        def __enter__(self):
+            seen.total = self.total
+            return super().__enter__()
+
+        def waiting(self, what, seconds=None):
+            super().waiting(what, seconds)
+            seen.append((what, self.done))
+
+        def update(self, done, facts):
+            super().update(done, facts)
+            seen.append((facts, done))
+
+    monkeypatch.setattr(module, "Meter", Watched)
+    return seen
+
+
 DIVERGES = [
     "--config.train.learning_rate=1e18", "--config.train.warmup_steps=6", "--config.train.checkpoint_steps=2",
 ]  # fmt: skip
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_path, monkeypatch):
+    seen = watched(monkeypatch, loop)
     words = ["train", f"--config={site / 'tiny.py'}:rope", f"--workdir={tmp_path / 'run'}", *DIVERGES]
     line = refused(capsys, 5, words, "at step", "learning_rate")
     step = int(line.split("at step ")[1].split(";")[0])
@@ -549,6 +577,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_p
     assert step == last["step"] and {last["loss"], last["grad_norm"]} & {"nan", "inf"}
     assert json.loads((tmp_path / "run" / "status.json").read_text())["code"] == 5
     assert not (tmp_path / "run" / "DONE").exists() and not (tmp_path / "run" / "eval.jsonl").exists()
+    assert seen[0] == ("compiling", 0) and seen[1][1] == 1 and seen.total == tiny.STEPS
     saved = Checkpoints(tmp_path / "run" / "checkpoints").steps()
     assert saved and max(saved) < step
     _, params, _ = posx.load(tmp_path / "run")
@@ -622,27 +651,12 @@ def test_training_says_first_what_it_trains_and_a_log_stays_short(site):
 
 def test_the_bar_of_an_evaluation_weighs_windows_by_what_they_cost(capsys, workdir, monkeypatch):
     """Every batch of every protocol and length is reported, what compiles too; passes that are shared count once."""
-    meters, seen = [], []
-
-    class Watched(Meter):
-        def __enter__(self):
-            meters.append(self)
-            return super().__enter__()
-
-        def waiting(self, what, seconds=None):
-            seen.append((what, self.done))
-
-        def update(self, done, facts):
-            super().update(done, facts)
-            seen.append((facts, done))
-
-    monkeypatch.setattr(posx.runs.work, "Meter", Watched)
+    seen = watched(monkeypatch, posx.runs.work)
     (workdir / "eval.jsonl").unlink()
     words = ["--lengths=16,32", "--protocol=nonoverlapping,sliding,per_position", "--config.eval.batch_tokens=64"]
     code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", *words)
     assert code == 0, err
-    (meter,) = meters
-    assert [done for _, done in seen] == sorted(done for _, done in seen) and seen[-1][1] == meter.total
+    assert [done for _, done in seen] == sorted(done for _, done in seen) and seen[-1][1] == seen.total
     starts = [seen.index(one) for one in seen if one[0].startswith("compiling")]
     passes = [seen[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
     lengths = [("16" if " 16 " in one[0][0] else "32") for one in passes]

@@ -7,6 +7,8 @@ import pytest
 
 from posx import progress
 from posx.progress import Meter
+from posx.runs import folder
+from posx.runs.folder import RunFolder
 
 
 @pytest.fixture
@@ -74,3 +76,17 @@ def test_a_terminal_gets_one_line_that_is_drawn_anew(clock, monkeypatch):
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", progress.sys.stderr.getvalue())
     assert "a row [of] text\n" in text
     assert text.splitlines()[-1].startswith("my[1] ") and "took 3 s  all of it" in text.splitlines()[-1]
+
+
+def test_a_start_is_known_from_the_last_one_here_or_from_those_beside(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "process_seconds", lambda: 4.0)
+    run = RunFolder(tmp_path / "sweep" / "new")
+    assert run.usual_start() is None
+    for name, *seconds in (("a", 10.0), ("b", 50.0), ("c", 30.0, 99.0), ("torn",)):
+        path = RunFolder(tmp_path / "sweep" / name).metrics_file
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(f'{{"step": 1, "start": {{"seconds": {s}}}}}\n{{"step": 2}}\n' for s in seconds) + "{")
+    assert run.usual_start() == 26.0
+    assert RunFolder(tmp_path / "sweep" / "c").usual_start() == 95.0
+    monkeypatch.setattr(folder, "process_seconds", lambda: 40.0)
+    assert run.usual_start() is None

@@ -64,6 +64,10 @@ import posx
 encoding = posx.build("alibi", posx.Dims(model_dim=8, num_heads=2, head_dim=4, num_layers=1, train_len=8))
 print(encoding, posx.attend.__name__, posx.evaluate.__name__, posx.causal(), hasattr(posx, "nil"))
 print([name for name in ("flax", "optax", "orbax", "tensorstore") if name in sys.modules])
+from posx.config import base_config, run_config
+from posx.machine.compile_cache import start_cost
+from posx.runs.describe import opening
+print(opening(run_config(base_config("tupe+rope"))), start_cost()["compile_seconds"])
 from posx.runs.folder import RunFolder
 with RunFolder(Path(sys.argv[1])).held():
     try:
@@ -79,9 +83,10 @@ def test_posx_without_a_model_and_without_fcntl(tmp_path):
         [sys.executable, "-c", WITHOUT_FCNTL, str(tmp_path)], env=tiny.environment(), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    value, heavy, held = done.stdout.splitlines()
+    value, heavy, first, held = done.stdout.splitlines()
     assert value == "Alibi(num_heads=2) attend evaluate Mask(causal=True, window=0, sinks=0) False"
     assert heavy == "[]" and "in use by process" in held
+    assert first.startswith("894,592 parameters, ") and first.endswith(" 0.0"), "nothing is compiled for the first line"
 
 
 def test_what_help_says_is_what_the_library_has():
