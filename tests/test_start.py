@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from posx import plots
-from posx.commands import COMMANDS, function
+from posx.commands import COMMANDS, FIGURES, function
 from posx.config.executors import EXECUTORS
 from posx.evaluation.protocols import PROTOCOLS
 from posx.testing import DIMS
@@ -50,7 +50,7 @@ def test_wrong_settings_import_nothing_that_only_a_run_needs(site, whole):
         f"train {config}:rope --config.model.model_dim=34", f"train {config} --config.train.executor=fast",
         f"train {config}", f"sweep {config} --config.sweep.encodings=rope,albi", f"sweep {config} --workdir=x --jobs=0",
         f"evaluate --workdir={whole} --protocol=slidin", f"evaluate --workdir={whole} --lengths=64,16",
-        f"generate --workdir={whole} --temperature=-1",
+        f"generate --workdir={whole} --temperature=-1", f"plot --workdir={whole} --what=lenghts",
     ]  # fmt: skip
     assert imported(HEAVY, *wrong) == ["2 none"] * len(wrong)
 
@@ -93,7 +93,7 @@ def test_what_help_says_is_what_the_library_has():
     assert all(callable(function(name)) for name in COMMANDS)
     assert _words("evaluate", "protocol") >= set(PROTOCOLS)
     assert _words("evaluate", "executor") <= {"auto", "or", *EXECUTORS}
-    assert _words("plot", "what") == set(plots.WHAT)
+    assert FIGURES == plots.WHAT
     check = {name: default for name, (default, _) in COMMANDS["check"].flags.items()}
     assert check.items() >= {name: size for name, size in vars(DIMS).items() if name != "num_layers"}.items()
 

@@ -64,6 +64,9 @@ def function(name: str) -> Callable[[dict[str, Any], Any], None]:
     return importlib.import_module(f"posx.commands.{name}").main
 
 
+#: What `posx plot` draws.
+FIGURES = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
+
 #: The registry, in the order that the help lists them.
 COMMANDS: dict[str, Command] = {
     "train": Command(
@@ -87,9 +90,7 @@ COMMANDS: dict[str, Command] = {
         },
         sections=("data", "eval"),  # which text, and how it is measured
     ),
-    "plot": Command(
-        "figures from stored rows", {"what": ("all", "all, extrapolation, ratio, per_position, training, encodings")}
-    ),
+    "plot": Command("figures from stored rows", {"what": ("all", ", ".join(FIGURES))}),
     "generate": Command(
         "continue a prompt with a trained run",
         {
