@@ -81,8 +81,8 @@ def evaluate_run(
     facts = _facts(run, model, dataset, folder, step)
     log_probs = model_log_probs(model, params, config.executor)
     stream, documents = held_out_stream(dataset), documents_of(dataset)
-    # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     work = Work(model)
+    # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     measured = Measured(log_probs, stream, dataset.tokenizer.num_bytes, documents, config.batch_tokens, work.report)
     here = {name: facts[name] for name in ("step", "data_digest")}
     stored = [row for row in lines.read(folder.eval_file) if row.get("targets") and here.items() <= row.items()]
