@@ -48,6 +48,7 @@ class Meter:
 
     def __exit__(self, *_: Any) -> None:
         if self.bar is not None:
+            self.bar.live.transient = not self.facts  # nothing was reported: there was nothing to do
             self.bar.stop()
 
     def waiting(self, what: str, seconds: float | None = None) -> None:

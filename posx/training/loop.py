@@ -40,7 +40,9 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
     """
     config = run.train
     checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints)
-    with memory_errors(f"{folder.path.name}: memory ran out; raise train.accumulation (now {config.accumulation})"):
+    memory = f"{folder.path.name}: memory ran out; raise train.accumulation (now {config.accumulation})"
+    with memory_errors(memory), Meter(folder.path.name, config.steps) as meter:
+        meter.waiting("compiling", folder.usual_start())
         restored = checkpoints.restore(jax.eval_shape(lambda: init_state(model, config)), notice=say)
         if restored is None:
             state = init_state(model, config)
@@ -54,8 +56,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
         if start >= config.steps:
             return state
         log = _Log(run, model, dataset, folder, start)
-        with Meter(folder.path.name, config.steps, start) as meter, log:
-            meter.waiting("compiling", folder.usual_start())
+        with log:
             for steps in dispatches(config, start):
                 interrupts.check()
                 tokens = over_devices(_batches(dataset, config, steps), axis=1)
