@@ -15,6 +15,7 @@ from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, PosxError, WorkdirError
 from posx.evaluation.protocols import PROTOCOLS
 from posx.machine.compile_cache import use_compile_cache
+from posx.machine.devices import use_every_core
 from posx.plots.rows import rows_of
 from posx.plots.tables import table
 from posx.progress import say
@@ -30,6 +31,7 @@ SECTIONS = ("data", "eval")
 
 
 def evaluate_command(values: dict[str, Any], _: None) -> None:
+    use_every_core()
     workdir = work_folder(values)
     folders = run_folders(workdir)
     rows, failed = [], []

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
+
 from posx.config import RunConfig
 from posx.config.stored import digest
 from posx.data import check_length, places, prepare
 from posx.errors import PartialFailure
 from posx.files.atomic import write_json
-from posx.machine.devices import check_batch
+from posx.machine.devices import devices_for
+from posx.model import Model
 from posx.progress import say
 from posx.runs import environment, text
 from posx.runs.checks import check_disk, check_stream, check_writable
@@ -18,13 +21,13 @@ from posx.runs.describe import count, executor_of, model_of
 from posx.runs.evaluate import evaluate_run
 from posx.runs.folder import RunFolder
 from posx.training.loop import train
+from posx.training.step import flops_per_token
 
 
 def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     """Trains, evaluates and marks `folder` done; every finished part is kept and not done again."""
     check_writable(folder.path)
     run = folder.resumed(run)
-    check_batch(run.train.batch_size, run.train.accumulation)
     data = text.settings(folder, run.data)
     if folder.config_file.exists():
         places.check_there(data, folder.path.name)
@@ -35,12 +38,13 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     check_disk(folder.path, 12 * count(model) * (run.train.keep_checkpoints + 1))
     with folder.held():
         folder.resumed(run)  # another process may have started one here meanwhile
-        environment.record(folder, dataset)
+        num_devices = layout(run, model, folder)
+        environment.record(folder, dataset, num_devices)
         executors = [executor_of(run, e) for e in model.encodings]
         found = text.facts(folder, run, data, dataset)
         folder.write_config(run, num_params=count(model), executors=executors, data=found)
         dataset.tokenizer.save(folder.tokenizer_file)
-        state = train(dataclasses.replace(run, data=data), model, dataset, folder)
+        state = train(dataclasses.replace(run, data=data), model, dataset, folder, num_devices)
         rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps)
         failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
         if failed:
@@ -48,6 +52,15 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
         done = {"digest": digest(run), "data_digest": dataset.digest, "step": run.train.steps, "rows": len(rows)}
         write_json(folder.done_file, done)
         folder.status_file.unlink(missing_ok=True)
+
+
+def layout(run: RunConfig, model: Model, folder: RunFolder) -> int:
+    """On how many devices a run is trained: as when it was started in `folder`, if there are as many."""
+    rows = run.train.batch_size // run.train.accumulation
+    started = environment.devices_of(folder)
+    if started and started <= jax.device_count() and rows % started == 0:
+        return started
+    return devices_for(rows, rows * run.train.length * flops_per_token(model, run.train.length))
 
 
 def listed(rows: list[dict[str, Any]]) -> str:
