@@ -22,7 +22,8 @@ from posx.data.store import cache_folder
 from posx.encodings import ENCODINGS, Dims, Encoding, build
 from posx.errors import PosxError
 from posx.machine.compile_cache import most_bytes
-from posx.machine.devices import num_cpus
+from posx.machine.cores import usable_cores
+from posx.machine.devices import use_every_core
 from posx.machine.guard import guard
 
 PACKAGES = (
@@ -52,6 +53,7 @@ def main(values: dict[str, Any], _: None) -> None:
     if values["dry_run"]:
         print(f"would describe this machine and check sums of products and {', '.join(ENCODINGS)} on it")
         return
+    use_every_core()
     for what, text in facts():
         print(f"{what:24} {text}", flush=True)
     failed = []
@@ -67,7 +69,10 @@ def facts() -> Iterator[tuple[str, str]]:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     yield "versions", f"python {platform.python_version()}, {versions}"
     kinds = sorted({device.device_kind for device in jax.devices()})
-    yield "devices", f"{jax.device_count()} {jax.default_backend()} ({', '.join(kinds)}), {num_cpus()} cores usable"
+    yield (
+        "devices",
+        f"{jax.device_count()} {jax.default_backend()} ({', '.join(kinds)}), {len(usable_cores())} cores usable",
+    )
     yield "XLA_FLAGS", os.environ.get("XLA_FLAGS", "") or "(none)"
     yield "compiler", guard().text
     root = cache_folder(DataConfig())

@@ -13,6 +13,7 @@ from posx.config.flags import set_anew, tuple_of_ints
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, PosxError, WorkdirError
 from posx.machine.compile_cache import use_compile_cache
+from posx.machine.devices import use_every_core
 from posx.progress import say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked
@@ -20,6 +21,7 @@ from posx.runs.folder import RunFolder, runs_in
 
 
 def main(values: dict[str, Any], _: None) -> None:
+    use_every_core()
     workdir = work_folder(values)
     folders = runs_in(workdir)
     rows, failed = [], []

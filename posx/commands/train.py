@@ -16,12 +16,15 @@ from posx.data.store import cache_folder
 from posx.errors import PosxError, WorkdirError
 from posx.files.atomic import write_json
 from posx.machine.compile_cache import use_compile_cache
+from posx.machine.devices import use_every_core
+from posx.runs import environment
 from posx.runs.checks import checked
 from posx.runs.describe import describe
 from posx.runs.folder import RunFolder
 
 
 def main(values: dict[str, Any], config: ConfigDict) -> None:
+    use_every_core(environment.devices_of(RunFolder(work_folder(values, needed=False))) or 1)
     run = like(run_config(config), repeated_run(values))
     run = checked(RunFolder(work_folder(values)).as_started(run) if values["workdir"] else run)
     if values["dry_run"]:

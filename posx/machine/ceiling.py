@@ -7,14 +7,24 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from posx.files.atomic import write_bytes
-from posx.machine.devices import num_cpus
+from posx.machine.cores import usable_cores
 
 SIZE = 2048
+
+
+def machine_ceiling(folder: Path, dtype: str, **how: Any) -> float:
+    """FLOP/s of all devices together; how: as for `matmul_ceiling`.
+
+    A product on one CPU device is computed by all cores, however many devices they are given out as.
+    """
+    devices = 1 if jax.default_backend() == "cpu" else jax.device_count()
+    return devices * matmul_ceiling(folder, dtype, **how)
 
 
 def matmul_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: bool = True) -> float:
@@ -24,7 +34,7 @@ def matmul_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: bo
     best of all times is kept. Without `keep` nothing is written.
     """
     device = jax.devices()[0]
-    name = f"ceiling-{device.device_kind}-{num_cpus()}-{dtype}".replace(" ", "_").replace("/", "_")
+    name = f"ceiling-{device.device_kind}-{len(usable_cores())}-{dtype}".replace(" ", "_").replace("/", "_")
     path = folder / f"{name}.json"
     known = 0.0
     with contextlib.suppress(OSError, ValueError, KeyError):

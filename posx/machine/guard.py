@@ -29,6 +29,7 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,8 +37,8 @@ import jaxlib
 
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 SAFE = f"{FLAG}=-reduce"
-#: Versions of jaxlib tested to have the fault and to know the flag.
-FAULTY = ("0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1")
+#: Versions of jaxlib tested to have the fault, and to know the flag and those that posx sets elsewhere.
+FAULTY = TESTED = ("0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1")
 
 
 class Guard(NamedTuple):
@@ -68,7 +69,7 @@ def _guard() -> Guard:
     names_file = bool(given) and not given.startswith("-")
     if (fused := _fuses_reductions(_read(given) if names_file else given)) is not None:
         return Guard(fused, f"XLA_FLAGS {'lets' if fused else 'keeps'} {fault} {'in' if fused else 'out'}")
-    if _jax_has_started():
+    if jax_has_started():
         import jax
 
         if jax.default_backend() != "cpu":
@@ -76,7 +77,7 @@ def _guard() -> Guard:
         return Guard(True, f"JAX was started before posx could keep out {fault}")
     if names_file:
         return Guard(True, f"XLA_FLAGS names a file, which lets {fault} in")
-    if importlib.util.find_spec("libtpu") and os.environ.get("JAX_PLATFORMS") != "cpu":
+    if _libtpu_reads_flags():
         return Guard(False, f"{fault} cannot reach TPUs; libtpu reads XLA_FLAGS too and may not know the flag")
     os.environ["XLA_FLAGS"] = f"{given} {SAFE}".strip()
     return Guard(False, f"posx set {SAFE}, which keeps out {fault}")
@@ -99,7 +100,20 @@ def _fuses_reductions(flags: str) -> bool | None:
     return "-reduce" not in kinds if changes_default else "reduce" in kinds
 
 
-def _jax_has_started() -> bool:
+def add_flags(flags: Mapping[str, str]) -> None:
+    """Adds those of `flags` to XLA_FLAGS that are not given there, where XLA is known to know them."""
+    given = os.environ.get("XLA_FLAGS", "").strip()
+    if jaxlib.__version__ not in TESTED or (given and not given.startswith("-")) or _libtpu_reads_flags():
+        return
+    new = [f"{name}={value}" for name, value in flags.items() if name not in given]
+    os.environ["XLA_FLAGS"] = " ".join([*([given] if given else []), *new])
+
+
+def _libtpu_reads_flags() -> bool:
+    return importlib.util.find_spec("libtpu") is not None and os.environ.get("JAX_PLATFORMS") != "cpu"
+
+
+def jax_has_started() -> bool:
     """Whether JAX has its devices. The public way to ask without making them is to change what is fixed by then."""
     if "jax" not in sys.modules:
         return False

@@ -14,6 +14,7 @@ from posx.cross_entropy import LARGEST_LOGITS
 from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
 from posx.evaluation.protocols import run_protocols
+from posx.machine.devices import devices_for
 
 if TYPE_CHECKING:
     from posx.model import Model
@@ -35,18 +36,28 @@ def executor_of(run: RunConfig, encoding: Encoding) -> str:
     )
 
 
-def opening(run: RunConfig) -> str:
+def layout(run: RunConfig, started: int | None = None) -> int:
+    """On how many devices a run is trained: on as many as it was `started` on, where there are so many."""
+    from posx.training.step import flops_per_token
+
+    rows, length = run.train.batch_size // run.train.accumulation, run.train.length
+    if started and started <= jax.device_count() and rows % started == 0:
+        return started
+    return devices_for(rows, rows * length * flops_per_token(_model_of(run), length))
+
+
+def opening(run: RunConfig, num_devices: int) -> str:
     """What is about to be trained and on what, in one line. Nothing is computed for it but shapes."""
     model = _model_of(run)
     most = "up to " if run.data.tokenizer == "bpe" else ""  # a short text has fewer tokens
     executors = dict.fromkeys(executor_of(run, encoding) for encoding in model.distinct)
-    return f"{most}{count(model):,} parameters, {' and '.join(executors)} attention, {_devices()}"
+    return f"{most}{count(model):,} parameters, {' and '.join(executors)} attention, {_devices(num_devices)}"
 
 
-def _devices() -> str:
+def _devices(number: int) -> str:
     """What a run computes on."""
-    number, backend = jax.device_count(), jax.default_backend()
-    kinds = {device.device_kind for device in jax.devices()} - {backend}
+    backend = jax.default_backend()
+    kinds = {device.device_kind for device in jax.devices()[:number]} - {backend}
     return " ".join([f"{number} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in sorted(kinds))])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from posx import interrupts
 from posx.config import EvalConfig, RunConfig
@@ -17,7 +18,7 @@ from posx.encodings import spec_text
 from posx.errors import UndefinedLength
 from posx.evaluation.measured import Measured
 from posx.files import lines
-from posx.machine.devices import on_all_devices, over_devices
+from posx.machine.devices import AXIS, mesh, on_devices, on_each, over_devices, worth
 from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say
@@ -26,15 +27,21 @@ from posx.runs.folder import RunFolder
 from posx.runs.targets import Question, questions
 from posx.runs.text import digest_of
 from posx.runs.work import Work
+from posx.training.step import flops_per_token
 
 #: Of a row of `eval.jsonl`. 1: the first targets of the stream in one stretch, no `targets`, blocks of 1024 or 2048.
 #: 2: `encoding` a registry name, `layers` such names with + between them, no `digest`, no `anchor`.
 ROW_VERSION = 3
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _log_probs(model: Model, executor: str, params: Any, tokens: jax.Array) -> jax.Array:
-    return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _log_probs(model: Model, executor: str, num_devices: int, params: Any, tokens: jax.Array) -> jax.Array:
+    """Rows cut over devices, or, where a mesh is set around the call, all that `attend` and the model cut over it."""
+
+    def one(params: Any, tokens: jax.Array) -> jax.Array:
+        return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
+
+    return on_each(one, num_devices, PartitionSpec(AXIS))(params, tokens)
 
 
 def is_defined(model: Model, length: int) -> bool:
@@ -45,15 +52,19 @@ def is_defined(model: Model, length: int) -> bool:
 
 def model_log_probs(model: Model, params: Any, executor: str = "auto"):
     """The model as `evaluate` wants it: tokens [b, t + 1] -> log-probabilities [b, t], undefined lengths refused."""
-    params = on_all_devices(params)
+    on = functools.cache(functools.partial(on_devices, params))
 
     def log_probs(tokens: np.ndarray) -> np.ndarray:
         length = tokens.shape[1] - 1
         at_length = model.at_length(length)
         if not is_defined(model, length):
             raise UndefinedLength(f"defined up to position {at_length.max_position}, {length} tokens asked")
-        rows = np.pad(tokens, ((0, -len(tokens) % jax.device_count()), (0, 0)))
-        return np.asarray(_log_probs(at_length, executor, params, over_devices(rows)))[: len(tokens)]
+        devices = worth(tokens[:, 1:].size * flops_per_token(model, length) / 3)
+        if len(tokens) < devices:  # few windows, long ones: blocks of their queries are cut
+            with jax.set_mesh(mesh(devices)):
+                return np.asarray(_log_probs(at_length, executor, 1, on(devices), on_devices(tokens, devices)))
+        rows = over_devices(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
+        return np.asarray(_log_probs(at_length, executor, devices, on(devices), rows))[: len(tokens)]
 
     return log_probs
 

@@ -7,13 +7,11 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-
 from posx.config import RunConfig
 from posx.data.store import cache_folder
 from posx.encodings import spec_text
 from posx.files import lines
-from posx.machine.ceiling import matmul_ceiling
+from posx.machine.ceiling import machine_ceiling
 from posx.progress import duration
 from posx.runs.describe import Expected, expected
 from posx.sweeps.axes import text_of
@@ -58,7 +56,7 @@ def _resolved(run: RunConfig) -> str:
 
 def _ceiling(cache: Path, dtype: str) -> float:
     """FLOP/s of all devices, as a run's log lines count them."""
-    return jax.device_count() * matmul_ceiling(cache / "machine", dtype, keep=False)
+    return machine_ceiling(cache / "machine", dtype, keep=False)
 
 
 def _flops(cost: Expected) -> float:

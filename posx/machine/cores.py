@@ -1,0 +1,89 @@
+"""The cores a process may use, and starting others on some of them. Knows nothing of JAX."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_SYSTEM, _PROCESS = Path("/sys"), Path("/proc/self")
+
+
+def usable_cores() -> tuple[int, ...]:
+    """The cores this process may keep busy at once, each by the number of one of its hardware threads, in order.
+
+    Of the hardware threads in the process's affinity one for each physical core, and no more than its control group's
+    quota of processor time pays for, rounded up, at least one. Where the system tells none of it, all there are.
+    """
+    threads = _affinity()
+    cores: dict[str, int] = {}
+    for thread in threads:
+        cores.setdefault(_siblings(thread), thread)
+    whole = min(_quota(), len(cores))
+    return tuple(cores.values())[: max(1, math.ceil(whole))]
+
+
+@contextlib.contextmanager
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Processes started inside run on the hardware threads of these physical cores, where the system can see to it.
+
+    A process takes over the affinity of the thread that starts it; this thread gets its own back.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    own = os.sched_getaffinity(0)
+    wanted = {_siblings(core) for core in cores}
+    os.sched_setaffinity(0, {thread for thread in own if _siblings(thread) in wanted} or own)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
+
+
+def _affinity() -> list[int]:
+    """Hardware threads, in order."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _siblings(thread: int) -> str:
+    """A name for the physical core of a hardware thread: the list of its threads."""
+    path = _SYSTEM / f"devices/system/cpu/cpu{thread}/topology/thread_siblings_list"
+    return _read(path) or str(thread)
+
+
+def _quota() -> float:
+    """Cores' worth of time that the tightest of the process's control groups allows; infinite without one."""
+    allowed = [math.inf]
+    for line in _read(_PROCESS / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        root = _SYSTEM / "fs/cgroup"
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # In a container the path may be the host's, of which only the root is mounted.
+        group = root / controllers / path.lstrip("/")
+        allowed += [_limit(folder) for folder in (group, *group.parents) if root in (folder, *folder.parents)]
+    return min(allowed)
+
+
+def _limit(folder: Path) -> float:
+    """The limit of one control group, of version 2 ("quota period" in cpu.max) or 1 (a file each)."""
+    words = _read(folder / "cpu.max").split() or [
+        _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    ]  # fmt: skip
+    try:
+        quota, period = (float(word) for word in words)
+    except ValueError:  # "max", or nothing there
+        return math.inf
+    return quota / period if quota > 0 and period > 0 else math.inf
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
