@@ -26,7 +26,7 @@ from posx.attention.dense import dense
 from posx.attention.fused import fused, is_native, refusal
 from posx.attention.masks import Mask, causal, full, window
 from posx.attention.sizes import check_sizes, parts
-from posx.attention.tiles import Slots, Tokens
+from posx.attention.tiles import Slots, Tokens, times
 from posx.encodings.base import Encoding, Features, Params, wide_dtype
 from posx.errors import ConfigError
 from posx.machine.compiler import apart
@@ -161,14 +161,13 @@ def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, f
     temperature = None
     if encoding.acts_on("temperature"):
         temperature = jax.vmap(encoding.temperature, in_axes=(None, 0))(params, pos)
-    # [b or 1, h or 1, q, 1]
-    factor = jnp.full((1, 1, q.shape[1], 1), 1 / math.sqrt(head_dim), dtype)
+    factor, scale = None, 1 / math.sqrt(head_dim)
     if temperature is not None:
-        factor = factor * (temperature if temperature.ndim == 3 else temperature[:, None])[..., None].astype(dtype)
+        factor = (temperature if temperature.ndim == 3 else temperature[:, None])[..., None].astype(dtype)
     mapped = token_map(encoding, "query", params, q, pos, features).swapaxes(1, 2)
     by_content = encoding.acts_on("score")
     return Tokens(
-        mapped=(mapped.astype(dtype) * factor).astype(_operand_dtype(q.dtype)),
+        mapped=times(mapped.astype(dtype) * scale, factor).astype(_operand_dtype(q.dtype)),
         values=None,
         vectors=q.swapaxes(1, 2) if by_content or encoding.acts_on("relative") else None,
         unscaled=mapped if by_content else None,

@@ -58,10 +58,10 @@ def _even(num_tokens: int, block: int, multiple: int = 1) -> int:
     return count_blocks(num_tokens, count_blocks(count_blocks(num_tokens, block), multiple) * multiple)
 
 
-def tabulate(encoding: Encoding, params: Params, distances: np.ndarray) -> Strips:
-    """`curve` and `relative` at distances [n], falling by one."""
+def tabulate(encoding: Encoding, params: Params, distances: np.ndarray, queries: jax.Array | None) -> Strips:
+    """`curve` and `relative` at distances [n], falling by one. queries: [b, h, q, d] as projected, for `relative`."""
     curve = finite(encoding.curve(params, as_float(distances))) if encoding.acts_on("curve") else None
-    vectors = by_distance(encoding, params, jnp.asarray(distances)) if encoding.acts_on("relative") else Relative()
+    vectors = Relative() if queries is None else by_distance(encoding, params, jnp.asarray(distances), queries)
     return Strips(curve, jax.tree.map(lambda x: x.swapaxes(0, 1), vectors))
 
 

@@ -97,7 +97,7 @@ def blockwise(
         farthest = offset + query_blocks * query_block - 1
         # Under a causal mask the last tile of a row reaches at most one key block beyond the diagonal.
         ahead = key_block if mask.causal else count_blocks(num_keys, key_block) * key_block
-        strips = tabulate(encoding, params, np.arange(farthest, offset - ahead - 1, -1, dtype=np.int32))
+        strips = tabulate(encoding, params, np.arange(farthest, offset - ahead - 1, -1, dtype=np.int32), q.vectors)
         if encoding.acts_on("relative") and encoding.reach is not None and encoding.reach + key_block <= farthest:
             reach = encoding.reach - offset
     q, q_slots = cut_into_blocks(q, q_slots, query_block)

@@ -20,11 +20,11 @@ INVISIBLE = -math.inf
 class Tokens(NamedTuple):
     """Floats that carry gradients, for the query side or the key side. What no hook reads is None."""
 
-    mapped: jax.Array  # [b, h, q, d'] after the `query` hook and times `factor`, or [b, g, k, d'] after `key`
+    mapped: jax.Array  # [b, h, q, d'] after `query`, times factor / sqrt(d), or [b, g, k, d'] after `key`
     values: Any  # [b, g, k, d] after the `value` hook; None on the query side
     vectors: Any  # [b, h, q, d] or [b, g, k, d] as projected, for `relative` and `score`
     unscaled: Any  # [b, h, q, d'] queries after `query` alone, for `score`
-    factor: Any  # [b or 1, h or 1, q, 1] temperature / sqrt(head_dim), for `relative`; None on the key side
+    factor: Any  # [b or 1, h or 1, q, 1] the temperature, for `relative`; None where there is none
     features: Features  # {name: [b, t, ...]}
 
 
@@ -119,16 +119,19 @@ def score_bias(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.
 
 
 def _relative_scores(encoding, params, strips, q, k, q_pos, k_pos) -> list[jax.Array]:
-    """factor_i times <q_i, a_r>, <k_j, b_r> and e_r: [b, h, q, k], the last [b or 1, h or 1, q, k]."""
+    """factor_i / sqrt(d) times <q_i, a_r>, <k_j, b_r> and e_r: [b, h, q, k], the last [b or 1, h or 1, q, k].
+
+    The root is in the vectors by distance, of which there are the fewest.
+    """
     dtype = wide_dtype(q.mapped.dtype)
     given = strips.relative if strips is not None else _given(encoding, params, q_pos)
     terms = []
     if given.query is not None:
-        vectors = q.vectors.astype(dtype) * q.factor
+        vectors = times(q.vectors.astype(dtype), q.factor)
         if strips is not None:
             seen = relative.strip_products(vectors, strips.relative.query.astype(dtype), k.mapped.shape[2])
         else:
-            seen = relative.pair_products(vectors, _rows(encoding, params, "query", dtype), q_pos, k_pos)
+            seen = relative.pair_products(vectors, _rows(encoding, params, "query", q.vectors, dtype), q_pos, k_pos)
         terms.append(seen)
     if given.key is not None:
         vectors = repeat_heads(k.vectors.astype(dtype), q.mapped.shape[1])
@@ -136,16 +139,16 @@ def _relative_scores(encoding, params, strips, q, k, q_pos, k_pos) -> list[jax.A
             strip = relative.mirrored(strips.relative.key.astype(dtype))
             seen = relative.strip_products(vectors, strip, q.mapped.shape[2])
         else:
-            rows = _rows(encoding, params, "key", dtype)
+            rows = _rows(encoding, params, "key", q.vectors, dtype)
             seen = relative.pair_products(vectors, lambda r: rows(-r), k_pos, q_pos)
-        terms.append(seen.swapaxes(2, 3) * q.factor)
+        terms.append(times(seen.swapaxes(2, 3), q.factor))
     if given.bias is not None and strips is not None:
         bias = relative.toeplitz(strips.relative.bias.astype(dtype), q.mapped.shape[2], k.mapped.shape[2])
-        terms.append(bias[None] * q.factor)
+        terms.append(times(bias[None], q.factor))
     elif given.bias is not None:
         ones = jnp.ones((max(q_pos.shape[0], k_pos.shape[0]), given.bias.shape[1], q_pos.shape[1], 1), dtype)
-        rows = _rows(encoding, params, "bias", dtype)
-        terms.append(relative.pair_products(ones, lambda r: rows(r)[..., None], q_pos, k_pos) * q.factor)
+        rows = _rows(encoding, params, "bias", q.vectors, dtype)
+        terms.append(times(relative.pair_products(ones, lambda r: rows(r)[..., None], q_pos, k_pos), q.factor))
     return terms
 
 
@@ -163,7 +166,10 @@ def value_terms(
         if given.value is not None and strips is not None:
             terms.append(relative.strip_sums(w, strips.relative.value.astype(w.dtype)))
         elif given.value is not None:
-            rows = _rows(encoding, params, "value", w.dtype)
+
+            def rows(distance: jax.Array) -> jax.Array:
+                return apart(encoding.relative(params, distance).value).astype(w.dtype)
+
             terms.append(relative.pair_sums(w, rows, q_slots.pos, k_slots.pos))
     return sum(terms[1:], terms[0]).astype(w.dtype) if terms else None
 
@@ -187,14 +193,19 @@ def _given(encoding: Encoding, params: Params, pos: jax.Array) -> Relative:
     return jax.eval_shape(encoding.relative, params, jax.ShapeDtypeStruct((1,), pos.dtype))
 
 
-def _rows(encoding: Encoding, params: Params, name: str, dtype: Any) -> relative.Rows:
-    return lambda distance: getattr(by_distance(encoding, params, distance), name).astype(dtype)
+def _rows(encoding: Encoding, params: Params, name: str, queries: jax.Array, dtype: Any) -> relative.Rows:
+    return lambda distance: getattr(by_distance(encoding, params, distance, queries), name).astype(dtype)
 
 
-def by_distance(encoding: Encoding, params: Params, distance: jax.Array) -> Relative:
-    """The `relative` hook at distances [n]."""
-    found = encoding.relative(params, distance)
-    return apart(found._replace(bias=finite(found.bias)))
+def by_distance(encoding: Encoding, params: Params, distance: jax.Array, queries: jax.Array) -> Relative:
+    """The `relative` hook at distances [n], what it adds to scores divided by the root of the queries' [..., d]."""
+    found, root = encoding.relative(params, distance), math.sqrt(queries.shape[-1])
+    found = found._replace(bias=finite(found.bias))
+    return apart(Relative(*(x if x is None or x is found.value else x / root for x in found)))
+
+
+def times(x: jax.Array, factor: jax.Array | None) -> jax.Array:
+    return x if factor is None else x * factor
 
 
 def _over_batch(function, *arrays):
