@@ -47,6 +47,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.bench == "cost":
         cost.draw(cost.read(options), options.figure)
         return
+    measure.use_cores(options.cores)
     for path in filter(None, (options.out, options.figure)):
         path.parent.mkdir(parents=True, exist_ok=True)
     bench, machine = BENCHES[options.bench], measure.environment()
@@ -76,6 +77,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     benches = parser.add_subparsers(dest="bench", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--encodings", type=encodings, default=list(ENCODINGS), help="names with commas; default: all")
+    common.add_argument("--cores", type=measure.positive, help="run on the first so many usable cores; default: all")
     common.add_argument("--out", type=Path, help="JSON file for every number measured")
     common.add_argument("--figure", type=Path, help="picture; written as .png and .svg")
     for name, bench in (BENCHES | {"cost": cost}).items():
