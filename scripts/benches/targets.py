@@ -7,7 +7,7 @@ RIVAL = {(6, 256, 512, 4): 2.3, (4, 128, 128, 4): 1.8}
 BASELINE = {(6, 256, 512, 2): 1.12, (4, 128, 128, 2): 1.08}
 #: Tokens/s over what as many pinned processes as cores reach together.
 PINNED = 0.93
-#: Seconds a step takes above NoPE's, over NoPE's step at the baseline, by (layers, width, length) and encoding: at most.
+#: At most: seconds a step takes above NoPE's, over NoPE's step at the baseline; by (layers, width, length).
 ABOVE_NOPE = {
     (4, 128, 2048): {
         "t5": 0.1, "alibi": 0.1, "tupe": 0.25, "shaw": 0.6, "transformer_xl": 0.6, "deberta": 1.0,

@@ -37,17 +37,11 @@ class Worker:
     def __init__(
         self, made: str, *arguments: Any, cpus: Sequence[int] = (), devices: int | None = None, code: Path = ROOT
     ):
-        # What this process's posx set is for the worker's own posx to set, which may be another version.
-        from posx.machine.compiler import SAFE
-
-        paths = [str(code), str(code / "scripts"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        environment["XLA_FLAGS"] = environment.get("XLA_FLAGS", "").replace(SAFE, "").strip()
         words = [json.dumps(part) for part in (list(arguments), list(cpus), devices)]
         self.name = made
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__, made, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=environment,
+            env=worker_environment(code),
         )  # fmt: skip
 
     def send(self, method: str, *arguments: Any) -> None:
@@ -73,6 +67,18 @@ class Worker:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+def worker_environment(code: Path) -> dict[str, str]:
+    """The environment of a process that imports posx and benches from `code`.
+
+    What posx set in this process is left out: that of the checkout, another version perhaps, sets its own.
+    """
+    from posx.machine.compiler import SAFE  # not above: a worker is to set its cores before it imports anything
+
+    paths = [str(code), str(code / "scripts"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    flags = os.environ.get("XLA_FLAGS", "").replace(SAFE, "").strip()
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "XLA_FLAGS": flags}
 
 
 def call_all(workers: Sequence[Worker], method: str, *arguments: Any) -> list[Any]:
