@@ -11,7 +11,7 @@ import pytest
 
 from posx import cli, encodings
 from posx.testing import CHECKS, check_encoding
-from tests import cheap, tiny
+from tests import tiny
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -89,4 +89,4 @@ def test_scripts_are_the_readme_commands():
 
 
 def _environment():
-    return {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": cheap.FLAGS}
+    return {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -8,7 +8,6 @@ import jax
 import pytest
 
 from posx.machine import ceiling
-from tests import cheap
 
 SCRIPTS = pathlib.Path(__file__).parent.parent.parent / "scripts"
 
@@ -45,7 +44,6 @@ class Here:
 def bench(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.setattr(ceiling, "SIZE", 64)  # seconds of products otherwise
-    monkeypatch.setenv("XLA_FLAGS", cheap.FLAGS)  # of the processes that a bench starts
     import bench
 
     for module in (bench.train, bench.attention):

@@ -146,7 +146,7 @@ def test_torch_gives_the_same_output_and_gradients(bench, encoding, dtype):
 @pytest.mark.peers
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "t5"])
 def test_compiled_torch_gives_the_same(bench, encoding):
-    """A whole block of keys: for 40 the first flex attention of a process was often wrong, which the bench would tell."""
+    """A whole block of keys: with 40 the first flex attention of a process was often wrong, as the bench would tell."""
     case = bench.attention.Case(encoding, 128, heads=2, head_dim=16, train_len=16)
     rows = checked(bench, case, ["torch-sdpa-compiled", "torch-flex"])
     assert {row["contestant"] for row in rows} == {"torch-sdpa-compiled", "torch-flex"}

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from tests import cheap, tiny
+from tests import tiny
 
 EIGHT = {"JAX_NUM_CPU_DEVICES": "8"}
 
 
 def test_attention_over_heads_training_over_the_batch_and_a_batch_that_cannot_be_shared(site, tmp_path):
     command = [sys.executable, "-m", "tests.machine.eight_devices", str(site / "tiny.py"), str(tmp_path / "new")]
-    environment = tiny.environment(**EIGHT, XLA_FLAGS=cheap.FLAGS)
+    environment = tiny.environment(**EIGHT)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     err = done.stderr

@@ -29,10 +29,10 @@ def last_step(workdir, attempt: int = 1) -> int:
     return max((row["step"] for row in rows if row["attempt"] == attempt), default=0)
 
 
-def kill_after(step: int, command: list[str], workdir) -> int:
+def kill_after(step: int, command: list[str], workdir, **environment: str) -> int:
     """Starts the command, kills it once it has passed `step`; returns the newest checkpoint it left."""
     attempt = attempts(workdir) + 1
-    process = tiny.start(*command)
+    process = tiny.start(*command, **environment)
     tiny.until(lambda: last_step(workdir, attempt) >= step, process)
     process.kill()
     process.communicate()
@@ -57,8 +57,8 @@ def assert_same_run(workdir, whole) -> None:
     assert losses[workdir] == losses[whole] and set(losses[whole]) == set(range(1, STEPS + 1))
 
 
-def resume_and_compare(site, workdir, whole, saved: int) -> None:
-    code, _, err = tiny.run(*words(site, workdir))
+def resume_and_compare(site, workdir, whole, saved: int, **environment: str) -> None:
+    code, _, err = tiny.run(*words(site, workdir), **environment)
     assert code == 0, err
     assert f"at step {saved}" in err and "notice" not in err
     assert_same_run(workdir, whole)
@@ -76,13 +76,22 @@ def test_a_killed_run_ends_bit_for_bit_like_one_never_interrupted(site, tmp_path
     assert len(json.loads((workdir / "env.json").read_text())["resumed"]) == 1
 
 
+@pytest.fixture(scope="module")
+def optimized(site, tmp_path_factory):
+    """`whole`, its programs compiled as users' are."""
+    workdir = tmp_path_factory.mktemp("optimized") / "whole"
+    code, _, err = tiny.run(*words(site, workdir), **cheap.AS_USERS_HAVE_IT)
+    assert code == 0, err
+    return workdir
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [(5, 13), (9, 18), (17, 18)])
-def test_a_run_killed_twice_ends_the_same(site, tmp_path, whole, steps):
+def test_a_run_killed_twice_ends_the_same(site, tmp_path, optimized, steps):
     workdir = tmp_path / "run"
     for step in steps:
-        saved = kill_after(step, words(site, workdir), workdir)
-    resume_and_compare(site, workdir, whole, saved)
+        saved = kill_after(step, words(site, workdir), workdir, **cheap.AS_USERS_HAVE_IT)
+    resume_and_compare(site, workdir, optimized, saved, **cheap.AS_USERS_HAVE_IT)
     assert {row["attempt"] for row in read(workdir / "metrics.jsonl")} == {1, 2, 3}
 
 
@@ -161,9 +170,8 @@ def workers(workdir) -> list[int]:
     return found
 
 
-def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, monkeypatch, site, tmp_path):
+def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, site, whole, tmp_path):
     """One kill -9 leaves no orphan; the same command does only what is missing, then plots; and then nothing."""
-    monkeypatch.setenv("XLA_FLAGS", cheap.FLAGS)
     workdir = tmp_path / "sweep"
     command = sweep_words(site, workdir, "--config.sweep.encodings=t5", "--config.sweep.seeds=0,1")
     command.append("--config.eval.protocols=nonoverlapping")
