@@ -1,4 +1,4 @@
-"""Killed with kill -9 and started again: as if nothing had happened. Real processes, the real command."""
+"""Killed with kill -9 and started again: as if nothing had happened. What is killed is a real process."""
 
 import json
 import os
@@ -104,7 +104,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_changes_nothing(capsys, tmp
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
-    code, _, err = tiny.run(*words(site, workdir))
+    code, _, err = tiny.call(capsys, *words(site, workdir))
     assert code == 0, err
     assert f"checkpoint {STEPS}" in err and "passed over" in err and f"at step {STEPS - CHECKPOINT_STEPS}" in err
     assert_same_run(workdir, whole)
@@ -124,14 +124,14 @@ def test_another_thread_layout_resumes_with_a_notice(site, tmp_path, whole):
         assert row["nll"] == pytest.approx(other["nll"], rel=1e-4)
 
 
-def test_an_interrupted_evaluation_computes_only_what_is_missing(tmp_path, whole, site):
+def test_an_interrupted_evaluation_computes_only_what_is_missing(capsys, tmp_path, whole, site):
     """As a kill between two lengths leaves it: the first row whole, the second torn."""
     workdir = shutil.copytree(whole, tmp_path / "run")
     (workdir / "DONE").unlink()
     lines = (workdir / "eval.jsonl").read_text().splitlines(keepends=True)
     marked = json.dumps(json.loads(lines[0]) | {"mark": "not computed again"}) + "\n"
     (workdir / "eval.jsonl").write_text(marked + lines[1][:40])
-    code, _, err = tiny.run(*words(site, workdir))
+    code, _, err = tiny.call(capsys, *words(site, workdir))
     assert code == 0, err
     rows = read(workdir / "eval.jsonl")
     assert rows[0]["mark"] and len(rows) == len(lines)
