@@ -6,6 +6,7 @@
     python scripts/bench.py memory --model --out=model_memory.json
     python scripts/bench.py decode --out=decode.json
     python scripts/bench.py compile --out=compile.json
+    python scripts/bench.py sweep --config=configs/quick.py --baseline=3891e0e --out=sweep.json
     python scripts/bench.py cost --train=t128.json,t512.json --attention=a.json --memory=m.json --figure=cost.png
 
 Each bench's own help (`bench.py train --help`) says what it measures and against whom.
@@ -19,8 +20,9 @@ Run it on a quiet machine. Torch's OpenMP threads spin while they wait for each 
 costs torch up to ten times its speed, and every ratio is void (a warning says so). OMP_WAIT_POLICY=PASSIVE makes torch
 sleep instead: robust on a busy machine, but not its best on a quiet one. The JSON records OMP_* and XLA_FLAGS.
 
-Contestants that take turns live in one process: JAX's and torch's thread pools sleep when they have no work, and the
-untimed start of a turn outlasts the few milliseconds for which the other's threads still spin.
+JAX's and torch's thread pools sleep when they have no work, and the untimed start of a turn outlasts the few
+milliseconds for which the other's threads still spin: contestants that take turns live side by side, in processes of
+their own where devices, cores or code differ. --cores=N runs all of them on the first N usable cores.
 
 Exit code 1: a contestant gave a wrong answer; the last lines say which.
 """
@@ -33,13 +35,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benches import attention, compiling, cost, decode, measure, memory, train
+from benches import attention, compiling, cost, decode, measure, memory, sweeps, train
 
 from posx.encodings import ENCODINGS
 
 #: Each has add_arguments(parser), run(options, save) -> its part of the report, table(report), draw(report, path).
 #: `save` writes that part as it stands, for a bench that can go on from there; "problems" in it are wrong answers.
-BENCHES = {"train": train, "attention": attention, "memory": memory, "decode": decode, "compile": compiling}
+BENCHES = {
+    "train": train, "attention": attention, "memory": memory, "decode": decode, "compile": compiling, "sweep": sweeps,
+}  # fmt: skip
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -47,6 +51,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.bench == "cost":
         cost.draw(cost.read(options), options.figure)
         return
+    measure.use_cores(options.cores)
     for path in filter(None, (options.out, options.figure)):
         path.parent.mkdir(parents=True, exist_ok=True)
     bench, machine = BENCHES[options.bench], measure.environment()
@@ -76,6 +81,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     benches = parser.add_subparsers(dest="bench", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--encodings", type=encodings, default=list(ENCODINGS), help="names with commas; default: all")
+    common.add_argument("--cores", type=measure.positive, help="run on the first so many usable cores; default: all")
     common.add_argument("--out", type=Path, help="JSON file for every number measured")
     common.add_argument("--figure", type=Path, help="picture; written as .png and .svg")
     for name, bench in (BENCHES | {"cost": cost}).items():

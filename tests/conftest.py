@@ -1,6 +1,7 @@
 """One strict JAX for the whole suite, CPU, float32, no silent broadcasting between ranks, no silent mixing of types;
 and the run that tests share."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -16,10 +17,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_enable_x64", False)
 
-# The processes that tests start do not inherit this: they run as users run them.
-with pytest.MonkeyPatch.context() as patch:
-    patch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {cheap.FLAGS}")
-    jax.devices()  # reads the flags
+# Tracing makes millions of objects, hardly any of them in cycles: going through them all again and again was a tenth of
+# what the suite costs.
+gc.freeze()
+gc.set_threshold(200_000, 50, 1000)
+
+# The processes that tests start inherit this; where it is the point how users' programs are compiled, a test says so.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {cheap.FLAGS}".strip()
+jax.devices()  # reads the flags
 
 
 @pytest.fixture(scope="session")

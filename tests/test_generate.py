@@ -22,7 +22,7 @@ CONFIG = ModelConfig(num_layers=2, model_dim=24, num_heads=4, num_kv_heads=2)
 GREEDY = Sampling(temperature=0)
 
 
-def trained(spec, num_layers: int = 2):
+def trained(spec, num_layers: int = 1):
     model = make_model(dataclasses.replace(CONFIG, num_layers=num_layers), spec, VOCAB, TRAIN_LEN)
     return model, scattered(initial(model))
 

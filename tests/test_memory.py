@@ -81,7 +81,7 @@ def test_log_probs_are_those_of_a_distribution():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_model_never_holds_the_logits_of_all_tokens(monkeypatch, tied):
-    model, tokens = small(tied=tied), text(4, 65)
+    model, tokens = small(tied=tied, num_layers=1), text(4, 65)
     params = model.init(jax.random.key(0))
 
     def call(params):
@@ -124,6 +124,6 @@ def test_recomputed_layers_give_the_same_loss_and_gradients():
 
 
 def test_recomputed_layers_leave_a_forward_pass_as_it_is():
-    params, tokens = small().init(jax.random.key(0)), text()
-    found = [model_log_probs(small(remat=remat), params)(tokens) for remat in ("none", "layer")]
+    params, tokens = small(num_layers=1).init(jax.random.key(0)), text()
+    found = [model_log_probs(small(remat=remat, num_layers=1), params)(tokens) for remat in ("none", "layer")]
     np.testing.assert_array_equal(*found)

@@ -62,7 +62,8 @@ def tabulate(encoding: Encoding, params: Params, distances: np.ndarray, queries:
     """`curve` and `relative` at distances [n], falling by one. queries: [b, h, q, d] as projected, for `relative`."""
     curve = finite(encoding.curve(params, as_float(distances))) if encoding.acts_on("curve") else None
     vectors = Relative() if queries is None else by_distance(encoding, params, jnp.asarray(distances), queries)
-    return Strips(curve, jax.tree.map(lambda x: x.swapaxes(0, 1), vectors))
+    # Behind the barrier heads are in front in memory too: a tile reads its distances in one piece.
+    return Strips(curve, jax.lax.optimization_barrier(jax.tree.map(lambda x: x.swapaxes(0, 1), vectors)))
 
 
 def reads_params(encoding: Encoding, strips: Strips | None) -> bool:

@@ -8,16 +8,20 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from benches import measure
+from benches import measure, targets
 from benches.measure import cell, quartiles
 from posx.plots import look
 
 KIND_NAMES = {"forward": "forward", "gradient": "forward + backward"}
+OURS = ("posx", "posx-blockwise")  # what is shown where there is one place
 RIVALS = {"jax.nn": ("#555555", (0.0, (4.0, 2.0))), "torch-sdpa": ("#999999", (0.0, (1.5, 1.5)))}
 
 
 def summarise(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row per length, kind, encoding and contestant; ratios formed per round, None without a counterpart."""
+    """One row per length, kind, encoding and contestant; ratios formed per round, None without a counterpart.
+
+    `over` holds each form of torch's time over the row's, `best` the fastest form.
+    """
     rows = []
     for group in report["groups"]:
         times = {(r["kind"], r["encoding"], r["contestant"]): r["seconds"] for r in group["results"]}
@@ -28,6 +32,10 @@ def summarise(report: dict[str, Any]) -> list[dict[str, Any]]:
                 (found for who in ("jax.nn", "posx-dense") if (found := times.get((kind, encoding, who)))), None
             )
             middle = statistics.median(result["seconds"])
+            rivals = {
+                who: theirs for (what, of, who), theirs in times.items()
+                if (what, of) == (kind, encoding) and who.startswith("torch-")
+            }  # fmt: skip
             rows.append({
                 "length": group["length"], "kind": kind, "encoding": encoding, "contestant": name,
                 "seconds": quartiles(result["seconds"]),
@@ -35,6 +43,8 @@ def summarise(report: dict[str, Any]) -> list[dict[str, Any]]:
                 "share": result["useful_flops"] / middle / ceiling,
                 "over_dense": measure.ratios(dense, result["seconds"]),
                 "to_nope": measure.ratios(result["seconds"], times.get((kind, "nope", name))),
+                "best": min(rivals, key=lambda who: statistics.median(rivals[who]), default=None),
+                "over": {who: measure.ratios(theirs, result["seconds"]) for who, theirs in rivals.items()},
             })  # fmt: skip
     return sorted(rows, key=lambda row: (row["length"], row["kind"]))  # sorting keeps the contestants' order
 
@@ -59,6 +69,7 @@ def table(report: dict[str, Any]) -> str:
         ]  # fmt: skip
         head = ["encoding", "contestant", "ms", "useful GFLOP/s", "share", "faster than dense XLA", "time / its NoPE's"]
         lines += ["", f"L = {length}, {KIND_NAMES[kind]}", "", *measure.rows(head, body)]
+    lines += against_torch(rows)
     worst = max(report["checks"], key=lambda row: row["error"])
     lines += [
         "",
@@ -69,15 +80,31 @@ def table(report: dict[str, Any]) -> str:
     if report["left_out"]:
         lines.append(f"NoPE's attention serves {', '.join(report['left_out'])}, which act on the embeddings alone")
     for row in report["skipped"]:
-        lines.append(f"not measured: {row['contestant']}, {row['encoding']}, {row['length']}: {row['why']}")
+        kind = f", {KIND_NAMES[row['kind']]}" if "kind" in row else ""
+        lines.append(f"not measured: {row['contestant']}, {row['encoding']}, {row['length']}{kind}: {row['why']}")
     return "\n".join(lines)
 
 
+def against_torch(rows: list[dict[str, Any]]) -> list[str]:
+    """Posx against every form of torch; the best form of a call is marked and has the target."""
+    ours = next((name for name in OURS if any(row["contestant"] == name for row in rows)), None)
+    body = []
+    for row in rows:
+        for who, ratio in sorted(row["over"].items()) if row["contestant"] == ours else ():
+            asked = targets.ATTENTION.get((row["kind"], row["length"]), {}).get(row["encoding"])
+            best = who == row["best"]
+            body.append([
+                str(row["length"]), KIND_NAMES[row["kind"]], row["encoding"], f"{who}{', best' if best else ''}",
+                cell(ratio, ".2f"), targets.shown(asked if best else None),
+            ])  # fmt: skip
+    head = ["length", "kind", "encoding", "rival", f"{ours} is faster by", "target"]
+    return ["", f"{ours} against torch", "", *measure.rows(head, body)] if body else []
+
+
 def linear_executor(report: dict[str, Any]) -> str:
-    """The executor of posx that figures show: the blockwise one where it was measured, else whichever was."""
+    """The contestant of posx that figures show: over all devices where it was measured, else blockwise, else any."""
     found = [row["contestant"] for group in report["groups"] for row in group["results"]]
-    ours = [name for name in dict.fromkeys(found) if name.startswith("posx-")]
-    return "posx-blockwise" if "posx-blockwise" in ours else ours[0]
+    return next(name for name in (*OURS, *found) if name in found and name.startswith("posx"))
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import posx
 from benches import calls_torch, measure
@@ -77,10 +78,21 @@ class Call(NamedTuple):
     answers: Callable[[], Arrays]
 
 
-def jax_call(attention: Callable[..., jax.Array], case: Case, *fixed: Any) -> Call:
-    """`attention(params, q, k, v, *fixed)`, compiled; `fixed` are arguments, as large constants slow the compiler."""
+def over_heads(x: jax.Array) -> jax.Array:
+    """x [b, t, h, d] with its heads cut over all devices, as attend's documentation has it."""
+    mesh = jax.make_mesh((jax.device_count(),), ("heads",), axis_types=(AxisType.Auto,))
+    return jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, None, "heads")))
+
+
+def jax_call(
+    attention: Callable[..., jax.Array], case: Case, *fixed: Any, place: Callable[..., jax.Array] = jnp.asarray
+) -> Call:
+    """`attention(params, q, k, v, *fixed)`, compiled; `fixed` are arguments, as large constants slow the compiler.
+
+    `place` puts q, k, v and the output's cotangent where they are to be.
+    """
     arrays = case.arrays()
-    cotangent, *qkv = (jnp.asarray(arrays[name], case.dtype) for name in ("cotangent", "q", "k", "v"))
+    cotangent, *qkv = (place(jnp.asarray(arrays[name], case.dtype)) for name in ("cotangent", "q", "k", "v"))
     operands = (case.params, *qkv)
 
     @jax.jit
@@ -102,13 +114,13 @@ def jax_call(attention: Callable[..., jax.Array], case: Case, *fixed: Any) -> Ca
     )
 
 
-def posx_call(case: Case, executor: str) -> Call:
+def posx_call(case: Case, executor: str, place: Callable[..., jax.Array] = jnp.asarray) -> Call:
     encoding, pos = case.value, sequential(case.length)
 
     def attention(params, q, k, v, x=None):
         return posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=x, executor=executor)
 
-    return jax_call(attention, case, *case.layer_inputs())
+    return jax_call(attention, case, *case.layer_inputs(), place=place)
 
 
 def stock_call(case: Case, library: str) -> Call | None:
@@ -138,8 +150,12 @@ def stock_call(case: Case, library: str) -> Call | None:
 
 
 def contestants() -> dict[str, Callable[[Case], Call | None]]:
-    """Every way to make the call; None where it cannot serve the encoding, an exception where it finds out late."""
-    ours = {f"posx-{name}": functools.partial(posx_call, executor=name) for name in (*LIBRARY, "auto")}
+    """Every way to make the call; None where it cannot serve the encoding, an exception where it finds out late.
+
+    "posx" is the executor that posx chooses, over all devices of the process; all else of JAX is on the first of them.
+    """
+    ours = {"posx": functools.partial(posx_call, executor="auto", place=over_heads)}
+    ours |= {f"posx-{name}": functools.partial(posx_call, executor=name) for name in (*LIBRARY, "auto")}
     ours["posx-every-tile"] = lambda case: posx_call(case, "every-tile") if case.value.fades else None
     stock = {name: functools.partial(stock_call, library=name) for name in ("jax.nn", "flax.nnx")}
     return ours | stock | {name: functools.partial(calls_torch.call, name=name) for name in calls_torch.NAMES}
@@ -152,8 +168,9 @@ def separate() -> list[str]:
 
 def is_quadratic(contestant: str, encoding: str) -> bool:
     """Whether memory grows with the square of the length by construction."""
-    flash = contestant == "torch-sdpa" and encoding in calls_torch.WITHOUT_BIAS
-    return not flash and contestant in ("posx-dense", "jax.nn", "flax.nnx", "torch-sdpa", "torch-eager")
+    flash = contestant in ("torch-sdpa", "torch-sdpa-compiled") and encoding in calls_torch.WITHOUT_BIAS
+    linear = ("posx", "posx-blockwise", "posx-fused", "posx-auto", "posx-every-tile", "torch-sdpa-column", "torch-flex")
+    return not flash and contestant not in linear
 
 
 def in_attention(encodings: list[str]) -> list[str]:

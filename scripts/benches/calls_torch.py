@@ -1,9 +1,10 @@
-"""Torch's ways to make the attention call: SDPA with what it takes for each encoding, and eager products.
+"""Torch's ways to make the attention call: SDPA with what it takes for each encoding, flex attention, eager products.
 
 `torch-sdpa` gets the causal flag where there is no bias, else a dense float mask; `torch-sdpa-column` gets ALiBi as a
 mask with one row, slope * key position, which softmax cannot tell from ALiBi, beside the causal flag. A bias that
-nothing is learned of is made once, outside of what is timed. Encodings that torch users have no short code for are
-left out.
+nothing is learned of is made once, outside of what is timed. `torch-sdpa-compiled` is what SDPA is given and SDPA as
+one compiled function, where it is given more than q, k and v; `torch-flex` is flex attention compiled, with a block
+mask, forward only on CPUs. Encodings that torch users have no short code for are left out.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benches import measure
+from benches.train_peer import compiled
 from posx.encodings.alibi import alibi_slopes
 from posx.encodings.rope import inverse_frequencies
 
 if TYPE_CHECKING:
     from benches.calls import Call, Case
 
-NAMES = ("torch-sdpa", "torch-sdpa-column", "torch-eager")
+NAMES = ("torch-sdpa", "torch-sdpa-compiled", "torch-sdpa-column", "torch-flex", "torch-eager")
 WITHOUT_BIAS = ("nope", "sinusoidal", "learned", "rope")
 
 
@@ -29,8 +31,8 @@ def call(case: Case, name: str) -> Call | None:
     """None without torch and for an encoding that is not served."""
     from benches.calls import Call
 
-    served = ("alibi",) if name == "torch-sdpa-column" else (*WITHOUT_BIAS, "alibi", "t5")
-    if case.encoding not in served or not measure.version("torch"):
+    served = {"torch-sdpa-column": ("alibi",), "torch-sdpa-compiled": ("rope", "alibi", "t5")}
+    if case.encoding not in served.get(name, (*WITHOUT_BIAS, "alibi", "t5")) or not measure.version("torch"):
         return None
     import torch
 
@@ -39,18 +41,23 @@ def call(case: Case, name: str) -> Call | None:
     cotangent, *qkv = (_heads_first(arrays[x]).to(dtype) for x in ("cotangent", "q", "k", "v"))
     params = {key: torch.tensor(np.asarray(x)) for key, x in case.params.items()} if case.encoding == "t5" else {}
     leaves = [x.requires_grad_() for x in (*qkv, *params.values())]
-    attention = _attention(case, name, params)
+    attention = _attention(case, name.removesuffix("-compiled"), params)
+    attention = compiled(attention) if name.endswith("-compiled") else attention
 
     def forward() -> Any:
         with torch.no_grad():
-            return attention(*qkv)
+            return attention(*(x.detach() for x in qkv))
 
     def gradient() -> Any:
         o = attention(*qkv)
         return o, torch.autograd.grad(o, leaves, cotangent)
 
     def answers() -> dict[str, np.ndarray]:
-        o, grads = forward(), gradient()[1]
+        o = forward()
+        try:
+            grads = gradient()[1]
+        except NotImplementedError:
+            return {"o": np.asarray(o.double().transpose(1, 2))}
         vectors = [np.asarray(x.detach().double().transpose(1, 2)) for x in (o, *grads[:3])]
         return dict(zip("oqkv", vectors, strict=True)) | {
             key: np.asarray(grad.double()) for key, grad in zip(params, grads[3:], strict=True)
@@ -77,6 +84,8 @@ def _attention(case: Case, name: str, params: dict[str, Any]) -> Callable[..., A
         return lambda q, k, v: sdpa(q, k, v, attn_mask=column, is_causal=True)
     if name == "torch-sdpa" and case.encoding in WITHOUT_BIAS:
         return lambda q, k, v: sdpa(turn(q), turn(k), v, is_causal=True)
+    if name == "torch-flex":
+        return _flex(case, params, turn)
     mask = _mask(case, params)
     if name == "torch-sdpa":
         return lambda q, k, v: sdpa(q, k, v, attn_mask=mask())
@@ -86,6 +95,28 @@ def _attention(case: Case, name: str, params: dict[str, Any]) -> Callable[..., A
         return torch.softmax(s, dim=-1) @ v
 
     return eager
+
+
+def _flex(case: Case, params: dict[str, Any], turn: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Scores are changed inside the kernel; tiles beyond the diagonal are not visited."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    slopes, change = _slopes(case).flatten(), None
+    if case.encoding == "alibi":
+        change = lambda s, b, h, i, j: s - slopes[h] * (i - j)  # noqa: E731
+    if case.encoding == "t5":
+        buckets, table = _buckets(case), params["table"].detach()
+        change = lambda s, b, h, i, j: s + table[buckets[(i - j).clamp(min=0)], h]  # noqa: E731
+    causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, case.length, case.length, device="cpu")
+    call: Callable[..., Any] = compiled(flex_attention)
+    return lambda q, k, v: call(turn(q), turn(k), v, score_mod=change, block_mask=causal)
+
+
+def _buckets(case: Case) -> Any:
+    """T5's bucket of every distance, int64 [length]."""
+    import torch
+
+    return torch.tensor(np.asarray(case.value.bucket(np.arange(case.length, dtype=np.float32)))).long()
 
 
 def _slopes(case: Case) -> Any:
@@ -102,8 +133,7 @@ def _mask(case: Case, params: dict[str, Any]) -> Callable[[], Any]:
     distance = pos[:, None] - pos[None, :]
     future = distance < 0
     if case.encoding == "t5":
-        buckets = torch.tensor(np.asarray(case.value.bucket(np.arange(case.length, dtype=np.float32)))).long()
-        index = buckets[distance.clamp(min=0)]
+        index = _buckets(case)[distance.clamp(min=0)]
         return lambda: params["table"][index].permute(2, 0, 1).masked_fill(future, -math.inf)[None].to(dtype)
     bias = -_slopes(case) * distance if case.encoding == "alibi" else torch.zeros(1, *distance.shape)
     fixed = bias.masked_fill(future, -math.inf)[None].to(dtype)

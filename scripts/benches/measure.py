@@ -57,7 +57,23 @@ def stored(path: Path | None) -> dict[str, Any]:
 
 
 def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(core_list())
+
+
+def core_list() -> list[int]:
+    """The usable cores by number."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def use_cores(count: int | None) -> None:
+    """From now on this process and those it starts run on the first so many usable cores. Raises SystemExit."""
+    if count is None:
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        raise SystemExit(f"--cores={count} needs a system that binds processes to cores")
+    if count > cores():
+        raise SystemExit(f"--cores={count} is more than the {cores()} usable cores")
+    os.sched_setaffinity(0, core_list()[:count])
 
 
 def load() -> list[float]:

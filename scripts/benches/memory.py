@@ -23,7 +23,8 @@ import jax
 import numpy as np
 
 from benches import fresh, measure
-from benches.attention import KINDS, add_sizes, first_case
+from benches.attention import add_sizes, first_case
+from benches.attention_worker import KINDS
 from benches.calls import Case, contestants, in_attention, is_quadratic, separate
 from benches.memory_report import TINY, draw, growth, summarise, table
 from posx.config.model import ModelConfig

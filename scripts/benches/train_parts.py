@@ -14,7 +14,12 @@ from posx.data.stdlib import stdlib_files
 
 VOCAB = 257
 LEARNING_RATE = 1e-3
-OURS, PEER, PEER_AUTOCAST = "posx", "x-transformers", "x-transformers, autocast"
+#: The libraries of a report by the words of --contestants. Those of x-transformers begin with PEER.
+OURS, PEER = "posx", "x-transformers"
+ONE_DEVICE, PINNED, BASELINE = "posx, one device", "posx, pinned processes", "posx, baseline"
+FORMS = {"eager": PEER, "flash": f"{PEER}, flash", "compiled": f"{PEER}, compiled",
+         "flash_compiled": f"{PEER}, flash compiled"}  # fmt: skip
+LIBRARIES = {OURS: OURS, "one_device": ONE_DEVICE, "pinned": PINNED, "baseline": BASELINE} | FORMS
 
 
 @dataclasses.dataclass(frozen=True)

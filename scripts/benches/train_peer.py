@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from benches import measure
-from benches.train_parts import LEARNING_RATE, PEER, PEER_AUTOCAST, VOCAB, Contestant, Shape
+from benches.train_parts import FORMS, LEARNING_RATE, VOCAB, Contestant, Shape
 from posx.config import TrainConfig
-
-
-def peers_installed() -> bool:
-    try:
-        import torch  # noqa: F401
-        import x_transformers  # noqa: F401
-    except ImportError as error:
-        print(f"posx alone: {error.name} is missing; pip install '.[peers]' brings it\n")
-        return False
-    return True
 
 
 def peer_options(encoding: str, shape: Shape, flash: bool) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """What to tell x-transformers' wrapper and layers for an encoding; None where it has no such encoding."""
-    layers: dict[str, Any] = {"attn_flash": flash and encoding != "t5"}  # it refuses flash with a T5 bias
+    layers: dict[str, Any] = {"attn_flash": flash}
     layers |= {
         "t5": {
             "rel_pos_bias": True,
@@ -52,10 +42,14 @@ def peer_model(shape: Shape, wrapper: dict[str, Any], layers: dict[str, Any]) ->
 
 
 def peer_contestant(
-    encoding: str, shape: Shape, batches: Sequence[np.ndarray], flash: bool, autocast: bool = False
+    encoding: str, shape: Shape, batches: Sequence[np.ndarray], form: str = "eager"
 ) -> Contestant | None:
-    """None where x-transformers has no such encoding; `autocast` runs forward products in bfloat16, torch's way."""
-    options = peer_options(encoding, shape, flash)
+    """None where x-transformers has no such encoding, what it raises where it refuses the form.
+
+    Posx's dtype is the other side's autocast. Compiled are the model and the loss as one function, forward and
+    backward; the optimizer is torch's fused one.
+    """
+    options = peer_options(encoding, shape, "flash" in form)
     if options is None:
         return None
     import torch
@@ -71,11 +65,15 @@ def peer_contestant(
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(ours.beta1, ours.beta2), fused=True)
     tokens = [torch.from_numpy(batch).long() for batch in batches]
 
-    def step(n: int) -> Any:
-        rows = tokens[n % len(tokens)]
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+    def loss_of(rows: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=shape.dtype == "bfloat16"):
             logits = model(rows[:, :-1])
-        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+        return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+
+    call = compiled(loss_of) if "compiled" in form else loss_of
+
+    def step(n: int) -> Any:
+        loss = call(tokens[n % len(tokens)])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, ours.clip_norm)
@@ -85,5 +83,15 @@ def peer_contestant(
     def advance(n: int, count: int) -> list[Any]:
         return [step(n + i) for i in range(count)]
 
-    library, count = PEER_AUTOCAST if autocast else PEER, sum(p.numel() for p in parameters)
-    return Contestant(library, encoding, count, advance, lambda: None, {"options": list(options)})
+    facts, count = {"options": list(options)}, sum(p.numel() for p in parameters)
+    return Contestant(FORMS[form], encoding, count, advance, lambda: None, facts)
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """By torch.compile, for the shapes it meets: it never falls back to eager calls without a word."""
+    import torch
+
+    config = torch._dynamo.config
+    config.recompile_limit = config.accumulated_recompile_limit = 1000  # contestants share the library's functions
+    config.fail_on_recompile_limit_hit = True
+    return torch.compile(function, dynamic=False)

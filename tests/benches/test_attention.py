@@ -1,5 +1,6 @@
 """`bench.py attention`: the table says what the stored numbers say, and a wrong contestant is found."""
 
+import dataclasses
 import functools
 import json
 
@@ -33,7 +34,9 @@ def test_table_and_stored_numbers_agree(bench, tmp_path, capsys):
             assert middle(row[3]) == pytest.approx(dense / seconds, abs=0.0051)
             assert middle(row[4]) == pytest.approx(seconds / times[kind, "nope", contestant], abs=0.0051)
     assert second["results"] == []
-    assert sum("longer than --dense_limit" in line for line in text.splitlines()) == 2 + 2, "tried at every encoding"
+    assert sum("longer than --dense_limit" in line for line in text.splitlines()) == 2 * (2 + 2), (
+        "tried at every encoding"
+    )
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
@@ -48,6 +51,29 @@ def test_ratios_are_formed_per_round(bench):
     assert ours["flops"] == 1.6 and ours["share"] == 0.5
 
 
+def served(monkeypatch, bench, contestants):
+    """These and no others, for the command and for the processes that it starts."""
+    for module in ("benches.attention.contestants", "benches.attention_worker.contestants"):
+        monkeypatch.setattr(module, lambda: contestants)
+
+
+def test_the_fastest_form_of_torch_is_the_bar(bench):
+    """Ratios 3, 1.5 and 2 to the fastest, whose target is shown; a row without gradients has no rival for them."""
+    found = {"posx": [1.0, 2.0, 2.0], "torch-eager": [9.0, 9.0, 9.0], "torch-sdpa": [3.0, 3.0, 4.0]}
+    results = [
+        {"contestant": name, "encoding": "rope", "kind": "forward", "useful_flops": 8.0, "seconds": seconds}
+        for name, seconds in found.items()
+    ]
+    rows = bench.attention.summarise({"groups": [{"length": 4096, "ceiling": [1.0], "results": results}]})
+    assert rows[0]["best"] == "torch-sdpa"
+    from benches.attention_report import against_torch
+
+    assert cells("\n".join(against_torch(rows)), 4) == {
+        "4096 forward rope torch-eager": ["4.50 [4.50, 6.75]", "-"],
+        "4096 forward rope torch-sdpa, best": ["2.00 [1.75, 2.50]", ">= 0.9"],
+    }
+
+
 def test_a_wrong_contestant_is_named_and_the_exit_code_says_so(bench, monkeypatch, capsys, tmp_path):
     right = functools.cache(bench.attention.contestants()["posx-dense"])  # compiles once for all
 
@@ -56,7 +82,7 @@ def test_a_wrong_contestant_is_named_and_the_exit_code_says_so(bench, monkeypatc
         return call._replace(answers=lambda: {k: v * (1.001 if k == what else 1) for k, v in call.answers().items()})
 
     everyone = {"right": right} | {f"off-{what}": functools.partial(spoilt, what) for what in ("o", "q", "table")}
-    monkeypatch.setattr(bench.attention, "contestants", lambda: everyone)
+    served(monkeypatch, bench, everyone)
     with pytest.raises(SystemExit) as stop:
         who = f"--contestants={','.join(everyone)}"
         bench.main(["attention", "--encodings=t5", "--lengths=8", who, *SIZES, f"--out={tmp_path}/a.json"])
@@ -69,7 +95,9 @@ def test_a_wrong_contestant_is_named_and_the_exit_code_says_so(bench, monkeypatc
 
 
 def test_missing_and_non_finite_answers_are_wrong(bench):
-    errors, truth = bench.attention.errors, {"o": np.array([1.0, -2.0]), "q": np.zeros(1)}
+    from benches.calls import errors
+
+    truth = {"o": np.array([1.0, -2.0]), "q": np.zeros(1)}
     assert errors({"o": np.array([1.0, -1.0]), "q": np.zeros(1)}, truth) == {"o": 0.5, "q": 0.0}
     assert errors({"o": np.array([np.nan, -2.0])}, truth) == {"o": float("inf"), "q": float("inf")}
 
@@ -79,19 +107,28 @@ def test_a_contestant_that_fails_is_reported_and_the_others_go_on(bench, monkeyp
         raise ValueError("not for me\nat all")
 
     everyone = {"posx-dense": bench.attention.contestants()["posx-dense"], "fused": refuses}
-    monkeypatch.setattr(bench.attention, "contestants", lambda: everyone)
+    served(monkeypatch, bench, everyone)
     bench.main(["attention", "--encodings=nope", "--lengths=8", "--contestants=fused,posx-dense", *SIZES])
     out = capsys.readouterr().out
-    assert "not measured: fused, nope, 8: ValueError: not for me\n" in out + "\n"
+    for kind in ("forward", "forward + backward"):
+        assert f"not measured: fused, nope, 8, {kind}: ValueError: not for me" in out.splitlines()
     assert list(cells(out, 2, "L = 8, forward")) == ["nope posx-dense"]
+
+
+def checked(bench, case, names):
+    """The rows of those that serve the case."""
+    from benches.attention_worker import Calls
+
+    calls = Calls()
+    return [row for name in names if (row := calls.check(name, dataclasses.asdict(case)))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", list(posx.ENCODINGS))
 def test_all_of_jax_agree_with_the_oracle(bench, encoding):
     case = bench.attention.Case(encoding, 40, heads=2, head_dim=16, train_len=16)
-    rows = bench.attention.check(case, ["posx-dense", "posx-blockwise", "jax.nn", "flax.nnx"])
-    assert len(rows) == (2 if encoding in ("shaw", "transformer_xl", "tupe", "deberta") else 4)
+    rows = checked(bench, case, ["posx", "posx-dense", "posx-blockwise", "jax.nn", "flax.nnx"])
+    assert len(rows) == (3 if encoding in ("shaw", "transformer_xl", "tupe", "deberta") else 5)
     assert all(row["error"] < bench.attention.TOLERANCE["float32"] for row in rows), rows
 
 
@@ -100,6 +137,17 @@ def test_all_of_jax_agree_with_the_oracle(bench, encoding):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_torch_gives_the_same_output_and_gradients(bench, encoding, dtype):
     case = bench.attention.Case(encoding, 40, heads=2, head_dim=16, train_len=16, dtype=dtype)
-    rows = bench.attention.check(case, ["torch-sdpa", "torch-sdpa-column", "torch-eager"])
+    rows = checked(bench, case, ["torch-sdpa", "torch-sdpa-column", "torch-eager"])
     assert len(rows) == (3 if encoding == "alibi" else 2)
     assert all(row["error"] < bench.attention.TOLERANCE[dtype] for row in rows), rows
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "t5"])
+def test_compiled_torch_gives_the_same(bench, encoding):
+    """A whole block of keys: with 40 the first flex attention of a process was often wrong, as the bench would tell."""
+    case = bench.attention.Case(encoding, 128, heads=2, head_dim=16, train_len=16)
+    rows = checked(bench, case, ["torch-sdpa-compiled", "torch-flex"])
+    assert {row["contestant"] for row in rows} == {"torch-sdpa-compiled", "torch-flex"}
+    assert all(row["error"] < bench.attention.TOLERANCE["float32"] for row in rows), rows

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from tests import cheap, tiny
+from tests import tiny
 
 EIGHT = {"JAX_NUM_CPU_DEVICES": "8"}
 
 
 def test_attention_over_heads_and_queries_and_training_over_the_batch():
-    environment = tiny.environment(**EIGHT, XLA_FLAGS=cheap.FLAGS)
+    environment = tiny.environment(**EIGHT)
     command = [sys.executable, "-m", "tests.machine.eight_devices"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr

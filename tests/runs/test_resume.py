@@ -1,4 +1,4 @@
-"""Killed with kill -9 and started again: as if nothing had happened. Real processes, the real command."""
+"""Killed with kill -9 and started again: as if nothing had happened. What is killed is a real process."""
 
 import json
 import os
@@ -29,10 +29,10 @@ def last_step(workdir, attempt: int = 1) -> int:
     return max((row["step"] for row in rows if row["attempt"] == attempt), default=0)
 
 
-def kill_after(step: int, command: list[str], workdir) -> int:
+def kill_after(step: int, command: list[str], workdir, **environment: str) -> int:
     """Starts the command, kills it once it has passed `step`; returns the newest checkpoint it left."""
     attempt = attempts(workdir) + 1
-    process = tiny.start(*command)
+    process = tiny.start(*command, **environment)
     tiny.until(lambda: last_step(workdir, attempt) >= step, process)
     process.kill()
     process.communicate()
@@ -57,8 +57,8 @@ def assert_same_run(workdir, whole) -> None:
     assert losses[workdir] == losses[whole] and set(losses[whole]) == set(range(1, STEPS + 1))
 
 
-def resume_and_compare(site, workdir, whole, saved: int) -> None:
-    code, _, err = tiny.run(*words(site, workdir))
+def resume_and_compare(site, workdir, whole, saved: int, **environment: str) -> None:
+    code, _, err = tiny.run(*words(site, workdir), **environment)
     assert code == 0, err
     assert f"at step {saved}" in err and "notice" not in err
     assert_same_run(workdir, whole)
@@ -76,13 +76,22 @@ def test_a_killed_run_ends_bit_for_bit_like_one_never_interrupted(site, tmp_path
     assert len(json.loads((workdir / "env.json").read_text())["resumed"]) == 1
 
 
+@pytest.fixture(scope="module")
+def optimized(site, tmp_path_factory):
+    """`whole`, its programs compiled as users' are."""
+    workdir = tmp_path_factory.mktemp("optimized") / "whole"
+    code, _, err = tiny.run(*words(site, workdir), **cheap.AS_USERS_HAVE_IT)
+    assert code == 0, err
+    return workdir
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [(5, 13), (9, 18), (17, 18)])
-def test_a_run_killed_twice_ends_the_same(site, tmp_path, whole, steps):
+def test_a_run_killed_twice_ends_the_same(site, tmp_path, optimized, steps):
     workdir = tmp_path / "run"
     for step in steps:
-        saved = kill_after(step, words(site, workdir), workdir)
-    resume_and_compare(site, workdir, whole, saved)
+        saved = kill_after(step, words(site, workdir), workdir, **cheap.AS_USERS_HAVE_IT)
+    resume_and_compare(site, workdir, optimized, saved, **cheap.AS_USERS_HAVE_IT)
     assert {row["attempt"] for row in read(workdir / "metrics.jsonl")} == {1, 2, 3}
 
 
@@ -95,7 +104,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_changes_nothing(capsys, tmp
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
-    code, _, err = tiny.run(*words(site, workdir))
+    code, _, err = tiny.call(capsys, *words(site, workdir))
     assert code == 0, err
     assert f"checkpoint {STEPS}" in err and "passed over" in err and f"at step {STEPS - CHECKPOINT_STEPS}" in err
     assert_same_run(workdir, whole)
@@ -115,14 +124,14 @@ def test_another_thread_layout_resumes_with_a_notice(site, tmp_path, whole):
         assert row["nll"] == pytest.approx(other["nll"], rel=1e-4)
 
 
-def test_an_interrupted_evaluation_computes_only_what_is_missing(tmp_path, whole, site):
+def test_an_interrupted_evaluation_computes_only_what_is_missing(capsys, tmp_path, whole, site):
     """As a kill between two lengths leaves it: the first row whole, the second torn."""
     workdir = shutil.copytree(whole, tmp_path / "run")
     (workdir / "DONE").unlink()
     lines = (workdir / "eval.jsonl").read_text().splitlines(keepends=True)
     marked = json.dumps(json.loads(lines[0]) | {"mark": "not computed again"}) + "\n"
     (workdir / "eval.jsonl").write_text(marked + lines[1][:40])
-    code, _, err = tiny.run(*words(site, workdir))
+    code, _, err = tiny.call(capsys, *words(site, workdir))
     assert code == 0, err
     rows = read(workdir / "eval.jsonl")
     assert rows[0]["mark"] and len(rows) == len(lines)
@@ -161,9 +170,8 @@ def workers(workdir) -> list[int]:
     return found
 
 
-def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, monkeypatch, site, tmp_path):
+def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, site, whole, tmp_path):
     """One kill -9 leaves no orphan; the same command does only what is missing, then plots; and then nothing."""
-    monkeypatch.setenv("XLA_FLAGS", cheap.FLAGS)
     workdir = tmp_path / "sweep"
     command = sweep_words(site, workdir, "--config.sweep.encodings=t5", "--config.sweep.seeds=0,1")
     command.append("--config.eval.protocols=nonoverlapping")
