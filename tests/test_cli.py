@@ -88,7 +88,7 @@ BAD_WORDS = {
     ),
     "stride below zero": (["train", "--config.eval.stride=-1"], ["eval.stride=-1"]),
     "no --workdir": (["train"], ["--workdir is missing"]),
-    "jobs": (["sweep", "--jobs=0", "--workdir=new"], ["--jobs=0"]),
+    "jobs": (["sweep", "--jobs=-1", "--workdir=new"], ["--jobs=-1 must be at least 1"]),
     "an encoding twice": (["sweep", "--config.sweep.encodings=rope,rope", "--workdir=new"], ["names a value twice"]),
     "no encoding": (["sweep", "--config.sweep.encodings=()", "--workdir=new"], ["sweep.encodings is empty"]),
     "unknown in a sweep": (["sweep", "--config.sweep.encodings=rope,albi", "--workdir=new"], ["'albi'", "'alibi'"]),

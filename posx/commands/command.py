@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 from posx.errors import ConfigError, WorkdirError
 from posx.runs.folder import RunFolder
 
+#: Flags of more than one command: (default, help).
+STOP_WITH_STDIN = (False, "end when standard input closes: processes that a sweep starts end with it")
+JOBS = (0, "runs at a time; 0: as many, and on as many cores each, as this machine is fastest with")
+
 
 class Command(NamedTuple):
     """`run(values, config)` does it: the values of its flags, and the ConfigDict where it `takes_config`.

@@ -2,59 +2,107 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from posx import plots
-from posx.commands.command import Command, run_folders, work_folder
+from posx import interrupts, plots
+from posx.commands.command import JOBS, STOP_WITH_STDIN, Command, run_folders, work_folder
 from posx.config import EvalConfig, RunConfig
 from posx.config.flags import set_anew, tuple_of_ints
 from posx.data.store import cache_folder
-from posx.errors import ConfigError, PartialFailure, PosxError, WorkdirError
+from posx.errors import ConfigError, PartialFailure, WorkdirError
 from posx.evaluation.protocols import PROTOCOLS
+from posx.files.atomic import finite
 from posx.machine.compile_cache import use_compile_cache
 from posx.plots.rows import rows_of
 from posx.plots.tables import table
-from posx.progress import say
+from posx.progress import Meter, say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked
 from posx.runs.evaluate import evaluate_run
 from posx.runs.folder import RunFolder
 from posx.runs.load import load_model
 from posx.runs.runner import listed
+from posx.sweeps.evaluation import Evaluation
+from posx.sweeps.processes import run_all, schedule_here
 
 #: Settings of a stored run that may be others when it is measured: which text, and how.
 SECTIONS = ("data", "eval")
+#: Flags that say how.
+MEASURING = {
+    "lengths": ("", "window lengths in tokens, for example 64,128"),
+    "protocol": ("", f"{', '.join(PROTOCOLS)}, or several with commas"),
+    "stride": (0, "of the sliding protocol, in tokens"),
+    "num_targets": (0, "targets to score; 0 as in the run's config"),
+    "executor": ("", "auto, dense or blockwise"),
+}
+
+#: A stored run, how it is to be measured, and what of its text is set anew.
+Asked = tuple[RunConfig, EvalConfig, dict[str, Any]]
 
 
 def evaluate_command(values: dict[str, Any], _: None) -> None:
+    if values["stop_with_stdin"]:
+        interrupts.end_with_stdin()
     workdir = work_folder(values)
     folders = run_folders(workdir)
-    rows, failed = [], []
+    asked: dict[RunFolder, Asked] = {}
+    failed: dict[str, str] = {}
     for folder in folders:  # settings that are wrong for one of them start nothing
-        with contextlib.suppress(WorkdirError):
-            _asked(values, folder)
-    for folder in folders:
         try:
-            rows += rows_of(folder.path, workdir, _evaluate_folder(values, folder))
-        except PosxError as error:
+            asked[folder] = _asked(values, folder)
+        except WorkdirError as error:
             if len(folders) == 1:
                 raise
-            failed.append(f"{folder.path.name}: {error}")
-            say(failed[-1])
-    if rows:
+            failed[folder.path.name] = str(error)
+    for name, reason in failed.items():
+        say(f"{name}: {reason}")
+    if values["dry_run"]:
+        for folder in asked:
+            config = asked[folder][1]
+            print(f"{folder.path.name}: {', '.join(config.protocols)} at {config.lengths}")
+        measured = {}
+    elif len(folders) == 1:
+        measured = {folder: _evaluate_folder(folder, *asked[folder]) for folder in folders}
+    else:
+        measured, more = _side_by_side(values, asked)
+        failed |= more
+    rows = [row for folder, found in measured.items() for row in rows_of(folder.path, workdir, found)]
+    if values["json"]:
+        for row in rows:
+            print(json.dumps(finite(row)))
+    elif rows:
         print(table(rows))
         for place in (workdir, *workdir.parents[:2]):  # the run, its sweep, the folder of sweeps
             _draw_again(place)
-    failed += [listed([row]) for row in rows if row["status"] in ("oom", "nonfinite")]
-    if failed:
-        raise PartialFailure("; ".join(failed))
+    told = [f"{name}: {reason}" for name, reason in failed.items()]
+    told += [listed([row]) for row in rows if row["status"] in ("oom", "nonfinite")]
+    if told:
+        raise PartialFailure("; ".join(told))
 
 
-def _asked(values: dict[str, Any], folder: RunFolder) -> tuple[RunConfig, EvalConfig, dict[str, Any]]:
-    """A stored run, how it is to be measured, what of its text is set anew. Raises ConfigError for wrong settings."""
+def _side_by_side(
+    values: dict[str, Any], asked: dict[RunFolder, Asked]
+) -> tuple[dict[RunFolder, list[dict[str, Any]]], dict[str, str]]:
+    """The rows of each run, measured in processes of their own, and {name: why it failed} of those without."""
+    words = [f"--{name}={values[name]}" for name in (*MEASURING, "debug") if values[name]] + values["overrides"]
+    with tempfile.TemporaryDirectory() as outputs:
+        tasks = [
+            Evaluation(dataclasses.replace(run, eval=config), folder, tuple(words), Path(outputs, str(number)))
+            for number, (folder, (run, config, _)) in enumerate(asked.items())
+        ]
+        schedule, cores = schedule_here([task.cost for task in tasks], values["jobs"])
+        say(f"{schedule}; --jobs=N for another number")
+        failed = run_all(tasks, range(len(tasks)), schedule, cores, "evaluate", Meter.print)
+        rows = {task.folder: task.rows() for task in tasks}
+    return rows, {tasks[n].folder.path.name: why for n, why in failed.items() if not rows[tasks[n].folder]}
+
+
+def _asked(values: dict[str, Any], folder: RunFolder) -> Asked:
+    """What `values` ask of a stored run. Raises ConfigError for wrong settings."""
     run = folder.read_config()
     asked = set_anew(run, values["overrides"], SECTIONS)
     for name in {"tokenizer", "vocab_size"} & set(asked["data"]):
@@ -64,11 +112,9 @@ def _asked(values: dict[str, Any], folder: RunFolder) -> tuple[RunConfig, EvalCo
     return run, config, asked["data"]
 
 
-def _evaluate_folder(values: dict[str, Any], folder: RunFolder) -> list[dict[str, Any]]:
-    run, config, anew = _asked(values, folder)
-    if values["dry_run"]:
-        print(f"{folder.path.name}: {', '.join(config.protocols)} at {config.lengths}")
-        return []
+def _evaluate_folder(
+    folder: RunFolder, run: RunConfig, config: EvalConfig, anew: dict[str, Any]
+) -> list[dict[str, Any]]:
     use_compile_cache(cache_folder(dataclasses.replace(text.settings(folder, run.data), **anew)))
     dataset = text.text_of(folder, run, anew)
     check_stream(config, run.train.length, dataset)
@@ -104,12 +150,7 @@ def _draw_again(folder: Path) -> None:
 
 COMMAND = Command(
     evaluate_command, "measure a trained run, or all runs of a sweep, at any lengths",
-    {
-        "lengths": ("", "window lengths in tokens, for example 64,128"),
-        "protocol": ("", f"{', '.join(PROTOCOLS)}, or several with commas"),
-        "stride": (0, "of the sliding protocol, in tokens"),
-        "num_targets": (0, "targets to score; 0 as in the run's config"),
-        "executor": ("", "auto, dense or blockwise"),
-    },
+    {**MEASURING, "jobs": JOBS, "json": (False, "print the rows as JSON lines; draw nothing"),
+     "stop_with_stdin": STOP_WITH_STDIN},
     sections=SECTIONS,
 )  # fmt: skip

@@ -8,33 +8,34 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx import plots
-from posx.commands.command import Command, work_folder
+from posx.commands.command import JOBS, Command, work_folder
 from posx.config.flags import repeated_run
 from posx.config.overrides import setting_of, settings
-from posx.errors import ConfigError, PartialFailure, WorkdirError
+from posx.data.store import cache_folder
+from posx.errors import PartialFailure, WorkdirError
 from posx.progress import say
 from posx.runs.checks import check_writable
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import text_of
 from posx.sweeps.plan import Job, plan, unfinished
 from posx.sweeps.preview import preview
-from posx.sweeps.processes import run_all
+from posx.sweeps.processes import measure_ceilings, run_all, schedule_here
+from posx.sweeps.schedule import Schedule
 
 
 def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
     workdir = work_folder(values, needed=not values["dry_run"])
     jobs = plan(config, workdir, repeated_run(values))
-    if values["jobs"] < 1:
-        raise ConfigError(f"--jobs={values['jobs']} must be at least 1")
+    schedule, cores = schedule_here([job.cost for job in jobs], values["jobs"])
     for word in _unused(values, config, jobs):
         say(f"notice: {word} is not used: the sweep sets {setting_of(word)} itself, see config.sweep")
     if values["dry_run"]:
-        print(preview(jobs))
+        print(preview(jobs, schedule))
         return
     check_writable(workdir)
     todo = unfinished(jobs)
     with RunFolder(workdir).held():
-        failed = run_all(jobs, todo, values["jobs"])
+        failed = _run(jobs, todo, schedule, cores)
         try:
             made = plots.plot(workdir)
         except WorkdirError as error:
@@ -51,6 +52,21 @@ def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
         )
 
 
+def _run(jobs: Sequence[Job], todo: Sequence[Job], schedule: Schedule, cores: Sequence[int]) -> dict[str, str]:
+    """Makes the runs that are `todo`; returns {name: why it failed}."""
+    if len(todo) < len(jobs):
+        say(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already")
+    if not todo:
+        return {}
+    say(f"{schedule}; --jobs=N for another number")
+    names = {job.name for job in todo}
+    numbers = [number for number, job in enumerate(jobs) if job.name in names]
+    first, widths = todo[0].run, [schedule.widths[number] for number in numbers]
+    measure_ceilings(cache_folder(first.data) / "machine", first.model.dtype, cores, widths)
+    failed = run_all(jobs, numbers, schedule, cores, "sweep")
+    return {jobs[number].name: reason for number, reason in failed.items()}
+
+
 def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> list[str]:
     """The words of the command about settings that vary over the runs, none of which has the value that they give."""
     given = settings(config) | {"encoding": config.encoding.to_dict()}
@@ -63,5 +79,5 @@ def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> 
 
 COMMAND = Command(
     sweep_command, "all runs of a config, evaluated and plotted; the same command resumes",
-    {"jobs": (1, "runs at a time")}, takes_config=True,
+    {"jobs": JOBS}, takes_config=True,
 )  # fmt: skip

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.commands.command import Command, work_folder
+from posx import interrupts
+from posx.commands.command import STOP_WITH_STDIN, Command, work_folder
 from posx.config import run_config
 from posx.config.flags import repeated_run
 from posx.config.stored import like
@@ -29,7 +28,7 @@ def train_command(values: dict[str, Any], config: ConfigDict) -> None:
         print(describe(run))
         return
     if values["stop_with_stdin"]:
-        threading.Thread(target=_stop_with_stdin, daemon=True).start()
+        interrupts.end_with_stdin()
     folder = RunFolder(work_folder(values))
     use_compile_cache(cache_folder(run.data))
     try:
@@ -40,13 +39,7 @@ def train_command(values: dict[str, Any], config: ConfigDict) -> None:
         raise
 
 
-def _stop_with_stdin() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(143)
-
-
 COMMAND = Command(
     train_command, "train one run and evaluate it; the same command resumes",
-    {"stop_with_stdin": (False, "end when standard input closes: a sweep's runs end with it")}, takes_config=True,
+    {"stop_with_stdin": STOP_WITH_STDIN}, takes_config=True,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The machine's measured matrix-product ceiling, the denominator of MFU; measured once per machine and stored."""
+"""The measured matrix-product ceiling, the denominator of MFU: once per machine and number of cores, and stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.files.atomic import write_bytes
-from posx.machine.devices import num_cpus
+from posx.machine.cores import usable_cores
 
 SIZE = 2048
 
@@ -20,11 +20,13 @@ SIZE = 2048
 def matmul_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: bool = True) -> float:
     """FLOP/s of a large matrix product with operands of `dtype`, read from `folder` or measured and stored there.
 
+    Of this process's cores: those of a process that is bound to one are not compared with what all of them reach.
+
     What was stored more than `max_age` seconds ago is measured once more, as others may have been at work then; the
     best of all times is kept. Without `keep` nothing is written.
     """
     device = jax.devices()[0]
-    name = f"ceiling-{device.device_kind}-{num_cpus()}-{dtype}".replace(" ", "_").replace("/", "_")
+    name = f"ceiling-{device.device_kind}-{len(usable_cores())}-{dtype}".replace(" ", "_").replace("/", "_")
     path = folder / f"{name}.json"
     known = 0.0
     with contextlib.suppress(OSError, ValueError, KeyError):

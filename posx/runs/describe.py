@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,11 @@ class Expected:
     flops: float
     eval_flops: float | None
     memory: int
+
+    @property
+    def all_flops(self) -> float:
+        """Of training and of what is known of evaluation."""
+        return self.flops + (self.eval_flops or 0)
 
 
 def expected(run: RunConfig) -> Expected:
@@ -98,6 +104,7 @@ def _model_of(run: RunConfig) -> Model:
     return model_of(run, known[tokenizer] if tokenizer in known else load_tokenizer(tokenizer).vocab_size)
 
 
+@functools.cache  # the runs of a sweep share models
 def count(model: Model) -> int:
     """Number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(model.abstract()))
