@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from posx.config import RunConfig
+from posx.errors import PosxError
 from posx.evaluation.protocols import run_protocols
 from posx.files import lines
+from posx.runs import text
 from posx.runs.describe import expected
 from posx.runs.folder import RunFolder
 from posx.sweeps.schedule import Cost
@@ -26,7 +28,11 @@ class Evaluation:
 
     @functools.cached_property
     def cost(self) -> Cost:
-        found = expected(self.run)
+        """0 where its folder does not tell: its process will say what is missing there."""
+        try:
+            found = expected(dataclasses.replace(self.run, data=text.settings(self.folder, self.run.data)))
+        except PosxError:
+            return Cost(0.0, 0.0)
         return Cost(found.eval_flops or 0.0, found.memory, turn=self.run.train.seed)
 
     def command(self) -> list[str]:

@@ -49,9 +49,10 @@ class Job:
 
     @functools.cached_property
     def expected(self) -> Expected:
-        return expected(self.run)
+        """Its cost, also where its tokenizer lies in its folder by now."""
+        return expected(dataclasses.replace(self.run, data=text.settings(self.folder, self.run.data)))
 
-    @property
+    @functools.cached_property
     def cost(self) -> Cost:
         train = self.run.train
         rows = train.batch_size // train.accumulation

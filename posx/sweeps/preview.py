@@ -43,7 +43,8 @@ def preview(jobs: Sequence[Job], schedule: Schedule) -> str:
             job.name, *(text_of(s, job.point[s]) for s in varying), _resolved(job.run), f"{job.expected.num_params:,}",
             f"{job.expected.memory / 1e6:,.0f} MB", f"{duration(cost.seconds(width))}{known}", _state(job, part),
         ])  # fmt: skip
-    left = dataclasses.replace(schedule, costs=tuple(costs)).wall_seconds([1 - part for part in parts])
+    here = dataclasses.replace(schedule, costs=tuple(costs))
+    left = here.wall_seconds([here.seconds(n, 1 - part) if part < 1 else 0.0 for n, part in enumerate(parts)])
     return "\n".join([
         *_aligned(table), "",
         f"{len(jobs)} runs, {parts.count(1)} of them finished; about {duration(left)} left, {schedule}; each works at "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from posx.machine.backend import on_cpus
 from posx.machine.cores import on_cores, usable_cores, usable_memory
 from posx.progress import Meter
 from posx.runs.folder import RunFolder
+from posx.sweeps.clock import Clock
 from posx.sweeps.schedule import Cost, Schedule, choose, longest_first
 
 LOOK_SECONDS, WAIT_SECONDS = 2.0, 0.2
@@ -102,34 +104,38 @@ def run_all(
     asked = set(todo)
     waiting = [number for number in longest_first(schedule.costs) if number in asked]
     failed, running = dict[int, str](), dict[int, Child]()
-    left = [1 - task.progress() if number in asked else 0.0 for number, task in enumerate(tasks)]
-    total = schedule.wall_seconds(left)
-    looked = 0.0
+    clock = Clock(schedule, [task.progress() if number in asked else 1.0 for number, task in enumerate(tasks)])
+    looked = began = time.monotonic()
     try:
-        with Meter(title, total) as meter:
+        with Meter(title, 1.0) as meter:
             while waiting or running:
                 for number, places in _starts(waiting, running.values(), schedule, cores):
                     waiting.remove(number)
                     try:
                         running[number] = _start(number, tasks[number], places)
                     except PosxError as error:
-                        failed[number], left[number] = str(error), 0.0
+                        failed[number] = str(error)
+                        clock.end(number, failed=True)
                         meter.print(f"{tasks[number].folder.path.name} failed: {error}")
                 time.sleep(WAIT_SECONDS)
                 interrupts.check()
-                for child in [child for child in running.values() if child.process.poll() is not None]:
+                over = [child for child in running.values() if child.process.poll() is not None]
+                now = time.monotonic()
+                if not over and now - looked < LOOK_SECONDS:
+                    continue
+                clock.tick(now - looked, list(running))
+                looked = now
+                for number, child in running.items():
+                    child.listen(functools.partial(hear, meter))
+                    clock.see(number, child.task.progress())
+                for child in over:
                     del running[child.number]
-                    left[child.number] = 0.0
-                    _ended(child, failed, meter, hear)
-                if time.monotonic() - looked >= LOOK_SECONDS or not running:
-                    looked = time.monotonic()
-                    for number, child in running.items():
-                        child.listen(lambda line: hear(meter, line))
-                        left[number] = min(left[number], 1 - child.task.progress())
-                    now = ", ".join(child.task.state() for child in running.values())
-                    ended = len(asked) - len(waiting) - len(running)
-                    done = total - schedule.wall_seconds(left, list(running))
-                    meter.update(done, f"{ended} of {len(asked)} runs  {now}")
+                    _ended(child, failed, meter)
+                    clock.end(child.number, child.number in failed)
+                ended, states = len(asked) - len(waiting) - len(running), [c.task.state() for c in running.values()]
+                left = clock.seconds_left(list(running))
+                part = 0.0 if left is None else (now - began) / (now - began + left)
+                meter.update(part, f"{ended} of {len(asked)} runs  {', '.join(states)}")
     finally:
         for child in running.values():
             child.process.terminate()
@@ -164,24 +170,26 @@ def _start(number: int, task: Task, cores: tuple[int, ...]) -> Child:
         path.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "posx.cli", *task.command(), "--stop_with_stdin"]
     with disk_errors(path), open(path / "log.txt", "ab") as log, open(task.output or path / "log.txt", "ab") as out:
-        told = open(log.name, errors="replace")
+        told = open(log.name, encoding="utf-8", errors="replace")
         told.seek(0, os.SEEK_END)
         with on_cores(cores):
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=out, stderr=log, env=_environment(task, len(cores))
+                command, stdin=subprocess.PIPE, stdout=out, stderr=log, env=environment(task.cost, len(cores))
             )
     return Child(number, task, cores, process, told)
 
 
-def _environment(task: Task, cores: int) -> dict[str, str]:
-    """Tells the process how many cores it has where the system cannot bind it to them; a user's own setting wins."""
+def environment(cost: Cost, cores: int) -> dict[str, str]:
+    """Of a process that is bound to some cores, or to none.
+
+    It is told how many devices to make where the system cannot bind it; a user's own setting wins.
+    """
     if hasattr(os, "sched_setaffinity") or not cores or "device_count" in os.environ.get("XLA_FLAGS", ""):
         return dict(os.environ)
-    return {"JAX_NUM_CPU_DEVICES": str(task.cost.devices(cores)), **os.environ}
+    return {"JAX_NUM_CPU_DEVICES": str(cost.devices(cores)), **os.environ}
 
 
-def _ended(child: Child, failed: dict[int, str], meter: Meter, hear: Callable[[Meter, str], object]) -> None:
-    child.listen(lambda line: hear(meter, line))
+def _ended(child: Child, failed: dict[int, str], meter: Meter) -> None:
     child.log.close()
     name, code = child.task.folder.path.name, child.process.returncode
     if code:

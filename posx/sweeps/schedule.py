@@ -43,10 +43,10 @@ class Cost(NamedTuple):
         """How many of some cores take part."""
         return max(n for n in range(1, cores + 1) if self.rows % n == 0)
 
-    def seconds(self, cores: int) -> float:
-        """Expected wall time on some cores."""
+    def seconds(self, cores: int, part: float = 1.0) -> float:
+        """Expected wall time on some cores, of a process that has this part of the work to do."""
         devices = self.devices(cores)
-        return self.start + self.flops / self.speed * (1 + LOSS * (devices - 1)) / devices
+        return self.start + part * self.flops / self.speed * (1 + LOSS * (devices - 1)) / devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +68,15 @@ class Schedule:
         """How many processes a core may have."""
         return -(-self.at_once // self.cores)
 
+    def seconds(self, run: int, part: float = 1.0) -> float:
+        """Expected wall time of a run that has this part of its work to do."""
+        return self.costs[run].seconds(self.widths[run], part) * self.sharing
+
     def wall_seconds(self, left: Sequence[float] = (), begun: Sequence[int] = ()) -> float:
-        """Expected wall time of what is left, a part from 0 to 1 of each run, if those `begun` go on."""
-        left = left or [1.0] * len(self.costs)
+        """Expected wall time of all runs; of those that have so many seconds `left`, if those `begun` go on."""
+        left = left or [self.seconds(run) for run in range(len(self.costs))]
         queue = [
-            (self.costs[run].seconds(self.widths[run]) * left[run] * self.sharing, self.widths[run])
+            (left[run], self.widths[run])
             for run in dict.fromkeys([*begun, *longest_first(self.costs)])
             if left[run] > 0
         ]
