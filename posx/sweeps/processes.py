@@ -109,7 +109,7 @@ def run_all(
     try:
         with Meter(title, 1.0) as meter:
             while waiting or running:
-                for number, places in _starts(waiting, running.values(), schedule, cores):
+                for number, places in starts(waiting, [child.cores for child in running.values()], schedule, cores):
                     waiting.remove(number)
                     try:
                         running[number] = _start(number, tasks[number], places)
@@ -145,22 +145,24 @@ def run_all(
     return failed
 
 
-def _starts(
-    waiting: Sequence[int], running: Iterable[Child], schedule: Schedule, cores: Sequence[int]
+def starts(
+    waiting: Sequence[int], running: Sequence[Sequence[int]], schedule: Schedule, cores: Sequence[int]
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Which of `waiting` start now, and on which of the `cores`: those with the fewest processes."""
-    running = list(running)
-    taken = [core for child in running for core in child.cores]
-    places, starts = schedule.at_once - len(running), list[tuple[int, tuple[int, ...]]]()
+    """Which of `waiting` start now, and on which of the `cores`: those with the fewest processes.
+
+    running: the cores of each process that is at work.
+    """
+    taken = [core for held in running for core in held]
+    found: list[tuple[int, tuple[int, ...]]] = []
     for number in waiting:
         free = sorted((core for core in cores if taken.count(core) < schedule.sharing), key=taken.count)
         width = schedule.widths[number] if cores else 0
-        if len(starts) == places or (cores and not free):
+        if len(running) + len(found) == schedule.at_once or (cores and not free):
             break
         if width <= len(free):
-            starts.append((number, tuple(sorted(free[:width]))))
+            found.append((number, tuple(sorted(free[:width]))))
             taken += free[:width]
-    return starts
+    return found
 
 
 def _start(number: int, task: Task, cores: tuple[int, ...]) -> Child:
