@@ -571,6 +571,13 @@ def test_the_real_command_prints_one_line(site, tmp_path):
     assert other.returncode == 4 and len(err.splitlines()) == 1
 
 
+def test_a_process_of_a_sweep_ends_when_the_sweep_does(whole):
+    for command in ("train", "evaluate"):  # whose standard input is closed from the start
+        words = [f"--config_json={whole / 'config.json'}"] if command == "train" else []
+        code, out, err = tiny.run(command, *words, f"--workdir={whole}", "--stop_with_stdin")
+        assert code == 143 and not out, err
+
+
 @pytest.fixture
 def ctrl_c():
     """Ctrl-C as a person has it: tests that a shell runs in the background would pass on that it is ignored."""

@@ -26,7 +26,7 @@ from posx.runs.checks import check_stream, problems
 from posx.runs.describe import Expected, expected
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import Point, axes_of, names_of, run_at, text_of
-from posx.sweeps.schedule import Cost
+from posx.sweeps.schedule import CORE_SPEED, START, Cost
 
 MOST_RUNS = 1000
 
@@ -55,8 +55,8 @@ class Job:
     @functools.cached_property
     def cost(self) -> Cost:
         train = self.run.train
-        rows = train.batch_size // train.accumulation
-        return Cost(self.expected.all_flops, self.expected.memory, rows, train.seed)
+        found, rows = self.expected, train.batch_size // train.accumulation
+        return Cost(found.flops + (found.eval_flops or 0.0), found.lengths, found.memory, rows, train.seed)
 
     def command(self) -> list[str]:
         """The words of the run as `posx train`. Leaves its settings in its folder."""
@@ -70,12 +70,12 @@ class Job:
         return self.folder.finished(self.run, data_digest)
 
     def progress(self) -> float:
-        """The finished part of the expected work, 0 to 1, where 1 is only for those that have ended."""
+        """The finished part of the expected work after its start, 0 to 1, where 1 is only for those that have ended."""
         steps = max((row.get("step", 0) for row in lines.read(self.folder.metrics_file)), default=0)
         rows = len(lines.read(self.folder.eval_file))
         asked = run_protocols(self.run.eval, self.run.train.length)
         owed = sum(len(protocol.owed(lengths)) for protocol, lengths in asked)
-        training = self.expected.flops / self.expected.all_flops
+        training = self.expected.flops / CORE_SPEED / (self.cost.seconds(1) - START)
         return 0.99 * (training * min(steps / self.run.train.steps, 1) + (1 - training) * min(rows / owed, 1))
 
     def part(self) -> float:

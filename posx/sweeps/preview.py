@@ -21,7 +21,7 @@ from posx.sweeps.plan import Job
 from posx.sweeps.schedule import START, Schedule
 
 #: Of the matrix-product ceiling, at which a run works: where no run here has measured it.
-USUAL_SHARE = 0.35
+USUAL_SHARE = 0.5
 
 
 def preview(jobs: Sequence[Job], schedule: Schedule) -> str:

@@ -16,10 +16,11 @@ from typing import NamedTuple
 #: What n devices of one process lose to waiting for one another: n cores are worth n / (1 + LOSS * (n - 1)) of one.
 #: Measured on 4 cores: 0.9 of what four processes on a core each reach together.
 LOSS = 1 / 27
-#: Seconds from a process's start to its second step, which are Python's and the compiler's: one core's work.
-START = 10.0
-#: FLOP/s of a run on one core, for costs in seconds: a third of a matrix product's.
-CORE_SPEED = 2.5e10
+#: Seconds from a process's start to its second step, which are Python's and the compiler's: one core's work. And of
+#: each length that is evaluated, which is a program of its own.
+START, COMPILING = 10.0, 3.0
+#: FLOP/s of a run on one core, for costs in seconds: half of a matrix product's.
+CORE_SPEED = 4e10
 #: Bytes of a process that does nothing yet, its programs compiled; and the part of the memory that all may take.
 PROCESS_MEMORY, MEMORY_SHARE = 600e6, 0.8
 
@@ -27,12 +28,13 @@ PROCESS_MEMORY, MEMORY_SHARE = 600e6, 0.8
 class Cost(NamedTuple):
     """What a run takes.
 
-    flops; memory, bytes; rows: of a part of a batch, of which every device gets as many, 0 where any number of devices
-    may share. Of runs that take as long, those of a lower turn go first: runs of the same programs start apart, for
-    only the first has to compile them. speed: of one core, FLOP/s; start: seconds.
+    flops; lengths that it evaluates; memory, bytes; rows: of a part of a batch, of which every device gets as many, 0
+    where any number of devices may share; speed: of one core, FLOP/s; start: seconds. Of runs that take as long, those
+    of a lower turn go first: runs of the same programs start apart, for only the first has to compile them.
     """
 
     flops: float
+    lengths: int
     memory: float
     rows: int = 0
     turn: int = 0
@@ -46,7 +48,8 @@ class Cost(NamedTuple):
     def seconds(self, cores: int, part: float = 1.0) -> float:
         """Expected wall time on some cores, of a process that has this part of the work to do."""
         devices = self.devices(cores)
-        return self.start + part * self.flops / self.speed * (1 + LOSS * (devices - 1)) / devices
+        computing = self.flops / self.speed * (1 + LOSS * (devices - 1)) / devices
+        return self.start + part * (computing + COMPILING * self.lengths)
 
 
 @dataclasses.dataclass(frozen=True)

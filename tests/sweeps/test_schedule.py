@@ -10,10 +10,10 @@ from posx.machine import backend
 from posx.sweeps import processes
 from posx.sweeps.clock import Clock
 from posx.sweeps.plan import plan
-from posx.sweeps.schedule import START, Cost, choose, longest_first
+from posx.sweeps.schedule import CORE_SPEED, START, Cost, choose, longest_first
 
 PLENTY, GB = 1e15, 1e9
-HOUR = Cost(flops=9e13, memory=0.2 * GB, rows=64)
+HOUR = Cost(flops=3600 * CORE_SPEED, lengths=0, memory=0.2 * GB, rows=64)
 
 
 def chosen(*costs: Cost, cores: int = 4, memory: float = PLENTY, jobs: int = 0):
