@@ -26,13 +26,14 @@ from posx.sweeps.schedule import Schedule
 def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
     workdir = work_folder(values, needed=not values["dry_run"])
     jobs = plan(config, workdir, repeated_run(values))
+    if not values["dry_run"]:
+        check_writable(workdir)
     schedule, cores = schedule_here([job.cost for job in jobs], values["jobs"])
     for word in _unused(values, config, jobs):
         say(f"notice: {word} is not used: the sweep sets {setting_of(word)} itself, see config.sweep")
     if values["dry_run"]:
         print(preview(jobs, schedule))
         return
-    check_writable(workdir)
     todo = unfinished(jobs)
     with RunFolder(workdir).held():
         failed = _run(jobs, todo, schedule, cores)
