@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -137,12 +137,16 @@ def run_all(
                 part = 0.0 if left is None else (now - began) / (now - began + left)
                 meter.update(part, f"{ended} of {len(asked)} runs  {', '.join(states)}")
     finally:
-        for child in running.values():
-            child.process.terminate()
-        for child in running.values():
-            child.process.wait()
-            child.log.close()
+        _stop(running.values())
     return failed
+
+
+def _stop(children: Collection[Child]) -> None:
+    for child in children:
+        child.process.terminate()
+    for child in children:
+        child.process.wait()
+        child.log.close()
 
 
 def starts(
