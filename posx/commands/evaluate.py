@@ -94,7 +94,7 @@ def _side_by_side(
             Evaluation(dataclasses.replace(run, eval=config), folder, tuple(words), Path(outputs, str(number)))
             for number, (folder, (run, config, _)) in enumerate(asked.items())
         ]
-        schedule, cores = schedule_here([task.cost for task in tasks], values["jobs"])
+        schedule, cores = schedule_here(tasks, values["jobs"])
         say(f"{schedule}; --jobs=N for another number")
         failed = run_all(tasks, range(len(tasks)), schedule, cores, "evaluate", Meter.print)
         rows = {task.folder: task.rows() for task in tasks}

@@ -28,7 +28,7 @@ def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
     jobs = plan(config, workdir, repeated_run(values))
     if not values["dry_run"]:
         check_writable(workdir)
-    schedule, cores = schedule_here([job.cost for job in jobs], values["jobs"])
+    schedule, cores = schedule_here(jobs, values["jobs"])
     for word in _unused(values, config, jobs):
         say(f"notice: {word} is not used: the sweep sets {setting_of(word)} itself, see config.sweep")
     if values["dry_run"]:

@@ -31,20 +31,6 @@ MEANINGS = {
 }  # fmt: skip
 
 
-def schedule_here(costs: Sequence[Cost], jobs: int) -> tuple[Schedule, tuple[int, ...]]:
-    """The schedule for this machine, of `jobs` runs at once unless that is 0, and the cores to bind runs to.
-
-    Accelerators serve one run at a time, and none is bound to cores. Raises ConfigError for a number below 0.
-    """
-    if jobs < 0:
-        raise ConfigError(f"--jobs={jobs} must be at least 1, or 0 for as many as this machine is fastest with")
-    if on_cpus():
-        cores = usable_cores()
-        return choose(costs, len(cores), usable_memory(), jobs), cores
-    at_once = jobs or 1
-    return Schedule(tuple(costs), at_once, at_once, (1,) * len(costs), bound=False), ()
-
-
 class Task(Protocol):
     """One command of posx on one run's folder. What it prints goes to `log.txt` there, or its results to `output`."""
 
@@ -68,6 +54,21 @@ class Task(Protocol):
 
     def outcome(self) -> str:
         """What came out of it, a few words."""
+
+
+def schedule_here(tasks: Sequence[Task], jobs: int) -> tuple[Schedule, tuple[int, ...]]:
+    """The schedule of tasks for this machine, of `jobs` runs at once unless that is 0, and the cores to bind runs to.
+
+    Accelerators serve one run at a time, and none is bound to cores. Raises ConfigError for a number below 0.
+    """
+    if jobs < 0:
+        raise ConfigError(f"--jobs={jobs} must be at least 1, or 0 for as many as this machine is fastest with")
+    costs = [task.cost for task in tasks]
+    if on_cpus():
+        cores = usable_cores()
+        return choose(costs, len(cores), usable_memory(), jobs), cores
+    at_once = jobs or 1
+    return Schedule(tuple(costs), at_once, at_once, (1,) * len(costs), bound=False), ()
 
 
 @dataclasses.dataclass

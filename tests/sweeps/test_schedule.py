@@ -1,6 +1,7 @@
 """How many runs at once and on which cores: chosen from the plan and the machine alone."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,14 +94,15 @@ def test_accelerators_serve_one_run_at_a_time_and_nothing_is_bound(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     backend.on_cpus.cache_clear()
     try:
-        schedule, cores = processes.schedule_here([HOUR] * 3, 0)
+        tasks = [SimpleNamespace(cost=HOUR)] * 3
+        schedule, cores = processes.schedule_here(tasks, 0)
         assert (schedule.at_once, cores, str(schedule)) == (1, (), "one run at a time")
         assert starts(schedule, cores, [0, 1, 2]) == [(0, ())]
-        assert processes.schedule_here([HOUR] * 3, 2)[0].at_once == 2
+        assert processes.schedule_here(tasks, 2)[0].at_once == 2
     finally:
         backend.on_cpus.cache_clear()
     with pytest.raises(ConfigError, match="--jobs=-1 must be at least 1"):
-        processes.schedule_here([HOUR], -1)
+        processes.schedule_here([], -1)
 
 
 def test_a_process_that_cannot_be_bound_is_told_its_devices(monkeypatch):
