@@ -1,28 +1,47 @@
-"""posx: position encodings behind one interface, trained short and tested long."""
+"""posx: position encodings behind one interface, trained short and tested long.
 
+Importing it sets XLA's flag (`posx.machine.guard`) and nothing else: each name below is imported when it is asked for.
+Help and wrong words on the command line then cost no start of JAX, and whoever wants an encoding imports no model.
+"""
+
+import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from posx.attention import attend, causal, full, window
-from posx.encodings import ENCODINGS, Chain, Dims, Encoding, Tile, build
-from posx.evaluation import evaluate
-from posx.machine import compiler
+from posx.machine.guard import guard
 
 if TYPE_CHECKING:
+    from posx.attention import attend, causal, full, window
+    from posx.encodings import ENCODINGS, Chain, Dims, Encoding, Tile, build
+    from posx.evaluation import evaluate
     from posx.runs.load import load
-else:
-
-    def __getattr__(name: str) -> Any:
-        """`load` when it is asked for: Flax, Orbax and the data come with it, which nothing else here needs."""
-        if name != "load":
-            raise AttributeError(f"module 'posx' has no attribute {name!r}")
-        from posx.runs.load import load
-
-        return load
-
 
 __version__ = "0.1.0"
 
-compiler.guard()
+guard()
+
+#: Where each of the public names is.
+_PLACES = {
+    **dict.fromkeys(("attend", "causal", "full", "window"), "posx.attention"),
+    **dict.fromkeys(("ENCODINGS", "Chain", "Dims", "Encoding", "Tile", "build"), "posx.encodings"),
+    "evaluate": "posx.evaluation",
+    "load": "posx.runs.load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a module of posx, when it is first asked for."""
+    if name in _PLACES:
+        value = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
+        return value
+    if not name.startswith("_") and importlib.util.find_spec(f"posx.{name}"):
+        return importlib.import_module(f"posx.{name}")
+    raise AttributeError(f"module 'posx' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "ENCODINGS", "Chain", "Dims", "Encoding", "Tile", "attend", "build", "causal", "evaluate", "full", "load", "window",

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from posx import interrupts
-from posx.commands import COMMANDS
-from posx.commands.command import run_folders, work_folder
-from posx.config import flags
-from posx.config.overrides import printed
+from posx.commands import COMMANDS, COMMON, Command, function, work_folder
 from posx.errors import ConfigError, OutOfMemoryError, PosxError, nearest
 from posx.progress import say
+from posx.words import Words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,14 +52,37 @@ def _run(words: list[str]) -> int:
     if {"-h", "--help"} & set(words[1:]):
         print(usage(words[0]))
         return 0
-    operand = [word for word in words[1:2] if command.operand and not word.startswith("-")]
-    values, config = flags.parse(words[1 + len(operand) :], command.flags, command.takes_config, command.sections)
-    values |= {"operand": "".join(operand)}
-    if values["print_config"]:
-        print(printed(config) if config is not None else _stored_config(values))
-        return 0
-    command.run(values, config)
+    given = command.read(words[1:])
+    config = _config(command, given)
+    if given.values["print_config"]:
+        print(_settings(given.values, config))
+    else:
+        function(words[0])(given.values, config)
     return 0
+
+
+def _config(command: Command, given: Words) -> Any:
+    """The ConfigDict of a command that takes one. Raises ConfigError for wrong settings and for stray words."""
+    if not (command.takes_config or given.stray):
+        return None
+    from posx.config import flags  # and JAX with it, which words alone do not need
+
+    config = flags.config_of(given) if command.takes_config else None
+    if given.stray:
+        meant = flags.meant(given.stray[0], config, {**COMMON, **command.flags})
+        raise ConfigError(f"stray word {given.stray[0]!r}; {meant}")
+    return config
+
+
+def _settings(values: dict[str, Any], config: Any) -> str:
+    """What `--print_config` shows: the settings of `config`, or those of the run in the work folder."""
+    if config is None and not values["workdir"]:
+        return "this command has no settings but its flags"
+    from posx.config.flags import asked_before
+    from posx.config.overrides import printed
+    from posx.runs.folder import runs_in
+
+    return printed(asked_before(runs_in(work_folder(values))[0].read_config()) if config is None else config)
 
 
 def usage(name: str = "") -> str:
@@ -72,8 +93,7 @@ def usage(name: str = "") -> str:
                           "  posx sweep --config configs/quick.py --workdir runs/quick"])  # fmt: skip
     command = COMMANDS[name]
     lines = [
-        f"  --{flag:16} {text} (default: {default!r})"
-        for flag, (default, text) in {**flags.COMMON, **command.flags}.items()
+        f"  --{flag:16} {text} (default: {default!r})" for flag, (default, text) in {**COMMON, **command.flags}.items()
     ]
     if command.takes_config:
         lines = [
@@ -84,12 +104,6 @@ def usage(name: str = "") -> str:
         ]
     lines += [f"  --config.{section}.X=V   sets {section}.X of the run anew" for section in command.sections]
     return "\n".join([f"posx {f'{name} {command.operand}'.strip()}: {command.text}", "", *lines])
-
-
-def _stored_config(values: dict[str, Any]) -> str:
-    if not values["workdir"]:
-        return "this command has no settings but its flags"
-    return printed(flags.asked_before(run_folders(work_folder(values))[0].read_config()))
 
 
 if __name__ == "__main__":

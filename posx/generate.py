@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,10 @@ import numpy as np
 
 from posx.attention.cache import Cache
 from posx.errors import ConfigError
-from posx.model import Model
 from posx.positions import sequential
+
+if TYPE_CHECKING:
+    from posx.model import Model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from posx.attention import attend, batch_features, causal, token_map, without_empty
+from posx.attention import attend, batch_features, causal, cut, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
 from posx.config.model import ModelConfig
 from posx.cross_entropy import token_log_probs
@@ -89,9 +89,17 @@ def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
+    """x [b*t, m] with some entries dropped; rng: one key [b] a row, so that it draws the same wherever the row lies."""
     if rng is None or rate == 0:
         return x
-    return jnp.where(jax.random.bernoulli(rng, 1 - rate, x.shape), x / (1 - rate), 0)
+    shape = (x.shape[0] // rng.shape[0], x.shape[1])
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, shape))(rng)
+    return jnp.where(kept.reshape(x.shape), x / (1 - rate), 0)
+
+
+def fold_in(rng: jax.Array | None, n: int) -> jax.Array | None:
+    """Keys [b] for the n-th use of keys [b]."""
+    return None if rng is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng, n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,11 +204,11 @@ class Block(nnx.Module):
         self.mlp = Mlp(config, rngs)
 
     def __call__(self, x, shared, call: Call, layer: Layer | None, rng: jax.Array | None):
-        attention_rng, mlp_rng = (None, None) if rng is None else jax.random.split(rng)
+        x = cut.tokens(x)
         y, layer = self.attention(rms_norm(x, self.attention_norm[...]), shared, call, layer)
-        x = x + dropout(y, self.rate, attention_rng)
+        x = x + dropout(y, self.rate, fold_in(rng, 0))
         y = self.mlp(rms_norm(x, self.mlp_norm[...]))
-        return x + dropout(y, self.rate, mlp_rng), layer
+        return x + dropout(y, self.rate, fold_in(rng, 1)), layer
 
 
 def layer_name(n: int) -> str:
@@ -242,13 +250,12 @@ class Decoder(nnx.Module):
                 by_row = (None, 0, 0 if call.pos.ndim == 2 else None)
                 x = jax.vmap(encoding.embed, in_axes=by_row)(shared[encoding], x, call.pos)
         x = x.reshape(-1, model.dims.model_dim)
-        x = dropout(x, model.config.dropout, None if rng is None else jax.random.fold_in(rng, len(self.layers)))
+        x = dropout(x, model.config.dropout, fold_in(rng, len(self.layers)))
         kept = []
         for n, block in enumerate(self.layers.values()):
             layer = None if call.cache is None else call.cache.layers[n]
-            layer_rng = None if rng is None else jax.random.fold_in(rng, n)
             run = functools.partial(
-                block, shared=shared[block.attention.encoding], call=call, layer=layer, rng=layer_rng
+                block, shared=shared[block.attention.encoding], call=call, layer=layer, rng=fold_in(rng, n)
             )
             x, layer = (jax.checkpoint(run) if model.config.remat == "layer" else run)(x)
             kept.append(layer)
@@ -284,7 +291,7 @@ class Model:
 
     def abstract(self) -> dict[str, Any]:
         """Shapes and types of the parameters."""
-        return jax.eval_shape(self.init, jax.random.key(0))
+        return jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
     def __call__(
         self,
@@ -297,7 +304,10 @@ class Model:
         dropout_rng: jax.Array | None = None,
         executor: str = "auto",
     ) -> jax.Array:
-        """Logits [b, t, v], float32, of the token after each of tokens [b, t] at positions [t] or [b, t]."""
+        """Logits [b, t, v], float32, of the token after each of tokens [b, t] at positions [t] or [b, t].
+
+        dropout_rng: one key [b] a row, or None for no dropout.
+        """
         decoder = self._decoder(params)
         return decoder.logits(decoder(tokens, Call(pos, idx, segment, None, None, executor), dropout_rng)[0])
 
@@ -377,7 +387,8 @@ class Model:
         return min((e.max_position for e in self.encodings if e.max_position is not None), default=None)
 
     def _decoder(self, params: dict[str, Any]) -> Decoder:
-        graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(self, nnx.Rngs(params=0, position=0))))
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):  # Flax would cut parameters over one
+            graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(self, nnx.Rngs(params=0, position=0))))
         # Both trees sort their keys alike, so leaves correspond one to one.
         return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(params)))
 

@@ -6,9 +6,6 @@ import sys
 import time
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
-
 LINE_SECONDS = 10.0
 
 
@@ -21,36 +18,57 @@ def duration(seconds: float) -> str:
 
 
 class Meter:
-    """Progress up to `total`; what was done at the `start`, by an earlier process, does not count for the time left."""
+    """Progress up to `total`; what was done at the `start`, by an earlier process, does not count for the time left.
+
+    On a terminal one line is drawn anew all the time, so that its times move while nothing is reported. A log gets a
+    line every 10 s at most.
+    """
 
     def __init__(self, title: str, total: float, start: float = 0):
         self.title, self.total, self.start, self.done = title, total, start, start
-        self.began = self.last_line = time.monotonic()
-        self.console = Console(stderr=True)
-        self.bar: Progress | None = None
+        self.opened = self.began = self.reported = self.last_line = time.monotonic()
+        self.facts = ""
+        self.wait: tuple[str, float, float] | None = None  # for what, since when, until when as far as known
+        self.bar: Any = None
 
     def __enter__(self) -> Meter:
-        if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"))
-            self.bar = Progress(*columns, console=self.console)
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        console = Console(stderr=True)
+        if console.is_terminal:
+            whole = Column(no_wrap=True, min_width=min(len(self.title), 40))
+            title = TextColumn("{task.description}", markup=False, table_column=whole)
+            line = TextColumn("{task.fields[meter]}", markup=False)
+            self.bar = Progress(title, BarColumn(20), line, console=console, refresh_per_second=4)
             self.bar.start()
-            self.task = self.bar.add_task(self.title, total=self.total, facts="")
+            self.task = self.bar.add_task(self.title, total=self.total, completed=self.done, meter=self)
         return self
 
     def __exit__(self, *_: Any) -> None:
         if self.bar is not None:
+            self.bar.live.transient = not self.facts  # nothing was reported: there was nothing to do
             self.bar.stop()
 
-    def update(self, done: float, facts: str) -> None:
-        """Reports that `done` of the total are finished; a log gets a line every 10 s and at the end."""
-        self.done = done
-        text = f"{facts}  {self._left()}"
+    def waiting(self, what: str, seconds: float | None = None) -> None:
+        """Until the next report `what` goes on, no part of which can be counted, such as compiling: it is shown with
+        the time that it takes, and what is left of the `seconds` that it usually does; it does not count for the time
+        left for all."""
         now = time.monotonic()
+        self.wait = what, now, now + (seconds or 0)
+
+    def update(self, done: float, facts: str) -> None:
+        """Reports that `done` of the total are finished."""
+        now = time.monotonic()
+        if self.wait:  # what was done meanwhile counts no more than its time
+            self.start, self.began, self.wait = self.start + done - self.done, self.began + now - self.wait[1], None
+        self.done, self.facts, self.reported = done, facts, now
         if self.bar is not None:
-            self.bar.update(self.task, completed=done, facts=text)
+            self.bar.update(self.task, completed=done)
         elif now - self.last_line >= LINE_SECONDS or done >= self.total:
             self.last_line = now
-            say(f"{self.title}  {text}")
+            say(f"{self.title}  {self}")
 
     def print(self, text: str) -> None:
         """One line above the bar."""
@@ -59,11 +77,23 @@ class Meter:
         else:
             say(text)
 
-    def _left(self) -> str:
-        spent, made = time.monotonic() - self.began, self.done - self.start
+    def __str__(self) -> str:
+        """What the line says now: the time left first, as narrow terminals cut the end."""
+        wait, now = self.wait, time.monotonic()
+        if wait is None:
+            return "  ".join(filter(None, (self._left(now), self.facts)))
+        what, since, until = wait
+        left = f", about {duration(until - now)} left" if until > now else ""
+        return "  ".join(filter(None, (self._left(since), f"{what} {duration(now - since)}{left}")))
+
+    def _left(self, now: float) -> str:
+        """The time left for all, as it is `now`."""
         if self.done >= self.total:
-            return f"took {duration(spent)}"
-        return f"{duration(spent / made * (self.total - self.done))} left" if made > 0 else ""
+            return f"took {duration(self.reported - self.opened)}"
+        made, spent = self.done - self.start, self.reported - self.began
+        if made <= 0:
+            return ""
+        return f"{duration(spent / made * (self.total - self.done) - (now - self.reported))} left"
 
 
 def say(text: str) -> None:

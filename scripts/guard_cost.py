@@ -1,4 +1,4 @@
-"""What the guards of `posx.machine.compiler` cost attention and the training step: none, `apart`, `apart` and the flag.
+"""What the guards of `posx.machine.guard` cost attention and the training step: none, `apart`, `apart` and the flag.
 
     python scripts/guard_cost.py attention --lengths=1024,4096 --encodings=nope,rope,t5 --rounds=9
     python scripts/guard_cost.py train --shapes=small,medium --encodings=nope,rope,t5 --rounds=9

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -16,8 +17,10 @@ import pytest
 import posx
 import posx.cli
 import posx.runs.evaluate
+import posx.runs.work
 from posx.cli import COMMANDS
 from posx.data import ByteTokenizer, batch
+from posx.progress import Meter
 from posx.training import loop
 from posx.training.checkpoints import Checkpoints
 from tests import tiny
@@ -533,12 +536,40 @@ def test_load_hands_the_model_to_python(whole):
 
 
 #: The second update moves every weight by about 1e17: its square overflows in the third step.
+class Seen(list):
+    """What a bar is told: (what goes on, how much is done)."""
+
+    total = 0.0
+
+
+def watched(monkeypatch, module) -> Seen:
+    """What the bars of `module` are told from now on."""
+    seen = Seen()
+
+    class Watched(Meter):
+        def __enter__(self):
+            seen.total = self.total
+            return super().__enter__()
+
+        def waiting(self, what, seconds=None):
+            super().waiting(what, seconds)
+            seen.append((what, self.done))
+
+        def update(self, done, facts):
+            super().update(done, facts)
+            seen.append((facts, done))
+
+    monkeypatch.setattr(module, "Meter", Watched)
+    return seen
+
+
 DIVERGES = [
     "--config.train.learning_rate=1e18", "--config.train.warmup_steps=6", "--config.train.checkpoint_steps=2",
 ]  # fmt: skip
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_path, monkeypatch):
+    seen = watched(monkeypatch, loop)
     words = ["train", f"--config={site / 'tiny.py'}:rope", f"--workdir={tmp_path / 'run'}", *DIVERGES]
     line = refused(capsys, 5, words, "at step", "learning_rate")
     step = int(line.split("at step ")[1].split(";")[0])
@@ -546,6 +577,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_p
     assert step == last["step"] and {last["loss"], last["grad_norm"]} & {"nan", "inf"}
     assert json.loads((tmp_path / "run" / "status.json").read_text())["code"] == 5
     assert not (tmp_path / "run" / "DONE").exists() and not (tmp_path / "run" / "eval.jsonl").exists()
+    assert seen[0] == ("compiling", 0) and seen[1][1] == 1 and seen.total == tiny.STEPS
     saved = Checkpoints(tmp_path / "run" / "checkpoints").steps()
     assert saved and max(saved) < step
     _, params, _ = posx.load(tmp_path / "run")
@@ -614,3 +646,28 @@ def test_an_interrupt_that_lands_in_a_destructor_is_not_lost(site, tmp_path, mon
         warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)
         code = posx.cli.main(["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'run'}"])
     assert code == 130
+
+
+def test_training_says_first_what_it_trains_and_a_log_stays_short(site):
+    """Of the run that tests share, in whose log nobody watches a bar."""
+    first, *rest = (site / "whole.err").read_text().splitlines()
+    assert re.fullmatch(r"whole  [\d,]+ parameters, blockwise attention, \d+ cpu devices?.*", first)
+    stored = json.loads((site / "whole" / "config.json").read_text())["resolved"]
+    assert f"{stored['num_params']:,} parameters" in first and not any("compiling" in line for line in rest)
+
+
+def test_the_bar_of_an_evaluation_weighs_windows_by_what_they_cost(capsys, workdir, monkeypatch):
+    """Every batch of every protocol and length is reported, what compiles too; passes that are shared count once."""
+    seen = watched(monkeypatch, posx.runs.work)
+    (workdir / "eval.jsonl").unlink()
+    words = ["--lengths=16,32", "--protocol=nonoverlapping,sliding,per_position", "--config.eval.batch_tokens=64"]
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", *words)
+    assert code == 0, err
+    assert [done for _, done in seen] == sorted(done for _, done in seen) and seen[-1][1] == seen.total
+    starts = [seen.index(one) for one in seen if one[0].startswith("compiling")]
+    passes = [seen[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
+    lengths = [("16" if " 16 " in one[0][0] else "32") for one in passes]
+    assert lengths == ["16", "32", "16", "32"]
+    costs = [(one[-1][1] - one[0][1]) for one in passes]
+    short, long = costs[:2]  # of as many tokens
+    assert short < long < 2 * short and all(len(one) > 2 for one in passes)

@@ -85,7 +85,7 @@ def test_a_model_never_holds_the_logits_of_all_tokens(monkeypatch, tied):
     params = model.init(jax.random.key(0))
 
     def call(params):
-        return loss(model, params, tokens, jax.random.key(1), "blockwise")
+        return loss(model, params, tokens, jax.random.split(jax.random.key(1), len(tokens)), "blockwise")
 
     all_logits = 4 * 64 * VOCAB
     assert largest(call, params) >= all_logits
@@ -109,7 +109,7 @@ def test_recomputed_layers_give_the_same_loss_and_gradients():
     params, tokens = small().init(jax.random.key(0)), text()
 
     def call(params, remat):
-        return loss(small(remat=remat), params, tokens, jax.random.key(1), "auto")
+        return loss(small(remat=remat), params, tokens, jax.random.split(jax.random.key(1), len(tokens)), "auto")
 
     kept, recomputed = (jax.jit(jax.value_and_grad(call), static_argnums=1)(params, r) for r in ("none", "layer"))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), kept, recomputed)

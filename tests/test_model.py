@@ -224,10 +224,13 @@ def test_dropout_acts_only_with_a_key_and_keeps_the_mean():
     params, tokens, pos = start(model), text(), sequential(LENGTH)
     plain = logits_of(model, params, tokens, pos)
     np.testing.assert_array_equal(plain, logits_of(small("alibi"), params, tokens, pos))
-    dropped = [logits_of(model, params, tokens, pos, dropout_rng=jax.random.key(n)) for n in (0, 0, 1)]
+    keys = [jax.random.split(jax.random.key(n), len(tokens)) for n in (0, 0, 1)]
+    dropped = [logits_of(model, params, tokens, pos, dropout_rng=rng) for rng in keys]
     np.testing.assert_array_equal(dropped[0], dropped[1])
+    alone = logits_of(model, params, tokens[1:], pos, dropout_rng=keys[0][1:])
+    np.testing.assert_allclose(alone, dropped[0][1:], rtol=1e-4, atol=1e-5, err_msg="a row draws by its own key")
     assert not np.allclose(dropped[0], dropped[2]) and not np.allclose(dropped[0], plain)
-    kept = np.asarray(dropout(jnp.ones((4000,)), 0.4, jax.random.key(0)))
+    kept = np.asarray(dropout(jnp.ones((400, 10)), 0.4, jax.random.split(jax.random.key(0), 4)))
     np.testing.assert_allclose(np.unique(kept), [0, 1 / 0.6], rtol=1e-6)
     assert abs(kept.mean() - 1) < 0.05
 
@@ -370,7 +373,7 @@ def test_accumulated_parts_equal_the_whole_batch():
 
 
 @optax_user
-def test_dropout_differs_between_steps_and_between_the_parts_of_a_batch():
+def test_dropout_differs_between_steps_and_rows_however_the_batch_is_cut():
     model = small("nope", dropout=0.5, num_layers=1)
     config = dataclasses.replace(TRAIN, learning_rate=1e-30, final_learning_rate=0.0)
     rows = np.repeat(windows()[:1], TRAIN.batch_size, axis=0)
@@ -381,11 +384,12 @@ def test_dropout_differs_between_steps_and_between_the_parts_of_a_batch():
         losses.append(float(metrics["loss"]))
     again = train_step(model, config, init_state(model, config), rows)[1]["loss"]
     assert losses[0] == float(again) != losses[1]
-    halves = dataclasses.replace(config, accumulation=2, batch_size=4)
-    one = dataclasses.replace(config, batch_size=2)
-    mean = float(train_step(model, halves, init_state(model, halves), rows[:4])[1]["loss"])
-    first = float(train_step(model, one, init_state(model, one), rows[:2])[1]["loss"])
-    assert mean != pytest.approx(first, abs=1e-5), "both halves drew the same mask"
+    halves = dataclasses.replace(config, accumulation=2)
+    again = train_step(model, halves, init_state(model, halves), rows)[1]["loss"]
+    assert float(again) == pytest.approx(losses[0], rel=1e-5), "a row draws what it draws in a whole batch"
+    one = dataclasses.replace(config, batch_size=4)
+    first = float(train_step(model, one, init_state(model, one), rows[:4])[1]["loss"])
+    assert losses[0] != pytest.approx(first, abs=1e-5), "all rows drew the same mask"
 
 
 def test_weight_decay_spares_norms_and_position_parameters():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import random
@@ -16,6 +15,7 @@ from pathlib import Path
 import jax
 
 import posx.cli
+from posx.files.locks import lock
 
 #: Of the repository.
 ROOT = Path(__file__).parents[1]
@@ -95,8 +95,7 @@ def write_ceilings(folder: Path) -> None:
 def once(folder: Path, make: Callable[[Path], None]) -> Path:
     """`folder` as `make` fills it: by the first process that asks, while the others wait."""
     made = folder.with_suffix(".made")
-    with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock(folder.with_suffix(".lock"), lambda holder: None):
         if not made.exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from posx.attention import cut
 from posx.attention.arguments import (
     Side,
     check_positions,
@@ -74,6 +75,9 @@ def attend(
     they lack raises, as "can't apply forward-mode autodiff (jvp) to a custom_vjp function" or as reverse mode through a
     loop.
 
+    Under `jax.set_mesh(posx.machine.devices.mesh())` sequences are cut over devices, or where these do not divide the
+    batch, in the blockwise executor, blocks of queries: see `attention.cut`.
+
     Args:
       encoding: a resolved value; params: its merged dict for this layer, see `Encoding.init`.
       q: [b, q, h, d]; k, v: [b, k, g, d], g dividing h.
@@ -118,13 +122,17 @@ def attend(
     q_slots, k_slots, segments = _slots(q_side), _slots(k_side), q_segment is not None
     if isinstance(executor, str):
         executor = choose_executor(executor, encoding, mask, q.shape[1], k.shape[1], in_order, segments, q.dtype)
+    queries = apart(_queries(encoding, params, q, q_slots.pos, q_features))
+    keys = apart(_keys(encoding, params, k, v, k_slots.pos, k_features, keys_mapped))
+    run = functools.partial(
+        EXECUTORS[executor] if isinstance(executor, str) else executor,
+        encoding, mask, in_order=in_order, offset=consecutive_offset(q_side.pos, k_side.pos),
+    )  # fmt: skip
     with _forward_mode_needs_dense(executor):
-        o = (EXECUTORS[executor] if isinstance(executor, str) else executor)(
-            encoding, mask, params,
-            apart(_queries(encoding, params, q, q_slots.pos, q_features)),
-            apart(_keys(encoding, params, k, v, k_slots.pos, k_features, keys_mapped)),
-            q_slots, k_slots, in_order=in_order, offset=consecutive_offset(q_side.pos, k_side.pos),
-        )  # fmt: skip
+        if cut.num_devices() > 1 and q.shape[0] % cut.num_devices() == 0:
+            o = cut.over_sequences(run, params, queries, keys, q_slots, k_slots)
+        else:
+            o = run(params, queries, keys, q_slots, k_slots)
     return token_map(encoding, "output", params, apart(o).swapaxes(1, 2), q_slots.pos, q_features).astype(q.dtype)
 
 

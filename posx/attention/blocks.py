@@ -36,22 +36,26 @@ class Tables(NamedTuple):
     strips: Strips | None
 
 
-def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool) -> tuple[int, int]:
-    """Tokens in a tile for `rows` = b * h score matrices: about 4 MB of scores a tile ran fastest on a CPU.
+def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool, devices: int = 1) -> tuple[int, int]:
+    """Tokens in a tile for `rows` = b * h score matrices: on one core of a CPU the fastest of those from 32 to 1024.
 
     `by_strips`: products with strips cost (query_block + key_block) / key_block of those with keys, so tiles are wide.
     Blocks divide the lengths evenly, so that little is filled up; in self-attention a key block is a whole number of
-    query blocks, so that only the last tile of a row lies on the diagonal.
+    query blocks, so that only the last tile of a row lies on the diagonal. devices: what the blocks of queries are
+    dealt out to, from both ends.
     """
-    size, ratio = (256, 2) if rows < 32 else (64, 2) if by_strips else (128, 1)
-    query_block = _even(num_queries, size)
+    size, ratio = (64, 2) if by_strips else (128, 1)
+    if rows < 32 and jax.default_backend() != "cpu":
+        size, ratio = 256, 2
+    query_block = _even(num_queries, size, 1 if devices == 1 else 2 * devices)
     if num_queries != num_keys:
         return query_block, _even(num_keys, size * ratio)
     return query_block, query_block * min(ratio, count_blocks(num_keys, query_block))
 
 
-def _even(num_tokens: int, block: int) -> int:
-    return count_blocks(num_tokens, count_blocks(num_tokens, block))
+def _even(num_tokens: int, block: int, multiple: int = 1) -> int:
+    """The size of blocks of at most `block` tokens, as many as are a multiple of `multiple`."""
+    return count_blocks(num_tokens, count_blocks(count_blocks(num_tokens, block), multiple) * multiple)
 
 
 def tabulate(encoding: Encoding, params: Params, distances: np.ndarray) -> Strips:
@@ -103,10 +107,13 @@ def joined(x: jax.Array) -> jax.Array:
     return jnp.moveaxis(x, 0, 2).reshape(b, h, n * block, d)
 
 
-def over_blocks(plan: Plan, step: Callable, carry: Any, blocks: Any) -> Any:
-    """`jax.lax.scan` of step(carry, (i, block i)) over the query blocks; no loop where there is one."""
+def over_blocks(plan: Plan, step: Callable, carry: Any, numbers: jax.Array | None, blocks: Any) -> Any:
+    """`jax.lax.scan` of step(carry, (i, block i)) over the query blocks; no loop where there is one.
+
+    numbers: which of all blocks those here are; None for all.
+    """
     if plan.query_blocks > 1:
-        return jax.lax.scan(step, carry, (jnp.arange(plan.query_blocks), blocks))
+        return jax.lax.scan(step, carry, (jnp.arange(plan.query_blocks) if numbers is None else numbers, blocks))
     carry, found = step(carry, (0, block_at(blocks, 0)))
     return carry, jax.tree.map(lambda x: x[None], found)
 

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from posx.attention import cut
 from posx.attention.blocks import (
     Plan,
     Tables,
@@ -85,7 +86,8 @@ def blockwise(
         skip = encoding.fades and num_keys >= SKIP_FROM and jax.default_backend() == "cpu"
     skip = skip and in_order and offset is not None and can_skip(encoding, mask, q_slots)
     rows = b * h // groups if skip else b * h
-    sizes = block_sizes(num_queries, num_keys, rows, encoding.acts_on("relative"))
+    devices = cut.num_devices() if min(num_queries, num_keys) > 1 else 1
+    sizes = block_sizes(num_queries, num_keys, rows, encoding.acts_on("relative"), devices)
     query_block, key_block = query_block or sizes[0], key_block or sizes[1]
     if encoding.tiling == "rows":
         key_block = num_keys
@@ -103,11 +105,22 @@ def blockwise(
     skip = skip and in_order and key_block < num_keys
     plan = Plan(encoding, mask, in_order, query_blocks, bool(jax.tree.leaves(params)), reach, skip)
     tables = Tables(params if reads_params(encoding, strips) else {}, strips)
-    o = (_by_key_head if skip else _attend)(plan, tables, q, k, q_slots, k_slots)
+    attend = _by_key_head if skip else _attend
+    if devices > 1 and query_blocks % (2 * devices) == 0:
+
+        def part(keys: Any, numbers: jax.Array, queries: Any) -> jax.Array:
+            (tables, k, k_slots), (q, q_slots) = keys, queries
+            return attend(plan, tables, q, k, q_slots, k_slots, numbers)
+
+        o = cut.over_blocks(part, (tables, k, k_slots), (q, q_slots))
+    else:
+        o = attend(plan, tables, q, k, q_slots, k_slots, None)
     return joined(o)[:, :, :num_queries]
 
 
-def _by_key_head(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots) -> jax.Array:
+def _by_key_head(
+    plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots, numbers: Any
+) -> jax.Array:
     """`_attend` for one key head after the other, with the queries it serves: each head skips tiles of its own."""
     groups, heads = k.mapped.shape[2], q.mapped.shape[2]
 
@@ -121,7 +134,7 @@ def _by_key_head(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slot
 
     def one(head: tuple[jax.Array, Tokens, Tokens]) -> jax.Array:
         curve, q, k = head
-        return _attend(plan, Tables({}, Strips(curve, Relative())), q, k, q_slots, k_slots)
+        return _attend(plan, Tables({}, Strips(curve, Relative())), q, k, q_slots, k_slots, numbers)
 
     o = jnp.moveaxis(jax.lax.map(one, (curve, q, k)), 0, 2)
     return o.reshape(*o.shape[:2], heads, *o.shape[4:])
@@ -137,7 +150,7 @@ def _shift(top: jax.Array) -> jax.Array:
     return jnp.where(top > INVISIBLE, top, 0)
 
 
-def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots):
+def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots, numbers: Any):
     """Outputs [n, b, h, block, d], and of each row the sum of its weights (1 where it sees nothing) and what was taken
     off its scores first, both [n, b, h, block]."""
     encoding, params = plan.encoding, tables.params
@@ -175,17 +188,17 @@ def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k
         total = jnp.where(total > 0, total, 1)
         return o / total[..., None], total, _shift(top)
 
-    return over_blocks(plan, lambda _, numbered: (_, query_block(*numbered)), None, (q, q_slots))[1]
+    return over_blocks(plan, lambda _, numbered: (_, query_block(*numbered)), None, numbers, (q, q_slots))[1]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan, tables, q, k, q_slots, k_slots):
-    return _forward(plan, tables, q, k, q_slots, k_slots)[0]
+def _attend(plan, tables, q, k, q_slots, k_slots, numbers):
+    return _forward(plan, tables, q, k, q_slots, k_slots, numbers)[0]
 
 
-def _attend_forward(plan, tables, q, k, q_slots, k_slots):
-    o, total, shift = _forward(plan, tables, q, k, q_slots, k_slots)
-    return o, (tables, q, k, q_slots, k_slots, o, total, shift)
+def _attend_forward(plan, tables, q, k, q_slots, k_slots, numbers):
+    o, total, shift = _forward(plan, tables, q, k, q_slots, k_slots, numbers)
+    return o, (tables, q, k, q_slots, k_slots, numbers, o, total, shift)
 
 
 class Sums(NamedTuple):
@@ -202,7 +215,7 @@ class Sums(NamedTuple):
 
 
 def _attend_backward(plan, saved, o_grad):
-    tables, q, k, q_slots, k_slots, o, total, shift = saved
+    tables, q, k, q_slots, k_slots, numbers, o, total, shift = saved
     groups, first_tile = k.mapped.shape[2], skipper(plan, tables.strips, k.mapped)
     # With w = p / total, p = exp(s - shift): dL/ds = w * (dL/dw - delta), delta_i = o_i . dL/do_i. What comes back is
     # divided by the total, not p; and p is not exp(s - log-sum-exp), which large scores would round.
@@ -233,10 +246,10 @@ def _attend_backward(plan, saved, o_grad):
         return walk(plan, i, q_where, k_slots, visit, nothing, lambda _: first_tile(i, q.mapped, q_where, floor))
 
     start = Sums(_zeros(tables), _zeros(k.mapped.mT), _zeros(k.values.mT), _zeros(k._replace(mapped=None, values=None)))
-    sums, q_grad = over_blocks(plan, query_block, start, (q, q_slots, o_grad, shift, delta, floor))
+    sums, q_grad = over_blocks(plan, query_block, start, numbers, (q, q_slots, o_grad, shift, delta, floor))
     mapped, values = jax.lax.optimization_barrier((sums.mapped, sums.values))
     grads = (sums.tables, q_grad, sums.keys._replace(mapped=mapped.mT, values=values.mT))
-    return *jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q, k)), None, None
+    return *jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q, k)), None, None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -1,16 +1,130 @@
-"""The commands of `posx`, one file each with its flags and its help: adding one is a file and a line here."""
+"""The commands of `posx`: what each takes, and what help says of it, without a library that it needs.
 
-from posx.commands import check, doctor, encodings, evaluate, generate, plot, sweep, train
-from posx.commands.command import Command
+Adding one is an entry here and a file of its name beside, with `main(values, config)` in it, which is imported when the
+command runs: help and wrong words cost no start of JAX. The values of flags that the library names too (protocols,
+figures, sizes) are repeated here; a test holds them together.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from posx.errors import ConfigError
+from posx.words import Flags, Words, listed, words_of
+
+#: Flags every command has.
+COMMON: Flags = {
+    "workdir": ("", "the work folder of a run or a sweep"),
+    "print_config": (False, "print the settings this command would use, and stop"),
+    "dry_run": (False, "say what would be done, and stop"),
+    "debug": (False, "show the traceback of an error"),
+}
+
+
+class Command(NamedTuple):
+    """What a command takes.
+
+    text: one line for the list of commands. flags: its own, beside COMMON. operand: what the word after its name is.
+    sections: of a stored run's settings, those that --config.SECTION.NAME sets anew.
+    """
+
+    text: str
+    flags: Flags = {}
+    takes_config: bool = False
+    operand: str = ""
+    sections: tuple[str, ...] = ()
+
+    def read(self, words: list[str]) -> Words:
+        """The words after the command's name. Raises ConfigError for what it does not take."""
+        known = {**COMMON, **self.flags}
+        operand = [word for word in words[:1] if self.operand and not word.startswith("-")]
+        given = words_of(words[len(operand) :], known)
+        if given.config and not self.takes_config:
+            raise ConfigError(f"this command takes no --config; its flags: {listed(known)}")
+        if given.overrides and not (self.takes_config or self.sections):
+            raise ConfigError(f"{given.overrides[0]}: this command takes no config; its flags: {listed(known)}")
+        values = given.values | given.config | {"overrides": given.overrides, "operand": "".join(operand)}
+        return given._replace(values=values)
+
+
+def work_folder(values: Mapping[str, Any], needed: bool = True) -> Path:
+    """The folder that `--workdir` names, absolute. Raises ConfigError where it is needed and missing."""
+    if not values["workdir"]:
+        if needed:
+            raise ConfigError("--workdir is missing: name the folder of the run, for example --workdir runs/quick")
+        return Path("runs")
+    return Path(values["workdir"]).expanduser().resolve()
+
+
+def function(name: str) -> Callable[[dict[str, Any], Any], None]:
+    """What runs the command: a function of the values of its flags and, where it takes one, the ConfigDict."""
+    return importlib.import_module(f"posx.commands.{name}").main
+
+
+#: What `posx plot` draws.
+FIGURES = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
+
+#: Flags of `posx evaluate` that say what is measured and how.
+MEASURING: Flags = {
+    "lengths": ("", "window lengths in tokens, for example 64,128"),
+    "protocol": ("", "nonoverlapping, sliding, per_position, or several with commas"),
+    "stride": (0, "of the sliding protocol, in tokens"),
+    "num_targets": (0, "targets to score; 0 as in the run's config"),
+    "executor": ("", "auto, dense or blockwise"),
+}
+#: Of commands that make or measure the runs of a sweep, and of those that it starts for that.
+_JOBS = (0, "runs at a time; 0: as many, and on as many cores each, as this machine is fastest with")
+_STOP = (False, "end when standard input closes: processes that a sweep starts end with it")
 
 #: The registry, in the order that the help lists them.
 COMMANDS: dict[str, Command] = {
-    "train": train.COMMAND,
-    "sweep": sweep.COMMAND,
-    "evaluate": evaluate.COMMAND,
-    "plot": plot.COMMAND,
-    "generate": generate.COMMAND,
-    "encodings": encodings.COMMAND,
-    "doctor": doctor.COMMAND,
-    "check": check.COMMAND,
+    "train": Command(
+        "train one run and evaluate it; the same command resumes",
+        {"stop_with_stdin": _STOP},
+        takes_config=True,
+    ),
+    "sweep": Command(
+        "all runs of a config, evaluated and plotted; the same command resumes",
+        {"jobs": _JOBS},
+        takes_config=True,
+    ),
+    "evaluate": Command(
+        "measure a trained run, or all runs of a sweep, at any lengths",
+        {
+            **MEASURING,
+            "jobs": _JOBS,
+            "json": (False, "print the rows as JSON lines; draw nothing"),
+            "stop_with_stdin": _STOP,
+        },
+        sections=("data", "eval"),  # which text, and how it is measured
+    ),
+    "plot": Command("figures from stored rows", {"what": ("all", ", ".join(FIGURES))}),
+    "generate": Command(
+        "continue a prompt with a trained run",
+        {
+            "prompt": ("", "text to continue"),
+            "num_tokens": (200, "tokens to make"),
+            "temperature": (0.8, "0 takes the most likely token"),
+            "top_k": (0, "sample from the k most likely tokens; 0 from all"),
+            "seed": (0, "of the sampling"),
+        },
+    ),
+    "encodings": Command("the catalogue"),
+    "doctor": Command("is this machine right: versions, devices, a self-test"),
+    "check": Command(
+        "does an encoding keep the contract",
+        {
+            "only": ("", "checks to run, with commas between them; all if left out"),
+            "bidirectional": (False, "check tables of distances without a mask too"),
+            "model_dim": (12, "sizes that the encoding is built for"),
+            "num_heads": (4, "query heads"),
+            "num_kv_heads": (2, "key and value heads"),
+            "head_dim": (6, "channels of a head"),
+            "train_len": (32, "training length in tokens; at least 30 for tables of positions"),
+        },
+        operand="NAME",
+    ),
 }

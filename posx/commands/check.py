@@ -7,13 +7,12 @@ from typing import Any
 
 import jax
 
-from posx.commands.command import Command
 from posx.encodings import Dims, build
 from posx.errors import ConfigError, PosxError
 from posx.testing import CHECKS, DIMS, check_encoding
 
 
-def check_command(values: dict[str, Any], _: None) -> None:
+def main(values: dict[str, Any], _: None) -> None:
     """Raises PosxError, exit code 1, where a check fails."""
     name = values["operand"]
     if not name:
@@ -31,18 +30,3 @@ def check_command(values: dict[str, Any], _: None) -> None:
     )
     if report.failed:
         raise PosxError(f"{len(report.failed)} of {len(report.outcomes)} checks failed: {', '.join(report.failed)}")
-
-
-COMMAND = Command(
-    check_command, "does an encoding keep the contract",
-    {
-        "only": ("", "checks to run, with commas between them; all if left out"),
-        "bidirectional": (False, "check tables of distances without a mask too"),
-        "model_dim": (DIMS.model_dim, "sizes that the encoding is built for"),
-        "num_heads": (DIMS.num_heads, "query heads"),
-        "num_kv_heads": (DIMS.num_kv_heads, "key and value heads"),
-        "head_dim": (DIMS.head_dim, "channels of a head"),
-        "train_len": (DIMS.train_len, "training length in tokens; at least 30 for tables of positions"),
-    },
-    operand="NAME",
-)  # fmt: skip

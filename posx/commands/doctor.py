@@ -17,13 +17,14 @@ import numpy as np
 
 from posx.attention import attend, causal, refusal
 from posx.attention.blockwise import blockwise
-from posx.commands.command import Command
 from posx.config import DataConfig
 from posx.data.store import cache_folder
 from posx.encodings import ENCODINGS, Dims, Encoding, build
 from posx.errors import PosxError
-from posx.machine.compiler import guard
-from posx.machine.devices import num_cpus
+from posx.machine.compile_cache import most_bytes
+from posx.machine.cores import usable_cores
+from posx.machine.devices import use_every_core
+from posx.machine.guard import guard
 
 PACKAGES = (
     "posx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "datasets", "tokenizers", "matplotlib",
@@ -47,11 +48,12 @@ class Check(NamedTuple):
         return f"{self.name:24} {'ok    ' if self.ok else 'FAILED'} {self.detail}"
 
 
-def doctor_command(values: dict[str, Any], _: None) -> None:
+def main(values: dict[str, Any], _: None) -> None:
     """Prints `facts` and `checks`. Raises PosxError, exit code 1, with the checks that failed."""
     if values["dry_run"]:
         print(f"would describe this machine and check sums of products and {', '.join(ENCODINGS)} on it")
         return
+    use_every_core()
     for what, text in facts():
         print(f"{what:24} {text}", flush=True)
     failed = []
@@ -67,13 +69,15 @@ def facts() -> Iterator[tuple[str, str]]:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     yield "versions", f"python {platform.python_version()}, {versions}"
     kinds = sorted({device.device_kind for device in jax.devices()})
-    yield "devices", f"{jax.device_count()} {jax.default_backend()} ({', '.join(kinds)}), {num_cpus()} cores usable"
+    yield (
+        "devices",
+        f"{jax.device_count()} {jax.default_backend()} ({', '.join(kinds)}), {len(usable_cores())} cores usable",
+    )
     yield "XLA_FLAGS", os.environ.get("XLA_FLAGS", "") or "(none)"
     yield "compiler", guard().text
     root = cache_folder(DataConfig())
     yield "cache", f"{root}, {', '.join(f'{name} {_size(root / name)}' for name in _inside(root)) or 'empty'}"
-    kept = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
-    yield "compiled programs", "kept in the cache" if kept else "not kept: JAX_ENABLE_COMPILATION_CACHE is off"
+    yield "compiled programs", _programs(root / "compiled")
     yield "memory", _memory()
     here = Path.cwd()
     yield "disk", f"{shutil.disk_usage(here).free / 1e9:,.0f} GB free in {here}"
@@ -151,6 +155,15 @@ def _size(path: Path) -> str:
     return f"{sum(file.stat().st_size for file in files) / 1e6:,.0f} MB"
 
 
+def _programs(folder: Path) -> str:
+    """How compiled programs are kept."""
+    if not jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
+        return "not kept: JAX_ENABLE_COMPILATION_CACHE is off"
+    if elsewhere := jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        return f"kept in {elsewhere}, as JAX was told"
+    return f"kept in the cache, {_size(folder)} of at most {most_bytes() / 1e6:,.0f} MB"
+
+
 def _memory() -> str:
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -158,6 +171,3 @@ def _memory() -> str:
         return f"{free:.1f} of {total:.1f} GB free"
     except (OSError, KeyError, ValueError):
         return "not known on this system"
-
-
-COMMAND = Command(doctor_command, "is this machine right: versions, devices, a self-test")

@@ -7,10 +7,9 @@ from typing import Any
 import jax
 
 from posx import encodings
-from posx.commands.command import Command
 
 
-def encodings_command(values: dict[str, Any], _: None) -> None:
+def main(values: dict[str, Any], _: None) -> None:
     rows = [("name", "acts on", "learned", "beyond the training length", "paper")]
     dims = encodings.Dims(model_dim=64, num_heads=4, head_dim=16, num_layers=2, train_len=64)
     for name in encodings.ENCODINGS:
@@ -21,6 +20,3 @@ def encodings_command(values: dict[str, Any], _: None) -> None:
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-COMMAND = Command(encodings_command, "the catalogue")

@@ -8,47 +8,32 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from posx import interrupts, plots
-from posx.commands.command import JOBS, STOP_WITH_STDIN, Command, run_folders, work_folder
+from posx import interrupts
+from posx.commands import COMMANDS, MEASURING, work_folder
 from posx.config import EvalConfig, RunConfig
 from posx.config.flags import set_anew, tuple_of_ints
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, WorkdirError
-from posx.evaluation.protocols import PROTOCOLS
 from posx.files.atomic import finite
 from posx.machine.compile_cache import use_compile_cache
-from posx.plots.rows import rows_of
-from posx.plots.tables import table
+from posx.machine.devices import use_every_core
 from posx.progress import Meter, say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked
-from posx.runs.evaluate import evaluate_run
-from posx.runs.folder import RunFolder
-from posx.runs.load import load_model
-from posx.runs.runner import listed
+from posx.runs.folder import RunFolder, runs_in
 from posx.sweeps.evaluation import Evaluation
 from posx.sweeps.processes import run_all, schedule_here
-
-#: Settings of a stored run that may be others when it is measured: which text, and how.
-SECTIONS = ("data", "eval")
-#: Flags that say how.
-MEASURING = {
-    "lengths": ("", "window lengths in tokens, for example 64,128"),
-    "protocol": ("", f"{', '.join(PROTOCOLS)}, or several with commas"),
-    "stride": (0, "of the sliding protocol, in tokens"),
-    "num_targets": (0, "targets to score; 0 as in the run's config"),
-    "executor": ("", "auto, dense or blockwise"),
-}
 
 #: A stored run, how it is to be measured, and what of its text is set anew.
 Asked = tuple[RunConfig, EvalConfig, dict[str, Any]]
 
 
-def evaluate_command(values: dict[str, Any], _: None) -> None:
+def main(values: dict[str, Any], _: None) -> None:
+    use_every_core()
     if values["stop_with_stdin"]:
         interrupts.end_with_stdin()
     workdir = work_folder(values)
-    folders = run_folders(workdir)
+    folders = runs_in(workdir)
     asked: dict[RunFolder, Asked] = {}
     failed: dict[str, str] = {}
     for folder in folders:  # settings that are wrong for one of them start nothing
@@ -60,6 +45,10 @@ def evaluate_command(values: dict[str, Any], _: None) -> None:
             failed[folder.path.name] = str(error)
     for name, reason in failed.items():
         say(f"{name}: {reason}")
+    from posx.plots.rows import rows_of  # Flax, Orbax, Matplotlib: once the settings are known to be right
+    from posx.plots.tables import table
+    from posx.runs.runner import listed
+
     if values["dry_run"]:
         for folder in asked:
             config = asked[folder][1]
@@ -104,7 +93,7 @@ def _side_by_side(
 def _asked(values: dict[str, Any], folder: RunFolder) -> Asked:
     """What `values` ask of a stored run. Raises ConfigError for wrong settings."""
     run = folder.read_config()
-    asked = set_anew(run, values["overrides"], SECTIONS)
+    asked = set_anew(run, values["overrides"], COMMANDS["evaluate"].sections)
     for name in {"tokenizer", "vocab_size"} & set(asked["data"]):
         raise ConfigError(f"--config.data.{name}: the weights of a run go with the tokenizer that it was trained with")
     config = _eval_config(values, dataclasses.replace(run.eval, **asked["eval"]))
@@ -115,6 +104,9 @@ def _asked(values: dict[str, Any], folder: RunFolder) -> Asked:
 def _evaluate_folder(
     folder: RunFolder, run: RunConfig, config: EvalConfig, anew: dict[str, Any]
 ) -> list[dict[str, Any]]:
+    from posx.runs.evaluate import evaluate_run
+    from posx.runs.load import load_model
+
     use_compile_cache(cache_folder(dataclasses.replace(text.settings(folder, run.data), **anew)))
     dataset = text.text_of(folder, run, anew)
     check_stream(config, run.train.length, dataset)
@@ -140,17 +132,11 @@ def _eval_config(values: dict[str, Any], config: EvalConfig) -> EvalConfig:
 
 def _draw_again(folder: Path) -> None:
     """The figures and the table of a run or a sweep, where figures were drawn: they follow its rows."""
+    from posx import plots
+
     if not plots.has_figures(folder):
         return
     try:
         plots.plot(folder)
     except WorkdirError as error:
         say(f"no figures: {error}")
-
-
-COMMAND = Command(
-    evaluate_command, "measure a trained run, or all runs of a sweep, at any lengths",
-    {**MEASURING, "jobs": JOBS, "json": (False, "print the rows as JSON lines; draw nothing"),
-     "stop_with_stdin": STOP_WITH_STDIN},
-    sections=SECTIONS,
-)  # fmt: skip

@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from posx.commands.command import Command, work_folder
+from posx.commands import work_folder
 from posx.data.store import cache_folder
 from posx.errors import ConfigError
 from posx.generate import Sampling, generate
 from posx.machine.compile_cache import use_compile_cache
 from posx.runs.folder import RunFolder
-from posx.runs.load import load_model
 from posx.runs.text import settings
 
 
-def generate_command(values: dict[str, Any], _: None) -> None:
+def main(values: dict[str, Any], _: None) -> None:
     sampling = Sampling(values["temperature"], values["top_k"])
     folder = RunFolder(work_folder(values))
     if values["num_tokens"] < 1:
@@ -24,6 +23,8 @@ def generate_command(values: dict[str, Any], _: None) -> None:
     if values["dry_run"]:
         print(f"would sample {values['num_tokens']} tokens from {folder.path} with {sampling}")
         return
+    from posx.runs.load import load_model  # Flax and Orbax: once the settings are known to be right
+
     use_compile_cache(cache_folder(settings(folder, folder.read_config().data)))
     model, params, tokenizer, _step = load_model(folder)
     prompt = np.concatenate([[tokenizer.eos], tokenizer.encode(values["prompt"])])
@@ -38,15 +39,3 @@ def generate_command(values: dict[str, Any], _: None) -> None:
             print(text[len(shown) :], end="", flush=True)
             shown = text
     print(tokenizer.decode(made)[len(shown) :])
-
-
-COMMAND = Command(
-    generate_command, "continue a prompt with a trained run",
-    {
-        "prompt": ("", "text to continue"),
-        "num_tokens": (200, "tokens to make"),
-        "temperature": (0.8, "0 takes the most likely token"),
-        "top_k": (0, "sample from the k most likely tokens; 0 from all"),
-        "seed": (0, "of the sampling"),
-    },
-)  # fmt: skip

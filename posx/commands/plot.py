@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from posx import plots
-from posx.commands.command import Command, work_folder
+from posx.commands import FIGURES, work_folder
 from posx.errors import ConfigError, nearest
 
 
-def plot_command(values: dict[str, Any], _: None) -> None:
-    if values["what"] not in ("all", *plots.WHAT):
+def main(values: dict[str, Any], _: None) -> None:
+    if values["what"] not in FIGURES:
         raise ConfigError(
-            f"--what={values['what']!r} is unknown; {nearest(values['what'], plots.WHAT)}known: {', '.join(plots.WHAT)}"
+            f"--what={values['what']!r} is unknown; {nearest(values['what'], FIGURES)}known: {', '.join(FIGURES)}"
         )
     if values["dry_run"]:
         print(f"would draw {values['what']} from {work_folder(values)}")
         return
+    from posx import plots  # Matplotlib: once the settings are known to be right
+
     for path in plots.plot(work_folder(values), values["what"]):
         print(path)
-
-
-COMMAND = Command(plot_command, "figures from stored rows", {"what": ("all", f"all, {', '.join(plots.WHAT)}")})

@@ -7,8 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx import plots
-from posx.commands.command import JOBS, Command, work_folder
+from posx.commands import work_folder
 from posx.config.flags import repeated_run
 from posx.config.overrides import setting_of, settings
 from posx.data.store import cache_folder
@@ -23,7 +22,7 @@ from posx.sweeps.processes import measure_ceilings, run_all, schedule_here
 from posx.sweeps.schedule import Schedule
 
 
-def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
+def main(values: dict[str, Any], config: ConfigDict) -> None:
     workdir = work_folder(values, needed=not values["dry_run"])
     jobs = plan(config, workdir, repeated_run(values))
     if not values["dry_run"]:
@@ -34,6 +33,8 @@ def sweep_command(values: dict[str, Any], config: ConfigDict) -> None:
     if values["dry_run"]:
         print(preview(jobs, schedule))
         return
+    from posx import plots  # Matplotlib: once the settings are known to be right
+
     todo = unfinished(jobs)
     with RunFolder(workdir).held():
         failed = _run(jobs, todo, schedule, cores)
@@ -76,9 +77,3 @@ def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> 
     words = [*([f"--config.encoding={spec}"] if spec else []), *values["overrides"]]
     names = {word: setting_of(word) for word in words}
     return [word for word, name in names.items() if name in used and text_of(name, given.get(name)) not in used[name]]
-
-
-COMMAND = Command(
-    sweep_command, "all runs of a config, evaluated and plotted; the same command resumes",
-    {"jobs": JOBS}, takes_config=True,
-)  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx import interrupts
-from posx.commands.command import STOP_WITH_STDIN, Command, work_folder
+from posx.commands import work_folder
 from posx.config import run_config
 from posx.config.flags import repeated_run
 from posx.config.stored import like
@@ -15,13 +15,15 @@ from posx.data.store import cache_folder
 from posx.errors import PosxError, WorkdirError
 from posx.files.atomic import write_json
 from posx.machine.compile_cache import use_compile_cache
+from posx.machine.devices import use_every_core
+from posx.runs import environment
 from posx.runs.checks import checked
 from posx.runs.describe import describe
 from posx.runs.folder import RunFolder
-from posx.runs.runner import train_and_evaluate
 
 
-def train_command(values: dict[str, Any], config: ConfigDict) -> None:
+def main(values: dict[str, Any], config: ConfigDict) -> None:
+    use_every_core(environment.devices_of(RunFolder(work_folder(values, needed=False))) or 1)
     run = like(run_config(config), repeated_run(values))
     run = checked(RunFolder(work_folder(values)).as_started(run) if values["workdir"] else run)
     if values["dry_run"]:
@@ -30,6 +32,8 @@ def train_command(values: dict[str, Any], config: ConfigDict) -> None:
     if values["stop_with_stdin"]:
         interrupts.end_with_stdin()
     folder = RunFolder(work_folder(values))
+    from posx.runs.runner import train_and_evaluate  # Flax, Optax, Orbax: once the settings are known to be right
+
     use_compile_cache(cache_folder(run.data))
     try:
         train_and_evaluate(run, folder)
@@ -37,9 +41,3 @@ def train_command(values: dict[str, Any], config: ConfigDict) -> None:
         if not isinstance(error, WorkdirError) and (folder.path / ".lock").exists():
             write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
         raise
-
-
-COMMAND = Command(
-    train_command, "train one run and evaluate it; the same command resumes",
-    {"stop_with_stdin": STOP_WITH_STDIN}, takes_config=True,
-)  # fmt: skip

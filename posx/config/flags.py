@@ -1,4 +1,4 @@
-"""From words on a command line to settings: absl flags and ml_collections underneath, one clear line on top.
+"""From words on a command line to settings: `posx.words` and ml_collections underneath, one clear line on top.
 
 A wrong key, word or value raises ConfigError with what was given, where, and the nearest valid name.
 """
@@ -18,51 +18,21 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from posx.config import SECTIONS, RunConfig, base_config
-from posx.config.overrides import initials, is_override, overridden, setting_of, settings
+from posx.config.overrides import initials, overridden, setting_of, settings
 from posx.config.stored import ENCODINGS_BEFORE, from_stored
 from posx.encodings import spec_text
 from posx.errors import ConfigError
 from posx.fields import typed_fields
-
-#: Flags every command has.
-COMMON: Mapping[str, tuple[Any, str]] = {
-    "workdir": ("", "the work folder of a run or a sweep"),
-    "print_config": (False, "print the settings this command would use, and stop"),
-    "dry_run": (False, "say what would be done, and stop"),
-    "debug": (False, "show the traceback of an error"),
-}
+from posx.words import Words, listed, parse_flags
 
 
-def parse(
-    words: Sequence[str], own: Mapping[str, tuple[Any, str]], takes_config: bool, sections: Sequence[str] = ()
-) -> tuple[dict[str, Any], ConfigDict | None]:
-    """Values of COMMON and a command's `own` flags, {name: (default, help)}, and the config with overrides applied.
-
-    `config` or `config_json` is among the values, whichever named the config, and "overrides", the words about
-    settings: for `set_anew` where a command takes no config but settings of some `sections` of a stored one.
-    """
-    config_words, words = split_config(list(words))
-    if config_words and not takes_config:
-        raise ConfigError(f"this command takes no --config; its flags: {_listed({**COMMON, **own})}")
-    values = flags.FlagValues()
-    for name, (default, text) in {**COMMON, **own}.items():
-        kinds: dict[type, Any] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float}
-        define = kinds.get(type(default), flags.DEFINE_string)
-        define(name, default, text, flag_values=values)
-    overrides = [word for word in words if is_override(word)]
-    config = load_config(config_words) if takes_config else None
-    if config is not None:
-        words = ["posx", *overridden(config, words)]
-        config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=words, lock_config=True)
-    else:
-        if overrides and not sections:
-            raise ConfigError(f"{overrides[0]}: this command takes no config; its flags: {_listed({**COMMON, **own})}")
-        words = ["posx", *(word for word in words if word not in overrides)]
-    rest = _parse_flags(values, words)
-    if rest:
-        raise ConfigError(f"stray word {rest[0]!r}; {_meant(rest[0], config, {**COMMON, **own})}")
-    found = {name: values[name].value for name in {**COMMON, **own}} | {"overrides": overrides}
-    return found | config_words, values["config"].value if config is not None else None
+def config_of(given: Words) -> ConfigDict:
+    """The config that a command's words name, with what they set in it. Raises ConfigError."""
+    config, values = load_config(given.config), flags.FlagValues()
+    words = overridden(config, given.overrides)
+    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["posx", *words], lock_config=True)
+    parse_flags(values, words)
+    return values["config"].value
 
 
 def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -76,35 +46,15 @@ def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> d
             allowed = " and ".join(f"--config.{name}.*" for name in sections)
             raise ConfigError(f"{word}: a trained run keeps its {key.partition('.')[0]} settings; this takes {allowed}")
     values, config = flags.FlagValues(), ConfigDict({name: dataclasses.asdict(getattr(run, name)) for name in sections})
-    read = ["posx", *overridden(config, words)]
-    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=read, lock_config=True)
-    _parse_flags(values, read)
+    read = overridden(config, words)
+    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["posx", *read], lock_config=True)
+    parse_flags(values, read)
     found: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for key in keys:
         section, _, name = key.partition(".")
         given = {name: values.config[section][name]}
         found[section] |= typed_fields(SECTIONS[section], given, f"config section {section!r}", f"{section}.")
     return found
-
-
-def split_config(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """--config and --config_json taken out of the words."""
-    taken: dict[str, str] = {}
-    rest = []
-    position = 0
-    while position < len(words):
-        name, equals, value = words[position].lstrip("-").partition("=")
-        if words[position].startswith("-") and name in ("config", "config_json"):
-            if not equals:
-                position += 1
-                if position == len(words):
-                    raise ConfigError(f"--{name} needs a file, for example --{name}=configs/quick.py")
-                value = words[position]
-            taken[name] = value
-        else:
-            rest.append(words[position])
-        position += 1
-    return taken, rest
 
 
 def load_config(where: Mapping[str, str]) -> ConfigDict:
@@ -185,18 +135,8 @@ def asked_before(run: RunConfig) -> ConfigDict:
     return config
 
 
-def _parse_flags(values: flags.FlagValues, words: list[str]) -> list[str]:
-    try:
-        return values(words)[1:]
-    except flags.UnrecognizedFlagError as error:
-        near = difflib.get_close_matches(error.flagname, [n for n in values if "." not in n], n=1, cutoff=0.4)
-        meant = f"did you mean --{near[0]}? " if near else ""
-        raise ConfigError(f"unknown flag --{error.flagname}; {meant}see posx --help") from None
-    except (flags.Error, TypeError, ValueError, KeyError) as error:
-        raise ConfigError(" ".join(str(error).split())) from None
-
-
-def _meant(word: str, config: ConfigDict | None, own: Mapping[str, Any]) -> str:
+def meant(word: str, config: ConfigDict | None, own: Mapping[str, Any]) -> str:
+    """What a stray word may have been, of the settings of `config` and a command's `own` flags."""
     key, equals, value = word.partition("=")
     candidates = {f"--{name}": name for name in own}
     if config is not None:
@@ -205,13 +145,9 @@ def _meant(word: str, config: ConfigDict | None, own: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(wanted, list(candidates.values()), n=1, cutoff=0.6)
     near = near or [name for name in candidates.values() if wanted in (*name.split("_"), initials(name))][:1]
     if not near:
-        return f"every setting is a flag with dashes: {_listed(own)}"
+        return f"every setting is a flag with dashes: {listed(own)}"
     flag = next(flag for flag, name in candidates.items() if name == near[0])
     return f"did you mean {flag}{f'={value}' if equals else ''}?"
-
-
-def _listed(own: Mapping[str, Any]) -> str:
-    return ", ".join(f"--{name}" for name in own)
 
 
 def tuple_of_ints(text: str, flag: str) -> tuple[int, ...]:

@@ -21,22 +21,17 @@ from posx.errors import ConfigError
 _AXES = "sweep.axes."
 
 
-def is_override(word: str) -> bool:
-    """Whether a word of a command line is about a setting."""
-    return word.startswith(("--config.", "-config.", "--noconfig."))
-
-
 def overridden(config: ConfigDict, words: Sequence[str]) -> list[str]:
-    """`words` as absl reads them, without those that are in `config` now: encodings and axes, which absl cannot read.
+    """Overrides as absl reads them, without those that are in `config` now: encodings and axes, which absl cannot read.
 
     Raises ConfigError for a key that is not known, with the nearest ones, and for a value that cannot be read.
     """
-    named = {word: setting_of(word) for word in words if is_override(word)}
+    named = {word: setting_of(word) for word in words}
     for word, key in named.items():  # first, as other words may be about its fields
         if key in ("encoding", "encoding.name"):  # the fields of another are not its own
             with config.unlocked():
                 config.encoding = encoding_section(_value(word))
-    return [kept for word in words if (kept := _kept(config, word, named.get(word))) is not None]
+    return [kept for word in words if (kept := _kept(config, word, named[word])) is not None]
 
 
 def printed(config: ConfigDict) -> str:
@@ -132,10 +127,8 @@ def _value(word: str) -> str:
     return value
 
 
-def _kept(config: ConfigDict, word: str, key: str | None) -> str | None:
+def _kept(config: ConfigDict, word: str, key: str) -> str | None:
     """`word` for absl, or None where it is in `config` now."""
-    if key is None:
-        return word
     if key in ("encoding", "encoding.name"):
         return None
     known = settings(config)

@@ -10,10 +10,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -233,7 +233,7 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _held(folder: Path, say: Log) -> IO[str]:
+def _held(folder: Path, say: Log) -> AbstractContextManager[object]:
     """The folder's lock; waits while another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     return lock(folder / "lock", lambda holder: say("waiting for another process that prepares the same data"))

@@ -88,6 +88,7 @@ def facts(contract: type) -> dict[str, Any]:
     return {name: thing for name, thing in _members(contract).items() if not _is_function(thing) and name != "sites"}
 
 
+@functools.cache
 def hooks_listed(contract: type) -> dict[str, tuple[str, ...]]:
     """The contract's methods and the names of their parameters."""
     return {name: _parameters(thing) for name, thing in _members(contract).items() if _is_function(thing)}

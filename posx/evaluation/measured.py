@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ class Measured:
     again.
 
     stream: tokens [n + 1], the first of which is context only. token_bytes: [v], or None. documents: [d], or None.
-    batch_tokens: tokens per call of the model.
+    batch_tokens: tokens per call of the model. on_windows: told how far a pass is, see `score`.
     """
 
     log_probs: LogProbs
@@ -26,6 +27,7 @@ class Measured:
     token_bytes: Any
     documents: Any
     batch_tokens: int
+    on_windows: Callable[[int, int], object] = lambda length, done: None
     passes: dict[tuple[int, str], Scored] = dataclasses.field(default_factory=dict)
 
     def consecutive(self, length: int, targets: Targets) -> Scored:
@@ -37,7 +39,7 @@ class Measured:
 
     def score(self, windows: np.ndarray, length: int) -> Scored:
         """The losses of the targets that windows [n, 3] of `length` tokens score."""
-        return score(self.log_probs, self.stream, windows, length, self.batch_tokens)
+        return score(self.log_probs, self.stream, windows, length, self.batch_tokens, self.on_windows)
 
     def num_bytes(self, targets: Targets) -> int | None:
         """Bytes of text behind the targets; None where that is not known. Raises ConfigError for an unknown token."""

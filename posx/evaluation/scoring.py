@@ -26,19 +26,29 @@ class Scored:
     status: str
 
 
-def score(log_probs: LogProbs, stream: np.ndarray, windows: np.ndarray, length: int, batch_tokens: int) -> Scored:
+def score(
+    log_probs: LogProbs,
+    stream: np.ndarray,
+    windows: np.ndarray,
+    length: int,
+    batch_tokens: int,
+    on_windows: Callable[[int, int], object] = lambda length, done: None,
+) -> Scored:
     """The scored targets of all windows, in order; the batch is halved while memory runs out.
 
-    windows: [n, 3], the first token of each window, and which of its targets (from, to) are scored.
+    windows: [n, 3], the first token of each window, and which of its targets (from, to) are scored. on_windows: told
+    the length and how many of the windows are done, before the first batch and after each.
     """
     batch_size = max(1, batch_tokens // length)
     column = np.arange(length)
     while True:
         try:
-            batches = [
-                _batch_nll(log_probs, stream, windows[n : n + batch_size], length, batch_size)
-                for n in range(0, len(windows), batch_size)
-            ]
+            batches = []
+            on_windows(length, 0)
+            for n in range(0, len(windows), batch_size):
+                some = windows[n : n + batch_size]
+                batches.append(_batch_nll(log_probs, stream, some, length, batch_size))
+                on_windows(length, n + len(some))
         except UndefinedLength:
             return Scored(np.zeros(0), np.zeros(0, int), "undefined")
         except Exception as error:

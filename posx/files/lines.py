@@ -44,3 +44,13 @@ def read(path: Path, notice: Callable[[str], object] = lambda words: None) -> li
     if broken:
         notice(f"{path}: {broken} broken line{'s' * (broken > 1)} left out")
     return rows
+
+
+def first(path: Path) -> dict[str, Any]:
+    """The object on the first line of `path`, empty where there is none: long files are not read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            row = json.loads(file.readline())
+    except (OSError, ValueError):
+        return {}
+    return row if isinstance(row, dict) else {}

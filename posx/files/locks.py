@@ -1,36 +1,39 @@
 """What one process holds at a time.
 
-The lock is the kernel's (flock), so it is free again as soon as its holder is gone, however it went.
+The lock is the system's own, so it is free again as soon as its holder is gone, however it went; `filelock` knows how
+each system has it.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO
 
 
-def lock(path: Path, busy: Callable[[str], object]) -> IO[str]:
-    """The file `path`, open and held by this process until it is closed. Raises OSError where it cannot be opened.
+def lock(path: Path, busy: Callable[[str], object]) -> AbstractContextManager[object]:
+    """`path` held by this process, until what comes back is left. Raises OSError where it cannot be written.
 
     Where another process has it, `busy` is called with what that one says of itself: it raises, or returns to wait.
     """
-    file = open(path, "a+")
+    from filelock import FileLock, Timeout  # and much of the standard library with it
+
+    file, holder = FileLock(path), path.with_name(f"{path.name}.holder")
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            busy(file.read().strip() or "another process")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        file.flush()
+        held = file.acquire(timeout=0)
+    except Timeout:
+        said = ""
+        with contextlib.suppress(OSError):
+            said = holder.read_text()
+        busy(said or "another process")
+        held = file.acquire()
+    try:  # beside the lock: a locked file cannot be read everywhere
+        holder.write_text(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
     except BaseException:
-        file.close()
+        file.release()
         raise
-    return file
+    return held

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,15 @@ from posx.files.atomic import write_bytes
 from posx.machine.cores import usable_cores
 
 SIZE = 2048
+
+
+def machine_ceiling(folder: Path, dtype: str, **how: Any) -> float:
+    """FLOP/s of all devices together; how: as for `matmul_ceiling`.
+
+    A product on one CPU device is computed by all cores, however many devices they are given out as.
+    """
+    devices = 1 if jax.default_backend() == "cpu" else jax.device_count()
+    return devices * matmul_ceiling(folder, dtype, **how)
 
 
 def matmul_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: bool = True) -> float:

@@ -1,7 +1,8 @@
 """Compiled programs kept on disk from one process to the next, and what a start costs.
 
 JAX's own settings are the only ones: JAX_ENABLE_COMPILATION_CACHE=false turns it off, JAX_COMPILATION_CACHE_DIR puts it
-elsewhere. The folder may be deleted at any time.
+elsewhere, where nothing is pruned, JAX_COMPILATION_CACHE_MAX_SIZE bounds it (bytes; 2 GiB unless given). The folder may
+be deleted at any time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from typing import Any
 import jax
 import jaxlib
 
+from posx.machine.pruning import prune
 from posx.progress import say
+
+#: What compiled programs may take together, unless JAX's own setting says something else.
+MOST_BYTES = 2 << 30
 
 _IMPORTED = time.monotonic()
 _happened: Counter[str] = Counter()  # JAX's own events in this process
@@ -41,11 +46,14 @@ jax.monitoring.register_event_duration_secs_listener(_add)
 def use_compile_cache(root: Path) -> None:
     """From now on this process reads and keeps compiled programs under `root`; what fails there is a miss, no error.
 
-    To be called before anything is compiled. A folder that is set already stays.
+    What is too much there, or too old, is deleted first. To be called before anything is compiled. A folder that is set
+    already stays.
     """
     if not jax.config.jax_enable_compilation_cache or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
-    folder = root / "compiled" / machine_key()
+    most, folder = most_bytes(), root / "compiled" / machine_key()
+    if not most:
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -53,12 +61,20 @@ def use_compile_cache(root: Path) -> None:
     except OSError as error:
         say(f"notice: compiled programs are not kept, {folder} cannot be written ({error.strerror})")
         return
+    prune(folder.parent, most, folder.name)
+    jax.config.update("jax_compilation_cache_max_size", -1)  # see `pruning`
     # An entry torn by a kill is recompiled; JAX would print a warning with a file name for each of them.
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # By default only programs that took a second to compile are kept; here a start is made of many that take less.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def most_bytes() -> int:
+    """What compiled programs may take together; 0 for none."""
+    given = jax.config.jax_compilation_cache_max_size  # type: ignore[attr-defined]
+    return MOST_BYTES if given < 0 else given
 
 
 def machine_key() -> str:

@@ -1,42 +1,86 @@
-"""Cores and devices. Batches are cut over all devices, all else is whole on each; one device is the same code."""
+"""Devices: on CPUs one for every core. Rows are cut over them, all else is whole on each; one device is the same code.
+
+XLA cuts single matrix products over the cores of a CPU and lets them wait for each other after each. With every core a
+device of its own a program runs whole on each, over its part of the rows, and they meet once a step.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from posx.errors import ConfigError
+from posx.machine.cores import usable_cores
+from posx.machine.guard import add_flags, jax_has_started
 
+#: The axis of every mesh made here.
+AXIS = "devices"
 
-def num_cpus() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+#: Least work between two meetings of devices, in floating-point operations on each: with less, one CPU device alone is
+#: as fast or faster (measured on 2 and 4 cores).
+LEAST_FLOPS = 2e8
 
-
-def check_batch(batch_size: int, accumulation: int) -> None:
-    """Raises ConfigError unless every device gets the same number of windows of each part of a batch."""
-    devices, rows = jax.device_count(), batch_size // accumulation
-    if rows % devices:
-        parts = f" in {accumulation} parts" if accumulation > 1 else ""
-        raise ConfigError(
-            f"train.batch_size={batch_size}{parts} cannot be shared equally by {devices} devices; the nearest: "
-            f"{accumulation * devices * max(1, round(rows / devices))}"
-        )
-
-
-def on_all_devices(tree: Any) -> Any:
-    """Arrays of `tree`, whole on every device."""
-    return jax.device_put(tree, _sharding())
+#: XLA ends a process in which one device waits 40 s for another. On CPUs all are threads of one process, and what they
+#: wait for is a process that was stopped, a laptop that slept, a machine with more to do than cores: so wait, quietly.
+PATIENCE = {
+    "--xla_cpu_collective_call_terminate_timeout_seconds": 10**8,
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 10**8,
+}
 
 
-def over_devices(rows: Any, axis: int = 0) -> jax.Array:
-    """`rows` cut along `axis`, whose size the number of devices divides; the copy runs beside what devices do."""
-    return jax.device_put(rows, _sharding(*[None] * axis, "batch"))
+def use_every_core(least: int = 1) -> None:
+    """Makes every usable core a JAX device, before JAX starts its devices; every command of posx does so.
+
+    least: so many devices if there are fewer cores, for what was begun on as many. What the user has set, by
+    JAX_NUM_CPU_DEVICES, `jax.config` or XLA_FLAGS, stays; so does all where JAX has started. Accelerators are as they
+    are.
+    """
+    if jax_has_started() or "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    add_flags({name: str(seconds) for name, seconds in PATIENCE.items()})
+    if jax.config.jax_num_cpu_devices < 1:  # type: ignore[attr-defined]
+        jax.config.update("jax_num_cpu_devices", max(len(usable_cores()), least))
 
 
-def _sharding(*axes: str | None) -> NamedSharding:
-    mesh = jax.make_mesh((jax.device_count(),), ("batch",), axis_types=(AxisType.Auto,))
-    return NamedSharding(mesh, PartitionSpec(*axes))
+def worth(flops: float) -> int:
+    """Over how many devices work of `flops` is worth cutting: all of an accelerator, on CPUs as LEAST_FLOPS says."""
+    most = jax.device_count()
+    return most if jax.default_backend() != "cpu" else max(1, min(most, int(flops / LEAST_FLOPS)))
+
+
+def devices_for(rows: int, flops: float) -> int:
+    """Over how many devices `rows` equal sequences that cost `flops` in all are cut: the most that divide them."""
+    return max(n for n in range(1, min(worth(flops), rows) + 1) if rows % n == 0)
+
+
+def mesh(num_devices: int | None = None) -> Mesh:
+    """The first `num_devices` devices, or all of them, along the axis `AXIS`."""
+    devices = jax.devices()[:num_devices]
+    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+
+
+def on_devices(tree: Any, num_devices: int) -> Any:
+    """Arrays of `tree`, whole on each of the first `num_devices` devices."""
+    return jax.device_put(tree, NamedSharding(mesh(num_devices), PartitionSpec()))
+
+
+def over_devices(rows: Any, num_devices: int, axis: int = 0) -> jax.Array:
+    """`rows` cut along `axis` over the first `num_devices`, which divide it; the copy runs beside what they do."""
+    return jax.device_put(rows, NamedSharding(mesh(num_devices), PartitionSpec(*[None] * axis, AXIS)))
+
+
+def on_each(function: Callable, num_devices: int, out_specs: Any = PartitionSpec()) -> Callable:
+    """function(whole, rows) as each of the first `num_devices` calls it, with its part of the rows.
+
+    Where there is more than one it may use collectives over `AXIS`. What it returns is the same on all, or joined as
+    `out_specs` say.
+    """
+    if num_devices == 1:
+        return function
+    return jax.shard_map(
+        function, mesh=mesh(num_devices), in_specs=(PartitionSpec(), PartitionSpec(AXIS)), out_specs=out_specs,
+        check_vma=False,
+    )  # fmt: skip

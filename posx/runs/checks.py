@@ -11,7 +11,6 @@ from posx.config import EvalConfig, RunConfig
 from posx.data import Dataset
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
 from posx.evaluation import protocols
-from posx.runs.describe import model_of
 
 
 def problems(run: RunConfig) -> list[str]:
@@ -21,7 +20,7 @@ def problems(run: RunConfig) -> list[str]:
     found = settings + run.data.problems()
     if not settings:
         try:
-            _check_model(run)
+            _check_encodings(run)
         except ConfigError as error:
             found.append(str(error))
     return found
@@ -34,10 +33,10 @@ def checked(run: RunConfig) -> RunConfig:
     return run
 
 
-def _check_model(run: RunConfig) -> None:
-    model = model_of(run, vocab_size=257)
+def _check_encodings(run: RunConfig) -> None:
+    layers = dict.fromkeys(run.resolution.layers)
     for section, executor in (("train", run.train.executor), ("eval", run.eval.executor)):
-        for encoding in model.distinct if executor == "fused" else ():
+        for encoding in layers if executor == "fused" else ():
             if why := refusal(encoding, causal(), in_order=True, segments=False):
                 raise ConfigError(f"{section}.executor='fused' cannot serve {encoding}: {why}; use blockwise or auto")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,16 @@ from posx.cross_entropy import LARGEST_LOGITS
 from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
 from posx.evaluation.protocols import run_protocols
-from posx.model import Model
-from posx.training.step import flops_per_token
+from posx.machine.devices import devices_for
+
+if TYPE_CHECKING:
+    from posx.model import Model
 
 
 def model_of(run: RunConfig, vocab_size: int) -> Model:
     """The model that a run trains. Raises ConfigError for sizes and encodings that do not fit."""
+    from posx.model import Model  # and Flax, which settings are checked without
+
     found = run.resolution
     return Model(found.model, found.layers, vocab_size, found.model.dims(run.train.length))
 
@@ -30,6 +35,31 @@ def executor_of(run: RunConfig, encoding: Encoding) -> str:
     return choose_executor(
         run.train.executor, encoding, causal(), length, length, in_order=True, dtype=jnp.dtype(run.model.dtype)
     )
+
+
+def layout(run: RunConfig, started: int | None = None) -> int:
+    """On how many devices a run is trained: on as many as it was `started` on, where there are so many."""
+    from posx.training.step import flops_per_token
+
+    rows, length = run.train.batch_size // run.train.accumulation, run.train.length
+    if started and started <= jax.device_count() and rows % started == 0:
+        return started
+    return devices_for(rows, rows * length * flops_per_token(_model_of(run), length))
+
+
+def opening(run: RunConfig, num_devices: int) -> str:
+    """What is about to be trained and on what, in one line. Nothing is computed for it but shapes."""
+    model = _model_of(run)
+    most = "up to " if run.data.tokenizer == "bpe" else ""  # a short text has fewer tokens
+    executors = dict.fromkeys(executor_of(run, encoding) for encoding in model.distinct)
+    return f"{most}{count(model):,} parameters, {' and '.join(executors)} attention, {_devices(num_devices)}"
+
+
+def _devices(number: int) -> str:
+    """What a run computes on."""
+    backend = jax.default_backend()
+    kinds = {device.device_kind for device in jax.devices()[:number]} - {backend}
+    return " ".join([f"{number} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in sorted(kinds))])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +88,8 @@ def expected(run: RunConfig) -> Expected:
 
 
 def _cost(run: RunConfig, model: Model) -> Expected:
+    from posx.training.step import flops_per_token
+
     train = run.train
     tokens, dims, config = train.steps * train.batch_size * train.length, model.dims, model.config
     kept = (4 if config.mlp == "gelu" else 6) * config.hidden_dim + 4 * dims.num_heads * dims.head_dim
@@ -73,6 +105,8 @@ def _cost(run: RunConfig, model: Model) -> Expected:
 
 def _eval_flops(run: RunConfig, model: Model) -> float | None:
     """Passes that protocols share are counted once."""
+    from posx.training.step import flops_per_token
+
     passes = {}
     for protocol, lengths in run_protocols(run.eval, run.train.length):
         for length in protocol.owed(lengths):

@@ -16,17 +16,26 @@ import jax
 from posx.data import Dataset
 from posx.errors import WorkdirError
 from posx.files.atomic import write_json
-from posx.machine.devices import num_cpus
+from posx.machine.cores import usable_cores
+from posx.machine.devices import PATIENCE
 from posx.progress import say
 from posx.runs.folder import RunFolder
 
 
-def record(folder: RunFolder, dataset: Dataset) -> None:
+def devices_of(folder: RunFolder) -> int | None:
+    """The number of devices that the run in `folder` was started on; None where none was."""
+    try:
+        return int(json.loads(folder.env_file.read_text())["num_devices"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def record(folder: RunFolder, dataset: Dataset, num_devices: int) -> None:
     """Writes `env.json` at the first start; later starts are listed in it, with a notice where bits may differ.
 
     Raises WorkdirError where the run was started on other text or another tokenizer.
     """
-    now = environment(dataset)
+    now = environment(dataset, num_devices)
     if not folder.env_file.exists():
         write_json(folder.env_file, now | {"resumed": []})
         return
@@ -43,8 +52,8 @@ def record(folder: RunFolder, dataset: Dataset) -> None:
     write_json(folder.env_file, first | {"resumed": resumed})
 
 
-def environment(dataset: Dataset) -> dict[str, Any]:
-    """What the numbers may depend on besides the config: versions, code state, device, threads, data."""
+def environment(dataset: Dataset, num_devices: int) -> dict[str, Any]:
+    """What the numbers may depend on besides the config: versions, code state, devices trained on, threads, data."""
     device = jax.devices()[0]
     packages = ("posx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "datasets", "tokenizers")
     return {
@@ -53,15 +62,24 @@ def environment(dataset: Dataset) -> dict[str, Any]:
         "git": _git_state(),
         "backend": jax.default_backend(),
         "device": device.device_kind,
-        "num_devices": jax.device_count(),
+        "num_devices": num_devices,
         "cpu": platform.processor() or platform.machine(),
-        "num_cpus": num_cpus(),
-        "threads": {name: os.environ[name] for name in ("NPROC", "OMP_NUM_THREADS", "XLA_FLAGS") if name in os.environ},
+        "num_cpus": len(usable_cores()),
+        "threads": _threads(),
         "data_source": dataset.source,
         "data_digest": dataset.digest,
         "tokenizer": dataset.tokenizer.name,
         "tokenizer_digest": dataset.tokenizer.digest,
     }
+
+
+def _threads() -> dict[str, str]:
+    """What the user, or posx, has told XLA and BLAS that may change bits; patience does not."""
+    found = {name: os.environ[name] for name in ("NPROC", "OMP_NUM_THREADS", "XLA_FLAGS") if name in os.environ}
+    if "XLA_FLAGS" in found:
+        words = found["XLA_FLAGS"].split()
+        found["XLA_FLAGS"] = " ".join(word for word in words if word.partition("=")[0] not in PATIENCE)
+    return found
 
 
 def layout_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from posx import interrupts
 from posx.config import EvalConfig, RunConfig
@@ -16,7 +18,7 @@ from posx.encodings import spec_text
 from posx.errors import UndefinedLength
 from posx.evaluation.measured import Measured
 from posx.files import lines
-from posx.machine.devices import on_all_devices, over_devices
+from posx.machine.devices import AXIS, mesh, on_devices, on_each, over_devices, worth
 from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say
@@ -24,15 +26,22 @@ from posx.runs.checks import check_stream
 from posx.runs.folder import RunFolder
 from posx.runs.targets import Question, questions
 from posx.runs.text import digest_of
+from posx.runs.work import Work
+from posx.training.step import flops_per_token
 
 #: Of a row of `eval.jsonl`. 1: the first targets of the stream in one stretch, no `targets`, blocks of 1024 or 2048.
 #: 2: `encoding` a registry name, `layers` such names with + between them, no `digest`, no `anchor`.
 ROW_VERSION = 3
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _log_probs(model: Model, executor: str, params: Any, tokens: jax.Array) -> jax.Array:
-    return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _log_probs(model: Model, executor: str, num_devices: int, params: Any, tokens: jax.Array) -> jax.Array:
+    """Rows cut over devices, or, where a mesh is set around the call, all that `attend` and the model cut over it."""
+
+    def one(params: Any, tokens: jax.Array) -> jax.Array:
+        return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
+
+    return on_each(one, num_devices, PartitionSpec(AXIS))(params, tokens)
 
 
 def is_defined(model: Model, length: int) -> bool:
@@ -43,15 +52,19 @@ def is_defined(model: Model, length: int) -> bool:
 
 def model_log_probs(model: Model, params: Any, executor: str = "auto"):
     """The model as `evaluate` wants it: tokens [b, t + 1] -> log-probabilities [b, t], undefined lengths refused."""
-    params = on_all_devices(params)
+    on = functools.cache(functools.partial(on_devices, params))
 
     def log_probs(tokens: np.ndarray) -> np.ndarray:
         length = tokens.shape[1] - 1
         at_length = model.at_length(length)
         if not is_defined(model, length):
             raise UndefinedLength(f"defined up to position {at_length.max_position}, {length} tokens asked")
-        rows = np.pad(tokens, ((0, -len(tokens) % jax.device_count()), (0, 0)))
-        return np.asarray(_log_probs(at_length, executor, params, over_devices(rows)))[: len(tokens)]
+        devices = worth(tokens[:, 1:].size * flops_per_token(model, length) / 3)
+        if len(tokens) < devices:  # few windows, long ones: blocks of their queries are cut
+            with jax.set_mesh(mesh(devices)):
+                return np.asarray(_log_probs(at_length, executor, 1, on(devices), on_devices(tokens, devices)))
+        rows = over_devices(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
+        return np.asarray(_log_probs(at_length, executor, devices, on(devices), rows))[: len(tokens)]
 
     return log_probs
 
@@ -79,11 +92,13 @@ def evaluate_run(
     facts = _facts(run, model, dataset, folder, step)
     log_probs = model_log_probs(model, params, config.executor)
     stream, documents = held_out_stream(dataset), documents_of(dataset)
+    work = Work(model)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
-    measured = Measured(log_probs, stream, dataset.tokenizer.num_bytes, documents, config.batch_tokens)
+    measured = Measured(log_probs, stream, dataset.tokenizer.num_bytes, documents, config.batch_tokens, work.report)
     here = {name: facts[name] for name in ("step", "data_digest")}
     stored = [row for row in lines.read(folder.eval_file) if row.get("targets") and here.items() <= row.items()]
     rows: list[dict[str, Any]] = []
+    missing: list[tuple[Question, int]] = []
     for one in questions(
         config, run.eval, run.train.length, stored,
         lambda protocol, lengths: protocol.targets(stream, lengths, documents).digest,
@@ -91,15 +106,20 @@ def evaluate_run(
     ):  # fmt: skip
         known = {length: row for length, row in one.stored.items() if _answers(row, config)}
         wanted = sorted({*one.lengths, *one.moved})
+        rows += [known[length] | facts for length in wanted if length in known]
+        missing += [(one, length) for length in wanted if length not in known]
         if not known.keys() >= set(wanted):
             _say_why(one, facts["run_id"])
-        rows += [known[length] | facts for length in wanted if length in known]
-        for length in (length for length in wanted if length not in known):
+    for one, length in missing:
+        if is_defined(model, length):
+            work.add(one.protocol, measured, length)
+    with work.shown(f"{facts['run_id']} evaluating") if missing else contextlib.nullcontext():
+        for one, length in missing:
             for row in one.protocol.measure(measured, [length]):
                 interrupts.check()
                 rows.append(facts | row | {"anchor": one.anchor, "executor": config.executor})
                 lines.append(folder.eval_file, rows[-1])
-                say(_line(rows[-1]))
+                work.finished(_line(rows[-1]))
     return rows
 
 

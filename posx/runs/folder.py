@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 from posx.config import RunConfig
 from posx.config.stored import differences, digest, digests, from_stored, like, on_text_of, to_stored
 from posx.errors import WorkdirError
+from posx.files import lines
 from posx.files.atomic import write_json
 from posx.files.locks import lock
+from posx.machine.compile_cache import process_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,15 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    def usual_start(self) -> float | None:
+        """Seconds from now to the end of this process's first step, if it takes what the last start here took, or the
+        starts of the runs beside it; None where none is known, or more time has gone by."""
+        own = [row for row in lines.read(self.metrics_file) if "start" in row][-1:]
+        rows = own or [lines.first(path) for path in self.path.parent.glob(f"*/{self.metrics_file.name}")]
+        took = [row["start"]["seconds"] for row in rows if "start" in row]
+        left = statistics.median(took) - process_seconds() if took else 0.0
+        return left if left > 0 else None
 
     def read_config(self) -> RunConfig:
         """The settings this run was started with, as resolved then. Raises WorkdirError where they cannot be read."""
@@ -125,8 +137,18 @@ class RunFolder:
 
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = lock(self.path / ".lock", busy)
+            held = lock(self.path / ".lock", busy)
         except OSError as error:
             raise WorkdirError(f"work folder {self.path} cannot be written: {error.strerror}") from None
-        with file:
+        with held:
             yield
+
+
+def runs_in(workdir: Path) -> list[RunFolder]:
+    """The run in `workdir`, or the runs of the sweep in it. Raises WorkdirError if there is none."""
+    if (workdir / "config.json").exists():
+        return [RunFolder(workdir)]
+    inside = sorted(path.parent for path in workdir.glob("*/config.json"))
+    if not inside:
+        raise WorkdirError(f"{workdir} holds no run: there is no config.json in it or in its folders")
+    return [RunFolder(path) for path in inside]

@@ -9,13 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posx.data import Tokenizer, load_tokenizer
+from posx.data import Tokenizer
 from posx.errors import WorkdirError
 from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say
 from posx.runs.describe import model_of
 from posx.runs.folder import RunFolder
+from posx.runs.text import saved_tokenizer
 from posx.training.checkpoints import Checkpoints
 
 
@@ -53,10 +54,3 @@ def load_model(folder: RunFolder) -> tuple[Model, dict[str, Any], Tokenizer, int
         raise WorkdirError(f"{folder.path} holds no checkpoint yet: run `posx train` with this --workdir first")
     step, state = restored
     return model, jax.tree.map(jnp.asarray, state["params"]), tokenizer, step
-
-
-def saved_tokenizer(folder: RunFolder) -> Tokenizer:
-    """The tokenizer of a run, which lies in its folder. Raises WorkdirError where it was never trained."""
-    if not folder.tokenizer_file.exists():
-        raise WorkdirError(f"{folder.path} holds no trained model yet: run `posx train` with this --workdir first")
-    return load_tokenizer(folder.tokenizer_file)

@@ -10,11 +10,10 @@ from posx.config.stored import digest
 from posx.data import check_length, places, prepare
 from posx.errors import PartialFailure
 from posx.files.atomic import write_json
-from posx.machine.devices import check_batch
 from posx.progress import say
 from posx.runs import environment, text
 from posx.runs.checks import check_disk, check_stream, check_writable
-from posx.runs.describe import count, executor_of, model_of
+from posx.runs.describe import count, executor_of, layout, model_of, opening
 from posx.runs.evaluate import evaluate_run
 from posx.runs.folder import RunFolder
 from posx.training.loop import train
@@ -24,10 +23,12 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     """Trains, evaluates and marks `folder` done; every finished part is kept and not done again."""
     check_writable(folder.path)
     run = folder.resumed(run)
-    check_batch(run.train.batch_size, run.train.accumulation)
     data = text.settings(folder, run.data)
     if folder.config_file.exists():
         places.check_there(data, folder.path.name)
+    asked = dataclasses.replace(run, data=data)
+    num_devices = layout(asked, environment.devices_of(folder))
+    say(f"{folder.path.name}  {opening(asked, num_devices)}")
     dataset = prepare(data, log=say)
     check_stream(run.eval, run.train.length, dataset)
     check_length(len(dataset.train.tokens), run.train.length, "the training text")
@@ -35,12 +36,12 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     check_disk(folder.path, 12 * count(model) * (run.train.keep_checkpoints + 1))
     with folder.held():
         folder.resumed(run)  # another process may have started one here meanwhile
-        environment.record(folder, dataset)
+        environment.record(folder, dataset, num_devices)
         executors = [executor_of(run, e) for e in model.encodings]
         found = text.facts(folder, run, data, dataset)
         folder.write_config(run, num_params=count(model), executors=executors, data=found)
         dataset.tokenizer.save(folder.tokenizer_file)
-        state = train(dataclasses.replace(run, data=data), model, dataset, folder)
+        state = train(asked, model, dataset, folder, num_devices)
         rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps)
         failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
         if failed:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from posx.config import DataConfig, RunConfig
-from posx.data import Dataset, places, prepare
+from posx.data import Dataset, Tokenizer, load_tokenizer, places, prepare
 from posx.errors import WorkdirError
 from posx.progress import say
 from posx.runs.folder import RunFolder
-from posx.runs.load import saved_tokenizer
 
 
 def settings(folder: RunFolder, asked: DataConfig) -> DataConfig:
@@ -40,6 +39,13 @@ def facts(folder: RunFolder, run: RunConfig, data: DataConfig, dataset: Dataset)
 def digest_of(folder: RunFolder, run: RunConfig) -> str:
     """Of the text that a run was started on; "" where its folder does not say."""
     return _found(folder, run).get("digest", "")
+
+
+def saved_tokenizer(folder: RunFolder) -> Tokenizer:
+    """The tokenizer of a run, which lies in its folder. Raises WorkdirError where it was never trained."""
+    if not folder.tokenizer_file.exists():
+        raise WorkdirError(f"{folder.path} holds no trained model yet: run `posx train` with this --workdir first")
+    return load_tokenizer(folder.tokenizer_file)
 
 
 def _found(folder: RunFolder, run: RunConfig) -> dict[str, str]:

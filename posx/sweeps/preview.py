@@ -8,13 +8,11 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-
 from posx.config import RunConfig
 from posx.data.store import cache_folder
 from posx.encodings import spec_text
 from posx.files import lines
-from posx.machine.ceiling import matmul_ceiling
+from posx.machine.ceiling import machine_ceiling
 from posx.progress import duration
 from posx.sweeps.axes import text_of
 from posx.sweeps.plan import Job
@@ -59,9 +57,8 @@ def _resolved(run: RunConfig) -> str:
 
 
 def _ceiling(cache: Path, dtype: str) -> float:
-    """FLOP/s of all devices; those of a CPU are its cores, which one product keeps busy together."""
-    devices = 1 if jax.default_backend() == "cpu" else jax.device_count()
-    return devices * matmul_ceiling(cache / "machine", dtype, keep=False)
+    """FLOP/s of all devices, as a run's log lines count them."""
+    return machine_ceiling(cache / "machine", dtype, keep=False)
 
 
 def _median(measured: Sequence[float | None]) -> float | None:

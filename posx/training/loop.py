@@ -20,9 +20,9 @@ from posx.data.store import cache_folder
 from posx.errors import NonFiniteError, OutOfMemoryError
 from posx.files import lines
 from posx.files.atomic import disk_errors
-from posx.machine.ceiling import matmul_ceiling
+from posx.machine.ceiling import machine_ceiling
 from posx.machine.compile_cache import start_cost
-from posx.machine.devices import on_all_devices, over_devices
+from posx.machine.devices import on_devices, over_devices
 from posx.model import Model
 from posx.progress import Meter, say
 from posx.runs.folder import RunFolder
@@ -32,15 +32,18 @@ from posx.training.optimizer import learning_rate
 from posx.training.step import Metrics, State, flops_per_token, init_state, train_steps
 
 
-def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> State:
+def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num_devices: int = 1) -> State:
     """Trains to `train.steps` from the newest good checkpoint in `folder`, or from step 0; returns the final state.
 
+    The rows of every part of a batch are cut over `num_devices` devices, which divide them; the state is whole on each.
     Continues bit for bit as if never interrupted: the state holds all that changes, batches and dropout are functions
     of the step. Raises NonFiniteError with the step; the last good checkpoint stays.
     """
     config = run.train
     checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints)
-    with memory_errors(f"{folder.path.name}: memory ran out; raise train.accumulation (now {config.accumulation})"):
+    memory = f"{folder.path.name}: memory ran out; raise train.accumulation (now {config.accumulation})"
+    with memory_errors(memory), Meter(folder.path.name, config.steps) as meter:
+        meter.waiting("compiling", folder.usual_start())
         restored = checkpoints.restore(jax.eval_shape(lambda: init_state(model, config)), notice=say)
         if restored is None:
             state = init_state(model, config)
@@ -50,20 +53,22 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder) -> 
             if 0 < step < config.steps:
                 say(f"resuming {folder.path.name} at step {step}")
         start = int(state["step"])
-        state = on_all_devices(state)
+        state = on_devices(state, num_devices)
         if start >= config.steps:
             return state
         log = _Log(run, model, dataset, folder, start)
-        with Meter(folder.path.name, config.steps, start) as meter, log:
+        with log:
             for steps in dispatches(config, start):
                 interrupts.check()
-                tokens = over_devices(_batches(dataset, config, steps), axis=1)
-                state, metrics = train_steps(model, config, state, tokens, len(steps))
+                tokens = over_devices(_batches(dataset, config, steps), num_devices, axis=1)
+                state, metrics = train_steps(model, config, state, tokens, len(steps), num_devices)
                 log.add(metrics, len(steps))
                 done = steps.stop
                 due = done % config.checkpoint_steps == 0 or done == config.steps
                 if due or done % config.log_steps == 0:
                     meter.update(done, f"{done}/{config.steps}  {log.write(done)}")
+                elif steps.start == start:  # compiled
+                    meter.update(done, f"{done}/{config.steps}")
                 if due:
                     checkpoints.save(done, _finite(jax.device_get(state), folder, done))
                     log.restart_clock()
@@ -124,7 +129,7 @@ class _Log:
         self.schedule = learning_rate(run.train)
         self.bytes_per_token = dataset.train.num_bytes / len(dataset.train.tokens)
         self.flops_per_token = flops_per_token(model, run.train.length)
-        self.ceiling = jax.device_count() * matmul_ceiling(cache_folder(run.data) / "machine", run.model.dtype)
+        self.ceiling = machine_ceiling(cache_folder(run.data) / "machine", run.model.dtype)
         self.attempt = 1 + max((row.get("attempt", 0) for row in lines.read(folder.metrics_file)), default=0)
         self.clock = 0.0  # set when the first step has compiled
         self.start: dict[str, Any] = {}  # goes into the first row

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from posx.config import TrainConfig
+from posx.machine.devices import AXIS, on_each
 from posx.model import Model
 from posx.positions import sequential
 from posx.training.optimizer import make_optimizer
@@ -25,48 +27,62 @@ def init_state(model: Model, config: TrainConfig) -> State:
 
 
 def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array | None, executor: str) -> jax.Array:
-    """Mean NLL (nats/token) of tokens [b, t + 1]; every window starts at position 0."""
+    """Mean NLL (nats/token) of tokens [b, t + 1]; every window starts at position 0. dropout_rng: keys [b]."""
     pos = sequential(tokens.shape[1] - 1)
     return -model.log_probs(params, tokens, pos, dropout_rng, executor).mean()
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
-def train_step(model: Model, config: TrainConfig, state: State, tokens: jax.Array) -> tuple[State, Metrics]:
+@functools.partial(jax.jit, static_argnames=("model", "config", "num_devices"), donate_argnames=("state",))
+def train_step(
+    model: Model, config: TrainConfig, state: State, tokens: jax.Array, num_devices: int = 1
+) -> tuple[State, Metrics]:
     """The state after one update on tokens [b, t + 1], and {"loss", "grad_norm"}; `grad_norm` is before clipping.
 
     With accumulation a, the batch is cut into a equal parts whose gradients are averaged: one part in memory at a time.
+    Rows lie on `num_devices` devices, which divide the rows of a part; each works on its own, and they meet once.
     """
-    params = state["params"]
+    params, numbered = state["params"], (jnp.arange(tokens.shape[0]), tokens)
 
-    def part(n: jax.Array, rows: jax.Array) -> tuple[jax.Array, Any]:
-        rng = None
-        if model.config.dropout > 0:  # else the seed is no part of the program, and all seeds share one
-            # The third key of the seed: the first two made the parameters.
-            rng = jax.random.split(jax.random.key(config.seed), 3)[2]
-            rng = jax.random.fold_in(jax.random.fold_in(rng, state["step"]), n)
-        call = functools.partial(loss, model, tokens=rows, dropout_rng=rng, executor=config.executor)
-        return jax.value_and_grad(call)(params)
+    def average(whole: tuple[Any, jax.Array], numbered: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
+        found = _gradients(model, config, whole, numbered)
+        if num_devices == 1:
+            return found
+        flat, joined = ravel_pytree(found)  # one array, one meeting
+        return joined(jax.lax.pmean(flat, AXIS))
 
-    if config.accumulation == 1:
-        value, grads = part(jnp.zeros((), jnp.int32), tokens)
-    else:
-        # Every a-th row makes a part: of rows cut over devices, each device then holds some of every part.
-        parts = tokens.reshape(-1, config.accumulation, tokens.shape[1]).swapaxes(0, 1)
-        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-
-        def add(total: Any, numbered: Any) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, part(*numbered)), None
-
-        total, _ = jax.lax.scan(add, zero, (jnp.arange(config.accumulation), parts))
-        value, grads = jax.tree.map(lambda x: x / config.accumulation, total)
+    value, grads = on_each(average, num_devices)((params, state["step"]), numbered)
     updates, opt_state = make_optimizer(config).update(grads, state["opt_state"], params)
     new = {"params": optax.apply_updates(params, updates), "opt_state": opt_state, "step": state["step"] + 1}
     return new, {"loss": value, "grad_norm": optax.tree.norm(grads)}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
+def _gradients(
+    model: Model, config: TrainConfig, whole: tuple[Any, jax.Array], numbered: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, Any]:
+    """Loss and gradients of some rows: whole = (params, step), numbered = (numbers [r], tokens [r, t + 1])."""
+    params, step = whole
+
+    def part(numbers: jax.Array, rows: jax.Array) -> tuple[jax.Array, Any]:
+        rng = None
+        if model.config.dropout > 0:  # else the seed is no part of the program, and all seeds share one
+            # The third key of the seed: the first two made the parameters. A row draws the same on any device.
+            rng = jax.random.fold_in(jax.random.split(jax.random.key(config.seed), 3)[2], step)
+            rng = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, numbers)
+        call = functools.partial(loss, model, tokens=rows, dropout_rng=rng, executor=config.executor)
+        return jax.value_and_grad(call)(params)
+
+    if config.accumulation == 1:
+        return part(*numbered)
+    # Every a-th row makes a part: of rows cut over devices, each device then holds some of every part.
+    parts = jax.tree.map(lambda x: x.reshape(-1, config.accumulation, *x.shape[1:]).swapaxes(0, 1), numbered)
+    zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    total, _ = jax.lax.scan(lambda total, rows: (jax.tree.map(jnp.add, total, part(*rows)), None), zero, parts)
+    return jax.tree.map(lambda x: x / config.accumulation, total)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "config", "num_devices"), donate_argnames=("state",))
 def train_steps(
-    model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: jax.Array
+    model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: jax.Array, num_devices: int = 1
 ) -> tuple[State, Metrics]:
     """The state after updates on the first `count` of the batches tokens [n, b, t + 1], and metrics [n] of them.
 
@@ -75,7 +91,7 @@ def train_steps(
     """
 
     def one(n: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
-        state, metrics = train_step(model, config, carry[0], tokens[n])
+        state, metrics = train_step(model, config, carry[0], tokens[n], num_devices)
         return state, {name: carry[1][name].at[n].set(value) for name, value in metrics.items()}
 
     zeros = {name: jnp.zeros(tokens.shape[0]) for name in ("loss", "grad_norm")}

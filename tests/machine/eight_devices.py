@@ -1,6 +1,4 @@
-"""What test_parallel runs on eight devices: attention cut over heads, training cut over the batch."""
-
-import sys
+"""What test_devices runs on eight devices: attention cut over heads and queries, training over the batch."""
 
 import jax
 import jax.numpy as jnp
@@ -8,18 +6,20 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import posx
-import posx.cli
 from posx.config import TrainConfig
 from posx.config.model import ModelConfig
-from posx.machine.devices import on_all_devices, over_devices
+from posx.machine import devices
+from posx.machine.devices import devices_for, mesh, on_devices, over_devices, use_every_core
 from posx.model import make_model
+from posx.positions import sequential
+from posx.runs.evaluate import model_log_probs
 from posx.training.step import init_state, train_steps
 
 T, H, D = 600, 8, 8  # several tiles of the blockwise executor
 
 
-def attention_cut_over_heads(name: str, executor: str) -> None:
-    dims = posx.Dims(model_dim=H * D, num_heads=H, head_dim=D, num_layers=1, train_len=64)
+def attention_cut_over_devices(name: str, executor: str) -> None:
+    dims = posx.Dims(model_dim=H * D, num_heads=H, head_dim=D, num_layers=1, train_len=T if name == "tupe" else 64)
     encoding = posx.build(name, dims)
     keys = jax.random.split(jax.random.key(0), 5)
     params = jax.tree.map(lambda x: x + jax.random.normal(keys[4], x.shape), encoding.init(keys[0], dims))
@@ -32,36 +32,57 @@ def attention_cut_over_heads(name: str, executor: str) -> None:
 
     run = jax.jit(jax.value_and_grad(attend, argnums=(0, 1, 2, 3), has_aux=True))
     wanted = run(params, q, k, v)
-    mesh = jax.make_mesh((8,), ("heads",), axis_types=(AxisType.Auto,))
-    cut = NamedSharding(mesh, PartitionSpec(None, None, "heads"))
-    found = run(params, *(jax.device_put(x, cut) for x in (q, k, v)))
-    assert found[1][1].shape == q.shape and len(found[0][1].sharding.device_set) == 8
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4, err_msg=name), found, wanted)
+    heads = jax.make_mesh((8,), ("heads",), axis_types=(AxisType.Auto,))
+    cut = NamedSharding(heads, PartitionSpec(None, None, "heads"))
+    same(run(params, *(jax.device_put(x, cut) for x in (q, k, v))), wanted, name)
+    with jax.set_mesh(mesh()):
+        same(run(params, q, k, v), wanted, name)
+
+
+def same(found, wanted, name: str) -> None:
+    assert found[0][1].shape == wanted[0][1].shape and len(found[0][1].sharding.device_set) == 8
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5 * np.abs(b).max() + 2e-4, err_msg=name)
 
 
 def training_cut_over_the_batch() -> None:
+    """A step on eight devices is that on one, dropout and parts of a batch too, and leaves the state as it found it."""
     model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2, dropout=0.1), "t5", 29, 16)
     config = TrainConfig(length=16, batch_size=16, steps=20, warmup_steps=2, accumulation=2)
-    state = on_all_devices(init_state(model, config))
-    tokens = over_devices(np.zeros((3, 16, 17), np.int32), axis=1)
-    assert {shard.data.shape for shard in tokens.addressable_shards} == {(3, 2, 17)}
-    assert "all-reduce" in train_steps.lower(model, config, state, tokens, 3).compile().as_text()
-    for _ in range(2):
-        state, _ = train_steps(model, config, state, tokens, 3)
-        assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state))
-    assert train_steps._cache_size() == 1, "the state came back laid out in another way"
+    batches = np.random.default_rng(0).integers(0, 29, (3, 16, 17), np.int32)
+    states, metrics = {}, {}
+    for n in (1, 8):
+        states[n] = on_devices(init_state(model, config), n)
+        tokens = over_devices(batches, n, axis=1)
+        assert {shard.data.shape for shard in tokens.addressable_shards} == {(3, 16 // n, 17)}
+        for _ in range(2):
+            states[n], metrics[n] = train_steps(model, config, states[n], tokens, 3, n)
+            assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(states[n]))
+        assert metrics[n]["loss"].sharding.num_devices == n
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *metrics.values())
+    one, eight = map(jax.device_get, states.values())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, eight)
+    assert train_steps._cache_size() == 2, "the state came back laid out in another way"
 
 
-def batch_that_cannot_be_shared(config: str, workdir: str) -> None:
-    """Says one line on standard error."""
-    code = posx.cli.main(["train", f"--config={config}", f"--workdir={workdir}", "--config.train.batch_size=12"])
-    assert code == 2
+def evaluation_cut_over_windows_or_queries() -> None:
+    devices.LEAST_FLOPS = 1
+    model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2), "alibi", 29, 16)
+    params = model.init(jax.random.key(0))
+    log_probs = model_log_probs(model, params)
+    for b, length in ((20, 16), (8, 300), (1, 1200), (3, 301)):
+        tokens = np.random.default_rng(0).integers(0, 29, (b, length + 1), np.int32)
+        wanted = model.log_probs(params, tokens, sequential(length), None, "dense")
+        np.testing.assert_allclose(log_probs(tokens), wanted, rtol=1e-4, atol=1e-4, err_msg=f"{b} of {length}")
 
 
 if __name__ == "__main__":
-    assert jax.device_count() == 8
-    for name in ("nope", "rope", "alibi", "t5"):
-        for executor in ("dense", "blockwise"):
-            attention_cut_over_heads(name, executor)
+    use_every_core()
+    assert jax.device_count() == 8, "what the user has set stays"
+    assert [devices_for(rows, 1e15) for rows in (64, 12, 7, 1, 11)] == [8, 6, 7, 1, 1]
+    assert devices_for(64, 1e3) == 1, "there is too little to share"
+    for name in ("nope", "alibi", "t5", "shaw", "tupe"):
+        attention_cut_over_devices(name, "blockwise")
+    attention_cut_over_devices("t5", "dense")
     training_cut_over_the_batch()
-    batch_that_cannot_be_shared(*sys.argv[1:])
+    evaluation_cut_over_windows_or_queries()

@@ -1,12 +1,15 @@
 """A second start finds its programs compiled; a cache that cannot be used costs time and nothing else."""
 
+import os
 import subprocess
 import sys
+import time
 
 import jaxlib
 import pytest
 
 from posx.machine.compile_cache import machine_key
+from posx.machine.pruning import prune
 from tests import tiny
 
 COMPILES = """
@@ -41,6 +44,52 @@ def filled(tmp_path_factory):
 
 def test_a_second_process_compiles_nothing_again(filled):
     hits, misses, said = compiling(filled)
+    assert hits > 0 and misses == 0 and not said
+
+
+def used(path, days: float) -> None:
+    """Sets when `path` was last read and written, `days` ago."""
+    os.utime(path, (time.time() - days * 86400,) * 2)
+
+
+def test_what_was_used_last_stays_within_the_bound_and_what_nobody_uses_goes(tmp_path):
+    sizes = {"own/a": 3, "own/b": 2, "other/c": 4, "unused/d": 1, "mine/e": 1}
+    ages = {"own/a": 40, "own/b": 2, "other/c": 5, "unused/d": 31, "mine/e": 99}
+    for name, size in sizes.items():
+        path = tmp_path / (f"jaxlib-{name}" if name != "mine/e" else name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x" * size)
+        used(path, ages[name])
+
+    def left(most: int) -> set[str]:
+        prune(tmp_path, most, "jaxlib-own")
+        return {f"{path.parent.name}/{path.name}".removeprefix("jaxlib-") for path in tmp_path.glob("*/*")}
+
+    assert left(9) == {"own/a", "own/b", "other/c", "mine/e"}
+    assert left(8) == {"own/b", "other/c", "mine/e"}
+    used(tmp_path / "jaxlib-own" / "b", 6)
+    os.utime(tmp_path / "jaxlib-other" / "c", (0, time.time()))  # written just now
+    assert left(5) == {"other/c", "mine/e"}
+    assert left(0) == {"mine/e"} and left(0) == {"mine/e"}
+
+
+def test_a_start_deletes_the_program_used_longest_ago_and_compiles_it_anew(filled):
+    folder = filled / "compiled" / machine_key()
+    programs = list(folder.iterdir())
+    used(programs[0], 1)
+    total = sum(path.stat().st_size for path in programs)
+    hits, misses, said = compiling(filled, JAX_COMPILATION_CACHE_MAX_SIZE=str(total - 1))
+    assert (hits, misses, said) == (len(programs) - 1, 1, "")
+    assert compiling(filled) == (len(programs), 0, "")
+
+
+def test_a_process_killed_while_it_writes_leaves_a_cache_that_serves(tmp_path):
+    folder = tmp_path / "compiled" / machine_key()
+    writes = COMPILES.split("cost =")[0] + "for n in range(9999): jax.jit(lambda x: x * n + n)(3.0)"
+    with subprocess.Popen([sys.executable, "-c", writes, str(tmp_path)], env=tiny.environment()) as process:
+        tiny.until(lambda: len(list(folder.glob("jit__lambda*"))) > 3, process)
+        process.kill()
+    hits, misses, said = compiling(tmp_path)
     assert hits > 0 and misses == 0 and not said
 
 

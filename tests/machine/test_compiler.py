@@ -10,7 +10,8 @@ import jaxlib
 import numpy as np
 import pytest
 
-from posx.machine.compiler import FAULTY, FLAG, SAFE, apart
+from posx.machine.compiler import apart
+from posx.machine.guard import FAULTY, FLAG, SAFE
 from tests.tiny import environment
 
 STRUCK = jaxlib.__version__ in FAULTY
@@ -55,9 +56,9 @@ def test_the_flag_is_set_where_it_is_known_and_wanted_and_one_line_says_where_it
 import importlib, os, sys
 import jaxlib, posx
 
-def flags(given, version=posx.machine.compiler.FAULTY[0]):
+def flags(given, version=posx.machine.guard.FAULTY[0]):
     os.environ["XLA_FLAGS"], jaxlib.__version__ = given, version
-    guard = importlib.reload(posx.machine.compiler).guard()
+    guard = importlib.reload(posx.machine.guard).guard()
     print(os.environ["XLA_FLAGS"] or "none", guard.open)
 
 print("start", file=sys.stderr)

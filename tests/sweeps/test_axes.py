@@ -8,11 +8,13 @@ import shutil
 import pytest
 
 from posx.config import base_config, run_config
-from posx.config.flags import load_config, parse
+from posx.config.flags import config_of as config_named
+from posx.config.flags import load_config
 from posx.config.stored import from_stored, to_stored
 from posx.encodings import Encoding
 from posx.errors import ConfigError
 from posx.sweeps.plan import plan
+from posx.words import words_of
 from tests import tiny
 
 
@@ -236,7 +238,7 @@ def test_axes_are_printed_as_they_can_be_typed(capsys, site, tmp_path):
     _, printed, _ = tiny.call(capsys, *words)
     typed = [shlex.split(line)[0] for line in printed.splitlines() if line.startswith(("-", "'"))]
     first = load_config({"config": str(tmp_path / "axes.py")})
-    again = parse(["--config", str(site / "tiny.py"), *typed], {}, takes_config=True)[1]
+    again = config_named(words_of(["--config", str(site / "tiny.py"), *typed], {}))
     assert [job.point for job in plan(again, tmp_path)] == [job.point for job in plan(first, tmp_path)]
     assert run_config(again) == run_config(first)
     assert "--config.sweep.axes.encoding=rope(base=5),rope+alibi," in printed

@@ -15,7 +15,7 @@ import numpy as np
 
 from posx.config import EvalConfig
 from posx.errors import DataError
-from posx.evaluation.measured import Measured
+from posx.evaluation.measured import Measured, consecutive_windows
 from posx.evaluation.scoring import Scored
 from posx.evaluation.statistics import BLOCK_LEN, LARGEST_NLL, block_sums, interval
 from posx.evaluation.targets import Targets
@@ -54,6 +54,10 @@ class Protocol(abc.ABC):
     def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
         """What of a run's settings does not make sense for it, one line each."""
         return []
+
+    def windows(self, targets: Targets, length: int, lengths: Sequence[int]) -> np.ndarray:
+        """[n, 3]: where each window of `length` tokens starts, and which of its targets (from, to) are scored."""
+        return consecutive_windows(targets, length)
 
     def owed(self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True) -> tuple[int, ...]:
         """Of the lengths asked for, those that a row is due for, where the model is `defined` at some of them."""

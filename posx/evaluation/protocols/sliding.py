@@ -69,11 +69,13 @@ class Sliding(Protocol):
     def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
         targets = self.targets(model.stream, lengths, model.documents)
         stride = self.stride_at(max(lengths), lengths)
-        steps = consecutive_windows(targets, stride)
         for length in lengths:
-            windows = steps + np.array([stride - length, length - stride, length - stride])
-            row = self.row(model, length, stride, targets, model.score(windows, length))
+            row = self.row(model, length, stride, targets, model.score(self.windows(targets, length, lengths), length))
             yield row | {"warm_up": self._warm_up(lengths)}
+
+    def windows(self, targets: Targets, length: int, lengths: Sequence[int]) -> np.ndarray:
+        stride = self.stride_at(max(lengths), lengths)
+        return consecutive_windows(targets, stride) + np.array([stride - length, length - stride, length - stride])
 
     def _warm_up(self, lengths: Sequence[int]) -> int:
         return self.warm_up or max(lengths)

@@ -1,0 +1,103 @@
+"""What a start costs: help and wrong words import no JAX, wrong settings no library that only a run needs."""
+
+import subprocess
+import sys
+
+from posx import plots
+from posx.commands import COMMANDS, FIGURES, function
+from posx.config.executors import EXECUTORS
+from posx.evaluation.protocols import PROTOCOLS
+from posx.testing import DIMS
+from tests import tiny
+
+#: Prints what of the libraries in the first argument is imported after every line of words in the others.
+CALLS = """
+import sys
+import posx.cli
+for words in sys.argv[2:]:
+    code = posx.cli.main(words.split())
+    found = [name for name in sys.argv[1].split(",") if name in sys.modules]
+    print(f"{code} {','.join(found) or 'none'}", file=sys.stderr)
+"""
+
+#: What a run needs and its settings do not.
+HEAVY = "flax,optax,orbax,tensorstore,datasets,tokenizers,matplotlib,tensorboardX"
+
+
+def imported(libraries: str, *lines: str) -> list[str]:
+    """What a process says of each line: its exit code and what of `libraries` it has imported by then."""
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS, libraries, *lines], env=tiny.environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = [line for line in done.stderr.splitlines() if not line.startswith("posx: ")]
+    assert len(found) == len(lines), done.stderr
+    return found
+
+
+def test_help_and_wrong_words_import_no_jax(site):
+    right = ["--help", *(f"{name} --help" for name in COMMANDS)]
+    wrong = ["trian", "doctor --workdri=x", "generate --num_tokens=ten", "plot --config=x.py"]
+    wrong += [f"{name} --config={site / 'tiny.py'} --job=2" for name in ("train", "sweep")]
+    found = imported("jax,numpy,flax", *right, *wrong)
+    assert found == ["0 none"] * len(right) + ["2 none"] * len(wrong)
+
+
+def test_wrong_settings_import_nothing_that_only_a_run_needs(site, whole):
+    config = f"--config={site / 'tiny.py'}"
+    wrong = [
+        f"train {config}:albi", f"train {config} --config.model.widht=3", f"train {config} --config.train.steps=-1",
+        f"train {config}:rope --config.model.model_dim=34", f"train {config} --config.train.executor=fast",
+        f"train {config}", f"sweep {config} --config.sweep.encodings=rope,albi",
+        f"sweep {config} --workdir=x --jobs=-1",
+        f"evaluate --workdir={whole} --protocol=slidin", f"evaluate --workdir={whole} --lengths=64,16",
+        f"generate --workdir={whole} --temperature=-1", f"plot --workdir={whole} --what=lenghts",
+    ]  # fmt: skip
+    assert imported(HEAVY, *wrong) == ["2 none"] * len(wrong)
+
+
+#: As on Windows, where the module `fcntl` does not exist.
+WITHOUT_FCNTL = """
+import sys
+sys.modules["fcntl"] = None
+from pathlib import Path
+import posx
+encoding = posx.build("alibi", posx.Dims(model_dim=8, num_heads=2, head_dim=4, num_layers=1, train_len=8))
+print(encoding, posx.attend.__name__, posx.evaluate.__name__, posx.causal(), hasattr(posx, "nil"))
+print([name for name in ("flax", "optax", "orbax", "tensorstore") if name in sys.modules])
+from posx.config import base_config, run_config
+from posx.machine.compile_cache import start_cost
+from posx.runs.describe import opening
+print(opening(run_config(base_config("tupe+rope"))), start_cost()["compile_seconds"])
+from posx.runs.folder import RunFolder
+with RunFolder(Path(sys.argv[1])).held():
+    try:
+        with RunFolder(Path(sys.argv[1])).held():
+            print("held twice")
+    except posx.errors.WorkdirError as error:
+        print(error)
+"""
+
+
+def test_posx_without_a_model_and_without_fcntl(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FCNTL, str(tmp_path)], env=tiny.environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    value, heavy, first, held = done.stdout.splitlines()
+    assert value == "Alibi(num_heads=2) attend evaluate Mask(causal=True, window=0, sinks=0) False"
+    assert heavy == "[]" and "in use by process" in held
+    assert first.startswith("894,592 parameters, ") and first.endswith(" 0.0"), "nothing is compiled for the first line"
+
+
+def test_what_help_says_is_what_the_library_has():
+    assert all(callable(function(name)) for name in COMMANDS)
+    assert _words("evaluate", "protocol") >= set(PROTOCOLS)
+    assert _words("evaluate", "executor") <= {"auto", "or", *EXECUTORS}
+    assert FIGURES == plots.WHAT
+    check = {name: default for name, (default, _) in COMMANDS["check"].flags.items()}
+    assert check.items() >= {name: size for name, size in vars(DIMS).items() if name != "num_layers"}.items()
+
+
+def _words(command: str, flag: str) -> set[str]:
+    return set(COMMANDS[command].flags[flag][1].replace(",", "").split())
