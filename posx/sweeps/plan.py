@@ -56,7 +56,7 @@ class Job:
     def cost(self) -> Cost:
         train = self.run.train
         found, rows = self.expected, train.batch_size // train.accumulation
-        return Cost(found.flops + (found.eval_flops or 0.0), found.lengths, found.memory, rows, train.seed)
+        return Cost(found.flops + (found.eval_flops or 0.0), found.lengths, found.memory, train.steps, rows, train.seed)
 
     def command(self) -> list[str]:
         """The words of the run as `posx train`. Leaves its settings in its folder."""

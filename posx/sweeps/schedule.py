@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-#: What n devices of one process lose to waiting for one another: n cores are worth n / (1 + LOSS * (n - 1)) of one.
-#: Measured on 4 cores: 0.9 of what four processes on a core each reach together.
-LOSS = 1 / 27
+#: Seconds by which a step takes longer on several devices than its part of the work: they wait for one another once.
+#: Measured on 4 cores at widths 96 to 256, so 4 devices reach 0.65 to 0.93 of what four processes on a core each do.
+MEETING = 0.015
 #: Seconds from a process's start to its second step, which are Python's and the compiler's: one core's work. And of
 #: each length that is evaluated, which is a program of its own.
 START, COMPILING = 10.0, 3.0
@@ -28,14 +28,16 @@ PROCESS_MEMORY, MEMORY_SHARE = 600e6, 0.8
 class Cost(NamedTuple):
     """What a run takes.
 
-    flops; lengths that it evaluates; memory, bytes; rows: of a part of a batch, of which every device gets as many, 0
-    where any number of devices may share; speed: of one core, FLOP/s; start: seconds. Of runs that take as long, those
-    of a lower turn go first: runs of the same programs start apart, for only the first has to compile them.
+    flops; lengths that it evaluates; memory, bytes; steps of training; rows: of a part of a batch, of which every
+    device gets as many, 0 where any number of devices may share; speed: of one core, FLOP/s; start: seconds. Of runs
+    that take as long, those of a lower turn go first: runs of the same programs start apart, for only the first has to
+    compile them.
     """
 
     flops: float
     lengths: int
     memory: float
+    steps: int = 0
     rows: int = 0
     turn: int = 0
     speed: float = CORE_SPEED
@@ -48,7 +50,8 @@ class Cost(NamedTuple):
     def seconds(self, cores: int, part: float = 1.0) -> float:
         """Expected wall time on some cores, of a process that has this part of the work to do."""
         devices = self.devices(cores)
-        computing = self.flops / self.speed * (1 + LOSS * (devices - 1)) / devices
+        alone = self.flops / self.speed
+        computing = min(alone, alone / devices + MEETING * self.steps)
         return self.start + part * (computing + COMPILING * self.lengths)
 
 

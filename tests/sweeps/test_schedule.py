@@ -14,7 +14,7 @@ from posx.sweeps.plan import plan
 from posx.sweeps.schedule import CORE_SPEED, START, Cost, choose, longest_first
 
 PLENTY, GB = 1e15, 1e9
-HOUR = Cost(flops=3600 * CORE_SPEED, lengths=0, memory=0.2 * GB, rows=64)
+HOUR = Cost(flops=3600 * CORE_SPEED, lengths=0, memory=0.2 * GB, steps=2000, rows=64)
 
 
 def chosen(*costs: Cost, cores: int = 4, memory: float = PLENTY, jobs: int = 0):
@@ -46,6 +46,12 @@ def test_a_start_does_not_divide_so_short_runs_get_a_core_each():
     assert chosen(*[HOUR._replace(flops=1e10)] * 4, cores=8).at_once == 4
     short = chosen(*[HOUR._replace(flops=1e10)] * 5)
     assert short.at_once == 4 and short.wall_seconds() == pytest.approx(2 * START, rel=0.1)
+
+
+def test_steps_that_devices_meet_in_have_their_price():
+    short = HOUR._replace(steps=80_000)
+    assert short.seconds(1) == HOUR.seconds(1) and HOUR.seconds(4) < short.seconds(4) < short.seconds(1)
+    assert [chosen(*[run] * 3).at_once for run in (HOUR, short)] == [2, 3]
 
 
 def test_no_more_at_once_than_fit_into_memory_whatever_the_machine():
