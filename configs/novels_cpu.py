@@ -3,7 +3,7 @@
     posx sweep --config configs/novels_cpu.py --workdir runs/novels_cpu --config.data.source=PATH/TO/novels
 
 The text is ELTeC-eng (doi 10.5281/zenodo.4662490) or any folder with train.* and validation.* files.
-Hardware and time: 4 CPU cores with --jobs=4, under an hour; a third of it is the sliding protocol.
+Hardware and time: 4 CPU cores, under an hour; a third of it is the sliding protocol.
 Expect (perplexity per byte, non-overlapping): 4.1 to 4.5 at L and 5.0 for NoPE; R_8 about 6.5 sinusoidal, 4 RoPE, 0.97
 ALiBi, and 2.7 to 3.4 NoPE, which depends on the seed.
 """

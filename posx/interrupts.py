@@ -8,7 +8,9 @@ and loops ask.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,3 +53,14 @@ def deferred() -> Iterator[None]:
     finally:
         _waits = False
     check()
+
+
+def end_with_stdin() -> None:
+    """From now on this process ends when its standard input closes: those that a process starts end with it."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(143)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -91,7 +91,7 @@ BAD_WORDS = {
     ),
     "stride below zero": (["train", "--config.eval.stride=-1"], ["eval.stride=-1"]),
     "no --workdir": (["train"], ["--workdir is missing"]),
-    "jobs": (["sweep", "--jobs=0", "--workdir=new"], ["--jobs=0"]),
+    "jobs": (["sweep", "--jobs=-1", "--workdir=new"], ["--jobs=-1 must be at least 1"]),
     "an encoding twice": (["sweep", "--config.sweep.encodings=rope,rope", "--workdir=new"], ["names a value twice"]),
     "no encoding": (["sweep", "--config.sweep.encodings=()", "--workdir=new"], ["sweep.encodings is empty"]),
     "unknown in a sweep": (["sweep", "--config.sweep.encodings=rope,albi", "--workdir=new"], ["'albi'", "'alibi'"]),
@@ -499,10 +499,10 @@ def test_evaluation_that_fails_in_part_says_where_and_keeps_the_rest(capsys, wor
     module = posx.runs.evaluate
     real = module._log_probs
 
-    def fail(model, executor, params, tokens):
+    def fail(model, executor, num_devices, params, tokens):
         if tokens.shape[1] > 33:
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return real(model, executor, params, tokens)
+        return real(model, executor, num_devices, params, tokens)
 
     monkeypatch.setattr(module, "_log_probs", fail)
     words = ["evaluate", f"--workdir={workdir}", "--lengths=16,48,64", "--protocol=nonoverlapping"]
@@ -601,6 +601,13 @@ def test_the_real_command_prints_one_line(site, tmp_path):
     assert started.returncode == 2 and "model.model_dim" in one_line(err) and len(err.splitlines()) == 1
     _, err = other.communicate(timeout=1800)
     assert other.returncode == 4 and len(err.splitlines()) == 1
+
+
+def test_a_process_of_a_sweep_ends_when_the_sweep_does(whole):
+    for command in ("train", "evaluate"):  # whose standard input is closed from the start
+        words = [f"--config_json={whole / 'config.json'}"] if command == "train" else []
+        code, out, err = tiny.run(command, *words, f"--workdir={whole}", "--stop_with_stdin")
+        assert code == 143 and not out, err
 
 
 @pytest.fixture

@@ -48,7 +48,8 @@ def test_wrong_settings_import_nothing_that_only_a_run_needs(site, whole):
     wrong = [
         f"train {config}:albi", f"train {config} --config.model.widht=3", f"train {config} --config.train.steps=-1",
         f"train {config}:rope --config.model.model_dim=34", f"train {config} --config.train.executor=fast",
-        f"train {config}", f"sweep {config} --config.sweep.encodings=rope,albi", f"sweep {config} --workdir=x --jobs=0",
+        f"train {config}", f"sweep {config} --config.sweep.encodings=rope,albi",
+        f"sweep {config} --workdir=x --jobs=-1",
         f"evaluate --workdir={whole} --protocol=slidin", f"evaluate --workdir={whole} --lengths=64,16",
         f"generate --workdir={whole} --temperature=-1", f"plot --workdir={whole} --what=lenghts",
     ]  # fmt: skip
@@ -67,7 +68,7 @@ print([name for name in ("flax", "optax", "orbax", "tensorstore") if name in sys
 from posx.config import base_config, run_config
 from posx.machine.compile_cache import start_cost
 from posx.runs.describe import opening
-print(opening(run_config(base_config("tupe+rope"))), start_cost()["compile_seconds"])
+print(opening(run_config(base_config("tupe+rope")), 1), start_cost()["compile_seconds"])
 from posx.runs.folder import RunFolder
 with RunFolder(Path(sys.argv[1])).held():
     try:

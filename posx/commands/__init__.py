@@ -67,26 +67,37 @@ def function(name: str) -> Callable[[dict[str, Any], Any], None]:
 #: What `posx plot` draws.
 FIGURES = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
 
+#: Flags of `posx evaluate` that say what is measured and how.
+MEASURING: Flags = {
+    "lengths": ("", "window lengths in tokens, for example 64,128"),
+    "protocol": ("", "nonoverlapping, sliding, per_position, or several with commas"),
+    "stride": (0, "of the sliding protocol, in tokens"),
+    "num_targets": (0, "targets to score; 0 as in the run's config"),
+    "executor": ("", "auto, dense or blockwise"),
+}
+#: Of commands that make or measure the runs of a sweep, and of those that it starts for that.
+_JOBS = (0, "runs at a time; 0: as many, and on as many cores each, as this machine is fastest with")
+_STOP = (False, "end when standard input closes: processes that a sweep starts end with it")
+
 #: The registry, in the order that the help lists them.
 COMMANDS: dict[str, Command] = {
     "train": Command(
         "train one run and evaluate it; the same command resumes",
-        {"stop_with_stdin": (False, "end when standard input closes: a sweep's runs end with it")},
+        {"stop_with_stdin": _STOP},
         takes_config=True,
     ),
     "sweep": Command(
         "all runs of a config, evaluated and plotted; the same command resumes",
-        {"jobs": (1, "runs at a time")},
+        {"jobs": _JOBS},
         takes_config=True,
     ),
     "evaluate": Command(
         "measure a trained run, or all runs of a sweep, at any lengths",
         {
-            "lengths": ("", "window lengths in tokens, for example 64,128"),
-            "protocol": ("", "nonoverlapping, sliding, per_position, or several with commas"),
-            "stride": (0, "of the sliding protocol, in tokens"),
-            "num_targets": (0, "targets to score; 0 as in the run's config"),
-            "executor": ("", "auto, dense or blockwise"),
+            **MEASURING,
+            "jobs": _JOBS,
+            "json": (False, "print the rows as JSON lines; draw nothing"),
+            "stop_with_stdin": _STOP,
         },
         sections=("data", "eval"),  # which text, and how it is measured
     ),

@@ -10,32 +10,34 @@ from ml_collections import ConfigDict
 from posx.commands import work_folder
 from posx.config.flags import repeated_run
 from posx.config.overrides import setting_of, settings
-from posx.errors import ConfigError, PartialFailure, WorkdirError
+from posx.data.store import cache_folder
+from posx.errors import PartialFailure, WorkdirError
 from posx.progress import say
 from posx.runs.checks import check_writable
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import text_of
 from posx.sweeps.plan import Job, plan, unfinished
 from posx.sweeps.preview import preview
-from posx.sweeps.processes import run_all
+from posx.sweeps.processes import measure_ceilings, run_all, schedule_here
+from posx.sweeps.schedule import Schedule
 
 
 def main(values: dict[str, Any], config: ConfigDict) -> None:
     workdir = work_folder(values, needed=not values["dry_run"])
     jobs = plan(config, workdir, repeated_run(values))
-    if values["jobs"] < 1:
-        raise ConfigError(f"--jobs={values['jobs']} must be at least 1")
+    if not values["dry_run"]:
+        check_writable(workdir)
+    schedule, cores = schedule_here(jobs, values["jobs"])
     for word in _unused(values, config, jobs):
         say(f"notice: {word} is not used: the sweep sets {setting_of(word)} itself, see config.sweep")
     if values["dry_run"]:
-        print(preview(jobs))
+        print(preview(jobs, schedule))
         return
     from posx import plots  # Matplotlib: once the settings are known to be right
 
-    check_writable(workdir)
     todo = unfinished(jobs)
     with RunFolder(workdir).held():
-        failed = run_all(jobs, todo, values["jobs"])
+        failed = _run(jobs, todo, schedule, cores)
         try:
             made = plots.plot(workdir)
         except WorkdirError as error:
@@ -50,6 +52,21 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
             f"{len(failed)} of {len(jobs)} runs failed ({'; '.join(f'{k}: {v}' for k, v in failed.items())}); "
             "the same command tries them again"
         )
+
+
+def _run(jobs: Sequence[Job], todo: Sequence[Job], schedule: Schedule, cores: Sequence[int]) -> dict[str, str]:
+    """Makes the runs that are `todo`; returns {name: why it failed}."""
+    if len(todo) < len(jobs):
+        say(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already")
+    if not todo:
+        return {}
+    say(f"{schedule}; --jobs=N for another number")
+    names = {job.name for job in todo}
+    numbers = [number for number, job in enumerate(jobs) if job.name in names]
+    first, widths = todo[0].run, [schedule.widths[number] for number in numbers]
+    measure_ceilings(cache_folder(first.data) / "machine", first.model.dtype, cores, widths)
+    failed = run_all(jobs, numbers, schedule, cores, "sweep")
+    return {jobs[number].name: reason for number, reason in failed.items()}
 
 
 def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> list[str]:

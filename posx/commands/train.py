@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from posx import interrupts
 from posx.commands import work_folder
 from posx.config import run_config
 from posx.config.flags import repeated_run
@@ -31,7 +30,7 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
         print(describe(run))
         return
     if values["stop_with_stdin"]:
-        threading.Thread(target=_stop_with_stdin, daemon=True).start()
+        interrupts.end_with_stdin()
     folder = RunFolder(work_folder(values))
     from posx.runs.runner import train_and_evaluate  # Flax, Optax, Orbax: once the settings are known to be right
 
@@ -42,9 +41,3 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
         if not isinstance(error, WorkdirError) and (folder.path / ".lock").exists():
             write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
         raise
-
-
-def _stop_with_stdin() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(143)

@@ -1,4 +1,4 @@
-"""The machine's measured matrix-product ceiling, the denominator of MFU; measured once per machine and stored."""
+"""The measured matrix-product ceiling, the denominator of MFU: once per machine and number of cores, and stored."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def machine_ceiling(folder: Path, dtype: str, **how: Any) -> float:
 
 def matmul_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: bool = True) -> float:
     """FLOP/s of a large matrix product with operands of `dtype`, read from `folder` or measured and stored there.
+
+    Of this process's cores: those of a process that is bound to one are not compared with what all of them reach.
 
     What was stored more than `max_age` seconds ago is measured once more, as others may have been at work then; the
     best of all times is kept. Without `keep` nothing is written.

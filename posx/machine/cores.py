@@ -1,4 +1,4 @@
-"""The cores a process may use, and starting others on some of them. Knows nothing of JAX."""
+"""The cores and the memory a process may use, and starting others on some cores. Knows nothing of JAX."""
 
 from __future__ import annotations
 
@@ -43,6 +43,19 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
         os.sched_setaffinity(0, own)
 
 
+def usable_memory() -> float:
+    """Bytes this process and those it starts may take together: of the machine, or of the tightest control group.
+
+    What others take at the moment is not left out. Infinite where the system tells nothing.
+    """
+    names = ("memory.max", "memory.limit_in_bytes")
+    told = [_read(folder / name) for folder in _groups("memory") for name in names]
+    limits = [float(text) for text in told if text.isdecimal()]
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        limits.append(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+    return min(limits, default=math.inf)
+
+
 def _affinity() -> list[int]:
     """Hardware threads, in order."""
     if hasattr(os, "sched_getaffinity"):
@@ -58,16 +71,19 @@ def _siblings(thread: int) -> str:
 
 def _quota() -> float:
     """Cores' worth of time that the tightest of the process's control groups allows; infinite without one."""
-    allowed = [math.inf]
+    return min([math.inf, *map(_limit, _groups("cpu"))])
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Folders of the process's control groups, and of those around them, in which `controller` may have a limit."""
     for line in _read(_PROCESS / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         root = _SYSTEM / "fs/cgroup"
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         # In a container the path may be the host's, of which only the root is mounted.
         group = root / controllers / path.lstrip("/")
-        allowed += [_limit(folder) for folder in (group, *group.parents) if root in (folder, *folder.parents)]
-    return min(allowed)
+        yield from (folder for folder in (group, *group.parents) if root in (folder, *folder.parents))
 
 
 def _limit(folder: Path) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import jax
@@ -66,16 +67,18 @@ class Expected:
     """What a run costs, from its settings alone.
 
     num_params; tokens of all training steps; flops of training, and of the forward passes of evaluation, None where
-    that goes over a whole text of unknown length; memory, bytes: float32 weights, their gradients and two moments,
-    what the layers keep for the backward pass over one part of a batch, and logits (measured on XLA's CPU backend:
-    within about a tenth, where the batch outweighs the weights; Shaw's and DeBERTa's vectors come on top, up to a third
-    more). An accelerator or a Python process takes its own on top.
+    that goes over a whole text of unknown length; lengths that are evaluated, each a program to compile; memory, bytes:
+    float32 weights, their gradients and two moments, what the layers keep for the backward pass over one part of a
+    batch, and logits (measured on XLA's CPU backend: within about a tenth, where the batch outweighs the weights;
+    Shaw's and DeBERTa's vectors come on top, up to a third more). An accelerator or a Python process takes its own on
+    top.
     """
 
     num_params: int
     tokens: int
     flops: float
     eval_flops: float | None
+    lengths: int
     memory: int
 
 
@@ -93,8 +96,9 @@ def _cost(run: RunConfig, model: Model) -> Expected:
     kept += (9 if config.dropout else 6) * config.model_dim
     part = train.batch_size // train.accumulation * train.length
     logits = 2 * min(part * model.vocab_size, LARGEST_LOGITS)
+    lengths = {n for protocol, asked in run_protocols(run.eval, train.length) for n in protocol.owed(asked)}
     return Expected(
-        count(model), tokens, tokens * flops_per_token(model, train.length), _eval_flops(run, model),
+        count(model), tokens, tokens * flops_per_token(model, train.length), _eval_flops(run, model), len(lengths),
         16 * count(model) + 4 * (part * config.num_layers * kept + logits),
     )  # fmt: skip
 
@@ -132,6 +136,7 @@ def _model_of(run: RunConfig) -> Model:
     return model_of(run, known[tokenizer] if tokenizer in known else load_tokenizer(tokenizer).vocab_size)
 
 
+@functools.cache  # the runs of a sweep share models
 def count(model: Model) -> int:
     """Number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(model.abstract()))

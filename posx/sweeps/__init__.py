@@ -1,1 +1,2 @@
-"""Sweeps: many runs from one config. `plan` says which, `processes` runs them, each as `posx train` of its own."""
+"""Sweeps: many runs from one config. `plan` says which, `schedule` how many at once on which cores, `processes` runs
+them, each as a command of its own: `posx train`, or `posx evaluate` for runs that are there."""

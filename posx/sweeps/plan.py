@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,16 +14,19 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.config import RunConfig
-from posx.config.stored import identity, like
+from posx.config.stored import identity, like, to_stored
 from posx.data import check_length, prepare
 from posx.errors import ConfigError, PosxError
 from posx.evaluation.protocols import Nonoverlapping, run_protocols
 from posx.files import lines
+from posx.files.atomic import write_json
 from posx.progress import say
 from posx.runs import text
 from posx.runs.checks import check_stream, problems
+from posx.runs.describe import Expected, expected
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import Point, axes_of, names_of, run_at, text_of
+from posx.sweeps.schedule import CORE_SPEED, START, Cost
 
 MOST_RUNS = 1000
 
@@ -36,20 +40,43 @@ class Job:
     point: Point
 
     @property
+    def output(self) -> None:
+        """It prints nothing but its log."""
+
+    @property
     def name(self) -> str:
         return self.folder.path.name
+
+    @functools.cached_property
+    def expected(self) -> Expected:
+        """Its cost, also where its tokenizer lies in its folder by now."""
+        return expected(dataclasses.replace(self.run, data=text.settings(self.folder, self.run.data)))
+
+    @functools.cached_property
+    def cost(self) -> Cost:
+        train = self.run.train
+        found, rows = self.expected, train.batch_size // train.accumulation
+        return Cost(found.flops + (found.eval_flops or 0.0), found.lengths, found.memory, train.steps, rows, train.seed)
+
+    def command(self) -> list[str]:
+        """The words of the run as `posx train`. Leaves its settings in its folder."""
+        settings = self.folder.path / "asked.json"
+        write_json(settings, to_stored(self.run))
+        self.folder.status_file.unlink(missing_ok=True)
+        return ["train", f"--config_json={settings}", f"--workdir={self.folder.path}"]
 
     def finished(self, data_digest: str = "") -> bool:
         """Whether these settings were trained and evaluated to the end (on just this text, if its digest is given)."""
         return self.folder.finished(self.run, data_digest)
 
     def progress(self) -> float:
-        """The finished part, 0 to 1; evaluation counts as a quarter of a run, and 1 is for those that have ended."""
+        """The finished part of the expected work after its start, 0 to 1, where 1 is only for those that have ended."""
         steps = max((row.get("step", 0) for row in lines.read(self.folder.metrics_file)), default=0)
         rows = len(lines.read(self.folder.eval_file))
         asked = run_protocols(self.run.eval, self.run.train.length)
-        expected = sum(len(protocol.owed(lengths)) for protocol, lengths in asked)
-        return 0.75 * min(steps / self.run.train.steps, 1) + 0.24 * min(rows / expected, 1)
+        owed = sum(len(protocol.owed(lengths)) for protocol, lengths in asked)
+        training = self.expected.flops / CORE_SPEED / (self.cost.seconds(1) - START)
+        return 0.99 * (training * min(steps / self.run.train.steps, 1) + (1 - training) * min(rows / owed, 1))
 
     def part(self) -> float:
         """The finished part, 0 to 1, where 1 is only what is finished."""

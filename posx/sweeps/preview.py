@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import statistics
 from collections.abc import Sequence
@@ -13,38 +14,39 @@ from posx.encodings import spec_text
 from posx.files import lines
 from posx.machine.ceiling import machine_ceiling
 from posx.progress import duration
-from posx.runs.describe import Expected, expected
 from posx.sweeps.axes import text_of
 from posx.sweeps.plan import Job
+from posx.sweeps.schedule import START, Schedule
 
-#: Where no run here has measured them: the part of the matrix-product ceiling at which a run works, and the seconds
-#: from its start to its second step, which are Python's and the compiler's.
-USUAL_SHARE, USUAL_START = 0.35, 10.0
+#: Of the matrix-product ceiling, at which a run works: where no run here has measured it.
+USUAL_SHARE = 0.5
 
 
-def preview(jobs: Sequence[Job]) -> str:
+def preview(jobs: Sequence[Job], schedule: Schedule) -> str:
     """The table, and the sums under it. Reads no text; measures the machine's matrix products where nobody has yet."""
     varying = [s for s in jobs[0].point if len({text_of(s, job.point[s]) for job in jobs}) > 1]
-    costs = [expected(job.run) for job in jobs]
     rows = [row for job in jobs for row in lines.read(job.folder.metrics_file)]
     share = _median([row.get("mfu") for row in rows])
-    start = _median([row["start"].get("seconds") for row in rows if "start" in row])
+    start = _median([row["start"].get("seconds") for row in rows if "start" in row]) or START
     ceiling = functools.cache(_ceiling)  # not kept on disk, so each look would measure anew
-    speeds = [(share or USUAL_SHARE) * ceiling(cache_folder(job.run.data), job.run.model.dtype) for job in jobs]
-    seconds = [(start or USUAL_START) + _flops(cost) / speed for cost, speed in zip(costs, speeds, strict=True)]
+    costs = []
+    for job, cost in zip(jobs, schedule.costs, strict=True):
+        speed = (share or USUAL_SHARE) * ceiling(cache_folder(job.run.data), job.run.model.dtype) / schedule.cores
+        costs.append(cost._replace(speed=speed, start=start))
     parts = [job.part() for job in jobs]
     table = [["run", *varying, "resolved", "parameters", "memory", "time", "is"]]
-    for job, cost, time, part in zip(jobs, costs, seconds, parts, strict=True):
-        known = "" if cost.eval_flops is not None else " and evaluation"
+    for job, cost, width, part in zip(jobs, costs, schedule.widths, parts, strict=True):
+        known = "" if job.expected.eval_flops is not None else " and evaluation"
         table.append([
-            job.name, *(text_of(s, job.point[s]) for s in varying), _resolved(job.run), f"{cost.num_params:,}",
-            f"{cost.memory / 1e6:,.0f} MB", f"{duration(time)}{known}", _state(job, part),
+            job.name, *(text_of(s, job.point[s]) for s in varying), _resolved(job.run), f"{job.expected.num_params:,}",
+            f"{job.expected.memory / 1e6:,.0f} MB", f"{duration(cost.seconds(width))}{known}", _state(job, part),
         ])  # fmt: skip
-    left = sum(time * (1 - part) for time, part in zip(seconds, parts, strict=True))
+    here = dataclasses.replace(schedule, costs=tuple(costs))
+    left = here.wall_seconds([here.seconds(n, 1 - part) if part < 1 else 0.0 for n, part in enumerate(parts)])
     return "\n".join([
         *_aligned(table), "",
-        f"{len(jobs)} runs, {parts.count(1)} of them finished; about {duration(left)} left one after another, each at "
-        f"{share or USUAL_SHARE:.2g} of the machine's matrix products after a start of {start or USUAL_START:.0f} s, "
+        f"{len(jobs)} runs, {parts.count(1)} of them finished; about {duration(left)} left, {schedule}; each works at "
+        f"{share or USUAL_SHARE:.2g} of its cores' matrix products after a start of {start:.0f} s, "
         f"{'as measured here' if share else 'which no run here has measured'}",
     ])  # fmt: skip
 
@@ -57,10 +59,6 @@ def _resolved(run: RunConfig) -> str:
 def _ceiling(cache: Path, dtype: str) -> float:
     """FLOP/s of all devices, as a run's log lines count them."""
     return machine_ceiling(cache / "machine", dtype, keep=False)
-
-
-def _flops(cost: Expected) -> float:
-    return cost.flops + (cost.eval_flops or 0)
 
 
 def _median(measured: Sequence[float | None]) -> float | None:

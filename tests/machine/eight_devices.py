@@ -19,7 +19,7 @@ T, H, D = 600, 8, 8  # several tiles of the blockwise executor
 
 
 def attention_cut_over_devices(name: str, executor: str) -> None:
-    dims = posx.Dims(model_dim=H * D, num_heads=H, head_dim=D, num_layers=1, train_len=T if name == "tupe" else 64)
+    dims = posx.Dims(model_dim=H * D, num_heads=H, head_dim=D, num_layers=1, train_len=64)
     encoding = posx.build(name, dims)
     keys = jax.random.split(jax.random.key(0), 5)
     params = jax.tree.map(lambda x: x + jax.random.normal(keys[4], x.shape), encoding.init(keys[0], dims))
@@ -81,7 +81,7 @@ if __name__ == "__main__":
     assert jax.device_count() == 8, "what the user has set stays"
     assert [devices_for(rows, 1e15) for rows in (64, 12, 7, 1, 11)] == [8, 6, 7, 1, 1]
     assert devices_for(64, 1e3) == 1, "there is too little to share"
-    for name in ("nope", "alibi", "t5", "shaw", "tupe"):
+    for name in ("nope", "alibi", "t5", "shaw", "deberta"):
         attention_cut_over_devices(name, "blockwise")
     attention_cut_over_devices("t5", "dense")
     training_cut_over_the_batch()

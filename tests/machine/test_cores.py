@@ -1,4 +1,4 @@
-"""Which cores count: affinity, hardware threads, quotas of control groups."""
+"""Which cores count, and how much memory: affinity, hardware threads, limits of control groups."""
 
 import os
 import subprocess
@@ -43,12 +43,32 @@ def test_one_hardware_thread_of_each_core_of_the_affinity(machine, monkeypatch):
     ],
 )  # fmt: skip
 def test_no_more_cores_than_a_control_group_pays_for(machine, where, files, count):
+    write_groups(machine, where, files)
+    assert len(cores.usable_cores()) == count
+
+
+def write_groups(machine, where, files):
     (machine / "proc/cgroup").write_text(where + "\n")
     for name, text in files.items():
         path = machine / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
-    assert len(cores.usable_cores()) == count
+
+
+@pytest.mark.parametrize(
+    ("where", "files", "memory"),
+    [
+        ("0::/user/job", {"user/job/memory.max": "max", "user/memory.max": "2000000"}, 2e6),
+        ("0::/user/job", {"user/job/memory.max": "max"}, 4e6),
+        ("4:memory:/job\n3:cpu:/other", {"memory/job/memory.limit_in_bytes": "3000000"}, 3e6),
+        ("4:memory:/job", {"memory/job/memory.limit_in_bytes": "9223372036854771712"}, 4e6),  # no limit
+        ("3:cpu:/job", {"cpu/job/memory.limit_in_bytes": "3000000"}, 4e6),
+    ],
+)
+def test_no_more_memory_than_a_control_group_allows(machine, monkeypatch, where, files, memory):
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4000}.__getitem__)
+    write_groups(machine, where, files)
+    assert cores.usable_memory() == memory
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to cores")

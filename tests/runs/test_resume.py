@@ -9,6 +9,7 @@ import time
 import pytest
 
 from posx.files.lines import append, read
+from posx.machine.cores import usable_cores
 from tests import cheap, tiny
 
 STEPS, CHECKPOINT_STEPS = tiny.STEPS, tiny.CHECKPOINT_STEPS
@@ -171,32 +172,38 @@ def workers(workdir) -> list[int]:
 
 
 def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, site, whole, tmp_path):
-    """One kill -9 leaves no orphan; the same command does only what is missing, then plots; and then nothing."""
+    """One kill -9 leaves no orphan; the same command does only what is missing, then plots; and then nothing.
+
+    Runs that are at work together have cores of their own, and after the kill as many as before.
+    """
     workdir = tmp_path / "sweep"
-    command = sweep_words(site, workdir, "--config.sweep.encodings=t5", "--config.sweep.seeds=0,1")
-    command.append("--config.eval.protocols=nonoverlapping")
+    command = sweep_words(site, workdir, "--config.sweep.encodings=t5", "--config.sweep.seeds=0,1,2", "--jobs=2")
+    finished = shutil.copytree(whole, workdir / "t5-L16-s0")
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     process = tiny.start(*command)
-    first, second = workdir / "t5-L16-s0", workdir / "t5-L16-s1"
-    tiny.until(lambda: (first / "DONE").exists() and last_step(second) > CHECKPOINT_STEPS, process)
-    assert workers(workdir)
+    others = [workdir / f"t5-L16-s{seed}" for seed in (1, 2)]
+    tiny.until(lambda: any(last_step(folder) > CHECKPOINT_STEPS for folder in others), process)
+    bound = [os.sched_getaffinity(pid) for pid in workers(workdir)]
+    assert len(bound) == 2 and (len(usable_cores()) == 1 or not set.intersection(*bound)), "runs share a core"
     process.kill()
     process.communicate()
     end = time.monotonic() + 600
     while workers(workdir):
         assert time.monotonic() < end, "a worker outlived its driver"
         time.sleep(0.05)
-    assert not (second / "DONE").exists(), "killed too late to show anything"
-    before = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
+    assert not any((folder / "DONE").exists() for folder in others), "killed too late to show anything"
     code, out, err = tiny.call(capsys, *command)
     assert code == 0, err
-    assert "1 of 2 runs are finished already" in err
-    assert before == {path: path.stat().st_mtime_ns for path in first.rglob("*")}
-    assert {row["attempt"] for row in read(second / "metrics.jsonl")} == {1, 2}
-    assert (workdir / "table.md").exists() and list(workdir.glob("**/*.png")) and "| t5 | 2 |" in out
-    rows = {folder: (folder / "eval.jsonl").read_bytes() for folder in (first, second)}
+    assert "1 of 3 runs are finished already" in err
+    assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path in before}
+    assert {1, 2} in [{row["attempt"] for row in read(folder / "metrics.jsonl")} for folder in others]
+    for folder in others:
+        assert "not bit for bit" not in (folder / "log.txt").read_text(), "resumed as it was started"
+    assert (workdir / "table.md").exists() and list(workdir.glob("**/*.png")) and "| t5 | 3 |" in out
+    rows = {path: path.read_bytes() for path in workdir.glob("*/eval.jsonl")}
     code, _, err = tiny.call(capsys, *command)
-    assert code == 0 and "2 of 2 runs are finished already" in err
-    assert rows == {folder: (folder / "eval.jsonl").read_bytes() for folder in (first, second)}
+    assert code == 0 and "3 of 3 runs are finished already" in err
+    assert rows == {path: path.read_bytes() for path in workdir.glob("*/eval.jsonl")}
 
 
 BREAKS = '''
@@ -227,14 +234,22 @@ def test_a_failing_run_does_not_stop_the_others_and_is_named(site, tmp_path):
     assert code == 7 and "1 of 2 runs are finished already" in err
 
 
-@pytest.mark.slow
-def test_evaluating_a_whole_sweep(site, tmp_path):
-    workdir = tmp_path / "sweep"
-    code, _, err = tiny.run(*sweep_words(site, workdir, "--config.train.steps=6", "--jobs=2"))
-    assert code == 0, err
-    shutil.rmtree(workdir / "rope-L16-s0" / "checkpoints")
-    code, out, err = tiny.run("evaluate", f"--workdir={workdir}", "--lengths=16,64", "--protocol=sliding")
-    assert code == 7 and "rope-L16-s0" in err.splitlines()[-1] and "no checkpoint" in err, err
-    assert "| alibi |" in out
-    rows = [row for row in tiny.rows(workdir / "alibi-L16-s0" / "eval.jsonl") if row["protocol"] == "sliding"]
-    assert [row["eval_len"] for row in rows] == [16, 64]
+def without_numbers(row: dict) -> dict:
+    """Which targets a row is of; another number of devices rounds its losses otherwise."""
+    return {name: value for name, value in without_place(row).items() if not isinstance(value, float | list)}
+
+
+def test_runs_of_a_sweep_are_evaluated_side_by_side_as_each_alone(capsys, site, whole, tmp_path):
+    """Notices, lines and failures of the processes are told, and the rows of all make one table."""
+    good, lost = (shutil.copytree(whole, tmp_path / "sweep" / name) for name in ("good", "lost"))
+    (good / "eval.jsonl").unlink()
+    shutil.rmtree(lost / "checkpoints")
+    code, out, err = tiny.call(capsys, "evaluate", f"--workdir={tmp_path / 'sweep'}")
+    assert code == 7 and "lost" in err.splitlines()[-1] and "no checkpoint" in err.splitlines()[-1], err
+    assert sum(line.startswith("posx: ") for line in err.splitlines()) == 1
+    found, wanted = tiny.rows(good / "eval.jsonl"), tiny.rows(whole / "eval.jsonl")
+    assert [row["nll"] for row in found] == pytest.approx([row["nll"] for row in wanted], rel=1e-5)
+    assert list(map(without_numbers, found)) == list(map(without_numbers, wanted))
+    assert "| t5 | 1 |" in out and "at a time" in err
+    for row in found:
+        assert f"good  {row['protocol']} at {row['eval_len']}: ppl" in err

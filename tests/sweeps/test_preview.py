@@ -3,13 +3,18 @@
 from posx.config import base_config
 from posx.sweeps import preview
 from posx.sweeps.plan import plan
+from posx.sweeps.schedule import choose
 
 
 def test_the_machine_is_measured_once_for_all_runs_and_a_start_is_counted_for_each(tmp_path, monkeypatch):
     measured = []
-    monkeypatch.setattr(preview, "matmul_ceiling", lambda folder, dtype, keep: measured.append(dtype) or 1e30)
+    monkeypatch.setattr(preview, "machine_ceiling", lambda folder, dtype, keep: measured.append(dtype) or 1e30)
     config = base_config("rope")
     config.sweep.update(encodings=("rope", "alibi"), seeds=(0, 1, 2))
-    text = preview.preview(plan(config, tmp_path))
+    jobs = plan(config, tmp_path)
+    schedule = choose([job.cost for job in jobs], cores=2, memory=64e9)
+    text = preview.preview(jobs, schedule)
     assert measured == ["float32"]
-    assert "about 1 min 00 s left one after another" in text and "which no run here has measured" in text
+    assert (
+        "about 1 min 15 s left, 2 runs at a time, one core each;" in text and "which no run here has measured" in text
+    )
