@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import posx
 from benches import calls_torch, measure
 from posx.attention import EXECUTORS
 from posx.attention.blockwise import blockwise
+from posx.machine.devices import mesh, on_devices
 from posx.positions import sequential
 
 #: The library's own executors.
@@ -78,22 +78,16 @@ class Call(NamedTuple):
     answers: Callable[[], Arrays]
 
 
-def over_heads(x: jax.Array) -> jax.Array:
-    """x [b, t, h, d] with its heads cut over all devices, as attend's documentation has it."""
-    mesh = jax.make_mesh((jax.device_count(),), ("heads",), axis_types=(AxisType.Auto,))
-    return jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, None, "heads")))
-
-
 def jax_call(
-    attention: Callable[..., jax.Array], case: Case, *fixed: Any, place: Callable[..., jax.Array] = jnp.asarray
+    attention: Callable[..., jax.Array], case: Case, *fixed: Any, place: Callable[[Any], Any] = lambda arrays: arrays
 ) -> Call:
     """`attention(params, q, k, v, *fixed)`, compiled; `fixed` are arguments, as large constants slow the compiler.
 
-    `place` puts q, k, v and the output's cotangent where they are to be.
+    `place` puts all of them, and the output's cotangent, where they are to be.
     """
     arrays = case.arrays()
-    cotangent, *qkv = (place(jnp.asarray(arrays[name], case.dtype)) for name in ("cotangent", "q", "k", "v"))
-    operands = (case.params, *qkv)
+    cotangent, *qkv = (jnp.asarray(arrays[name], case.dtype) for name in ("cotangent", "q", "k", "v"))
+    cotangent, operands, fixed = place((cotangent, (case.params, *qkv), fixed))
 
     @jax.jit
     def gradient(operands, cotangent, fixed):
@@ -114,13 +108,14 @@ def jax_call(
     )
 
 
-def posx_call(case: Case, executor: str, place: Callable[..., jax.Array] = jnp.asarray) -> Call:
-    encoding, pos = case.value, sequential(case.length)
+def posx_call(case: Case, executor: str, num_devices: int = 1) -> Call:
+    encoding, pos, over = case.value, sequential(case.length), mesh(num_devices)
 
     def attention(params, q, k, v, x=None):
-        return posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=x, executor=executor)
+        with jax.sharding.use_abstract_mesh(over.abstract_mesh):
+            return posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=x, executor=executor)
 
-    return jax_call(attention, case, *case.layer_inputs(), place=place)
+    return jax_call(attention, case, *case.layer_inputs(), place=lambda arrays: on_devices(arrays, num_devices))
 
 
 def stock_call(case: Case, library: str) -> Call | None:
@@ -154,7 +149,7 @@ def contestants() -> dict[str, Callable[[Case], Call | None]]:
 
     "posx" is the executor that posx chooses, over all devices of the process; all else of JAX is on the first of them.
     """
-    ours = {"posx": functools.partial(posx_call, executor="auto", place=over_heads)}
+    ours = {"posx": functools.partial(posx_call, executor="auto", num_devices=jax.device_count())}
     ours |= {f"posx-{name}": functools.partial(posx_call, executor=name) for name in (*LIBRARY, "auto")}
     ours["posx-every-tile"] = lambda case: posx_call(case, "every-tile") if case.value.fades else None
     stock = {name: functools.partial(stock_call, library=name) for name in ("jax.nn", "flax.nnx")}

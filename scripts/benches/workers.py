@@ -74,11 +74,14 @@ def worker_environment(code: Path) -> dict[str, str]:
 
     What posx set in this process is left out: that of the checkout, another version perhaps, sets its own.
     """
-    from posx.machine.compiler import SAFE  # not above: a worker is to set its cores before it imports anything
+    # Not above: a worker is to set its cores before it imports anything.
+    from posx.machine.devices import PATIENCE
+    from posx.machine.guard import SAFE
 
+    own = {SAFE, *(f"{name}={seconds}" for name, seconds in PATIENCE.items())}
     paths = [str(code), str(code / "scripts"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    flags = os.environ.get("XLA_FLAGS", "").replace(SAFE, "").strip()
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "XLA_FLAGS": flags}
+    flags = [word for word in os.environ.get("XLA_FLAGS", "").split() if word not in own]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "XLA_FLAGS": " ".join(flags)}
 
 
 def call_all(workers: Sequence[Worker], method: str, *arguments: Any) -> list[Any]:
@@ -111,8 +114,10 @@ def use_devices(count: int) -> None:
     import jax
 
     import posx  # noqa: F401  keeps the compiler's fault out, before JAX starts
+    from posx.machine.devices import use_every_core
 
     jax.config.update("jax_num_cpu_devices", count)
+    use_every_core()
 
 
 def serve(made: str, arguments: Sequence[Any], cpus: Sequence[int], devices: int | None) -> None:
