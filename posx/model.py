@@ -204,7 +204,7 @@ class Block(nnx.Module):
         self.mlp = Mlp(config, rngs)
 
     def __call__(self, x, shared, call: Call, layer: Layer | None, rng: jax.Array | None):
-        x = cut.tokens(x)
+        x = cut.spread(x)
         y, layer = self.attention(rms_norm(x, self.attention_norm[...]), shared, call, layer)
         x = x + dropout(y, self.rate, fold_in(rng, 0))
         y = self.mlp(rms_norm(x, self.mlp_norm[...]))

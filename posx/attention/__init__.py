@@ -75,8 +75,8 @@ def attend(
     they lack raises, as "can't apply forward-mode autodiff (jvp) to a custom_vjp function" or as reverse mode through a
     loop.
 
-    Under `jax.set_mesh(posx.machine.devices.mesh())` sequences are cut over devices, or where these do not divide the
-    batch, in the blockwise executor, blocks of queries: see `attention.cut`.
+    Under `jax.set_mesh(posx.machine.devices.mesh())` sequences are cut over devices; where these do not divide the
+    batch, heads; where they do not divide the key heads either, in the blockwise executor, blocks of queries.
 
     Args:
       encoding: a resolved value; params: its merged dict for this layer, see `Encoding.init`.
@@ -108,6 +108,8 @@ def attend(
     )
     check_positions(encoding, q_side.pos)
     check_positions(encoding, k_side.pos)
+    if cut.cuts_heads(q.shape[0], k.shape[2]):
+        q, k, v = (cut.spread(x, axis=2) for x in (q, k, v))
     if not in_order:
         q, x, q_features = without_empty((q, x, q_features), q_side.idx)
     if not (in_order or slots_clean):
@@ -129,7 +131,7 @@ def attend(
         encoding, mask, in_order=in_order, offset=consecutive_offset(q_side.pos, k_side.pos),
     )  # fmt: skip
     with _forward_mode_needs_dense(executor):
-        if cut.num_devices() > 1 and q.shape[0] % cut.num_devices() == 0:
+        if cut.cuts_sequences(q.shape[0]):
             o = cut.over_sequences(run, params, queries, keys, q_slots, k_slots)
         else:
             o = run(params, queries, keys, q_slots, k_slots)

@@ -86,7 +86,7 @@ def blockwise(
         skip = encoding.fades and num_keys >= SKIP_FROM and jax.default_backend() == "cpu"
     skip = skip and in_order and offset is not None and can_skip(encoding, mask, q_slots)
     rows = b * h // groups if skip else b * h
-    devices = cut.num_devices() if min(num_queries, num_keys) > 1 else 1
+    devices = cut.num_devices() if not cut.cuts_heads(b, groups) and min(num_queries, num_keys) > 1 else 1
     sizes = block_sizes(num_queries, num_keys, rows, encoding.acts_on("relative"), devices)
     query_block, key_block = query_block or sizes[0], key_block or sizes[1]
     if encoding.tiling == "rows":
@@ -122,7 +122,7 @@ def _by_key_head(
     plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots, numbers: Any
 ) -> jax.Array:
     """`_attend` for one key head after the other, with the queries it serves: each head skips tiles of its own."""
-    groups, heads = k.mapped.shape[2], q.mapped.shape[2]
+    (b, heads), groups = q.mapped.shape[1:3], k.mapped.shape[2]
 
     def split(x: jax.Array, axis: int) -> jax.Array:
         return jnp.moveaxis(x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :]), axis, 0)
@@ -132,11 +132,15 @@ def _by_key_head(
     curve = split(jnp.broadcast_to(curve, (heads, curve.shape[1])), 0)
     q, k = jax.tree.map(lambda x: split(x, 2), (q, k))
 
-    def one(head: tuple[jax.Array, Tokens, Tokens]) -> jax.Array:
-        curve, q, k = head
-        return _attend(plan, Tables({}, Strips(curve, Relative())), q, k, q_slots, k_slots, numbers)
+    def each(where: Any, heads: tuple[jax.Array, Tokens, Tokens]) -> jax.Array:
+        def one(head: tuple[jax.Array, Tokens, Tokens]) -> jax.Array:
+            curve, q, k = head
+            return _attend(plan, Tables({}, Strips(curve, Relative())), q, k, *where)
 
-    o = jnp.moveaxis(jax.lax.map(one, (curve, q, k)), 0, 2)
+        return jax.lax.map(one, heads)
+
+    call = functools.partial(cut.over_sequences, each) if cut.cuts_heads(b, groups) else each
+    o = jnp.moveaxis(call((q_slots, k_slots, numbers), (curve, q, k)), 0, 2)
     return o.reshape(*o.shape[:2], heads, *o.shape[4:])
 
 

@@ -1,4 +1,4 @@
-"""Attention cut over the devices of a mesh: whole sequences where there are enough, else blocks of queries.
+"""Attention cut over the devices of a mesh: over sequences where they divide them, else heads, else blocks of queries.
 
 `with jax.set_mesh(posx.machine.devices.mesh()):` around a jitted call says that it is to be cut. Inside of
 `jax.shard_map`, where each device has a part already, nothing is cut again.
@@ -24,10 +24,20 @@ def num_devices() -> int:
     return mesh.shape[AXIS] if AXIS in mesh.auto_axes else 1
 
 
+def cuts_sequences(num_sequences: int) -> bool:
+    return num_devices() > 1 and num_sequences % num_devices() == 0
+
+
+def cuts_heads(num_sequences: int, num_key_heads: int) -> bool:
+    """Whether each device has heads of its own. XLA cuts what is computed of them, by `spread`; loops see to it."""
+    return num_devices() > 1 and not cuts_sequences(num_sequences) and num_key_heads % num_devices() == 0
+
+
 def over_sequences(function: Callable[..., jax.Array], whole: Any, *rows: Any) -> jax.Array:
     """function(whole, *rows), the first axis of its result cut over devices, which divide the number of sequences.
 
-    rows: trees of arrays [b, ...], or [1, ...] for what all sequences share, which stays whole.
+    rows: trees of arrays [b, ...], or [1, ...] for what all sequences share, which stays whole. Key heads in front will
+    do as well.
     """
     b = max(x.shape[0] for x in jax.tree.leaves(rows))
     specs = jax.tree.map(lambda x: _CUT if x.shape[0] == b else _WHOLE, rows)
@@ -46,10 +56,12 @@ def over_blocks(function: Callable[..., jax.Array], whole: Any, blocks: Any) -> 
     return _collected(found)
 
 
-def tokens(x: jax.Array) -> jax.Array:
-    """x [n, m], of which each device is to hold a part of the rows, where devices divide n."""
+def spread(x: jax.Array, axis: int = 0) -> jax.Array:
+    """x, of which each device is to hold a part along `axis`, where devices divide its size."""
     devices = num_devices()
-    return x if devices == 1 or x.shape[0] % devices else jax.lax.with_sharding_constraint(x, _CUT)
+    if devices == 1 or x.shape[axis] % devices:
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*[None] * axis, AXIS))
 
 
 def _dealt(x: jax.Array) -> jax.Array:
