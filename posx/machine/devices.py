@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from posx.machine.cores import usable_cores
+from posx.machine.cores import usable_cores, usable_memory
 from posx.machine.guard import add_flags, jax_has_started
 
 #: The axis of every mesh made here.
@@ -22,6 +22,9 @@ AXIS = "devices"
 #: Least work between two meetings of devices, in floating-point operations on each: with less, one CPU device alone is
 #: as fast or faster (measured on 2 and 4 cores).
 LEAST_FLOPS = 2e8
+
+#: Of the memory, for parameters, gradients and moments that every CPU device has of its own.
+COPIES_SHARE = 0.25
 
 #: XLA ends a process in which one device waits 40 s for another. On CPUs all are threads of one process, and what they
 #: wait for is a process that was stopped, a laptop that slept, a machine with more to do than cores: so wait, quietly.
@@ -51,9 +54,15 @@ def worth(flops: float) -> int:
     return most if jax.default_backend() != "cpu" else max(1, min(most, int(flops / LEAST_FLOPS)))
 
 
-def devices_for(rows: int, flops: float) -> int:
-    """Over how many devices `rows` equal sequences that cost `flops` in all are cut: the most that divide them."""
-    return max(n for n in range(1, min(worth(flops), rows) + 1) if rows % n == 0)
+def devices_for(rows: int, flops: float, copy: float = 0.0) -> int:
+    """Over how many devices `rows` equal sequences that cost `flops` in all are cut: the most that divide them.
+
+    copy: bytes of what is whole on every device. CPU devices share one memory, a quarter of which is for all copies.
+    """
+    most = min(worth(flops), rows)
+    if copy and jax.default_backend() == "cpu":
+        most = max(1, int(min(most, COPIES_SHARE * usable_memory() / copy)))
+    return max(n for n in range(1, most + 1) if rows % n == 0)
 
 
 def mesh(num_devices: int | None = None) -> Mesh:

@@ -44,7 +44,8 @@ def layout(run: RunConfig, started: int | None = None) -> int:
     rows, length = run.train.batch_size // run.train.accumulation, run.train.length
     if started and started <= jax.device_count() and rows % started == 0:
         return started
-    return devices_for(rows, rows * length * flops_per_token(_model_of(run), length))
+    model = _model_of(run)
+    return devices_for(rows, rows * length * flops_per_token(model, length), 16.0 * count(model))
 
 
 def opening(run: RunConfig, num_devices: int) -> str:

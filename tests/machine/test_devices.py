@@ -1,11 +1,14 @@
 """Eight devices, simulated on this CPU, compute what one does."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
+from posx.machine.cores import on_cores, usable_cores
 from tests import tiny
 
 EIGHT = {"JAX_NUM_CPU_DEVICES": "8"}
@@ -23,7 +26,7 @@ def test_a_run_on_eight_devices_is_that_on_one(tmp_path):
     tiny.write_config(tmp_path)
     words = ["train", f"--config={tmp_path / 'tiny.py'}:t5", "--config.train.steps=4", "--config.model.model_dim=64"]
     words += ["--config.train.batch_size=128", "--config.train.length=64", "--config.eval.lengths=64,256"]
-    for name, extra in (("one", {}), ("eight", EIGHT)):
+    for name, extra in (("one", {"JAX_NUM_CPU_DEVICES": "1"}), ("eight", EIGHT)):
         code, _, err = tiny.run(*words, f"--workdir={tmp_path / name}", **extra)
         assert code == 0, err
     for file, value in (("metrics.jsonl", "loss"), ("metrics.jsonl", "grad_norm"), ("eval.jsonl", "nll")):
@@ -35,3 +38,20 @@ def test_a_run_on_eight_devices_is_that_on_one(tmp_path):
     assert code == 0 and "notice" not in err, "the run goes on with as many devices, whatever the cores"
     code, _, err = tiny.run(*words, f"--workdir={tmp_path / 'eight'}", JAX_NUM_CPU_DEVICES="1")
     assert code == 0 and "notice" in err and "num_devices: 8 -> 1" in err
+
+
+@pytest.mark.slow
+def test_more_devices_than_cores_go_on_after_a_long_stop(tmp_path):
+    """As after Ctrl-Z and fg, or a night's sleep: XLA would complain after 20 s, and end the process after 40 more."""
+    tiny.write_config(tmp_path)
+    words = ["train", f"--config={tmp_path / 'tiny.py'}", "--config.train.steps=150", "--config.model.model_dim=64"]
+    words += ["--config.train.batch_size=128", "--config.train.length=64", "--config.train.checkpoint_steps=150"]
+    with on_cores(usable_cores()[:1]):
+        process = tiny.start(*words, f"--workdir={tmp_path / 'run'}", **EIGHT)
+    tiny.until(lambda: len(tiny.rows(tmp_path / "run" / "metrics.jsonl")) > 3, process)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(25)
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=900)
+    assert process.returncode == 0 and "rendezvous" not in err and "waiting" not in err, err
+    assert json.loads((tmp_path / "run" / "env.json").read_text())["num_devices"] == 8
