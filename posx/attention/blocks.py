@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from posx.attention import cut
 from posx.attention.masks import Mask
 from posx.attention.tiles import Slots, Strips, Tokens, by_distance, finite, visible_pairs
 from posx.encodings.base import Encoding, Params, Relative, as_float, at_least_float32
@@ -37,7 +38,8 @@ class Tables(NamedTuple):
 
 
 def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool, devices: int = 1) -> tuple[int, int]:
-    """Tokens in a tile for `rows` = b * h score matrices: on one core of a CPU the fastest of those from 32 to 1024.
+    """Tokens in a tile for `rows` = b * h score matrices: what ran fastest on one core of a CPU, and on several, which
+    want larger tiles where there are few rows, about 4 MB of scores, as they share the products of each.
 
     `by_strips`: products with strips cost (query_block + key_block) / key_block of those with keys, so tiles are wide.
     Blocks divide the lengths evenly, so that little is filled up; in self-attention a key block is a whole number of
@@ -45,7 +47,7 @@ def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool, dev
     dealt out to, from both ends.
     """
     size, ratio = (64, 2) if by_strips else (128, 1)
-    if rows < 32 and jax.default_backend() != "cpu":
+    if rows < 32 and not cut.is_one_core():
         size, ratio = 256, 2
     query_block = _even(num_queries, size, 1 if devices == 1 else 2 * devices)
     if num_queries != num_keys:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from posx.machine.cores import usable_cores
 from posx.machine.devices import AXIS
 
 _CUT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
@@ -22,6 +23,13 @@ def num_devices() -> int:
     """Devices to cut over: those of the mesh around, 1 without one."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape[AXIS] if AXIS in mesh.auto_axes else 1
+
+
+def is_one_core() -> bool:
+    """Whether what is traced here is computed by one core of a CPU: a device's part of the work, or all there is."""
+    return jax.default_backend() == "cpu" and (
+        AXIS in jax.sharding.get_abstract_mesh().axis_names or len(usable_cores()) == 1
+    )
 
 
 def cuts_sequences(num_sequences: int) -> bool:
