@@ -141,7 +141,8 @@ class _Log:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.board.close()
+        with interrupts.deferred():  # its writer has a thread and a lock: interrupted between them, this would hang
+            self.board.close()
 
     def add(self, metrics: Metrics, count: int) -> None:
         """Metrics [n] of the next `count` steps."""
@@ -174,9 +175,10 @@ class _Log:
             )
         row = self._row(step, losses, norms) | self.start
         lines.append(self.folder.metrics_file, row)
-        for name in ("loss", "ppl", "bpb", "grad_norm", "learning_rate", "tokens_per_second", "mfu"):
-            if row[name] is not None:
-                self.board.add_scalar(name, row[name], step)
+        with interrupts.deferred():
+            for name in ("loss", "ppl", "bpb", "grad_norm", "learning_rate", "tokens_per_second", "mfu"):
+                if row[name] is not None:
+                    self.board.add_scalar(name, row[name], step)
         self.pending.clear()
         self.start = {}
         self.last_step = step
