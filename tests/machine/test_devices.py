@@ -48,7 +48,8 @@ def test_more_devices_than_cores_go_on_after_a_long_stop(tmp_path):
     words += ["--config.train.batch_size=128", "--config.train.length=64", "--config.train.checkpoint_steps=150"]
     with on_cores(usable_cores()[:1]):
         process = tiny.start(*words, f"--workdir={tmp_path / 'run'}", **EIGHT)
-    tiny.until(lambda: len(tiny.rows(tmp_path / "run" / "metrics.jsonl")) > 3, process)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    tiny.until(lambda: metrics.exists() and len(tiny.rows(metrics)) > 3, process)
     process.send_signal(signal.SIGSTOP)
     time.sleep(25)
     process.send_signal(signal.SIGCONT)
