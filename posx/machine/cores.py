@@ -25,6 +25,11 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(cores.values())[: max(1, math.ceil(whole))]
 
 
+def equal_parts(rows: int, most: int) -> int:
+    """Into how many equal parts `rows` are cut, at most so many; 0 rows into any number."""
+    return max(n for n in range(1, most + 1) if rows % n == 0)
+
+
 @contextlib.contextmanager
 def on_cores(cores: Sequence[int]) -> Iterator[None]:
     """Processes started inside run on the hardware threads of these physical cores, where the system can see to it.

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from posx.machine.cores import usable_cores, usable_memory
+from posx.machine.cores import equal_parts, usable_cores, usable_memory
 from posx.machine.guard import add_flags, jax_has_started
 
 #: The axis of every mesh made here.
@@ -62,7 +62,7 @@ def devices_for(rows: int, flops: float, copy: float = 0.0) -> int:
     most = min(worth(flops), rows)
     if copy and jax.default_backend() == "cpu":
         most = max(1, int(min(most, COPIES_SHARE * usable_memory() / copy)))
-    return max(n for n in range(1, most + 1) if rows % n == 0)
+    return equal_parts(rows, most)
 
 
 def mesh(num_devices: int | None = None) -> Mesh:

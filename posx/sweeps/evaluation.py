@@ -9,7 +9,7 @@ from typing import Any
 
 from posx.config import RunConfig
 from posx.errors import PosxError
-from posx.evaluation.protocols import run_protocols
+from posx.evaluation.protocols import rows_owed
 from posx.files import lines
 from posx.runs import text
 from posx.runs.describe import expected
@@ -45,7 +45,7 @@ class Evaluation:
 
     def progress(self) -> float:
         """The part of the rows that it has added to its folder, 0 to 1, where 1 is only for those that have ended."""
-        owed = sum(len(found.owed(lengths)) for found, lengths in run_protocols(self.run.eval, self.run.train.length))
+        owed = rows_owed(self.run.eval, self.run.train.length)
         return 0.99 * min(1.0, (self._stored() - self._before) / owed)
 
     @functools.cached_property

@@ -17,7 +17,7 @@ from posx.config import RunConfig
 from posx.config.stored import identity, like, to_stored
 from posx.data import check_length, prepare
 from posx.errors import ConfigError, PosxError
-from posx.evaluation.protocols import Nonoverlapping, run_protocols
+from posx.evaluation.protocols import Nonoverlapping, rows_owed
 from posx.files import lines
 from posx.files.atomic import write_json
 from posx.progress import say
@@ -73,8 +73,7 @@ class Job:
         """The finished part of the expected work after its start, 0 to 1, where 1 is only for those that have ended."""
         steps = max((row.get("step", 0) for row in lines.read(self.folder.metrics_file)), default=0)
         rows = len(lines.read(self.folder.eval_file))
-        asked = run_protocols(self.run.eval, self.run.train.length)
-        owed = sum(len(protocol.owed(lengths)) for protocol, lengths in asked)
+        owed = rows_owed(self.run.eval, self.run.train.length)
         training = self.expected.flops / CORE_SPEED / (self.cost.seconds(1) - START)
         return 0.99 * (training * min(steps / self.run.train.steps, 1) + (1 - training) * min(rows / owed, 1))
 

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from posx.machine.cores import equal_parts
+
 #: Seconds by which a step takes longer on several devices than its part of the work: they wait for one another once.
 #: Measured on 4 cores at widths 96 to 256, so 4 devices reach 0.65 to 0.93 of what four processes on a core each do.
 MEETING = 0.015
@@ -45,7 +47,7 @@ class Cost(NamedTuple):
 
     def devices(self, cores: int) -> int:
         """How many of some cores take part."""
-        return max(n for n in range(1, cores + 1) if self.rows % n == 0)
+        return equal_parts(self.rows, cores)
 
     def seconds(self, cores: int, part: float = 1.0) -> float:
         """Expected wall time on some cores, of a process that has this part of the work to do."""

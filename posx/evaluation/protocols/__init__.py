@@ -37,6 +37,11 @@ def run_protocols(config: EvalConfig, train_len: int, longest: int = 0) -> list[
     return [(cls.of_run(config, train_len, longest), cls.lengths_of(config, train_len)) for cls in found]
 
 
+def rows_owed(config: EvalConfig, train_len: int) -> int:
+    """How many rows a run's settings ask for."""
+    return sum(len(protocol.owed(lengths)) for protocol, lengths in run_protocols(config, train_len))
+
+
 def longest_window(config: EvalConfig, train_len: int) -> int:
     """The longest window that a run's settings speak of, whether or not its protocol is among those asked for."""
     return max(n for cls in PROTOCOLS.values() for n in cls.lengths_of(config, train_len))
@@ -57,5 +62,5 @@ def problems(config: EvalConfig, train_len: int) -> list[str]:
 
 __all__ = [
     "PROTOCOLS", "Nonoverlapping", "PerPosition", "Protocol", "Row", "Sliding", "longest_window", "problems",
-    "protocol_class", "run_protocols",
+    "protocol_class", "rows_owed", "run_protocols",
 ]  # fmt: skip
