@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -11,11 +12,13 @@ from pathlib import Path
 _SYSTEM, _PROCESS = Path("/sys"), Path("/proc/self")
 
 
+@functools.cache
 def usable_cores() -> tuple[int, ...]:
     """The cores this process may keep busy at once, each by the number of one of its hardware threads, in order.
 
     Of the hardware threads in the process's affinity one for each physical core, and no more than its control group's
-    quota of processor time pays for, rounded up, at least one. Where the system tells none of it, all there are.
+    quota of processor time pays for, rounded up, at least one. Where the system tells none of it, all there are. What
+    it was when first asked stays: JAX has made as many devices and threads, whatever `let_go` allows later.
     """
     threads = _affinity()
     cores: dict[str, int] = {}
@@ -46,6 +49,18 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, own)
+
+
+def let_go(process: int, cores: Sequence[int]) -> None:
+    """Lets a process that runs on few cores take its turns on any of these, with the threads that it has by now."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    wanted = {_siblings(core) for core in cores}
+    threads = {thread for thread in os.sched_getaffinity(0) if _siblings(thread) in wanted}
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(int(thread), threads)
 
 
 def usable_memory() -> float:

@@ -16,11 +16,11 @@ class Clock:
     def __init__(self, schedule: Schedule, parts: Sequence[float]):
         self.schedule, self.parts = schedule, list(parts)
         self.left = [schedule.seconds(run, 1 - part) if part < 1 else 0.0 for run, part in enumerate(parts)]
-        self.made = self.spent = 0.0  # seconds of one place: expected, and on the clock
+        self.made = self.spent = 0.0  # seconds of one place of its own: expected, and on the clock
 
     def tick(self, seconds: float, begun: Sequence[int]) -> None:
         """So many seconds have passed for those that have `begun`."""
-        self.spent += seconds * len(begun)
+        self.spent += seconds * len(begun) * self.schedule.share(begun)
 
     def see(self, run: int, part: float) -> None:
         """The `part` that is done of a run by now. The first progress says that its start is over."""

@@ -16,7 +16,7 @@ from posx import interrupts
 from posx.errors import ConfigError, PosxError
 from posx.files.atomic import disk_errors
 from posx.machine.backend import on_cpus
-from posx.machine.cores import on_cores, usable_cores, usable_memory
+from posx.machine.cores import let_go, on_cores, usable_cores, usable_memory
 from posx.progress import Meter
 from posx.runs.folder import RunFolder
 from posx.sweeps.clock import Clock
@@ -83,14 +83,15 @@ class Child:
     rest: str = ""
     reason: str = ""
 
-    def listen(self, hear: Callable[[str], object]) -> None:
-        """Passes on the lines it has logged since, but that of its failure, which becomes its `reason`."""
+    def listen(self, hear: Callable[[str], object]) -> bool:
+        """Passes on the lines it has logged since, but that of its failure, which becomes its `reason`; any at all?"""
         *lines, self.rest = (self.rest + self.log.read()).split("\n")
         for line in lines:
             if line.startswith("posx: "):
                 self.reason = line.removeprefix("posx: ")
             else:
                 hear(line)
+        return bool(lines)
 
 
 def run_all(
@@ -127,7 +128,8 @@ def run_all(
                 clock.tick(now - looked, list(running))
                 looked = now
                 for number, child in running.items():
-                    child.listen(functools.partial(hear, meter))
+                    if child.listen(functools.partial(hear, meter)) and schedule.at_once > len(cores) > 0:
+                        let_go(child.process.pid, cores)  # it has its devices, so a core for each: now they take turns
                     clock.see(number, child.task.progress())
                 for child in over:
                     del running[child.number]

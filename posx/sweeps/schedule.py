@@ -8,9 +8,8 @@ measured, so that a sweep that is started again chooses the same.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from posx.machine.cores import equal_parts
@@ -23,6 +22,8 @@ MEETING = 0.015
 START, COMPILING = 10.0, 3.0
 #: FLOP/s of a run on one core, for costs in seconds: half of a matrix product's.
 CORE_SPEED = 4e10
+#: What is left of a core's time where processes take turns on the cores: they fetch one another's data anew.
+TURNS = 0.97
 #: Bytes of a process that does nothing yet, its programs compiled; and the part of the memory that all may take.
 PROCESS_MEMORY, MEMORY_SHARE = 600e6, 0.8
 
@@ -61,7 +62,7 @@ class Cost(NamedTuple):
 class Schedule:
     """at_once: processes; widths: cores of each run, in the plan's order; costs: theirs; bound: whether to cores.
 
-    More processes than cores share them. why: it is not another, a few words, if there is a reason.
+    More processes than cores take turns on all of them. why: it is not another, a few words, if there is a reason.
     """
 
     costs: tuple[Cost, ...]
@@ -73,29 +74,49 @@ class Schedule:
 
     @property
     def sharing(self) -> int:
-        """How many processes a core may have."""
+        """How many processes a core has at most when they start."""
         return -(-self.at_once // self.cores)
 
     def seconds(self, run: int, part: float = 1.0) -> float:
-        """Expected wall time of a run that has this part of its work to do."""
-        return self.costs[run].seconds(self.widths[run], part) * self.sharing
+        """Expected wall time of a run that has this part of its work to do, and its cores for itself."""
+        return self.costs[run].seconds(self.widths[run], part)
+
+    def share(self, running: Iterable[int]) -> float:
+        """The part of a core's time that each of these runs, side by side, has on each of its cores."""
+        taken = sum(self.widths[run] for run in running)
+        return 1.0 if taken <= self.cores else TURNS * self.cores / taken
 
     def wall_seconds(self, left: Sequence[float] = (), begun: Sequence[int] = ()) -> float:
-        """Expected wall time of all runs; of those that have so many seconds `left`, if those `begun` go on."""
+        """Expected wall time of all runs; of those that have so many seconds `left`, if those `begun` go on.
+
+        Whatever is free takes the first run of the order that fits.
+        """
         left = left or [self.seconds(run) for run in range(len(self.costs))]
-        queue = [
-            (left[run], self.widths[run])
-            for run in dict.fromkeys([*begun, *longest_first(self.costs)])
-            if left[run] > 0
-        ]
-        return _makespan(queue, self.cores * self.sharing, self.at_once)
+        waiting = [run for run in dict.fromkeys([*begun, *longest_first(self.costs)]) if left[run] > 0]
+        running: dict[int, float] = {}
+        now = 0.0
+        while waiting or running:
+            free = self.cores * self.sharing - sum(self.widths[run] for run in running)
+            for run in list(waiting):
+                if not free or len(running) == self.at_once:
+                    break
+                if self.widths[run] <= free:
+                    waiting.remove(run)
+                    running[run] = left[run]
+                    free -= self.widths[run]
+            share, step = self.share(running), min(running.values())
+            now += step / share
+            running = {run: seconds - step for run, seconds in running.items() if seconds > step}
+        return now
 
     def __str__(self) -> str:
         if not self.bound:
             return f"{runs(self.at_once)} at a time"
         groups = Counter(self.widths)
         cores = {width: "one core" if width == 1 else f"{width} cores" for width in groups}
-        if len(groups) == 1:
+        if self.at_once > self.cores:
+            told = f"taking turns on {'one core' if self.cores == 1 else f'{self.cores} cores'}"
+        elif len(groups) == 1:
             (each,) = cores.values()
             told = each if self.at_once == 1 else f"{each} each"
         else:
@@ -116,15 +137,18 @@ def choose(costs: Sequence[Cost], cores: int, memory: float, jobs: int = 0) -> S
     """The schedule of the least expected wall time that fits into `memory`, bytes; of `jobs` runs at once, if given.
 
     Tried are all numbers of runs at once, on equal parts of the cores, each also with the runs of the last, incomplete
-    round on equal parts of all cores.
+    round on equal parts of all cores; and more runs than cores, which take turns, so that no core waits for the last.
     """
     if jobs:
         return Schedule(tuple(costs), cores, jobs, _widths(costs, cores, jobs, 0))
     most = _most_at_once(costs, memory)
     tried = [
         Schedule(tuple(costs), cores, n, _widths(costs, cores, n, last))
-        for n in range(min(cores, len(costs), most), 0, -1)
-        for last in dict.fromkeys((0, len(costs) % n))
+        for n in (
+            *range(min(cores, len(costs), most), 0, -1),
+            *range(cores + 1, min(2 * cores, len(costs) + 1, most + 1)),
+        )
+        for last in dict.fromkeys((0, len(costs) % n) if n <= cores else (0,))
     ]
     best = min(tried, key=lambda schedule: round(schedule.wall_seconds(), 3))
     short = most < min(cores, len(costs))
@@ -147,20 +171,3 @@ def _most_at_once(costs: Sequence[Cost], memory: float) -> int:
     for taken in sorted((cost.memory + PROCESS_MEMORY for cost in costs), reverse=True):
         free, count = free - taken, count + (free >= taken)
     return max(1, count)
-
-
-def _makespan(queue: Sequence[tuple[float, int]], cores: int, at_once: int) -> float:
-    """Wall time of runs (seconds, cores) of which whatever is free takes the first in the queue that fits."""
-    waiting, free, now = list(queue), cores, 0.0
-    ends: list[tuple[float, int]] = []
-    while waiting or ends:
-        for run in list(waiting):
-            if not free or len(ends) == at_once:
-                break
-            if run[1] <= free:
-                waiting.remove(run)
-                heapq.heappush(ends, (now + run[0], run[1]))
-                free -= run[1]
-        now, width = heapq.heappop(ends)
-        free += width
-    return now

@@ -20,11 +20,14 @@ def machine(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{thread % 4},{thread % 4 + 4}\n")
     (tmp_path / "proc").mkdir()
-    return tmp_path
+    cores.usable_cores.cache_clear()
+    yield tmp_path
+    cores.usable_cores.cache_clear()
 
 
 def test_one_hardware_thread_of_each_core_of_the_affinity(machine, monkeypatch):
     assert cores.usable_cores() == (0, 1, 2, 3)
+    cores.usable_cores.cache_clear()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5, 6})
     assert cores.usable_cores() == (1, 6)
 
@@ -79,3 +82,23 @@ def test_a_process_runs_on_the_cores_it_was_started_on_and_its_parent_on_its_own
         done = subprocess.run(asked, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[-2] == f"({first},)"
     assert os.sched_getaffinity(0) == own
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to cores")
+def test_a_process_that_was_let_go_runs_on_all_cores_with_all_its_threads_but_makes_no_more():
+    code = (
+        "import sys, threading; from posx.machine.cores import usable_cores; usable_cores()\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start(); print('ready', flush=True)\n"
+        "sys.stdin.readline(); print(len(usable_cores()))"
+    )
+    with cores.on_cores(cores.usable_cores()[:1]):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+    while "ready" not in process.stdout.readline():
+        pass
+    threads = [int(thread) for thread in os.listdir(f"/proc/{process.pid}/task")]
+    cores.let_go(process.pid, cores.usable_cores())
+    assert len(threads) == 2 and all(os.sched_getaffinity(t) == os.sched_getaffinity(0) for t in threads)
+    assert process.communicate("\n")[0].split() == ["1"]
+    cores.let_go(process.pid, cores.usable_cores())  # it has ended: nothing happens

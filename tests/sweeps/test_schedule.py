@@ -44,8 +44,13 @@ def test_one_run_that_outlasts_all_others_gets_more_than_a_core():
 
 def test_a_start_does_not_divide_so_short_runs_get_a_core_each():
     assert chosen(*[HOUR._replace(flops=1e10)] * 4, cores=8).at_once == 4
-    short = chosen(*[HOUR._replace(flops=1e10)] * 5)
-    assert short.at_once == 4 and short.wall_seconds() == pytest.approx(2 * START, rel=0.1)
+
+
+@pytest.mark.parametrize(("runs", "at_once", "rounds"), [(5, 5, 5 / 4), (7, 7, 7 / 4), (8, 4, 2), (11, 7, 11 / 4)])
+def test_short_runs_that_do_not_fill_their_last_round_take_turns_on_the_cores(runs, at_once, rounds):
+    short = chosen(*[HOUR._replace(flops=1e10)] * runs)
+    assert short.at_once == at_once and short.wall_seconds() == pytest.approx(rounds * short.seconds(0), rel=0.04)
+    assert ("taking turns on 4 cores" in str(short)) == (at_once > 4)
 
 
 def test_steps_that_devices_meet_in_have_their_price():
