@@ -13,9 +13,11 @@ import posx
 from posx.config import TrainConfig
 from posx.config.model import ModelConfig
 from posx.encodings import Dims, Encoding
+from posx.encodings.rates import Rate
+from posx.encodings.shaw import Shaw
 from posx.model import Model, dropout, linear, make_model
 from posx.positions import sequential
-from posx.training.optimizer import decayed
+from posx.training.optimizer import make_optimizer
 from posx.training.step import init_state, loss, train_step
 
 VOCAB = 29
@@ -392,13 +394,65 @@ def test_dropout_differs_between_steps_and_rows_however_the_batch_is_cut():
     assert losses[0] != pytest.approx(first, abs=1e-5), "all rows drew the same mask"
 
 
-def test_weight_decay_spares_norms_and_position_parameters():
-    params = start(small("transformer_xl", qk_norm=True))
-    mask = decayed(params)
-    layer = mask["layers"]["layer_00"]
-    assert all(layer["attention"][name] for name in ("query", "key", "value", "out")) and mask["embedding"]
-    assert not layer["attention_norm"] and not layer["attention"]["query_norm"] and not mask["final_norm"]
-    assert not any(jax.tree.leaves([mask["shared"], layer["attention"]["position"]]))
+@dataclasses.dataclass(frozen=True)
+class Rated(Encoding):
+    """A toy with a table that learns five times as fast, is shared, and of which weight decay acts on one part."""
+
+    lr_multiplier = 5
+    shared = decayed = frozenset({"table"})
+
+    def init(self, rng, dims):
+        return {"table": jnp.ones((4, dims.num_heads)), "gain": jnp.ones((2, dims.num_heads))}
+
+    def curve(self, params, distance):
+        near = params["table"][jnp.clip(distance, 0, 3).astype(int)].T
+        return near * params["gain"].sum(0)[:, None]
+
+
+def steps(encoding, grad, rates=None, **settings):
+    """What the first step adds to ones, where every gradient is `grad`."""
+    model = small(encoding, qk_norm=True)
+    ones = jax.tree.map(lambda x: jnp.ones(x.shape), model.abstract())
+    config = dataclasses.replace(TRAIN, warmup_steps=0, **settings)
+    optimizer = make_optimizer(config, model, rates)
+    with jax.numpy_dtype_promotion("standard"):  # Optax promotes types
+        return optimizer.update(jax.tree.map(lambda x: grad * x, ones), optimizer.init(ones), ones)[0]
+
+
+def test_weight_decay_spares_norms_and_positions_but_what_an_encoding_names():
+    found = steps("transformer_xl", 0.0)
+    layer = found["layers"]["layer_00"]
+    decayed = [layer["attention"][name] for name in ("query", "key", "value", "out")] + [found["embedding"]]
+    assert all((x < 0).all() for x in decayed)
+    spared = [layer["attention_norm"], layer["attention"]["query_norm"], found["final_norm"], found["shared"]]
+    assert not any(x.any() for x in jax.tree.leaves([*spared, layer["attention"]["position"]]))
+    found = steps(Rated(), 0.0)
+    np.testing.assert_allclose(found["shared"]["encoding_0"]["table"] / found["embedding"][0, 0], 5, rtol=1e-6)
+    assert not found["layers"]["layer_01"]["attention"]["position"]["gain"].any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "factors"),
+    [({}, (1, 5)), ({"position_lr_multiplier": 3.0}, (3, 3)), ({"position_lr_multiplier": 1.0}, (1, 1))],
+)
+def test_position_parameters_learn_at_their_multiple_each_part_of_a_chain_at_its_own(settings, factors):
+    found = steps(["shaw", Rated()], 1.0, weight_decay=0.0, **settings)
+    usual = -TRAIN.learning_rate
+    for layer in found["layers"].values():
+        own = layer["attention"].pop("position")
+        shaw = factors[0] * (Shaw.lr_multiplier if not settings else 1)
+        np.testing.assert_allclose(own["0.keys"], shaw * usual, rtol=1e-5)
+        np.testing.assert_allclose(own["1.gain"], factors[1] * usual, rtol=1e-5)
+    np.testing.assert_allclose(found.pop("shared")["encoding_0"]["1.table"], factors[1] * usual, rtol=1e-5)
+    for x in jax.tree.leaves(found):
+        np.testing.assert_allclose(x, usual, rtol=1e-5)
+
+
+def test_rates_of_a_stored_run_are_those_of_then_whatever_the_classes_say_now():
+    found = steps(Rated(), 1.0, rates=((("table", Rate(7.0)),), ()), weight_decay=0.0)
+    np.testing.assert_allclose(found["shared"]["encoding_0"]["table"], -7 * TRAIN.learning_rate, rtol=1e-5)
+    gains = [layer["attention"]["position"]["gain"] for layer in found["layers"].values()]
+    np.testing.assert_allclose(gains, -TRAIN.learning_rate, rtol=1e-5)
 
 
 def test_initialisation_follows_the_recipe():

@@ -17,6 +17,7 @@ class DataConfig:
     validation_split: str = "validation"  # of a hub data set; empty: documents of the train split by hash
     validation: str = ""  # a path with held-out text; empty: the source's validation files or split, else by hash
     validation_fraction: float = 0.05  # of the documents, where the source has no validation text of its own
+    tuning_fraction: float = 0.0  # of the training documents: taken out, and the validation text in place of its own
     text_column: str = "text"  # of parquet, JSON and hub data
     text_encoding: str = "utf-8"  # of text and JSON files
     layout: str = "document"  # a document is a "document" (file or row), "line", "paragraph", or "wikitext" (article)
@@ -33,6 +34,8 @@ class DataConfig:
             found.append(f"data.layout '{self.layout}' is unknown; use one of {', '.join(LAYOUTS)}")
         if not 0 < self.validation_fraction < 1:
             found.append(f"data.validation_fraction is {self.validation_fraction}; it must lie between 0 and 1")
+        if not 0 <= self.tuning_fraction < 1:
+            found.append(f"data.tuning_fraction is {self.tuning_fraction}; it must be at least 0 and below 1")
         if self.tokenizer == "bpe" and self.vocab_size < 257:
             found.append(f"data.vocab_size is {self.vocab_size}; a BPE needs 257 or more (256 bytes and eos)")
         if not self.tokenizer:

@@ -15,6 +15,7 @@ from posx.config.model import ModelConfig
 from posx.config.sweep import sweep_section
 from posx.config.train import TrainConfig
 from posx.encodings import CHAIN, Chain, Encoding, Spec, encoding_name, from_spec, spec_text
+from posx.encodings.rates import Rates, rates_of
 from posx.errors import ConfigError
 from posx.fields import typed_fields
 
@@ -23,11 +24,13 @@ from posx.fields import typed_fields
 class Resolution:
     """What a run's settings come to with nothing left open: the encoding of every layer, and the model's sizes.
 
+    `rates`: how the parameters of each layer's encoding are trained; of runs before there were rates, none.
     `data` says where the text of a run that was started lay, paths absolute, and with "digest" what it was.
     """
 
     layers: tuple[Encoding, ...]
     model: ModelConfig
+    rates: Rates = ()
     data: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -56,7 +59,9 @@ class RunConfig:
         """What was stored, or for a new run what today's rules give. Raises ConfigError for what does not fit."""
         if self.stored is not None:
             return self.stored
-        return Resolution(self.model.encodings(self.encoding, self.train.length), self.model.resolved())
+        layers, dims = self.model.encodings(self.encoding, self.train.length), self.model.dims(self.train.length)
+        rates = tuple(rates_of(encoding, dims, self.train.position_lr_multiplier) for encoding in layers)
+        return Resolution(layers, self.model.resolved(), rates)
 
     def to_json(self) -> dict[str, Any]:
         """What was asked for as plain values, tuples as lists."""

@@ -14,8 +14,9 @@ from typing import Any
 
 from posx.config import SECTIONS, Resolution, RunConfig, schema_1
 from posx.config.model import ModelConfig
-from posx.encodings import Chain, Encoding, Spec, encoding_class, from_spec, given_fields, spec_of
+from posx.encodings import Chain, Dims, Encoding, Spec, encoding_class, from_spec, given_fields, spec_of
 from posx.encodings.grammar import parse
+from posx.encodings.rates import Rate, Rates, rates_of
 from posx.errors import ConfigError
 from posx.fields import typed_fields
 
@@ -25,8 +26,8 @@ SCHEMA_VERSION = 2
 #: change, these lines may not: digests leave a setting out where it means this.
 BEFORE: dict[str, dict[str, Any]] = {
     "model": {"remat": "none"},
-    "data": {},
-    "train": {"dispatch_steps": 1},
+    "data": {"tuning_fraction": 0.0},
+    "train": {"dispatch_steps": 1, "position_lr_multiplier": 0.0},
     "eval": {},
 }
 
@@ -51,6 +52,7 @@ def to_stored(run: RunConfig, **facts: Any) -> dict[str, Any]:
     found = run.resolution
     sizes = {name: value for name, value in vars(found.model).items() if value != getattr(run.model, name)}
     resolved = {"layers": [spec_of(encoding) for encoding in found.layers], "model": sizes}
+    resolved["rates"] = [{name: rate._asdict() for name, rate in layer} for layer in found.rates]
     resolved |= ({"data": dict(found.data)} if found.data else {}) | facts
     return {"schema_version": SCHEMA_VERSION, **run.to_json(), "resolved": resolved}
 
@@ -74,7 +76,24 @@ def from_stored(values: Any) -> RunConfig:
         raise ConfigError(f"resolved.layers must name the encodings of all {run.model.num_layers} layers")
     model = dataclasses.replace(run.model, **typed_fields(ModelConfig, sizes, "resolved.model", "resolved.model."))
     data = _mapping(resolved, "data") if "data" in resolved else {}
-    return dataclasses.replace(run, stored=Resolution(tuple(from_spec(_whole(spec)) for spec in layers), model, data))
+    encodings = tuple(from_spec(_whole(spec)) for spec in layers)
+    rates = _rates(resolved, encodings, model.dims(run.train.length))
+    return dataclasses.replace(run, stored=Resolution(encodings, model, rates, data))
+
+
+def _rates(resolved: Mapping[str, Any], layers: tuple[Encoding, ...], dims: Dims) -> Rates:
+    """How the layers' parameters are trained; like all others where a file is from before there were rates.
+
+    Raises ConfigError.
+    """
+    names = [[name for name, _ in rates_of(encoding, dims)] for encoding in layers]
+    if "rates" not in resolved:
+        return tuple(tuple((name, Rate()) for name in own) for own in names)
+    try:
+        told = [{name: Rate(**rate) for name, rate in layer.items()} for layer in resolved["rates"]]
+        return tuple(tuple((name, layer[name]) for name in own) for own, layer in zip(names, told, strict=True))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ConfigError("resolved.rates must say lr_multiplier and decays of every layer's parameters") from None
 
 
 def like(run: RunConfig, stored: RunConfig | None) -> RunConfig:
@@ -91,10 +110,17 @@ def like(run: RunConfig, stored: RunConfig | None) -> RunConfig:
         and not run.model.problems()
         and run.train.length == stored.train.length
         and all(_same(getattr(run.model, n), getattr(stored.model, n), size) for n, size in sizes.items())
+        and _as_fast(run, stored)
         and all(map(_asks_for, run.layers, stored.layers, found.layers))
     )
     model = dataclasses.replace(run.model, **sizes)
-    return dataclasses.replace(run, stored=Resolution(found.layers, model)) if same else run
+    return dataclasses.replace(run, stored=Resolution(found.layers, model, found.rates)) if same else run
+
+
+def _as_fast(run: RunConfig, stored: RunConfig) -> bool:
+    """Whether `run` asks for the rates that `stored` has: in the same words, or by the number that came of them."""
+    asked, before = run.train.position_lr_multiplier, stored.train.position_lr_multiplier
+    return asked == before or (bool(asked) and _factors(stored.resolution.rates) <= {asked})
 
 
 def _asks_for(asked: Spec, before: Spec, value: Encoding) -> bool:
@@ -145,6 +171,8 @@ def _digest(run: RunConfig, counts: Callable[[str], bool], text: str = "") -> st
         if counts(path) and _since(BEFORE[section], name, value):
             kept[path] = value
     kept["layers"] = [_since_before(spec_of(encoding)) for encoding in run.resolution.layers]
+    if rates := _special(run.resolution.rates):
+        kept["rates"] = rates
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -175,6 +203,9 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
         a, b = (_flat(run) | _leaves(specs[0], "encoding") for run, specs in zip(runs, layers, strict=True))
     else:
         a, b = (_flat(run) | _leaves(specs, "layers") for run, specs in zip(runs, layers, strict=True))
+    if all(run.resolution.layers == old.resolution.layers for run in runs):  # else the encodings tell
+        for leaves, run in zip((a, b), runs, strict=True):
+            leaves["train.position_lr_multiplier"] = sorted(_factors(run.resolution.rates))
     return [
         f"{path}: {a.get(path)!r} -> {b.get(path)!r}"
         for path in sorted(a.keys() | b.keys())
@@ -191,8 +222,18 @@ def _flat(run: RunConfig) -> dict[str, Any]:
     """{"section.name": value} of all settings but the layers' encodings."""
     sections = {name: getattr(run, name) for name in SECTIONS} | {"model": run.resolution.model}
     flat = {f"{name}.{key}": value for name, section in sections.items() for key, value in vars(section).items()}
-    del flat["model.layer_policy"]  # what came of it is in the layers
+    # What came of these is in the layers, and in the rates.
+    del flat["model.layer_policy"], flat["train.position_lr_multiplier"]
     return flat
+
+
+def _special(rates: Rates) -> dict[str, Any]:
+    """{"layer.parameter": rate} of those that are trained otherwise than all were before there were rates."""
+    return {f"{n}.{name}": list(rate) for n, layer in enumerate(rates) for name, rate in layer if rate != Rate()}
+
+
+def _factors(rates: Rates) -> set[float]:
+    return {rate.lr_multiplier for layer in rates for _, rate in layer}
 
 
 def _leaves(spec: Any, path: str) -> dict[str, Any]:

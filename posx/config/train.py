@@ -13,6 +13,8 @@ class TrainConfig:
 
     `dispatch_steps`: as many steps run in one call on the device, fewer before a log line or a checkpoint. It changes
     speed alone: the memory of a call is not given back between its steps, and an accelerator does not wait for Python.
+    `position_lr_multiplier`: every parameter of an encoding learns at so many times the learning rate; 0 leaves it to
+    the encoding (`Encoding.lr_multiplier`).
     """
 
     length: int = 64
@@ -21,6 +23,7 @@ class TrainConfig:
     seed: int = 0
     learning_rate: float = 2e-3
     final_learning_rate: float = 2e-4
+    position_lr_multiplier: float = 0.0
     warmup_steps: int = 60
     beta1: float = 0.9
     beta2: float = 0.98
@@ -47,7 +50,7 @@ class TrainConfig:
         for name in ("learning_rate", "clip_norm"):
             if not getattr(self, name) > 0:
                 found.append(f"train.{name}={getattr(self, name)} must be positive")
-        for name in ("final_learning_rate", "weight_decay"):
+        for name in ("final_learning_rate", "position_lr_multiplier", "weight_decay"):
             if getattr(self, name) < 0:
                 found.append(f"train.{name}={getattr(self, name)} must not be negative")
         for name in ("beta1", "beta2"):

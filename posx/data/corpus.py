@@ -55,12 +55,15 @@ def find(config: DataConfig) -> Source:
 def load(source: Source, config: DataConfig, work_dir: Path) -> Corpus:
     """Load, normalise and split the documents; `work_dir` is an empty folder for files of a moment.
 
+    Where some of the training documents are for tuning, they are the validation text, and the source's own stays unread
+    or, where it is split off by hash, unused.
+
     Raises `DataError` if a split ends up without a document that holds more than white space.
     """
     notes = list(source.notes)
     sides = []
     for key, part in (("data.source", source.train), ("data.validation", source.validation)):
-        if part is None:
+        if part is None or (config.tuning_fraction and sides):
             continue
         rows = part.rows() if isinstance(part, HubSplit) else _read(part, config, work_dir)
         found = documents(rows, config.layout)
@@ -70,9 +73,14 @@ def load(source: Source, config: DataConfig, work_dir: Path) -> Corpus:
         if len(kept) < len(found) and config.layout == "document":
             notes.append(f"{len(found) - len(kept)} blank documents skipped in '{part.description}'")
         sides.append(kept)
-    if len(sides) == 1:
+    if source.validation is None:
         train, validation, note = split_by_hash(sides[0], config.validation_fraction)
-        return Corpus(train, validation, (*notes, note) if note else tuple(notes))
+        notes += [note] if note else []
+        sides = [train, validation]
+    if config.tuning_fraction:
+        train, tuning, note = split_by_hash(sides[0], config.tuning_fraction, "tuning")
+        notes += [note] if note else []
+        sides = [train, tuning]
     train, validation = sides
     overlap = len(set(train) & set(validation))
     if overlap and config.layout in ("document", "wikitext"):
@@ -91,14 +99,14 @@ def documents(rows: Iterable[str], layout: str) -> list[str]:
     return [piece for text in texts for piece in separator.split(text) if piece.strip()]
 
 
-def split_by_hash(texts: list[str], fraction: float) -> tuple[list[str], list[str], str]:
-    """Train and validation documents, and a note ("" if there is nothing to say).
+def split_by_hash(texts: list[str], fraction: float, salt: str = "") -> tuple[list[str], list[str], str]:
+    """Train and validation documents, and a note ("" if there is nothing to say). Each `salt` cuts otherwise.
 
     Which side a document falls on depends on its text alone, so equal documents stay together and adding one moves no
     other. If one side would be empty, it gets the documents nearest to it. A single document gives its end, a
     `fraction` of its characters, as validation.
     """
-    ranks = {text: hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest() for text in texts}
+    ranks = {text: hashlib.sha256((salt + text).encode("utf-8", "surrogatepass")).hexdigest() for text in texts}
     distinct = sorted(ranks, key=ranks.__getitem__)
     if len(distinct) == 1:
         (text,) = distinct

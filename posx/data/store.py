@@ -120,6 +120,8 @@ def _key(config: DataConfig, source: Source, tokenizer: Tokenizer | None) -> str
     settings["tokenizer"] = tokenizer.digest if tokenizer else "bpe"
     if tokenizer:
         del settings["vocab_size"]
+    if not config.tuning_fraction:
+        del settings["tuning_fraction"]  # younger than the folders of most
     settings |= {"version": PIPELINE_VERSION, "text": source.digest}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -128,6 +128,9 @@ class Encoding:
     #: Keys after the query are all given the same, near or far, so that `attend` refuses masks that show them. (Where
     #: all keys are, as without positions, nothing is amiss.)
     causal_only: ClassVar[bool] = False
+    #: How many times the model's learning rate its parameters are trained with, unless a run says otherwise: as many as
+    #: a comparison at the training length chose (experiments/recipe). 1 is untuned.
+    lr_multiplier: ClassVar[float] = 1.0
     #: For the catalogue: is it defined, and does it hold up, beyond the training length; and where it comes from.
     extrapolates: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -143,6 +146,12 @@ class Encoding:
     @property
     def shared(self) -> frozenset[str]:
         """Parameter names that exist once per model; all others exist once per layer."""
+        return frozenset()
+
+    @property
+    def decayed(self) -> frozenset[str]:
+        """Parameter names that weight decay acts on, as it does in the source; at `lr_multiplier` times its strength,
+        like every step."""
         return frozenset()
 
     @property

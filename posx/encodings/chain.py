@@ -59,6 +59,10 @@ class Chain(Encoding):
         return frozenset(f"{n}.{name}" for n, part in enumerate(self.parts) for name in part.shared)
 
     @property
+    def decayed(self) -> frozenset[str]:
+        return frozenset(f"{n}.{name}" for n, part in enumerate(self.parts) for name in part.decayed)
+
+    @property
     def max_position(self) -> int | None:
         return min((part.max_position for part in self.parts if part.max_position is not None), default=None)
 

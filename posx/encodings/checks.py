@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 from collections.abc import Set
 from typing import Any
 
@@ -73,7 +74,10 @@ def check_fact(where: str, name: str, value: Any, given: Any) -> None:
         allowed = ALLOWED.get(name)
         fits = isinstance(value, str) and (allowed is None or value in allowed)
         wanted = " or ".join(repr(text) for text in allowed) if allowed else "a text"
-    elif name == "shared":
+    elif isinstance(given, float):
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+        wanted = "a positive number"
+    elif name in ("shared", "decayed"):
         fits = isinstance(value, Set) and all(isinstance(item, str) for item in value)
         wanted = 'a frozenset of parameter names, such as frozenset({"table"})'
     else:

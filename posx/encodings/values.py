@@ -80,9 +80,10 @@ def _init(encoding: Encoding, dims: Dims) -> Params:
     for name, array in params.items():
         if not is_float(array):
             raise ConfigError(f"{encoding}.init must give arrays of floats, but {name!r} is {shown(array)}")
-    for name in sorted(encoding.shared - params.keys()):
-        raise ConfigError(
-            f"{encoding}.shared names {name!r}, which init does not give; {nearest(name, list(params))}"
-            f"init gives: {', '.join(params) or 'nothing'}"
-        )
+    for fact in ("shared", "decayed"):
+        for name in sorted(getattr(encoding, fact) - params.keys()):
+            raise ConfigError(
+                f"{encoding}.{fact} names {name!r}, which init does not give; {nearest(name, list(params))}"
+                f"init gives: {', '.join(params) or 'nothing'}"
+            )
     return params

@@ -15,6 +15,7 @@ from posx.config import EvalConfig, RunConfig
 from posx.config.stored import identity
 from posx.data import Dataset
 from posx.encodings import spec_text
+from posx.encodings.rates import told
 from posx.errors import UndefinedLength
 from posx.evaluation.measured import Measured
 from posx.files import lines
@@ -153,6 +154,8 @@ def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, st
         "encoding_value": repr(model.encodings[0] if len(set(model.encodings)) == 1 else model.encodings),
         "layers": _cycle([spec_text(spec) for spec in run.layers]),
         "train_len": run.train.length,
+        "learning_rate": run.train.learning_rate,
+        "position_lr_multiplier": told(run.resolution.rates),
         "seed": run.train.seed,
         "step": step,
         "tokenizer": dataset.tokenizer.name,

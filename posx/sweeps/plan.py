@@ -121,9 +121,18 @@ def plan(config: ConfigDict, workdir: Path, earlier: RunConfig | None = None) ->
         jobs.append(Job(run, folder, point))
     if found:
         raise ConfigError("; ".join(dict.fromkeys(found)))
-    jobs = _in_their_folders(jobs, workdir)
+    jobs = _in_their_folders(_once(jobs), workdir)
     _check_different(jobs)
     return jobs
+
+
+def _once(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs but those that nothing but a multiplier of rates tells from an earlier one: nothing learns at it."""
+    first: dict[Any, Job] = {}
+    for job in jobs:
+        apart = tuple(text_of(s, value) for s, value in job.point.items() if s != "train.position_lr_multiplier")
+        first.setdefault((apart, identity(job.run)), job)
+    return list(first.values())
 
 
 def _in_their_folders(jobs: Sequence[Job], workdir: Path) -> list[Job]:

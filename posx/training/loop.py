@@ -39,7 +39,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num
     Continues bit for bit as if never interrupted: the state holds all that changes, batches and dropout are functions
     of the step. Raises NonFiniteError with the step; the last good checkpoint stays.
     """
-    config = run.train
+    config, rates = run.train, run.resolution.rates
     checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints)
     memory = f"{folder.path.name}: memory ran out; raise train.accumulation (now {config.accumulation})"
     with memory_errors(memory), Meter(folder.path.name, config.steps) as meter:
@@ -61,7 +61,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num
             for steps in dispatches(config, start):
                 interrupts.check()
                 tokens = over_devices(_batches(dataset, config, steps), num_devices, axis=1)
-                state, metrics = train_steps(model, config, state, tokens, len(steps), num_devices)
+                state, metrics = train_steps(model, config, state, tokens, len(steps), num_devices, rates)
                 log.add(metrics, len(steps))
                 done = steps.stop
                 due = done % config.checkpoint_steps == 0 or done == config.steps

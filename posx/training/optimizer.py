@@ -1,4 +1,4 @@
-"""AdamW with warm-up, cosine decay and clipping, all from Optax."""
+"""AdamW with warm-up, cosine decay and clipping, all from Optax; position parameters at their encodings' own rates."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import jax
 import optax
 
 from posx.config import TrainConfig
+from posx.encodings.rates import Rate, Rates, rates_of
+from posx.model import Model, layer_name, shared_name
+
+Path = tuple[str, ...]
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:
@@ -21,20 +25,54 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
     )
 
 
-def decayed(params: dict[str, Any]) -> dict[str, Any]:
-    """True for what weight decay acts on: the matrices, but nothing that belongs to a position encoding."""
+def make_optimizer(config: TrainConfig, model: Model, rates: Rates | None = None) -> optax.GradientTransformation:
+    """The optimizer of `model`, whose position parameters are trained at `rates`, or at what today's classes say.
 
-    def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
-        names = {getattr(key, "key", None) for key in path}
-        return leaf.ndim == 2 and not names & {"position", "shared"}
+    A multiplier acts on the whole step that AdamW makes, weight decay included; clipping comes before.
+    """
+    positions = _positions(model, _todays(config, model) if rates is None else rates)
 
-    return jax.tree_util.tree_map_with_path(is_matrix, params)
+    def decayed(params: Any) -> Any:
+        """True for what weight decay acts on: the matrices, and what encodings say of their own."""
 
+        def one(path: tuple[Any, ...], leaf: Any) -> bool:
+            rate = _rate(positions, path)
+            return leaf.ndim == 2 if rate is None else rate.decays
 
-def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    return optax.chain(
+        return jax.tree_util.tree_map_with_path(one, params)
+
+    inner = optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
         optax.adamw(
             learning_rate(config), b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay, mask=decayed
         ),
     )
+
+    def update(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        def one(path: tuple[Any, ...], step: jax.Array) -> jax.Array:
+            rate = _rate(positions, path)
+            return step if rate is None or rate.lr_multiplier == 1 else rate.lr_multiplier * step
+
+        steps, state = inner.update(grads, state, params)
+        return jax.tree_util.tree_map_with_path(one, steps), state
+
+    return optax.GradientTransformation(inner.init, update)
+
+
+def _todays(config: TrainConfig, model: Model) -> Rates:
+    return tuple(rates_of(encoding, model.dims, config.position_lr_multiplier) for encoding in model.encodings)
+
+
+def _positions(model: Model, rates: Rates) -> dict[Path, Rate]:
+    """The rate of each position parameter by its path; what is shared has that of the first layer it serves."""
+    found: dict[Path, Rate] = {}
+    for n, (encoding, own) in enumerate(zip(model.encodings, rates, strict=True)):
+        once, layer = ("shared", shared_name(model.distinct.index(encoding))), ("layers", layer_name(n))
+        for name, rate in own:
+            found.setdefault((*(once if name in encoding.shared else (*layer, "attention", "position")), name), rate)
+    return found
+
+
+def _rate(positions: dict[Path, Rate], path: tuple[Any, ...]) -> Rate | None:
+    """The rate of what lies at `path`, None for what belongs to no encoding."""
+    return positions.get(tuple(key.key for key in path))

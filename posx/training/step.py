@@ -11,6 +11,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from posx.config import TrainConfig
+from posx.encodings.rates import Rates
 from posx.machine.devices import AXIS, on_each
 from posx.model import Model
 from posx.positions import sequential
@@ -23,7 +24,7 @@ Metrics = dict[str, jax.Array]
 def init_state(model: Model, config: TrainConfig) -> State:
     """{"params", "opt_state", "step"} at step 0, a pure function of the seed."""
     params = model.init(jax.random.key(config.seed))
-    return {"params": params, "opt_state": make_optimizer(config).init(params), "step": jnp.zeros((), jnp.int32)}
+    return {"params": params, "opt_state": make_optimizer(config, model).init(params), "step": jnp.zeros((), jnp.int32)}
 
 
 def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array | None, executor: str) -> jax.Array:
@@ -32,11 +33,13 @@ def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array 
     return -model.log_probs(params, tokens, pos, dropout_rng, executor).mean()
 
 
-@functools.partial(jax.jit, static_argnames=("model", "config", "num_devices"), donate_argnames=("state",))
+@functools.partial(jax.jit, static_argnames=("model", "config", "num_devices", "rates"), donate_argnames=("state",))
 def train_step(
-    model: Model, config: TrainConfig, state: State, tokens: jax.Array, num_devices: int = 1
+    model: Model, config: TrainConfig, state: State, tokens: jax.Array, num_devices: int = 1, rates: Rates | None = None
 ) -> tuple[State, Metrics]:
     """The state after one update on tokens [b, t + 1], and {"loss", "grad_norm"}; `grad_norm` is before clipping.
+
+    Position parameters are trained at `rates`, or at those of `config` and the encodings' classes.
 
     With accumulation a, the batch is cut into a equal parts whose gradients are averaged: one part in memory at a time.
     Rows lie on `num_devices` devices, which divide the rows of a part; each works on its own, and they meet once.
@@ -51,7 +54,7 @@ def train_step(
         return joined(jax.lax.pmean(flat, AXIS))
 
     value, grads = on_each(average, num_devices)((params, state["step"]), numbered)
-    updates, opt_state = make_optimizer(config).update(grads, state["opt_state"], params)
+    updates, opt_state = make_optimizer(config, model, rates).update(grads, state["opt_state"], params)
     new = {"params": optax.apply_updates(params, updates), "opt_state": opt_state, "step": state["step"] + 1}
     return new, {"loss": value, "grad_norm": optax.tree.norm(grads)}
 
@@ -80,10 +83,11 @@ def _gradients(
     return jax.tree.map(lambda x: x / config.accumulation, total)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "config", "num_devices"), donate_argnames=("state",))
+@functools.partial(jax.jit, static_argnames=("model", "config", "num_devices", "rates"), donate_argnames=("state",))
 def train_steps(
-    model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: jax.Array, num_devices: int = 1
-) -> tuple[State, Metrics]:
+    model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: jax.Array, num_devices: int = 1,
+    rates: Rates | None = None,
+) -> tuple[State, Metrics]:  # fmt: skip
     """The state after updates on the first `count` of the batches tokens [n, b, t + 1], and metrics [n] of them.
 
     `count` is no part of the compiled program: whatever numbers of steps a run is cut into, by log lines, checkpoints
@@ -91,7 +95,7 @@ def train_steps(
     """
 
     def one(n: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
-        state, metrics = train_step(model, config, carry[0], tokens[n], num_devices)
+        state, metrics = train_step(model, config, carry[0], tokens[n], num_devices, rates)
         return state, {name: carry[1][name].at[n].set(value) for name, value in metrics.items()}
 
     zeros = {name: jnp.zeros(tokens.shape[0]) for name in ("loss", "grad_norm")}

@@ -267,3 +267,22 @@ def test_senseless_settings_are_all_named():
         check_config(DataConfig(source="", layout="page", validation_fraction=1.0, tokenizer="bpe", vocab_size=9))
     for name in ("data.source", "data.layout 'page'", "data.validation_fraction is 1.0", "data.vocab_size is 9"):
         assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("held_out", [True, False], ids=["a validation file", "split by hash"])
+def test_tuning_documents_come_out_of_the_training_text_and_stand_where_the_validation_text_does(tmp_path, held_out):
+    jsonl = "\n".join(json.dumps({"text": f"document {n}"}) for n in range(40))
+    folder = tmp_path / "text"
+    write(folder / ("train.jsonl" if held_out else "all.jsonl"), jsonl)
+    if held_out:
+        write(folder / "validation.jsonl", '{"text": "never to be seen"}')
+    plain, tuned = (load(tmp_path, folder, validation_fraction=0.2, tuning_fraction=f) for f in (0.0, 0.25))
+    assert sorted(tuned.train + tuned.validation) == sorted(plain.train) and 4 < len(tuned.validation) < 16
+    assert tuned.train == [text for text in plain.train if text not in tuned.validation]
+    half = load(tmp_path, folder, validation_fraction=0.2, tuning_fraction=0.5)
+    assert set(tuned.validation) < set(half.validation), "more of them holds on to those chosen"
+
+
+def test_a_fraction_for_tuning_that_makes_no_sense_is_refused():
+    with pytest.raises(ConfigError, match=r"data.tuning_fraction is 1.0; it must be at least 0 and below 1"):
+        check_config(DataConfig(tuning_fraction=1.0))

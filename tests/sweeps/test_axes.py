@@ -12,6 +12,7 @@ from posx.config.flags import config_of as config_named
 from posx.config.flags import load_config
 from posx.config.stored import from_stored, to_stored
 from posx.encodings import Encoding
+from posx.encodings.shaw import Shaw
 from posx.errors import ConfigError
 from posx.sweeps.plan import plan
 from posx.words import words_of
@@ -256,3 +257,14 @@ def test_a_sweep_of_an_earlier_run_is_that_run_at_the_axes_it_is_given(capsys, w
     words = ["sweep", f"--config_json={whole / 'config.json'}", f"--workdir={tmp_path}", "--dry_run"]
     code, out, err = tiny.call(capsys, *words, "--config.sweep.axes.train.seed=(3, 4)")
     assert code == 0 and [line.split()[0] for line in out.splitlines()[1:3]] == ["t5-L16-s3", "t5-L16-s4"], err
+
+
+def test_multiples_of_a_rate_at_which_nothing_learns_are_one_run(tmp_path):
+    rates = (1.0, 3.0, 10.0)
+    found = list(planned(tmp_path, encoding=("rope", "t5"), train__position_lr_multiplier=rates))
+    assert found == [
+        "rope-L64-s0-position_lr_multiplier=1",
+        *(f"t5-L64-s0-position_lr_multiplier={n:.0f}" for n in rates),
+    ]
+    runs = planned(tmp_path, encoding=("shaw",), train__position_lr_multiplier=(0.0, Shaw.lr_multiplier))
+    assert len(runs) == 1, "what the class says, asked for by number"

@@ -1,0 +1,33 @@
+"""Recipe: at which learning rates each encoding is best at the training length, on documents held out for this alone.
+
+    posx sweep --config configs/recipe_cpu.py --workdir runs/recipe_cpu --config.data.source=PATH/TO/novels
+
+Model, text and training length of `novels_cpu`, 2 M bytes a run. A tenth of the training documents is taken out and
+judges, at the training length only: neither the validation text nor a longer window is looked at. An encoding that
+learns nothing has one run for all multipliers.
+Hardware and time: 4 CPU cores, two and a half hours. What was chosen, and how: experiments/recipe.
+"""
+
+from posx.config import base_config
+
+
+def get_config(arg: str = "alibi"):
+    config = base_config(arg)
+    config.data.source = "novels"
+    config.data.tuning_fraction = 0.1
+    config.model.num_layers = 4
+    config.model.model_dim = 128
+    config.model.num_heads = 4
+    config.train.length = 64
+    config.train.batch_size = 64
+    config.train.steps = 488
+    config.eval.lengths = (64,)
+    config.eval.protocols = ("nonoverlapping",)
+    config.eval.num_targets = 262144
+    config.sweep.train_lens = (64,)
+    config.sweep.seeds = (0, 1)
+    config.sweep.axes = {
+        "train.learning_rate": (1e-3, 2e-3, 4e-3),
+        "train.position_lr_multiplier": (1.0, 3.0, 10.0, 30.0),
+    }
+    return config.lock()
