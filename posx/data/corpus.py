@@ -61,7 +61,7 @@ def load(source: Source, config: DataConfig, work_dir: Path) -> Corpus:
     Raises `DataError` if a split ends up without a document that holds more than white space.
     """
     notes = list(source.notes)
-    sides = []
+    sides: list[list[str]] = []
     for key, part in (("data.source", source.train), ("data.validation", source.validation)):
         if part is None or (config.tuning_fraction and sides):
             continue

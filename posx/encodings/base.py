@@ -150,8 +150,7 @@ class Encoding:
 
     @property
     def decayed(self) -> frozenset[str]:
-        """Parameter names that weight decay acts on, as it does in the source; at `lr_multiplier` times its strength,
-        like every step."""
+        """Parameter names that weight decay acts on, as it does in the source."""
         return frozenset()
 
     @property

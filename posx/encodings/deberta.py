@@ -51,6 +51,10 @@ class Deberta(Encoding):
         return frozenset({"table"})
 
     @property
+    def decayed(self) -> frozenset[str]:
+        return frozenset({"table", *(name for name, term in (("w_k", "c2p"), ("w_q", "p2c")) if term in self.terms)})
+
+    @property
     def reach(self) -> int | None:
         return self.max_distance
 

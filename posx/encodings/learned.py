@@ -66,6 +66,10 @@ class Learned(Encoding):
         return frozenset({"table"})
 
     @property
+    def decayed(self) -> frozenset[str]:
+        return self.shared  # as in GPT and BERT
+
+    @property
     def max_position(self) -> int | None:
         self.require_resolved()
         return None if self.beyond == "clamp" else max(self.num_positions, self.stretched_to) - 1

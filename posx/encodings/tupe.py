@@ -44,6 +44,10 @@ class Tupe(Encoding):
         return frozenset({"table", "norm_scale", "norm_bias", "u_q", "u_k"} | ({"theta"} if self.untied else set()))
 
     @property
+    def decayed(self) -> frozenset[str]:
+        return self.shared - {"norm_scale", "norm_bias"}  # the released code's, which decays those two as well
+
+    @property
     def max_position(self) -> int | None:
         self.require_resolved()
         return None if self.beyond == "clamp" else max(self.num_positions, self.stretched_to) - 1

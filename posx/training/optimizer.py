@@ -28,7 +28,7 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
 def make_optimizer(config: TrainConfig, model: Model, rates: Rates | None = None) -> optax.GradientTransformation:
     """The optimizer of `model`, whose position parameters are trained at `rates`, or at what today's classes say.
 
-    A multiplier acts on the whole step that AdamW makes, weight decay included; clipping comes before.
+    A multiplier acts on Adam's step. Clipping comes before, weight decay after, at the model's learning rate for all.
     """
     positions = _positions(model, _todays(config, model) if rates is None else rates)
 
@@ -41,22 +41,23 @@ def make_optimizer(config: TrainConfig, model: Model, rates: Rates | None = None
 
         return jax.tree_util.tree_map_with_path(one, params)
 
-    inner = optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(
-            learning_rate(config), b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay, mask=decayed
-        ),
-    )
+    adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2)
 
     def update(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
         def one(path: tuple[Any, ...], step: jax.Array) -> jax.Array:
             rate = _rate(positions, path)
             return step if rate is None or rate.lr_multiplier == 1 else rate.lr_multiplier * step
 
-        steps, state = inner.update(grads, state, params)
+        steps, state = adam.update(grads, state, params)
         return jax.tree_util.tree_map_with_path(one, steps), state
 
-    return optax.GradientTransformation(inner.init, update)
+    # AdamW, whose state checkpoints hold, with the multipliers between its first and its second part.
+    adamw = optax.chain(
+        optax.GradientTransformation(adam.init, update),
+        optax.add_decayed_weights(config.weight_decay, decayed),
+        optax.scale_by_learning_rate(learning_rate(config)),
+    )
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
 
 
 def _todays(config: TrainConfig, model: Model) -> Rates:
