@@ -1,0 +1,142 @@
+"""Which learning rates the tuning runs chose, by a rule that was written before any of them had ended.
+
+    python experiments/recipe/recipe.py collect runs/recipe_cpu >> experiments/recipe/tuning.jsonl
+    python experiments/recipe/recipe.py choose experiments/recipe/tuning.jsonl
+
+`collect` prints one line of JSON a run, from the rows that `configs/recipe_cpu.py` has left; `choose` prints Markdown.
+
+The rule. Loss is the mean NLL at the training length on the tuning documents, averaged over seeds. Its noise is the
+standard deviation between seeds of one setting, pooled over all settings. At each base rate every encoding takes its
+best multiplier. The base rate for all is the one at which the encodings lose least on average against their best over
+all rates; an encoding that loses more than twice the noise by it has its own rate, and that is said. The multiplier is
+the smallest whose loss at that rate is within the noise of the best there: 1 where nothing is gained. Where the best is
+the largest multiplier tried, larger ones have to be tried first.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Record = dict[str, Any]
+FACTS = (
+    "encoding", "learning_rate", "position_lr_multiplier", "seed", "train_len", "nll", "ppl", "num_targets", "targets",
+    "step", "data_digest", "digest",
+)  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """Runs that differ by their seed alone."""
+
+    encoding: str
+    rate: float
+    multiplier: float  # 1 where nothing is learned
+
+
+class Choice(NamedTuple):
+    multiplier: float
+    best: float  # multiplier of the lowest loss
+    losses: dict[float, float]  # nats, by multiplier
+    lost: float  # nats, against the best over all rates
+
+
+def collect(folder: Path) -> list[Record]:
+    """One record a finished run: its row at the training length."""
+    rows = []
+    for path in sorted(folder.glob("*/eval.jsonl")):
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        rows += [row for row in found if row["status"] == "ok" and row["eval_len"] == row["train_len"]]
+    return [{name: row[name] for name in FACTS} for row in rows]
+
+
+def cells_of(records: Sequence[Record]) -> dict[Cell, list[float]]:
+    """Losses of the seeds of every cell, nats. Raises ValueError for records of different targets or lengths."""
+    if len({(r["targets"], r["data_digest"], r["step"]) for r in records}) != 1:
+        raise ValueError("these runs were not trained and scored alike")
+    cells: dict[Cell, list[float]] = defaultdict(list)
+    for r in sorted(records, key=lambda r: r["seed"]):
+        cells[Cell(r["encoding"], r["learning_rate"], r["position_lr_multiplier"] or 1.0)].append(r["nll"])
+    return dict(cells)
+
+
+def noise_of(cells: Mapping[Cell, Sequence[float]]) -> float:
+    """Standard deviation between seeds, nats, pooled over cells."""
+    several = [losses for losses in cells.values() if len(losses) > 1]
+    squares = sum((len(losses) - 1) * statistics.variance(losses) for losses in several)
+    return (squares / sum(len(losses) - 1 for losses in several)) ** 0.5
+
+
+def choose(cells: Mapping[Cell, Sequence[float]], rate: float, noise: float) -> dict[str, Choice]:
+    """What every encoding takes at a base rate."""
+    means = {cell: statistics.fmean(losses) for cell, losses in cells.items()}
+    found = {}
+    for encoding in dict.fromkeys(cell.encoding for cell in cells):
+        here = {c.multiplier: loss for c, loss in sorted(means.items()) if (c.encoding, c.rate) == (encoding, rate)}
+        best = min(here, key=here.__getitem__)
+        multiplier = min(m for m in here if here[m] <= here[best] + noise)
+        lost = here[best] - min(loss for cell, loss in means.items() if cell.encoding == encoding)
+        found[encoding] = Choice(multiplier, best, here, lost)
+    return found
+
+
+def base_rate(cells: Mapping[Cell, Sequence[float]], noise: float) -> float:
+    """The rate at which the encodings lose least, on average, against their own best."""
+    rates = sorted({cell.rate for cell in cells})
+    return min(rates, key=lambda rate: statistics.fmean(c.lost for c in choose(cells, rate, noise).values()))
+
+
+def report(records: Sequence[Record]) -> str:
+    cells = cells_of(records)
+    noise = noise_of(cells)
+    rates, multipliers = (sorted({getattr(cell, name) for cell in cells}) for name in ("rate", "multiplier"))
+    lines = [
+        f"{len(records)} runs of {records[0]['step']} steps, {records[0]['num_targets']:,} targets each. Noise between "
+        f"seeds: {noise:.4f} nats. Loss (nats a byte) at L, mean of the seeds; bold: the best of its encoding.",
+        "",
+        "| encoding | base rate |" + "".join(f" x {m:g} |" for m in multipliers),
+        "|---|---:|" + "---:|" * len(multipliers),
+    ]
+    means = {cell: statistics.fmean(losses) for cell, losses in cells.items()}
+    for encoding in dict.fromkeys(cell.encoding for cell in cells):
+        best = min(loss for cell, loss in means.items() if cell.encoding == encoding)
+        for rate in rates:
+            row = [means.get(Cell(encoding, rate, m)) for m in multipliers]
+            texts = ("" if x is None else f"**{x:.4f}**" if x == best else f"{x:.4f}" for x in row)
+            lines.append(f"| {encoding} | {rate:g} |" + "".join(f" {text} |" for text in texts))
+    rate = base_rate(cells, noise)
+    lines += [
+        "",
+        f"Base rate for all: {rate:g}. Gained: loss of the worst and of the middle multiplier there, less that of the "
+        "chosen one.",
+        "",
+        "| encoding | multiplier | lowest loss at | loss | lost by the common rate | gained over worst | over middle |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for encoding, choice in choose(cells, rate, noise).items():
+        loss, others = choice.losses[choice.multiplier], sorted(choice.losses.values())
+        apart = " (a rate of its own)" if choice.lost > 2 * noise else ""
+        edge = " (at the edge)" if choice.best == max(choice.losses) and len(choice.losses) > 1 else ""
+        lines.append(
+            f"| {encoding} | {choice.multiplier:g} | x {choice.best:g}{edge} | {loss:.4f} | {choice.lost:.4f}{apart} | "
+            f"{others[-1] - loss:.4f} | {statistics.median(others) - loss:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str]) -> None:
+    command, path = words[0], Path(words[1])
+    if command == "collect":
+        print("\n".join(json.dumps(record) for record in collect(path)))
+    elif command == "choose":
+        print(report([json.loads(line) for line in path.read_text().splitlines()]))
+    else:
+        raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
