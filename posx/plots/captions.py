@@ -55,8 +55,12 @@ def facts(panels: Sequence[Panel]) -> list[str]:
 
 
 def spreads(curves: Sequence[Curve], panel_rows: Rows, interval: str) -> list[str]:
-    """A subtitle line on what the band and the bars of a figure are; none where there are neither."""
-    parts = ["Line: mean over seeds, band: lowest to highest"] if any(curve.seeds[1] > 1 for curve in curves) else []
+    """A subtitle line on what the band, the dots and the bars of a figure are; none where there are none.
+
+    interval: of what the bars are; "" in a figure of many points, which has neither bars nor dots.
+    """
+    seeds = f"Line: mean over seeds, band: lowest to highest{', dots: each' if interval else ''}"
+    parts = [seeds] if any(curve.seeds[1] > 1 for curve in curves) else []
     points = [point for curve in curves for point in curve.points]
     if interval:
         parts += [f"Bars: {interval}"] if any(point.interval for point in points) else no_intervals(panel_rows, points)

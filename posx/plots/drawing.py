@@ -38,9 +38,9 @@ def sparse(turn: int) -> tuple[float, float]:
 
 
 def draw_curve(ax: Axes, curve: Curve, bars: bool = True, turn: int | None = None) -> None:
-    """The mean with its gaps, bars for its intervals, and a band from the lowest to the highest run of several.
+    """The mean with its gaps, bars for its intervals; of several runs a dot each, and a band over all of them.
 
-    `turn` is the curve's number where it has so many points that only some get a marker.
+    `turn` is the curve's number where it has so many points that only some get a marker, and runs none.
     """
     x = np.array([point.x for point in curve.points])
     mean = np.minimum([point.mean for point in curve.points], _RUNAWAY)
@@ -51,6 +51,12 @@ def draw_curve(ax: Axes, curve: Curve, bars: bool = True, turn: int | None = Non
         low, high = (np.minimum([getattr(point, end) for point in curve.points], _RUNAWAY) for end in ("low", "high"))
         color = curve.look.color
         ax.fill_between(x, low, high, where=several.tolist(), color=color, alpha=0.22, linewidth=0, zorder=2)
+        if turn is None:
+            dots = [(point.x, value) for point in curve.points if len(point.values) > 1 for value in point.values]
+            places, values = np.minimum(np.array(dots).T, _RUNAWAY)
+            ax.plot(
+                places, values, linestyle="", marker=".", markersize=3.2, markeredgewidth=0, color=color, zorder=2.6
+            )
     if ends := [(point.x, *point.interval) for point in curve.points if bars and point.interval]:
         places, low, high = np.minimum(np.array(ends).T, _RUNAWAY)
         ax.vlines(places, low, high, color=curve.look.color, linewidth=1.2, zorder=2.5)
