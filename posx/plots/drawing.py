@@ -54,9 +54,7 @@ def draw_curve(ax: Axes, curve: Curve, bars: bool = True, turn: int | None = Non
         if turn is None:
             dots = [(point.x, value) for point in curve.points if len(point.values) > 1 for value in point.values]
             places, values = np.minimum(np.array(dots).T, _RUNAWAY)
-            ax.plot(
-                places, values, linestyle="", marker=".", markersize=3.2, markeredgewidth=0, color=color, zorder=2.6
-            )
+            ax.plot(places, values, ".", markersize=4.5, markeredgewidth=0, color=color, zorder=2.6)
     if ends := [(point.x, *point.interval) for point in curve.points if bars and point.interval]:
         places, low, high = np.minimum(np.array(ends).T, _RUNAWAY)
         ax.vlines(places, low, high, color=curve.look.color, linewidth=1.2, zorder=2.5)
