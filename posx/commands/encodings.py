@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
 from posx import encodings
+from posx.encodings.rates import rates_of, told
 
 
 def main(values: dict[str, Any], _: None) -> None:
@@ -14,9 +13,10 @@ def main(values: dict[str, Any], _: None) -> None:
     dims = encodings.Dims(model_dim=64, num_heads=4, head_dim=16, num_layers=2, train_len=64)
     for name in encodings.ENCODINGS:
         encoding = encodings.build(name, dims)
-        learned = bool(jax.eval_shape(lambda rng, e=encoding: e.init(rng, dims), jax.random.key(0)))
+        rate = told((rates_of(encoding, dims),))
         sites = ", ".join(encoding.sites) or "nothing"
-        rows.append((name, sites, "yes" if learned else "no", encoding.extrapolates, encoding.paper))
+        learned = "no" if rate is None else f"yes, at {rate:g} x"
+        rows.append((name, sites, learned, encoding.extrapolates, encoding.paper))
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
