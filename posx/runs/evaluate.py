@@ -24,6 +24,7 @@ from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say
 from posx.runs.checks import check_stream
+from posx.runs.describe import is_defined
 from posx.runs.folder import RunFolder
 from posx.runs.targets import Question, questions
 from posx.runs.text import digest_of
@@ -43,12 +44,6 @@ def _log_probs(model: Model, executor: str, num_devices: int, params: Any, token
         return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
 
     return on_each(one, num_devices, PartitionSpec(AXIS))(params, tokens)
-
-
-def is_defined(model: Model, length: int) -> bool:
-    """Whether the model serves windows of `length` tokens."""
-    last = model.at_length(length).max_position
-    return last is None or length - 1 <= last
 
 
 def model_log_probs(model: Model, params: Any, executor: str = "auto"):

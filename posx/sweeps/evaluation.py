@@ -33,7 +33,7 @@ class Evaluation:
             found = expected(dataclasses.replace(self.run, data=text.settings(self.folder, self.run.data)))
         except PosxError:
             return Cost(0.0, 0, 0.0)
-        return Cost(found.eval_flops or 0.0, found.lengths, found.memory, turn=self.run.train.seed)
+        return Cost(found.slower * (found.eval_flops or 0.0), found.lengths, found.memory, turn=self.run.train.seed)
 
     def command(self) -> list[str]:
         """Its words as a command."""

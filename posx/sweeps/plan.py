@@ -56,7 +56,8 @@ class Job:
     def cost(self) -> Cost:
         train = self.run.train
         found, rows = self.expected, train.batch_size // train.accumulation
-        return Cost(found.flops + (found.eval_flops or 0.0), found.lengths, found.memory, train.steps, rows, train.seed)
+        work = found.slower * (found.flops + (found.eval_flops or 0.0))
+        return Cost(work, found.lengths, found.memory, train.steps, rows, train.seed)
 
     def command(self) -> list[str]:
         """The words of the run as `posx train`. Leaves its settings in its folder."""
@@ -74,7 +75,7 @@ class Job:
         steps = max((row.get("step", 0) for row in lines.read(self.folder.metrics_file)), default=0)
         rows = len(lines.read(self.folder.eval_file))
         owed = rows_owed(self.run.eval, self.run.train.length)
-        training = self.expected.flops / CORE_SPEED / (self.cost.seconds(1) - START)
+        training = self.expected.slower * self.expected.flops / CORE_SPEED / (self.cost.seconds(1) - START)
         return 0.99 * (training * min(steps / self.run.train.steps, 1) + (1 - training) * min(rows / owed, 1))
 
     def part(self) -> float:

@@ -85,6 +85,14 @@ def test_the_longest_run_is_first_and_equal_ones_that_share_programs_are_apart(t
     assert order == [f"{e}-L{length}-s{s}" for length in (128, 64) for s in (0, 1) for e in ("rope", "nope")]
 
 
+def test_runs_that_work_on_every_pair_are_longer_and_lengths_that_are_not_defined_cost_nothing(tmp_path):
+    config = base_config("rope")
+    config.sweep.update(encodings=("learned", "nope", "shaw"), train_lens=(64,))
+    config.eval.lengths = (64, 1024)
+    learned, nope, shaw = (job.cost for job in plan(config, tmp_path))
+    assert longest_first([learned, nope, shaw]) == [2, 1, 0] and (learned.lengths, nope.lengths) == (1, 2)
+
+
 def starts(schedule, cores, waiting, running=()):
     return processes.starts(waiting, running, schedule, cores)
 
