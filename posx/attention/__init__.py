@@ -162,7 +162,7 @@ def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, f
     head_dim, dtype = q.shape[-1], wide_dtype(q.dtype)
     temperature = None
     if encoding.acts_on("temperature"):
-        temperature = jax.vmap(encoding.temperature, in_axes=(None, 0))(params, pos)
+        temperature = jax.vmap(encoding.temperature, in_axes=(None, 0, 0))(params, pos, features)
     factor, scale = None, 1 / math.sqrt(head_dim)
     if temperature is not None:
         factor = (temperature if temperature.ndim == 3 else temperature[:, None])[..., None].astype(dtype)

@@ -9,6 +9,8 @@ of (params, vectors, positions, features). For one layer and one sequence, with 
     s_ij = score(s, tile)_ij         # then what is not visible is masked; softmax -> w_ij
     o_i  = output( sum_j w_ij (v~_j + c_r) + mix(w, pos)_i, pos_i )
 
+What `features` keeps of a token is given to its maps and to its temperature, and to `score`.
+
 A term free of content stands inside the scale, where every temperature acts on it, or outside. Inside it is e_r if it
 depends on distance alone, else a product of extra channels that `query` and `key` append (the scale stays
 1/sqrt(head_dim), whatever the width). Outside it is `bias`, or `curve` if it depends on distance alone.
@@ -197,8 +199,8 @@ class Encoding:
     def output(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         return vectors
 
-    def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array | None:
-        """[h or 1, q], or [q] for all heads."""
+    def temperature(self, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
+        """[h or 1, q], or [q] for all heads, of queries at pos [q]."""
         return None
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array | None:

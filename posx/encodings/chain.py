@@ -132,10 +132,10 @@ class Chain(Encoding):
     def output(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         return self._mapped("output", params, vectors, pos, features)
 
-    def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array | None:
+    def temperature(self, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
         product = None
-        for part, own in self._each(params):
-            value = part.temperature(own, q_pos)
+        for part, own, own_features in self._each(params, features):
+            value = part.temperature(own, pos, own_features)
             if value is not None and product is not None and value.ndim != product.ndim:
                 value, product = jnp.atleast_2d(value), jnp.atleast_2d(product)
             product = value if product is None else product if value is None else product * value

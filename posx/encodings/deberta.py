@@ -7,7 +7,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Params, Relative, as_float, normal
+from posx.encodings.base import Dims, Encoding, Features, Params, Relative, as_float, normal
 from posx.errors import ConfigError
 
 
@@ -88,8 +88,8 @@ class Deberta(Encoding):
             distance = jnp.where(jnp.abs(distance) <= mid, distance, bucket)
         return jnp.clip(distance + self._half, 0, 2 * self._half - 1)
 
-    def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array:
-        return jnp.full(q_pos.shape, (1 + len(self.terms)) ** -0.5, as_float(0).dtype)
+    def temperature(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:
+        return jnp.full(pos.shape, (1 + len(self.terms)) ** -0.5, as_float(0).dtype)
 
     def relative(self, params: Params, distance: jax.Array) -> Relative:
         def projected(name: str, rows: jax.Array) -> jax.Array:

@@ -76,6 +76,8 @@ class Hooks:
                 f"({self._where})"
             )
         q_pos, k_pos = self._pos("q"), self._pos("k")
+        if self.acts("temperature"):
+            self._expect("temperature", self._call("temperature", q_pos, q_features), "h or 1, q", "q")
         self._check_bias(q_pos, k_pos)
         if self.acts("relative"):
             self._check_relative({"query": q.shape[2], "key": k.shape[2], "value": width})
@@ -126,9 +128,7 @@ class Hooks:
         return self._expect(hook, found, f"{letters}, *")
 
     def _check_bias(self, q_pos: Struct, k_pos: Struct) -> None:
-        """What is free of content: temperature, curve and bias. A bias that follows from the curve needs no look."""
-        if self.acts("temperature"):
-            self._expect("temperature", self._call("temperature", q_pos), "h or 1, q", "q")
+        """What is free of content: curve and bias. A bias that follows from the curve needs no look."""
         if self.acts("curve"):
             distance = Struct((self.sizes["n"],), jnp.result_type(float))
             self._expect("curve", self._call("curve", distance), "h or 1, n")

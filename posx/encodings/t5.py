@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.encodings.base import Dims, Encoding, Params, as_float, normal
+from posx.encodings.base import Dims, Encoding, Features, Params, as_float, normal
 from posx.errors import ConfigError
 
 
@@ -113,8 +113,8 @@ class T5(Encoding):
     def acts_on(self, hook: str) -> bool:
         return super().acts_on(hook) and not (hook == "temperature" and self.scaled)
 
-    def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array | None:
-        return None if self.scaled else jnp.full(q_pos.shape, math.sqrt(self.head_dim), as_float(0).dtype)
+    def temperature(self, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
+        return None if self.scaled else jnp.full(pos.shape, math.sqrt(self.head_dim), as_float(0).dtype)
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array:
         return params["table"][self.bucket(distance)].T

@@ -71,8 +71,8 @@ class Tupe(Encoding):
         }
         return params | ({"theta": normal(theta_rng, (2, h), 0.02)} if self.untied else {})
 
-    def temperature(self, params: Params, q_pos: jax.Array) -> jax.Array:
-        return jnp.full(q_pos.shape, math.sqrt(0.5), as_float(0).dtype)
+    def temperature(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:
+        return jnp.full(pos.shape, math.sqrt(0.5), as_float(0).dtype)
 
     def _projected(self, params: Params, name: str, pos: jax.Array) -> jax.Array:
         """p U [t, h, d], zero where the position is untied."""

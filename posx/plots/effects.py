@@ -45,8 +45,8 @@ def content_free(subject: Subject, length: int, queries: slice = slice(None)) ->
     k_pos = jnp.arange(length, dtype=jnp.int32)
     q_pos = k_pos[queries]
     s = np.zeros((dims.num_heads, len(q_pos), length))
+    features = _features(subject, encoding, length)
     if encoding.acts_on("query") or encoding.acts_on("key"):
-        features = _features(subject, encoding, length)
         q = encoding.query(params, _zeros(dims, dims.num_heads, len(q_pos)), q_pos, _of(features, queries))
         k = encoding.key(params, _zeros(dims, _kv_heads(subject), length), k_pos, features)
         keys = np.repeat(np.asarray(k, np.float64), dims.num_heads // k.shape[1], axis=1)
@@ -54,7 +54,7 @@ def content_free(subject: Subject, length: int, queries: slice = slice(None)) ->
     inside = encoding.relative(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
     if inside is not None:
         s = s + np.asarray(inside, np.float64).T.reshape(-1, len(q_pos), length)
-    temperature = encoding.temperature(params, q_pos)
+    temperature = encoding.temperature(params, q_pos, _of(features, queries))
     if temperature is not None:
         s = s * np.atleast_2d(np.asarray(temperature, np.float64))[:, :, None]
     s = s / math.sqrt(dims.head_dim)

@@ -134,7 +134,7 @@ def stock_call(case: Case, library: str) -> Call | None:
         q = jax.vmap(lambda q: encoding.query(params, q, pos, {}))(q)
         k = jax.vmap(lambda k: encoding.key(params, k, pos, {}))(k)
         if encoding.acts_on("temperature"):
-            q = q * jnp.atleast_2d(encoding.temperature(params, pos)).T[None, :, :, None].astype(q.dtype)
+            q = q * jnp.atleast_2d(encoding.temperature(params, pos, {})).T[None, :, :, None].astype(q.dtype)
         if has_bias and bias is None:
             bias = encoding.bias(params, pos, pos)[None]
         if library == "flax.nnx":

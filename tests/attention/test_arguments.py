@@ -141,8 +141,8 @@ class Odd(Encoding):
     def output(self, params, vectors, pos, features):
         return self._zeros(q=len(pos))
 
-    def temperature(self, params, q_pos):
-        return self._zeros(q=len(q_pos))
+    def temperature(self, params, pos, features):
+        return self._zeros(q=len(pos))
 
     def curve(self, params, distance):
         return self._zeros(n=len(distance))

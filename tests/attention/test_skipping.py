@@ -29,8 +29,8 @@ class Steep(Encoding):
 
     fades = True
 
-    def temperature(self, params, q_pos):
-        return 1 + as_float(q_pos) / T
+    def temperature(self, params, pos, features):
+        return 1 + as_float(pos) / T
 
     def curve(self, params, distance):
         return -params["slopes"][:, None] * jnp.abs(distance)[None, :]

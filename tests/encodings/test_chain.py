@@ -34,8 +34,8 @@ class Affine(Encoding):
 
     key = value = output = query
 
-    def temperature(self, params, q_pos):
-        return jnp.full(q_pos.shape, self.a, jnp.float32)
+    def temperature(self, params, pos, features):
+        return jnp.full(pos.shape, self.a, jnp.float32)
 
     def bias(self, params, q_pos, k_pos):
         return jnp.full((1, q_pos.shape[0], k_pos.shape[0]), self.b, jnp.float32)
@@ -61,7 +61,7 @@ def test_token_maps_apply_first_part_first_and_outputs_last_part_first(hook):
 
 def test_temperatures_multiply_biases_and_mixes_add_scores_fold():
     pos = jnp.asarray(POS)
-    assert_array_equal(BOTH.temperature({}, pos), np.full(T, 6.0))
+    assert_array_equal(BOTH.temperature({}, pos, {}), np.full(T, 6.0))
     assert_array_equal(BOTH.bias({}, pos, pos), np.full((1, T, T), 6.0))
     assert_array_equal(BOTH.mix({}, jnp.ones((H, T, T)), pos, pos), np.full((T, H, D), 6.0 * T))
     ones = jnp.ones((T, H, D))
@@ -165,7 +165,7 @@ def test_a_temperature_acts_on_all_that_stands_inside_the_scale(inner, other):
         own = {name: 0.5 * vectors(*a.shape, seed=n) for name, a in shapes.items()}
         params |= {f"{n}.{name}": a for name, a in own.items()}
         logits.append(np.log(attention_weights(part, own, Q, K, POS)))
-        temperature = part.temperature(own, POS)
+        temperature = part.temperature(own, POS, {})
         temperatures.append(1.0 if temperature is None else temperature[0])
     added = logits[1] - temperatures[1] * plain_logits(Q, K)  # DeBERTa's inside the scale, T5's outside
     wanted = temperatures[1] * logits[0] + (temperatures[0] if isinstance(other, Deberta) else 1.0) * added

@@ -232,7 +232,7 @@ BUILT = [
         r"Mine\(\)\.bias gives \[1, 3, 5\] of int32 where \[h or 1, q, k\]",
     ),
     (
-        "def temperature(self, params, q_pos): return jnp.ones((3, 4))",
+        "def temperature(self, params, pos, features): return jnp.ones((3, 4))",
         r"Mine\(\)\.temperature gives \[3, 4\] where \[h or 1, q\] or \[q\] = \[4 or 1, 3\] or \[3\] is wanted",
     ),
     (

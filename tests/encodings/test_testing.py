@@ -12,7 +12,7 @@ import pytest
 
 from posx import cli
 from posx.encodings import Alibi, Chain, Deberta, Encoding, Learned, Relative, Rope, Shaw
-from posx.encodings.base import as_float
+from posx.encodings.base import as_float, at_least_float32
 from posx.errors import ConfigError
 from posx.testing import CHECKS, check_encoding
 
@@ -55,16 +55,16 @@ class LooksAhead(Encoding):
 
     shift_invariant = False
 
-    def temperature(self, params, q_pos):
-        return jnp.full(q_pos.shape, jnp.log(as_float(q_pos.max() + 2)))
+    def temperature(self, params, pos, features):
+        return jnp.full(pos.shape, jnp.log(as_float(pos.max() + 2)))
 
 
 @encoding
 class CountsTokens(Encoding):
     """A temperature by the number of tokens, whatever their positions."""
 
-    def temperature(self, params, q_pos):
-        return jnp.full(q_pos.shape, np.log(1.0 + q_pos.shape[0]), as_float(0).dtype)
+    def temperature(self, params, pos, features):
+        return jnp.full(pos.shape, np.log(1.0 + pos.shape[0]), as_float(0).dtype)
 
 
 @encoding
@@ -129,8 +129,8 @@ class RunsOut(Encoding):
     integer_positions = True
     max_position = 39
 
-    def temperature(self, params, q_pos):
-        return jnp.linspace(1.0, 2.0, 30, dtype=as_float(0).dtype).at[q_pos].get(mode="fill", fill_value=jnp.nan)
+    def temperature(self, params, pos, features):
+        return jnp.linspace(1.0, 2.0, 30, dtype=as_float(0).dtype).at[pos].get(mode="fill", fill_value=jnp.nan)
 
 
 @encoding
@@ -141,8 +141,8 @@ class ClampsSilently(Encoding):
     integer_positions = True
     max_position = 39
 
-    def temperature(self, params, q_pos):
-        return jnp.linspace(1.0, 2.0, 40, dtype=as_float(0).dtype)[q_pos]
+    def temperature(self, params, pos, features):
+        return jnp.linspace(1.0, 2.0, 40, dtype=as_float(0).dtype)[pos]
 
 
 @encoding
@@ -384,6 +384,34 @@ def test_a_reference_is_compared_with_and_the_kernel_with_the_formula(monkeypatc
     monkeypatch.setattr(sys.modules["posx.attention.fused"], "score_bias", lambda *_: None)
     report = check_encoding("alibi", only=["fused"])
     assert report.failed == ("fused",) and "one call: [0] differs by" in str(report), str(report)
+
+
+@encoding
+class Sharpens(Encoding):
+    """A temperature that each query's own content sets, head by head."""
+
+    def init(self, rng, dims):
+        return {"w": jax.random.normal(rng, (dims.model_dim, dims.num_heads), jnp.float32)}
+
+    def features(self, params, x, pos, carry):
+        return {"heat": 1 + jax.nn.sigmoid(at_least_float32(x) @ params["w"])}, carry
+
+    def temperature(self, params, pos, features):
+        return features["heat"].T
+
+
+def test_a_temperature_reads_what_its_token_keeps():
+    def by_hand(params, x, project, pos, visible):
+        q, k, v = project(x)
+        heat = 1 + 1 / (1 + np.exp(-x @ params["w"]))
+        k, v = (np.repeat(a, q.shape[1] // a.shape[1], axis=1) for a in (k, v))
+        s = heat.T[:, :, None] * np.einsum("qhd,khd->hqk", q, k) / np.sqrt(q.shape[-1])
+        w = np.where(visible, np.exp(s), 0)
+        return np.einsum("hqk,khd->qhd", w / np.maximum(w.sum(axis=-1, keepdims=True), 1e-300), v)
+
+    checks = ["hooks", "reference", "tiles", "gradients", "padding", "decode", "shift_invariant", "prefix_consistent"]
+    report = check_encoding(Sharpens(), reference=by_hand, only=checks)
+    assert report.ok and all(line.status == "ok" for line in report.outcomes), str(report)
 
 
 def test_what_does_not_apply_is_not_called_ok():

@@ -28,7 +28,7 @@ def position_term(params=PARAMS, pos=POS, untied=()):
     """What TUPE adds to logits [h, q, k]: those of vectors that are zero."""
     encoding, pos, zero = Tupe(T, untied=untied), jnp.asarray(pos), jnp.zeros((T, H, D))
     q, k = (getattr(encoding, hook)(params, zero, pos, {}) for hook in ("query", "key"))
-    return np.asarray(encoding.temperature(params, pos)[None, :, None] * jnp.einsum("qhd,khd->hqk", q, k)) / D**0.5
+    return np.asarray(encoding.temperature(params, pos, {})[None, :, None] * jnp.einsum("qhd,khd->hqk", q, k)) / D**0.5
 
 
 def test_the_position_term_knows_no_content_and_is_not_symmetric():
