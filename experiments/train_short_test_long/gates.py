@@ -2,8 +2,9 @@
 
     python experiments/train_short_test_long/gates.py experiments/train_short_test_long/results
 
-Reads the stored rows only and prints Markdown: perplexity at L and the ratios R_k = PPL(kL) / PPL(L) with 95 %
-intervals over text (paired, so they cover the text, not the seed), then every gate with its value.
+Reads the stored rows only and prints Markdown: perplexity at L and the ratios R_k = PPL(kL) / PPL(L), means over seeds
+with their standard deviation and, in brackets, 95 % intervals of the mean over text (paired: the same targets at both
+lengths); then every gate with its value, the mean over seeds.
 """
 
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from posx.evaluation import Ratio, paired_ratio
 from posx.plots import read_rows
+from posx.plots.groups import panels
+from posx.plots.points import Point, perplexity_curves, ratio_curves
 
 L = 64
 #: PPL at L, then R_2, R_4, R_8, R_16 of two earlier throw-away trials (a JAX one / x-transformers).
@@ -26,29 +28,29 @@ TRIALS = {
 
 
 class Runs:
-    """Rows of one seed by (encoding, protocol, length)."""
+    """Points over seeds by (encoding, protocol, k), k being the length in training lengths."""
 
     def __init__(self, folder: Path):
-        rows = [row for row in read_rows(folder) if row["status"] == "ok" and row["train_len"] == L]
-        self.rows = {(row["encoding"], row["protocol"], row["eval_len"]): row for row in rows}
-        self.names = list(dict.fromkeys(row["encoding"] for row in rows))
+        self.points: dict[tuple[str, str, float], Point] = {}
+        self.ratios: dict[tuple[str, float], Point] = {}
+        for panel in panels(row for row in read_rows(folder) if row["train_len"] == L):
+            if panel.protocol == "nonoverlapping":
+                self.ratios |= {(c.label, p.x): p for c in ratio_curves(panel) for p in c.points if p.values}
+            for curve in perplexity_curves(panel):
+                self.points |= {(curve.label, panel.protocol, p.x / L): p for p in curve.points if p.values}
+        self.names = sorted({name for name, _, _ in self.points})
 
     def ppl(self, name: str, k: float = 1, protocol: str = "nonoverlapping") -> float:
-        row = self.rows.get((name, protocol, int(k * L)))
-        return row["ppl"] if row else float("nan")
-
-    def ratio(self, name: str, k: float) -> Ratio | None:
-        long, short = (self.rows.get((name, "nonoverlapping", int(n * L))) for n in (k, 1))
-        return paired_ratio(long, short) if long and short else None
+        point = self.points.get((name, protocol, k))
+        return point.mean if point else float("nan")
 
     def horizon(self, name: str, factor: float = 1.01) -> float:
         """Largest k up to which every PPL(kL) stays within `factor` of PPL(L)."""
-        lengths = sorted(n for encoding, protocol, n in self.rows if (encoding, protocol) == (name, "nonoverlapping"))
         held = 1.0
-        for n in lengths:
-            if self.ppl(name, n / L) > factor * self.ppl(name):
+        for k in sorted(k for encoding, protocol, k in self.points if (encoding, protocol) == (name, "nonoverlapping")):
+            if self.ppl(name, k) > factor * self.ppl(name):
                 break
-            held = n / L
+            held = k
         return held
 
     def early_share(self, name: str, k: float) -> float:
@@ -60,24 +62,32 @@ class Runs:
         return 1 - p2 / p1
 
 
+def cell(point: Point | None) -> str:
+    if point is None:
+        return "undefined"
+    spread = "" if point.sd is None else f" ± {point.sd:.3f}"
+    return f"{point.mean:.3f}{spread}" + (
+        f" ({point.interval[0]:.3f}-{point.interval[1]:.3f})" if point.interval else ""
+    )
+
+
 def table(runs: Runs) -> list[str]:
     factors = (2, 4, 8, 16, 32)
-    lines = ["| encoding | | PPL at L | " + " | ".join(f"R_{k}" for k in factors) + " |", "|---|---|" + "---:|" * 6]
+    head = "| encoding | seeds | PPL at L | " + " | ".join(f"R_{k}" for k in factors) + " |"
+    lines = [head, "|---|---:|" + "---:|" * 6]
     for name in runs.names:
-        cells = []
-        for k in factors:
-            found = runs.ratio(name, k)
-            interval = "" if found is None or found.low is None else f" ({found.low:.3f}-{found.high:.3f})"
-            cells.append(f"{found.value:.3f}{interval}" if found else "undefined")
-        lines.append(f"| {name} | here | {runs.ppl(name):.3f} | " + " | ".join(cells) + " |")
+        at_train = runs.points[name, "nonoverlapping", 1]
+        spread = "" if at_train.sd is None else f" ± {at_train.sd:.3f}"
+        cells = [f"{at_train.mean:.3f}{spread}", *(cell(runs.ratios.get((name, k))) for k in factors)]
+        lines.append(f"| {name} | {len(at_train.values)} | " + " | ".join(cells) + " |")
         if name in TRIALS:
-            lines.append("| | trials | " + " | ".join(TRIALS[name]) + " | |")
+            lines.append("| trials | | " + " | ".join(TRIALS[name]) + " | |")
     return lines
 
 
 def gates(runs: Runs) -> list[str]:
     def r(name: str, k: float) -> float:
-        return runs.ppl(name, k) / runs.ppl(name)
+        return runs.ratios[name, k].mean
 
     best = min(runs.ppl(name) for name in runs.names)
     relative = [n for n in ("rope", "alibi", "t5", "shaw", "transformer_xl", "deberta") if n in runs.names]
