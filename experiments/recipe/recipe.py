@@ -1,9 +1,14 @@
 """Which learning rates the tuning runs chose, by a rule that was written before any of them had ended.
 
-    python experiments/recipe/recipe.py collect runs/recipe_cpu >> experiments/recipe/tuning.jsonl
+    python experiments/recipe/recipe.py collect runs/recipe_cpu > experiments/recipe/tuning.jsonl
     python experiments/recipe/recipe.py choose experiments/recipe/tuning.jsonl
 
 `collect` prints one line of JSON a run, from the rows that `configs/recipe_cpu.py` has left; `choose` prints Markdown.
+After the choice stands, and not before, the same runs are measured on the validation text at 8 L, collected again and
+drawn:
+
+    posx evaluate --workdir runs/recipe_cpu --lengths 64,512 --config.data.tuning_fraction=0
+    python experiments/recipe/recipe.py figure experiments/recipe/tuning.jsonl
 
 The rule. Loss is the mean NLL at the training length on the tuning documents, averaged over seeds. Its noise is the
 standard deviation between seeds of one setting, pooled over all settings. At each base rate every encoding takes its
@@ -46,12 +51,16 @@ class Choice(NamedTuple):
 
 
 def collect(folder: Path) -> list[Record]:
-    """One record a finished run: its row at the training length."""
-    rows = []
-    for path in sorted(folder.glob("*/eval.jsonl")):
-        found = [json.loads(line) for line in path.read_text().splitlines()]
-        rows += [row for row in found if row["status"] == "ok" and row["eval_len"] == row["train_len"]]
-    return [{name: row[name] for name in FACTS} for row in rows]
+    """One record a finished run: its row at L on the tuning documents, and R_8 on other text if that was measured."""
+    records = []
+    for path in sorted(folder.glob("*/DONE")):
+        own = json.loads(path.read_text())["data_digest"]
+        rows = [json.loads(line) for line in (path.parent / "eval.jsonl").read_text().splitlines()]
+        here = [row for row in rows if row["data_digest"] == own and row["eval_len"] == row["train_len"]]
+        there = {row["eval_len"] / row["train_len"]: row["ppl"] for row in rows if row["data_digest"] != own}
+        record = {name: here[0][name] for name in FACTS}
+        records.append(record | ({"r_8": there[8] / there[1]} if {1, 8} <= there.keys() else {}))
+    return records
 
 
 def cells_of(records: Sequence[Record]) -> dict[Cell, list[float]]:
@@ -128,12 +137,53 @@ def report(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
+def figure(records: Sequence[Record], path: Path) -> None:
+    """R_8 against the multiplier, a line an encoding through the means of its seeds, at the base rate for all."""
+    from posx.plots import look, palette
+
+    cells = cells_of(records)
+    rate = base_rate(cells, noise_of(cells))
+    chosen = choose(cells, rate, noise_of(cells))
+    found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for r in records:
+        if r["learning_rate"] == rate and "r_8" in r:
+            found[r["encoding"]][r["position_lr_multiplier"] or 1.0].append(r["r_8"])
+    made = look.figure(8.6, 4.8)
+    ax = made.subplots(gridspec_kw={"left": look.MARGIN + 0.02, "right": 0.76, "top": 0.86, "bottom": 0.12})
+    looks = palette.looks([(name, 0) for name in found])
+    for name, drawn in looks.items():
+        means = {m: statistics.fmean(values) for m, values in sorted(found[name[0]].items())}
+        style = {"color": drawn.color, "marker": drawn.marker, "linestyle": drawn.dashes, "label": name[0]}
+        ax.plot(list(means), list(means.values()), **style)
+        dots = [(m, value) for m, values in found[name[0]].items() for value in values]
+        ax.plot(*zip(*dots, strict=True), ".", color=drawn.color, markersize=4.5, markeredgewidth=0)
+        if len(means) > 1:
+            place = chosen[name[0]].multiplier
+            ax.plot([place], [means[place]], "o", markersize=12, markerfacecolor="none", markeredgecolor=drawn.color)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("learning rate of the position parameters / that of all others")
+    ax.set_ylabel("R_8 on held-out novels")
+    ax.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+    ax.set_title(
+        f"What the multiplier decides 8 times beyond the training length\n{records[0]['step']} steps, base rate "
+        f"{rate:g}; dots: seeds, rings: the choice made at L on other text",
+        loc="left", fontsize=9,
+    )  # fmt: skip
+    for suffix in (".png", ".svg"):
+        made.savefig(path.with_suffix(suffix))
+
+
 def main(words: Sequence[str]) -> None:
+    if len(words) != 2:
+        raise SystemExit(__doc__)
     command, path = words[0], Path(words[1])
     if command == "collect":
         print("\n".join(json.dumps(record) for record in collect(path)))
     elif command == "choose":
         print(report([json.loads(line) for line in path.read_text().splitlines()]))
+    elif command == "figure":
+        figure([json.loads(line) for line in path.read_text().splitlines()], path.with_name("r_8.png"))
     else:
         raise SystemExit(__doc__)
 
