@@ -26,7 +26,7 @@ from posx.attention.dense import dense
 from posx.attention.fused import fused, is_native, refusal
 from posx.attention.masks import Mask, causal, full, window
 from posx.attention.sizes import check_sizes, parts
-from posx.attention.tiles import Slots, Tokens, times
+from posx.attention.tiles import Block, Order, Slots, Tokens, times
 from posx.encodings.base import Encoding, Features, Params, wide_dtype
 from posx.errors import ConfigError
 from posx.machine.compiler import apart
@@ -124,17 +124,15 @@ def attend(
     q_slots, k_slots, segments = _slots(q_side), _slots(k_side), q_segment is not None
     if isinstance(executor, str):
         executor = choose_executor(executor, encoding, mask, q.shape[1], k.shape[1], in_order, segments, q.dtype)
-    queries = apart(_queries(encoding, params, q, q_slots.pos, q_features))
-    keys = apart(_keys(encoding, params, k, v, k_slots.pos, k_features, keys_mapped))
+    queries = Block(apart(_queries(encoding, params, q, q_slots.pos, q_features)), q_slots)
+    keys = Block(apart(_keys(encoding, params, k, v, k_slots.pos, k_features, keys_mapped)), k_slots)
     run = functools.partial(
         EXECUTORS[executor] if isinstance(executor, str) else executor,
-        encoding, mask, in_order=in_order, offset=consecutive_offset(q_side.pos, k_side.pos),
+        encoding, mask, order=Order(in_order, consecutive_offset(q_side.pos, k_side.pos)),
     )  # fmt: skip
     with _forward_mode_needs_dense(executor):
-        if cut.cuts_sequences(q.shape[0]):
-            o = cut.over_sequences(run, params, queries, keys, q_slots, k_slots)
-        else:
-            o = run(params, queries, keys, q_slots, k_slots)
+        call = functools.partial(cut.over_sequences, run) if cut.cuts_sequences(q.shape[0]) else run
+        o = call(params, queries, keys)
     return token_map(encoding, "output", params, apart(o).swapaxes(1, 2), q_slots.pos, q_features).astype(q.dtype)
 
 
@@ -239,7 +237,7 @@ def choose_executor(
     segments: bool = False,
     dtype: Any = np.float32,
 ) -> str:
-    """The executor's name behind "auto" for such a call; `in_order` as in `blockwise`, dtype that of q."""
+    """The executor's name behind "auto" for such a call; `in_order` as in `Order`, dtype that of q."""
     if executor != "auto":
         return executor
     if is_native(dtype) and not refusal(encoding, mask, in_order, segments):

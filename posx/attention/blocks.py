@@ -11,8 +11,8 @@ import numpy as np
 
 from posx.attention import cut
 from posx.attention.masks import Mask
-from posx.attention.tiles import Slots, Strips, Tokens, by_distance, finite, visible_pairs
-from posx.encodings.base import Encoding, Params, Relative, as_float, at_least_float32
+from posx.attention.tiles import Block, Slots, Strips, by_distance, finite, visible_pairs
+from posx.encodings.base import PAIRWISE, Encoding, Params, Relative, acting, as_float, at_least_float32
 
 
 class Plan(NamedTuple):
@@ -22,12 +22,15 @@ class Plan(NamedTuple):
     mask: Mask
     in_order: bool
     query_blocks: int
-    #: Whether there are parameters, so that gradients of the strips are wanted.
-    learned: bool
+    #: Tokens in a tile.
+    query_block: int
+    key_block: int
     #: Places a query stands behind a key, from which on the strips are constant; None if no tile lies beyond.
     reach: int | None = None
     #: Whether tiles whose curve has fallen so far that they provably weigh nothing are left out.
     skip: bool = False
+    #: Whether there are parameters, so that gradients of the strips are wanted.
+    learned: bool = False
 
 
 class Tables(NamedTuple):
@@ -77,15 +80,16 @@ def reads_params(encoding: Encoding, strips: Strips | None) -> bool:
 
 def can_skip(encoding: Encoding, mask: Mask, slots: Slots) -> bool:
     """Whether a tile's scores are bounded by its curve and the norms of its vectors, and its queries see themselves."""
-    bounded = encoding.acts_on("curve") and not any(encoding.acts_on(hook) for hook in ("relative", "score", "mix"))
+    bounded = encoding.acts_on("curve") and not acting(encoding, PAIRWISE)
     return bounded and mask.causal and not mask.window and slots.segment is None
 
 
-def cut_into_blocks(tokens: Tokens, slots: Slots, block: int) -> tuple[Tokens, Slots]:
-    """Every array cut into blocks along its token axis, blocks in front: [n, ..., block, ...].
+def cut_into_blocks(side: Block, block: int) -> Block:
+    """Every array of one side cut into blocks along its token axis, blocks in front: [n, ..., block, ...].
 
     What fills the last block is an empty slot (idx -1) that repeats the last position, for which encodings are defined.
     """
+    tokens, slots = side
     padding = -slots.idx.shape[1] % block
 
     def cut(x: jax.Array, axis: int, **pad: Any) -> jax.Array:
@@ -95,9 +99,8 @@ def cut_into_blocks(tokens: Tokens, slots: Slots, block: int) -> tuple[Tokens, S
     features = jax.tree.map(lambda x: cut(x, 1), tokens.features)
     vectors = jax.tree.map(lambda x: cut(x, 2), tokens._replace(features={}))
     segment = None if slots.segment is None else cut(slots.segment, 1)
-    return vectors._replace(features=features), Slots(
-        cut(slots.pos, 1, mode="edge"), cut(slots.idx, 1, constant_values=-1), segment
-    )
+    where = Slots(cut(slots.pos, 1, mode="edge"), cut(slots.idx, 1, constant_values=-1), segment)
+    return Block(vectors._replace(features=features), where)
 
 
 def count_blocks(num_tokens: int, block: int) -> int:
@@ -129,7 +132,7 @@ def walk(
     far: all pairs of the tile lie beyond `plan.reach`. first: from what the diagonal's tile left in the carry to the
     first key block that may weigh anything.
     """
-    count, query_block, key_block = k_slots.idx.shape[0], q_where.idx.shape[1], k_slots.idx.shape[2]
+    count, query_block, key_block = k_slots.idx.shape[0], plan.query_block, plan.key_block
     causal_past = plan.in_order and plan.mask.causal
     last = i * query_block // key_block if causal_past else count - 1
     if causal_past and not plan.mask.window and q_where.segment is None:
@@ -154,32 +157,28 @@ def block_at(tree: Any, j: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, j, keepdims=False), tree)
 
 
-def first_row(plan: Plan, i: Any, j: Any, q_where: Slots, k_slots: Slots, far: bool) -> Any:
+def first_row(plan: Plan, i: Any, j: Any, far: bool) -> Any:
     """Where tile (i, j) starts in the strips: the row of its largest distance (last query, first key)."""
-    return 0 if far else (plan.query_blocks - 1 - i) * q_where.idx.shape[1] + j * k_slots.idx.shape[2]
+    return 0 if far else (plan.query_blocks - 1 - i) * plan.query_block + j * plan.key_block
 
 
-def strip_of(
-    plan: Plan, strips: Strips | None, i: Any, j: Any, q_where: Slots, k_slots: Slots, far: bool
-) -> Strips | None:
+def strip_of(plan: Plan, strips: Strips | None, i: Any, j: Any, far: bool) -> Strips | None:
     """The distances that tile (i, j) meets."""
-    start = first_row(plan, i, j, q_where, k_slots, far)
-    length = 1 if far else q_where.idx.shape[1] + k_slots.idx.shape[2]
+    start, length = first_row(plan, i, j, far), 1 if far else plan.query_block + plan.key_block
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1), strips)
 
 
 def skipper(plan: Plan, strips: Strips | None, keys: jax.Array) -> Callable[..., Any]:
-    """`first(i, q, q_where, floor)`: the first key block that query block i has to look at; 0 unless `plan.skip`.
+    """`first(i, q, floor)`: the first key block that query block i has to look at; 0 unless `plan.skip`.
 
     By Cauchy and Schwarz a score is at most curve + |q_i| |k_j|, and row i's log-sum-exp at least `floor`: what lies
     below log(eps / L) against it adds less than eps to the row's weights, all such keys together.
 
-    Args: keys [n, b, g, k, d], q [b, h, q, d], both mapped; floor [b, h, q] in nats.
+    Args: keys [n, b, g, k, d], mapped; q: a block of queries; floor [b, h, q] in nats.
     """
     if not plan.skip or strips is None:
         return lambda *_: 0
-    count, key_block = keys.shape[0], keys.shape[3]
-    query_block = (strips.curve.shape[1] - key_block) // plan.query_blocks
+    count, query_block, key_block = keys.shape[0], plan.query_block, plan.key_block
     ratio = key_block // query_block
     # Highest points of the curve over every query_block distances; a tile meets ratio + 1 of these stretches.
     highest = strips.curve.reshape(strips.curve.shape[0], -1, query_block).max(axis=-1)
@@ -187,12 +186,12 @@ def skipper(plan: Plan, strips: Strips | None, keys: jax.Array) -> Callable[...,
     key_norms = jnp.linalg.norm(at_least_float32(keys), axis=-1).max(axis=-1)
     key_norms = jnp.moveaxis(key_norms, 0, -1)[:, :, None]
 
-    def first(i: Any, q: jax.Array, q_where: Slots, floor: jax.Array) -> Any:
+    def first(i: Any, q: Block, floor: jax.Array) -> Any:
         near = jax.lax.dynamic_slice_in_dim(highest, plan.query_blocks - 1 - i, count * ratio + 1, axis=1)
         of_tile = jnp.maximum(near[:, :-1].reshape(-1, count, ratio).max(axis=-1), near[:, ratio::ratio])
-        norms = jnp.linalg.norm(at_least_float32(q), axis=-1)[..., None]
+        norms = jnp.linalg.norm(at_least_float32(q.tokens.mapped), axis=-1)[..., None]
         bound = of_tile[None, :, None] + norms * key_norms - floor[..., None]
-        bound = jnp.where((q_where.idx < 0)[:, None, :, None], -jnp.inf, bound)  # an empty slot sees nothing
+        bound = jnp.where((q.slots.idx < 0)[:, None, :, None], -jnp.inf, bound)  # an empty slot sees nothing
         negligible = (bound < jnp.log(jnp.finfo(bound.dtype).eps / (count * key_block))).all(axis=(0, 1, 2))
         return jnp.minimum(jnp.argmin(negligible), i * query_block // key_block)
 

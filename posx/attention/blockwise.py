@@ -41,7 +41,9 @@ from posx.attention.blocks import (
 from posx.attention.masks import Mask
 from posx.attention.tiles import (
     INVISIBLE,
-    Slots,
+    Block,
+    Order,
+    Pairs,
     Strips,
     Tokens,
     adjusted,
@@ -50,79 +52,81 @@ from posx.attention.tiles import (
     visible_pairs,
     weighted,
 )
-from posx.encodings.base import Encoding, Params, Relative, wide_dtype
+from posx.encodings.base import Encoding, Params, Relative, acting, wide_dtype
 
 #: Keys from which on an encoding that fades skips tiles, on CPUs: one head after the other costs more than that saves
 #: at shorter lengths, and would leave larger machines idle.
 SKIP_FROM = 1024
 
 
-def blockwise(
-    encoding: Encoding,
-    mask: Mask,
-    params: Params,
-    q: Tokens,
-    k: Tokens,
-    q_slots: Slots,
-    k_slots: Slots,
-    *,
-    in_order: bool = False,
-    offset: int | None = None,
-    query_block: int = 0,
-    key_block: int = 0,
-    skip: bool | None = None,
-) -> jax.Array:
-    """As `dense`, over tiles; lengths are filled up to whole tiles.
+class Tiling(NamedTuple):
+    """How the blockwise executor cuts.
 
-    Args:
-      in_order: queries and keys are the same tokens, idx counts up from 0.
-      offset: where both sides' positions are consecutive, the first query's less the first key's; else None.
-      query_block, key_block: tokens in a tile; 0 for the default, see `block_sizes`.
-      skip: whether far tiles that provably weigh nothing are left out, head by head; None: where the encoding `fades`
-        and it pays. Only done in order and causal, where nothing but a curve adds to scores.
+    query_block, key_block: tokens in a tile; 0 for the default, see `block_sizes`. skip: whether far tiles that
+    provably weigh nothing are left out, head by head; None: where the encoding `fades` and it pays. Only done in order
+    and causal, where nothing but a curve adds to scores.
     """
-    (b, h, num_queries, _), (_, groups, num_keys, _) = q.mapped.shape, k.mapped.shape
-    if skip is None:
-        skip = encoding.fades and num_keys >= SKIP_FROM and jax.default_backend() == "cpu"
-    skip = skip and in_order and offset is not None and can_skip(encoding, mask, q_slots)
-    rows = b * h // groups if skip else b * h
+
+    query_block: int = 0
+    key_block: int = 0
+    skip: bool | None = None
+
+
+def blockwise(
+    encoding: Encoding, mask: Mask, params: Params, q: Block, k: Block,
+    *, order: Order = Order(), tiling: Tiling = Tiling(),
+) -> jax.Array:  # fmt: skip
+    """As `dense`, over tiles; lengths are filled up to whole tiles."""
+    (b, _, num_queries, _), (groups, num_keys) = q.tokens.mapped.shape, k.tokens.mapped.shape[1:3]
     devices = cut.num_devices() if not cut.cuts_heads(b, groups) and min(num_queries, num_keys) > 1 else 1
-    sizes = block_sizes(num_queries, num_keys, rows, encoding.acts_on("relative"), devices)
-    query_block, key_block = query_block or sizes[0], key_block or sizes[1]
-    if encoding.tiling == "rows":
-        key_block = num_keys
-    in_order = in_order and (key_block % query_block == 0 or key_block >= num_keys)
-    query_blocks, strips, reach = count_blocks(num_queries, query_block), None, None
-    if in_order and offset is not None and (encoding.acts_on("curve") or encoding.acts_on("relative")):
-        farthest = offset + query_blocks * query_block - 1
-        # Under a causal mask the last tile of a row reaches at most one key block beyond the diagonal.
-        ahead = key_block if mask.causal else count_blocks(num_keys, key_block) * key_block
-        strips = tabulate(encoding, params, np.arange(farthest, offset - ahead - 1, -1, dtype=np.int32), q.vectors)
-        if encoding.acts_on("relative") and encoding.reach is not None and encoding.reach + key_block <= farthest:
-            reach = encoding.reach - offset
-    q, q_slots = cut_into_blocks(q, q_slots, query_block)
-    k, k_slots = cut_into_blocks(k, k_slots, key_block)
-    skip = skip and in_order and key_block < num_keys
-    plan = Plan(encoding, mask, in_order, query_blocks, bool(jax.tree.leaves(params)), reach, skip)
+    plan = _plan(encoding, mask, q, k, order, tiling, devices)._replace(learned=bool(jax.tree.leaves(params)))
+    strips = _strips(plan, params, q, num_keys, order)
     tables = Tables(params if reads_params(encoding, strips) else {}, strips)
-    attend = _by_key_head if skip else _attend
-    if devices > 1 and query_blocks % (2 * devices) == 0:
-
-        def part(keys: Any, numbers: jax.Array, queries: Any) -> jax.Array:
-            (tables, k, k_slots), (q, q_slots) = keys, queries
-            return attend(plan, tables, q, k, q_slots, k_slots, numbers)
-
-        o = cut.over_blocks(part, (tables, k, k_slots), (q, q_slots))
+    q, k = cut_into_blocks(q, plan.query_block), cut_into_blocks(k, plan.key_block)
+    attend = _by_key_head if plan.skip else _attend
+    if devices > 1 and plan.query_blocks % (2 * devices) == 0:
+        o = cut.over_blocks(lambda keys, numbers, q: attend(plan, keys[0], q, keys[1], numbers), (tables, k), q)
     else:
-        o = attend(plan, tables, q, k, q_slots, k_slots, None)
+        o = attend(plan, tables, q, k, None)
     return joined(o)[:, :, :num_queries]
 
 
-def _by_key_head(
-    plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots, numbers: Any
-) -> jax.Array:
+def _plan(encoding: Encoding, mask: Mask, q: Block, k: Block, order: Order, tiling: Tiling, devices: int) -> Plan:
+    """The tiles of such a call, before anything is known of params and strips."""
+    (b, h, num_queries, _), (groups, num_keys) = q.tokens.mapped.shape, k.tokens.mapped.shape[1:3]
+    skip = tiling.skip
+    if skip is None:
+        skip = encoding.fades and num_keys >= SKIP_FROM and jax.default_backend() == "cpu"
+    skip = skip and order.in_order and order.offset is not None and can_skip(encoding, mask, q.slots)
+    rows = b * h // groups if skip else b * h
+    sizes = block_sizes(num_queries, num_keys, rows, encoding.acts_on("relative"), devices)
+    query_block, key_block = tiling.query_block or sizes[0], tiling.key_block or sizes[1]
+    if encoding.tiling == "rows":
+        key_block = num_keys
+    in_order = order.in_order and (key_block % query_block == 0 or key_block >= num_keys)
+    query_blocks, reach = count_blocks(num_queries, query_block), None
+    if in_order and order.offset is not None and encoding.acts_on("relative") and encoding.reach is not None:
+        farthest = order.offset + query_blocks * query_block - 1
+        reach = encoding.reach - order.offset if encoding.reach + key_block <= farthest else None
+    skip = skip and in_order and key_block < num_keys
+    return Plan(encoding, mask, in_order, query_blocks, query_block, key_block, reach, skip)
+
+
+def _strips(plan: Plan, params: Params, q: Block, num_keys: int, order: Order) -> Strips | None:
+    """`curve` and `relative` at all distances that tiles meet, where these are consecutive."""
+    encoding, key_block = plan.encoding, plan.key_block
+    if not plan.in_order or order.offset is None or not acting(encoding, ("curve", "relative")):
+        return None
+    farthest = order.offset + plan.query_blocks * plan.query_block - 1
+    # Under a causal mask the last tile of a row reaches at most one key block beyond the diagonal.
+    ahead = key_block if plan.mask.causal else count_blocks(num_keys, key_block) * key_block
+    distances = np.arange(farthest, order.offset - ahead - 1, -1, dtype=np.int32)
+    return tabulate(encoding, params, distances, q.tokens.vectors)
+
+
+def _by_key_head(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any) -> jax.Array:
     """`_attend` for one key head after the other, with the queries it serves: each head skips tiles of its own."""
-    (b, heads), groups = q.mapped.shape[1:3], k.mapped.shape[2]
+    (b, heads), groups = q.tokens.mapped.shape[1:3], k.tokens.mapped.shape[2]
 
     def split(x: jax.Array, axis: int) -> jax.Array:
         return jnp.moveaxis(x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :]), axis, 0)
@@ -130,17 +134,20 @@ def _by_key_head(
     assert tables.strips is not None
     curve = tables.strips.curve
     curve = split(jnp.broadcast_to(curve, (heads, curve.shape[1])), 0)
-    q, k = jax.tree.map(lambda x: split(x, 2), (q, k))
+    tokens = jax.tree.map(lambda x: split(x, 2), (q.tokens, k.tokens))
 
-    def each(where: Any, heads: tuple[jax.Array, Tokens, Tokens]) -> jax.Array:
-        def one(head: tuple[jax.Array, Tokens, Tokens]) -> jax.Array:
-            curve, q, k = head
-            return _attend(plan, Tables({}, Strips(curve, Relative())), q, k, *where)
+    def each(where: Any, heads: tuple[jax.Array, tuple[Tokens, Tokens]]) -> jax.Array:
+        q_slots, k_slots, numbers = where
+
+        def one(head: tuple[jax.Array, tuple[Tokens, Tokens]]) -> jax.Array:
+            curve, (q, k) = head
+            tables = Tables({}, Strips(curve, Relative()))
+            return _attend(plan, tables, Block(q, q_slots), Block(k, k_slots), numbers)
 
         return jax.lax.map(one, heads)
 
     call = functools.partial(cut.over_sequences, each) if cut.cuts_heads(b, groups) else each
-    o = jnp.moveaxis(call((q_slots, k_slots, numbers), (curve, q, k)), 0, 2)
+    o = jnp.moveaxis(call((q.slots, k.slots, numbers), (curve, tokens)), 0, 2)
     return o.reshape(*o.shape[:2], heads, *o.shape[4:])
 
 
@@ -154,55 +161,49 @@ def _shift(top: jax.Array) -> jax.Array:
     return jnp.where(top > INVISIBLE, top, 0)
 
 
-def _forward(plan: Plan, tables: Tables, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots, numbers: Any):
+def _forward(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any):
     """Outputs [n, b, h, block, d], and of each row the sum of its weights (1 where it sees nothing) and what was taken
     off its scores first, both [n, b, h, block]."""
     encoding, params = plan.encoding, tables.params
-    first_tile = skipper(plan, tables.strips, k.mapped)
+    first_tile = skipper(plan, tables.strips, k.tokens.mapped)
 
-    def query_block(i: Any, block: Any):
-        q, q_where = block
-
+    def query_block(i: Any, q: Block):
         def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
             o, top, total = carry
-            k_tile, k_where = block_at((k, k_slots), j)
-            strip = strip_of(plan, tables.strips, i, j, q_where, k_slots, far)
-            visible = visible_pairs(plan.mask, q_where, k_where)
-            s = products(q.mapped, k_tile.mapped)
-            s = adjusted(encoding, params, strip, s, q, k_tile, q_where, k_where, visible)
-            s = _hidden(s, visible, masked)
+            pairs = Pairs(q, block_at(k, j), strip_of(plan, tables.strips, i, j, far))
+            visible = visible_pairs(plan.mask, q.slots, pairs.k.slots)
+            s = products(q.tokens.mapped, pairs.k.tokens.mapped)
+            s = _hidden(adjusted(encoding, params, s, pairs, visible), visible, masked)
             # Constant to derivatives: what is taken off scores cancels.
             new_top = jnp.maximum(top, jax.lax.stop_gradient(s.max(axis=-1)))
             shift = _shift(new_top)
             p = jnp.exp(s - shift[..., None])
             shrink = jnp.exp(top - shift)
-            o = o * shrink[..., None] + weighted(p, k_tile.values)
-            extra = value_terms(encoding, params, strip, p, q_where, k_where)
+            o = o * shrink[..., None] + weighted(p, pairs.k.tokens.values)
+            extra = value_terms(encoding, params, p, pairs)
             return o if extra is None else o + extra, new_top, total * shrink + p.sum(axis=-1)
 
-        rows, dtype = q.mapped.shape[:3], wide_dtype(q.mapped.dtype)
+        rows, dtype = q.tokens.mapped.shape[:3], wide_dtype(q.tokens.mapped.dtype)
         nothing = (
-            jnp.zeros((*rows, k.values.shape[-1]), dtype),
+            jnp.zeros((*rows, k.tokens.values.shape[-1]), dtype),
             jnp.full(rows, INVISIBLE, dtype),
             jnp.zeros(rows, dtype),
         )
-        o, top, total = walk(
-            plan, i, q_where, k_slots, visit, nothing, lambda carry: first_tile(i, q.mapped, q_where, carry[1])
-        )
+        o, top, total = walk(plan, i, q.slots, k.slots, visit, nothing, lambda carry: first_tile(i, q, carry[1]))
         total = jnp.where(total > 0, total, 1)
         return o / total[..., None], total, _shift(top)
 
-    return over_blocks(plan, lambda _, numbered: (_, query_block(*numbered)), None, numbers, (q, q_slots))[1]
+    return over_blocks(plan, lambda _, numbered: (_, query_block(*numbered)), None, numbers, q)[1]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan, tables, q, k, q_slots, k_slots, numbers):
-    return _forward(plan, tables, q, k, q_slots, k_slots, numbers)[0]
+def _attend(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any):
+    return _forward(plan, tables, q, k, numbers)[0]
 
 
-def _attend_forward(plan, tables, q, k, q_slots, k_slots, numbers):
-    o, total, shift = _forward(plan, tables, q, k, q_slots, k_slots, numbers)
-    return o, (tables, q, k, q_slots, k_slots, numbers, o, total, shift)
+def _attend_forward(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any):
+    o, total, shift = _forward(plan, tables, q, k, numbers)
+    return o, (tables, q, k, numbers, o, total, shift)
 
 
 class Sums(NamedTuple):
@@ -218,66 +219,75 @@ class Sums(NamedTuple):
     keys: Tokens  # all else of the key side
 
 
-def _attend_backward(plan, saved, o_grad):
-    tables, q, k, q_slots, k_slots, numbers, o, total, shift = saved
-    groups, first_tile = k.mapped.shape[2], skipper(plan, tables.strips, k.mapped)
+class Back(NamedTuple):
+    """What comes back to a block of queries, and what its rows kept of the pass forward."""
+
+    o_grad: jax.Array  # [b, h, q, d] over the rows' totals
+    shift: jax.Array  # [b, h, q]
+    delta: jax.Array  # [b, h, q]
+
+
+def _attend_backward(plan: Plan, saved: Any, o_grad: jax.Array):
+    tables, q, k, numbers, o, total, shift = saved
+    groups, first_tile = k.tokens.mapped.shape[2], skipper(plan, tables.strips, k.tokens.mapped)
     # With w = p / total, p = exp(s - shift): dL/ds = w * (dL/dw - delta), delta_i = o_i . dL/do_i. What comes back is
     # divided by the total, not p; and p is not exp(s - log-sum-exp), which large scores would round.
     o_grad = o_grad / total[..., None]
-    delta, floor = (o * o_grad).sum(axis=-1), shift + jnp.log(total)
+    back, floor = Back(o_grad, shift, (o * o_grad).sum(axis=-1)), shift + jnp.log(total)
 
     def query_block(sums: Sums, numbered: Any):
-        i, (q, q_where, o_grad, shift, delta, floor) = numbered
+        i, (q, back, floor) = numbered
         # Without the barrier XLA folds these small transposes into the products with the large score matrices.
-        turned = jax.lax.optimization_barrier((_turned(q.mapped, groups), _turned(o_grad, groups)))
+        turned = jax.lax.optimization_barrier((_turned(q.tokens.mapped, groups), _turned(back.o_grad, groups)))
 
         def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
             sums, q_grads = carry
-            k_tile, k_where = block_at((k, k_slots), j)
-            strip = strip_of(plan, tables.strips, i, j, q_where, k_slots, far)
-            grads, q_grad = _tile_gradients(
-                plan, tables.params, strip, q, k_tile, q_where, k_where, o_grad, shift, delta, turned, masked
-            )
-            first = first_row(plan, i, j, q_where, k_slots, far)
-            strips = sums.tables.strips
+            pairs = Pairs(q, block_at(k, j), strip_of(plan, tables.strips, i, j, far))
+            grads, q_grad = _tile_gradients(plan, tables.params, pairs, back, turned, masked)
+            first, strips = first_row(plan, i, j, far), sums.tables.strips
             if plan.learned:
                 strips = jax.tree.map(lambda x, g: _add_slice(x, g, first, axis=1), strips, grads.tables.strips)
             params = _add(sums.tables.params, grads.tables.params)
             per_block = jax.tree.map(lambda x, g: _add_slice(x, g[None], j, axis=0), sums[1:], grads[1:])
             return Sums(Tables(params, strips), *per_block), _add(q_grads, q_grad)
 
-        nothing = sums, _zeros(q)
-        return walk(plan, i, q_where, k_slots, visit, nothing, lambda _: first_tile(i, q.mapped, q_where, floor))
+        nothing = sums, _zeros(q.tokens)
+        return walk(plan, i, q.slots, k.slots, visit, nothing, lambda _: first_tile(i, q, floor))
 
-    start = Sums(_zeros(tables), _zeros(k.mapped.mT), _zeros(k.values.mT), _zeros(k._replace(mapped=None, values=None)))
-    sums, q_grad = over_blocks(plan, query_block, start, numbers, (q, q_slots, o_grad, shift, delta, floor))
+    rest = k.tokens._replace(mapped=None, values=None)
+    start = Sums(_zeros(tables), _zeros(k.tokens.mapped.mT), _zeros(k.tokens.values.mT), _zeros(rest))
+    sums, q_grad = over_blocks(plan, query_block, start, numbers, (q, back, floor))
     mapped, values = jax.lax.optimization_barrier((sums.mapped, sums.values))
     grads = (sums.tables, q_grad, sums.keys._replace(mapped=mapped.mT, values=values.mT))
-    return *jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q, k)), None, None, None
+    of_tables, of_q, of_k = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q.tokens, k.tokens))
+    return of_tables, Block(of_q, None), Block(of_k, None), None  # type: ignore[arg-type]
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _tile_gradients(plan, params, strip, q: Tokens, k: Tokens, q_where, k_where, o_grad, shift, delta, turned, masked):
+def _tile_gradients(plan: Plan, params: Params, pairs: Pairs, back: Back, turned: Any, masked: bool):
     """One tile's part of `Sums` (strips: of the tile's strip), and of the gradient of q."""
-    visible = visible_pairs(plan.mask, q_where, k_where)
-    strip = strip if plan.learned else jax.lax.stop_gradient(strip)
+    q, k = pairs.q.tokens, pairs.k.tokens
+    visible = visible_pairs(plan.mask, pairs.q.slots, pairs.k.slots)
+    strip = pairs.strips if plan.learned else jax.lax.stop_gradient(pairs.strips)
 
-    def scores(params, strip, s, q, k):
-        return adjusted(plan.encoding, params, strip, s, q, k, q_where, k_where, visible)
+    def scores(params: Params, strip: Any, s: jax.Array, q: Tokens, k: Tokens) -> jax.Array:
+        tile = Pairs(Block(q, pairs.q.slots), Block(k, pairs.k.slots), strip)
+        return adjusted(plan.encoding, params, s, tile, visible)
+
+    def mixed(params: Params, strip: Any, p: jax.Array) -> jax.Array | None:
+        return value_terms(plan.encoding, params, p, pairs._replace(strips=strip))
 
     s, pull_scores = jax.vjp(scores, params, strip, products(q.mapped, k.mapped), q, k)
-    p = jnp.exp(_hidden(s, visible, masked) - shift[..., None])
-    p_grad = products(o_grad, k.values)
-    mixed, pull_mixed = jax.vjp(
-        lambda params, strip, p: value_terms(plan.encoding, params, strip, p, q_where, k_where), params, strip, p
-    )
+    p = jnp.exp(_hidden(s, visible, masked) - back.shift[..., None])
+    p_grad = products(back.o_grad, k.values)
+    added, pull_mixed = jax.vjp(mixed, params, strip, p)
     mixed_grads = None
-    if mixed is not None:
-        *mixed_grads, mixed_p_grad = pull_mixed(o_grad)
+    if added is not None:
+        *mixed_grads, mixed_p_grad = pull_mixed(back.o_grad)
         p_grad = p_grad + mixed_p_grad
-    params_grad, strip_grad, s_grad, q_grad, k_grad = pull_scores(p * (p_grad - delta[..., None]))
+    params_grad, strip_grad, s_grad, q_grad, k_grad = pull_scores(p * (p_grad - back.delta[..., None]))
     if mixed_grads is not None:
         params_grad, strip_grad = _add((params_grad, strip_grad), tuple(mixed_grads))
     q_turned, o_turned = turned

@@ -6,28 +6,17 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention.masks import Mask
-from posx.attention.tiles import (
-    INVISIBLE,
-    Slots,
-    Tokens,
-    adjusted,
-    products,
-    value_terms,
-    visible_pairs,
-    weighted,
-)  # fmt: skip
+from posx.attention.tiles import INVISIBLE, Block, Pairs, adjusted, products, value_terms, visible_pairs, weighted
 from posx.encodings.base import Encoding, Params
 
 
-def dense(
-    encoding: Encoding, mask: Mask, params: Params, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots, **_: Any
-) -> jax.Array:
+def dense(encoding: Encoding, mask: Mask, params: Params, q: Block, k: Block, **_: Any) -> jax.Array:
     """Attention outputs [b, h, q, d] before the `output` hook; memory b * h * q * k."""
-    visible = visible_pairs(mask, q_slots, k_slots)
-    s = adjusted(encoding, params, None, products(q.mapped, k.mapped), q, k, q_slots, k_slots, visible)
+    pairs, visible = Pairs(q, k), visible_pairs(mask, q.slots, k.slots)
+    s = adjusted(encoding, params, products(q.tokens.mapped, k.tokens.mapped), pairs, visible)
     # A row that sees nothing has equal scores everywhere and so the mean of all values; it is to return zero.
     seen = visible.any(axis=-1)[:, None, :, None]
     w = jax.nn.softmax(jnp.where(visible[:, None], s, jnp.where(seen, INVISIBLE, 0)), axis=-1)
-    o = weighted(w, k.values)
-    mixed = value_terms(encoding, params, None, w, q_slots, k_slots)
+    o = weighted(w, k.tokens.values)
+    mixed = value_terms(encoding, params, w, pairs)
     return jnp.where(seen, o if mixed is None else o + mixed, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -36,11 +37,49 @@ class Slots(NamedTuple):
     segment: jax.Array | None  # [b or 1, t] document number
 
 
+class Block(NamedTuple):
+    """Tokens of one side, and where they stand."""
+
+    tokens: Tokens
+    slots: Slots
+
+
+class Order(NamedTuple):
+    """What the host knows of where tokens stand.
+
+    in_order: queries and keys are the same tokens, idx counts up from 0. offset: where both sides' positions are
+    consecutive, the first query's less the first key's; else None.
+    """
+
+    in_order: bool = False
+    offset: int | None = None
+
+
 class Strips(NamedTuple):
     """`curve` and `relative` over a run of distances, falling by one from row to row; one row stands for all."""
 
     curve: Any  # [h, n] or None
     relative: Relative  # vectors [h or 1, n, d] or None, bias [h or 1, n] or None
+
+
+class Pairs(NamedTuple):
+    """One rectangle of queries against keys.
+
+    `strips` holds its distances where they are consecutive; None evaluates the hooks at the positions.
+    """
+
+    q: Block
+    k: Block
+    strips: Strips | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Queries and keys."""
+        return self.q.slots.idx.shape[1], self.k.slots.idx.shape[1]
+
+    @property
+    def pos(self) -> tuple[jax.Array, jax.Array]:
+        return self.q.slots.pos, self.k.slots.pos
 
 
 def visible_pairs(mask: Mask, q: Slots, k: Slots) -> jax.Array:
@@ -76,38 +115,24 @@ def finite(term: jax.Array | None) -> jax.Array | None:
     return None if term is None else jnp.maximum(term, jnp.finfo(term.dtype).min / 2)
 
 
-def adjusted(
-    encoding: Encoding,
-    params: Params,
-    strips: Strips | None,
-    s: jax.Array,
-    q: Tokens,
-    k: Tokens,
-    q_slots: Slots,
-    k_slots: Slots,
-    visible: jax.Array,
-) -> jax.Array:
-    """Scores [b, h, q, k] from products s: all that position adds. visible [b or 1, q, k] is not applied yet.
-
-    `strips` holds the tile's distances where they are consecutive; None evaluates the hooks at the positions.
-    """
-    terms = _score_terms(encoding, params, strips, q, k, q_slots.pos, k_slots.pos)
-    for term in terms:
+def adjusted(encoding: Encoding, params: Params, s: jax.Array, pairs: Pairs, visible: jax.Array) -> jax.Array:
+    """Scores [b, h, q, k] from products s: all that position adds. visible [b or 1, q, k] is not applied yet."""
+    for term in _score_terms(encoding, params, pairs):
         term = term.astype(s.dtype)
         shared = term.shape[0] == 1 and term.shape[1:] == s.shape[1:]
         s = relative.plus_shared(s, term) if shared else s + term
-    return _content_scores(encoding, params, s, q, k, q_slots, k_slots, visible) if encoding.acts_on("score") else s
+    return _content_scores(encoding, params, s, pairs, visible) if encoding.acts_on("score") else s
 
 
-def _score_terms(encoding, params, strips, q: Tokens, k: Tokens, q_pos, k_pos) -> list[jax.Array]:
+def _score_terms(encoding: Encoding, params: Params, pairs: Pairs) -> list[jax.Array]:
     """Bias and relative vectors, each [b or 1, h or 1, q, k]."""
     terms: list[jax.Array | None] = []
-    if strips is not None and strips.curve is not None:
-        terms.append(relative.toeplitz(strips.curve, q.mapped.shape[2], k.mapped.shape[2])[None])
+    if pairs.strips is not None and pairs.strips.curve is not None:
+        terms.append(relative.toeplitz(pairs.strips.curve, *pairs.size)[None])
     else:
-        terms.append(score_bias(encoding, params, q_pos, k_pos))
+        terms.append(score_bias(encoding, params, *pairs.pos))
     if encoding.acts_on("relative"):
-        terms += _relative_scores(encoding, params, strips, q, k, q_pos, k_pos)
+        terms += _relative_scores(encoding, params, pairs)
     return [term for term in terms if term is not None]
 
 
@@ -118,83 +143,92 @@ def score_bias(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.
     return finite(_over_batch(lambda *pos: encoding.bias(params, *pos), q_pos, k_pos))
 
 
-def _relative_scores(encoding, params, strips, q, k, q_pos, k_pos) -> list[jax.Array]:
+def _relative_scores(encoding: Encoding, params: Params, pairs: Pairs) -> list[jax.Array]:
     """factor_i / sqrt(d) times <q_i, a_r>, <k_j, b_r> and e_r: [b, h, q, k], the last [b or 1, h or 1, q, k].
 
     The root is in the vectors by distance, of which there are the fewest.
     """
+    q, k, terms = pairs.q.tokens, pairs.k.tokens, []
     dtype = wide_dtype(q.mapped.dtype)
-    given = strips.relative if strips is not None else _given(encoding, params, q_pos)
-    terms = []
-    if given.query is not None:
-        vectors = times(q.vectors.astype(dtype), q.factor)
-        if strips is not None:
-            seen = relative.strip_products(vectors, strips.relative.query.astype(dtype), k.mapped.shape[2])
-        else:
-            seen = relative.pair_products(vectors, _rows(encoding, params, "query", q.vectors, dtype), q_pos, k_pos)
-        terms.append(seen)
-    if given.key is not None:
-        vectors = repeat_heads(k.vectors.astype(dtype), q.mapped.shape[1])
-        if strips is not None:
-            strip = relative.mirrored(strips.relative.key.astype(dtype))
-            seen = relative.strip_products(vectors, strip, q.mapped.shape[2])
-        else:
-            rows = _rows(encoding, params, "key", q.vectors, dtype)
-            seen = relative.pair_products(vectors, lambda r: rows(-r), k_pos, q_pos)
+    given = _by_distance(encoding, params, pairs, dtype)
+    if given.has.query is not None:
+        terms.append(given.with_queries(times(q.vectors.astype(dtype), q.factor)))
+    if given.has.key is not None:
+        seen = given.with_keys(repeat_heads(k.vectors.astype(dtype), q.mapped.shape[1]))
         terms.append(times(seen.swapaxes(2, 3), q.factor))
-    if given.bias is not None and strips is not None:
-        bias = relative.toeplitz(strips.relative.bias.astype(dtype), q.mapped.shape[2], k.mapped.shape[2])
-        terms.append(times(bias[None], q.factor))
-    elif given.bias is not None:
-        ones = jnp.ones((max(q_pos.shape[0], k_pos.shape[0]), given.bias.shape[1], q_pos.shape[1], 1), dtype)
-        rows = _rows(encoding, params, "bias", q.vectors, dtype)
-        terms.append(times(relative.pair_products(ones, lambda r: rows(r)[..., None], q_pos, k_pos), q.factor))
+    if given.has.bias is not None:
+        terms.append(times(given.of_pairs(), q.factor))
     return terms
 
 
-def value_terms(
-    encoding: Encoding, params: Params, strips: Strips | None, w: jax.Array, q_slots: Slots, k_slots: Slots
-) -> jax.Array | None:
+def value_terms(encoding: Encoding, params: Params, w: jax.Array, pairs: Pairs) -> jax.Array | None:
     """What position adds to the outputs for weights w [b, h, q, k], linear in them: [b, h, q, d] or None."""
     terms = []
     if encoding.acts_on("mix"):
-        mixed = _over_batch(lambda w, *pos: encoding.mix(params, w, *pos), w, q_slots.pos, k_slots.pos)
+        mixed = _over_batch(lambda w, *pos: encoding.mix(params, w, *pos), w, *pairs.pos)
         if mixed is not None:
             terms.append(mixed.swapaxes(1, 2))
     if encoding.acts_on("relative"):
-        given = strips.relative if strips is not None else _given(encoding, params, q_slots.pos)
-        if given.value is not None and strips is not None:
-            terms.append(relative.strip_sums(w, strips.relative.value.astype(w.dtype)))
-        elif given.value is not None:
-
-            def rows(distance: jax.Array) -> jax.Array:
-                return apart(encoding.relative(params, distance).value).astype(w.dtype)
-
-            terms.append(relative.pair_sums(w, rows, q_slots.pos, k_slots.pos))
+        given = _by_distance(encoding, params, pairs, w.dtype)
+        if given.has.value is not None:
+            terms.append(given.weighted_by(w))
     return sum(terms[1:], terms[0]).astype(w.dtype) if terms else None
 
 
-def _content_scores(encoding, params, s, q: Tokens, k: Tokens, q_slots: Slots, k_slots: Slots, seen) -> jax.Array:
-    """The `score` hook over a batch: s [b, h, q, k], seen [b or 1, q, k]."""
-    num_heads = s.shape[1]
+class _FromStrips(NamedTuple):
+    """What `relative` gives for a rectangle of consecutive distances."""
 
-    def one(s, q_vectors, k_vectors, mapped_q, mapped_k, q_features, k_features, q_pos, k_pos, seen):
-        vectors = (x.swapaxes(0, 1) for x in (q_vectors, k_vectors, mapped_q, mapped_k))
-        return finite(encoding.score(params, s, Tile(*vectors, q_features, k_features, q_pos, k_pos, seen)))
+    has: Relative
+    size: tuple[int, int]
+    dtype: Any
 
-    k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
-    return _over_batch(
-        one, s, q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, q_slots.pos, k_slots.pos, seen
-    )
+    def with_queries(self, vectors: jax.Array) -> jax.Array:
+        return relative.strip_products(vectors, self.has.query.astype(self.dtype), self.size[1])
+
+    def with_keys(self, vectors: jax.Array) -> jax.Array:
+        return relative.strip_products(vectors, relative.mirrored(self.has.key.astype(self.dtype)), self.size[0])
+
+    def of_pairs(self) -> jax.Array:
+        return relative.toeplitz(self.has.bias.astype(self.dtype), *self.size)[None]
+
+    def weighted_by(self, w: jax.Array) -> jax.Array:
+        return relative.strip_sums(w, self.has.value.astype(self.dtype))
 
 
-def _given(encoding: Encoding, params: Params, pos: jax.Array) -> Relative:
-    """Shapes of the relative vectors this encoding has, None for those it has not; nothing is computed."""
-    return jax.eval_shape(encoding.relative, params, jax.ShapeDtypeStruct((1,), pos.dtype))
+class _FromPositions(NamedTuple):
+    """The same at any positions. `has` is shapes alone, and nothing is computed for it."""
+
+    has: Relative
+    pos: tuple[jax.Array, jax.Array]
+    rows: Callable[[str], relative.Rows]
+    dtype: Any
+
+    def with_queries(self, vectors: jax.Array) -> jax.Array:
+        return relative.pair_products(vectors, self.rows("query"), *self.pos)
+
+    def with_keys(self, vectors: jax.Array) -> jax.Array:
+        rows = self.rows("key")
+        return relative.pair_products(vectors, lambda distance: rows(-distance), *reversed(self.pos))
+
+    def of_pairs(self) -> jax.Array:
+        (q_pos, k_pos), rows = self.pos, self.rows("bias")
+        ones = jnp.ones((max(q_pos.shape[0], k_pos.shape[0]), self.has.bias.shape[1], q_pos.shape[1], 1), self.dtype)
+        return relative.pair_products(ones, lambda distance: rows(distance)[..., None], q_pos, k_pos)
+
+    def weighted_by(self, w: jax.Array) -> jax.Array:
+        return relative.pair_sums(w, self.rows("value"), *self.pos)
 
 
-def _rows(encoding: Encoding, params: Params, name: str, queries: jax.Array, dtype: Any) -> relative.Rows:
-    return lambda distance: getattr(by_distance(encoding, params, distance, queries), name).astype(dtype)
+def _by_distance(encoding: Encoding, params: Params, pairs: Pairs, dtype: Any) -> _FromStrips | _FromPositions:
+    if pairs.strips is not None:
+        return _FromStrips(pairs.strips.relative, pairs.size, dtype)
+    queries = pairs.q.tokens.vectors
+
+    def rows(name: str) -> relative.Rows:
+        return lambda distance: getattr(by_distance(encoding, params, distance, queries), name).astype(dtype)
+
+    has = jax.eval_shape(encoding.relative, params, jax.ShapeDtypeStruct((1,), pairs.q.slots.pos.dtype))
+    return _FromPositions(has, pairs.pos, rows, dtype)
 
 
 def by_distance(encoding: Encoding, params: Params, distance: jax.Array, queries: jax.Array) -> Relative:
@@ -202,6 +236,19 @@ def by_distance(encoding: Encoding, params: Params, distance: jax.Array, queries
     found, root = encoding.relative(params, distance), math.sqrt(queries.shape[-1])
     found = found._replace(bias=finite(found.bias))
     return apart(Relative(*(x if x is None or x is found.value else x / root for x in found)))
+
+
+def _content_scores(encoding: Encoding, params: Params, s: jax.Array, pairs: Pairs, seen: jax.Array) -> jax.Array:
+    """The `score` hook over a batch: s [b, h, q, k], seen [b or 1, q, k]."""
+    q, k, num_heads = pairs.q.tokens, pairs.k.tokens, s.shape[1]
+
+    def one(s: jax.Array, tile: Tile) -> jax.Array | None:
+        q, k, mapped_q, mapped_k = (x.swapaxes(0, 1) for x in (tile.q, tile.k, tile.mapped_q, tile.mapped_k))
+        return finite(encoding.score(params, s, tile._replace(q=q, k=k, mapped_q=mapped_q, mapped_k=mapped_k)))
+
+    k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
+    tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, seen)
+    return _over_batch(one, s, tile)
 
 
 def times(x: jax.Array, factor: jax.Array | None) -> jax.Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention import attend, causal, refusal
-from posx.attention.blockwise import blockwise
+from posx.attention.blockwise import Tiling, blockwise
 from posx.config import DataConfig
 from posx.data.store import cache_folder
 from posx.encodings import ENCODINGS, Dims, Encoding, build
@@ -30,7 +30,7 @@ PACKAGES = (
     "posx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "datasets", "tokenizers", "matplotlib",
 )  # fmt: skip
 #: Several tiles of blockwise attention, whose last ones are filled up.
-TOKENS, TILES = 70, functools.partial(blockwise, query_block=16, key_block=32)
+TOKENS, TILES = 70, functools.partial(blockwise, tiling=Tiling(16, 32))
 KEY_HEADS = 2
 DIMS = Dims(model_dim=32, num_heads=4, head_dim=8, num_layers=1, train_len=TOKENS, num_kv_heads=KEY_HEADS)
 #: By how much float32 may move an output of order one.

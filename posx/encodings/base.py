@@ -22,6 +22,7 @@ m model width, v vocabulary. Hooks see no batch axis.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -38,6 +39,8 @@ Features = dict[str, jax.Array]
 HOOKS = (
     "embed", "features", "query", "key", "value", "temperature", "relative", "bias", "curve", "score", "mix", "output",
 )  # fmt: skip
+#: Those that look at the vectors of every pair: what they add is no bias free of content, and no map of one token.
+PAIRWISE = ("relative", "score", "mix")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +104,11 @@ def at_least_float32(x: jax.Array) -> jax.Array:
 def distances(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     """Signed distances i - j, [q, k]. Subtracted as given (exact for integers), then made float."""
     return as_float(q_pos[:, None] - k_pos[None, :])
+
+
+def acting(encoding: Encoding, hooks: Iterable[str] = HOOKS) -> tuple[str, ...]:
+    """Those of `hooks` that it defines."""
+    return tuple(hook for hook in hooks if encoding.acts_on(hook))
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -237,8 +245,8 @@ class Encoding:
     @property
     def sites(self) -> tuple[str, ...]:
         """The places of the formula where this encoding acts; a curve acts as a bias."""
-        acting = {"bias" if hook == "curve" else hook for hook in HOOKS if self.acts_on(hook)}
-        return tuple(hook for hook in HOOKS if hook in acting)
+        found = {"bias" if hook == "curve" else hook for hook in acting(self)}
+        return tuple(hook for hook in HOOKS if hook in found)
 
     def fill_open(self, **defaults: Any) -> Self:
         """The value with `defaults` in those of the named fields that are open."""

@@ -14,6 +14,7 @@ from posx.config import RunConfig
 from posx.cross_entropy import LARGEST_LOGITS
 from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
+from posx.encodings.base import PAIRWISE, acting
 from posx.evaluation.protocols import run_protocols
 from posx.machine.devices import devices_for
 
@@ -111,7 +112,7 @@ def _cost(run: RunConfig, model: Model) -> Expected:
     part = train.batch_size // train.accumulation * train.length
     logits = 2 * min(part * model.vocab_size, LARGEST_LOGITS)
     owed = {n for protocol, asked in run_protocols(run.eval, train.length) for n in protocol.owed(asked)}
-    pairs = [any(map(encoding.acts_on, ("relative", "score", "mix"))) for encoding in model.encodings]
+    pairs = [bool(acting(encoding, PAIRWISE)) for encoding in model.encodings]
     return Expected(
         count(model), tokens, tokens * flops_per_token(model, train.length), _eval_flops(run, model),
         sum(is_defined(model, n) for n in owed), 1 + PAIRS_COST * sum(pairs) / len(pairs),

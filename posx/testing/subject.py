@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention import attend, window
-from posx.attention.blockwise import blockwise
+from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.dense import dense
 from posx.attention.fused import fused
 from posx.attention.masks import Mask
@@ -37,9 +37,9 @@ STEP = 10
 WINDOW = window(5 * STEP)
 
 #: Tiles that divide neither number of tokens: four query blocks, three key blocks.
-small_tiles = functools.partial(blockwise, query_block=4, key_block=5)
+small_tiles = functools.partial(blockwise, tiling=Tiling(4, 5))
 #: Key blocks of whole query blocks, as the default has them: tiles off the diagonal need no mask.
-even_tiles = functools.partial(blockwise, query_block=2, key_block=4)
+even_tiles = functools.partial(blockwise, tiling=Tiling(2, 4))
 #: The fused kernel for 5 queries at a time where there is a bias; 13 take three calls, and fill the last one up.
 small_slabs = functools.partial(fused, slab_pairs=5 * LENGTH)
 

@@ -15,14 +15,14 @@ from flax import nnx
 import posx
 from benches import calls_torch, measure
 from posx.attention import EXECUTORS
-from posx.attention.blockwise import blockwise
+from posx.attention.blockwise import Tiling, blockwise
 from posx.machine.devices import mesh, on_devices
 from posx.positions import sequential
 
 #: The library's own executors.
 LIBRARY = tuple(EXECUTORS)
 #: Blockwise that skips no tiles, beside that which does where an encoding fades.
-EXECUTORS["every-tile"] = functools.partial(blockwise, skip=False)
+EXECUTORS["every-tile"] = functools.partial(blockwise, tiling=Tiling(skip=False))
 
 Arrays = dict[str, np.ndarray]
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}

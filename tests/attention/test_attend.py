@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx import attention
-from posx.attention.blockwise import blockwise
+from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.fused import fused
 from posx.config import base_config, run_config
 from posx.encodings import Alibi, Chain, Deberta, Encoding, Learned, Nope, Rope, Shaw, Sinusoidal, TransformerXL
@@ -34,7 +34,7 @@ ways = pytest.mark.parametrize("name", ENCODINGS)
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     for name, query_block, key_block in (("small_tiles", 4, 5), ("even_tiles", 2, 4)):
-        run = functools.partial(blockwise, query_block=query_block, key_block=key_block)
+        run = functools.partial(blockwise, tiling=Tiling(query_block, key_block))
         monkeypatch.setitem(attention.EXECUTORS, name, run)
 
 
@@ -141,7 +141,7 @@ def test_positions_and_orders_may_differ_between_sequences():
 @pytest.mark.parametrize("blocks", [(1, 1), (3, 11), (256, 512)])
 def test_any_tiling_gives_the_same_gradients(blocks, monkeypatch):
     def run(*args, **known):
-        return blockwise(*args, **known, query_block=blocks[0], key_block=blocks[1])
+        return blockwise(*args, **known, tiling=Tiling(blocks[0], blocks[1]))
 
     monkeypatch.setitem(attention.EXECUTORS, "tiles", run)
 
@@ -159,7 +159,7 @@ def test_bfloat16_gradients_are_summed_over_tiles_in_float32(monkeypatch):
     """Value j is seen by every query i >= j with weight 1 / (i + 1); a sum over them in bfloat16 would stall early."""
 
     def run(*args, **known):
-        return blockwise(*args, **known, query_block=1, key_block=64)
+        return blockwise(*args, **known, tiling=Tiling(1, 64))
 
     monkeypatch.setitem(attention.EXECUTORS, "single_queries", run)
     length, ones = 512, jnp.ones((1, 512, 1, D), jnp.bfloat16)

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx import attention
-from posx.attention.blockwise import blockwise
+from posx.attention.blockwise import Tiling, blockwise
 from posx.encodings import Alibi
 
 B, T, H, G, D = 2, 7, 2, 1, 4
@@ -24,7 +24,7 @@ POS = np.arange(T, dtype=np.int32)
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setitem(attention.EXECUTORS, "small_tiles", functools.partial(blockwise, query_block=2, key_block=4))
+    monkeypatch.setitem(attention.EXECUTORS, "small_tiles", functools.partial(blockwise, tiling=Tiling(2, 4)))
 
 
 def random_like(tree):

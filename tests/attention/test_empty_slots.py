@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx import attention
-from posx.attention.blockwise import blockwise
+from posx.attention.blockwise import Tiling, blockwise
 from posx.encodings import Shaw, Tupe
 from tests.attention.test_hooks import Forget
 
@@ -39,7 +39,7 @@ PARAMS = {encoding: random(encoding) for encoding, _ in CALLS}
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setitem(attention.EXECUTORS, "small_tiles", functools.partial(blockwise, query_block=4, key_block=5))
+    monkeypatch.setitem(attention.EXECUTORS, "small_tiles", functools.partial(blockwise, tiling=Tiling(4, 5)))
 
 
 @functools.partial(jax.jit, static_argnames=("encoding", "executor"))

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx import attention
-from posx.attention.blockwise import blockwise
+from posx.attention.blockwise import Tiling, blockwise
 from posx.encodings import Chain, Encoding, Rope
 
 B, T, H, D, M = 2, 11, 2, 4, 5
@@ -89,7 +89,7 @@ def wanted(encoding, params, b):
 
 
 def in_tiles(*args, **known):
-    return blockwise(*args, **known, query_block=4, key_block=5)
+    return blockwise(*args, **known, tiling=Tiling(4, 5))
 
 
 @pytest.fixture(autouse=True)

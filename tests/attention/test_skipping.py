@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx import attention
-from posx.attention.blockwise import blockwise
+from posx.attention.blockwise import Tiling, blockwise
 from posx.encodings import Alibi, Chain, Encoding, Rope
 from posx.encodings.base import as_float
 
@@ -42,7 +42,7 @@ PARAMS = {"steep": {"slopes": SLOPES}, "with rope": {"1.slopes": SLOPES}}
 
 @pytest.fixture(autouse=True)
 def skipping(monkeypatch):
-    run = functools.partial(blockwise, query_block=4, key_block=8, skip=True)
+    run = functools.partial(blockwise, tiling=Tiling(4, 8, skip=True))
     monkeypatch.setitem(attention.EXECUTORS, "skipping", run)
 
 
