@@ -91,3 +91,16 @@ def test_stored_rows_are_all_that_curves_need():
 def test_nothing_private_of_jax():
     for name, tree in FILES.items():
         assert not any(word.startswith("jax._src") for word in imports(tree)), name
+
+
+def test_functions_are_short_and_take_few_arguments():
+    """`attend`, which a user calls with keywords, has all that attention can be given."""
+    for name, tree in FILES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and (name, node.name) != ("attention/__init__", "attend"):
+                arguments = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                text = ast.get_docstring(node, clean=False) or ""
+                lines = node.end_lineno - node.lineno + 1 - len(text.splitlines())
+                where = f"{name}: {node.name}"
+                assert len([a for a in arguments if a not in ("self", "cls")]) <= 8, f"{where} takes {arguments}"
+                assert lines <= 50, f"{where} has {lines} lines"

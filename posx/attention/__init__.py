@@ -28,6 +28,7 @@ from posx.attention.masks import Mask, causal, full, window
 from posx.attention.sizes import check_sizes, parts
 from posx.attention.tiles import Block, Order, Slots, Tokens, times
 from posx.encodings.base import Encoding, Features, Params, wide_dtype
+from posx.encodings.shapes import Call
 from posx.errors import ConfigError
 from posx.machine.compiler import apart
 
@@ -117,7 +118,8 @@ def attend(
     params, has_features = apart(jax.tree.map(jnp.asarray, params)), encoding.acts_on("features")
     if has_features and x is None and (q_features is None or k_features is None):
         raise ValueError(f"{type(encoding).__name__} reads features: give x, or q_features and k_features")
-    check_sizes(encoding, params, q, k, v, q_side.pos.dtype, x, q_features or {}, k_features or {}, keys_mapped)
+    call = Call(q, k, v, q_side.pos.dtype, x, q_features or {}, k_features or {}, keys_mapped)
+    check_sizes(encoding, params, call)
     if has_features and x is not None:
         q_features = k_features = batch_features(encoding, params, x, q_side.pos)[0]
     q_features, k_features = q_features or {}, k_features or {}
@@ -131,8 +133,8 @@ def attend(
         encoding, mask, order=Order(in_order, consecutive_offset(q_side.pos, k_side.pos)),
     )  # fmt: skip
     with _forward_mode_needs_dense(executor):
-        call = functools.partial(cut.over_sequences, run) if cut.cuts_sequences(q.shape[0]) else run
-        o = call(params, queries, keys)
+        each = functools.partial(cut.over_sequences, run) if cut.cuts_sequences(q.shape[0]) else run
+        o = each(params, queries, keys)
     return token_map(encoding, "output", params, apart(o).swapaxes(1, 2), q_slots.pos, q_features).astype(q.dtype)
 
 

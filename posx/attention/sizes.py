@@ -13,20 +13,18 @@ from typing import Any
 
 import jax
 
-from posx.encodings.base import Dims, Encoding, Features, Params
+from posx.encodings.base import Dims, Encoding, Params
 from posx.encodings.shapes import Call, Hooks, Struct
 from posx.errors import ConfigError
 
 
-def check_sizes(
-    encoding: Encoding, params: Params, q: Any, k: Any, v: Any, pos_dtype: Any, x: Any,
-    q_features: Features, k_features: Features, keys_mapped: bool,
-) -> None:  # fmt: skip
-    """Raises ConfigError, one line that names the encoding, what it gives and what q, k and v want."""
+def check_sizes(encoding: Encoding, params: Params, call: Call) -> None:
+    """Asks of a `call` with arrays [b, t, ...] in it. Raises ConfigError, one line that names the encoding, what it
+    gives and what q, k and v want."""
     shapes = jax.tree.map(lambda x: Struct(x.shape, x.dtype), params)
-    inputs = q, k, v, x, q_features, k_features
-    q, k, v, x, q_features, k_features = jax.tree.map(lambda x: Struct(x.shape[2:], x.dtype), inputs)
-    leaves, tree = jax.tree.flatten((shapes, Call(q, k, v, pos_dtype, x, q_features, k_features, keys_mapped)))
+    arrays = {name: getattr(call, name) for name in ("q", "k", "v", "x", "q_features", "k_features")}
+    call = call._replace(**jax.tree.map(lambda x: Struct(x.shape[2:], x.dtype), arrays))
+    leaves, tree = jax.tree.flatten((shapes, call))
     _check(encoding, tuple(leaves), tree)
 
 

@@ -20,13 +20,13 @@ Struct = jax.ShapeDtypeStruct
 
 
 class Call(NamedTuple):
-    """The sizes and types of one use of an encoding, without batch and tokens; no values."""
+    """The sizes and types of one use of an encoding, without batch and tokens, or whatever has those; no values."""
 
-    q: Struct  # [h, d]
-    k: Struct  # [g, d], the width may be another one than q's
-    v: Struct  # [g, d], and here
+    q: Any  # [h, d]
+    k: Any  # [g, d], the width may be another one than q's
+    v: Any  # [g, d], and here
     pos: Any  # the positions' type
-    x: Struct | None  # [m], the input of `features`; None where they are given
+    x: Any  # [m], the input of `features`; None where they are given
     q_features: Features  # {name: [...]}
     k_features: Features
     keys_mapped: bool  # k and v are what `key` and `value` gave
