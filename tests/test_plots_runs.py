@@ -13,7 +13,8 @@ from matplotlib.lines import Line2D
 
 from posx import plots
 from posx.encodings.grammar import parse
-from posx.plots import look, palette
+from posx.plots import groups, look, palette
+from posx.plots.runs import stored_run
 from tests.made_rows import AT_TRAIN, cells, position_row, row, words, write
 
 Draw = Callable[..., dict[str, Figure]]
@@ -417,3 +418,19 @@ def test_runs_without_results_are_named_by_path(tmp_path: pathlib.Path, draw: Dr
     (tmp_path / "second" / "rope-s0").mkdir(parents=True)
     (tmp_path / "second" / "rope-s0" / "config.json").write_text(json.dumps(config()))
     assert "No results yet: second/rope-s0" in words(draw(tmp_path)["extrapolation"])
+
+
+def test_runs_whose_positions_learned_at_other_rates_are_no_seeds_of_one_curve():
+    def run(seed, asked, *rates):
+        layers = [{"table": {"lr_multiplier": rate, "decays": decays}} for rate, decays in rates]
+        config = {"train": {"seed": seed, "length": 64, "position_lr_multiplier": asked}, "resolved": {"rates": layers}}
+        return stored_run(f"t5-s{seed}", config, {"encoding": "t5", "train_len": 64, "seed": seed})
+
+    plain, before = (
+        run(0, 1.0, (1.0, False)),
+        stored_run("t5-s1", {"train": {"seed": 1, "length": 64}}, {"encoding": "t5"}),
+    )
+    fast, same, decaying = run(2, 0.0, (10.0, False)), run(3, 10.0, (10.0, False)), run(4, 0.0, (10.0, True))
+    found = groups.seeds_of_curves([plain, before, fast, same, decaying])
+    assert [{run.seed for run in runs} for runs in found] == [{0, 1}, {2, 3}, {4}]
+    assert groups.labels(found)[:2] == ["t5, position_lr_multiplier=1.0", "t5, position_lr_multiplier=10.0, t5-s2"]

@@ -56,6 +56,7 @@ def collect(folder: Path) -> list[Record]:
     for path in sorted(folder.glob("*/DONE")):
         own = json.loads(path.read_text())["data_digest"]
         rows = [json.loads(line) for line in (path.parent / "eval.jsonl").read_text().splitlines()]
+        rows = [row for row in rows if row["status"] == "ok"]
         here = [row for row in rows if row["data_digest"] == own and row["eval_len"] == row["train_len"]]
         there = {row["eval_len"] / row["train_len"]: row["ppl"] for row in rows if row["data_digest"] != own}
         record = {name: here[0][name] for name in FACTS}
@@ -64,13 +65,17 @@ def collect(folder: Path) -> list[Record]:
 
 
 def cells_of(records: Sequence[Record]) -> dict[Cell, list[float]]:
-    """Losses of the seeds of every cell, nats. Raises ValueError for records of different targets or lengths."""
+    """Losses of the seeds of every cell, nats. Raises ValueError for records of different targets or lengths.
+
+    A cell that lacks a seed which others have is left out: means over other seeds are not compared.
+    """
     if len({(r["targets"], r["data_digest"], r["step"]) for r in records}) != 1:
         raise ValueError("these runs were not trained and scored alike")
     cells: dict[Cell, list[float]] = defaultdict(list)
     for r in sorted(records, key=lambda r: r["seed"]):
         cells[Cell(r["encoding"], r["learning_rate"], r["position_lr_multiplier"] or 1.0)].append(r["nll"])
-    return dict(cells)
+    most = max(map(len, cells.values()))
+    return {cell: losses for cell, losses in cells.items() if len(losses) == most}
 
 
 def noise_of(cells: Mapping[Cell, Sequence[float]]) -> float:
@@ -84,7 +89,7 @@ def choose(cells: Mapping[Cell, Sequence[float]], rate: float, noise: float) -> 
     """What every encoding takes at a base rate."""
     means = {cell: statistics.fmean(losses) for cell, losses in cells.items()}
     found = {}
-    for encoding in dict.fromkeys(cell.encoding for cell in cells):
+    for encoding in dict.fromkeys(cell.encoding for cell in cells if cell.rate == rate):
         here = {c.multiplier: loss for c, loss in sorted(means.items()) if (c.encoding, c.rate) == (encoding, rate)}
         best = min(here, key=here.__getitem__)
         multiplier = min(m for m in here if here[m] <= here[best] + noise)
@@ -101,12 +106,22 @@ def base_rate(cells: Mapping[Cell, Sequence[float]], noise: float) -> float:
 
 def report(records: Sequence[Record]) -> str:
     cells = cells_of(records)
-    noise = noise_of(cells)
+    noise, single = noise_of(cells), [statistics.stdev(losses) for losses in cells.values() if len(losses) > 1]
     rates, multipliers = (sorted({getattr(cell, name) for cell in cells}) for name in ("rate", "multiplier"))
-    lines = [
+    rate = base_rate(cells, noise)
+    return "\n".join([
         f"{len(records)} runs of {records[0]['step']} steps, {records[0]['num_targets']:,} targets each. Noise between "
-        f"seeds: {noise:.4f} nats. Loss (nats a byte) at L, mean of the seeds; bold: the best of its encoding.",
-        "",
+        f"seeds: {noise:.4f} nats, of the median setting {statistics.median(single):.4f}. Loss (nats a byte) at L, "
+        "mean of the seeds; bold: the best of its encoding.",
+        "", *_losses(cells, rates, multipliers), "",
+        f"Base rate for all: {rate:g}{_edge(rate, rates)}. Gained: loss of the worst, and of the median multiplier "
+        "there, less that of the chosen one.",
+        "", *_choices(cells, rates, noise),
+    ])  # fmt: skip
+
+
+def _losses(cells: Mapping[Cell, Sequence[float]], rates: Sequence[float], multipliers: Sequence[float]) -> list[str]:
+    lines = [
         "| encoding | base rate |" + "".join(f" x {m:g} |" for m in multipliers),
         "|---|---:|" + "---:|" * len(multipliers),
     ]
@@ -117,24 +132,32 @@ def report(records: Sequence[Record]) -> str:
             row = [means.get(Cell(encoding, rate, m)) for m in multipliers]
             texts = ("" if x is None else f"**{x:.4f}**" if x == best else f"{x:.4f}" for x in row)
             lines.append(f"| {encoding} | {rate:g} |" + "".join(f" {text} |" for text in texts))
-    rate = base_rate(cells, noise)
-    lines += [
-        "",
-        f"Base rate for all: {rate:g}. Gained: loss of the worst and of the middle multiplier there, less that of the "
-        "chosen one.",
-        "",
-        "| encoding | multiplier | lowest loss at | loss | lost by the common rate | gained over worst | over middle |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+    return lines
+
+
+def _choices(cells: Mapping[Cell, Sequence[float]], rates: Sequence[float], noise: float) -> list[str]:
+    """A line an encoding, and one more where it has a rate of its own."""
+    lines = [
+        "| encoding | base rate | multiplier | lowest loss at | loss | lost by the rate | gained over worst | median |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for encoding, choice in choose(cells, rate, noise).items():
-        loss, others = choice.losses[choice.multiplier], sorted(choice.losses.values())
-        apart = " (a rate of its own)" if choice.lost > 2 * noise else ""
-        edge = " (at the edge)" if choice.best == max(choice.losses) and len(choice.losses) > 1 else ""
-        lines.append(
-            f"| {encoding} | {choice.multiplier:g} | x {choice.best:g}{edge} | {loss:.4f} | {choice.lost:.4f}{apart} | "
-            f"{others[-1] - loss:.4f} | {statistics.median(others) - loss:.4f} |"
-        )
-    return "\n".join(lines)
+    common = base_rate(cells, noise)
+    for encoding, choice in choose(cells, common, noise).items():
+        own = {rate: choose(cells, rate, noise) for rate in rates}
+        best = min((r for r in rates if encoding in own[r]), key=lambda r: own[r][encoding].lost)
+        for rate in [common, best] if choice.lost > 2 * noise else [common]:
+            found = own[rate][encoding]
+            loss, others = found.losses[found.multiplier], sorted(found.losses.values())
+            at = f"x {found.best:g}{_edge(found.best, list(found.losses))}"
+            lines.append(
+                f"| {encoding} | {rate:g}{' (its own)' if rate != common else ''} | {found.multiplier:g} | {at} | "
+                f"{loss:.4f} | {found.lost:.4f} | {others[-1] - loss:.4f} | {statistics.median(others) - loss:.4f} |"
+            )
+    return lines
+
+
+def _edge(value: float, tried: Sequence[float]) -> str:
+    return " (at the edge)" if len(tried) > 1 and value in (min(tried), max(tried)) else ""
 
 
 def figure(records: Sequence[Record], path: Path) -> None:

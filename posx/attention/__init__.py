@@ -162,7 +162,9 @@ def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, f
     head_dim, dtype = q.shape[-1], wide_dtype(q.dtype)
     temperature = None
     if encoding.acts_on("temperature"):
-        temperature = jax.vmap(encoding.temperature, in_axes=(None, 0, 0))(params, pos, features)
+        shared = bool(features) and pos.shape[0] == 1  # positions alone are, what tokens keep is not
+        by_row = jax.vmap(encoding.temperature, in_axes=(None, None if shared else 0, 0))
+        temperature = by_row(params, pos[0] if shared else pos, features)
     factor, scale = None, 1 / math.sqrt(head_dim)
     if temperature is not None:
         factor = (temperature if temperature.ndim == 3 else temperature[:, None])[..., None].astype(dtype)

@@ -24,7 +24,7 @@ from posx.fields import typed_fields
 class Resolution:
     """What a run's settings come to with nothing left open: the encoding of every layer, and the model's sizes.
 
-    `rates`: how the parameters of each layer's encoding are trained; of runs before there were rates, none.
+    `rates`: how the parameters of each layer's encoding are trained, those that are not named at Rate().
     `data` says where the text of a run that was started lay, paths absolute, and with "digest" what it was.
     """
 

@@ -110,17 +110,23 @@ def like(run: RunConfig, stored: RunConfig | None) -> RunConfig:
         and not run.model.problems()
         and run.train.length == stored.train.length
         and all(_same(getattr(run.model, n), getattr(stored.model, n), size) for n, size in sizes.items())
-        and _as_fast(run, stored)
         and all(map(_asks_for, run.layers, stored.layers, found.layers))
     )
+    if not same:
+        return run
     model = dataclasses.replace(run.model, **sizes)
-    return dataclasses.replace(run, stored=Resolution(found.layers, model, found.rates)) if same else run
+    return dataclasses.replace(run, stored=Resolution(found.layers, model, _rates_asked(run, stored)))
 
 
-def _as_fast(run: RunConfig, stored: RunConfig) -> bool:
-    """Whether `run` asks for the rates that `stored` has: in the same words, or by the number that came of them."""
-    asked, before = run.train.position_lr_multiplier, stored.train.position_lr_multiplier
-    return asked == before or (bool(asked) and _factors(stored.resolution.rates) <= {asked})
+def _rates_asked(run: RunConfig, stored: RunConfig) -> Rates:
+    """Those of `stored` where `run` asks for them in the same words or by number; another number stands for theirs; and
+    where it leaves open what was not, today's."""
+    found, asked = stored.resolution, run.train.position_lr_multiplier
+    if asked == stored.train.position_lr_multiplier:
+        return found.rates
+    if asked:
+        return tuple(tuple((name, rate._replace(lr_multiplier=asked)) for name, rate in own) for own in found.rates)
+    return tuple(rates_of(encoding, run.model.dims(run.train.length)) for encoding in found.layers)
 
 
 def _asks_for(asked: Spec, before: Spec, value: Encoding) -> bool:
@@ -203,9 +209,9 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
         a, b = (_flat(run) | _leaves(specs[0], "encoding") for run, specs in zip(runs, layers, strict=True))
     else:
         a, b = (_flat(run) | _leaves(specs, "layers") for run, specs in zip(runs, layers, strict=True))
-    if all(run.resolution.layers == old.resolution.layers for run in runs):  # else the encodings tell
+    if old.resolution.layers == new.resolution.layers:  # else the encodings tell
         for leaves, run in zip((a, b), runs, strict=True):
-            leaves["train.position_lr_multiplier"] = sorted(_factors(run.resolution.rates))
+            leaves |= {f"rates.{place}": rate for place, rate in _special(run.resolution.rates).items()}
     return [
         f"{path}: {a.get(path)!r} -> {b.get(path)!r}"
         for path in sorted(a.keys() | b.keys())
@@ -227,13 +233,9 @@ def _flat(run: RunConfig) -> dict[str, Any]:
     return flat
 
 
-def _special(rates: Rates) -> dict[str, Any]:
+def _special(rates: Rates) -> dict[str, Rate]:
     """{"layer.parameter": rate} of those that are trained otherwise than all were before there were rates."""
-    return {f"{n}.{name}": list(rate) for n, layer in enumerate(rates) for name, rate in layer if rate != Rate()}
-
-
-def _factors(rates: Rates) -> set[float]:
-    return {rate.lr_multiplier for layer in rates for _, rate in layer}
+    return {f"{n}.{name}": rate for n, layer in enumerate(rates) for name, rate in layer if rate != Rate()}
 
 
 def _leaves(spec: Any, path: str) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def load(source: Source, config: DataConfig, work_dir: Path) -> Corpus:
         sides.append(kept)
     if source.validation is None:
         train, validation, note = split_by_hash(sides[0], config.validation_fraction)
-        notes += [note] if note else []
+        notes += [note] if note and not config.tuning_fraction else []
         sides = [train, validation]
     if config.tuning_fraction:
         train, tuning, note = split_by_hash(sides[0], config.tuning_fraction, "tuning")

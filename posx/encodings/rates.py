@@ -1,7 +1,7 @@
 """How the parameters of an encoding are trained: at a multiple of the model's learning rate, with or without decay.
 
 How far a bias table must move, and how far a projection, are not the same, so one learning rate judges encodings by the
-optimizer: T5's table, which starts at 0.1, cannot come to a nat in 1,200 steps of AdamW at 2e-3.
+optimizer: T5's table, which starts at 0.1, hardly comes to a nat in 1,200 steps of AdamW at 2e-3.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Rate(NamedTuple):
     decays: bool = False
 
 
-#: Of every layer, its encoding's parameters by name. A layer that names none trains all of them at Rate().
+#: Of every layer, its encoding's parameters by name; what is not named is trained at Rate().
 Rates = tuple[tuple[tuple[str, Rate], ...], ...]
 
 

@@ -41,11 +41,12 @@ def use_every_core(least: int = 1) -> None:
     JAX_NUM_CPU_DEVICES, `jax.config` or XLA_FLAGS, stays; so does all where JAX has started. Accelerators are as they
     are.
     """
+    cores = len(usable_cores())  # asked now: a sweep may let this process go to others later
     if jax_has_started() or "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     add_flags({name: str(seconds) for name, seconds in PATIENCE.items()})
     if jax.config.jax_num_cpu_devices < 1:  # type: ignore[attr-defined]
-        jax.config.update("jax_num_cpu_devices", max(len(usable_cores()), least))
+        jax.config.update("jax_num_cpu_devices", max(cores, least))
 
 
 def worth(flops: float) -> int:

@@ -22,12 +22,14 @@ class Clock:
         """So many seconds have passed for those that have `begun`."""
         self.spent += seconds * len(begun) * self.schedule.share(begun)
 
-    def see(self, run: int, part: float) -> None:
-        """The `part` that is done of a run by now. The first progress says that its start is over."""
-        if part > self.parts[run]:
-            self.parts[run] = part
-            left = self.schedule.seconds(run, 1 - part) - self.schedule.costs[run].start
-            self.made, self.left[run] = self.made + self.left[run] - left, left
+    def see(self, run: int, part: float) -> bool:
+        """The `part` that is done of a run by now; whether it got on. The first progress says: its start is over."""
+        if part <= self.parts[run]:
+            return False
+        self.parts[run] = part
+        left = self.schedule.seconds(run, 1 - part) - self.schedule.costs[run].start
+        self.made, self.left[run] = self.made + self.left[run] - left, left
+        return True
 
     def end(self, run: int, failed: bool) -> None:
         """A run has ended; what a failed one leaves undone was no work."""

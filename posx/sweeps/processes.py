@@ -83,15 +83,14 @@ class Child:
     rest: str = ""
     reason: str = ""
 
-    def listen(self, hear: Callable[[str], object]) -> bool:
-        """Passes on the lines it has logged since, but that of its failure, which becomes its `reason`; any at all?"""
+    def listen(self, hear: Callable[[str], object]) -> None:
+        """Passes on the lines it has logged since, but that of its failure, which becomes its `reason`."""
         *lines, self.rest = (self.rest + self.log.read()).split("\n")
         for line in lines:
             if line.startswith("posx: "):
                 self.reason = line.removeprefix("posx: ")
             else:
                 hear(line)
-        return bool(lines)
 
 
 def run_all(
@@ -128,9 +127,9 @@ def run_all(
                 clock.tick(now - looked, list(running))
                 looked = now
                 for number, child in running.items():
-                    if child.listen(functools.partial(hear, meter)) and schedule.at_once > len(cores) > 0:
-                        let_go(child.process.pid, cores)  # it has its devices, so a core for each: now they take turns
-                    clock.see(number, child.task.progress())
+                    child.listen(functools.partial(hear, meter))
+                    if clock.see(number, child.task.progress()) and len(running) > len(cores) > 0:
+                        let_go(child.process.pid, cores)  # it works, so it has its devices: now they take turns
                 for child in over:
                     del running[child.number]
                     _ended(child, failed, meter)

@@ -114,7 +114,7 @@ class Schedule:
             return f"{runs(self.at_once)} at a time"
         groups = Counter(self.widths)
         cores = {width: "one core" if width == 1 else f"{width} cores" for width in groups}
-        if self.at_once > self.cores:
+        if min(self.at_once, len(self.costs)) > self.cores:
             told = f"taking turns on {'one core' if self.cores == 1 else f'{self.cores} cores'}"
         elif len(groups) == 1:
             (each,) = cores.values()

@@ -67,7 +67,7 @@ def _todays(config: TrainConfig, model: Model) -> Rates:
 def _positions(model: Model, rates: Rates) -> dict[Path, Rate]:
     """The rate of each position parameter by its path; what is shared has that of the first layer it serves."""
     found: dict[Path, Rate] = {}
-    for n, (encoding, own) in enumerate(zip(model.encodings, rates, strict=True)):
+    for n, (encoding, own) in enumerate(zip(model.encodings, rates, strict=False)):
         once, layer = ("shared", shared_name(model.distinct.index(encoding))), ("layers", layer_name(n))
         for name, rate in own:
             found.setdefault((*(once if name in encoding.shared else (*layer, "attention", "position")), name), rate)
@@ -76,4 +76,5 @@ def _positions(model: Model, rates: Rates) -> dict[Path, Rate]:
 
 def _rate(positions: dict[Path, Rate], path: tuple[Any, ...]) -> Rate | None:
     """The rate of what lies at `path`, None for what belongs to no encoding."""
-    return positions.get(tuple(key.key for key in path))
+    names = tuple(key.key for key in path)
+    return positions.get(names, Rate() if {"position", "shared"} & {*names} else None)

@@ -17,6 +17,7 @@ from posx import encodings
 from posx.config import RunConfig, base_config, flags, run_config, stored
 from posx.config.model import ModelConfig
 from posx.encodings import Alibi, Chain, Dims, Encoding, Rope, from_spec, spec_of
+from posx.encodings.rates import Rate
 from posx.runs.describe import count, model_of
 from posx.runs.folder import RunFolder
 from posx.sweeps import plan as sweep
@@ -109,6 +110,24 @@ def test_settings_of_schema_1_give_the_encodings_they_were_resolved_to(other_rul
 def test_every_committed_run_is_read(path):
     run = stored.from_stored(json.loads(path.read_text()))
     assert count(model_of(run, 257)) == json.loads(path.read_text())["resolved"]["num_params"]
+
+
+def test_an_old_run_trains_its_positions_like_all_else_unless_another_multiplier_is_asked_for(other_rules):
+    """What its class says today, and what decays today, is nothing to it; a multiplier changes that alone."""
+    held = stored.from_stored(json.loads((OLD / "config.json").read_text()))
+    assert {rate for layer in held.resolution.rates for _, rate in layer} == {Rate()}
+    new = dataclasses.replace(held, stored=None)
+
+    def asked(multiplier: float) -> RunConfig:
+        train = dataclasses.replace(new.train, position_lr_multiplier=multiplier)
+        return stored.like(dataclasses.replace(new, train=train), held)
+
+    assert stored.identity(asked(0.0)) == stored.identity(asked(1.0)) == stored.identity(held)
+    assert not stored.differences(held, asked(1.0)) and asked(3.0).resolution.layers == held.resolution.layers
+    assert {rate for layer in asked(3.0).resolution.rates for _, rate in layer} == {Rate(3.0)}
+    assert stored.identity(asked(3.0)) != stored.identity(held)
+    told = "; ".join(stored.differences(held, asked(3.0)))
+    assert "rates.0.table: None -> Rate(lr_multiplier=3.0, decays=False)" in told, told
 
 
 def test_an_old_run_is_found_loaded_and_resumed_as_it_was(capsys, place, other_rules):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posx import cli
-from posx.encodings import Alibi, Chain, Deberta, Encoding, Learned, Relative, Rope, Shaw
+from posx import attend, cli
+from posx.encodings import Alibi, Chain, Deberta, Dims, Encoding, Learned, Relative, Rope, Shaw, build
 from posx.encodings.base import as_float, at_least_float32
 from posx.errors import ConfigError
 from posx.testing import CHECKS, check_encoding
@@ -412,6 +412,19 @@ def test_a_temperature_reads_what_its_token_keeps():
     checks = ["hooks", "reference", "tiles", "gradients", "padding", "decode", "shift_invariant", "prefix_consistent"]
     report = check_encoding(Sharpens(), reference=by_hand, only=checks)
     assert report.ok and all(line.status == "ok" for line in report.outcomes), str(report)
+
+
+@pytest.mark.parametrize("parts", [(Sharpens(),), (Sharpens(), Deberta(4))], ids=["alone", "beside a constant one"])
+def test_positions_that_all_sequences_share_serve_a_temperature_that_is_their_own(parts):
+    dims = Dims(model_dim=12, num_heads=4, head_dim=6, num_layers=2, train_len=32, num_kv_heads=2)
+    encoding = build(parts, dims)
+    params, pos = encoding.init(jax.random.key(0), dims), jnp.arange(9)
+    shapes = [(3, 9, 4, 6), (3, 9, 2, 6), (3, 9, 2, 6), (3, 9, 12)]
+    *qkv, x = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(shapes))
+    once, each = (
+        attend(encoding, params, *qkv, q_pos=where, k_pos=where, x=x) for where in (pos, jnp.broadcast_to(pos, (3, 9)))
+    )
+    np.testing.assert_allclose(once, each, atol=1e-6)
 
 
 def test_what_does_not_apply_is_not_called_ok():
