@@ -47,11 +47,11 @@ BENCHES = {
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    measure.use_cores(early_cores(words))
     options = arguments(words)
     if options.bench == "cost":
         cost.draw(cost.read(options), options.figure)
         return
+    measure.use_cores(options.cores)
     for path in filter(None, (options.out, options.figure)):
         path.parent.mkdir(parents=True, exist_ok=True)
     bench, machine = BENCHES[options.bench], measure.environment()
@@ -73,13 +73,6 @@ def main(words: Sequence[str] | None = None) -> None:
         bench.draw(report, options.figure)
     if problems := report.get("problems"):
         raise SystemExit("\n".join(["", *problems]))
-
-
-def early_cores(words: Sequence[str] | None) -> int | None:
-    """What --cores says, before anything starts JAX, which would keep all cores for the products of the ceiling."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--cores", type=measure.positive)
-    return parser.parse_known_args(words)[0].cores
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:

@@ -28,6 +28,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from posx.files import lines
+
 Record = dict[str, Any]
 FACTS = (
     "encoding", "learning_rate", "position_lr_multiplier", "seed", "train_len", "nll", "ppl", "num_targets", "targets",
@@ -55,8 +57,7 @@ def collect(folder: Path) -> list[Record]:
     records = []
     for path in sorted(folder.glob("*/DONE")):
         own = json.loads(path.read_text())["data_digest"]
-        rows = [json.loads(line) for line in (path.parent / "eval.jsonl").read_text().splitlines()]
-        rows = [row for row in rows if row["status"] == "ok"]
+        rows = [row for row in lines.read(path.parent / "eval.jsonl") if row["status"] == "ok"]
         here = [row for row in rows if row["data_digest"] == own and row["eval_len"] == row["train_len"]]
         there = {row["eval_len"] / row["train_len"]: row["ppl"] for row in rows if row["data_digest"] != own}
         record = {name: here[0][name] for name in FACTS}
@@ -79,8 +80,10 @@ def cells_of(records: Sequence[Record]) -> dict[Cell, list[float]]:
 
 
 def noise_of(cells: Mapping[Cell, Sequence[float]]) -> float:
-    """Standard deviation between seeds, nats, pooled over cells."""
+    """Standard deviation between seeds, nats, pooled over cells. Ends the program where no cell has two."""
     several = [losses for losses in cells.values() if len(losses) > 1]
+    if not several:
+        raise SystemExit("one seed so far: nothing is chosen until a second tells what noise is")
     squares = sum((len(losses) - 1) * statistics.variance(losses) for losses in several)
     return (squares / sum(len(losses) - 1 for losses in several)) ** 0.5
 
@@ -121,7 +124,7 @@ def report(records: Sequence[Record]) -> str:
 
 
 def _losses(cells: Mapping[Cell, Sequence[float]], rates: Sequence[float], multipliers: Sequence[float]) -> list[str]:
-    lines = [
+    table = [
         "| encoding | base rate |" + "".join(f" x {m:g} |" for m in multipliers),
         "|---|---:|" + "---:|" * len(multipliers),
     ]
@@ -131,29 +134,28 @@ def _losses(cells: Mapping[Cell, Sequence[float]], rates: Sequence[float], multi
         for rate in rates:
             row = [means.get(Cell(encoding, rate, m)) for m in multipliers]
             texts = ("" if x is None else f"**{x:.4f}**" if x == best else f"{x:.4f}" for x in row)
-            lines.append(f"| {encoding} | {rate:g} |" + "".join(f" {text} |" for text in texts))
-    return lines
+            table.append(f"| {encoding} | {rate:g} |" + "".join(f" {text} |" for text in texts))
+    return table
 
 
 def _choices(cells: Mapping[Cell, Sequence[float]], rates: Sequence[float], noise: float) -> list[str]:
     """A line an encoding, and one more where it has a rate of its own."""
-    lines = [
+    table = [
         "| encoding | base rate | multiplier | lowest loss at | loss | lost by the rate | gained over worst | median |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    common = base_rate(cells, noise)
-    for encoding, choice in choose(cells, common, noise).items():
-        own = {rate: choose(cells, rate, noise) for rate in rates}
+    common, own = base_rate(cells, noise), {rate: choose(cells, rate, noise) for rate in rates}
+    for encoding, choice in own[common].items():
         best = min((r for r in rates if encoding in own[r]), key=lambda r: own[r][encoding].lost)
         for rate in [common, best] if choice.lost > 2 * noise else [common]:
             found = own[rate][encoding]
             loss, others = found.losses[found.multiplier], sorted(found.losses.values())
             at = f"x {found.best:g}{_edge(found.best, list(found.losses))}"
-            lines.append(
+            table.append(
                 f"| {encoding} | {rate:g}{' (its own)' if rate != common else ''} | {found.multiplier:g} | {at} | "
                 f"{loss:.4f} | {found.lost:.4f} | {others[-1] - loss:.4f} | {statistics.median(others) - loss:.4f} |"
             )
-    return lines
+    return table
 
 
 def _edge(value: float, tried: Sequence[float]) -> str:
@@ -165,8 +167,9 @@ def figure(records: Sequence[Record], path: Path) -> None:
     from posx.plots import look, palette
 
     cells = cells_of(records)
-    rate = base_rate(cells, noise_of(cells))
-    chosen = choose(cells, rate, noise_of(cells))
+    noise = noise_of(cells)
+    rate = base_rate(cells, noise)
+    chosen = choose(cells, rate, noise)
     found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for r in records:
         if r["learning_rate"] == rate and "r_8" in r:
@@ -204,9 +207,9 @@ def main(words: Sequence[str]) -> None:
     if command == "collect":
         print("\n".join(json.dumps(record) for record in collect(path)))
     elif command == "choose":
-        print(report([json.loads(line) for line in path.read_text().splitlines()]))
+        print(report(lines.read(path)))
     elif command == "figure":
-        figure([json.loads(line) for line in path.read_text().splitlines()], path.with_name("r_8.png"))
+        figure(lines.read(path), path.with_name("r_8.png"))
     else:
         raise SystemExit(__doc__)
 

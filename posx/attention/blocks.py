@@ -25,12 +25,19 @@ class Plan(NamedTuple):
     #: Tokens in a tile.
     query_block: int
     key_block: int
+    #: Of the first query from the first key, where distances are consecutive; else None.
+    offset: int | None = None
     #: Places a query stands behind a key, from which on the strips are constant; None if no tile lies beyond.
     reach: int | None = None
     #: Whether tiles whose curve has fallen so far that they provably weigh nothing are left out.
     skip: bool = False
     #: Whether there are parameters, so that gradients of the strips are wanted.
     learned: bool = False
+
+    @property
+    def farthest(self) -> int:
+        """The largest distance of a tile."""
+        return self.offset + self.query_blocks * self.query_block - 1  # type: ignore[operator]
 
 
 class Tables(NamedTuple):

@@ -80,7 +80,7 @@ def blockwise(
     (b, _, num_queries, _), (groups, num_keys) = q.tokens.mapped.shape, k.tokens.mapped.shape[1:3]
     devices = cut.num_devices() if not cut.cuts_heads(b, groups) and min(num_queries, num_keys) > 1 else 1
     plan = _plan(encoding, mask, q, k, order, tiling, devices)._replace(learned=bool(jax.tree.leaves(params)))
-    strips = _strips(plan, params, q, num_keys, order)
+    strips = _strips(plan, params, q, num_keys)
     tables = Tables(params if reads_params(encoding, strips) else {}, strips)
     q, k = cut_into_blocks(q, plan.query_block), cut_into_blocks(k, plan.key_block)
     attend = _by_key_head if plan.skip else _attend
@@ -94,33 +94,33 @@ def blockwise(
 def _plan(encoding: Encoding, mask: Mask, q: Block, k: Block, order: Order, tiling: Tiling, devices: int) -> Plan:
     """The tiles of such a call, before anything is known of params and strips."""
     (b, h, num_queries, _), (groups, num_keys) = q.tokens.mapped.shape, k.tokens.mapped.shape[1:3]
-    skip = tiling.skip
+    offset, skip = order.offset if order.in_order else None, tiling.skip
     if skip is None:
         skip = encoding.fades and num_keys >= SKIP_FROM and jax.default_backend() == "cpu"
-    skip = skip and order.in_order and order.offset is not None and can_skip(encoding, mask, q.slots)
+    skip = skip and offset is not None and can_skip(encoding, mask, q.slots)
     rows = b * h // groups if skip else b * h
     sizes = block_sizes(num_queries, num_keys, rows, encoding.acts_on("relative"), devices)
     query_block, key_block = tiling.query_block or sizes[0], tiling.key_block or sizes[1]
     if encoding.tiling == "rows":
         key_block = num_keys
     in_order = order.in_order and (key_block % query_block == 0 or key_block >= num_keys)
-    query_blocks, reach = count_blocks(num_queries, query_block), None
-    if in_order and order.offset is not None and encoding.acts_on("relative") and encoding.reach is not None:
-        farthest = order.offset + query_blocks * query_block - 1
-        reach = encoding.reach - order.offset if encoding.reach + key_block <= farthest else None
-    skip = skip and in_order and key_block < num_keys
-    return Plan(encoding, mask, in_order, query_blocks, query_block, key_block, reach, skip)
+    plan = Plan(
+        encoding, mask, in_order, count_blocks(num_queries, query_block), query_block, key_block,
+        offset if in_order else None, skip=skip and in_order and key_block < num_keys,
+    )  # fmt: skip
+    if plan.offset is None or not encoding.acts_on("relative") or encoding.reach is None:
+        return plan
+    return plan._replace(reach=encoding.reach - plan.offset) if encoding.reach + key_block <= plan.farthest else plan
 
 
-def _strips(plan: Plan, params: Params, q: Block, num_keys: int, order: Order) -> Strips | None:
+def _strips(plan: Plan, params: Params, q: Block, num_keys: int) -> Strips | None:
     """`curve` and `relative` at all distances that tiles meet, where these are consecutive."""
     encoding, key_block = plan.encoding, plan.key_block
-    if not plan.in_order or order.offset is None or not acting(encoding, ("curve", "relative")):
+    if plan.offset is None or not acting(encoding, ("curve", "relative")):
         return None
-    farthest = order.offset + plan.query_blocks * plan.query_block - 1
     # Under a causal mask the last tile of a row reaches at most one key block beyond the diagonal.
     ahead = key_block if plan.mask.causal else count_blocks(num_keys, key_block) * key_block
-    distances = np.arange(farthest, order.offset - ahead - 1, -1, dtype=np.int32)
+    distances = np.arange(plan.farthest, plan.offset - ahead - 1, -1, dtype=np.int32)
     return tabulate(encoding, params, distances, q.tokens.vectors)
 
 

@@ -15,7 +15,7 @@ from posx.config.model import ModelConfig
 from posx.config.sweep import sweep_section
 from posx.config.train import TrainConfig
 from posx.encodings import CHAIN, Chain, Encoding, Spec, encoding_name, from_spec, spec_text
-from posx.encodings.rates import Rates, rates_of
+from posx.encodings.rates import Rates, rates_of_layers
 from posx.errors import ConfigError
 from posx.fields import typed_fields
 
@@ -60,7 +60,7 @@ class RunConfig:
         if self.stored is not None:
             return self.stored
         layers, dims = self.model.encodings(self.encoding, self.train.length), self.model.dims(self.train.length)
-        rates = tuple(rates_of(encoding, dims, self.train.position_lr_multiplier) for encoding in layers)
+        rates = rates_of_layers(layers, dims, self.train.position_lr_multiplier)
         return Resolution(layers, self.model.resolved(), rates)
 
     def to_json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from posx.config import SECTIONS, Resolution, RunConfig, schema_1
 from posx.config.model import ModelConfig
 from posx.encodings import Chain, Dims, Encoding, Spec, encoding_class, from_spec, given_fields, spec_of
 from posx.encodings.grammar import parse
-from posx.encodings.rates import Rate, Rates, rates_of
+from posx.encodings.rates import Rate, Rates, from_json, rates_of_layers, special, to_json
 from posx.errors import ConfigError
 from posx.fields import typed_fields
 
@@ -52,7 +52,7 @@ def to_stored(run: RunConfig, **facts: Any) -> dict[str, Any]:
     found = run.resolution
     sizes = {name: value for name, value in vars(found.model).items() if value != getattr(run.model, name)}
     resolved = {"layers": [spec_of(encoding) for encoding in found.layers], "model": sizes}
-    resolved["rates"] = [{name: rate._asdict() for name, rate in layer} for layer in found.rates]
+    resolved["rates"] = to_json(found.rates)
     resolved |= ({"data": dict(found.data)} if found.data else {}) | facts
     return {"schema_version": SCHEMA_VERSION, **run.to_json(), "resolved": resolved}
 
@@ -86,11 +86,11 @@ def _rates(resolved: Mapping[str, Any], layers: tuple[Encoding, ...], dims: Dims
 
     Raises ConfigError.
     """
-    names = [[name for name, _ in rates_of(encoding, dims)] for encoding in layers]
+    names = [[name for name, _ in own] for own in rates_of_layers(layers, dims)]
     if "rates" not in resolved:
         return tuple(tuple((name, Rate()) for name in own) for own in names)
     try:
-        told = [{name: Rate(**rate) for name, rate in layer.items()} for layer in resolved["rates"]]
+        told = map(dict, from_json(resolved["rates"]))
         return tuple(tuple((name, layer[name]) for name in own) for own, layer in zip(names, told, strict=True))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ConfigError("resolved.rates must say lr_multiplier and decays of every layer's parameters") from None
@@ -126,7 +126,7 @@ def _rates_asked(run: RunConfig, stored: RunConfig) -> Rates:
         return found.rates
     if asked:
         return tuple(tuple((name, rate._replace(lr_multiplier=asked)) for name, rate in own) for own in found.rates)
-    return tuple(rates_of(encoding, run.model.dims(run.train.length)) for encoding in found.layers)
+    return rates_of_layers(found.layers, run.model.dims(run.train.length))
 
 
 def _asks_for(asked: Spec, before: Spec, value: Encoding) -> bool:
@@ -177,7 +177,7 @@ def _digest(run: RunConfig, counts: Callable[[str], bool], text: str = "") -> st
         if counts(path) and _since(BEFORE[section], name, value):
             kept[path] = value
     kept["layers"] = [_since_before(spec_of(encoding)) for encoding in run.resolution.layers]
-    if rates := _special(run.resolution.rates):
+    if rates := special(run.resolution.rates):
         kept["rates"] = rates
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -211,7 +211,7 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
         a, b = (_flat(run) | _leaves(specs, "layers") for run, specs in zip(runs, layers, strict=True))
     if old.resolution.layers == new.resolution.layers:  # else the encodings tell
         for leaves, run in zip((a, b), runs, strict=True):
-            leaves |= {f"rates.{place}": rate for place, rate in _special(run.resolution.rates).items()}
+            leaves |= {f"rates.{place}": rate for place, rate in special(run.resolution.rates).items()}
     return [
         f"{path}: {a.get(path)!r} -> {b.get(path)!r}"
         for path in sorted(a.keys() | b.keys())
@@ -231,11 +231,6 @@ def _flat(run: RunConfig) -> dict[str, Any]:
     # What came of these is in the layers, and in the rates.
     del flat["model.layer_policy"], flat["train.position_lr_multiplier"]
     return flat
-
-
-def _special(rates: Rates) -> dict[str, Rate]:
-    """{"layer.parameter": rate} of those that are trained otherwise than all were before there were rates."""
-    return {f"{n}.{name}": rate for n, layer in enumerate(rates) for name, rate in layer if rate != Rate()}
 
 
 def _leaves(spec: Any, path: str) -> dict[str, Any]:

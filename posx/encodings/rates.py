@@ -7,7 +7,8 @@ optimizer: T5's table, which starts at 0.1, hardly comes to a nat in 1,200 steps
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jax
 
@@ -40,9 +41,33 @@ def rates_of(encoding: Encoding, dims: Dims, multiplier: float = 0.0) -> tuple[t
     return tuple((name, Rate(factor, name in encoding.decayed)) for name in sorted(params))
 
 
+def rates_of_layers(layers: Iterable[Encoding], dims: Dims, multiplier: float = 0.0) -> Rates:
+    return tuple(rates_of(encoding, dims, multiplier) for encoding in layers)
+
+
+def to_json(rates: Rates) -> list[dict[str, Any]]:
+    return [{name: rate._asdict() for name, rate in layer} for layer in rates]
+
+
+def from_json(layers: Any) -> Rates:
+    """The inverse of `to_json`. Raises TypeError or AttributeError for what is no such list."""
+    return tuple(tuple((name, Rate(**rate)) for name, rate in layer.items()) for layer in layers)
+
+
+def special(rates: Rates) -> dict[str, Rate]:
+    """{"layer.parameter": rate} of those that are trained otherwise than all were before there were rates."""
+    return {f"{n}.{name}": rate for n, layer in enumerate(rates) for name, rate in layer if rate != Rate()}
+
+
+def multipliers(rates: Rates) -> list[float]:
+    """Those that some parameter has, increasing."""
+    return sorted({rate.lr_multiplier for layer in rates for _, rate in layer})
+
+
 def told(rates: Rates) -> float | list[dict[str, float]] | None:
     """The multipliers as rows have them: one number for all, {name: number} of every layer where they differ, or None
     where nothing is learned."""
-    layers = [{name: rate.lr_multiplier for name, rate in layer} for layer in rates]
-    found = {factor for layer in layers for factor in layer.values()}
-    return layers if len(found) > 1 else next(iter(found), None)
+    found = multipliers(rates)
+    if len(found) > 1:
+        return [{name: rate.lr_multiplier for name, rate in layer} for layer in rates]
+    return found[0] if found else None

@@ -43,8 +43,7 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
         yield
         return
     own = os.sched_getaffinity(0)
-    wanted = {_siblings(core) for core in cores}
-    os.sched_setaffinity(0, {thread for thread in own if _siblings(thread) in wanted} or own)
+    os.sched_setaffinity(0, _threads_of(cores) or own)
     try:
         yield
     finally:
@@ -55,8 +54,7 @@ def let_go(process: int, cores: Sequence[int]) -> None:
     """Lets a process that runs on few cores take its turns on any of these, with the threads that it has by now."""
     if not hasattr(os, "sched_setaffinity"):
         return
-    wanted = {_siblings(core) for core in cores}
-    threads = {thread for thread in os.sched_getaffinity(0) if _siblings(thread) in wanted}
+    threads = _threads_of(cores)
     with contextlib.suppress(OSError):  # it has ended
         for thread in os.listdir(f"/proc/{process}/task"):
             with contextlib.suppress(OSError):
@@ -81,6 +79,12 @@ def _affinity() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def _threads_of(cores: Sequence[int]) -> set[int]:
+    """Hardware threads of these physical cores, of those in this process's affinity."""
+    wanted = {_siblings(core) for core in cores}
+    return {thread for thread in os.sched_getaffinity(0) if _siblings(thread) in wanted}
 
 
 def _siblings(thread: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from posx.config.schema_1 import migrated
 from posx.config.stored import BEFORE, SAFE_TO_CHANGE
-from posx.encodings.rates import Rate
+from posx.encodings.rates import Rates, from_json, multipliers, special
 from posx.errors import ConfigError
 
 #: Settings that name no curve: the seeds of one curve differ in the first; the layers say what came of the second.
@@ -54,15 +54,14 @@ def stored_run(path: str, config: Mapping[str, Any] | None, row: Mapping[str, An
         settings["data.source"] = row["data_source"]
     rates = _rates(config)
     if "train.position_lr_multiplier" in settings:  # by what it came to
-        factors = sorted({rate.lr_multiplier for layer in rates for rate in layer.values()} or {1.0})
+        factors = multipliers(rates) or [1.0]
         settings["train.position_lr_multiplier"] = factors[0] if len(factors) == 1 else factors
     # The four stand in the kind or beside it.
     elsewhere = ("encoding.", "data.source", "train.length", "train.position_lr_multiplier")
     decisive = {name: value for name, value in settings.items() if not name.startswith(elsewhere)}
     data = str(row.get("data_digest", settings.get("data.source")))
-    special = [{name: rate for name, rate in layer.items() if rate != Rate()} for layer in rates]
-    measured = [_fields(_resolved(config, row)), special if any(special) else []]
-    measured += [data, row.get("tokenizer"), row.get("dtype")]
+    trained_otherwise = [special(rates)] if special(rates) else []
+    measured = [_fields(_resolved(config, row)), trained_otherwise, data, row.get("tokenizer"), row.get("dtype")]
     asked = json.dumps(decisive, sort_keys=True)
     kind = json.dumps([asked, *measured])
     return Run(path, text, train_len, seed, settings, data, asked, kind)
@@ -134,13 +133,12 @@ def _resolved(config: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
     return layers[0] if alike else layers
 
 
-def _rates(config: Mapping[str, Any]) -> list[dict[str, Rate]]:
+def _rates(config: Mapping[str, Any]) -> Rates:
     """How each layer's position parameters are trained; nothing where the run is from before there were rates."""
-    layers = _section(config, "resolved").get("rates")
     try:
-        return [{name: Rate(**rate) for name, rate in layer.items()} for layer in layers or ()]
+        return from_json(_section(config, "resolved").get("rates", ()))
     except (AttributeError, TypeError):
-        return []
+        return ()
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:

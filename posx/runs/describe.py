@@ -17,6 +17,8 @@ from posx.encodings import Encoding
 from posx.encodings.base import PAIRWISE, acting
 from posx.evaluation.protocols import run_protocols
 from posx.machine.devices import devices_for
+from posx.runs import text
+from posx.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from posx.model import Model
@@ -100,6 +102,11 @@ def is_defined(model: Model, length: int) -> bool:
 def expected(run: RunConfig) -> Expected:
     """The cost of `run`. Raises ConfigError for sizes and encodings that do not fit."""
     return _cost(run, _model_of(run))
+
+
+def expected_in(folder: RunFolder, run: RunConfig) -> Expected:
+    """The same where the tokenizer, or the text, of `run` may lie in or by its folder by now."""
+    return expected(dataclasses.replace(run, data=text.settings(folder, run.data)))
 
 
 def _cost(run: RunConfig, model: Model) -> Expected:

@@ -11,8 +11,7 @@ from posx.config import RunConfig
 from posx.errors import PosxError
 from posx.evaluation.protocols import rows_owed
 from posx.files import lines
-from posx.runs import text
-from posx.runs.describe import expected
+from posx.runs.describe import expected_in
 from posx.runs.folder import RunFolder
 from posx.sweeps.schedule import Cost
 
@@ -30,7 +29,7 @@ class Evaluation:
     def cost(self) -> Cost:
         """0 where its folder does not tell: its process will say what is missing there."""
         try:
-            found = expected(dataclasses.replace(self.run, data=text.settings(self.folder, self.run.data)))
+            found = expected_in(self.folder, self.run)
         except PosxError:
             return Cost(0.0, 0, 0.0)
         return Cost(found.slower * (found.eval_flops or 0.0), found.lengths, found.memory, turn=self.run.train.seed)

@@ -23,7 +23,7 @@ from posx.files.atomic import write_json
 from posx.progress import say
 from posx.runs import text
 from posx.runs.checks import check_stream, problems
-from posx.runs.describe import Expected, expected
+from posx.runs.describe import Expected, expected_in
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import Point, axes_of, names_of, run_at, text_of
 from posx.sweeps.schedule import CORE_SPEED, START, Cost
@@ -50,7 +50,7 @@ class Job:
     @functools.cached_property
     def expected(self) -> Expected:
         """Its cost, also where its tokenizer lies in its folder by now."""
-        return expected(dataclasses.replace(self.run, data=text.settings(self.folder, self.run.data)))
+        return expected_in(self.folder, self.run)
 
     @functools.cached_property
     def cost(self) -> Cost:

@@ -8,7 +8,7 @@ import jax
 import optax
 
 from posx.config import TrainConfig
-from posx.encodings.rates import Rate, Rates, rates_of
+from posx.encodings.rates import Rate, Rates, rates_of_layers
 from posx.model import Model, layer_name, shared_name
 
 Path = tuple[str, ...]
@@ -30,7 +30,9 @@ def make_optimizer(config: TrainConfig, model: Model, rates: Rates | None = None
 
     A multiplier acts on Adam's step. Clipping comes before, weight decay after, at the model's learning rate for all.
     """
-    positions = _positions(model, _todays(config, model) if rates is None else rates)
+    if rates is None:
+        rates = rates_of_layers(model.encodings, model.dims, config.position_lr_multiplier)
+    positions = _positions(model, rates)
 
     def decayed(params: Any) -> Any:
         """True for what weight decay acts on: the matrices, and what encodings say of their own."""
@@ -58,10 +60,6 @@ def make_optimizer(config: TrainConfig, model: Model, rates: Rates | None = None
         optax.scale_by_learning_rate(learning_rate(config)),
     )
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
-
-
-def _todays(config: TrainConfig, model: Model) -> Rates:
-    return tuple(rates_of(encoding, model.dims, config.position_lr_multiplier) for encoding in model.encodings)
 
 
 def _positions(model: Model, rates: Rates) -> dict[Path, Rate]:
