@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from posx.attention import attend, batch_features, causal, cut, token_map, without_empty
+from posx.attention import attend, batch_features, causal, cut, seen_by, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
 from posx.config.model import ModelConfig
 from posx.cross_entropy import token_log_probs
@@ -152,27 +152,30 @@ class Attention(nnx.Module):
                 q_segment=call.segment, k_segment=call.segment, x=x,
             )  # fmt: skip
         else:
-            layer, q_features, keys_mapped = self._remember(params, x, k, v, call, layer)
+            q_recent = layer.recent.get("query")
+            layer, q_features = self._remember(params, x, {"query": q, "key": k, "value": v}, call, layer)
             o = attention(
                 q, layer.k.astype(dtype), layer.v.astype(dtype), q_pos=call.pos, k_pos=call.cache.pos,
                 q_idx=call.idx, k_idx=call.cache.idx, q_features=q_features, k_features=layer.features,
-                keys_mapped=keys_mapped, slots_clean=True,
+                q_recent=q_recent, keys_mapped=self.encoding.caches_mapped_keys, slots_clean=True,
             )  # fmt: skip
         return linear(o.reshape(-1, q.shape[2] * d), self.out[...], dtype), layer
 
-    def _remember(self, params: dict[str, Any], x, k, v, call: Call, layer: Layer):
-        """The layer's slots with the new keys, values and features written in."""
-        encoding, carry = self.encoding, layer.carry
+    def _remember(self, params: dict[str, Any], x, vectors: dict[str, jax.Array], call: Call, layer: Layer):
+        """The layer's slots with the new keys, values and features written in, and the features."""
+        encoding, carry, recent = self.encoding, layer.carry, dict(layer.recent)
         features: Features = {}
         if encoding.acts_on("features"):
-            features, carry = batch_features(encoding, params, without_empty(x, call.idx), call.pos, carry)
-        if encoding.caches_mapped_keys:
-            k = token_map(encoding, "key", params, k, call.pos, features)
-            v = token_map(encoding, "value", params, v, call.pos, features)
-        k, v, clean = without_empty((k, v, features), call.idx)
+            x = without_empty(x, call.idx)
+            features, carry = batch_features(encoding, params, x, call.pos, carry, call.idx)
+        for hook in ("query", "key", "value"):
+            seen, last = seen_by(encoding, hook, vectors[hook], call.idx, None, recent.get(hook))
+            if encoding.caches_mapped_keys and hook != "query":
+                vectors[hook] = token_map(encoding, hook, params, seen, call.pos, features)
+            recent |= {} if last is None else {hook: last}
+        k, v, clean = without_empty((vectors["key"], vectors["value"], features), call.idx)
         stored = {name: write(layer.features[name], new, call.start) for name, new in clean.items()}
-        layer = Layer(write(layer.k, k, call.start), write(layer.v, v, call.start), stored, carry)
-        return layer, features, encoding.caches_mapped_keys
+        return Layer(write(layer.k, k, call.start), write(layer.v, v, call.start), stored, carry, recent), features
 
 
 class Mlp(nnx.Module):
@@ -344,13 +347,23 @@ class Model:
             x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
             features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
             k = v = jax.ShapeDtypeStruct((*tokens, config.kv_heads, dims.head_dim), dtype)
+
+            def mapped(hook: str, params: Any, vectors: Any, pos: Any, features: Any) -> jax.Array:
+                return token_map(encoding, hook, params, seen_by(encoding, hook, vectors, None)[0], pos, features)
+
             if encoding.caches_mapped_keys:
                 k, v = (
-                    jax.eval_shape(jax.vmap(hook, in_axes=(None, 0, 0, 0)), params, k, pos, features)
-                    for hook in (encoding.key, encoding.value)
+                    jax.eval_shape(functools.partial(mapped, hook), params, k, pos, features)
+                    for hook in ("key", "value")
                 )
             empty = jax.tree.map(lambda slot: jnp.zeros(slot.shape, slot.dtype), (k, v, features))
-            return Layer(k=empty[0], v=empty[1], features=empty[2], carry=None)
+            heads = {"query": dims.num_heads, "key": config.kv_heads, "value": config.kv_heads}
+            recent = {
+                hook: jnp.zeros((batch_size, n, heads[hook], dims.head_dim), dtype)
+                for hook, n in encoding.history.items()
+                if hook in heads
+            }
+            return Layer(k=empty[0], v=empty[1], features=empty[2], carry=None, recent=recent)
 
         pos = jnp.zeros(tokens, jnp.int32)
         layers = tuple(layer(encoding) for encoding in self.encodings)

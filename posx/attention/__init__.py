@@ -24,6 +24,7 @@ from posx.attention.arguments import (
 from posx.attention.blockwise import blockwise
 from posx.attention.dense import dense
 from posx.attention.fused import fused, is_native, refusal
+from posx.attention.history import seen_by
 from posx.attention.masks import Mask, causal, full, window
 from posx.attention.sizes import check_sizes, parts
 from posx.attention.tiles import Block, Order, Slots, Tokens, times
@@ -57,6 +58,7 @@ def attend(
     x: jax.Array | None = None,
     q_features: Features | None = None,
     k_features: Features | None = None,
+    q_recent: jax.Array | None = None,
     executor: str | Executor = "auto",
     keys_mapped: bool = False,
     slots_clean: bool = False,
@@ -89,6 +91,7 @@ def attend(
       mask: who may see whom; a row that sees nothing returns 0.
       x: [b, q, m], the layer's normalised input, from which features of whole-sequence self-attention are computed;
         with a cache `q_features` and `k_features` ([b, t, ...] each) are given instead.
+      q_recent: [b, n, h, d], where queries look back n tokens: those before the first query, see `history.seen_by`.
       executor: "dense" (one tile, the oracle), "blockwise" (memory linear in length), "fused" (the vendor's kernel,
         for encodings that fit it), "auto", see `choose_executor`, or a function called as these three are.
       keys_mapped: k and v come out of a cache that holds them mapped.
@@ -121,13 +124,23 @@ def attend(
     call = Call(q, k, v, q_side.pos.dtype, x, q_features or {}, k_features or {}, keys_mapped)
     check_sizes(encoding, params, call)
     if has_features and x is not None:
-        q_features = k_features = batch_features(encoding, params, x, q_side.pos)[0]
+        order = None if in_order else q_side.idx
+        q_features = k_features = batch_features(encoding, params, x, q_side.pos, None, order, q_segment)[0]
     q_features, k_features = q_features or {}, k_features or {}
     q_slots, k_slots, segments = _slots(q_side), _slots(k_side), q_segment is not None
     if isinstance(executor, str):
         executor = choose_executor(executor, encoding, mask, q.shape[1], k.shape[1], in_order, segments, q.dtype)
-    queries = Block(apart(_queries(encoding, params, q, q_slots.pos, q_features)), q_slots)
-    keys = Block(apart(_keys(encoding, params, k, v, k_slots.pos, k_features, keys_mapped)), k_slots)
+
+    def mapped(hook: str, x: jax.Array, slots: Slots, features: Features, recent: jax.Array | None = None):
+        seen, _ = seen_by(encoding, hook, x, None if in_order else slots.idx, slots.segment, recent)
+        return token_map(encoding, hook, params, seen, slots.pos, features)
+
+    mapped_q = mapped("query", q, q_slots, q_features, q_recent)
+    mapped_k, mapped_v = (
+        (k, v) if keys_mapped else (mapped(*x, k_slots, k_features) for x in (("key", k), ("value", v)))
+    )
+    queries = Block(apart(_queries(encoding, params, q, mapped_q, q_slots.pos, q_features)), q_slots)
+    keys = Block(apart(_keys(encoding, k, mapped_k, mapped_v, k_features)), k_slots)
     run = functools.partial(
         EXECUTORS[executor] if isinstance(executor, str) else executor,
         encoding, mask, order=Order(in_order, consecutive_offset(q_side.pos, k_side.pos)),
@@ -157,7 +170,9 @@ def _forward_mode_needs_dense(executor: str | Executor) -> Iterator[None]:
         raise TypeError(f"executor {executor!r} has no forward-mode derivative: give executor='dense'") from None
 
 
-def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, features: Features) -> Tokens:
+def _queries(
+    encoding: Encoding, params: Params, q: jax.Array, mapped: jax.Array, pos: jax.Array, features: Features
+) -> Tokens:
     """The query side, heads first, with what the formula multiplies products by."""
     head_dim, dtype = q.shape[-1], wide_dtype(q.dtype)
     temperature = None
@@ -168,7 +183,7 @@ def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, f
     factor, scale = None, 1 / math.sqrt(head_dim)
     if temperature is not None:
         factor = (temperature if temperature.ndim == 3 else temperature[:, None])[..., None].astype(dtype)
-    mapped = token_map(encoding, "query", params, q, pos, features).swapaxes(1, 2)
+    mapped = mapped.swapaxes(1, 2)
     by_content = encoding.acts_on("score")
     return Tokens(
         mapped=times(mapped.astype(dtype) * scale, factor).astype(_operand_dtype(q.dtype)),
@@ -180,15 +195,11 @@ def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, f
     )
 
 
-def _keys(
-    encoding: Encoding, params: Params, k: jax.Array, v: jax.Array, pos: jax.Array, features: Features, mapped: bool
-) -> Tokens:
-    """The key side, heads first; k and v come out of the cache mapped already if `mapped`."""
+def _keys(encoding: Encoding, k: jax.Array, mapped: jax.Array, values: jax.Array, features: Features) -> Tokens:
+    """The key side, heads first."""
     dtype, by_content = _operand_dtype(k.dtype), encoding.acts_on("score")
-    keys = k if mapped else token_map(encoding, "key", params, k, pos, features)
-    values = v if mapped else token_map(encoding, "value", params, v, pos, features)
     return Tokens(
-        mapped=keys.swapaxes(1, 2).astype(dtype),
+        mapped=mapped.swapaxes(1, 2).astype(dtype),
         values=values.swapaxes(1, 2).astype(dtype),
         vectors=k.swapaxes(1, 2) if by_content or encoding.acts_on("relative") else None,
         unscaled=None,
@@ -209,7 +220,10 @@ def _operand_dtype(dtype: Any) -> Any:
 def token_map(
     encoding: Encoding, hook: str, params: Params, vectors: jax.Array, pos: jax.Array, features: Features
 ) -> jax.Array:
-    """The hook `query`, `key`, `value` or `output` over a batch: vectors [b, t, h, d], pos [b or 1, t] or [t]."""
+    """The hook `query`, `key`, `value` or `output` over a batch: vectors [b, t, h, d], pos [b or 1, t] or [t].
+
+    Where the hook looks back, vectors are what `history.seen_by` makes of them.
+    """
     if not encoding.acts_on(hook):
         return vectors
     pos = jnp.atleast_2d(pos)
@@ -224,11 +238,20 @@ def _slots(side: Side) -> Slots:
 
 
 def batch_features(
-    encoding: Encoding, params: Params, x: jax.Array, pos: Any, carry: Any = None
+    encoding: Encoding, params: Params, x: jax.Array, pos: Any, carry: Any = None, idx: Any = None, segment: Any = None
 ) -> tuple[Features, Any]:
-    """`encoding.features` over a batch: x [b, t, m], pos [t] or [b, t], carry [b, ...] or None at the start."""
+    """`encoding.features` over a batch: x [b, t, m], pos [t] or [b, t].
+
+    Args:
+      carry: what the call for the tokens before these gave (arrays [b, ...]); None at the start.
+      idx, segment: arrival orders and document numbers [t] or [b, t]; None where slots stand in order, in one document.
+    """
+    recent, carry = (None, None) if carry is None else carry
+    seen, recent = seen_by(encoding, "features", x, idx, segment, recent)
     by_row = 0 if pos.ndim == 2 else None
-    return jax.vmap(encoding.features, in_axes=(None, 0, by_row, None if carry is None else 0))(params, x, pos, carry)
+    each = jax.vmap(encoding.features, in_axes=(None, 0, by_row, None if carry is None else 0))
+    features, carry = each(params, seen, pos, carry)
+    return features, (recent, carry)
 
 
 def choose_executor(
@@ -251,5 +274,5 @@ def choose_executor(
 
 __all__ = [
     "EXECUTORS", "Mask", "attend", "batch_features", "causal", "check_positions", "choose_executor", "full", "refusal",
-    "token_map", "window", "without_empty",
+    "seen_by", "token_map", "window", "without_empty",
 ]  # fmt: skip

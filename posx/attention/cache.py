@@ -14,12 +14,17 @@ from posx.encodings.base import Features
 
 
 class Layer(NamedTuple):
-    """One layer's slots: k, v [b, s, g, d], features {name: [b, s, ...]}, the carry of `features` (None at first)."""
+    """One layer's slots: k, v [b, s, g, d], features {name: [b, s, ...]}; and what later tokens need of earlier ones.
+
+    carry: that of `features`, None at first. recent: raw vectors {hook: [b, n, h, d]} where query, key or value looks
+    back.
+    """
 
     k: jax.Array
     v: jax.Array
     features: Features
     carry: Any
+    recent: dict[str, jax.Array]
 
 
 class Cache(NamedTuple):

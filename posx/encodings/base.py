@@ -22,7 +22,8 @@ m model width, v vocabulary. Hooks see no batch axis.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -135,6 +136,10 @@ class Encoding:
     fades: ClassVar[bool] = False
     #: Reads a table by position or distance, so float positions are refused.
     integer_positions: ClassVar[bool] = False
+    #: How many tokens before each one `features`, `query`, `key` or `value` sees beside it: {"key": 1} gives `key`
+    #: vectors [t, 2, h, d], {"features": 3} gives `features` x [t, 4, m]. A token's own come first, then those before
+    #: it in arrival order, as they were before any map; zeros where its document has none.
+    history: ClassVar[Mapping[str, int]] = types.MappingProxyType({})
     #: Keys after the query are all given the same, near or far, so that `attend` refuses masks that show them. (Where
     #: all keys are, as without positions, nothing is amiss.)
     causal_only: ClassVar[bool] = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
@@ -18,6 +19,7 @@ class Chain(Encoding):
     biases, mixes and relative vectors add, scores fold left. Parameters and features of part n are named "n.name".
 
     In a chain, `score` sees raw q and k in `tile.q`, `tile.k` and the vectors mapped by all parts in `tile.mapped_q`.
+    A map that looks back sees vectors as they were before any map, so no other part may map them before it.
     """
 
     parts: tuple[Encoding, ...]
@@ -25,6 +27,13 @@ class Chain(Encoding):
     def __post_init__(self) -> None:
         if not self.parts:
             raise ConfigError("a chain needs at least one encoding")
+        for hook in ("query", "key", "value"):
+            acting = [part for part in self.parts if part.acts_on(hook)]
+            if late := [part for part in acting[1:] if part.history.get(hook)]:
+                raise ConfigError(
+                    f"{late[0]} looks back at vectors before any map, so it must come before {acting[0]} in a chain"
+                    + (", which does so too: one of them is enough" if acting[0].history.get(hook) else "")
+                )
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
@@ -49,6 +58,11 @@ class Chain(Encoding):
     @property
     def integer_positions(self) -> bool:  # type: ignore[override]
         return any(part.integer_positions for part in self.parts)
+
+    @property
+    def history(self) -> Mapping[str, int]:  # type: ignore[override]
+        hooks = sorted({hook for part in self.parts for hook in part.history})
+        return {hook: max(part.history.get(hook, 0) for part in self.parts) for hook in hooks}
 
     @property
     def causal_only(self) -> bool:  # type: ignore[override]
@@ -109,15 +123,19 @@ class Chain(Encoding):
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
         found: Features = {}
         carries = [None] * len(self.parts) if carry is None else list(carry)
+        longest = self.history.get("features", 0)
         for n, (part, own) in enumerate(self._each(params)):
-            values, carries[n] = part.features(own, x, pos, carries[n])
+            back = part.history.get("features", 0)
+            seen = x[:, : 1 + back] if back else x[:, 0] if longest else x
+            values, carries[n] = part.features(own, seen, pos, carries[n])
             found |= {f"{n}.{name}": value for name, value in values.items()}
         return found, tuple(carries)
 
     def _mapped(self, hook: str, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         steps = list(self._each(params, features))
         for part, own, own_features in reversed(steps) if hook == "output" else steps:
-            vectors = getattr(part, hook)(own, vectors, pos, own_features)
+            if part.acts_on(hook):  # or it would pass on windows of tokens as they are
+                vectors = getattr(part, hook)(own, vectors, pos, own_features)
         return vectors
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:

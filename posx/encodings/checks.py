@@ -11,7 +11,7 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 from posx.errors import ConfigError, nearest
@@ -20,6 +20,8 @@ from posx.errors import ConfigError, nearest
 HOOK_LIKE, FACT_LIKE = 0.8, 0.85
 #: Facts of text that have a fixed set of values.
 ALLOWED = {"tiling": ("any", "rows")}
+#: Hooks that may see some tokens before each one, see `Encoding.history`.
+BACKWARD = ("features", "query", "key", "value")
 
 
 def check_class(cls: type, contract: type) -> None:
@@ -77,6 +79,11 @@ def check_fact(where: str, name: str, value: Any, given: Any) -> None:
     elif isinstance(given, float):
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
         wanted = "a positive number"
+    elif name == "history":
+        fits = isinstance(value, Mapping) and all(
+            hook in BACKWARD and isinstance(n, int) and not isinstance(n, bool) and n > 0 for hook, n in value.items()
+        )
+        wanted = f'tokens by hook, such as {{"key": 1}}; hooks that may look back: {", ".join(BACKWARD)}'
     elif name in ("shared", "decayed"):
         fits = isinstance(value, Set) and all(isinstance(item, str) for item in value)
         wanted = 'a frozenset of parameter names, such as frozenset({"table"})'

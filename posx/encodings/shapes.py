@@ -102,7 +102,8 @@ class Hooks:
             return self._tokens("q", call.q_features), self._tokens("k", call.k_features)
         carry, found = None, []
         for letter in ("q", "k"):
-            given = self._call("features", self._tokens(letter, call.x), self._pos(letter), carry)
+            x = self._seen("features", self._tokens(letter, call.x))
+            given = self._call("features", x, self._pos(letter), carry)
             if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
                 raise ConfigError(f"{self.encoding}.features must give ({{name: [t, ...]}}, carry), not {shown(given)}")
             if carry is not None and _shapes(given[1]) != _shapes(carry):
@@ -124,8 +125,13 @@ class Hooks:
         if not self.acts(hook):
             return vectors
         letters = "k, g" if hook in ("key", "value") else "q, h"
-        found = self._call(hook, vectors, self._pos(letters[0]), features)
+        found = self._call(hook, self._seen(hook, vectors), self._pos(letters[0]), features)
         return self._expect(hook, found, f"{letters}, *")
+
+    def _seen(self, hook: str, x: Struct) -> Struct:
+        """x [t, ...] with the tokens before each one, as far as the hook looks back."""
+        n = self.encoding.history.get(hook, 0)
+        return Struct((x.shape[0], 1 + n, *x.shape[1:]), x.dtype) if n else x
 
     def _check_bias(self, q_pos: Struct, k_pos: Struct) -> None:
         """What is free of content: curve and bias. A bias that follows from the curve needs no look."""

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.encodings import Dims, Encoding, Features
+from posx.encodings import Encoding, Features
+from posx.encodings.base import acting
 from posx.encodings.chain import Chain
 from posx.encodings.rope import Rope
 from posx.plots.models import Subject
@@ -47,8 +48,9 @@ def content_free(subject: Subject, length: int, queries: slice = slice(None)) ->
     s = np.zeros((dims.num_heads, len(q_pos), length))
     features = _features(subject, encoding, length)
     if encoding.acts_on("query") or encoding.acts_on("key"):
-        q = encoding.query(params, _zeros(dims, dims.num_heads, len(q_pos)), q_pos, _of(features, queries))
-        k = encoding.key(params, _zeros(dims, _kv_heads(subject), length), k_pos, features)
+        q_zeros, k_zeros = _zeros(encoding, "query", subject, len(q_pos)), _zeros(encoding, "key", subject, length)
+        q = encoding.query(params, q_zeros, q_pos, _of(features, queries))
+        k = encoding.key(params, k_zeros, k_pos, features)
         keys = np.repeat(np.asarray(k, np.float64), dims.num_heads // k.shape[1], axis=1)
         s = s + np.einsum("qhd,khd->hqk", np.asarray(q, np.float64), keys)
     inside = encoding.relative(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
@@ -80,11 +82,11 @@ def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     """(distances [n], [head, n]): the mean product of a unit vector as a query and the same one as a key further back.
 
     1 where position changes nothing. Over all directions, so it is a trace: exact for maps that are affine. None where
-    distance does not count, or where the maps read the text.
+    distance does not count, or where the maps read the text or look back.
     """
     dims, n = subject.dims, num_positions(subject)
     encoding = at_length(subject, n)
-    if encoding.acts_on("features") or not (encoding.acts_on("query") or encoding.acts_on("key")):
+    if encoding.history or encoding.acts_on("features") or not acting(encoding, ("query", "key")):
         return None
     distances = np.unique(np.linspace(0, n - 1, min(n, MOST_POSITIONS // 2)).astype(np.int32))
     q = _turned(encoding.query, subject, dims.num_heads, np.array([n - 1]))
@@ -134,8 +136,10 @@ def rope_bound(head_dim: int, distances: np.ndarray, base: float = 10000.0) -> n
     return np.asarray(np.abs(partial).mean(axis=1))
 
 
-def _zeros(dims: Dims, heads: int, count: int) -> jax.Array:
-    return jnp.zeros((count, heads, dims.head_dim), jnp.float32)
+def _zeros(encoding: Encoding, hook: str, subject: Subject, count: int) -> jax.Array:
+    """What `hook`, query or key, is given where all vectors are zero."""
+    heads, back = subject.dims.num_heads if hook == "query" else _kv_heads(subject), encoding.history.get(hook, 0)
+    return jnp.zeros((count, *([1 + back] if back else []), heads, subject.dims.head_dim), jnp.float32)
 
 
 def _of(features: Features, tokens: slice) -> Features:
@@ -150,5 +154,6 @@ def _features(subject: Subject, encoding: Encoding, length: int) -> Features:
     """What tokens keep beside their keys where the layer's input is zero."""
     if not encoding.acts_on("features"):
         return {}
-    nothing = jnp.zeros((length, subject.dims.model_dim), jnp.float32)
+    back = encoding.history.get("features", 0)
+    nothing = jnp.zeros((length, *([1 + back] if back else []), subject.dims.model_dim), jnp.float32)
     return encoding.features(subject.params, nothing, jnp.arange(length, dtype=jnp.int32), None)[0]

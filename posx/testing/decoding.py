@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import attend, batch_features, token_map
+from posx.attention import attend, batch_features, seen_by, token_map
 from posx.attention.dense import dense
 from posx.testing.findings import Findings
 from posx.testing.subject import LENGTH, PREFIX, ROWS, Subject, small_tiles
@@ -43,7 +43,7 @@ def decoded_prefix(subject: Subject) -> np.ndarray:
 def _tokens(subject: Subject) -> dict[str, Any]:
     """What a cache is given: q, k, v [b, t, ...], k and v as mapped one token at a time, and features, by chunks and
     of the whole."""
-    encoding, floats, pos = subject.encoding, subject.floats, subject.unpacked.pos
+    encoding, floats, pos, idx = subject.encoding, subject.floats, subject.unpacked.pos, subject.unpacked.idx
 
     def embedded(params: Any, weights: Any, x: Any) -> Any:
         x = jax.vmap(encoding.embed, in_axes=(None, 0, 0))(params, x, pos)
@@ -54,16 +54,17 @@ def _tokens(subject: Subject) -> dict[str, Any]:
         spans = [slice(0, 1), slice(1, 2), CHUNK, *(slice(n, n + 1) for n in range(CHUNK.stop, LENGTH))]
         found, carry = [], None
         for span in spans:
-            features, carry = batch_features(encoding, params, x[:, span], pos[:, span], carry)
+            features, carry = batch_features(encoding, params, x[:, span], pos[:, span], carry, idx[:, span])
             found.append(features)
         joined = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
-        return batch_features(encoding, params, x, pos)[0], joined
+        return batch_features(encoding, params, x, pos, None, idx)[0], joined
 
     def mapped(params: Any, k: Any, v: Any, features: Any) -> Any:
         one = lambda tree: jax.tree.map(lambda a: a.reshape(-1, 1, *a.shape[2:]), tree)  # noqa: E731
+        seen = ((hook, seen_by(encoding, hook, a, idx)[0]) for hook, a in (("key", k), ("value", v)))
         maps = (
             token_map(encoding, hook, params, one(a), jnp.asarray(pos).reshape(-1, 1), one(features))
-            for hook, a in (("key", k), ("value", v))
+            for hook, a in seen
         )
         return tuple(a.reshape(ROWS, LENGTH, *a.shape[2:]) for a in maps)
 
@@ -93,17 +94,22 @@ def _decoded(subject: Subject, tokens: dict[str, Any], spans: list[slice], execu
     def asked(a: np.ndarray) -> np.ndarray:
         return np.concatenate([a[:, span] for span in spans])
 
-    def run(params: Any, q: Any, k: Any, v: Any, q_where: Any, k_where: Any, q_features: Any, k_features: Any) -> Any:
+    def recent(span: slice) -> Any:
+        """Queries before the span, where later ones look back at them."""
+        return seen_by(subject.encoding, "query", tokens["q"][:, : span.start], idx[:, : span.start])[1]
+
+    def run(params: Any, q: Any, k: Any, v: Any, q_where: Any, k_where: Any, features: Any, q_recent: Any) -> Any:
         (q_pos, q_idx), (k_pos, k_idx) = q_where, k_where
         return attend(
             subject.encoding, params, q, k, v, q_pos=q_pos, k_pos=k_pos, q_idx=q_idx, k_idx=k_idx,
-            q_features=q_features, k_features=k_features, executor=executor, keys_mapped=mapped,
+            q_features=features[0], k_features=features[1], q_recent=q_recent, executor=executor, keys_mapped=mapped,
         )  # fmt: skip
 
     keys = (filled(tokens[f"mapped_{n}" if mapped else n]) for n in "kv")
     with jax.enable_x64(True):
         o = subject.compiled(("decode", executor, mapped), run)(
             subject.floats.params, asked(tokens["q"]), *keys, (asked(pos), asked(idx)), (filled(pos), filled(idx, -1)),
-            jax.tree.map(asked, tokens["features"]), jax.tree.map(filled, tokens["features"]),
+            tuple(jax.tree.map(f, tokens["features"]) for f in (asked, filled)),
+            jax.tree.map(lambda *a: np.concatenate(a), *map(recent, spans)),
         )  # fmt: skip
     return np.concatenate(np.split(np.asarray(o), len(spans)), axis=1)

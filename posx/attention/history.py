@@ -1,0 +1,74 @@
+"""The short history: what some hooks see of the tokens before each one (`Encoding.history`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from posx.encodings.base import Encoding
+
+
+def seen_by(
+    encoding: Encoding, hook: str, x: jax.Array, idx: Any, segment: Any = None, recent: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array | None]:
+    """What `hook` is given of x [b, t, ...], and what it has to be given as `recent` with the tokens that follow.
+
+    x itself and None where it sees single tokens; else windows [b, t, 1 + n, ...], a token's own first, then the n
+    before it, and the last n tokens [b, n, ...]; zeros where the document has none, and before empty slots.
+
+    Args:
+      idx, segment: arrival orders and document numbers [t] or [b, t]; idx None where slots stand in that order.
+      recent: [b, n, ...], the tokens that came before all of x, of the same document; None at the start.
+    """
+    n = encoding.history.get(hook, 0)
+    if not n:
+        return x, None
+    if recent is None:
+        recent = jnp.zeros((x.shape[0], n, *x.shape[2:]), x.dtype)
+    whole = jnp.concatenate([recent.astype(x.dtype), x], axis=1)
+    if idx is None:
+        before = [whole[:, n - s : n - s + x.shape[1]] for s in range(1, n + 1)]
+        last, sources = whole[:, -n:], None
+    else:
+        idx = jnp.atleast_2d(jnp.asarray(idx))
+        sources, newest = _by_arrival(idx, n)
+        before, last = [_kept(_taken(whole, source), idx >= 0) for source in sources], _taken(whole, newest)
+    if segment is not None:
+        before = [
+            _kept(y, same)
+            for y, same in zip(before, _same_document(jnp.atleast_2d(jnp.asarray(segment)), n, sources), strict=True)
+        ]
+    return jnp.stack([x, *before], axis=2), last
+
+
+def _by_arrival(idx: jax.Array, n: int) -> tuple[list[jax.Array], jax.Array]:
+    """Where among n recent tokens and those of idx [b or 1, t] the 1st .. n-th before each lie, and the last n of all.
+
+    Empty slots (-1) come before everything. Behind n recent tokens each token has as many before it.
+    """
+    recent = jnp.broadcast_to(jnp.arange(n, dtype=idx.dtype), (idx.shape[0], n))
+    order = jnp.argsort(jnp.concatenate([recent, jnp.where(idx < 0, -1, idx + n)], axis=1), axis=1)
+    rank = jnp.argsort(order, axis=1)[:, n:]
+    sources = [jnp.take_along_axis(order, jnp.maximum(rank - s, 0), axis=1) for s in range(1, n + 1)]
+    return sources, order[:, -n:]
+
+
+def _taken(x: jax.Array, source: jax.Array) -> jax.Array:
+    """x [b, t, ...] at source [b or 1, s]."""
+    return jnp.take_along_axis(x, jnp.expand_dims(source, tuple(range(2, x.ndim))), axis=1)
+
+
+def _same_document(segment: jax.Array, n: int, sources: list[jax.Array] | None) -> list[jax.Array]:
+    """bool [b or 1, t]: whether the 1st .. n-th token before each is of its document. What came before all is zero
+    and may count as either."""
+    whole = jnp.pad(segment, ((0, 0), (n, 0)), mode="edge")
+    if sources is None:
+        return [whole[:, n - s : n - s + segment.shape[1]] == segment for s in range(1, n + 1)]
+    whole = jnp.broadcast_to(whole, (sources[0].shape[0], whole.shape[1])) if whole.shape[0] == 1 else whole
+    return [_taken(whole, source) == segment for source in sources]
+
+
+def _kept(x: jax.Array, kept: jax.Array) -> jax.Array:
+    return jnp.where(jnp.expand_dims(kept, tuple(range(2, x.ndim))), x, jnp.zeros((), x.dtype))

@@ -1,0 +1,121 @@
+"""Hooks that look back: what stood before a token, in its document, whatever the order of the slots, out of a cache too."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import posx
+from posx import attention
+from posx.config.model import ModelConfig
+from posx.encodings import Chain, Encoding
+from posx.errors import ConfigError
+from posx.generate import prefill
+from posx.model import Model
+from posx.testing import DIMS, check_encoding
+
+LAGS = 0.7, -0.5, 0.3
+
+
+def lagged(windows):
+    """own + 0.7 of the first before + -0.5 of the second ..., windows [t, 1 + n, ...]."""
+    wide = windows.astype(jnp.result_type(float))
+    return sum(w * wide[:, n] for n, w in enumerate((1.0, *LAGS)[: windows.shape[1]]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Lagged(Encoding):
+    """Everything is mixed with what came before it; what tokens keep turns the keys about."""
+
+    caches_mapped_keys = True
+    history = {"features": 3, "query": 2, "key": 1, "value": 2}  # noqa: RUF012
+
+    def init(self, rng, dims):
+        return {"w": jax.random.normal(rng, (dims.model_dim, dims.head_dim))}
+
+    def features(self, params, x, pos, carry):
+        return {"kept": jnp.tanh(lagged(x) @ params["w"])}, carry
+
+    def query(self, params, vectors, pos, features):
+        return lagged(vectors).astype(vectors.dtype)
+
+    def key(self, params, vectors, pos, features):
+        return (lagged(vectors) + features["kept"][:, None]).astype(vectors.dtype)
+
+    def value(self, params, vectors, pos, features):
+        return lagged(vectors).astype(vectors.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class RawLagged(Lagged):
+    caches_mapped_keys = False
+
+
+def by_hand(params, x, project, pos, visible):
+    """One query after the other, in float64."""
+
+    def lagged(a, n):
+        rows = [np.flatnonzero(seen)[::-1][: n + 1] for seen in visible]
+        return np.stack([sum((w * a[t] for w, t in zip((1, *LAGS), row)), 0 * a[0]) for row in rows])  # noqa: B905
+
+    q, k, v = project(x)
+    q, k, v = lagged(q, 2), lagged(k, 1) + np.tanh(lagged(x, 3) @ params["w"])[:, None], lagged(v, 2)
+    group, o = q.shape[1] // k.shape[1], np.zeros((*q.shape[:2], v.shape[-1]))
+    for i, h in np.ndindex(q.shape[:2]):
+        seen = np.flatnonzero(visible[i])
+        if len(seen):
+            w = np.exp(k[seen, h // group] @ q[i, h] / np.sqrt(q.shape[-1]))
+            o[i, h] = w / w.sum() @ v[seen, h // group]
+    return o
+
+
+@pytest.mark.parametrize("cls", [Lagged, RawLagged])
+def test_the_contract_holds(cls):
+    report = check_encoding(cls(), reference=by_hand)
+    assert report.ok, str(report)
+
+
+def test_what_stands_before_goes_by_arrival_and_by_document():
+    x = np.arange(1.0, 7.0, dtype=np.float32)[None, :, None]
+    idx, segment = np.array([40, -1, 10, 30, -1, 20]), np.array([1, 0, 0, 1, 0, 0])
+    windows, last = attention.seen_by(Lagged(), "value", x, idx)
+    assert_allclose(windows[0, [0, 2, 3, 5], :, 0], [[1, 4, 6], [3, 0, 0], [4, 6, 3], [6, 3, 0]])
+    assert_allclose(last[0, :, 0], [4, 1])
+    windows, _ = attention.seen_by(Lagged(), "value", x, idx, segment)
+    assert_allclose(windows[0, [0, 2, 3, 5], :, 0], [[1, 4, 0], [3, 0, 0], [4, 0, 0], [6, 3, 0]])
+    windows, last = attention.seen_by(Lagged(), "value", x, None, None, np.array([[[-2.0], [-1.0]]], np.float32))
+    assert_allclose(windows[0, :3, :, 0], [[1, -1, -2], [2, 1, -1], [3, 2, 1]])
+    assert_allclose(last[0, :, 0], [5, 6])
+
+
+@pytest.mark.parametrize("spec", [Lagged(), RawLagged(), Chain((Lagged(), posx.encodings.ENCODINGS["rope"]()))])
+def test_a_model_decodes_what_it_gives_for_the_whole(spec):
+    config = ModelConfig(num_layers=2, model_dim=16, num_heads=2)
+    model = Model(config, (posx.build(spec, config.dims(16)),) * 2, 11, config.dims(16))
+    params = model.init(jax.random.key(0))
+    tokens = np.random.default_rng(0).integers(0, 11, (2, 9)).astype(np.int32)
+    tokens[1, :3] = -1  # the second prompt is shorter
+    for length in (5, 6, 9):
+        found, _ = prefill(model, params, tokens[:, :length], model.empty_cache(2, 12), chunk=4)
+        for row, start in ((0, 0), (1, 3)):
+            alone = tokens[row : row + 1, start:length]
+            whole = model(params, alone, np.arange(alone.shape[1], dtype=np.int32))[0, -1]
+            assert_allclose(found[row], whole, atol=1e-5)
+
+
+def test_a_chain_has_raw_vectors_for_one_that_looks_back():
+    rope = posx.encodings.ENCODINGS["rope"]()
+    assert Chain((Lagged(), rope)).history == Lagged.history
+    with pytest.raises(ConfigError, match="must come before Rope"):
+        Chain((rope, Lagged()))
+    with pytest.raises(ConfigError, match="one of them is enough"):
+        Chain((Lagged(), Lagged()))
+
+
+@pytest.mark.parametrize("history", [{"output": 1}, {"key": 0}, {"key": True}, ("key",), {"bias": 2}])
+def test_a_history_that_is_none_is_refused(history):
+    with pytest.raises(ConfigError, match="tokens by hook, such as"):
+        type("Odd", (Encoding,), {"history": history, "__annotations__": {}})
