@@ -1,4 +1,4 @@
-"""Hooks that look back: what stood before a token, in its document, whatever the order of the slots, out of a cache too."""
+"""Hooks that look back: what stood before a token in its document, in any order of the slots, out of a cache too."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from posx.encodings import Chain, Encoding
 from posx.errors import ConfigError
 from posx.generate import prefill
 from posx.model import Model
-from posx.testing import DIMS, check_encoding
+from posx.testing import check_encoding
 
 LAGS = 0.7, -0.5, 0.3
 
@@ -31,7 +31,7 @@ class Lagged(Encoding):
     """Everything is mixed with what came before it; what tokens keep turns the keys about."""
 
     caches_mapped_keys = True
-    history = {"features": 3, "query": 2, "key": 1, "value": 2}  # noqa: RUF012
+    history = {"features": 3, "query": 2, "key": 1, "value": 2}
 
     def init(self, rng, dims):
         return {"w": jax.random.normal(rng, (dims.model_dim, dims.head_dim))}
