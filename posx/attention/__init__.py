@@ -185,8 +185,9 @@ def _queries(
         factor = (temperature if temperature.ndim == 3 else temperature[:, None])[..., None].astype(dtype)
     mapped = mapped.swapaxes(1, 2)
     by_content = encoding.acts_on("score")
+    of_maps = None if factor is None else jnp.expand_dims(factor, tuple(range(4, mapped.ndim)))
     return Tokens(
-        mapped=times(mapped.astype(dtype) * scale, factor).astype(_operand_dtype(q.dtype)),
+        mapped=times(mapped.astype(dtype) * scale, of_maps).astype(_operand_dtype(q.dtype)),
         values=None,
         vectors=q.swapaxes(1, 2) if by_content or encoding.acts_on("relative") else None,
         unscaled=mapped if by_content else None,
@@ -222,14 +223,15 @@ def token_map(
 ) -> jax.Array:
     """The hook `query`, `key`, `value` or `output` over a batch: vectors [b, t, h, d], pos [b or 1, t] or [t].
 
-    Where the hook looks back, vectors are what `history.seen_by` makes of them.
+    Where the hook looks back, vectors are what `history.seen_by` makes of them. Of n regimes come [b, t, h, n, d'].
     """
     if not encoding.acts_on(hook):
         return vectors
     pos = jnp.atleast_2d(pos)
     shared = pos.shape[0] == 1
     one = functools.partial(getattr(encoding, hook), params)
-    return jax.vmap(one, in_axes=(0, None if shared else 0, 0))(vectors, pos[0] if shared else pos, features)
+    found = jax.vmap(one, in_axes=(0, None if shared else 0, 0))(vectors, pos[0] if shared else pos, features)
+    return jnp.stack(found, axis=-2) if isinstance(found, tuple) else found
 
 
 def _slots(side: Side) -> Slots:

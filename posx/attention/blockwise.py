@@ -47,6 +47,7 @@ from posx.attention.tiles import (
     Strips,
     Tokens,
     adjusted,
+    mapped_products,
     products,
     value_terms,
     visible_pairs,
@@ -77,7 +78,7 @@ def blockwise(
     *, order: Order = Order(), tiling: Tiling = Tiling(),
 ) -> jax.Array:  # fmt: skip
     """As `dense`, over tiles; lengths are filled up to whole tiles."""
-    (b, _, num_queries, _), (groups, num_keys) = q.tokens.mapped.shape, k.tokens.mapped.shape[1:3]
+    (b, _, num_queries), (groups, num_keys) = q.tokens.mapped.shape[:3], k.tokens.mapped.shape[1:3]
     devices = cut.num_devices() if not cut.cuts_heads(b, groups) and min(num_queries, num_keys) > 1 else 1
     plan = _plan(encoding, mask, q, k, order, tiling, devices)._replace(learned=bool(jax.tree.leaves(params)))
     strips = _strips(plan, params, q, num_keys)
@@ -93,7 +94,7 @@ def blockwise(
 
 def _plan(encoding: Encoding, mask: Mask, q: Block, k: Block, order: Order, tiling: Tiling, devices: int) -> Plan:
     """The tiles of such a call, before anything is known of params and strips."""
-    (b, h, num_queries, _), (groups, num_keys) = q.tokens.mapped.shape, k.tokens.mapped.shape[1:3]
+    (b, h, num_queries), (groups, num_keys) = q.tokens.mapped.shape[:3], k.tokens.mapped.shape[1:3]
     offset, skip = order.offset if order.in_order else None, tiling.skip
     if skip is None:
         skip = encoding.fades and num_keys >= SKIP_FROM and jax.default_backend() == "cpu"
@@ -172,7 +173,7 @@ def _forward(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any):
             o, top, total = carry
             pairs = Pairs(q, block_at(k, j), strip_of(plan, tables.strips, i, j, far))
             visible = visible_pairs(plan.mask, q.slots, pairs.k.slots)
-            s = products(q.tokens.mapped, pairs.k.tokens.mapped)
+            s = mapped_products(encoding, params, pairs.pos, q.tokens.mapped, pairs.k.tokens.mapped)
             s = _hidden(adjusted(encoding, params, s, pairs, visible), visible, masked)
             # Constant to derivatives: what is taken off scores cancels.
             new_top = jnp.maximum(top, jax.lax.stop_gradient(s.max(axis=-1)))
@@ -229,7 +230,8 @@ class Back(NamedTuple):
 
 def _attend_backward(plan: Plan, saved: Any, o_grad: jax.Array):
     tables, q, k, numbers, o, total, shift = saved
-    groups, first_tile = k.tokens.mapped.shape[2], skipper(plan, tables.strips, k.tokens.mapped)
+    encoding, groups = plan.encoding, k.tokens.mapped.shape[2]
+    first_tile = skipper(plan, tables.strips, k.tokens.mapped)
     # With w = p / total, p = exp(s - shift): dL/ds = w * (dL/dw - delta), delta_i = o_i . dL/do_i. What comes back is
     # divided by the total, not p; and p is not exp(s - log-sum-exp), which large scores would round.
     o_grad = o_grad / total[..., None]
@@ -238,7 +240,8 @@ def _attend_backward(plan: Plan, saved: Any, o_grad: jax.Array):
     def query_block(sums: Sums, numbered: Any):
         i, (q, back, floor) = numbered
         # Without the barrier XLA folds these small transposes into the products with the large score matrices.
-        turned = jax.lax.optimization_barrier((_turned(q.tokens.mapped, groups), _turned(back.o_grad, groups)))
+        of_q = None if encoding.acts_on("regime") else _turned(q.tokens.mapped, groups)
+        turned = jax.lax.optimization_barrier((of_q, _turned(back.o_grad, groups)))
 
         def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
             sums, q_grads = carry
@@ -279,7 +282,8 @@ def _tile_gradients(plan: Plan, params: Params, pairs: Pairs, back: Back, turned
     def mixed(params: Params, strip: Any, p: jax.Array) -> jax.Array | None:
         return value_terms(plan.encoding, params, p, pairs._replace(strips=strip))
 
-    s, pull_scores = jax.vjp(scores, params, strip, products(q.mapped, k.mapped), q, k)
+    s = mapped_products(plan.encoding, params, pairs.pos, q.mapped, k.mapped)
+    s, pull_scores = jax.vjp(scores, params, strip, s, q, k)
     p = jnp.exp(_hidden(s, visible, masked) - back.shift[..., None])
     p_grad = products(back.o_grad, k.values)
     added, pull_mixed = jax.vjp(mixed, params, strip, p)
@@ -291,13 +295,24 @@ def _tile_gradients(plan: Plan, params: Params, pairs: Pairs, back: Back, turned
     if mixed_grads is not None:
         params_grad, strip_grad = _add((params_grad, strip_grad), tuple(mixed_grads))
     q_turned, o_turned = turned
+    by_q, by_k = _products_gradient(plan, params, pairs, q_turned, s_grad)
     sums = Sums(
         Tables(params_grad, strip_grad),
-        k_grad.mapped.mT + _turned_products(q_turned, s_grad),
+        k_grad.mapped.mT + by_k,
         _turned_products(o_turned, p),
         k_grad._replace(mapped=None, values=None),
     )
-    return sums, q_grad._replace(mapped=q_grad.mapped + weighted(s_grad, k.mapped))
+    return sums, q_grad._replace(mapped=q_grad.mapped + by_q)
+
+
+def _products_gradient(plan: Plan, params: Params, pairs: Pairs, q_turned: Any, s_grad: jax.Array):
+    """Of the tile's mapped queries, and of its mapped keys, transposed as in `Sums`."""
+    q, k = pairs.q.tokens.mapped, pairs.k.tokens.mapped
+    if not plan.encoding.acts_on("regime"):
+        return weighted(s_grad, k), _turned_products(q_turned, s_grad)
+    _, pull = jax.vjp(functools.partial(mapped_products, plan.encoding, params, pairs.pos), q, k)
+    by_q, by_k = pull(s_grad)
+    return by_q, by_k.mT
 
 
 def _turned(x: jax.Array, groups: int) -> jax.Array:

@@ -21,10 +21,11 @@ INVISIBLE = -math.inf
 class Tokens(NamedTuple):
     """Floats that carry gradients, for the query side or the key side. What no hook reads is None."""
 
-    mapped: jax.Array  # [b, h, q, d'] after `query`, times factor / sqrt(d), or [b, g, k, d'] after `key`
+    #: [b, h, q, d'] after `query`, times factor / sqrt(d), or [b, g, k, d'] after `key`; [.., n, d'] of n regimes.
+    mapped: jax.Array
     values: Any  # [b, g, k, d] after the `value` hook; None on the query side
     vectors: Any  # [b, h, q, d] or [b, g, k, d] as projected, for `relative` and `score`
-    unscaled: Any  # [b, h, q, d'] queries after `query` alone, for `score`
+    unscaled: Any  # as mapped, queries after `query` alone, for `score`
     factor: Any  # [b or 1, h or 1, q, 1] the temperature, for `relative`; None where there is none
     features: Features  # {name: [b, t, ...]}
 
@@ -95,6 +96,29 @@ def products(q: jax.Array, k: jax.Array) -> jax.Array:
     b, h, _, d = q.shape
     s = jnp.einsum("bgqd,bgkd->bgqk", q.reshape(b, k.shape[1], -1, d), k, preferred_element_type=wide_dtype(q.dtype))
     return s.reshape(b, h, -1, k.shape[2])
+
+
+def mapped_products(
+    encoding: Encoding, params: Params, where: tuple[jax.Array, jax.Array], q: jax.Array, k: jax.Array
+) -> jax.Array:
+    """<q~_i, k~_j>, [b, h, q, k], of mapped q and k at the positions `where`: of the regime of each pair.
+
+    Where one regime holds throughout, it costs one product.
+    """
+    if not encoding.acts_on("regime"):
+        return products(q, k)
+    regime = _over_batch(lambda *pos: encoding.regime(params, *pos), *where)[:, None]
+    first, count = regime.ravel()[0], q.shape[3]
+
+    def of(n: Any) -> jax.Array:
+        return products(*(jax.lax.dynamic_index_in_dim(x, n, axis=3, keepdims=False) for x in (q, k)))
+
+    def of_each() -> jax.Array:
+        return jax.lax.select_n(
+            jnp.broadcast_to(regime, (q.shape[0], q.shape[1], *regime.shape[2:])), *map(of, range(count))
+        )
+
+    return jax.lax.cond((regime == first).all(), lambda: of(first), of_each)
 
 
 def weighted(w: jax.Array, v: jax.Array) -> jax.Array:

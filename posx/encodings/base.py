@@ -9,7 +9,8 @@ of (params, vectors, positions, features). For one layer and one sequence, with 
     s_ij = score(s, tile)_ij         # then what is not visible is masked; softmax -> w_ij
     o_i  = output( sum_j w_ij (v~_j + c_r) + mix(w, pos)_i, pos_i )
 
-What `features` keeps of a token is given to its maps and to its temperature, and to `score`.
+What `features` keeps of a token is given to its maps and to its temperature, and to `score`. Where there are several
+maps of queries and keys, `regime` says for each pair which of them meet.
 
 A term free of content stands inside the scale, where every temperature acts on it, or outside. Inside it is e_r if it
 depends on distance alone, else a product of extra channels that `query` and `key` append (the scale stays
@@ -35,13 +36,16 @@ from posx.errors import ConfigError
 
 Params = dict[str, Any]
 Features = dict[str, jax.Array]
+#: What `query` and `key` give: vectors [t, h, d'], or a tuple of them, one for each regime.
+Mapped = jax.Array | tuple[jax.Array, ...]
 
 #: The places where an encoding can act, in the order of the formula. `curve` is the short way to write `bias`.
 HOOKS = (
-    "embed", "features", "query", "key", "value", "temperature", "relative", "bias", "curve", "score", "mix", "output",
+    "embed", "features", "query", "key", "regime", "value", "temperature", "relative", "bias", "curve", "score", "mix",
+    "output",
 )  # fmt: skip
 #: Those that look at the vectors of every pair: what they add is no bias free of content, and no map of one token.
-PAIRWISE = ("relative", "score", "mix")
+PAIRWISE = ("regime", "relative", "score", "mix")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +73,8 @@ class Tile(NamedTuple):
 
     q: jax.Array  # [q, h, d] as projected
     k: jax.Array  # [k, h, d] as projected
-    mapped_q: jax.Array  # [q, h, d'] after `query`
-    mapped_k: jax.Array  # [k, h, d'] after `key`
+    mapped_q: jax.Array  # [q, h, d'] after `query`; [q, h, n, d'] of n regimes
+    mapped_k: jax.Array  # [k, h, d'] after `key`; [k, h, n, d']
     q_features: Features  # {name: [q, ...]}
     k_features: Features  # {name: [k, ...]}
     q_pos: jax.Array  # [q]
@@ -200,10 +204,10 @@ class Encoding:
         """
         return {}, carry
 
-    def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+    def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> Mapped:
         return vectors
 
-    def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+    def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> Mapped:
         return vectors
 
     def value(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
@@ -227,6 +231,11 @@ class Encoding:
         """
         values = self.curve(params, distances(q_pos, k_pos).ravel())
         return None if values is None else values.reshape(-1, q_pos.shape[0], k_pos.shape[0])
+
+    def regime(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
+        """Which of several maps meet, whole numbers [q, k]: where this is defined `query` and `key` give tuples of
+        vectors [t, h, d'], and pair (i, j) has the product of those at regime_ij."""
+        return None
 
     def relative(self, params: Params, distance: jax.Array) -> Relative:
         """Vectors and numbers by distance alone: signed distances i - j [n], of the positions' type, to `Relative`.

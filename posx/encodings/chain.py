@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Features, Params, Relative, Tile
+from posx.encodings.base import Dims, Encoding, Features, Mapped, Params, Relative, Tile
 from posx.errors import ConfigError
 
 
@@ -19,7 +20,8 @@ class Chain(Encoding):
     biases, mixes and relative vectors add, scores fold left. Parameters and features of part n are named "n.name".
 
     In a chain, `score` sees raw q and k in `tile.q`, `tile.k` and the vectors mapped by all parts in `tile.mapped_q`.
-    A map that looks back sees vectors as they were before any map, so no other part may map them before it.
+    A map that looks back sees vectors as they were before any map, so no other part may map them before it. One part
+    may have regimes: what stands before it maps vectors once, what stands after it each of its maps.
     """
 
     parts: tuple[Encoding, ...]
@@ -27,6 +29,10 @@ class Chain(Encoding):
     def __post_init__(self) -> None:
         if not self.parts:
             raise ConfigError("a chain needs at least one encoding")
+        if len(several := [part for part in self.parts if part.acts_on("regime")]) > 1:
+            raise ConfigError(
+                f"{several[0]} and {several[1]} both have regimes of their own: a chain may have one such"
+            )
         for hook in ("query", "key", "value"):
             acting = [part for part in self.parts if part.acts_on(hook)]
             if late := [part for part in acting[1:] if part.history.get(hook)]:
@@ -131,18 +137,24 @@ class Chain(Encoding):
             found |= {f"{n}.{name}": value for name, value in values.items()}
         return found, tuple(carries)
 
-    def _mapped(self, hook: str, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+    def _mapped(self, hook: str, params: Params, vectors: Any, pos: jax.Array, features: Features) -> Any:
         steps = list(self._each(params, features))
         for part, own, own_features in reversed(steps) if hook == "output" else steps:
-            if part.acts_on(hook):  # or it would pass on windows of tokens as they are
-                vectors = getattr(part, hook)(own, vectors, pos, own_features)
+            if not part.acts_on(hook):  # it would pass on windows of tokens as they are
+                continue
+            one = functools.partial(getattr(part, hook), own, pos=pos, features=own_features)
+            vectors = tuple(map(one, vectors)) if isinstance(vectors, tuple) else one(vectors)
         return vectors
 
-    def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+    def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> Mapped:
         return self._mapped("query", params, vectors, pos, features)
 
-    def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+    def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> Mapped:
         return self._mapped("key", params, vectors, pos, features)
+
+    def regime(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
+        found = (part.regime(own, q_pos, k_pos) for part, own in self._each(params))
+        return next((regime for regime in found if regime is not None), None)
 
     def value(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         return self._mapped("value", params, vectors, pos, features)

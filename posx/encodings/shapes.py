@@ -62,11 +62,7 @@ class Hooks:
         mapped_q, mapped_k, mapped_v = self._map("query", q, q_features), k, v
         if not call.keys_mapped:
             mapped_k, mapped_v = self._map("key", k, k_features), self._map("value", v, k_features)
-        if mapped_q.shape[2] != mapped_k.shape[2]:
-            raise ConfigError(
-                f"{self.encoding}.{'query' if self.acts('query') else 'key'}: queries are {mapped_q.shape[2]} wide and "
-                f"keys {mapped_k.shape[2]}, but they meet in a product; give both the same channels ({self._where})"
-            )
+        self._check_meeting(mapped_q, mapped_k)
         scores = Struct((h, q.shape[0], k.shape[0]), wide_dtype(call.q.dtype))
         width = mapped_v.shape[2]
         o = self._map("output", Struct((q.shape[0], h, width), scores.dtype), q_features)
@@ -76,6 +72,12 @@ class Hooks:
                 f"({self._where})"
             )
         q_pos, k_pos = self._pos("q"), self._pos("k")
+        if self.acts("regime"):
+            found = self._call("regime", q_pos, k_pos)
+            if getattr(found, "shape", None) != (q.shape[0], k.shape[0]) or not jnp.issubdtype(
+                found.dtype, jnp.integer
+            ):
+                raise ConfigError(f"{self.encoding}.regime must give whole numbers [q, k], not {shown(found)}")
         if self.acts("temperature"):
             self._expect("temperature", self._call("temperature", q_pos, q_features), "h or 1, q", "q")
         self._check_bias(q_pos, k_pos)
@@ -126,7 +128,29 @@ class Hooks:
             return vectors
         letters = "k, g" if hook in ("key", "value") else "q, h"
         found = self._call(hook, self._seen(hook, vectors), self._pos(letters[0]), features)
-        return self._expect(hook, found, f"{letters}, *")
+        if not (isinstance(found, tuple) and hook in ("query", "key") and self.acts("regime")):
+            return self._expect(hook, found, f"{letters}, *")
+        maps = [self._expect(f"{hook}[{n}]", one, f"{letters}, *") for n, one in enumerate(found)]
+        if len({one.shape for one in maps}) != 1:
+            raise ConfigError(f"{self.encoding}.{hook}: its maps must have one width, not {_shapes(maps)}")
+        t, heads, width = maps[0].shape
+        return Struct((t, heads, len(maps), width), maps[0].dtype)
+
+    def _check_meeting(self, q: Struct, k: Struct) -> None:
+        """Mapped queries and keys, [t, h, d'] or [t, h, regimes, d'], meet in products."""
+        encoding = self.encoding
+        if q.shape[2:] != k.shape[2:]:
+            widths = " and ".join(
+                f"{name} {x.shape[-1]} wide" + (f" in {x.shape[2]} regimes" if len(x.shape) == 4 else "")
+                for name, x in (("queries are", q), ("keys", k))
+            )
+            raise ConfigError(
+                f"{encoding}.{'query' if self.acts('query') else 'key'}: {widths}, but they meet in a product; give "
+                f"both the same channels ({self._where})"
+            )
+        if self.acts("regime") and (len(q.shape) != 4 or encoding.caches_mapped_keys):
+            why = "query and key must give a tuple of maps" if len(q.shape) != 4 else "caches_mapped_keys must be False"
+            raise ConfigError(f"{encoding} has regimes: {why}")
 
     def _seen(self, hook: str, x: Struct) -> Struct:
         """x [t, ...] with the tokens before each one, as far as the hook looks back."""

@@ -51,8 +51,9 @@ def content_free(subject: Subject, length: int, queries: slice = slice(None)) ->
         q_zeros, k_zeros = _zeros(encoding, "query", subject, len(q_pos)), _zeros(encoding, "key", subject, length)
         q = encoding.query(params, q_zeros, q_pos, _of(features, queries))
         k = encoding.key(params, k_zeros, k_pos, features)
-        keys = np.repeat(np.asarray(k, np.float64), dims.num_heads // k.shape[1], axis=1)
-        s = s + np.einsum("qhd,khd->hqk", np.asarray(q, np.float64), keys)
+        of_maps = [_products(*maps) for maps in (zip(q, k, strict=True) if isinstance(q, tuple) else [(q, k)])]
+        regime = encoding.regime(params, q_pos, k_pos)
+        s = s + (of_maps[0] if regime is None else np.choose(np.asarray(regime), of_maps))
     inside = encoding.relative(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
     if inside is not None:
         s = s + np.asarray(inside, np.float64).T.reshape(-1, len(q_pos), length)
@@ -91,21 +92,27 @@ def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     distances = np.unique(np.linspace(0, n - 1, min(n, MOST_POSITIONS // 2)).astype(np.int32))
     q = _turned(encoding.query, subject, dims.num_heads, np.array([n - 1]))
     k = _turned(encoding.key, subject, _kv_heads(subject), n - 1 - distances)
-    k = np.repeat(k, q.shape[2] // k.shape[2], axis=2)
-    found = np.einsum("nchd,rchd->hr", q, k) / dims.head_dim
+    k = np.repeat(k, q.shape[3] // k.shape[3], axis=3)
+    of_maps = np.einsum("anchd,archd->ahr", q, k) / dims.head_dim
+    q_pos, k_pos = (jnp.asarray(pos, jnp.int32) for pos in ([n - 1], n - 1 - distances))
+    regime = encoding.regime(subject.params, q_pos, k_pos)
+    found = of_maps[0] if regime is None else np.choose(np.asarray(regime), of_maps)
     return (distances, found) if np.ptp(found) > _SAME else None
 
 
 def _turned(hook, subject: Subject, heads: int, positions: np.ndarray) -> np.ndarray:
-    """[position, channel, head, d']: what a token map makes of each basis vector, less what it makes of zero."""
+    """[map, position, channel, head, d']: what token maps, one for each regime, make of each basis vector, less what
+    they make of zero."""
     d, n = subject.dims.head_dim, len(positions)
     basis = np.broadcast_to(np.eye(d, dtype=np.float32)[None, :, None, :], (n, d, heads, d)).reshape(n * d, heads, d)
     pos = jnp.asarray(np.repeat(positions, d), jnp.int32)
-    of_basis, of_zero = (
-        np.asarray(hook(subject.params, jnp.asarray(vectors), pos, {}), np.float64)
-        for vectors in (basis, np.zeros_like(basis))
-    )
-    return (of_basis - of_zero).reshape(n, d, heads, -1)
+
+    def mapped(vectors: np.ndarray) -> np.ndarray:
+        found = hook(subject.params, jnp.asarray(vectors), pos, {})
+        return np.array(found if isinstance(found, tuple) else [found], np.float64)
+
+    turned = mapped(basis) - mapped(np.zeros_like(basis))
+    return turned.reshape(len(turned), n, d, heads, -1)
 
 
 def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:
@@ -134,6 +141,12 @@ def rope_bound(head_dim: int, distances: np.ndarray, base: float = 10000.0) -> n
     theta = base ** (-2.0 * np.arange(head_dim // 2) / head_dim)
     partial = np.cumsum(np.exp(1j * np.asarray(distances, np.float64)[:, None] * theta), axis=1)
     return np.asarray(np.abs(partial).mean(axis=1))
+
+
+def _products(q: jax.Array, k: jax.Array) -> np.ndarray:
+    """[h, q, k] of q [q, h, d] and k [k, g, d]."""
+    keys = np.repeat(np.asarray(k, np.float64), q.shape[1] // k.shape[1], axis=1)
+    return np.einsum("qhd,khd->hqk", np.asarray(q, np.float64), keys)
 
 
 def _zeros(encoding: Encoding, hook: str, subject: Subject, count: int) -> jax.Array:

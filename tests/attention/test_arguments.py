@@ -173,7 +173,7 @@ HOOKS = {
     ),
     "key of another width": (
         Odd("key", ("k", G, 8)),
-        r"\.key: queries are 6 wide and keys 8, but they meet in a product; give both",
+        r"\.key: queries are 6 wide and keys 8 wide, but they meet in a product; give both",
     ),
     "value without tokens": (
         Odd("value", (G, D)),
