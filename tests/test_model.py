@@ -14,7 +14,7 @@ from posx.config import TrainConfig
 from posx.config.model import ModelConfig
 from posx.encodings import Dims, Encoding
 from posx.encodings.rates import Rate
-from posx.encodings.shaw import Shaw
+from posx.encodings.relative.shaw import Shaw
 from posx.model import Model, dropout, linear, make_model
 from posx.positions import sequential
 from posx.training.optimizer import make_optimizer

@@ -8,41 +8,48 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from posx.encodings.alibi import Alibi
 from posx.encodings.base import HOOKS, Dims, Encoding, Features, Params, Relative, Tile
 from posx.encodings.chain import Chain
 from posx.encodings.checks import check_decorated
-from posx.encodings.deberta import Deberta
 from posx.encodings.grammar import parse, unparse
-from posx.encodings.learned import Learned
-from posx.encodings.nope import Nope
-from posx.encodings.rope import Rope
-from posx.encodings.shaw import Shaw
-from posx.encodings.sinusoidal import Sinusoidal
-from posx.encodings.t5 import T5
-from posx.encodings.transformer_xl import TransformerXL
-from posx.encodings.tupe import Tupe
 from posx.encodings.values import check_value
 from posx.errors import ConfigError, nearest
 from posx.fields import typed_fields
 
-ENCODINGS: dict[str, type[Encoding]] = {
-    "nope": Nope,
-    "sinusoidal": Sinusoidal,
-    "learned": Learned,
-    "shaw": Shaw,
-    "transformer_xl": TransformerXL,
-    "t5": T5,
-    "tupe": Tupe,
-    "deberta": Deberta,
-    "rope": Rope,
-    "alibi": Alibi,
+#: Every encoding by name, and the file and class that define it.
+_DEFINED = {
+    "nope": "nope:Nope",
+    "sinusoidal": "absolute.sinusoidal:Sinusoidal",
+    "learned": "absolute.learned:Learned",
+    "shaw": "relative.shaw:Shaw",
+    "transformer_xl": "relative.transformer_xl:TransformerXL",
+    "t5": "biases.t5:T5",
+    "tupe": "biases.tupe:Tupe",
+    "deberta": "relative.deberta:Deberta",
+    "rope": "rotary.rope:Rope",
+    "alibi": "biases.alibi:Alibi",
 }
+
+
+def _defined(place: str) -> type[Encoding]:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
+ENCODINGS: dict[str, type[Encoding]] = {name: _defined(place) for name, place in _DEFINED.items()}
 
 #: What a combination of encodings is called where it stands as a mapping; in a text it is written with +.
 CHAIN = "chain"
 
 Spec = str | Mapping[str, Any] | Sequence[Any] | Encoding
+
+
+def __getattr__(name: str) -> type[Encoding]:
+    """The registered classes by their own names: `from posx.encodings import Rope`."""
+    for cls in ENCODINGS.values():
+        if cls.__name__ == name:
+            return cls
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def encoding_class(name: str) -> type[Encoding]:

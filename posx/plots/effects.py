@@ -13,7 +13,7 @@ import numpy as np
 from posx.encodings import Encoding, Features
 from posx.encodings.base import acting
 from posx.encodings.chain import Chain
-from posx.encodings.rope import Rope
+from posx.encodings.rotary.rope import Rope
 from posx.plots.models import Subject
 
 MOST_POSITIONS = 256  # of a matrix

@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx.encodings import Alibi, Nope
-from posx.encodings.alibi import alibi_slopes
+from posx.encodings.biases.alibi import alibi_slopes
 from tests.encodings import reference
 from tests.encodings.probes import attention_weights, plain_logits, softmax, vectors
 

@@ -241,7 +241,7 @@ BUILT = [
     ),
     (
         "def key(self, params, vectors, pos, features): return jnp.concatenate([vectors, vectors], axis=-1)",
-        r"^Mine\(\)\.key: queries are 6 wide and keys 12 wide, but they meet in a product; give both the same channels ",
+        r"^Mine\(\)\.key: queries are 6 wide and keys 12 wide, but they meet in a product; give both the same",
     ),
     (
         "def value(self, params, vectors, pos, features): return vectors[..., :3]",

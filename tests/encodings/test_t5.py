@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx.encodings import T5, Alibi, Chain, Nope
-from posx.encodings.alibi import alibi_slopes
+from posx.encodings.biases.alibi import alibi_slopes
 from posx.errors import ConfigError
 from tests.encodings import reference
 from tests.encodings.probes import attention_weights, vectors

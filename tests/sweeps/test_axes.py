@@ -12,7 +12,7 @@ from posx.config.flags import config_of as config_named
 from posx.config.flags import load_config
 from posx.config.stored import from_stored, to_stored
 from posx.encodings import Encoding
-from posx.encodings.shaw import Shaw
+from posx.encodings.relative.shaw import Shaw
 from posx.errors import ConfigError
 from posx.sweeps.plan import plan
 from posx.words import words_of

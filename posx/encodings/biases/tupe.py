@@ -7,8 +7,8 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
+from posx.encodings.absolute.learned import check_beyond, read_rows
 from posx.encodings.base import Dims, Encoding, Features, Params, as_float, normal
-from posx.encodings.learned import check_beyond, read_rows
 
 
 @dataclasses.dataclass(frozen=True)

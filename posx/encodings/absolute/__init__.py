@@ -1,0 +1,1 @@
+"""Added to the token embeddings."""

@@ -1,0 +1,1 @@
+"""Biases: numbers added to the logits of pairs, whatever the tokens are."""

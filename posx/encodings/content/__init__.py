@@ -1,0 +1,1 @@
+"""Positions that the tokens themselves decide on: gates, counts, learned functions of scores."""

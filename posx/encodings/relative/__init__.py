@@ -1,0 +1,1 @@
+"""Vectors by distance, which meet queries, keys and values."""

@@ -1,0 +1,1 @@
+"""Maps of single queries and keys, such that their products know the distance."""
