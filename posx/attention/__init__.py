@@ -28,7 +28,7 @@ from posx.attention.history import seen_by
 from posx.attention.masks import Mask, causal, full, window
 from posx.attention.sizes import check_sizes, parts
 from posx.attention.tiles import Block, Order, Slots, Tokens, times
-from posx.encodings.base import Encoding, Features, Params, wide_dtype
+from posx.encodings.base import Encoding, Features, Params, at_least_float32, wide_dtype
 from posx.encodings.shapes import Call
 from posx.errors import ConfigError
 from posx.machine.compiler import apart
@@ -136,11 +136,9 @@ def attend(
         return token_map(encoding, hook, params, seen, slots.pos, features)
 
     mapped_q = mapped("query", q, q_slots, q_features, q_recent)
-    mapped_k, mapped_v = (
-        (k, v) if keys_mapped else (mapped(*x, k_slots, k_features) for x in (("key", k), ("value", v)))
-    )
+    mapped_kv = (k, v) if keys_mapped else tuple(mapped(*x, k_slots, k_features) for x in (("key", k), ("value", v)))
     queries = Block(apart(_queries(encoding, params, q, mapped_q, q_slots.pos, q_features)), q_slots)
-    keys = Block(apart(_keys(encoding, k, mapped_k, mapped_v, k_features)), k_slots)
+    keys = Block(apart(_keys(encoding, params, k, mapped_kv, k_slots.pos, k_features)), k_slots)
     run = functools.partial(
         EXECUTORS[executor] if isinstance(executor, str) else executor,
         encoding, mask, order=Order(in_order, consecutive_offset(q_side.pos, k_side.pos)),
@@ -175,13 +173,9 @@ def _queries(
 ) -> Tokens:
     """The query side, heads first, with what the formula multiplies products by."""
     head_dim, dtype = q.shape[-1], wide_dtype(q.dtype)
-    temperature = None
-    if encoding.acts_on("temperature"):
-        shared = bool(features) and pos.shape[0] == 1  # positions alone are, what tokens keep is not
-        by_row = jax.vmap(encoding.temperature, in_axes=(None, None if shared else 0, 0))
-        temperature = by_row(params, pos[0] if shared else pos, features)
     factor, scale = None, 1 / math.sqrt(head_dim)
-    if temperature is not None:
+    if encoding.acts_on("temperature"):
+        temperature = _of_tokens(encoding, "temperature", params, pos, features)
         factor = (temperature if temperature.ndim == 3 else temperature[:, None])[..., None].astype(dtype)
     mapped = mapped.swapaxes(1, 2)
     by_content = encoding.acts_on("score")
@@ -192,21 +186,40 @@ def _queries(
         vectors=q.swapaxes(1, 2) if by_content or encoding.acts_on("relative") else None,
         unscaled=mapped if by_content else None,
         factor=factor if encoding.acts_on("relative") else None,
+        potential=_potential(encoding, params, pos, features),
         features=features if by_content else {},
     )
 
 
-def _keys(encoding: Encoding, k: jax.Array, mapped: jax.Array, values: jax.Array, features: Features) -> Tokens:
-    """The key side, heads first."""
+def _keys(
+    encoding: Encoding, params: Params, k: jax.Array, mapped: tuple[jax.Array, ...], pos: jax.Array, features: Features
+) -> Tokens:
+    """The key side, heads first; mapped: keys and values."""
     dtype, by_content = _operand_dtype(k.dtype), encoding.acts_on("score")
+    keys, values = (x.swapaxes(1, 2).astype(dtype) for x in mapped)
     return Tokens(
-        mapped=mapped.swapaxes(1, 2).astype(dtype),
-        values=values.swapaxes(1, 2).astype(dtype),
+        mapped=keys,
+        values=values,
         vectors=k.swapaxes(1, 2) if by_content or encoding.acts_on("relative") else None,
         unscaled=None,
         factor=None,
+        potential=_potential(encoding, params, pos, features),
         features=features if by_content else {},
     )
+
+
+def _of_tokens(encoding: Encoding, hook: str, params: Params, pos: jax.Array, features: Features) -> jax.Array:
+    """The hook `temperature` or `potential` over a batch: pos [b or 1, t], result [b or 1, ...]."""
+    shared = bool(features) and pos.shape[0] == 1  # positions alone are, what tokens keep is not
+    by_row = jax.vmap(getattr(encoding, hook), in_axes=(None, None if shared else 0, 0))
+    return by_row(params, pos[0] if shared else pos, features)
+
+
+def _potential(encoding: Encoding, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
+    """[b or 1, h or 1, t, n], where there is one."""
+    if not encoding.acts_on("potential"):
+        return None
+    return at_least_float32(_of_tokens(encoding, "potential", params, pos, features).swapaxes(1, 2))
 
 
 def _operand_dtype(dtype: Any) -> Any:

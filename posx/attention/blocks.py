@@ -11,8 +11,8 @@ import numpy as np
 
 from posx.attention import cut
 from posx.attention.masks import Mask
-from posx.attention.tiles import Block, Slots, Strips, by_distance, finite, visible_pairs
-from posx.encodings.base import PAIRWISE, Encoding, Params, Relative, acting, as_float, at_least_float32
+from posx.attention.tiles import Block, Slots, Strips, Tokens, by_distance, finite, visible_pairs
+from posx.encodings.base import FALLING, PAIRWISE, Encoding, Params, Relative, acting, as_float, at_least_float32
 
 
 class Plan(NamedTuple):
@@ -86,9 +86,11 @@ def reads_params(encoding: Encoding, strips: Strips | None) -> bool:
 
 
 def can_skip(encoding: Encoding, mask: Mask, slots: Slots) -> bool:
-    """Whether a tile's scores are bounded by its curve and the norms of its vectors, and its queries see themselves."""
-    bounded = encoding.acts_on("curve") and not acting(encoding, PAIRWISE)
-    return bounded and mask.causal and not mask.window and slots.segment is None
+    """Whether a tile's scores are bounded by its curve, its potential and the norms of its vectors, and its queries see
+    themselves."""
+    known = encoding.acts_on("curve") or not encoding.acts_on("bias")
+    bounded = known and acting(encoding, FALLING) and not acting(encoding, PAIRWISE)
+    return bool(bounded) and mask.causal and not mask.window and slots.segment is None
 
 
 def cut_into_blocks(side: Block, block: int) -> Block:
@@ -175,31 +177,43 @@ def strip_of(plan: Plan, strips: Strips | None, i: Any, j: Any, far: bool) -> St
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1), strips)
 
 
-def skipper(plan: Plan, strips: Strips | None, keys: jax.Array) -> Callable[..., Any]:
+def skipper(plan: Plan, strips: Strips | None, k: Tokens) -> Callable[..., Any]:
     """`first(i, q, floor)`: the first key block that query block i has to look at; 0 unless `plan.skip`.
 
-    By Cauchy and Schwarz a score is at most curve + |q_i| |k_j|, and row i's log-sum-exp at least `floor`: what lies
-    below log(eps / L) against it adds less than eps to the row's weights, all such keys together.
+    By Cauchy and Schwarz a score is at most curve + u_i - u_j + |q_i| |k_j|, and row i's log-sum-exp at least `floor`:
+    what lies below log(eps / L) against it adds less than eps to the row's weights, all such keys together.
 
-    Args: keys [n, b, g, k, d], mapped; q: a block of queries; floor [b, h, q] in nats.
+    Args: k: key vectors and potentials in blocks [n, b, g, k, d]; q: a block of queries; floor [b, h, q] in nats.
     """
-    if not plan.skip or strips is None:
+    if not plan.skip:
         return lambda *_: 0
-    count, query_block, key_block = keys.shape[0], plan.query_block, plan.key_block
+    count, query_block, key_block = k.mapped.shape[0], plan.query_block, plan.key_block
     ratio = key_block // query_block
-    # Highest points of the curve over every query_block distances; a tile meets ratio + 1 of these stretches.
-    highest = strips.curve.reshape(strips.curve.shape[0], -1, query_block).max(axis=-1)
-    highest = jnp.pad(highest, ((0, 0), (0, count * ratio)), constant_values=-jnp.inf)
-    key_norms = jnp.linalg.norm(at_least_float32(keys), axis=-1).max(axis=-1)
+    by_curve = _highest(plan, strips.curve, count) if strips is not None else None
+    key_norms = jnp.linalg.norm(at_least_float32(k.mapped), axis=-1).max(axis=-1)
     key_norms = jnp.moveaxis(key_norms, 0, -1)[:, :, None]
+    # Of the keys' potentials the lowest of each block, part by part: what they come to is no less.
+    lowest = None if k.potential is None else jnp.moveaxis(k.potential.min(axis=-2), 0, -2)[:, :, None]
 
     def first(i: Any, q: Block, floor: jax.Array) -> Any:
-        near = jax.lax.dynamic_slice_in_dim(highest, plan.query_blocks - 1 - i, count * ratio + 1, axis=1)
-        of_tile = jnp.maximum(near[:, :-1].reshape(-1, count, ratio).max(axis=-1), near[:, ratio::ratio])
         norms = jnp.linalg.norm(at_least_float32(q.tokens.mapped), axis=-1)[..., None]
-        bound = of_tile[None, :, None] + norms * key_norms - floor[..., None]
+        bound = norms * key_norms - floor[..., None]
+        if by_curve is not None:
+            near = jax.lax.dynamic_slice_in_dim(by_curve, plan.query_blocks - 1 - i, count * ratio + 1, axis=1)
+            of_tile = jnp.maximum(near[:, :-1].reshape(-1, count, ratio).max(axis=-1), near[:, ratio::ratio])
+            bound = bound + of_tile[None, :, None]
+        if lowest is not None:
+            bound = bound + (q.tokens.potential[..., None, :] - lowest).sum(axis=-1)
         bound = jnp.where((q.slots.idx < 0)[:, None, :, None], -jnp.inf, bound)  # an empty slot sees nothing
         negligible = (bound < jnp.log(jnp.finfo(bound.dtype).eps / (count * key_block))).all(axis=(0, 1, 2))
         return jnp.minimum(jnp.argmin(negligible), i * query_block // key_block)
 
     return first
+
+
+def _highest(plan: Plan, curve: jax.Array, count: int) -> jax.Array:
+    """[h, n]: highest points of the curve over every query_block distances; a tile meets one more of these stretches
+    than it has query blocks."""
+    highest = curve.reshape(curve.shape[0], -1, plan.query_block).max(axis=-1)
+    past = count * (plan.key_block // plan.query_block)
+    return jnp.pad(highest, ((0, 0), (0, past)), constant_values=-jnp.inf)

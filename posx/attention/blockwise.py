@@ -98,7 +98,8 @@ def _plan(encoding: Encoding, mask: Mask, q: Block, k: Block, order: Order, tili
     offset, skip = order.offset if order.in_order else None, tiling.skip
     if skip is None:
         skip = encoding.fades and num_keys >= SKIP_FROM and jax.default_backend() == "cpu"
-    skip = skip and offset is not None and can_skip(encoding, mask, q.slots)
+    tabulated = offset is not None or not encoding.acts_on("curve")
+    skip = skip and order.in_order and tabulated and can_skip(encoding, mask, q.slots)
     rows = b * h // groups if skip else b * h
     sizes = block_sizes(num_queries, num_keys, rows, encoding.acts_on("relative"), devices)
     query_block, key_block = tiling.query_block or sizes[0], tiling.key_block or sizes[1]
@@ -132,17 +133,18 @@ def _by_key_head(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any) -
     def split(x: jax.Array, axis: int) -> jax.Array:
         return jnp.moveaxis(x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :]), axis, 0)
 
-    assert tables.strips is not None
-    curve = tables.strips.curve
-    curve = split(jnp.broadcast_to(curve, (heads, curve.shape[1])), 0)
-    tokens = jax.tree.map(lambda x: split(x, 2), (q.tokens, k.tokens))
+    curve = None if tables.strips is None else tables.strips.curve
+    if curve is not None:
+        curve = split(jnp.broadcast_to(curve, (heads, curve.shape[1])), 0)
+    of_heads = (_over_heads(tokens, heads) for tokens in (q.tokens, k.tokens))
+    tokens = jax.tree.map(lambda x: split(x, 2), tuple(of_heads))
 
-    def each(where: Any, heads: tuple[jax.Array, tuple[Tokens, Tokens]]) -> jax.Array:
+    def each(where: Any, heads: tuple[Any, tuple[Tokens, Tokens]]) -> jax.Array:
         q_slots, k_slots, numbers = where
 
-        def one(head: tuple[jax.Array, tuple[Tokens, Tokens]]) -> jax.Array:
+        def one(head: tuple[Any, tuple[Tokens, Tokens]]) -> jax.Array:
             curve, (q, k) = head
-            tables = Tables({}, Strips(curve, Relative()))
+            tables = Tables({}, None if curve is None else Strips(curve, Relative()))
             return _attend(plan, tables, Block(q, q_slots), Block(k, k_slots), numbers)
 
         return jax.lax.map(one, heads)
@@ -150,6 +152,13 @@ def _by_key_head(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any) -
     call = functools.partial(cut.over_sequences, each) if cut.cuts_heads(b, groups) else each
     o = jnp.moveaxis(call((q.slots, k.slots, numbers), (curve, tokens)), 0, 2)
     return o.reshape(*o.shape[:2], heads, *o.shape[4:])
+
+
+def _over_heads(tokens: Tokens, heads: int) -> Tokens:
+    """Blocks of tokens with a potential for each query head."""
+    if (shared := tokens.potential) is None:
+        return tokens
+    return tokens._replace(potential=jnp.broadcast_to(shared, (*shared.shape[:2], heads, *shared.shape[3:])))
 
 
 def _hidden(s: jax.Array, visible: jax.Array, masked: bool) -> jax.Array:
@@ -166,7 +175,7 @@ def _forward(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any):
     """Outputs [n, b, h, block, d], and of each row the sum of its weights (1 where it sees nothing) and what was taken
     off its scores first, both [n, b, h, block]."""
     encoding, params = plan.encoding, tables.params
-    first_tile = skipper(plan, tables.strips, k.tokens.mapped)
+    first_tile = skipper(plan, tables.strips, k.tokens)
 
     def query_block(i: Any, q: Block):
         def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
@@ -231,7 +240,7 @@ class Back(NamedTuple):
 def _attend_backward(plan: Plan, saved: Any, o_grad: jax.Array):
     tables, q, k, numbers, o, total, shift = saved
     encoding, groups = plan.encoding, k.tokens.mapped.shape[2]
-    first_tile = skipper(plan, tables.strips, k.tokens.mapped)
+    first_tile = skipper(plan, tables.strips, k.tokens)
     # With w = p / total, p = exp(s - shift): dL/ds = w * (dL/dw - delta), delta_i = o_i . dL/do_i. What comes back is
     # divided by the total, not p; and p is not exp(s - log-sum-exp), which large scores would round.
     o_grad = o_grad / total[..., None]

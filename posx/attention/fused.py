@@ -24,7 +24,7 @@ SLAB_PAIRS = 8192 * 4096
 
 def refusal(encoding: Encoding, mask: Mask, in_order: bool, segments: bool) -> str | None:
     """Why the kernel cannot serve this call, None if it can."""
-    if by_content := acting(encoding, PAIRWISE):
+    if by_content := acting(encoding, ("potential", *PAIRWISE)):
         return f"{type(encoding).__name__} acts on {', '.join(by_content)}, which the kernel has no place for"
     if not in_order or segments:
         return "the kernel takes whole sequences in order only (no q_idx, k_idx, q_segment, k_segment)"

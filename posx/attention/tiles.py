@@ -27,6 +27,7 @@ class Tokens(NamedTuple):
     vectors: Any  # [b, h, q, d] or [b, g, k, d] as projected, for `relative` and `score`
     unscaled: Any  # as mapped, queries after `query` alone, for `score`
     factor: Any  # [b or 1, h or 1, q, 1] the temperature, for `relative`; None where there is none
+    potential: Any  # [b or 1, h or 1, t, n], in parts; None where there is none
     features: Features  # {name: [b, t, ...]}
 
 
@@ -155,6 +156,9 @@ def _score_terms(encoding: Encoding, params: Params, pairs: Pairs) -> list[jax.A
         terms.append(relative.toeplitz(pairs.strips.curve, *pairs.size)[None])
     else:
         terms.append(score_bias(encoding, params, *pairs.pos))
+    if encoding.acts_on("potential"):
+        q, k = pairs.q.tokens.potential, pairs.k.tokens.potential
+        terms.append((q[..., :, None, :] - k[..., None, :, :]).sum(axis=-1))
     if encoding.acts_on("relative"):
         terms += _relative_scores(encoding, params, pairs)
     return [term for term in terms if term is not None]

@@ -28,6 +28,7 @@ _DEFINED = {
     "deberta": "relative.deberta:Deberta",
     "rope": "rotary.rope:Rope",
     "alibi": "biases.alibi:Alibi",
+    "fox": "content.fox:Fox",
 }
 
 

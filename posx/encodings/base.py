@@ -5,12 +5,13 @@ of (params, vectors, positions, features). For one layer and one sequence, with 
 
     q~_i = query(q_i, pos_i)     k~_j = key(k_j, pos_j)     v~_j = value(v_j, pos_j)
     (a, b, c, e)_r = relative(r),  r = pos_i - pos_j    # vectors, and a number e, that depend only on distance
-    s_ij = temperature(pos_i) * (<q~_i, k~_j> + <q_i, a_r> + <k_j, b_r> + e_r) / sqrt(head_dim) + bias(pos_i, pos_j)
+    s_ij = temperature(pos_i) * (<q~_i, k~_j> + <q_i, a_r> + <k_j, b_r> + e_r) / sqrt(head_dim)
+           + bias(pos_i, pos_j) + u_i - u_j,  u = potential(pos)
     s_ij = score(s, tile)_ij         # then what is not visible is masked; softmax -> w_ij
     o_i  = output( sum_j w_ij (v~_j + c_r) + mix(w, pos)_i, pos_i )
 
-What `features` keeps of a token is given to its maps and to its temperature, and to `score`. Where there are several
-maps of queries and keys, `regime` says for each pair which of them meet.
+What `features` keeps of a token is given to its maps, temperature and potential, and to `score`. Where there are
+several maps of queries and keys, `regime` says for each pair which of them meet.
 
 A term free of content stands inside the scale, where every temperature acts on it, or outside. Inside it is e_r if it
 depends on distance alone, else a product of extra channels that `query` and `key` append (the scale stays
@@ -41,11 +42,13 @@ Mapped = jax.Array | tuple[jax.Array, ...]
 
 #: The places where an encoding can act, in the order of the formula. `curve` is the short way to write `bias`.
 HOOKS = (
-    "embed", "features", "query", "key", "regime", "value", "temperature", "relative", "bias", "curve", "score", "mix",
-    "output",
+    "embed", "features", "query", "key", "regime", "value", "temperature", "relative", "bias", "curve", "potential",
+    "score", "mix", "output",
 )  # fmt: skip
 #: Those that look at the vectors of every pair: what they add is no bias free of content, and no map of one token.
 PAIRWISE = ("regime", "relative", "score", "mix")
+#: What may fall without bound with distance, see `Encoding.fades`.
+FALLING = ("curve", "potential")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +139,8 @@ class Encoding:
     tiling: ClassVar[str] = "any"
     #: The cache may store keys and values already mapped; False stores them raw and maps them on every read.
     caches_mapped_keys: ClassVar[bool] = False
-    #: `curve` falls without bound with distance, so that executors may look for far tiles that weigh nothing.
+    #: `curve` falls without bound with distance, or `potential` from token to token, so that executors may look for far
+    #: tiles that weigh nothing.
     fades: ClassVar[bool] = False
     #: Reads a table by position or distance, so float positions are refused.
     integer_positions: ClassVar[bool] = False
@@ -218,6 +222,13 @@ class Encoding:
 
     def temperature(self, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
         """[h or 1, q], or [q] for all heads, of queries at pos [q]."""
+        return None
+
+    def potential(self, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
+        """[t, h or 1, n] in nats, what it comes to in n parts: pair (i, j) gets u_i - u_j, its path from j to i.
+
+        Differences are taken part by part, so a running sum in a high and a low part keeps them exact.
+        """
         return None
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array | None:

@@ -171,6 +171,13 @@ class Chain(Encoding):
             product = value if product is None else product if value is None else product * value
         return product
 
+    def potential(self, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
+        given = [part.potential(own, pos, own_features) for part, own, own_features in self._each(params, features)]
+        given = [parts for parts in given if parts is not None]
+        heads = max((parts.shape[1] for parts in given), default=1)
+        each = [jnp.broadcast_to(parts, (parts.shape[0], heads, parts.shape[2])) for parts in given]
+        return jnp.concatenate(each, axis=-1) if each else None
+
     def curve(self, params: Params, distance: jax.Array) -> jax.Array | None:
         return _sum(part.curve(own, distance) for part, own in self._each(params))
 

@@ -81,6 +81,8 @@ class Hooks:
         if self.acts("temperature"):
             self._expect("temperature", self._call("temperature", q_pos, q_features), "h or 1, q", "q")
         self._check_bias(q_pos, k_pos)
+        if self.acts("potential"):
+            self._expect("potential", self._call("potential", q_pos, q_features), "q, h or 1, *")
         if self.acts("relative"):
             self._check_relative({"query": q.shape[2], "key": k.shape[2], "value": width})
         if self.acts("score"):

@@ -63,6 +63,9 @@ def content_free(subject: Subject, length: int, queries: slice = slice(None)) ->
     s = s / math.sqrt(dims.head_dim)
     bias = encoding.bias(params, q_pos, k_pos)
     s = s if bias is None else s + np.asarray(bias, np.float64)
+    if encoding.acts_on("potential"):
+        u = np.asarray(encoding.potential(params, k_pos, features), np.float64).sum(axis=-1).T
+        s = s + u[:, queries, None] - u[:, None, :]
     return s if np.any(s) else None
 
 

@@ -23,8 +23,6 @@ def check_decode(subject: Subject, findings: Findings) -> None:
         return findings.nothing("declares prefix_consistent = False")
     whole, _ = subject.dense(subject.unpacked)
     tokens = _tokens(subject)
-    if tokens["features"]:
-        findings.equal("features by chunks", tokens["features"], tokens["whole"], subject.exact, subject.exact)
     encoding = subject.encoding
     maps = encoding.acts_on("key") or encoding.acts_on("value")
     for mapped in (False, True) if encoding.caches_mapped_keys and maps else (False,):
@@ -41,8 +39,7 @@ def decoded_prefix(subject: Subject) -> np.ndarray:
 
 
 def _tokens(subject: Subject) -> dict[str, Any]:
-    """What a cache is given: q, k, v [b, t, ...], k and v as mapped one token at a time, and features, by chunks and
-    of the whole."""
+    """What a cache is given: q, k, v [b, t, ...], k and v as mapped one token at a time, and features by chunks."""
     encoding, floats, pos, idx = subject.encoding, subject.floats, subject.unpacked.pos, subject.unpacked.idx
 
     def embedded(params: Any, weights: Any, x: Any) -> Any:
@@ -50,14 +47,13 @@ def _tokens(subject: Subject) -> dict[str, Any]:
         return x, {n: jnp.einsum("btm,mhd->bthd", x, weights[n]) for n in "qkv"}
 
     def carried(params: Any, x: Any) -> Any:
-        """Features of the whole, and by one token, one token, the chunk, and the rest one by one."""
+        """Features by one token, one token, the chunk, and the rest one by one."""
         spans = [slice(0, 1), slice(1, 2), CHUNK, *(slice(n, n + 1) for n in range(CHUNK.stop, LENGTH))]
         found, carry = [], None
         for span in spans:
             features, carry = batch_features(encoding, params, x[:, span], pos[:, span], carry, idx[:, span])
             found.append(features)
-        joined = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
-        return batch_features(encoding, params, x, pos, None, idx)[0], joined
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
 
     def mapped(params: Any, k: Any, v: Any, features: Any) -> Any:
         one = lambda tree: jax.tree.map(lambda a: a.reshape(-1, 1, *a.shape[2:]), tree)  # noqa: E731
@@ -73,11 +69,11 @@ def _tokens(subject: Subject) -> dict[str, Any]:
         if encoding.acts_on("embed"):
             x, added = subject.compiled("embedded", embedded)(floats.params, subject.weights, x)
             vectors = {n: vectors[n] + added[n] for n in vectors}
-        whole, features = {}, {}
+        features = {}
         if encoding.acts_on("features"):
-            whole, features = subject.compiled("carried", carried)(floats.params, x)
+            features = subject.compiled("carried", carried)(floats.params, x)
         k, v = subject.compiled("mapped", mapped)(floats.params, vectors["k"], vectors["v"], features)
-        return jax.device_get({**vectors, "mapped_k": k, "mapped_v": v, "features": features, "whole": whole})
+        return jax.device_get({**vectors, "mapped_k": k, "mapped_v": v, "features": features})
 
 
 def _decoded(subject: Subject, tokens: dict[str, Any], spans: list[slice], executor: Any, mapped: bool) -> np.ndarray:

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import attend, full
+from posx.attention import attend, batch_features, full
 from posx.encodings import Encoding
+from posx.encodings.base import FALLING, acting
 from posx.errors import ConfigError, UndefinedLength
 from posx.testing.decoding import decoded_prefix
 from posx.testing.findings import Findings
@@ -72,13 +73,37 @@ def check_reach(subject: Subject, findings: Findings) -> None:
 
 
 def check_fades(subject: Subject, findings: Findings) -> None:
-    """`curve` falls on and on with distance, if declared; a curve that does so undeclared is right, but slower."""
+    """`curve` falls on and on with distance, or `potential` from token to token, if declared; one that does so
+    undeclared is right, but slower."""
     if not subject.encoding.fades:
         return findings.nothing("not declared")
-    findings.holds(subject.encoding.acts_on("curve"), "declared True, but there is no curve")
-    curve = _by_distance(subject, 2 ** np.arange(24)).get("curve", np.zeros((24, 1)))
-    findings.holds((np.diff(curve, axis=0) <= 0).all(), "declared True, but the curve rises with distance")
-    findings.holds((curve[-1] < curve[12]).all(), f"declared True, but the curve is the same at {2**12} and {2**23}")
+    falling = acting(subject.encoding, FALLING)
+    findings.holds(bool(falling), "declared True, but there is neither a curve nor a potential")
+    if "curve" in falling:
+        curve = _by_distance(subject, 2 ** np.arange(24))["curve"]
+        findings.holds((np.diff(curve, axis=0) <= 0).all(), "declared True, but the curve rises with distance")
+        findings.holds(
+            (curve[-1] < curve[12]).all(), f"declared True, but the curve is the same at {2**12} and {2**23}"
+        )
+    if "potential" in falling:
+        u = _potential(subject)
+        findings.holds(
+            (np.diff(u, axis=1) <= 0).all(), "declared True, but the potential rises from a token to the next"
+        )
+        findings.holds((u[:, -1] < u[:, 0]).any(), "declared True, but the potential stays the same")
+
+
+def _potential(subject: Subject) -> np.ndarray:
+    """[b, t, h] of sequences in order."""
+    encoding, order = subject.encoding, subject.in_order
+
+    def total(params: Any, x: Any) -> Any:
+        features = batch_features(encoding, params, x, order)[0] if encoding.acts_on("features") else {}
+        parts: Any = jax.vmap(encoding.potential, in_axes=(None, 0, 0))(params, jnp.asarray(order), features)
+        return parts.sum(axis=-1)
+
+    with jax.enable_x64(True):
+        return np.asarray(subject.compiled("potential", total)(subject.floats.params, subject.floats.x))
 
 
 def check_causal_only(subject: Subject, findings: Findings) -> None:

@@ -1,5 +1,6 @@
 """The encodings that tests run over, and the one layer they are run in."""
 
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,10 @@ import posx
 from posx.encodings import Encoding, encoding_name
 from posx.testing import DIMS
 from posx.testing.subject import LENGTH
-from tests.encodings import reference
+from tests.encodings import reference, reference_content
+
+#: References of whole sequences, (encoding, params, x, project, pos, visible), where a pair does not say its own logit.
+WHOLE = {**reference_content.WHOLE}
 
 #: Every registry name with its defaults, and every variant that changes a formula.
 SPECS: dict[str, Any] = {
@@ -39,6 +43,9 @@ SPECS: dict[str, Any] = {
     "rope-interleaved": {"name": "rope", "layout": "interleaved", "rotary_dim": 4, "base": 100.0},
     "alibi": "alibi",
     "rope+alibi": ["rope", "alibi"],
+    "fox": "fox",
+    "fox-cable": {"name": "fox", "gate": "cable"},
+    "fox-constant": {"name": "fox", "gate": "constant"},
 }
 CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS) for case, spec in SPECS.items()}
 
@@ -73,8 +80,9 @@ def project(encoding, params, weights, x, pos):
 def layer_outputs(encoding, params, weights, x, pos, idx, segment, *, executor="dense", mask=posx.causal()):
     """One attention layer over tokens x [b, t, m]: embedded, projected, attended; [b, t, h, d]."""
     q, k, v = project(encoding, params, weights, x, pos)
+    x = x if encoding.acts_on("features") else None
     where = {"q_pos": pos, "k_pos": pos, "q_idx": idx, "k_idx": idx, "q_segment": segment, "k_segment": segment}
-    return posx.attend(encoding, params, q, k, v, mask=mask, executor=executor, **where)
+    return posx.attend(encoding, params, q, k, v, x=x, mask=mask, executor=executor, **where)
 
 
 layer = jax.jit(layer_outputs, static_argnames=("encoding", "executor", "mask"))
@@ -82,15 +90,29 @@ layer = jax.jit(layer_outputs, static_argnames=("encoding", "executor", "mask"))
 
 def reference_layer(encoding, params, weights, x, pos, idx, segment, mask=posx.causal()) -> np.ndarray:
     """`layer` in float64 NumPy loops; all arguments with a batch axis."""
-    name = encoding_name(encoding)
     params, weights = ({n: np.float64(a) for n, a in tree.items()} for tree in (params, weights))
     outputs = []
+
+    def project(x):
+        return tuple(np.einsum("tm,mhd->thd", x, weights[n]) for n in "qkv")
+
     for x_one, p, n, s in zip(np.float64(x), pos, idx, segment, strict=True):
-        embedded = reference.embed(name, encoding, params, x_one, p)
-        q, k, v = (np.einsum("tm,mhd->thd", embedded, weights[c]) for c in "qkv")
         seen = [[sees(mask, i, j) and s[a] == s[b] for b, j in enumerate(n)] for a, i in enumerate(n)]
-        outputs.append(reference.reference(name, encoding, params, q, k, v, p.tolist(), p.tolist(), np.array(seen)))
+        outputs.append(reference_of(encoding)(params, x_one, project, p, np.array(seen)))
     return np.stack(outputs)
+
+
+def reference_of(encoding: Encoding):
+    """The encoding's formula in float64 loops, as `check_encoding` takes it."""
+    name = encoding_name(encoding)
+    if name in WHOLE:
+        return functools.partial(WHOLE[name], encoding)
+
+    def outputs(params, x, project, pos, visible):
+        q, k, v = project(reference.embed(name, encoding, params, x, pos))
+        return reference.reference(name, encoding, params, q, k, v, pos.tolist(), pos.tolist(), visible)
+
+    return outputs
 
 
 def sees(mask: posx.attention.Mask, i: int, j: int) -> bool:

@@ -8,8 +8,7 @@ from numpy.testing import assert_allclose
 import posx
 from posx.encodings import encoding_name
 from posx.testing import CHECKS, check_encoding
-from tests.encodings import reference
-from tests.encodings.cases import CASES, DIMS, STRUCTURAL, layer_outputs, params_of, projections, tokens
+from tests.encodings.cases import CASES, DIMS, STRUCTURAL, layer_outputs, params_of, projections, reference_of, tokens
 
 #: What is left of a variant's contract where its plumbing is that of its base case.
 OF_A_FORMULA = ("hooks", "value", "reference", "strips", "decode", "shift_invariant", "reach", "causal_only")
@@ -18,17 +17,6 @@ GRADIENTS = ("learned-interpolate", "shaw-keys", "tupe-untied")
 #: One for each way into the formula: outside jit every operation is compiled by itself.
 EAGER = ("learned", "shaw", "rope", "t5")
 BIDIRECTIONAL = ("shaw", "deberta", "t5-bidirectional")
-
-
-def reference_of(encoding):
-    """The encoding's formula in float64 loops, as `check_encoding` takes it."""
-    name = encoding_name(encoding)
-
-    def outputs(params, x, project, pos, visible):
-        q, k, v = project(reference.embed(name, encoding, params, x, pos))
-        return reference.reference(name, encoding, params, q, k, v, pos.tolist(), pos.tolist(), visible)
-
-    return outputs
 
 
 def checks_of(case):

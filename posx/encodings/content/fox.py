@@ -1,0 +1,66 @@
+"""The forgetting transformer's gates."""
+
+import dataclasses
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.encodings.base import Dims, Encoding, Features, Params, at_least_float32, normal
+from posx.encodings.content.sums import running_sum
+from posx.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Fox(Encoding):
+    """Every token has a gate f per head, and a key is discounted by all gates since: s_ij += sum_{l=j+1}^{i} log f_l.
+
+    f_l = sigmoid(z_l), z_l = w x_l + b, x the layer's normalised input: an ALiBi whose slope the text decides. `gate`:
+    "forget"; "cable" for sigmoid(-z_l), as CABLE has it; "constant" for b alone, which starts so that head h forgets
+    within T_h tokens (f_h = exp(-1/T_h)), T_h from `shortest` to `longest` in equal ratios.
+    `gate_bias` is where b starts: at the release's 0 a gate is 1/2, a window of two tokens before anything is learned.
+
+    Reference: Lin et al. 2025, arXiv 2503.02130, section 3; w N(0, 0.02) as in the release. CABLE: Veisi et al.
+    2025, arXiv 2503.08067.
+    Differs: the release's Pro block (QK-norm, output gate, key and value shift) is no part of it; x-transformers starts
+    b at 5, and its cached decoding sums the gates of new tokens only. CABLE's code leaves its logits unscaled.
+    """
+
+    gate: str = "forget"
+    gate_bias: float = 0.0
+    shortest: float = 2.0
+    longest: float | None = None
+
+    caches_mapped_keys = True
+    fades = True
+    extrapolates = "yes, as far as the gates forget"
+    paper = "arXiv 2503.02130"
+
+    def __post_init__(self) -> None:
+        if self.gate not in ("forget", "cable", "constant"):
+            raise ConfigError(f"fox: gate={self.gate!r} is unknown; allowed: forget, cable, constant")
+        if self.longest is not None and not 0 < self.shortest <= self.longest:
+            raise ConfigError(f"fox: shortest={self.shortest} must be above 0 and at most longest={self.longest}")
+
+    def resolve(self, dims: Dims) -> Self:
+        return self.fill_open(longest=max(float(dims.train_len), self.shortest))
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        h = dims.num_heads
+        if self.gate == "constant":
+            self.require_resolved()
+            times = np.geomspace(self.shortest, self.longest, h)
+            return {"b": jnp.asarray(-np.log(np.expm1(1 / times)), jnp.float32)}
+        return {"w": normal(rng, (dims.model_dim, h), 0.02), "b": jnp.full(h, self.gate_bias, jnp.float32)}
+
+    def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
+        z = jnp.broadcast_to(params["b"], (x.shape[0], len(params["b"])))
+        if self.gate != "constant":
+            z = z + at_least_float32(x) @ params["w"]
+        log_f = jax.nn.log_sigmoid(-z if self.gate == "cable" else z)
+        sums, carry = running_sum(log_f, carry)
+        return {"log_f": sums}, carry
+
+    def potential(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:
+        return features["log_f"]
