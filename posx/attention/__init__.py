@@ -152,7 +152,7 @@ def attend(
 def _check_use(encoding: Encoding, mask: Mask, keys_mapped: bool) -> None:
     encoding.require_resolved()
     if not mask.causal and (refused := [part for part in parts(encoding) if part.causal_only]):
-        raise ConfigError(f"{refused[-1]} is for causal masks: it gives all later keys the same, near or far")
+        raise ConfigError(f"{refused[-1]} is for causal masks: keys after the query have no place in it")
     if keys_mapped and not encoding.caches_mapped_keys:
         raise ValueError(f"{type(encoding).__name__} maps keys on every read: keys_mapped must be False")
 

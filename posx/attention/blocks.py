@@ -82,7 +82,7 @@ def reads_params(encoding: Encoding, strips: Strips | None) -> bool:
     """Whether a hook is called inside tiles, where it reads the parameters."""
     by_position = encoding.acts_on("bias") and (strips is None or strips.curve is None)
     by_distance = strips is None and acting(encoding, ("curve", "relative"))
-    return bool(by_position or by_distance or acting(encoding, ("regime", "score", "mix")))
+    return bool(by_position or by_distance or acting(encoding, ("regime", "decay", "score", "mix")))
 
 
 def can_skip(encoding: Encoding, mask: Mask, slots: Slots) -> bool:

@@ -39,6 +39,7 @@ from posx.attention.blocks import (
     walk,
 )  # fmt: skip
 from posx.attention.masks import Mask
+from posx.attention.products import is_plain, mapped_products, products
 from posx.attention.tiles import (
     INVISIBLE,
     Block,
@@ -47,8 +48,6 @@ from posx.attention.tiles import (
     Strips,
     Tokens,
     adjusted,
-    mapped_products,
-    products,
     value_terms,
     visible_pairs,
     weighted,
@@ -249,7 +248,7 @@ def _attend_backward(plan: Plan, saved: Any, o_grad: jax.Array):
     def query_block(sums: Sums, numbered: Any):
         i, (q, back, floor) = numbered
         # Without the barrier XLA folds these small transposes into the products with the large score matrices.
-        of_q = None if encoding.acts_on("regime") else _turned(q.tokens.mapped, groups)
+        of_q = _turned(q.tokens.mapped, groups) if is_plain(encoding) else None
         turned = jax.lax.optimization_barrier((of_q, _turned(back.o_grad, groups)))
 
         def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
@@ -304,7 +303,9 @@ def _tile_gradients(plan: Plan, params: Params, pairs: Pairs, back: Back, turned
     if mixed_grads is not None:
         params_grad, strip_grad = _add((params_grad, strip_grad), tuple(mixed_grads))
     q_turned, o_turned = turned
-    by_q, by_k = _products_gradient(plan, params, pairs, q_turned, s_grad)
+    by_q, by_k, by_params = _products_gradient(plan, params, pairs, q_turned, s_grad)
+    if by_params is not None:
+        params_grad = _add(params_grad, by_params)
     sums = Sums(
         Tables(params_grad, strip_grad),
         k_grad.mapped.mT + by_k,
@@ -315,13 +316,14 @@ def _tile_gradients(plan: Plan, params: Params, pairs: Pairs, back: Back, turned
 
 
 def _products_gradient(plan: Plan, params: Params, pairs: Pairs, q_turned: Any, s_grad: jax.Array):
-    """Of the tile's mapped queries, and of its mapped keys, transposed as in `Sums`."""
+    """Of the tile's mapped queries; of its mapped keys, transposed as in `Sums`; and of params, where products read
+    them."""
     q, k = pairs.q.tokens.mapped, pairs.k.tokens.mapped
-    if not plan.encoding.acts_on("regime"):
-        return weighted(s_grad, k), _turned_products(q_turned, s_grad)
-    _, pull = jax.vjp(functools.partial(mapped_products, plan.encoding, params, pairs.pos), q, k)
-    by_q, by_k = pull(s_grad)
-    return by_q, by_k.mT
+    if is_plain(plan.encoding):
+        return weighted(s_grad, k), _turned_products(q_turned, s_grad), None
+    _, pull = jax.vjp(lambda *args: mapped_products(plan.encoding, args[0], pairs.pos, *args[1:]), params, q, k)
+    by_params, by_q, by_k = pull(s_grad)
+    return by_q, by_k.mT, by_params
 
 
 def _turned(x: jax.Array, groups: int) -> jax.Array:

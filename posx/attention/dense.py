@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention.masks import Mask
+from posx.attention.products import mapped_products
 from posx.attention.tiles import (
     INVISIBLE,
     Block,
     Pairs,
     adjusted,
-    mapped_products,
     value_terms,
     visible_pairs,
     weighted,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from posx.attention import relative
 from posx.attention.masks import Mask
+from posx.attention.products import over_batch, repeat_heads
 from posx.encodings.base import Encoding, Features, Params, Relative, Tile, wide_dtype
 from posx.machine.compiler import apart
 
@@ -86,40 +87,10 @@ class Pairs(NamedTuple):
 
 def visible_pairs(mask: Mask, q: Slots, k: Slots) -> jax.Array:
     """bool [b or 1, q, k]: the mask by arrival order, and only within one segment."""
-    seen = _over_batch(mask.visible, q.idx, k.idx)
+    seen = over_batch(mask.visible, q.idx, k.idx)
     if q.segment is not None and k.segment is not None:
         seen &= q.segment[:, :, None] == k.segment[:, None, :]
     return seen
-
-
-def products(q: jax.Array, k: jax.Array) -> jax.Array:
-    """<q_i, k_j>, at least float32: q [b, h, q, d], k [b, g, k, d] -> [b, h, q, k]; a key head serves h/g queries."""
-    b, h, _, d = q.shape
-    s = jnp.einsum("bgqd,bgkd->bgqk", q.reshape(b, k.shape[1], -1, d), k, preferred_element_type=wide_dtype(q.dtype))
-    return s.reshape(b, h, -1, k.shape[2])
-
-
-def mapped_products(
-    encoding: Encoding, params: Params, where: tuple[jax.Array, jax.Array], q: jax.Array, k: jax.Array
-) -> jax.Array:
-    """<q~_i, k~_j>, [b, h, q, k], of mapped q and k at the positions `where`: of the regime of each pair.
-
-    Where one regime holds throughout, it costs one product.
-    """
-    if not encoding.acts_on("regime"):
-        return products(q, k)
-    regime = _over_batch(lambda *pos: encoding.regime(params, *pos), *where)[:, None]
-    first, count = regime.ravel()[0], q.shape[3]
-
-    def of(n: Any) -> jax.Array:
-        return products(*(jax.lax.dynamic_index_in_dim(x, n, axis=3, keepdims=False) for x in (q, k)))
-
-    def of_each() -> jax.Array:
-        return jax.lax.select_n(
-            jnp.broadcast_to(regime, (q.shape[0], q.shape[1], *regime.shape[2:])), *map(of, range(count))
-        )
-
-    return jax.lax.cond((regime == first).all(), lambda: of(first), of_each)
 
 
 def weighted(w: jax.Array, v: jax.Array) -> jax.Array:
@@ -128,11 +99,6 @@ def weighted(w: jax.Array, v: jax.Array) -> jax.Array:
     w = w.reshape(b, v.shape[1], -1, k).astype(v.dtype)
     o = jnp.einsum("bgqk,bgkd->bgqd", w, v, preferred_element_type=wide_dtype(v.dtype))
     return o.reshape(b, h, q, -1)
-
-
-def repeat_heads(x: jax.Array, num_heads: int) -> jax.Array:
-    """[b, g, k, d] -> [b, h, k, d]: each key/value head serves h/g query heads."""
-    return x if x.shape[1] == num_heads else jnp.repeat(x, num_heads // x.shape[1], axis=1)
 
 
 def finite(term: jax.Array | None) -> jax.Array | None:
@@ -168,7 +134,7 @@ def score_bias(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.
     """The `bias` hook over a batch: finite [b or 1, h or 1, q, k], or None."""
     if not (encoding.acts_on("bias") or encoding.acts_on("curve")):
         return None
-    return finite(_over_batch(lambda *pos: encoding.bias(params, *pos), q_pos, k_pos))
+    return finite(over_batch(lambda *pos: encoding.bias(params, *pos), q_pos, k_pos))
 
 
 def _relative_scores(encoding: Encoding, params: Params, pairs: Pairs) -> list[jax.Array]:
@@ -193,7 +159,7 @@ def value_terms(encoding: Encoding, params: Params, w: jax.Array, pairs: Pairs) 
     """What position adds to the outputs for weights w [b, h, q, k], linear in them: [b, h, q, d] or None."""
     terms = []
     if encoding.acts_on("mix"):
-        mixed = _over_batch(lambda w, *pos: encoding.mix(params, w, *pos), w, *pairs.pos)
+        mixed = over_batch(lambda w, *pos: encoding.mix(params, w, *pos), w, *pairs.pos)
         if mixed is not None:
             terms.append(mixed.swapaxes(1, 2))
     if encoding.acts_on("relative"):
@@ -276,16 +242,8 @@ def _content_scores(encoding: Encoding, params: Params, s: jax.Array, pairs: Pai
 
     k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
     tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, seen)
-    return _over_batch(one, s, tile)
+    return over_batch(one, s, tile)
 
 
 def times(x: jax.Array, factor: jax.Array | None) -> jax.Array:
     return x if factor is None else x * factor
-
-
-def _over_batch(function, *arrays):
-    """`function` of one sequence mapped over the first axes, which are b or 1; 1 everywhere gives 1."""
-    sizes = [x.shape[0] for x in jax.tree.leaves(arrays)]
-    axes = jax.tree.map(lambda x: 0 if x.shape[0] == max(sizes) else None, arrays)
-    once = jax.tree.map(lambda x: x if x.shape[0] == max(sizes) else x[0], arrays)
-    return jax.vmap(function, in_axes=axes)(*once)

@@ -27,6 +27,7 @@ _DEFINED = {
     "tupe": "biases.tupe:Tupe",
     "deberta": "relative.deberta:Deberta",
     "rope": "rotary.rope:Rope",
+    "xpos": "rotary.xpos:Xpos",
     "alibi": "biases.alibi:Alibi",
     "fox": "content.fox:Fox",
 }
@@ -169,7 +170,12 @@ def _nested(value: Any, hint: Any) -> Any:
     kinds = (hint, *typing.get_args(hint))
     if not any(isinstance(kind, type) and issubclass(kind, Encoding) for kind in kinds):
         return value
-    return tuple(map(from_spec, value)) if typing.get_origin(hint) is tuple else from_spec(value)
+    if typing.get_origin(hint) is tuple:
+        return tuple(map(from_spec, value))
+    made = from_spec(value)
+    if isinstance(hint, type) and not isinstance(made, hint):
+        raise ConfigError(f"{encoding_name(made)!r} stands where an encoding of the kind {hint.__name__} is wanted")
+    return made
 
 
 def _plain(value: Any) -> Any:

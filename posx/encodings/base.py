@@ -11,7 +11,8 @@ of (params, vectors, positions, features). For one layer and one sequence, with 
     o_i  = output( sum_j w_ij (v~_j + c_r) + mix(w, pos)_i, pos_i )
 
 What `features` keeps of a token is given to its maps, temperature and potential, and to `score`. Where there are
-several maps of queries and keys, `regime` says for each pair which of them meet.
+several maps of queries and keys, `regime` says for each pair which of them meet. The product of channel c may fall with
+distance, by `decay` nats a token.
 
 A term free of content stands inside the scale, where every temperature acts on it, or outside. Inside it is e_r if it
 depends on distance alone, else a product of extra channels that `query` and `key` append (the scale stays
@@ -42,11 +43,11 @@ Mapped = jax.Array | tuple[jax.Array, ...]
 
 #: The places where an encoding can act, in the order of the formula. `curve` is the short way to write `bias`.
 HOOKS = (
-    "embed", "features", "query", "key", "regime", "value", "temperature", "relative", "bias", "curve", "potential",
-    "score", "mix", "output",
+    "embed", "features", "query", "key", "regime", "decay", "value", "temperature", "relative", "bias", "curve",
+    "potential", "score", "mix", "output",
 )  # fmt: skip
 #: Those that look at the vectors of every pair: what they add is no bias free of content, and no map of one token.
-PAIRWISE = ("regime", "relative", "score", "mix")
+PAIRWISE = ("regime", "decay", "relative", "score", "mix")
 #: What may fall without bound with distance, see `Encoding.fades`.
 FALLING = ("curve", "potential")
 
@@ -148,8 +149,8 @@ class Encoding:
     #: vectors [t, 2, h, d], {"features": 3} gives `features` x [t, 4, m]. A token's own come first, then those before
     #: it in arrival order, as they were before any map; zeros where its document has none.
     history: ClassVar[Mapping[str, int]] = types.MappingProxyType({})
-    #: Keys after the query are all given the same, near or far, so that `attend` refuses masks that show them. (Where
-    #: all keys are, as without positions, nothing is amiss.)
+    #: Keys after the query are all given the same, near or far, or more the further ahead, so that `attend` refuses
+    #: masks that show them. (Where all keys are given the same, as without positions, nothing is amiss.)
     causal_only: ClassVar[bool] = False
     #: How many times the model's learning rate its parameters are trained with, unless a run says otherwise: as many as
     #: a comparison at the training length chose (experiments/recipe). 1 is untuned.
@@ -246,6 +247,11 @@ class Encoding:
     def regime(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
         """Which of several maps meet, whole numbers [q, k]: where this is defined `query` and `key` give tuples of
         vectors [t, h, d'], and pair (i, j) has the product of those at regime_ij."""
+        return None
+
+    def decay(self, params: Params) -> jax.Array | None:
+        """[h or 1, d'] in nats per token, of the channels that `query` and `key` give: their product is multiplied by
+        exp(-decay_c (i - j)). Not a map of q and k by their positions, which would overflow on long texts."""
         return None
 
     def relative(self, params: Params, distance: jax.Array) -> Relative:

@@ -156,6 +156,9 @@ class Chain(Encoding):
         found = (part.regime(own, q_pos, k_pos) for part, own in self._each(params))
         return next((regime for regime in found if regime is not None), None)
 
+    def decay(self, params: Params) -> jax.Array | None:
+        return _sum(part.decay(own) for part, own in self._each(params))
+
     def value(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         return self._mapped("value", params, vectors, pos, features)
 

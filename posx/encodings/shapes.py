@@ -78,6 +78,8 @@ class Hooks:
                 found.dtype, jnp.integer
             ):
                 raise ConfigError(f"{self.encoding}.regime must give whole numbers [q, k], not {shown(found)}")
+        if self.acts("decay"):
+            self._expect("decay", self._call("decay"), "h or 1, d'", **{"d'": mapped_q.shape[-1]})
         if self.acts("temperature"):
             self._expect("temperature", self._call("temperature", q_pos, q_features), "h or 1, q", "q")
         self._check_bias(q_pos, k_pos)

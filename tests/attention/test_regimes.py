@@ -13,7 +13,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
-from posx.attention import tiles
+from posx.attention import products
 from posx.attention.blockwise import Tiling, blockwise
 from posx.config.model import ModelConfig
 from posx.encodings import Chain, Encoding
@@ -85,13 +85,13 @@ def test_a_window_as_long_as_the_text_is_rope():
 
 def test_a_tile_of_one_regime_costs_one_product(monkeypatch):
     """Four tiles on the diagonal and three beside it hold pairs of both regimes, three far ones of the second alone."""
-    ran, products = [], tiles.products
+    ran, plain = [], products.products
 
     def counted(q, k):
         jax.debug.callback(lambda: ran.append(1))
-        return products(q, k)
+        return plain(q, k)
 
-    monkeypatch.setattr(tiles, "products", counted)
+    monkeypatch.setattr(products, "products", counted)
     pos, x = np.arange(32, dtype=np.int32), np.ones((1, 32, 4, 6), np.float32)
     executor = functools.partial(blockwise, tiling=Tiling(8, 8))
     jax.block_until_ready(posx.attend(ReRope(), {}, x, x, x, q_pos=pos, k_pos=pos, executor=executor))

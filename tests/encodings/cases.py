@@ -43,6 +43,12 @@ SPECS: dict[str, Any] = {
     "rope-interleaved": {"name": "rope", "layout": "interleaved", "rotary_dim": 4, "base": 100.0},
     "alibi": "alibi",
     "rope+alibi": ["rope", "alibi"],
+    "xpos": "xpos",
+    "xpos-interleaved": {
+        "name": "xpos",
+        "rope": {"name": "rope", "layout": "interleaved", "rotary_dim": 4, "base": 100.0},
+        "scale_base": 5.0,
+    },
     "fox": "fox",
     "fox-cable": {"name": "fox", "gate": "cable"},
     "fox-constant": {"name": "fox", "gate": "constant"},

@@ -172,6 +172,19 @@ def rope(encoding, params, q, k, i, j, h):
     return total / math.sqrt(len(q))
 
 
+def xpos(encoding, params, q, k, i, j, h):
+    """As rope, plane c times zeta_c to the power of the distance over the scale base."""
+    width, layout = encoding.rope.rotary_dim, encoding.rope.layout
+    total = q[width:] @ k[width:]
+    for c in range(width // 2):
+        a, b = (2 * c, 2 * c + 1) if layout == "interleaved" else (c, c + width // 2)
+        angle = (i - j) / encoding.rope.base ** (2 * c / width)
+        zeta = (2 * c / width + 0.4) / 1.4
+        turned = (complex(q[a], q[b]) * complex(k[a], -k[b]) * complex(math.cos(angle), math.sin(angle))).real
+        total += turned * zeta ** ((i - j) / encoding.scale_base)
+    return total / math.sqrt(len(q))
+
+
 def alibi_slopes(n):
     """The authors' recursion (fairseq `get_slopes`)."""
     if math.log2(n).is_integer():
@@ -206,6 +219,7 @@ LOGITS = {
     "tupe": tupe,
     "deberta": deberta,
     "rope": rope,
+    "xpos": xpos,
     "alibi": alibi,
     "tupe+t5": tupe_r,
     "rope+alibi": rope_alibi,

@@ -10,24 +10,17 @@ import numpy as np
 import pytest
 
 import posx
-from posx.encodings import Chain, encoding_name, from_spec, spec_text
+from posx.encodings import Chain, encoding_name, from_spec, spec_of, spec_text
 from posx.errors import ConfigError
 from tests.encodings.cases import CASES, DIMS, SPECS
 
 all_cases = pytest.mark.parametrize("case", CASES)
 
 
-def as_spec(encoding):
-    """The spec that a results file holds: names and plain values only."""
-    if isinstance(encoding, Chain):
-        return [as_spec(part) for part in encoding.parts]
-    return {"name": encoding_name(encoding), **dataclasses.asdict(encoding)}
-
-
 @all_cases
 def test_built_values_survive_the_round_trip(case):
     encoding = CASES[case]
-    again = posx.build(as_spec(encoding), DIMS)
+    again = posx.build(spec_of(encoding), DIMS)
     assert again == encoding
     assert hash(again) == hash(encoding)
     assert repr(again) == repr(encoding)
@@ -239,7 +232,7 @@ def test_a_class_of_ones_own_is_named_by_its_place():
     assert encoding == Mine(2.0)
     assert encoding_name(encoding) == name
     assert encoding_name(posx.build(["rope", name], DIMS)) == f"rope+{name}"
-    assert posx.build(as_spec(encoding), DIMS) == encoding
+    assert posx.build(spec_of(encoding), DIMS) == encoding
 
 
 @pytest.mark.parametrize(

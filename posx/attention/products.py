@@ -1,0 +1,96 @@
+"""What mapped queries and keys give when they meet: products, of the regime of each pair, that fall with distance."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from posx.encodings.base import Encoding, Params, as_float, at_least_float32, wide_dtype
+
+#: Nats: exponents up to here are safe in float32, as those of both sides of a product together.
+SAFE = 40.0
+
+
+def products(q: jax.Array, k: jax.Array) -> jax.Array:
+    """<q_i, k_j>, at least float32: q [b, h, q, d], k [b, g, k, d] -> [b, h, q, k]; a key head serves h/g queries."""
+    b, h, _, d = q.shape
+    s = jnp.einsum("bgqd,bgkd->bgqk", q.reshape(b, k.shape[1], -1, d), k, preferred_element_type=wide_dtype(q.dtype))
+    return s.reshape(b, h, -1, k.shape[2])
+
+
+def repeat_heads(x: jax.Array, num_heads: int) -> jax.Array:
+    """[b, g, k, d] -> [b, h, k, d]: each key/value head serves h/g query heads."""
+    return x if x.shape[1] == num_heads else jnp.repeat(x, num_heads // x.shape[1], axis=1)
+
+
+def over_batch(function, *arrays):
+    """`function` of one sequence mapped over the first axes, which are b or 1; 1 everywhere gives 1."""
+    sizes = [x.shape[0] for x in jax.tree.leaves(arrays)]
+    axes = jax.tree.map(lambda x: 0 if x.shape[0] == max(sizes) else None, arrays)
+    once = jax.tree.map(lambda x: x if x.shape[0] == max(sizes) else x[0], arrays)
+    return jax.vmap(function, in_axes=axes)(*once)
+
+
+def is_plain(encoding: Encoding) -> bool:
+    """Whether mapped vectors meet in nothing but products."""
+    return not (encoding.acts_on("regime") or encoding.acts_on("decay"))
+
+
+def mapped_products(
+    encoding: Encoding, params: Params, where: tuple[jax.Array, jax.Array], q: jax.Array, k: jax.Array
+) -> jax.Array:
+    """<q~_i, k~_j>, [b, h, q, k], of mapped q [b, h, q, d'] and k [b, g, k, d'] at the positions `where`, [b or 1, t].
+
+    Of n regimes (q and k [.., n, d']) each pair has its own; where one holds throughout, it costs one product.
+    """
+    meet: Callable[[jax.Array, jax.Array], jax.Array] = products
+    if (rate := encoding.decay(params)) is not None:
+        meet = functools.partial(_decayed, at_least_float32(rate), where)
+    if not encoding.acts_on("regime"):
+        return meet(q, k)
+    regime = over_batch(lambda *pos: encoding.regime(params, *pos), *where)[:, None]
+    first, count = regime.ravel()[0], q.shape[3]
+
+    def of(n: Any) -> jax.Array:
+        return meet(*(jax.lax.dynamic_index_in_dim(x, n, axis=3, keepdims=False) for x in (q, k)))
+
+    def of_each() -> jax.Array:
+        of_pairs = jnp.broadcast_to(regime, (*q.shape[:2], *regime.shape[2:]))
+        return jax.lax.select_n(of_pairs, *map(of, range(count)))
+
+    return jax.lax.cond((regime == first).all(), lambda: of(first), of_each)
+
+
+def _decayed(rate: jax.Array, where: tuple[jax.Array, jax.Array], q: jax.Array, k: jax.Array) -> jax.Array:
+    """sum_c q_ic k_jc exp(-rate_c (i - j)), rate [h or 1, d'].
+
+    Powers are taken from the last query's position: those of earlier keys are below 1 and may vanish, as they should,
+    those of queries grow over one block alone. Where a block is so wide that they would overflow, pair by pair.
+    """
+    q_pos, k_pos = where
+    if rate.shape[0] > 1:
+        k = repeat_heads(k, q.shape[1])
+    last = q_pos.max(axis=1, keepdims=True)
+    behind_q, behind_k = as_float(last - q_pos), as_float(last - k_pos)
+    widest = rate.max() * jnp.maximum(behind_q.max(), -behind_k.min())
+
+    def power(behind: jax.Array) -> jax.Array:
+        """exp(rate * behind): [b or 1, h or 1, t, d']."""
+        return jnp.exp(jnp.minimum(rate[None, :, None] * behind[:, None, :, None], SAFE))
+
+    def of_block() -> jax.Array:
+        by_q, by_k = q * power(behind_q).astype(q.dtype), k * power(-behind_k).astype(k.dtype)
+        return products(by_q, by_k)
+
+    def of_pairs() -> jax.Array:
+        distance = as_float(q_pos[:, :, None] - k_pos[:, None, :])[:, None]
+        each = jnp.exp(jnp.minimum(-rate[None, :, None, None] * distance[..., None], SAFE))
+        wide = wide_dtype(q.dtype)
+        pairs = q.astype(wide)[:, :, :, None] * repeat_heads(k, q.shape[1]).astype(wide)[:, :, None]
+        return (pairs * each.astype(wide)).sum(axis=-1)
+
+    return jax.lax.cond(widest < SAFE, of_block, of_pairs)
