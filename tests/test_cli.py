@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -393,9 +394,26 @@ def test_print_config_shows_the_overrides(capsys, site):
 def test_the_catalogue_lists_every_encoding(capsys):
     code, out, _ = tiny.call(capsys, "encodings")
     assert code == 0
-    header, *lines = out.splitlines()
+    header, *lines = out.split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in lines] == list(posx.ENCODINGS) and len(lines) >= 10
-    assert all(word in header for word in ("name", "acts on", "learned", "paper"))
+    assert all(word in header for word in ("name", "acts on", "learned", "shift-invariant", "kernels", "paper"))
+    of = {line.split()[0]: line for line in lines}
+    assert "8 x 64" not in of["t5"] and " 4,096 " in of["learned"] and "position 63" in of["learned"]
+    assert " 128 + 4,096 a layer " in of["transformer_xl"] and " any " in of["rope"] and " tiles " in of["shaw"]
+
+
+def test_one_encoding_of_the_catalogue_with_its_picture(capsys, tmp_path):
+    words = ["rope(base=500)+alibi", "--num_heads=8", "--model_dim=96", f"--workdir={tmp_path}"]
+    code, out, err = tiny.call(capsys, "encodings", *words)
+    assert code == 0, err
+    assert out.startswith("rope(base=500)+alibi\n")
+    assert "base=500.0" in out and "num_heads=8" in out and "acts on" in out
+    drawn = [Path(line) for line in out.splitlines() if line.endswith((".png", ".svg"))]
+    assert len(drawn) == 2 and all(path.read_bytes() for path in drawn)
+    code, out, _ = tiny.call(capsys, "encodings", "alibi", "--dry_run")
+    assert code == 0 and "bias_h(r) = -slope_h * |r|" in out and "Press, Smith and Lewis 2022" in out
+    code, _, err = tiny.call(capsys, "encodings", "albi")
+    assert code == 2 and "did you mean 'alibi'" in err and "Traceback" not in err
 
 
 def test_usage(capsys):

@@ -112,7 +112,17 @@ COMMANDS: dict[str, Command] = {
             "seed": (0, "of the sampling"),
         },
     ),
-    "encodings": Command("the catalogue"),
+    "encodings": Command(
+        "the catalogue; with a name, all about one, and its picture",
+        {
+            "model_dim": (64, "sizes that they are built for"),
+            "num_heads": (4, "query heads"),
+            "num_kv_heads": (0, "key and value heads; 0: as many"),
+            "num_layers": (2, "layers"),
+            "train_len": (64, "training length in tokens"),
+        },
+        operand="NAME",
+    ),
     "doctor": Command("is this machine right: versions, devices, a self-test"),
     "check": Command(
         "does an encoding keep the contract",

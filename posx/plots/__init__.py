@@ -5,6 +5,7 @@ import functools
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -15,7 +16,7 @@ from posx.plots.groups import Panel, panels
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, read_rows, unfinished
 from posx.plots.tables import table
 
-__all__ = ["WHAT", "has_figures", "plot", "read_rows", "table"]
+__all__ = ["WHAT", "has_figures", "picture", "plot", "read_rows", "table"]
 
 WHAT = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
 #: The endings that `_suffix` gives, of today's rows and of rows that are gone.
@@ -62,6 +63,15 @@ def _encodings(folder: pathlib.Path, figures: pathlib.Path) -> list[pathlib.Path
     stored = read_rows(folder) if folder.is_dir() else []
     subjects = models.encodings_of(folder, stored) or models.catalogue(stored[0]["train_len"] if stored else 64)
     return _save(functools.partial(pictures.encodings, subjects), figures, "encodings")
+
+
+def picture(name: str, encoding: Any, dims: Any, figures: pathlib.Path) -> list[pathlib.Path]:
+    """Draws one encoding, as initialised for `dims`, into the folder `figures`; returns the paths."""
+    from posx.plots import models, pictures
+
+    subjects = [models.initial(name, encoding, dims)]
+    file = "encoding-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60]
+    return _save(functools.partial(pictures.encodings, subjects), figures, file)
 
 
 def has_figures(folder: pathlib.Path) -> bool:

@@ -5,6 +5,7 @@ content-free part + what the content gives; the first is the logit of vectors th
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,9 @@ def content_free(subject: Subject, length: int, queries: slice = slice(None)) ->
         q_zeros, k_zeros = _zeros(encoding, "query", subject, len(q_pos)), _zeros(encoding, "key", subject, length)
         q = encoding.query(params, q_zeros, q_pos, _of(features, queries))
         k = encoding.key(params, k_zeros, k_pos, features)
-        of_maps = [_products(*maps) for maps in (zip(q, k, strict=True) if isinstance(q, tuple) else [(q, k)])]
+        falls = _decay(subject, encoding, q_pos[:, None] - k_pos[None, :])
+        maps: Any = zip(q, k, strict=True) if isinstance(q, tuple) else [(q, k)]
+        of_maps = [_products(of_q, of_k, falls) for of_q, of_k in maps]
         regime = encoding.regime(params, q_pos, k_pos)
         s = s + (of_maps[0] if regime is None else np.choose(np.asarray(regime), of_maps))
     inside = encoding.relative(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
@@ -96,6 +99,7 @@ def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     q = _turned(encoding.query, subject, dims.num_heads, np.array([n - 1]))
     k = _turned(encoding.key, subject, _kv_heads(subject), n - 1 - distances)
     k = np.repeat(k, q.shape[3] // k.shape[3], axis=3)
+    k = k * _decay(subject, encoding, distances)[None, :, None]
     of_maps = np.einsum("anchd,archd->ahr", q, k) / dims.head_dim
     q_pos, k_pos = (jnp.asarray(pos, jnp.int32) for pos in ([n - 1], n - 1 - distances))
     regime = encoding.regime(subject.params, q_pos, k_pos)
@@ -146,10 +150,21 @@ def rope_bound(head_dim: int, distances: np.ndarray, base: float = 10000.0) -> n
     return np.asarray(np.abs(partial).mean(axis=1))
 
 
-def _products(q: jax.Array, k: jax.Array) -> np.ndarray:
-    """[h, q, k] of q [q, h, d] and k [k, g, d]."""
-    keys = np.repeat(np.asarray(k, np.float64), q.shape[1] // k.shape[1], axis=1)
-    return np.einsum("qhd,khd->hqk", np.asarray(q, np.float64), keys)
+def _products(q: jax.Array, k: jax.Array, falls: np.ndarray) -> np.ndarray:
+    """[h, q, k] of q [q, h, d] and k [k, g, d], channels multiplied by falls [q, k, h or 1, d], or [1, 1, 1] for 1."""
+    queries, keys = np.asarray(q, np.float64), np.repeat(np.asarray(k, np.float64), q.shape[1] // k.shape[1], axis=1)
+    if falls.size == 1:
+        return np.einsum("qhd,khd->hqk", queries, keys)
+    rows = [np.einsum("hd,khd->hk", row, keys * fall) for row, fall in zip(queries, falls, strict=True)]
+    return np.stack(rows, axis=1)
+
+
+def _decay(subject: Subject, encoding: Encoding, distances: Any) -> np.ndarray:
+    """What products fall to: [*distances, h or 1, d'], or [1, 1, 1] where they do not."""
+    rate = encoding.decay(subject.params)
+    if rate is None:
+        return np.ones((1, 1, 1))
+    return np.exp(-np.asarray(rate, np.float64) * np.asarray(distances)[..., None, None])
 
 
 def _zeros(encoding: Encoding, hook: str, subject: Subject, count: int) -> jax.Array:

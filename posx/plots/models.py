@@ -36,7 +36,7 @@ class Subject:
 def catalogue(train_len: int) -> list[Subject]:
     """The encodings of the headline figure, as initialised for a small model."""
     dims = Dims(model_dim=64, num_heads=8, head_dim=8, num_layers=1, train_len=train_len)
-    return [_initial(name, build(name, dims), dims) for name in CATALOGUE]
+    return [initial(name, build(name, dims), dims) for name in CATALOGUE]
 
 
 def encodings_of(folder: pathlib.Path, stored: Sequence[Row]) -> list[Subject]:
@@ -68,7 +68,7 @@ def _of_run(folder: RunFolder, run: RunConfig, name: str, text: str) -> list[Sub
         model, params, _, step = load_model(folder)
     except WorkdirError:
         dims = run.resolution.model.dims(run.train.length)
-        return [_initial(names[encoding], encoding, dims) for encoding in dict.fromkeys(layers)]
+        return [initial(names[encoding], encoding, dims) for encoding in dict.fromkeys(layers)]
     found = []
     for number, encoding in enumerate(model.distinct):
         first = model.encodings.index(encoding)
@@ -80,6 +80,6 @@ def _of_run(folder: RunFolder, run: RunConfig, name: str, text: str) -> list[Sub
     return found
 
 
-def _initial(name: str, encoding: Encoding, dims: Dims) -> Subject:
+def initial(name: str, encoding: Encoding, dims: Dims) -> Subject:
     arrays = encoding.init(jax.random.key(0), dims)
     return Subject(name, "as initialised" if arrays else "nothing learned", encoding, arrays, dims)

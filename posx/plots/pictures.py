@@ -51,6 +51,8 @@ def _facts(subject: Subject, panels: Sequence[Draw]) -> str:
     parts = [f"acts on {', '.join(sites) or 'nothing'}"]
     if hidden := [site for site in sites if site in _NOT_DRAWN or not panels]:
         parts.append(f"not drawn, as it depends on the text: {', '.join(hidden)}")
+    if panels and "features" in sites:
+        parts.append("drawn for a layer input of zeros")
     parts += [f"{dims.num_heads} heads of {dims.head_dim}, L = {dims.train_len}", look.shown(subject.origin, 80)]
     return " · ".join(parts)
 
