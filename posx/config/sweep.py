@@ -8,7 +8,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.encodings import ENCODINGS
+#: The encodings of the classic surveys, which a sweep compares unless it says which.
+CLASSIC = (
+    "nope", "sinusoidal", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +22,7 @@ class SweepConfig:
     (1e-3, 2e-3), "model.layer_policy": ("encoding", "encoding, nope")}. Encodings, and patterns of them, are texts.
     """
 
-    encodings: tuple[str, ...] = tuple(ENCODINGS)
+    encodings: tuple[str, ...] = CLASSIC
     train_lens: tuple[int, ...] = (64,)
     seeds: tuple[int, ...] = (0,)
     axes: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
