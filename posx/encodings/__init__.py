@@ -28,6 +28,10 @@ _DEFINED = {
     "deberta": "relative.deberta:Deberta",
     "rope": "rotary.rope:Rope",
     "alibi": "biases.alibi:Alibi",
+    "cope": "content.cope:Cope",
+    "dape": "content.dape:Dape",
+    "inkling": "content.inkling:Inkling",
+    "grape_a": "content.grape_a:GrapeA",
 }
 
 

@@ -10,7 +10,7 @@ import posx
 from posx.encodings import Encoding, encoding_name
 from posx.testing import DIMS
 from posx.testing.subject import LENGTH
-from tests.encodings import reference
+from tests.encodings import reference, reference_content
 
 #: Every registry name with its defaults, and every variant that changes a formula.
 SPECS: dict[str, Any] = {
@@ -38,6 +38,15 @@ SPECS: dict[str, Any] = {
     "rope": "rope",
     "rope-interleaved": {"name": "rope", "layout": "interleaved", "rotary_dim": 4, "base": 100.0},
     "alibi": "alibi",
+    "cope": {"name": "cope", "num_positions": 5},
+    "cope-unscaled": {"name": "cope", "num_positions": 20, "scaled": False, "per_layer": False},
+    "dape": {"name": "dape", "base": {"name": "t5", "num_buckets": 8, "max_distance": 20}},
+    "dape-alibi": "dape",
+    "dape-rope": {"name": "dape", "base": "rope"},
+    "dape-v2": {"name": "dape", "kernel": 3},
+    "inkling": {"name": "inkling", "extent": 7, "rank": 5},
+    "grape_a": "grape_a",
+    "grape_a-key": {"name": "grape_a", "gates": ("key",), "unit": False},
     "rope+alibi": ["rope", "alibi"],
 }
 CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS) for case, spec in SPECS.items()}
@@ -65,16 +74,16 @@ def projections(dtype=np.float32, seed: int = 3) -> dict[str, np.ndarray]:
 
 
 def project(encoding, params, weights, x, pos):
-    """q, k, v of embedded tokens x [b, t, m]."""
+    """Embedded tokens x [b, t, m] and their q, k, v."""
     embedded = jax.vmap(encoding.embed, in_axes=(None, 0, 0))(params, x, pos)
-    return tuple(jnp.einsum("btm,mhd->bthd", embedded, weights[n]) for n in "qkv")
+    return embedded, *(jnp.einsum("btm,mhd->bthd", embedded, weights[n]) for n in "qkv")
 
 
 def layer_outputs(encoding, params, weights, x, pos, idx, segment, *, executor="dense", mask=posx.causal()):
     """One attention layer over tokens x [b, t, m]: embedded, projected, attended; [b, t, h, d]."""
-    q, k, v = project(encoding, params, weights, x, pos)
+    x, q, k, v = project(encoding, params, weights, x, pos)
     where = {"q_pos": pos, "k_pos": pos, "q_idx": idx, "k_idx": idx, "q_segment": segment, "k_segment": segment}
-    return posx.attend(encoding, params, q, k, v, mask=mask, executor=executor, **where)
+    return posx.attend(encoding, params, q, k, v, x=x, mask=mask, executor=executor, **where)
 
 
 layer = jax.jit(layer_outputs, static_argnames=("encoding", "executor", "mask"))
@@ -89,8 +98,16 @@ def reference_layer(encoding, params, weights, x, pos, idx, segment, mask=posx.c
         embedded = reference.embed(name, encoding, params, x_one, p)
         q, k, v = (np.einsum("tm,mhd->thd", embedded, weights[c]) for c in "qkv")
         seen = [[sees(mask, i, j) and s[a] == s[b] for b, j in enumerate(n)] for a, i in enumerate(n)]
-        outputs.append(reference.reference(name, encoding, params, q, k, v, p.tolist(), p.tolist(), np.array(seen)))
+        outputs.append(reference_outputs(encoding, params, embedded, q, k, v, p, np.array(seen)))
     return np.stack(outputs)
+
+
+def reference_outputs(encoding, params, x, q, k, v, pos, visible) -> np.ndarray:
+    """Attention outputs [t, h, d] of one sequence of embedded tokens x, from the paper's equation."""
+    name, pos = encoding_name(encoding), pos.tolist()
+    if name in reference_content.OUTPUTS:
+        return reference_content.OUTPUTS[name](encoding, params, x, q, k, v, pos, visible)
+    return reference.reference(name, encoding, params, q, k, v, pos, pos, visible)
 
 
 def sees(mask: posx.attention.Mask, i: int, j: int) -> bool:

@@ -9,7 +9,16 @@ import posx
 from posx.encodings import encoding_name
 from posx.testing import CHECKS, check_encoding
 from tests.encodings import reference
-from tests.encodings.cases import CASES, DIMS, STRUCTURAL, layer_outputs, params_of, projections, tokens
+from tests.encodings.cases import (
+    CASES,
+    DIMS,
+    STRUCTURAL,
+    layer_outputs,
+    params_of,
+    projections,
+    reference_outputs,
+    tokens,
+)
 
 #: What is left of a variant's contract where its plumbing is that of its base case.
 OF_A_FORMULA = ("hooks", "value", "reference", "strips", "decode", "shift_invariant", "reach", "causal_only")
@@ -25,8 +34,8 @@ def reference_of(encoding):
     name = encoding_name(encoding)
 
     def outputs(params, x, project, pos, visible):
-        q, k, v = project(reference.embed(name, encoding, params, x, pos))
-        return reference.reference(name, encoding, params, q, k, v, pos.tolist(), pos.tolist(), visible)
+        x = reference.embed(name, encoding, params, x, pos)
+        return reference_outputs(encoding, params, x, *project(x), pos, visible)
 
     return outputs
 

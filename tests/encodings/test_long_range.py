@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 import posx
 from posx.encodings import encoding_name
 from tests.encodings import reference
-from tests.encodings.cases import CASES, DIMS, layer, params_of, projections, reference_layer, tokens
+from tests.encodings.cases import CASES, DIMS, layer, params_of, projections, reference_layer, reference_outputs, tokens
 
 UNLIMITED = [case for case, encoding in CASES.items() if encoding.max_position is None and "-" not in case]
 T = 11
@@ -42,17 +42,17 @@ def test_bfloat16_vectors_stay_close_to_float64(case):
     rng = np.random.default_rng(0)
     q = rng.standard_normal((3, T, DIMS.num_heads, DIMS.head_dim))
     k, v = (rng.standard_normal((3, T, DIMS.num_kv_heads, DIMS.head_dim)) for _ in range(2))
-    q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in (q, k, v))
+    x, q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in (tokens(3, T), q, k, v))
     causal = np.tril(np.ones((T, T), bool))
-    attend = jax.jit(lambda params, pos: posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos))
+    attend = jax.jit(lambda params, pos: posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=x))
     for largest in (32_768, 131_072):
         pos = positions(largest)
         o = attend(params, pos)
         assert o.dtype == jnp.bfloat16
-        for n, p in enumerate(pos.tolist()):
-            wide = [np.asarray(a[n], np.float64) for a in (q, k, v)]
+        for n, p in enumerate(pos):
+            wide = [np.asarray(a[n], np.float64) for a in (x, q, k, v)]
             wide_params = {name: np.float64(a) for name, a in params.items()}
-            wanted = reference.reference(encoding_name(encoding), encoding, wide_params, *wide, p, p, causal)
+            wanted = reference_outputs(encoding, wide_params, *wide, p, causal)
             bound = 4 * 2.0**-8
             assert_allclose(np.asarray(o[n], np.float64), wanted, rtol=2.0**-7, atol=bound)
 
