@@ -41,7 +41,6 @@ SPECS: dict[str, Any] = {
     "cope": {"name": "cope", "num_positions": 5},
     "cope-unscaled": {"name": "cope", "num_positions": 20, "scaled": False, "per_layer": False},
     "dape": {"name": "dape", "base": {"name": "t5", "num_buckets": 8, "max_distance": 20}},
-    "dape-alibi": "dape",
     "dape-rope": {"name": "dape", "base": "rope"},
     "dape-v2": {"name": "dape", "kernel": 3},
     "inkling": {"name": "inkling", "extent": 7, "rank": 5},

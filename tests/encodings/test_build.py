@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import posx
-from posx.encodings import Chain, encoding_name, from_spec, spec_text
+from posx.encodings import Chain, Encoding, encoding_name, from_spec, spec_text
 from posx.errors import ConfigError
 from tests.encodings.cases import CASES, DIMS, SPECS
 
@@ -21,7 +21,9 @@ def as_spec(encoding):
     """The spec that a results file holds: names and plain values only."""
     if isinstance(encoding, Chain):
         return [as_spec(part) for part in encoding.parts]
-    return {"name": encoding_name(encoding), **dataclasses.asdict(encoding)}
+    fields = {field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding)}
+    plain = {name: as_spec(value) if isinstance(value, Encoding) else value for name, value in fields.items()}
+    return {"name": encoding_name(encoding), **plain}
 
 
 @all_cases
@@ -52,6 +54,8 @@ def test_what_is_printed_can_be_typed(case):
         (["rope", {"name": "t5", "num_buckets": "auto", "max_distance": 128}], "rope+t5(max_distance=128)"),
         ({"name": "chain", "parts": ("rope(base=50)", "alibi")}, "rope(base=50)+alibi"),
         ("tupe(untied=(0, 3))", "tupe(untied=(0, 3))"),
+        ("dape", "dape"), ({"name": "dape", "base": {"name": "alibi"}}, "dape"),
+        ({"name": "dape", "base": ["rope", "alibi"], "kernel": 3}, "dape(base=rope+alibi, kernel=3)"),
     ],
 )  # fmt: skip
 def test_a_spec_is_printed_as_short_as_it_can_be(spec, text):
@@ -164,7 +168,7 @@ def test_every_training_length_builds(name, length):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("rpoe", r"unknown encoding 'rpoe'; did you mean 'rope'\? known: nope, .*alibi$"),
+        ("rpoe", r"unknown encoding 'rpoe'; did you mean 'rope'\? known: nope, .*alibi"),
         ({"name": "alibi2"}, r"did you mean 'alibi'\?"),
         ({"name": "rope", "bass": 5.0}, r"encoding 'rope' has no field 'bass'; did you mean 'base'\? fields: base"),
         ({"name": "nope", "base": 1.0}, r"encoding 'nope' has no field 'base'; fields: none"),
