@@ -125,8 +125,8 @@ class Around(Encoding):
         return self.base.relative(of_base(params), distance)
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
-        features = {"q_features": of_base(tile.q_features), "k_features": of_base(tile.k_features)}
-        return self.base.score(of_base(params), s, tile._replace(**features))
+        q_features, k_features = of_base(tile.q_features), of_base(tile.k_features)
+        return self.base.score(of_base(params), s, tile._replace(q_features=q_features, k_features=k_features))
 
     def mix(self, params: Params, w: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
         return self.base.mix(of_base(params), w, q_pos, k_pos)

@@ -108,7 +108,9 @@ def test_gates_are_of_the_content_whatever_else_adds_to_the_scores():
     chain = Chain((Rope(rotary_dim=D), Cope(6)))
     pairs = ((chain, {"1.table": E}), (Rope(rotary_dim=D), {}), (Cope(6), params), (Nope(), {}))
     turned, rope, cope, plain = (log_weights(*of) for of in pairs)
-    added = [np.where(CAUSAL, a - np.diagonal(a, axis1=1, axis2=2)[..., None], 0) for a in (turned - rope, cope - plain)]
+    added = [
+        np.where(CAUSAL, a - np.diagonal(a, axis1=1, axis2=2)[..., None], 0) for a in (turned - rope, cope - plain)
+    ]
     assert_allclose(*added, atol=1e-4)
     assert np.abs(turned - cope).max() > 0.1
 

@@ -31,7 +31,9 @@ def of_base(params):
     return {name.removeprefix("base."): a for name, a in params.items() if name.startswith("base.")}
 
 
-@pytest.mark.parametrize("base", ["rope+t5(num_buckets=8, max_distance=20)", "shaw(max_distance=3, values=False)", "cope"])
+@pytest.mark.parametrize(
+    "base", ["rope+t5(num_buckets=8, max_distance=20)", "shaw(max_distance=3, values=False)", "cope"]
+)
 def test_a_zero_last_layer_is_the_base(base):
     encoding = posx.build({"name": "dape", "base": base}, DIMS)
     params = params_of(encoding)

@@ -13,14 +13,14 @@ from posx.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Cope(Encoding):
-    """s_ij += q_i . e[p_ij] / sqrt(d), with p_ij = min(sum of g_it for t = j..i, P - 1), g_it = sigmoid(q_i . k_t / sqrt(d)).
+    """s_ij += q_i . e[p_ij] / sqrt(d), p_ij = min(P - 1, sum_t g_it) for t = j..i, g_it = sigmoid(q_i . k_t / sqrt(d)).
 
-    Between whole positions q_i . e is interpolated linearly. The sum runs over the keys that i sees, j and i included.
-    P = `num_positions` (default: training length, at most 64, the largest the paper tries on text); e [P, d] starts at
-    zero, is shared by the heads, and by the layers unless `per_layer`. In a chain the gates stay those of q and k as
+    Between whole positions q_i . e is interpolated linearly. Only keys that i sees count; j and i themselves do.
+    P = `num_positions` (default: training length, at most 64); e [P, d] starts at zero, is shared by the heads, and by
+    the layers unless `per_layer`. In a chain the gates stay those of q and k as
     projected: what a key counts for is its content, not where it stands, as in the release's "cope+rel".
 
-    Reference: Golovneva et al. 2024, arXiv 2405.18719, equations 3 to 5.
+    Reference: Golovneva et al. 2024, arXiv 2405.18719, section 4.
     Differs: x-transformers and DAPE's copy do not divide q . e by sqrt(d) (`scaled=False`, the release's
     "cope-nodiv"), and x-transformers takes gates from all that is added to the scores. A temperature in a chain acts
     on q . k alone. Gates from separate keys or from values are left out.
