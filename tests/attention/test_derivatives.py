@@ -18,6 +18,7 @@ B, T, H, G, D = 2, 7, 2, 1, 4
 DIMS = posx.Dims(model_dim=6, num_heads=H, head_dim=D, num_layers=1, train_len=16, num_kv_heads=G)
 RNG = np.random.default_rng(0)
 QKV = [RNG.standard_normal((B, T, heads, D)) for heads in (H, G, G)]
+X = np.random.default_rng(1).standard_normal((B, T, DIMS.model_dim))
 COTANGENT = RNG.standard_normal((B, T, H, D))
 POS = np.arange(T, dtype=np.int32)
 
@@ -32,7 +33,7 @@ def random_like(tree):
 
 
 def loss(encoding, executor, args):
-    return jnp.sum(COTANGENT * posx.attend(encoding, *args, q_pos=POS, k_pos=POS, executor=executor))
+    return jnp.sum(COTANGENT * posx.attend(encoding, *args, q_pos=POS, k_pos=POS, x=X, executor=executor))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
