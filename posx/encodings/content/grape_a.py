@@ -35,7 +35,7 @@ class GrapeA(Encoding):
     gates: tuple[str, ...] = ("query", "key")
     unit: bool = True
 
-    extrapolates = "yes: falls at least as a line, steeper or flatter by content"
+    extrapolates = "defined everywhere: lines as those of ALiBi, with slopes by content"
     paper = "arXiv 2512.07805"
 
     def __post_init__(self) -> None:
