@@ -17,8 +17,8 @@ class Cope(Encoding):
 
     Between whole positions q_i . e is interpolated linearly. Only keys that i sees count; j and i themselves do.
     P = `num_positions` (default: training length, at most 64); e [P, d] starts at zero, is shared by the heads, and by
-    the layers unless `per_layer`. In a chain the gates stay those of q and k as
-    projected: what a key counts for is its content, not where it stands, as in the release's "cope+rel".
+    the layers unless `per_layer`. In a chain the gates stay those of q and k as projected: what a key counts for is its
+    content, not where it stands, as in the release's "cope+rel".
 
     Reference: Golovneva et al. 2024, arXiv 2405.18719, section 4.
     Differs: x-transformers and DAPE's copy do not divide q . e by sqrt(d) (`scaled=False`, the release's
