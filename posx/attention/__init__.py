@@ -185,7 +185,7 @@ def _queries(
         values=None,
         vectors=q.swapaxes(1, 2) if by_content or encoding.acts_on("relative") else None,
         unscaled=mapped if by_content else None,
-        factor=factor if encoding.acts_on("relative") else None,
+        factor=factor if by_content or encoding.acts_on("relative") else None,
         potential=_potential(encoding, params, pos, features),
         features=features if by_content else {},
     )

@@ -27,7 +27,7 @@ class Tokens(NamedTuple):
     values: Any  # [b, g, k, d] after the `value` hook; None on the query side
     vectors: Any  # [b, h, q, d] or [b, g, k, d] as projected, for `relative` and `score`
     unscaled: Any  # as mapped, queries after `query` alone, for `score`
-    factor: Any  # [b or 1, h or 1, q, 1] the temperature, for `relative`; None where there is none
+    factor: Any  # [b or 1, h or 1, q, 1] the temperature, for `relative` and `score`; None where there is none
     potential: Any  # [b or 1, h or 1, t, n], in parts; None where there is none
     features: Features  # {name: [b, t, ...]}
 
@@ -241,7 +241,8 @@ def _content_scores(encoding: Encoding, params: Params, s: jax.Array, pairs: Pai
         return finite(encoding.score(params, s, tile._replace(q=q, k=k, mapped_q=mapped_q, mapped_k=mapped_k)))
 
     k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
-    tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, seen)
+    temperature = jnp.ones((1, 1, 1, 1), s.dtype) if q.factor is None else q.factor
+    tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, temperature, seen)
     return over_batch(one, s, tile)
 
 

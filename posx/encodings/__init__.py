@@ -30,6 +30,10 @@ _DEFINED = {
     "xpos": "rotary.xpos:Xpos",
     "alibi": "biases.alibi:Alibi",
     "fox": "content.fox:Fox",
+    "cope": "content.cope:Cope",
+    "dape": "content.dape:Dape",
+    "inkling": "content.inkling:Inkling",
+    "grape_a": "content.grape_a:GrapeA",
 }
 
 

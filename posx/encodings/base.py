@@ -83,6 +83,7 @@ class Tile(NamedTuple):
     k_features: Features  # {name: [k, ...]}
     q_pos: jax.Array  # [q]
     k_pos: jax.Array  # [k]
+    temperature: jax.Array  # [h or 1, q, 1], what products are multiplied by; ones where there is none
     visible: jax.Array  # bool [q, k], before the mask is applied
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from posx.encodings.around import Around
 from posx.encodings.base import Dims, Encoding
 from posx.encodings.chain import Chain
 
@@ -38,7 +39,10 @@ def rates_of(encoding: Encoding, dims: Dims, multiplier: float = 0.0) -> tuple[t
         )
     params = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
     factor = float(multiplier or encoding.lr_multiplier)
-    return tuple((name, Rate(factor, name in encoding.decayed)) for name in sorted(params))
+    rates = {name: Rate(factor, name in encoding.decayed) for name in params}
+    if isinstance(encoding, Around):
+        rates |= {f"base.{name}": rate for name, rate in rates_of(encoding.base, dims, multiplier)}
+    return tuple(sorted(rates.items()))
 
 
 def rates_of_layers(layers: Iterable[Encoding], dims: Dims, multiplier: float = 0.0) -> Rates:

@@ -90,7 +90,8 @@ class Hooks:
         if self.acts("score"):
             raw_k, tilde_k = (Struct((x.shape[0], h, x.shape[2]), x.dtype) for x in (k, mapped_k))
             visible = Struct(scores.shape[1:], jnp.bool_)
-            tile = Tile._make((q, raw_k, mapped_q, tilde_k, q_features, k_features, q_pos, k_pos, visible))
+            factor = Struct((1, q.shape[0], 1), scores.dtype)
+            tile = Tile._make((q, raw_k, mapped_q, tilde_k, q_features, k_features, q_pos, k_pos, factor, visible))
             self._expect("score", self._call("score", scores, tile), "h, q, k")
         if self.acts("mix"):
             self._expect("mix", self._call("mix", scores, q_pos, k_pos), "q, h, d", d=width)

@@ -42,6 +42,14 @@ SPECS: dict[str, Any] = {
     "rope": "rope",
     "rope-interleaved": {"name": "rope", "layout": "interleaved", "rotary_dim": 4, "base": 100.0},
     "alibi": "alibi",
+    "cope": {"name": "cope", "num_positions": 5},
+    "cope-unscaled": {"name": "cope", "num_positions": 20, "scaled": False, "per_layer": False},
+    "dape": {"name": "dape", "base": {"name": "t5", "num_buckets": 8, "max_distance": 20}},
+    "dape-rope": {"name": "dape", "base": "rope"},
+    "dape-v2": {"name": "dape", "kernel": 3},
+    "inkling": {"name": "inkling", "extent": 7, "rank": 5},
+    "grape_a": "grape_a",
+    "grape_a-key": {"name": "grape_a", "gates": ("key",), "unit": False},
     "rope+alibi": ["rope", "alibi"],
     "xpos": "xpos",
     "xpos-interleaved": {
@@ -78,14 +86,14 @@ def projections(dtype=np.float32, seed: int = 3) -> dict[str, np.ndarray]:
 
 
 def project(encoding, params, weights, x, pos):
-    """q, k, v of embedded tokens x [b, t, m]."""
+    """Embedded tokens x [b, t, m] and their q, k, v."""
     embedded = jax.vmap(encoding.embed, in_axes=(None, 0, 0))(params, x, pos)
-    return tuple(jnp.einsum("btm,mhd->bthd", embedded, weights[n]) for n in "qkv")
+    return embedded, *(jnp.einsum("btm,mhd->bthd", embedded, weights[n]) for n in "qkv")
 
 
 def layer_outputs(encoding, params, weights, x, pos, idx, segment, *, executor="dense", mask=posx.causal()):
     """One attention layer over tokens x [b, t, m]: embedded, projected, attended; [b, t, h, d]."""
-    q, k, v = project(encoding, params, weights, x, pos)
+    x, q, k, v = project(encoding, params, weights, x, pos)
     x = x if encoding.acts_on("features") else None
     where = {"q_pos": pos, "k_pos": pos, "q_idx": idx, "k_idx": idx, "q_segment": segment, "k_segment": segment}
     return posx.attend(encoding, params, q, k, v, x=x, mask=mask, executor=executor, **where)

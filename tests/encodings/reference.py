@@ -202,6 +202,17 @@ def rope_alibi(encoding, params, q, k, i, j, h):
     return rope(encoding.parts[0], {}, q, k, i, j, h) - alibi_slopes(encoding.parts[1].num_heads)[h] * abs(i - j)
 
 
+def grape_a(encoding, params, q, k, i, j, h):
+    def gate(vector, by):
+        length = math.sqrt(by @ by) if encoding.unit else 1.0
+        return math.log1p(math.exp(vector @ by / length / math.sqrt(len(q))))
+
+    gates = gate(q, params["v"][h]) if "query" in encoding.gates else 0.0
+    gates += gate(k, params["u"][h]) if "key" in encoding.gates else 0.0
+    slope = math.log1p(math.exp(params["omega"][h])) * alibi_slopes(encoding.num_heads)[h]
+    return plain(encoding, params, q, k, i, j, h) - slope * gates * abs(i - j)
+
+
 def value_term(name, encoding, params, i, j):
     if name == "shaw" and encoding.values:
         return params["values"][shaw_row(encoding, i, j)]
@@ -221,6 +232,7 @@ LOGITS = {
     "rope": rope,
     "xpos": xpos,
     "alibi": alibi,
+    "grape_a": grape_a,
     "tupe+t5": tupe_r,
     "rope+alibi": rope_alibi,
 }

@@ -1,36 +1,97 @@
-"""Encodings that the tokens decide on, once more in float64 NumPy loops; as `reference`, it imports nothing from posx.
-
-Each is (encoding, params, x [t, m], project, pos [t], visible [t, t]) -> outputs [t, h, d] of one sequence.
-"""
+"""Encodings whose logits need a whole row of keys, or the tokens, in float64 NumPy loops; see `reference`."""
 
 import math
 
 import numpy as np
 
-
-def attended(q, k, v, visible, logit):
-    """Outputs of logits logit(i, j, h, q_i, k_j) over the visible pairs."""
-    o, group = np.zeros((*q.shape[:2], v.shape[-1])), q.shape[1] // k.shape[1]
-    for i, h in np.ndindex(q.shape[:2]):
-        seen = np.flatnonzero(visible[i])
-        if len(seen):
-            s = np.array([logit(i, j, h, q[i, h], k[j, h // group]) for j in seen])
-            w = np.exp(s - s.max())
-            o[i, h] = w / w.sum() @ v[seen, h // group]
-    return o
+from tests.encodings import reference
 
 
-def fox(encoding, params, x, project, pos, visible):
-    q, k, v = project(x)
+def outputs(logits_of_row):
+    """(encoding, params, x, project, pos, visible) -> [t, h, d], from what gives the logits of the i-th query, {j: [h]}
+    for the keys j in `seen`: (encoding, params, x [t, m], q_i [h, d], k [t, h, d], pos [t], i, seen)."""
+
+    def attention(encoding, params, x, project, pos, visible):
+        q, k, v = project(x)
+        num_tokens, num_heads, _ = q.shape
+        k, v = (np.repeat(a, num_heads // a.shape[1], axis=1) for a in (k, v))
+        o = np.zeros((num_tokens, num_heads, v.shape[-1]))
+        for i in range(num_tokens):
+            seen = np.flatnonzero(visible[i]).tolist()
+            if not seen:
+                continue
+            logits = logits_of_row(encoding, params, x, q[i], k, pos, i, seen)
+            for h in range(num_heads):
+                row = np.array([logits[j][h] for j in seen])
+                w = np.exp(row - row.max())
+                o[i, h] = sum(weight * v[j, h] for weight, j in zip(w / w.sum(), seen, strict=True))
+        return o
+
+    return attention
+
+
+@outputs
+def cope(encoding, params, x, q, k, pos, i, seen):
+    """From the last key that is seen back to the first, the gates met so far are its position."""
+    num_heads, d = q.shape
+    logits, e = {j: np.zeros(num_heads) for j in seen}, params["table"]
+    for h in range(num_heads):
+        met = 0.0
+        for j in reversed(seen):
+            product = q[h] @ k[j, h] / math.sqrt(d)
+            met += 1 / (1 + math.exp(-product))
+            place = min(met, len(e) - 1)
+            vector = np.array([np.interp(place, np.arange(len(e)), column) for column in e.T])
+            logits[j][h] = product + q[h] @ vector / (math.sqrt(d) if encoding.scaled else 1.0)
+    return logits
+
+
+@outputs
+def inkling(encoding, params, x, q, k, pos, i, seen):
+    logits = {}
+    for j in seen:
+        plain = np.array([reference.plain(None, None, q[h], k[j, h], 0, 0, h) for h in range(len(q))])
+        r = pos[i] - pos[j]
+        near = 0 <= r < encoding.extent
+        logits[j] = plain + [x[i] @ params["w"][:, h] @ params["bank"][:, r] if near else 0.0 for h in range(len(q))]
+    return logits
+
+
+def alibi_bias(base, params, r, h):
+    return -reference.alibi_slopes(base.num_heads)[h] * abs(r)
+
+
+def t5_bias(base, params, r, h):
+    return params["base.table"][reference.t5_bucket(base, r), h]
+
+
+@outputs
+def dape(encoding, params, x, q, k, pos, i, seen):
+    """A key that is not seen is 0 to its neighbours in either layer."""
+    base, heads = encoding.base, range(len(q))
+    kind = type(base).__name__.lower()
+    product = reference.rope if kind == "rope" else reference.plain
+    bias = {"alibi": alibi_bias, "t5": t5_bias}.get(kind)
+    a = {j: np.array([product(base, {}, q[h], k[j, h], pos[i], pos[j], h) for h in heads]) for j in seen}
+    b = {j: np.array([bias(base, params, pos[i] - pos[j], h) if bias else 0.0 for h in heads]) for j in seen}
+    inputs = {j: np.concatenate([a[j], b[j]]) if bias else a[j] for j in seen}
+
+    def layer(w, given, j):
+        taps = range(-(len(w) // 2), len(w) // 2 + 1)
+        return sum(given[j + tap] @ w[n] for n, tap in enumerate(taps) if j + tap in given)
+
+    before = {j: layer(params["w_1"], inputs, j) + params["b_1"] for j in seen}
+    hidden = {j: np.where(u > 0, u, 0.01 * u) for j, u in before.items()}
+    return {j: a[j] + b[j] + layer(params["w_2"], hidden, j) for j in seen}
+
+
+@outputs
+def fox(encoding, params, x, q, k, pos, i, seen):
+    """Every key gets the logs of the gates of all tokens after it, up to the query's own."""
     z = params["b"] + (0 if encoding.gate == "constant" else x @ params["w"])
-    z = np.broadcast_to(-z if encoding.gate == "cable" else z, (len(x), q.shape[1]))
-    log_f = np.log(1 / (1 + np.exp(-z)))
-
-    def logit(i, j, h, q_i, k_j):
-        between = [n for n in range(j + 1, i + 1) if visible[i, n]]
-        return q_i @ k_j / math.sqrt(len(q_i)) + sum(log_f[n, h] for n in between)
-
-    return attended(q, k, v, visible, logit)
+    log_f = np.log(1 / (1 + np.exp(z if encoding.gate == "cable" else -z))) + np.zeros((len(x), len(q)))
+    plain = {j: np.array([q[h] @ k[j, h] / math.sqrt(q.shape[1]) for h in range(len(q))]) for j in seen}
+    return {j: plain[j] + sum(log_f[n] for n in seen if j < n <= i) for j in seen}
 
 
-WHOLE = {"fox": fox}
+WHOLE = {"cope": cope, "inkling": inkling, "dape": dape, "fox": fox}

@@ -45,6 +45,8 @@ def test_what_is_printed_can_be_typed(case):
         (["rope", {"name": "t5", "num_buckets": "auto", "max_distance": 128}], "rope+t5(max_distance=128)"),
         ({"name": "chain", "parts": ("rope(base=50)", "alibi")}, "rope(base=50)+alibi"),
         ("tupe(untied=(0, 3))", "tupe(untied=(0, 3))"),
+        ("dape", "dape"), ({"name": "dape", "base": {"name": "alibi"}}, "dape"),
+        ({"name": "dape", "base": ["rope", "alibi"], "kernel": 3}, "dape(base=rope+alibi, kernel=3)"),
     ],
 )  # fmt: skip
 def test_a_spec_is_printed_as_short_as_it_can_be(spec, text):
@@ -61,10 +63,6 @@ def test_all_cases_are_different_values():
     assert len(set(CASES.values())) == len(CASES)
 
 
-#: Arrays that start the same whatever the seed.
-CONSTANT = ("norm_scale", "norm_bias", "b")
-
-
 @all_cases
 def test_params_follow_init_and_scope(case):
     encoding = CASES[case]
@@ -72,7 +70,8 @@ def test_params_follow_init_and_scope(case):
     assert encoding.shared <= params.keys()
     assert all(a.dtype == np.float32 for a in params.values())
     random = {name for name in params if (params[name] != other[name]).any()}
-    assert random == {name for name in params if name.split(".")[-1] not in CONSTANT}
+    constant = {"norm_scale", "norm_bias", "omega", "b"} | ({"table"} if case.startswith("cope") else set())
+    assert random == {name for name in params if name.split(".")[-1] not in constant}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +83,9 @@ def test_params_follow_init_and_scope(case):
         ("t5", {"table": 512**-0.5}),
         ("tupe", {"table": 0.02, "u_q": 0.02, "u_k": 0.02}),
         ("deberta", {"table": 0.02, "w_k": 0.02, "w_q": 0.02}),
+        ("dape", {"w_1": 48**-0.5, "b_1": 48**-0.5, "w_2": 96**-0.5}),  # uniform within the root of 3 of these
+        ("inkling", {"w": 0.02, "bank": 0.02}),
+        ("grape_a", {"u": 64**-0.5, "v": 64**-0.5}),
     ],
 )
 def test_initial_spread_is_the_published_one(name, std):
@@ -99,7 +101,7 @@ def test_docstring_states_the_equation_and_the_paper(name):
     cls = posx.ENCODINGS[name]
     assert " = " in cls.__doc__ or "<-" in cls.__doc__
     assert "arXiv" in cls.__doc__
-    assert cls.paper.startswith("arXiv ") and cls.paper.removeprefix("arXiv ") in cls.__doc__
+    assert cls.paper.startswith(("arXiv ", "https://")) and cls.paper.removeprefix("arXiv ") in cls.__doc__
     assert cls.extrapolates
 
 
@@ -118,7 +120,7 @@ def test_fields_are_open_only_until_resolved(name):
 def test_unresolved_values_are_refused_where_they_are_used():
     q = jnp.ones((1, 2, 4, 6))
     pos = jnp.arange(2)
-    for name in ("alibi", "t5", "rope", "tupe", "learned", "shaw", "deberta"):
+    for name in ("alibi", "t5", "rope", "tupe", "learned", "shaw", "deberta", "cope", "inkling", "grape_a"):
         unresolved = posx.ENCODINGS[name]()
         with pytest.raises(ConfigError, match="is not set: call resolve"):
             posx.attend(unresolved, {}, q, q, q, q_pos=pos, k_pos=pos)
@@ -140,6 +142,9 @@ def test_defaults_follow_the_training_length():
     assert built("learned", 64).num_positions == built("tupe", 64).num_positions == 64
     assert built("alibi", 64).num_heads == DIMS.num_heads
     assert built("rope", 64).rotary_dim == DIMS.head_dim
+    assert [built("cope", n).num_positions for n in (1, 48, 512)] == [2, 48, 64]
+    assert [built("inkling", n).extent for n in (64, 4096)] == [64, 1024]
+    assert built("grape_a", 64).num_heads == built("dape", 64).base.num_heads == DIMS.num_heads
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 100])
@@ -248,6 +253,10 @@ def test_a_class_of_ones_own_is_named_by_its_place():
         ("deberta", ("temperature", "relative")),
         ("rope", ("query", "key")),
         ("alibi", ("bias",)),
+        ("cope", ("score",)),
+        ("dape", ("score",)),
+        ("inkling", ("features", "score")),
+        ("grape_a", ("score",)),
     ],
 )
 def test_sites(name, sites):

@@ -65,7 +65,7 @@ def test_temperatures_multiply_biases_and_mixes_add_scores_fold():
     assert_array_equal(BOTH.bias({}, pos, pos), np.full((1, T, T), 6.0))
     assert_array_equal(BOTH.mix({}, jnp.ones((H, T, T)), pos, pos), np.full((T, H, D), 6.0 * T))
     ones = jnp.ones((T, H, D))
-    tile = posx.encodings.Tile(ones, ones, ones, ones, {}, {}, pos, pos, jnp.ones((T, T), bool))
+    tile = posx.encodings.Tile(ones, ones, ones, ones, {}, {}, pos, pos, jnp.ones((1, T, 1)), jnp.ones((T, T), bool))
     assert_array_equal(BOTH.score({}, jnp.ones((H, T, T)), tile), np.full((H, T, T), 3.0 * (2 + 1) + 5))
 
 

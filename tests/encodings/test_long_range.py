@@ -35,26 +35,24 @@ def test_float32_stays_close_to_float64(case):
         assert_allclose(o, wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in UNLIMITED if not (CASES[case].acts_on("embed") or CASES[case].acts_on("features"))]
-)
+@pytest.mark.parametrize("case", [case for case in UNLIMITED if not CASES[case].acts_on("embed")])
 def test_bfloat16_vectors_stay_close_to_float64(case):
     """Vectors are rounded to 8 bits, positions never: the bound is that of rounding, at any position."""
     encoding, params = CASES[case], params_of(CASES[case])
     rng = np.random.default_rng(0)
     q = rng.standard_normal((3, T, DIMS.num_heads, DIMS.head_dim))
     k, v = (rng.standard_normal((3, T, DIMS.num_kv_heads, DIMS.head_dim)) for _ in range(2))
-    q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in (q, k, v))
+    x, q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in (tokens(3, T), q, k, v))
     causal = np.tril(np.ones((T, T), bool))
-    attend = jax.jit(lambda params, pos: posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos))
+    attend = jax.jit(lambda params, pos: posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=x))
     for largest in (32_768, 131_072):
         pos = positions(largest)
         o = attend(params, pos)
         assert o.dtype == jnp.bfloat16
-        for n, p in enumerate(pos.tolist()):
-            wide = [np.asarray(a[n], np.float64) for a in (q, k, v)]
+        for n, p in enumerate(pos):
+            wide = [np.asarray(a[n], np.float64) for a in (x, q, k, v)]
             wide_params = {name: np.float64(a) for name, a in params.items()}
-            wanted = reference_of(encoding)(wide_params, None, lambda _, wide=wide: wide, np.array(p), causal)
+            wanted = reference_of(encoding)(wide_params, wide[0], lambda _, wide=wide: wide[1:], p, causal)
             bound = 4 * 2.0**-8
             assert_allclose(np.asarray(o[n], np.float64), wanted, rtol=2.0**-7, atol=bound)
 

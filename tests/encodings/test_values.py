@@ -22,6 +22,12 @@ PAIRS = {
     "deberta": ({"max_distance": 4}, {"max_distance": 4, "release_index": True}),
     "rope": ({"base": 100.0}, {"layout": "interleaved"}),
     "alibi": ({"num_heads": 4}, {"num_heads": 4}),
+    "xpos": ({"scale_base": 8.0}, {"scale_base": 20.0}),
+    "fox": ({"gate": "forget"}, {"gate": "cable"}),
+    "cope": ({"num_positions": 5}, {"num_positions": 5, "scaled": False}),
+    "dape": ({"base": "t5(num_buckets=8, max_distance=16)"}, {"base": "t5(num_buckets=8, max_distance=6)"}),
+    "inkling": ({"extent": 4}, {"extent": 4}),
+    "grape_a": ({"unit": True}, {"unit": False}),
 }
 T = 9
 IDX = np.arange(T, dtype=np.int32)[None]
@@ -56,7 +62,7 @@ def test_equal_values_share_one_trace(name):
     def run(encoding, params, q, pos):
         traces.append(encoding)
         k = q[:, :, : DIMS.num_kv_heads]
-        return posx.attend(encoding, params, q, k, k, q_pos=pos, k_pos=pos)
+        return posx.attend(encoding, params, q, k, k, q_pos=pos, k_pos=pos, x=tokens(1, T))
 
     for seed, start in ((0, 0), (1, 5)):
         encoding = posx.build(SPECS[name], DIMS)

@@ -1,0 +1,95 @@
+"""Scores and biases adapted to each other by a small network over the heads."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from posx.encodings.around import Around, of_base
+from posx.encodings.base import Dims, Encoding, Params, Tile
+from posx.encodings.biases.alibi import Alibi
+from posx.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Dape(Around):
+    """s_ij = A_ij + B_ij + f([A; B])_ij, f = W2 leaky_relu(W1 . + b) over the heads of a pair, 2H -> width -> H.
+
+    A are the scaled products (and what comes before in a chain), B is all that `base` adds to them; for a base that
+    only maps tokens (RoPE, NoPE) it is f(A), from H. `kernel` = 1 is version 1. 3 is version 2: W1 and W2 span a key
+    and its neighbours, and both see 0 for keys that the query does not see. width = 32; f is per layer, drawn as
+    PyTorch does, uniform within 1/sqrt(inputs).
+
+    Reference: Zheng et al. 2024, arXiv 2405.14722; version 2 Zheng et al. 2024, arXiv 2410.04798.
+    Differs: the papers' best base is KERPLE. The release gives the second layer a bias vector, which adds the same to
+    all keys of a query and so changes no weight. It hides later keys from the first convolution alone: the second one
+    reads a hidden layer at the key after the query's own, unless the text ends there, so that rows change as the text
+    grows. Here every row is as its last one is.
+    """
+
+    base: Encoding = Alibi()  # noqa: RUF009  (a frozen value)
+    kernel: int = 1
+    width: int = 32
+
+    extrapolates = "yes, as far as its base: published to 16 L"
+    paper = "arXiv 2405.14722"
+
+    def __post_init__(self) -> None:
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ConfigError(f"dape: kernel={self.kernel} must be odd and at least 1")
+        if self.width < 1:
+            raise ConfigError(f"dape: width={self.width} must be at least 1")
+
+    @property
+    def tiling(self) -> str:  # type: ignore[override]
+        return "rows" if self.kernel > 1 else self.base.tiling
+
+    @property
+    def decayed(self) -> frozenset[str]:
+        return super().decayed | {"w_1", "w_2"}
+
+    @property
+    def _has_bias(self) -> bool:
+        return self.base.acts_on("bias") or self.base.acts_on("curve")
+
+    @property
+    def _adds(self) -> bool:
+        """Whether there is a B."""
+        return self._has_bias or self.base.acts_on("score")
+
+    def acts_on(self, hook: str) -> bool:
+        """The bias of the base is added in `score`, where f sees it apart from the products."""
+        return hook == "score" or (hook not in ("bias", "curve") and self.base.acts_on(hook))
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        base_rng, first, second, b_rng = jax.random.split(rng, 4)
+        h = dims.num_heads
+        inputs = 2 * h if self._adds else h
+        return super().init(base_rng, dims) | {
+            "w_1": _uniform(first, (self.kernel, inputs, self.width), self.kernel * inputs),
+            "b_1": _uniform(b_rng, (self.width,), self.kernel * inputs),
+            "w_2": _uniform(second, (self.kernel, self.width, h), self.kernel * self.width),
+        }
+
+    def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
+        logits = s
+        if self._has_bias:
+            logits = s + self.base.bias(of_base(params), tile.q_pos, tile.k_pos)
+        logits = super().score(params, logits, tile)
+        inputs = jnp.concatenate([s, logits - s]) if self._adds else s
+        seen = tile.visible[None]
+        inputs = jnp.where(seen & (inputs > -jnp.inf), inputs, 0)  # a base may hide pairs too
+        hidden = jax.nn.leaky_relu(_convolved(inputs, params["w_1"]) + params["b_1"][:, None, None])
+        return logits + _convolved(jnp.where(seen, hidden, 0), params["w_2"])
+
+
+def _uniform(rng: jax.Array, shape: tuple[int, ...], inputs: int) -> jax.Array:
+    return jax.random.uniform(rng, shape, jnp.float32, -(inputs**-0.5), inputs**-0.5)
+
+
+def _convolved(x: jax.Array, w: jax.Array) -> jax.Array:
+    """[o, q, k] of x [c, q, k] by w [taps, c, o] along the keys, 0 beyond both ends."""
+    taps, num_keys = w.shape[0], x.shape[2]
+    padded = jnp.pad(x, ((0, 0), (0, 0), (taps // 2, taps // 2)))
+    found = [jnp.einsum("cqk,co->oqk", padded[:, :, n : n + num_keys], w[n]) for n in range(taps)]
+    return sum(found[1:], found[0])
