@@ -22,6 +22,16 @@ PAIRS = {
     "deberta": ({"max_distance": 4}, {"max_distance": 4, "release_index": True}),
     "rope": ({"base": 100.0}, {"layout": "interleaved"}),
     "alibi": ({"num_heads": 4}, {"num_heads": 4}),
+    "kerple": ({"form": "log"}, {"form": "power"}),
+    "bam": ({"learned": ("shape",), "initial_scale": 0.1}, {"learned": ("shape",), "initial_scale": 0.5}),
+    "sandwich": ({"first": 0}, {"first": 1}),
+    "fire": ({"threshold": 4.0}, {"threshold": 2.0}),
+    "dynamic_bias": ({"log_distance": True}, {"log_distance": False}),
+    "nape": ({"slopes": "linear"}, {"slopes": "exponential"}),
+    "log_length": ({"train_len": 3}, {"train_len": 5}),
+    "ssmax": ({"initial": 1.0}, {"initial": 2.0}),
+    "llama4_temperature": ({"floor_scale": 2}, {"floor_scale": 3}),
+    "adaptive_temperature": ({"gamma_range": 1.0}, {"gamma_range": 0.5, "delta": 0.0}),
 }
 T = 9
 IDX = np.arange(T, dtype=np.int32)[None]
@@ -56,7 +66,8 @@ def test_equal_values_share_one_trace(name):
     def run(encoding, params, q, pos):
         traces.append(encoding)
         k = q[:, :, : DIMS.num_kv_heads]
-        return posx.attend(encoding, params, q, k, k, q_pos=pos, k_pos=pos)
+        x = jnp.ones((1, T, DIMS.model_dim)) if encoding.acts_on("features") else None
+        return posx.attend(encoding, params, q, k, k, q_pos=pos, k_pos=pos, x=x)
 
     for seed, start in ((0, 0), (1, 5)):
         encoding = posx.build(SPECS[name], DIMS)
