@@ -14,7 +14,7 @@ from posx.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class LogLength(Encoding):
-    """tau(p) = max(1, ln(p + 1) / ln(L)), L = `train_len`: the entropy of attention over p + 1 keys stays as at L.
+    """tau(p) = max(1, ln(p + 1) / ln(L)), L = `train_len`: over more keys attention stays about as sharp as at L.
 
     It acts on all products inside the scale, biases are added after it. Nothing changes at the training length, so it
     can be added to a trained model. p counts from the start of the document, and all keys before, also those that a
