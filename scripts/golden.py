@@ -18,6 +18,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta_v2
 from transformers.models.gpt_neox import modeling_gpt_neox as neox
 from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.llama import modeling_llama as llama
+from transformers.models.llama4 import modeling_llama4 as llama4_text
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.roformer.modeling_roformer import RoFormerSinusoidalPositionalEmbedding
 from transformers.models.t5 import modeling_t5 as t5
@@ -178,8 +179,40 @@ def shaw_keys() -> Arrays:
     return arrays | {"o": module(torch.from_numpy(arrays["x"])[None])[0][0].reshape(t, h, d).numpy()}
 
 
+def dynamic_bias() -> Arrays:
+    """Biases [h, q, k] of a network of two hidden layers, of distances and of their logarithms, keys on both sides."""
+    t, h, width = 20, 3, 8
+    arrays = random(6, w0=(1, width), b0=(width,), w1=(width, width), b1=(width,), w2=(width, h), b2=(h,))
+    for name, log_distance in (("linear", False), ("log", True)):
+        module = x_transformers.DynamicPositionBias(width, heads=h, depth=2, log_distance=log_distance)
+        linears = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
+        for n, linear in enumerate(linears):
+            linear.weight.copy_(torch.from_numpy(arrays[f"w{n}"].T))
+            linear.bias.copy_(torch.from_numpy(arrays[f"b{n}"]))
+        arrays[name] = module(t, t).numpy()
+    return arrays
+
+
+def llama4() -> Arrays:
+    """Causal attention of a layer without RoPE whose temperature steps at every 3rd token, identity projections."""
+    t, h, d = 12, 2, 4
+    arrays = random(7, x=(t, h * d))
+    config = llama4_text.Llama4TextConfig(
+        hidden_size=h * d, num_attention_heads=h, num_key_value_heads=h, head_dim=d, num_hidden_layers=1,
+        no_rope_layers=[0], attn_temperature_tuning=True, floor_scale=3, attn_scale=0.5, use_qk_norm=False,
+        attn_implementation="eager",
+    )  # fmt: skip
+    module = llama4_text.Llama4TextAttention(config, 0).eval()
+    for linear in (module.q_proj, module.k_proj, module.v_proj, module.o_proj):
+        set_linear(linear, np.eye(h * d, dtype=np.float32)[:, None])
+    hidden = torch.full((t, t), -torch.inf).triu(1)[None, None]
+    o, _ = module(torch.from_numpy(arrays["x"])[None], None, hidden)
+    return arrays | {"o": o[0].reshape(t, h, d).numpy()}
+
+
 ORACLES: dict[str, Callable[[], Arrays]] = {
-    oracle.__name__: oracle for oracle in (sinusoidal, rotary, alibi, t5_bias, deberta, transformer_xl, shaw_keys)
+    oracle.__name__: oracle
+    for oracle in (sinusoidal, rotary, alibi, t5_bias, deberta, transformer_xl, shaw_keys, dynamic_bias, llama4)
 }
 
 

@@ -34,6 +34,16 @@ _DEFINED = {
     "dape": "content.dape:Dape",
     "inkling": "content.inkling:Inkling",
     "grape_a": "content.grape_a:GrapeA",
+    "kerple": "biases.kerple:Kerple",
+    "bam": "biases.bam:Bam",
+    "sandwich": "biases.sandwich:Sandwich",
+    "fire": "biases.fire:Fire",
+    "dynamic_bias": "biases.dynamic_bias:DynamicBias",
+    "nape": "biases.nape:Nape",
+    "log_length": "temperatures.log_length:LogLength",
+    "ssmax": "temperatures.ssmax:Ssmax",
+    "llama4_temperature": "temperatures.llama4_temperature:Llama4Temperature",
+    "adaptive_temperature": "temperatures.adaptive_temperature:AdaptiveTemperature",
 }
 
 

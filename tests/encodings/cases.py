@@ -11,10 +11,10 @@ import posx
 from posx.encodings import Encoding, encoding_name
 from posx.testing import DIMS
 from posx.testing.subject import LENGTH
-from tests.encodings import reference, reference_content
+from tests.encodings import reference, reference_content, reference_temperatures
 
 #: References of whole sequences, (encoding, params, x, project, pos, visible), where a pair does not say its own logit.
-WHOLE = {**reference_content.WHOLE}
+WHOLE = {**reference_content.WHOLE, **reference_temperatures.WHOLE}
 
 #: Every registry name with its defaults, and every variant that changes a formula.
 SPECS: dict[str, Any] = {
@@ -60,6 +60,26 @@ SPECS: dict[str, Any] = {
     "fox": "fox",
     "fox-cable": {"name": "fox", "gate": "cable"},
     "fox-constant": {"name": "fox", "gate": "constant"},
+    "kerple": "kerple",
+    "kerple-power": {"name": "kerple", "form": "power", "per_layer": True},
+    "bam": "bam",
+    "bam-located": {"name": "bam", "learned": ("shape", "loc"), "shapes": (0.0, 1.0), "initial_scale": 0.2},
+    "sandwich": "sandwich",
+    "sandwich-first": {"name": "sandwich", "first": 1, "width": 8, "base": 100.0},
+    "fire": "fire",
+    "dynamic_bias": "dynamic_bias",
+    "dynamic_bias-linear": {"name": "dynamic_bias", "log_distance": False, "depth": 1, "width": 5},
+    "nape": "nape",
+    "nape-exponential": {"name": "nape", "slopes": "exponential", "alibi_heads": 3},
+    # Lengths that positions of the checks go beyond.
+    "log_length": {"name": "log_length", "train_len": 5},
+    "ssmax": "ssmax",
+    "ssmax-plain": {"name": "ssmax", "plain_heads": 3},
+    "llama4_temperature": {"name": "llama4_temperature", "floor_scale": 4},
+    # Smaller factors than the default has, at large random parameters: logits of thousands are off by more in float32.
+    "adaptive_temperature": {"name": "adaptive_temperature", "gamma_range": 1.0},
+    "adaptive_temperature-plain": {"name": "adaptive_temperature", "plain_heads": 2},
+    "log_length-rope": ["rope", {"name": "log_length", "train_len": 5}],
 }
 CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS) for case, spec in SPECS.items()}
 

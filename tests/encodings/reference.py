@@ -213,6 +213,88 @@ def grape_a(encoding, params, q, k, i, j, h):
     return plain(encoding, params, q, k, i, j, h) - slope * gates * abs(i - j)
 
 
+# Biases: numbers added to the logits.
+
+
+def kerple_bias(encoding, params, i, j, h):
+    p, a, r = max(params["p"][h], 0.01), max(params["a"][h], 0.01), abs(i - j)
+    return -p * math.log(1 + a * r) if encoding.form == "log" else -a * r ** min(p, 2)
+
+
+def bam_bias(encoding, params, i, j, h):
+    """As the released code has it: distances j - i, and the location taken off them."""
+    first, last = encoding.shapes
+    shape = params["shape"][h] if "shape" in params else first + (last - first) * h / (encoding.num_heads - 1)
+    start = encoding.initial_scale or alibi_slopes(encoding.num_heads)[h]
+    scale = params["scale"][h] if "scale" in params else math.log(start)
+    loc = params["loc"][h] if "loc" in params else encoding.initial_loc
+    return -math.exp(scale) * (abs(j - i - (math.exp(loc) - math.exp(-loc))) + 1e-5) ** shape
+
+
+def sandwich_bias(encoding, params, i, j, h):
+    exponents = [2 * (c + encoding.first) / encoding.width for c in range(encoding.width // 2)]
+    waves = sum(math.cos((i - j) / encoding.base**e) for e in exponents)
+    return (waves - encoding.width / 2) / (8 * (h + 1) / encoding.num_heads)
+
+
+def network(params, x, activation):
+    hidden, last = np.array([x]), len(params) // 2
+    for n in range(last):
+        hidden = activation(hidden @ params[f"w{n}"] + params[f"b{n}"])
+    return hidden @ params[f"w{last}"]
+
+
+def fire_bias(encoding, params, i, j, h):
+    c = abs(params["c"])
+    whole = max(i, abs(params["multiplier"]) * encoding.threshold, 1)
+    share = math.log(c * abs(i - j) + 1) / (math.log(c * whole + 1) + 1e-6)
+    layers = {name: value for name, value in params.items() if name not in ("c", "multiplier")}
+    return network(layers, share, lambda x: np.maximum(x, 0))[h]
+
+
+def dynamic_bias(encoding, params, i, j, h):
+    r = float(i - j)
+    x = math.copysign(math.log(abs(r) + 1), r) if encoding.log_distance else r
+    return network(params, x, lambda x: x * (1 + np.tanh(x / 2)) / 2)[h]
+
+
+def nape_bias(encoding, params, i, j, h):
+    if h >= encoding.alibi_heads:
+        return 0.0
+    return -abs(i - j) * (1 / (h + 1) if encoding.slopes == "linear" else 0.5**h)
+
+
+def with_bias(bias):
+    return lambda encoding, params, q, k, i, j, h: (
+        plain(encoding, params, q, k, i, j, h) + bias(encoding, params, i, j, h)
+    )
+
+
+# Temperatures: factors of the logits of a query.
+
+
+def log_length(encoding, params, i, h):
+    return max(1, math.log(i + 1) / math.log(encoding.train_len))
+
+
+def ssmax(encoding, params, i, h):
+    return 1 if h < encoding.plain_heads else params["s"][h - encoding.plain_heads] * math.log(i + 1)
+
+
+def llama4_temperature(encoding, params, i, h):
+    return 1 + encoding.attn_scale * math.log(1 + (i + 1) // encoding.floor_scale)
+
+
+def with_temperature(temperature):
+    return lambda encoding, params, q, k, i, j, h: (
+        temperature(encoding, params, i, h) * plain(encoding, params, q, k, i, j, h)
+    )
+
+
+def rope_log_length(encoding, params, q, k, i, j, h):
+    return log_length(encoding.parts[1], {}, i, h) * rope(encoding.parts[0], {}, q, k, i, j, h)
+
+
 def value_term(name, encoding, params, i, j):
     if name == "shaw" and encoding.values:
         return params["values"][shaw_row(encoding, i, j)]
@@ -235,4 +317,14 @@ LOGITS = {
     "grape_a": grape_a,
     "tupe+t5": tupe_r,
     "rope+alibi": rope_alibi,
+    "kerple": with_bias(kerple_bias),
+    "bam": with_bias(bam_bias),
+    "sandwich": with_bias(sandwich_bias),
+    "fire": with_bias(fire_bias),
+    "dynamic_bias": with_bias(dynamic_bias),
+    "nape": with_bias(nape_bias),
+    "log_length": with_temperature(log_length),
+    "ssmax": with_temperature(ssmax),
+    "llama4_temperature": with_temperature(llama4_temperature),
+    "rope+log_length": rope_log_length,
 }

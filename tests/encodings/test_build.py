@@ -63,6 +63,10 @@ def test_all_cases_are_different_values():
     assert len(set(CASES.values())) == len(CASES)
 
 
+#: Arrays that start the same whatever the seed.
+CONSTANT = ("norm_scale", "norm_bias", "omega", "b", "c", "multiplier", "shape", "scale", "loc")
+
+
 @all_cases
 def test_params_follow_init_and_scope(case):
     encoding = CASES[case]
@@ -70,7 +74,7 @@ def test_params_follow_init_and_scope(case):
     assert encoding.shared <= params.keys()
     assert all(a.dtype == np.float32 for a in params.values())
     random = {name for name in params if (params[name] != other[name]).any()}
-    constant = {"norm_scale", "norm_bias", "omega", "b"} | ({"table"} if case.startswith("cope") else set())
+    constant = {*CONSTANT} | ({"table"} if case.startswith("cope") else set())
     assert random == {name for name in params if name.split(".")[-1] not in constant}
 
 
@@ -120,7 +124,9 @@ def test_fields_are_open_only_until_resolved(name):
 def test_unresolved_values_are_refused_where_they_are_used():
     q = jnp.ones((1, 2, 4, 6))
     pos = jnp.arange(2)
-    for name in ("alibi", "t5", "rope", "tupe", "learned", "shaw", "deberta", "cope", "inkling", "grape_a"):
+    for name, cls in posx.ENCODINGS.items():
+        if all(field.default is not None for field in dataclasses.fields(cls)):
+            continue
         unresolved = posx.ENCODINGS[name]()
         with pytest.raises(ConfigError, match="is not set: call resolve"):
             posx.attend(unresolved, {}, q, q, q, q_pos=pos, k_pos=pos)
@@ -185,6 +191,25 @@ def test_every_training_length_builds(name, length):
         ({"name": "t5", "num_buckets": 2, "max_distance": 9, "bidirectional": True}, r"t5: .* at least 4"),
         ({"name": "t5", "num_buckets": 32, "max_distance": 16}, r"t5: max_distance=16 must be above 16"),
         ({"name": "deberta", "terms": ()}, r"deberta: terms=\(\)"),
+        ("kerple(form=square)", r"kerple: form='square' is unknown; allowed: log, power"),
+        ("bam(learned=(width,))", r"bam: learned=\('width',\) must name some of shape, scale, loc"),
+        ("bam(initial_scale=-1)", r"bam: initial_scale=-1\.0 must be above 0"),
+        ("sandwich(width=7)", r"sandwich: width=7 must be even"),
+        ("sandwich(first=2)", r"sandwich: first=2 must be 0 or 1"),
+        ("sandwich(base=1)", r"sandwich: base=1\.0 must be above 1"),
+        ("fire(threshold=0.5)", r"fire: threshold=0\.5 must be at least 1 token"),
+        ("fire(width=0)", r"fire: width=0 must be at least 1"),
+        ("dynamic_bias(depth=0)", r"dynamic_bias: depth=0 must be at least 1"),
+        ("nape(slopes=square)", r"nape: slopes='square' is unknown; allowed: linear, exponential"),
+        ("nape(alibi_heads=-1)", r"nape: alibi_heads=-1 must be at least 0"),
+        ("nape(alibi_heads=5)", r"nape: alibi_heads=5 must be at most num_heads=4"),
+        ("log_length(train_len=1)", r"log_length: train_len=1 must be at least 2"),
+        ("ssmax(plain_heads=-1)", r"ssmax: plain_heads=-1 must be at least 0"),
+        ("ssmax(plain_heads=4)", r"ssmax: plain_heads=4 must be below num_heads=4"),
+        ("llama4_temperature(floor_scale=0)", r"llama4_temperature: floor_scale=0 must be at least 1"),
+        ("llama4_temperature(attn_scale=-1)", r"llama4_temperature: attn_scale=-1\.0 must be at least 0"),
+        ("adaptive_temperature(plain_heads=4)", r"adaptive_temperature: plain_heads=4 must be below num_heads=4"),
+        ("adaptive_temperature(gamma_range=-1)", r"adaptive_temperature: gamma_range=-1\.0 must be at least 0"),
         ({"name": "deberta", "terms": ("c2p", "p2p")}, r"deberta: terms=.* must name one or both of c2p, p2c"),
         ({"name": "deberta", "max_distance": 0}, r"deberta: max_distance=0"),
         ({"name": "deberta", "log_buckets": 5}, r"deberta: log_buckets=5"),
@@ -257,6 +282,16 @@ def test_a_class_of_ones_own_is_named_by_its_place():
         ("dape", ("score",)),
         ("inkling", ("features", "score")),
         ("grape_a", ("score",)),
+        ("kerple", ("bias",)),
+        ("bam", ("bias",)),
+        ("sandwich", ("bias",)),
+        ("fire", ("bias",)),
+        ("dynamic_bias", ("bias",)),
+        ("nape", ("bias",)),
+        ("log_length", ("temperature",)),
+        ("ssmax", ("temperature",)),
+        ("llama4_temperature", ("temperature",)),
+        ("adaptive_temperature", ("features", "temperature")),
     ],
 )
 def test_sites(name, sites):

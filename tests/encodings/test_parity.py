@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.encodings import T5, Alibi, Deberta, Rope, Shaw, Sinusoidal, TransformerXL
+from posx.encodings import T5, Alibi, Deberta, DynamicBias, Llama4Temperature, Rope, Shaw, Sinusoidal, TransformerXL
 from tests.encodings.probes import attention_weights, plain_logits, softmax
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -136,3 +136,21 @@ def test_shaw_keys(golden):
     assert_allclose(o[0], arrays["o"], rtol=0, atol=1e-5)
     without = softmax(plain_logits(x[0], x[0]))
     assert np.abs(attention_weights(encoding, params, x[0], x[0], pos) - without).max() > 0.1
+
+
+@pytest.mark.parametrize("distance", ["linear", "log"])
+def test_dynamic_position_bias(distance, golden):
+    arrays = {name: jnp.asarray(a) for name, a in golden("dynamic_bias").items()}
+    params = {name: arrays[name] for name in ("w0", "b0", "w1", "b1", "w2")}
+    pos = jnp.arange(arrays[distance].shape[-1])
+    bias = DynamicBias(width=8, log_distance=distance == "log").bias(params, pos, pos)
+    # The library's last layer adds a number per head, which softmax does not see.
+    assert_allclose(bias + arrays["b2"][:, None, None], arrays[distance], rtol=1e-5, atol=1e-5)
+
+
+def test_llama_4_temperature(golden):
+    arrays = golden("llama4")
+    x, pos = arrays["x"].reshape(1, 12, 2, 4), jnp.arange(12)
+    encoding = Llama4Temperature(attn_scale=0.5, floor_scale=3)
+    o = jit_attend(encoding, {}, x, x, x, q_pos=pos, k_pos=pos, mask=posx.causal())
+    assert_allclose(o[0], arrays["o"], rtol=0, atol=1e-5)

@@ -28,6 +28,16 @@ PAIRS = {
     "dape": ({"base": "t5(num_buckets=8, max_distance=16)"}, {"base": "t5(num_buckets=8, max_distance=6)"}),
     "inkling": ({"extent": 4}, {"extent": 4}),
     "grape_a": ({"unit": True}, {"unit": False}),
+    "kerple": ({"form": "log"}, {"form": "power"}),
+    "bam": ({"learned": ("shape",), "initial_scale": 0.1}, {"learned": ("shape",), "initial_scale": 0.5}),
+    "sandwich": ({"first": 0}, {"first": 1}),
+    "fire": ({"threshold": 4.0}, {"threshold": 2.0}),
+    "dynamic_bias": ({"log_distance": True}, {"log_distance": False}),
+    "nape": ({"slopes": "linear"}, {"slopes": "exponential"}),
+    "log_length": ({"train_len": 3}, {"train_len": 5}),
+    "ssmax": ({"initial": 1.0}, {"initial": 2.0}),
+    "llama4_temperature": ({"floor_scale": 2}, {"floor_scale": 3}),
+    "adaptive_temperature": ({"gamma_range": 1.0}, {"gamma_range": 0.5, "delta": 0.0}),
 }
 T = 9
 IDX = np.arange(T, dtype=np.int32)[None]
@@ -62,7 +72,8 @@ def test_equal_values_share_one_trace(name):
     def run(encoding, params, q, pos):
         traces.append(encoding)
         k = q[:, :, : DIMS.num_kv_heads]
-        return posx.attend(encoding, params, q, k, k, q_pos=pos, k_pos=pos, x=tokens(1, T))
+        x = jnp.ones((1, T, DIMS.model_dim)) if encoding.acts_on("features") else None
+        return posx.attend(encoding, params, q, k, k, q_pos=pos, k_pos=pos, x=x)
 
     for seed, start in ((0, 0), (1, 5)):
         encoding = posx.build(SPECS[name], DIMS)

@@ -23,6 +23,11 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
     return np.concatenate([first, between[: num_heads - c]])
 
 
+def straight_fall(slopes: np.ndarray, distance: jax.Array) -> jax.Array:
+    """-slope_h * |r|, [h, n], for slopes [h] and signed distances [n]."""
+    return -as_float(slopes)[:, None] * jnp.abs(distance)[None, :]
+
+
 @dataclasses.dataclass(frozen=True)
 class Alibi(Encoding):
     """A penalty that grows linearly with distance: bias_h(r) = -slope_h * |r|, r = i - j in tokens.
@@ -49,4 +54,4 @@ class Alibi(Encoding):
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array:
         self.require_resolved()
-        return -as_float(alibi_slopes(self.num_heads))[:, None] * jnp.abs(distance)[None, :]
+        return straight_fall(alibi_slopes(self.num_heads), distance)

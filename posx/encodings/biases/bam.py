@@ -1,0 +1,73 @@
+"""BAM: attention with a generalised Gaussian prior over distance."""
+
+import dataclasses
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.encodings.base import Dims, Encoding, Params, as_float
+from posx.encodings.biases.alibi import alibi_slopes
+from posx.errors import ConfigError
+
+#: Keeps the power and its derivatives finite where a key stands at the centre, in tokens.
+EPSILON = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Bam(Encoding):
+    """The log of a prior over distance: bias_h(r) = -e^scale_h (|r + c_h| + 1e-5)^shape_h, c_h = e^loc_h - e^-loc_h,
+    r = i - j in tokens; a positive loc puts the centre of the prior ahead of the query.
+
+    shape, scale and loc [h] are arrays where `learned` names them, else fixed at where they start: shape at 1, or on a
+    line from the first of `shapes` at the first head to the last at the last; e^scale at ALiBi's slopes, or at
+    `initial_scale` for all heads; loc at `initial_loc`. So it starts as ALiBi. The same in all layers unless
+    `per_layer`. Added after the 1/sqrt(d) scale.
+
+    Reference: Bianchessi et al. 2025, arXiv 2505.22842, GGD-BAM, in the form of the released models/bam.py.
+    Differs: its README starts the parameter scale itself, not e^scale, at the slopes. There shape is fixed at 1 if it
+    is not learned. The paper adds SSMax: bam+ssmax.
+    """
+
+    learned: tuple[str, ...] = ("shape", "scale")
+    shapes: tuple[float, float] = (1.0, 1.0)
+    initial_scale: float = 0.0
+    initial_loc: float = 0.0
+    per_layer: bool = False
+    num_heads: int | None = None
+
+    caches_mapped_keys = True
+    extrapolates = "yes in its paper: heads of small shape keep sight of far keys"
+    paper = "arXiv 2505.22842"
+
+    def __post_init__(self) -> None:
+        if set(self.learned) - {"shape", "scale", "loc"}:
+            raise ConfigError(f"bam: learned={self.learned} must name some of shape, scale, loc")
+        if self.initial_scale < 0:
+            raise ConfigError(f"bam: initial_scale={self.initial_scale} must be above 0, or 0 for ALiBi's slopes")
+
+    @property
+    def shared(self) -> frozenset[str]:
+        return frozenset() if self.per_layer else frozenset(self.learned)
+
+    def resolve(self, dims: Dims) -> Self:
+        return self.fill_open(num_heads=dims.num_heads)
+
+    def _start(self) -> dict[str, np.ndarray]:
+        self.require_resolved()
+        scale = np.full(self.num_heads, self.initial_scale) if self.initial_scale else alibi_slopes(self.num_heads)
+        return {
+            "shape": np.linspace(*self.shapes, self.num_heads),
+            "scale": np.log(scale),
+            "loc": np.full(self.num_heads, self.initial_loc),
+        }
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        return {name: jnp.asarray(value, jnp.float32) for name, value in self._start().items() if name in self.learned}
+
+    def curve(self, params: Params, distance: jax.Array) -> jax.Array:
+        known = {name: as_float(value) for name, value in self._start().items()} | params
+        shape, scale, loc = (known[name][:, None] for name in ("shape", "scale", "loc"))
+        away = jnp.abs(distance[None, :] + (jnp.exp(loc) - jnp.exp(-loc)))
+        return -jnp.exp(scale) * (away + EPSILON) ** shape

@@ -1,0 +1,66 @@
+"""FIRE: functional interpolation of relative positions."""
+
+import dataclasses
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+
+from posx.encodings.base import Dims, Encoding, Params, as_float, distances
+from posx.encodings.biases.networks import init_layers, layer_names, through_layers
+from posx.errors import ConfigError
+
+#: Keeps the share finite where c is 0.
+EPSILON = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Fire(Encoding):
+    """bias_ij = f(psi(|i - j|) / psi(max(i, T))), psi(x) = ln(1 + |c| x), f a network 1 -> `width` -> h with ReLU.
+
+    Distance as a share of the text so far, in [0, 1] at any length: beyond T tokens it depends on the position of the
+    query, counted from the start of its document. T = |multiplier| * `threshold`, at least 1; c and multiplier are
+    learned, from 0.1 and 1. `threshold` is L/2 by default: the published 512 would divide by the position of the query
+    only beyond a shorter training length. One network per layer, unless `per_layer` is off. Added after the 1/sqrt(d)
+    scale.
+
+    Reference: Li et al. 2024, arXiv 2310.04418; sizes, starts and the 1e-6 as in the code of its appendix.
+    Differs: that code does not keep T above 0, and its last layer has a bias, which no softmax sees. DAPE's port needs
+    all queries at once to score one.
+    """
+
+    threshold: float | None = None
+    width: int = 32
+    per_layer: bool = True
+
+    shift_invariant = False
+    caches_mapped_keys = True
+    extrapolates = "disputed: its input stays in range at any length"
+    paper = "arXiv 2310.04418"
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and self.threshold < 1:
+            raise ConfigError(f"fire: threshold={self.threshold} must be at least 1 token")
+        if self.width < 1:
+            raise ConfigError(f"fire: width={self.width} must be at least 1")
+
+    @property
+    def shared(self) -> frozenset[str]:
+        return frozenset() if self.per_layer else frozenset({"c", "multiplier"}) | layer_names(2)
+
+    def resolve(self, dims: Dims) -> Self:
+        return self.fill_open(threshold=max(dims.train_len / 2, 1.0))
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        start = {"c": jnp.asarray(0.1, jnp.float32), "multiplier": jnp.asarray(1, jnp.float32)}
+        return start | init_layers(rng, (1, self.width, dims.num_heads))
+
+    def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+        self.require_resolved()
+
+        def psi(x: jax.Array) -> jax.Array:
+            return jnp.log1p(jnp.abs(params["c"]) * x)
+
+        least = jnp.maximum(jnp.abs(params["multiplier"]) * self.threshold, 1)
+        whole = psi(jnp.maximum(as_float(q_pos), least)) + EPSILON
+        return through_layers(params, psi(jnp.abs(distances(q_pos, k_pos))) / whole[:, None], 2, jax.nn.relu)

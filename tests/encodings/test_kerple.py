@@ -1,0 +1,94 @@
+"""Both forms against ALiBi, the bounds of their parameters, and the kernel that their name promises."""
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import posx
+from posx.encodings import Kerple
+from posx.encodings.biases.alibi import alibi_slopes
+from posx.testing import check_encoding
+from tests.encodings.cases import DIMS
+
+R = np.arange(-20, 41, dtype=np.float32)
+P, A = np.array([0.4, 1.0, 1.9, 2.0], np.float32), np.array([0.3, 0.05, 2.0, 0.7], np.float32)
+FORMS = ("log", "power")
+forms = pytest.mark.parametrize("form", FORMS)
+
+
+jit_curve = jax.jit(lambda encoding, *arguments: encoding.curve(*arguments), static_argnums=0)
+
+
+def curve(form, p=P, a=A, r=R):
+    return np.asarray(jit_curve(Kerple(form), {"p": np.float32(p), "a": np.float32(a)}, np.float32(r)))
+
+
+@forms
+def test_nothing_at_distance_0_and_ever_less_to_both_sides(form):
+    b = curve(form)
+    assert_array_equal(b[:, R == 0], 0)
+    assert (np.diff(b[:, R >= 0]) < 0).all()
+    assert_array_equal(b[:, (R >= -20) & (R <= 20)], b[:, (R >= -20) & (R <= 20)][:, ::-1])
+
+
+def test_the_power_form_at_1_is_alibi():
+    slopes = alibi_slopes(4)
+    # The fourth slope, 2^-8, is below the least a.
+    assert_allclose(curve("power", np.ones(4), slopes)[:3], -slopes[:3, None] * np.abs(R), rtol=1e-6)
+    assert_allclose(curve("power", np.ones(4), slopes)[3], -0.01 * np.abs(R), rtol=1e-6)
+
+
+def test_the_log_form_nears_alibi_as_a_falls():
+    """p a = m: the series of the logarithm is off by at most m a r^2 / 2, and by nearly that."""
+    m, a = np.array([0.5, 0.1]), np.array([0.01, 0.02])
+    off = curve("log", m / a, a) + m[:, None] * np.abs(R)
+    bound = (m * a)[:, None] * R**2 / 2
+    assert (off <= bound + 1e-4).all() and (off >= 0.5 * bound - 1e-4).all()
+
+
+@forms
+def test_it_is_a_kernel(form):
+    """Conditionally positive definite: c' B c >= 0 for every c that sums to 0; beyond a power of 2 it would not be."""
+    i = np.arange(12)
+    c = np.random.default_rng(0).standard_normal((200, 12))
+    c -= c.mean(axis=1, keepdims=True)
+
+    def least(b):
+        return np.einsum("ni,hij,nj->hn", c, b[:, np.abs(i[:, None] - i[None, :])].astype(np.float64), c).min()
+
+    assert least(curve(form, r=i)) > -1e-3
+    assert least(-1.0 * i[None] ** 3) < -1
+
+
+@forms
+def test_parameters_are_cut_where_they_are_read(form):
+    least, most = np.full(4, 0.01), np.full(4, 2.0)
+    assert_array_equal(curve(form, p=-P), curve(form, p=least))
+    assert_array_equal(curve(form, a=0 * A), curve(form, a=least))
+    assert (curve(form, p=most + 1) == curve(form, p=most)).all() == (form == "power")
+
+
+@forms
+def test_gradients_are_finite_at_distance_0(form):
+    def total(params, r):
+        return Kerple(form).curve(params, r).sum()
+
+    slopes = jax.jit(jax.grad(total, argnums=(0, 1)))
+    by_params, by_distance = slopes({"p": P, "a": A}, np.float32([0, 1, -2]))
+    assert all(np.isfinite(g).all() for g in (*by_params.values(), by_distance))
+    assert (np.abs(by_params["a"]) > 0).all()
+
+
+def test_published_start():
+    dims = posx.Dims(model_dim=8, num_heads=4000, head_dim=2, num_layers=1, train_len=64)
+    for seed, (name, most) in enumerate({"p": 2.0, "a": 1.0}.items()):
+        drawn = np.asarray(Kerple().init(jax.random.key(seed), dims)[name])
+        assert_allclose(np.quantile(drawn, [0, 0.25, 0.5, 0.75, 1]), most * np.array([0, 0.25, 0.5, 0.75, 1]), atol=0.1)
+        assert 0 <= drawn.min() and drawn.max() < most
+
+
+def test_facts_of_the_forms():
+    assert Kerple("power").fades and not Kerple("log").fades
+    assert check_encoding(Kerple("power"), DIMS, only=("fades",)).ok
+    assert Kerple().shared == {"p", "a"} and Kerple(per_layer=True).shared == frozenset()
