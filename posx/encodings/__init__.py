@@ -27,6 +27,10 @@ _DEFINED = {
     "tupe": "biases.tupe:Tupe",
     "deberta": "relative.deberta:Deberta",
     "rope": "rotary.rope:Rope",
+    "pope": "rotary.pope:Pope",
+    "fope": "rotary.fope:Fope",
+    "selective_rope": "rotary.selective_rope:SelectiveRope",
+    "key_offset": "rotary.key_offset:KeyOffset",
     "alibi": "biases.alibi:Alibi",
 }
 
