@@ -55,7 +55,7 @@ def sin_cos(pos: jax.Array, frequencies: np.ndarray) -> tuple[jax.Array, jax.Arr
 
 @jax.custom_jvp
 def _with_slope(value: jax.Array, of: jax.Array) -> jax.Array:
-    """`value`, with the derivative of `of`: they differ by rounding and whole turns. What is not used is not computed."""
+    """`value`, with the derivative of `of`, which differs from it by rounding and whole turns."""
     return value
 
 
@@ -63,7 +63,7 @@ _with_slope.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
 
 
 def running_angles(steps: jax.Array, frequencies: np.ndarray, start: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Angles w_c * (steps_1 + ... + steps_t) of steps [t, h, c] at frequencies [c] up to whole turns, radians [t, h, c];
+    """Angles w_c (steps_1 + ... + steps_t) of steps [t, h, c] at frequencies [c] up to whole turns, radians [t, h, c];
     and where to go on, which the next call gets as `start`.
 
     A sum of angles in float32 is off by its own size times 2^-24 at every step. Here each step is rounded once, to

@@ -37,6 +37,13 @@ SPECS: dict[str, Any] = {
     "deberta-p2c": {"name": "deberta", "max_distance": 5, "terms": ("p2c",)},
     "rope": "rope",
     "rope-interleaved": {"name": "rope", "layout": "interleaved", "rotary_dim": 4, "base": 100.0},
+    "pope": "pope",
+    "fope": {"name": "fope", "base": 50.0},
+    "fope-learned": {"name": "fope", "base": 50.0, "dropped": "plain", "learned": True},
+    "selective_rope": "selective_rope",
+    "selective_rope-gated": {"name": "selective_rope", "base": 50.0, "kernel": 2, "drift": True, "gated": True},
+    "key_offset": "key_offset",
+    "key_offset-rope": ["key_offset", {"name": "rope", "rotary_dim": 2}],
     "alibi": "alibi",
     "rope+alibi": ["rope", "alibi"],
 }

@@ -75,7 +75,8 @@ def test_params_follow_init_and_scope(case):
     assert encoding.shared <= params.keys()
     assert all(a.dtype == np.float32 for a in params.values())
     random = {name for name in params if (params[name] != other[name]).any()}
-    assert random == {name for name in params if name.split(".")[-1] not in ("norm_scale", "norm_bias")}
+    constant = ("norm_scale", "norm_bias", "delta", "drift", "gate_bias")
+    assert random == {name for name in params if name.split(".")[-1] not in constant}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ def test_params_follow_init_and_scope(case):
         ("t5", {"table": 512**-0.5}),
         ("tupe", {"table": 0.02, "u_q": 0.02, "u_k": 0.02}),
         ("deberta", {"table": 0.02, "w_k": 0.02, "w_q": 0.02}),
+        ("selective_rope", {"down": 0.02, "up": 0.02, "kernel": 0.02}),
     ],
 )
 def test_initial_spread_is_the_published_one(name, std):
@@ -102,7 +104,7 @@ def test_docstring_states_the_equation_and_the_paper(name):
     cls = posx.ENCODINGS[name]
     assert " = " in cls.__doc__ or "<-" in cls.__doc__
     assert "arXiv" in cls.__doc__
-    assert cls.paper.startswith("arXiv ") and cls.paper.removeprefix("arXiv ") in cls.__doc__
+    assert cls.paper.startswith(("arXiv ", "github.com/")) and cls.paper.removeprefix("arXiv ") in cls.__doc__
     assert cls.extrapolates
 
 
@@ -187,6 +189,18 @@ def test_every_training_length_builds(name, length):
         ({"name": "deberta", "max_distance": 0}, r"deberta: max_distance=0"),
         ({"name": "deberta", "log_buckets": 5}, r"deberta: log_buckets=5"),
         ({"name": "deberta", "log_buckets": 8, "max_distance": 5}, r"deberta: log_buckets=8 needs max_distance .* 6"),
+        ({"name": "pope", "base": 1.0}, r"pope: base=1\.0 must be above 1"),
+        ({"name": "pope", "delta_start": "one"}, r"pope: delta_start='one' is unknown; allowed: zero, uniform"),
+        ({"name": "fope", "base": 1.0}, r"fope: base=1\.0 must be above 1"),
+        ({"name": "fope", "gain": -0.1}, r"fope: gain=-0\.1 must be at least 0"),
+        ({"name": "fope", "original_len": 0}, r"fope: original_len=0 must be at least 1"),
+        ({"name": "fope", "dropped": "kept"}, r"fope: dropped='kept' is unknown; allowed: doubled, plain"),
+        ({"name": "fope", "seed": -1}, r"fope: seed=-1 must be at least 0"),
+        ({"name": "selective_rope", "base": 1.0}, r"selective_rope: base=1\.0 must be above 1"),
+        ({"name": "selective_rope", "rank": 0}, r"selective_rope: rank=0 must be at least 1"),
+        ({"name": "selective_rope", "kernel": 1}, r"selective_rope: kernel=1 must be at least 2"),
+        ({"name": "key_offset", "share": 0.0}, r"key_offset: share=0\.0 must be above 0 and at most 1"),
+        (["rope", "key_offset"], r"KeyOffset\(share=0\.5\) looks back .* must come before Rope"),
         ({"name": "alibi", "num_heads": 0}, r"alibi: num_heads=0"),
         ([], r"a chain needs at least one encoding"),
         (3, r"an encoding is a name, a mapping or a list, not int"),
@@ -202,7 +216,7 @@ def test_a_wrong_spec_is_one_line_that_names_the_cause(spec, message):
 
 def test_odd_widths_are_refused_by_what_needs_pairs():
     dims = dataclasses.replace(DIMS, model_dim=13, head_dim=5)
-    for name in ("sinusoidal", "transformer_xl", "rope"):
+    for name in ("sinusoidal", "transformer_xl", "rope", "fope", "selective_rope"):
         with pytest.raises(ConfigError, match="even"):
             posx.build(name, dims)
     assert posx.build({"name": "rope", "rotary_dim": 4}, dims).rotary_dim == 4
@@ -250,6 +264,10 @@ def test_a_class_of_ones_own_is_named_by_its_place():
         ("tupe", ("query", "key", "temperature")),
         ("deberta", ("temperature", "relative")),
         ("rope", ("query", "key")),
+        ("pope", ("query", "key")),
+        ("fope", ("query", "key")),
+        ("selective_rope", ("features", "query", "key")),
+        ("key_offset", ("key",)),
         ("alibi", ("bias",)),
     ],
 )

@@ -1,5 +1,7 @@
 """What every registered encoding owes: the checks of `posx.testing`, against the reference of each method's paper."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from numpy.testing import assert_allclose
 import posx
 from posx.encodings import encoding_name
 from posx.testing import CHECKS, check_encoding
-from tests.encodings import reference
+from tests.encodings import reference, reference_rotary
 from tests.encodings.cases import CASES, DIMS, STRUCTURAL, layer_outputs, params_of, projections, tokens
 
 #: What is left of a variant's contract where its plumbing is that of its base case.
@@ -23,6 +25,8 @@ BIDIRECTIONAL = ("shaw", "deberta", "t5-bidirectional")
 def reference_of(encoding):
     """The encoding's formula in float64 loops, as `check_encoding` takes it."""
     name = encoding_name(encoding)
+    if name in reference_rotary.OUTPUTS:
+        return functools.partial(reference_rotary.OUTPUTS[name], encoding)
 
     def outputs(params, x, project, pos, visible):
         q, k, v = project(reference.embed(name, encoding, params, x, pos))

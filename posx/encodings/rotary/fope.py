@@ -40,7 +40,7 @@ class Fope(Encoding):
 
     shift_invariant = False
     caches_mapped_keys = True
-    extrapolates = "better than RoPE, by its paper: no plane meets unseen angles, but logits depend on absolute positions"
+    extrapolates = "better than RoPE, by its paper: no plane meets unseen angles; logits depend on absolute positions"
     paper = "arXiv 2412.17739"
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Fope(Encoding):
             return {}
         n = len(self._frequencies(dims.head_dim))
         draws = zip(("sin", "cos"), jax.random.split(rng), strict=True)
-        return {name: jnp.eye(n)[None] + normal(key, (self.num_kv_heads, n, n), self._std(n)) for name, key in draws}
+        return {name: jnp.eye(n, dtype=jnp.float32)[None] + normal(key, (self.num_kv_heads, n, n), self._std(n)) for name, key in draws}
 
     def _frequencies(self, width: int) -> np.ndarray:
         self.require_resolved()
@@ -81,20 +81,23 @@ class Fope(Encoding):
         return self.gain * math.sqrt(2 / ((self.num_kv_heads + n) * max(n, 1)))
 
     def _fixed(self, n: int) -> dict[str, np.ndarray]:
-        rng = np.random.default_rng(self.seed)
-        return {name: np.eye(n) + self._std(n) * rng.standard_normal((self.num_kv_heads, n, n)) for name in ("sin", "cos")}
+        noise = np.random.default_rng(self.seed).standard_normal((2, self.num_kv_heads, n, n))
+        return dict(zip(("sin", "cos"), np.eye(n) + self._std(n) * noise, strict=True))
 
     def _map(self, params: Params, vectors: jax.Array, pos: jax.Array) -> jax.Array:
         wide = at_least_float32(vectors)
         frequencies = self._frequencies(vectors.shape[-1])
         matrices = params if self.learned else self._fixed(len(frequencies))
         still = vectors.shape[-1] // 2 - len(frequencies)
-        mixed = []
-        for name, wave, rest in zip(("sin", "cos"), sin_cos(pos, frequencies), (self.dropped == "doubled", True), strict=True):
+        sin, cos = sin_cos(pos, frequencies)
+
+        def mixed(wave: jax.Array, name: str, rest: float) -> jax.Array:
             series = jnp.einsum("tn,gnf->tgf", wave, as_float(matrices[name]), precision="highest")
-            series = jnp.pad(series, ((0, 0), (0, 0), (0, still)), constant_values=float(rest))
-            mixed.append(jnp.repeat(series, vectors.shape[1] // series.shape[1], axis=1).astype(wide.dtype))
-        return rotate(wide, *mixed, "half_split").astype(vectors.dtype)
+            series = jnp.pad(series, ((0, 0), (0, 0), (0, still)), constant_values=rest)
+            return jnp.repeat(series, vectors.shape[1] // series.shape[1], axis=1).astype(wide.dtype)
+
+        sin, cos = mixed(sin, "sin", float(self.dropped == "doubled")), mixed(cos, "cos", 1.0)
+        return rotate(wide, sin, cos, "half_split").astype(vectors.dtype)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         return self._map(params, vectors, pos)

@@ -15,7 +15,7 @@ class KeyOffset(Encoding):
     """The last channels of a key are those of the token before it: k_j[d - n:] <- k_{j-1}[d - n:], n = share * d.
 
     A query that meets what came before a token finds the token itself: induction in one layer. No position is read.
-    The first token of a document has zeros there. Meant for the channels that RoPE leaves alone, and as it looks back it
+    The first token of a document has zeros there. Meant for the channels that RoPE leaves alone; as it looks back it
     comes first: key_offset+rope(rotary_dim=n), n half of the head for the default `share` of 1/2.
 
     Reference: modded-nanogpt, github.com/KellerJordan/modded-nanogpt/pull/169 (no paper, nothing on arXiv).

@@ -48,10 +48,8 @@ class Pope(Encoding):
         if delta is not None:
             phase = phase - jnp.clip(delta, -2 * math.pi, 0.0)[None]
         magnitude = jax.nn.softplus(at_least_float32(vectors))
-        waves = (jnp.cos(phase), jnp.sin(phase))
-        return jnp.concatenate([magnitude * wave.astype(magnitude.dtype) for wave in waves], axis=-1).astype(
-            vectors.dtype
-        )
+        both = [magnitude * wave(phase).astype(magnitude.dtype) for wave in (jnp.cos, jnp.sin)]
+        return jnp.concatenate(both, axis=-1).astype(vectors.dtype)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         return self._map(vectors, pos, params["delta"])
