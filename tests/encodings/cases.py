@@ -81,7 +81,8 @@ def layer_outputs(encoding, params, weights, x, pos, idx, segment, *, executor="
     """One attention layer over tokens x [b, t, m]: embedded, projected, attended; [b, t, h, d]."""
     q, k, v = project(encoding, params, weights, x, pos)
     where = {"q_pos": pos, "k_pos": pos, "q_idx": idx, "k_idx": idx, "q_segment": segment, "k_segment": segment}
-    return posx.attend(encoding, params, q, k, v, mask=mask, executor=executor, **where)
+    kept = x if encoding.acts_on("features") else None
+    return posx.attend(encoding, params, q, k, v, mask=mask, executor=executor, x=kept, **where)
 
 
 layer = jax.jit(layer_outputs, static_argnames=("encoding", "executor", "mask"))

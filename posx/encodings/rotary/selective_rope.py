@@ -36,7 +36,7 @@ class SelectiveRope(Encoding):
     num_heads: int | None = None
 
     caches_mapped_keys = True
-    extrapolates = "not tested by its paper for softmax attention; slow planes as RoPE"
+    extrapolates = "open: tokens choose the angles, which grow on as RoPE's do"
     paper = "arXiv 2511.17388"
 
     def __post_init__(self) -> None:
