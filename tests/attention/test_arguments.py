@@ -280,7 +280,8 @@ def test_an_encoding_made_for_other_sizes_is_refused(case):
 def test_every_registered_encoding_fits_the_sizes_it_was_made_for():
     for name in posx.ENCODINGS:
         encoding, params = built(name, XL)
-        jax.eval_shape(functools.partial(attend, encoding), params, jax.ShapeDtypeStruct((T,), np.int32))
+        x = jnp.zeros((B, T, XL.model_dim)) if encoding.acts_on("features") else None
+        jax.eval_shape(functools.partial(attend, encoding, x=x), params, jax.ShapeDtypeStruct((T,), np.int32))
 
 
 def test_sizes_are_asked_once():

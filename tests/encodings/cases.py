@@ -10,7 +10,7 @@ import posx
 from posx.encodings import Encoding, encoding_name
 from posx.testing import DIMS
 from posx.testing.subject import LENGTH
-from tests.encodings import reference
+from tests.encodings import reference, reference_rotary
 
 #: Every registry name with its defaults, and every variant that changes a formula.
 SPECS: dict[str, Any] = {
@@ -96,8 +96,11 @@ def reference_layer(encoding, params, weights, x, pos, idx, segment, mask=posx.c
     for x_one, p, n, s in zip(np.float64(x), pos, idx, segment, strict=True):
         embedded = reference.embed(name, encoding, params, x_one, p)
         q, k, v = (np.einsum("tm,mhd->thd", embedded, weights[c]) for c in "qkv")
-        seen = [[sees(mask, i, j) and s[a] == s[b] for b, j in enumerate(n)] for a, i in enumerate(n)]
-        outputs.append(reference.reference(name, encoding, params, q, k, v, p.tolist(), p.tolist(), np.array(seen)))
+        seen = np.array([[sees(mask, i, j) and s[a] == s[b] for b, j in enumerate(n)] for a, i in enumerate(n)])
+        if name in reference_rotary.OUTPUTS:
+            outputs.append(reference_rotary.OUTPUTS[name](encoding, params, x_one, lambda x: (q, k, v), p, seen))  # noqa: B023
+            continue
+        outputs.append(reference.reference(name, encoding, params, q, k, v, p.tolist(), p.tolist(), seen))
     return np.stack(outputs)
 
 

@@ -1,6 +1,7 @@
 """Selective RoPE: RoPE where every token makes one step, nothing where none makes any, and what the steps see."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +25,11 @@ FULL = posx.build("selective_rope(drift=True, gated=True)", DIMS)
 PARAMS = params_of(FULL)
 
 
-@jax.jit
 def with_full(params, x, pos):
     return found(FULL, params, x, pos)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def found(encoding, params, x, pos=POS):
     """Weights [h, q, k]: with the identity as values, the outputs are the weights."""
     v = jnp.broadcast_to(jnp.eye(T)[:, None], (T, DIMS.num_kv_heads, T))

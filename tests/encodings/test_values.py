@@ -21,6 +21,10 @@ PAIRS = {
     "tupe": ({"untied": (1,)}, {"untied": (2,)}),
     "deberta": ({"max_distance": 4}, {"max_distance": 4, "release_index": True}),
     "rope": ({"base": 100.0}, {"layout": "interleaved"}),
+    "pope": ({"base": 100.0}, {"base": 50.0}),
+    "fope": ({"base": 50.0}, {"base": 50.0, "seed": 1}),
+    "selective_rope": ({"base": 100.0}, {"base": 50.0}),
+    "key_offset": ({"share": 0.5}, {"share": 1.0}),
     "alibi": ({"num_heads": 4}, {"num_heads": 4}),
 }
 T = 9
@@ -56,7 +60,8 @@ def test_equal_values_share_one_trace(name):
     def run(encoding, params, q, pos):
         traces.append(encoding)
         k = q[:, :, : DIMS.num_kv_heads]
-        return posx.attend(encoding, params, q, k, k, q_pos=pos, k_pos=pos)
+        x = jnp.ones((1, T, DIMS.model_dim)) if encoding.acts_on("features") else None
+        return posx.attend(encoding, params, q, k, k, q_pos=pos, k_pos=pos, x=x)
 
     for seed, start in ((0, 0), (1, 5)):
         encoding = posx.build(SPECS[name], DIMS)

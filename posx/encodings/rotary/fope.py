@@ -68,8 +68,8 @@ class Fope(Encoding):
         if not self.learned:
             return {}
         n = len(self._frequencies(dims.head_dim))
-        draws = zip(("sin", "cos"), jax.random.split(rng), strict=True)
-        return {name: jnp.eye(n, dtype=jnp.float32)[None] + normal(key, (self.num_kv_heads, n, n), self._std(n)) for name, key in draws}
+        noise = normal(rng, (2, self.num_kv_heads, n, n), self._std(n))
+        return dict(zip(("sin", "cos"), jnp.eye(n, dtype=jnp.float32)[None, None] + noise, strict=True))
 
     def _frequencies(self, width: int) -> np.ndarray:
         self.require_resolved()
