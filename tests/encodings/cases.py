@@ -11,10 +11,10 @@ import posx
 from posx.encodings import Encoding, encoding_name
 from posx.testing import DIMS
 from posx.testing.subject import LENGTH
-from tests.encodings import reference, reference_content, reference_temperatures
+from tests.encodings import reference, reference_content, reference_rotary, reference_temperatures
 
 #: References of whole sequences, (encoding, params, x, project, pos, visible), where a pair does not say its own logit.
-WHOLE = {**reference_content.WHOLE, **reference_temperatures.WHOLE}
+WHOLE = {**reference_content.WHOLE, **reference_rotary.OUTPUTS, **reference_temperatures.WHOLE}
 
 #: Every registry name with its defaults, and every variant that changes a formula.
 SPECS: dict[str, Any] = {
@@ -41,6 +41,13 @@ SPECS: dict[str, Any] = {
     "deberta-p2c": {"name": "deberta", "max_distance": 5, "terms": ("p2c",)},
     "rope": "rope",
     "rope-interleaved": {"name": "rope", "layout": "interleaved", "rotary_dim": 4, "base": 100.0},
+    "pope": "pope",
+    "fope": {"name": "fope", "base": 50.0},
+    "fope-learned": {"name": "fope", "base": 50.0, "dropped": "plain", "learned": True},
+    "selective_rope": "selective_rope",
+    "selective_rope-gated": {"name": "selective_rope", "base": 50.0, "kernel": 2, "drift": True, "gated": True},
+    "key_offset": "key_offset",
+    "key_offset-rope": ["key_offset", {"name": "rope", "rotary_dim": 2}],
     "alibi": "alibi",
     "cope": {"name": "cope", "num_positions": 5},
     "cope-unscaled": {"name": "cope", "num_positions": 20, "scaled": False, "per_layer": False},

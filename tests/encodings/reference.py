@@ -8,6 +8,9 @@ import math
 
 import numpy as np
 
+#: Query heads of the layers that the tests run, for encodings that only know their key heads.
+NUM_HEADS = 4
+
 
 def embed(name, encoding, params, x, pos):
     """x [t, m] with the position vectors of pos [t] added."""
@@ -185,6 +188,44 @@ def xpos(encoding, params, q, k, i, j, h):
     return total / math.sqrt(len(q))
 
 
+def softplus(x):
+    return math.log(1 + math.exp(x))
+
+
+def pope(encoding, params, q, k, i, j, h):
+    total = 0.0
+    for c, (a, b) in enumerate(zip(q, k, strict=True)):
+        delta = max(-2 * math.pi, min(0.0, params["delta"][h, c]))
+        total += softplus(a) * softplus(b) * math.cos((j - i) / encoding.base ** (c / len(q)) + delta)
+    return total / math.sqrt(len(q))
+
+
+def fope(encoding, params, q, k, i, j, h):
+    """Planes as complex numbers: the real part of q w_i conj(k w_j), w_p the mixed waves at position p."""
+    half, heads = len(q) // 2, encoding.num_kv_heads
+    thetas = [encoding.base ** (-c / half) for c in range(half)]
+    kept = [theta for theta in thetas if theta >= 2 * math.pi / encoding.original_len]
+    n = len(kept)
+    if encoding.learned:
+        sines, cosines = params["sin"], params["cos"]
+    else:
+        noise = np.random.default_rng(encoding.seed).standard_normal((2, heads, n, n))
+        sines, cosines = np.eye(n) + encoding.gain * math.sqrt(2 / (n * n + heads * n)) * noise
+    group = h // (NUM_HEADS // heads)
+
+    def wave(p, f):
+        if f >= n:
+            return 1 + 1j if encoding.dropped == "doubled" else 1.0
+        sine = sum(math.sin(p * theta) * sines[group, c, f] for c, theta in enumerate(kept))
+        return complex(sum(math.cos(p * theta) * cosines[group, c, f] for c, theta in enumerate(kept)), sine)
+
+    total = 0.0
+    for f in range(half):
+        left, right = complex(q[f], q[f + half]) * wave(i, f), complex(k[f], k[f + half]) * wave(j, f)
+        total += (left * right.conjugate()).real
+    return total / math.sqrt(len(q))
+
+
 def alibi_slopes(n):
     """The authors' recursion (fairseq `get_slopes`)."""
     if math.log2(n).is_integer():
@@ -313,6 +354,8 @@ LOGITS = {
     "deberta": deberta,
     "rope": rope,
     "xpos": xpos,
+    "pope": pope,
+    "fope": fope,
     "alibi": alibi,
     "grape_a": grape_a,
     "tupe+t5": tupe_r,

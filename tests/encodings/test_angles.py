@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.encodings.angles import angles, inverse_frequencies, sin_cos
+from posx.encodings.angles import angles, inverse_frequencies, running_angles, sin_cos
 from tests.encodings.cases import CASES, DIMS, layer, params_of, projections, tokens
 
 #: 2 pi to 60 digits, so that the reference below has no rounding but its last.
@@ -41,6 +41,37 @@ def test_float_positions_are_taken_as_they_are():
     assert_allclose(np.sin(angles(pos, frequencies)), np.sin(wanted), rtol=0, atol=1e-6)
     slopes = jax.vmap(jax.jacfwd(lambda p: angles(p[None], frequencies)[0]))(jnp.asarray(pos))
     assert_allclose(slopes, np.tile(frequencies, (len(pos), 1)), rtol=1e-6)
+
+
+def steps_of(kind, length, width):
+    rng = np.random.default_rng(0)
+    drawn = {"one": np.ones((length, 1, width)), "part": np.full((length, 1, width), 0.3)}
+    return np.float32(drawn.get(kind, rng.standard_normal((length, 1, width))))
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("one", 1e-4), ("part", 1e-3), ("random", 2e-5)])
+def test_running_angles_stay_exact_over_100_000_steps(kind, bound):
+    """To rounding of the steps: a float32 sum, one step after the other, is off by whole turns where they are equal."""
+    frequencies = inverse_frequencies(10_000.0, 16)
+    steps = steps_of(kind, 100_000, len(frequencies))
+    wanted = np.cumsum(np.float64(steps) * frequencies, axis=0)
+    found, _ = jax.jit(lambda s: running_angles(s, frequencies, None))(steps)
+    off = np.angle(np.exp(1j * (np.float64(found) - wanted)))
+    assert np.abs(off).max() < bound
+    plain = np.cumsum(steps * np.float32(frequencies), axis=0, dtype=np.float32)
+    assert kind == "random" or np.abs(np.float64(plain) - wanted).max() > 100 * bound
+
+
+def test_running_angles_are_the_same_in_any_chunks_and_have_the_slopes_of_a_sum():
+    frequencies = inverse_frequencies(100.0, 6)
+    steps, weights = steps_of("random", 50, 3), steps_of("other", 50, 3)[::-1]
+    whole, last = running_angles(jnp.asarray(steps), frequencies, None)
+    first, middle = running_angles(jnp.asarray(steps[:17]), frequencies, None)
+    second, end = running_angles(jnp.asarray(steps[17:]), frequencies, middle)
+    assert_array_equal(np.concatenate([first, second]), whole)
+    assert_array_equal(end, last)
+    slope = jax.grad(lambda s: (running_angles(s, frequencies, None)[0] * weights).sum())(jnp.asarray(steps))
+    assert_allclose(slope, np.cumsum(weights[::-1], axis=0)[::-1] * frequencies, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", [c for c, e in CASES.items() if e.shift_invariant and ("rope" in c or "xl" in c)])

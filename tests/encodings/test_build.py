@@ -64,7 +64,20 @@ def test_all_cases_are_different_values():
 
 
 #: Arrays that start the same whatever the seed.
-CONSTANT = ("norm_scale", "norm_bias", "omega", "b", "c", "multiplier", "shape", "scale", "loc")
+CONSTANT = (
+    "norm_scale",
+    "norm_bias",
+    "omega",
+    "b",
+    "c",
+    "multiplier",
+    "shape",
+    "scale",
+    "loc",
+    "delta",
+    "drift",
+    "gate_bias",
+)
 
 
 @all_cases
@@ -90,6 +103,7 @@ def test_params_follow_init_and_scope(case):
         ("dape", {"w_1": 48**-0.5, "b_1": 48**-0.5, "w_2": 96**-0.5}),  # uniform within the root of 3 of these
         ("inkling", {"w": 0.02, "bank": 0.02}),
         ("grape_a", {"u": 64**-0.5, "v": 64**-0.5}),
+        ("selective_rope", {"down": 0.02, "up": 0.02, "kernel": 0.02}),
     ],
 )
 def test_initial_spread_is_the_published_one(name, std):
@@ -105,7 +119,9 @@ def test_docstring_states_the_equation_and_the_paper(name):
     cls = posx.ENCODINGS[name]
     assert " = " in cls.__doc__ or "<-" in cls.__doc__
     assert "arXiv" in cls.__doc__
-    assert cls.paper.startswith(("arXiv ", "https://")) and cls.paper.removeprefix("arXiv ") in cls.__doc__
+    assert (
+        cls.paper.startswith(("arXiv ", "https://", "github.com/")) and cls.paper.removeprefix("arXiv ") in cls.__doc__
+    )
     assert cls.extrapolates
 
 
@@ -214,6 +230,18 @@ def test_every_training_length_builds(name, length):
         ({"name": "deberta", "max_distance": 0}, r"deberta: max_distance=0"),
         ({"name": "deberta", "log_buckets": 5}, r"deberta: log_buckets=5"),
         ({"name": "deberta", "log_buckets": 8, "max_distance": 5}, r"deberta: log_buckets=8 needs max_distance .* 6"),
+        ({"name": "pope", "base": 1.0}, r"pope: base=1\.0 must be above 1"),
+        ({"name": "pope", "delta_start": "one"}, r"pope: delta_start='one' is unknown; allowed: zero, uniform"),
+        ({"name": "fope", "base": 1.0}, r"fope: base=1\.0 must be above 1"),
+        ({"name": "fope", "gain": -0.1}, r"fope: gain=-0\.1 must be at least 0"),
+        ({"name": "fope", "original_len": 0}, r"fope: original_len=0 must be at least 1"),
+        ({"name": "fope", "dropped": "kept"}, r"fope: dropped='kept' is unknown; allowed: doubled, plain"),
+        ({"name": "fope", "seed": -1}, r"fope: seed=-1 must be at least 0"),
+        ({"name": "selective_rope", "base": 1.0}, r"selective_rope: base=1\.0 must be above 1"),
+        ({"name": "selective_rope", "rank": 0}, r"selective_rope: rank=0 must be at least 1"),
+        ({"name": "selective_rope", "kernel": 1}, r"selective_rope: kernel=1 must be at least 2"),
+        ({"name": "key_offset", "share": 0.0}, r"key_offset: share=0\.0 must be above 0 and at most 1"),
+        (["rope", "key_offset"], r"KeyOffset\(share=0\.5\) looks back .* must come before Rope"),
         ({"name": "alibi", "num_heads": 0}, r"alibi: num_heads=0"),
         ([], r"a chain needs at least one encoding"),
         (3, r"an encoding is a name, a mapping or a list, not int"),
@@ -229,7 +257,7 @@ def test_a_wrong_spec_is_one_line_that_names_the_cause(spec, message):
 
 def test_odd_widths_are_refused_by_what_needs_pairs():
     dims = dataclasses.replace(DIMS, model_dim=13, head_dim=5)
-    for name in ("sinusoidal", "transformer_xl", "rope"):
+    for name in ("sinusoidal", "transformer_xl", "rope", "fope", "selective_rope"):
         with pytest.raises(ConfigError, match="even"):
             posx.build(name, dims)
     assert posx.build({"name": "rope", "rotary_dim": 4}, dims).rotary_dim == 4
@@ -277,6 +305,10 @@ def test_a_class_of_ones_own_is_named_by_its_place():
         ("tupe", ("query", "key", "temperature")),
         ("deberta", ("temperature", "relative")),
         ("rope", ("query", "key")),
+        ("pope", ("query", "key")),
+        ("fope", ("query", "key")),
+        ("selective_rope", ("features", "query", "key")),
+        ("key_offset", ("key",)),
         ("alibi", ("bias",)),
         ("cope", ("score",)),
         ("dape", ("score",)),

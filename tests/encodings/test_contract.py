@@ -1,5 +1,6 @@
 """What every registered encoding owes: the checks of `posx.testing`, against the reference of each method's paper."""
 
+
 import jax
 import numpy as np
 import pytest

@@ -11,7 +11,12 @@ from posx.encodings import encoding_name
 from tests.encodings import reference
 from tests.encodings.cases import CASES, DIMS, layer, params_of, projections, reference_layer, reference_of, tokens
 
-UNLIMITED = [case for case, encoding in CASES.items() if encoding.max_position is None and "-" not in case]
+#: Of those whose logits follow from two vectors and their positions.
+UNLIMITED = [
+    case
+    for case, encoding in CASES.items()
+    if encoding.max_position is None and "-" not in case and encoding_name(encoding) in reference.LOGITS
+]
 T = 11
 
 

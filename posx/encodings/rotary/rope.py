@@ -12,9 +12,10 @@ from posx.errors import ConfigError
 
 
 def rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, layout: str) -> jax.Array:
-    """Turns plane c of x [t, h, d] by the angle of sin[t, c], cos[t, c]; planes are (2c, 2c+1) interleaved,
-    (c, c + d/2) half_split."""
-    sin, cos = sin[:, None, :], cos[:, None, :]
+    """Turns plane c of x [t, h, d] by the angle of sin[t, c], cos[t, c], or [t, h, c] where heads have angles of their
+    own; planes are (2c, 2c+1) interleaved, (c, c + d/2) half_split."""
+    if sin.ndim == 2:
+        sin, cos = sin[:, None, :], cos[:, None, :]
     if layout == "interleaved":
         pairs = x.reshape(*x.shape[:-1], -1, 2)
         a, b = pairs[..., 0], pairs[..., 1]

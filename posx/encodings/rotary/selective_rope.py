@@ -1,0 +1,103 @@
+"""Selective rotary position embedding."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from posx.encodings.angles import inverse_frequencies, running_angles
+from posx.encodings.base import Dims, Encoding, Features, Params, at_least_float32, normal
+from posx.encodings.rotary.rope import rotate
+from posx.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectiveRope(Encoding):
+    """RoPE whose steps the tokens choose: plane c of token t is turned by theta_c * Phi_tc, Phi_t = phi_1 + .. + phi_t,
+    theta_c = base^(-2c/d), with phi_tc = sum_n kernel_nc (W_up W_down x^_{t-n})_c over the last `kernel` tokens and x^
+    the layer's input, of length 1 in each head's slice. phi = 1 is RoPE at positions 1, 2, ...; no position is read.
+
+    `drift` adds a learned exp(b_c) > 0 to phi, `gated` then multiplies it by sigmoid(w x^_t + b) of each head. All
+    weights start as N(0, 0.02), biases at 0, so that hardly anything turns at first, but for exp(0) = 1 of `drift`.
+    Angles belong to key heads; query heads that share keys turn alike, since products must depend on what lies between.
+
+    Reference: Movahedi et al. 2026, arXiv 2511.17388; github.com/timurcarstensen/selective-rope, modules/rotary.py.
+    Differs: its language models set rank 32. It needs as many key heads as query heads. Left out: full-rank projections
+    and other gates, differences in place of the convolution, learned or "rfa" frequencies, an activation after it.
+    """
+
+    base: float = 500000.0
+    rank: int = 16
+    kernel: int = 4
+    drift: bool = False
+    gated: bool = False
+    num_heads: int | None = None
+
+    caches_mapped_keys = True
+    extrapolates = "open: tokens choose the angles, which grow on as RoPE's do"
+    paper = "arXiv 2511.17388"
+
+    def __post_init__(self) -> None:
+        if not self.base > 1:
+            raise ConfigError(f"selective_rope: base={self.base} must be above 1")
+        if self.rank < 1:
+            raise ConfigError(f"selective_rope: rank={self.rank} must be at least 1")
+        if self.kernel < 2:
+            raise ConfigError(f"selective_rope: kernel={self.kernel} must be at least 2 tokens")
+
+    @property
+    def history(self) -> Mapping[str, int]:  # type: ignore[override]
+        return {"features": self.kernel - 1}
+
+    def resolve(self, dims: Dims) -> Self:
+        if dims.head_dim % 2:
+            raise ConfigError(f"selective_rope: head_dim={dims.head_dim} must be even, as pairs of channels turn")
+        if dims.model_dim % dims.num_heads:
+            raise ConfigError(
+                f"selective_rope: model_dim={dims.model_dim} must be a multiple of num_heads={dims.num_heads}, as each "
+                "head's slice is normalised"
+            )
+        return self.fill_open(num_heads=dims.num_heads)
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        down, up, kernel, gate = jax.random.split(rng, 4)
+        per_head = (dims.num_kv_heads or dims.num_heads, dims.head_dim // 2)
+        params = {
+            "down": normal(down, (dims.model_dim, self.rank), 0.02),
+            "up": normal(up, (self.rank, *per_head), 0.02),
+            "kernel": normal(kernel, (self.kernel, *per_head), 0.02),
+        }
+        if self.drift:
+            params["drift"] = jnp.zeros(per_head, jnp.float32)
+        if self.gated:
+            params["gate"] = normal(gate, (dims.model_dim, per_head[0]), 0.02)
+            params["gate_bias"] = jnp.zeros(per_head[:1], jnp.float32)
+        return params
+
+    def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
+        self.require_resolved()
+        slices = at_least_float32(x).reshape(*x.shape[:2], self.num_heads, -1)
+        x = (slices * jax.lax.rsqrt((slices**2).sum(axis=-1, keepdims=True) + 1e-6)).reshape(x.shape)
+        weights = params["down"], params["up"], params["kernel"]
+        phi = jnp.einsum("tnm,mr,rgc,ngc->tgc", x, *weights, precision="highest")
+        if self.drift:
+            phi = phi + jnp.exp(params["drift"])[None]
+        if self.gated:
+            gate = jnp.einsum("tm,mg->tg", x[:, 0], params["gate"], precision="highest")
+            phi = phi * jax.nn.sigmoid(gate + params["gate_bias"][None])[..., None]
+        found, last = running_angles(phi, inverse_frequencies(self.base, 2 * phi.shape[-1]), carry)
+        return {"angles": found}, last
+
+    def _map(self, vectors: jax.Array, features: Features) -> jax.Array:
+        wide = at_least_float32(vectors)
+        angles = features["angles"].astype(wide.dtype)
+        angles = jnp.repeat(angles, vectors.shape[1] // angles.shape[1], axis=1)
+        return rotate(wide, jnp.sin(angles), jnp.cos(angles), "half_split").astype(vectors.dtype)
+
+    def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        return self._map(vectors, features)
+
+    def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        return self._map(vectors, features)

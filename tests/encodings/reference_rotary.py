@@ -1,0 +1,72 @@
+"""Rotary encodings whose logits need more than two vectors and their positions, in float64 NumPy, from the definition:
+(encoding, params, x [t, m], project, pos [t], visible [t, t]) -> outputs [t, h, d]. Nothing here imports posx."""
+
+import math
+
+import numpy as np
+
+from tests.encodings import reference
+
+
+def key_offset(encoding, params, x, project, pos, visible):
+    return with_offset(encoding, "nope", None, x, project, pos, visible)
+
+
+def key_offset_rope(encoding, params, x, project, pos, visible):
+    return with_offset(encoding.parts[0], "rope", encoding.parts[1], x, project, pos, visible)
+
+
+def with_offset(encoding, name, other, x, project, pos, visible):
+    """What `other` gives for keys whose last channels are those of the token that each one sees before itself."""
+    q, k, v = project(x)
+    moved = k.copy()
+    for t, row in enumerate(visible):
+        before = np.flatnonzero(row)[:-1]
+        for c in range(k.shape[-1]):
+            if c >= k.shape[-1] * (1 - encoding.share):
+                moved[t, :, c] = k[before[-1], :, c] if len(before) else 0.0
+    return reference.reference(name, other, {}, q, moved, v, pos.tolist(), pos.tolist(), visible)
+
+
+def selective_rope(encoding, params, x, project, pos, visible):
+    q, k, v = project(x)
+    (_, heads, width), group = q.shape, q.shape[1] // k.shape[1]
+    phi = np.array([selected(encoding, params, x, row) for row in visible])
+    o = np.zeros((*q.shape[:2], v.shape[-1]))
+    for i, h in np.ndindex(len(q), heads):
+        seen = np.flatnonzero(visible[i])
+        logits = []
+        for j in seen:
+            total = 0.0
+            for c in range(width // 2):
+                between = sum(phi[t, h // group, c] for t in seen if t > j)
+                turn = np.exp(1j * between * encoding.base ** (-2 * c / width))
+                left = complex(q[i, h, c], q[i, h, c + width // 2])
+                right = complex(k[j, h // group, c], -k[j, h // group, c + width // 2])
+                total += (left * right * turn).real
+            logits.append(total / math.sqrt(width))
+        w = np.exp(logits)
+        for weight, j in zip(w / w.sum(), seen, strict=True):
+            o[i, h] += weight * v[j, h // group]
+    return o
+
+
+def selected(encoding, params, x, row):
+    """phi [g, c] of the last token that a row of `visible` shows."""
+
+    def unit(token):
+        slices = token.reshape(encoding.num_heads, -1)
+        return np.concatenate([s / math.sqrt(s @ s + 1e-6) for s in slices])
+
+    seen = np.flatnonzero(row)[::-1]
+    phi = 0 * params["kernel"][0]
+    for n, t in enumerate(seen[: encoding.kernel]):
+        phi = phi + params["kernel"][n] * np.tensordot(unit(x[t]) @ params["down"], params["up"], 1)
+    if encoding.drift:
+        phi = phi + np.exp(params["drift"])
+    if encoding.gated and len(seen):
+        phi = phi / (1 + np.exp(-(unit(x[seen[0]]) @ params["gate"] + params["gate_bias"])))[:, None]
+    return phi
+
+
+OUTPUTS = {"key_offset": key_offset, "key_offset+rope": key_offset_rope, "selective_rope": selective_rope}
