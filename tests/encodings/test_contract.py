@@ -1,6 +1,5 @@
 """What every registered encoding owes: the checks of `posx.testing`, against the reference of each method's paper."""
 
-
 import jax
 import numpy as np
 import pytest

@@ -104,7 +104,7 @@ def test_facts_and_names_are_those_of_the_base():
     assert not Dape(Alibi(H)).fades and Dape(Rope(rotary_dim=D)).caches_mapped_keys
     assert Dape(Rope(rotary_dim=D)).sites == ("query", "key", "score")
     with pytest.raises(ConfigError, match=r"^Alibi\.num_heads is not set"):
-        weights(Dape(), params)
+        weights(Dape(Alibi()), params)
     for fields, message in (({"kernel": 2}, "kernel=2 must be odd"), ({"width": 0}, "width=0 must be at least 1")):
         with pytest.raises(ConfigError, match=f"^dape: {message}"):
             Dape(**fields)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from posx.encodings.around import Around, of_base
 from posx.encodings.base import Dims, Encoding, Params, Tile
-from posx.encodings.biases.alibi import Alibi
+from posx.encodings.biases.kerple import Kerple
 from posx.errors import ConfigError
 
 
@@ -15,19 +15,19 @@ from posx.errors import ConfigError
 class Dape(Around):
     """s_ij = A_ij + B_ij + f([A; B])_ij, f = W2 leaky_relu(W1 . + b) over the heads of a pair, 2H -> width -> H.
 
-    A are the scaled products (and what comes before in a chain), B is all that `base` adds to them; for a base that
-    only maps tokens (RoPE, NoPE) it is f(A), from H. `kernel` = 1 is version 1. 3 is version 2: W1 and W2 span a key
-    and its neighbours, and both see 0 for keys that the query does not see. width = 32; f is per layer, drawn as
-    PyTorch does, uniform within 1/sqrt(inputs).
+    A are the scaled products (and what comes before in a chain), B is all that `base` adds to them, the papers' best
+    being KERPLE; for a base that only maps tokens (RoPE, NoPE) it is f(A), from H. `kernel` = 1 is version 1. 3 is
+    version 2: W1 and W2 span a key and its neighbours, and both see 0 for keys that the query does not see. width = 32;
+    f is per layer, drawn as PyTorch does, uniform within 1/sqrt(inputs).
 
     Reference: Zheng et al. 2024, arXiv 2405.14722; version 2 Zheng et al. 2024, arXiv 2410.04798.
-    Differs: the papers' best base is KERPLE. The release gives the second layer a bias vector, which adds the same to
-    all keys of a query and so changes no weight. It hides later keys from the first convolution alone: the second one
-    reads a hidden layer at the key after the query's own, unless the text ends there, so that rows change as the text
-    grows. Here every row is as its last one is.
+    Differs: the release gives the second layer a bias vector, which adds the same to all keys of a query and so changes
+    no weight. It hides later keys from the first convolution alone: the second one reads a hidden layer at the key
+    after the query's own, unless the text ends there, so that rows change as the text grows. Here every row is as its
+    last one is.
     """
 
-    base: Encoding = Alibi()  # noqa: RUF009  (a frozen value)
+    base: Encoding = Kerple()  # noqa: RUF009  (a frozen value)
     kernel: int = 1
     width: int = 32
 
