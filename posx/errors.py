@@ -56,6 +56,15 @@ class UndefinedLength(PosxError, ValueError):
     exit_code = 2
 
 
+class Stopped(PosxError):
+    """A run that was asked to stop and can go on (exit code 75, EX_TEMPFAIL: launchers start it again)."""
+
+    exit_code = 75
+
+    def __init__(self, what: str = ""):
+        super().__init__(f"{what or 'stopped'}; the same command goes on")
+
+
 class PartialFailure(PosxError):
     """Some runs of a sweep, or some lengths of an evaluation, failed (exit code 7)."""
 

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from posx import interrupts
+from posx.errors import Stopped
 
 
 def press():
@@ -14,12 +15,13 @@ def press():
 
 @pytest.fixture(autouse=True)
 def handler():
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupts.remember_interrupts()
     yield
     interrupts.remember_interrupts()
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_it_is_raised_at_once_and_again_where_a_loop_asks():
@@ -41,3 +43,16 @@ def test_a_save_is_finished_first_but_a_second_one_does_not_wait():
         press()
         done.append("not reached")
     assert done == ["saved"]
+
+
+def test_a_sigterm_is_raised_at_once_but_where_something_is_saved_first():
+    with pytest.raises(Stopped, match="the same command goes on"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert interrupts.terminated()
+    with pytest.raises(Stopped):
+        interrupts.check()
+    interrupts.remember_interrupts()
+    with interrupts.saved_first():
+        os.kill(os.getpid(), signal.SIGTERM)
+        interrupts.check()
+        assert interrupts.terminated()

@@ -12,7 +12,7 @@ from posx.config import run_config
 from posx.config.flags import repeated_run
 from posx.config.stored import like
 from posx.data.store import cache_folder
-from posx.errors import PosxError, WorkdirError
+from posx.errors import PosxError, Stopped, WorkdirError
 from posx.files.atomic import write_json
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import use_every_core
@@ -38,6 +38,6 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
     try:
         train_and_evaluate(run, folder)
     except PosxError as error:
-        if not isinstance(error, WorkdirError) and (folder.path / ".lock").exists():
+        if not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
             write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
         raise

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from posx import interrupts
-from posx.errors import ConfigError, PosxError
+from posx.errors import ConfigError, PosxError, Stopped
 from posx.files.atomic import disk_errors
 from posx.machine.backend import on_cpus
 from posx.machine.cores import let_go, on_cores, usable_cores, usable_memory
@@ -23,11 +23,16 @@ from posx.sweeps.clock import Clock
 from posx.sweeps.schedule import Cost, Schedule, choose, longest_first
 
 LOOK_SECONDS, WAIT_SECONDS = 2.0, 0.2
+#: How long runs have to save and end when the sweep does, as long as schedulers leave a job between SIGTERM and kill.
+STOP_SECONDS = 25.0
+#: How often a run is started that was stopped from outside.
+STARTS = 3
 
 #: What an exit code of a run means, for the summary.
 MEANINGS = {
     2: "bad config", 3: "data", 4: "work folder or checkpoint", 5: "non-finite loss", 6: "out of memory or disk",
-    7: "some lengths failed", -9: "killed (often: out of memory)", 130: "interrupted",
+    7: "some lengths failed", Stopped.exit_code: "stopped again and again", 130: "interrupted",
+    -9: "killed (often: out of memory)",
 }  # fmt: skip
 
 
@@ -104,7 +109,7 @@ def run_all(
     """
     asked = set(todo)
     waiting = [number for number in longest_first(schedule.costs) if number in asked]
-    failed, running = dict[int, str](), dict[int, Child]()
+    failed, running, stopped = dict[int, str](), dict[int, Child](), list[int]()
     clock = Clock(schedule, [task.progress() if number in asked else 1.0 for number, task in enumerate(tasks)])
     looked = began = time.monotonic()
     try:
@@ -132,8 +137,11 @@ def run_all(
                         let_go(child.process.pid, cores)  # it works, so it has its devices: now they take turns
                 for child in over:
                     del running[child.number]
-                    _ended(child, failed, meter)
-                    clock.end(child.number, child.number in failed)
+                    if _goes_on(child, stopped, meter):
+                        waiting.insert(0, child.number)
+                    else:
+                        _ended(child, failed, meter)
+                        clock.end(child.number, child.number in failed)
                 ended, states = len(asked) - len(waiting) - len(running), [c.task.state() for c in running.values()]
                 left = clock.seconds_left(list(running))
                 part = 0.0 if left is None else (now - began) / (now - began + left)
@@ -144,10 +152,16 @@ def run_all(
 
 
 def _stop(children: Collection[Child]) -> None:
+    """Ends them, with the time to save what they have done."""
     for child in children:
         child.process.terminate()
+    patience = time.monotonic() + STOP_SECONDS
     for child in children:
-        child.process.wait()
+        try:
+            child.process.wait(max(patience - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
         child.log.close()
 
 
@@ -195,6 +209,17 @@ def environment(cost: Cost, cores: int) -> dict[str, str]:
     if hasattr(os, "sched_setaffinity") or not cores or "device_count" in os.environ.get("XLA_FLAGS", ""):
         return dict(os.environ)
     return {"JAX_NUM_CPU_DEVICES": str(cost.devices(cores)), **os.environ}
+
+
+def _goes_on(child: Child, stopped: list[int], meter: Meter) -> bool:
+    """Whether it was stopped from outside, as a scheduler does, and is to be started once more; `stopped` says how
+    often that was."""
+    if child.process.returncode != Stopped.exit_code or stopped.count(child.number) + 1 >= STARTS:
+        return False
+    stopped.append(child.number)
+    child.log.close()
+    meter.print(f"{child.task.folder.path.name} was stopped, and goes on")
+    return True
 
 
 def _ended(child: Child, failed: dict[int, str], meter: Meter) -> None:

@@ -17,7 +17,7 @@ from posx import interrupts
 from posx.config import RunConfig, TrainConfig
 from posx.data import Dataset, batch
 from posx.data.store import cache_folder
-from posx.errors import NonFiniteError, OutOfMemoryError
+from posx.errors import NonFiniteError, OutOfMemoryError, Stopped
 from posx.files import lines
 from posx.files.atomic import disk_errors
 from posx.machine.ceiling import machine_ceiling
@@ -57,9 +57,11 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num
         if start >= config.steps:
             return state
         log = _Log(run, model, dataset, folder, start)
-        with log:
+        with interrupts.saved_first(), log:
             for steps in dispatches(config, start):
                 interrupts.check()
+                if interrupts.terminated():
+                    _save_and_stop(checkpoints, state, folder, steps.start, log)
                 tokens = over_devices(_batches(dataset, config, steps), num_devices, axis=1)
                 state, metrics = train_steps(model, config, state, tokens, len(steps), num_devices, rates)
                 log.add(metrics, len(steps))
@@ -73,6 +75,15 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num
                     checkpoints.save(done, _finite(jax.device_get(state), folder, done))
                     log.restart_clock()
     return state
+
+
+def _save_and_stop(checkpoints: Checkpoints, state: State, folder: RunFolder, step: int, log: _Log) -> None:
+    """Keeps what was done up to `step`, metrics too, and raises Stopped."""
+    if log.pending:
+        log.write(step)
+    if step and step not in checkpoints.steps():
+        checkpoints.save(step, _finite(jax.device_get(state), folder, step))
+    raise Stopped(f"{folder.path.name}: stopped and saved at step {step}")
 
 
 def dispatches(config: TrainConfig, start: int) -> Iterator[range]:

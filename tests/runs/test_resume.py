@@ -77,6 +77,23 @@ def test_a_killed_run_ends_bit_for_bit_like_one_never_interrupted(site, tmp_path
     assert len(json.loads((workdir / "env.json").read_text())["resumed"]) == 1
 
 
+def test_a_terminated_run_saves_where_it_is_and_goes_on(site, tmp_path, whole):
+    """SIGTERM, as schedulers send it before they kill: exit 75, and not a step is made twice."""
+    workdir = tmp_path / "run"
+    process = tiny.start(*words(site, workdir))
+    tiny.until(lambda: last_step(workdir) > CHECKPOINT_STEPS, process)
+    process.terminate()
+    err = process.communicate()[1]
+    assert process.returncode == 75, err
+    saved = max(int(path.stem) for path in (workdir / "checkpoints").glob("*.json") if path.stem.isdigit())
+    assert f"posx: run: stopped and saved at step {saved}; the same command goes on" in err and "Traceback" not in err
+    assert saved == last_step(workdir) < STEPS
+    assert not (workdir / "status.json").exists()
+    resume_and_compare(site, workdir, whole, saved)
+    steps = [row["step"] for row in read(workdir / "metrics.jsonl")]
+    assert steps == sorted(set(steps))
+
+
 @pytest.fixture(scope="module")
 def optimized(site, tmp_path_factory):
     """`whole`, its programs compiled as users' are."""
@@ -204,6 +221,27 @@ def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, site, whole, tmp_pa
     code, _, err = tiny.call(capsys, *command)
     assert code == 0 and "3 of 3 runs are finished already" in err
     assert rows == {path: path.read_bytes() for path in workdir.glob("*/eval.jsonl")}
+
+
+@pytest.mark.slow
+def test_a_terminated_sweep_leaves_runs_that_saved_and_a_terminated_run_goes_on(site, whole, tmp_path):
+    """SIGTERM to one run: the sweep starts it again. To the sweep: its run saves, exit 75; the same command ends it."""
+    workdir = tmp_path / "sweep"
+    command = sweep_words(site, workdir, "--config.sweep.encodings=t5", "--config.sweep.seeds=0", "--jobs=1")
+    folder = workdir / "t5-L16-s0"
+    process = tiny.start(*command)
+    for attempt in (1, 2):
+        tiny.until(lambda n=attempt: last_step(folder, n) > CHECKPOINT_STEPS, process)
+        os.kill(workers(workdir)[0] if attempt == 1 else process.pid, signal.SIGTERM)
+    err = process.communicate()[1]
+    assert process.returncode == 75 and not workers(workdir), err
+    assert "t5-L16-s0 was stopped, and goes on" in err and "the same command goes on" in err and "Traceback" not in err
+    log = (folder / "log.txt").read_text()
+    assert log.count("stopped and saved at step") == 2 and not (folder / "DONE").exists()
+    code, _, err = tiny.run(*command)
+    assert code == 0, err
+    assert_same_run(folder, whole)
+    assert {row["attempt"] for row in read(folder / "metrics.jsonl")} == {1, 2, 3}
 
 
 BREAKS = '''
