@@ -90,6 +90,12 @@ SPECS: dict[str, Any] = {
 }
 CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS) for case, spec in SPECS.items()}
 
+#: Between them these take every way through the executors, and the ten classic ones stand for themselves. Of the others
+#: the default tests check the formula; the whole contract where tests may be slow.
+WAYS = (
+    "nope", "sinusoidal", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi", "rope+alibi",
+    "tupe-r", "transformer_xl-clamp", "fox", "xpos", "cope", "selective_rope", "fire", "key_offset",
+)  # fmt: skip
 #: Variants of a formula that run through the code of their base case add nothing where only the plumbing is tested.
 STRUCTURAL = [*(case for case in CASES if "-" not in case), "transformer_xl-clamp", "tupe-r"]
 
