@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,22 +13,22 @@ from typing import Any
 from posx import interrupts
 from posx.commands import COMMANDS, COMMON, Command, function, work_folder
 from posx.errors import ConfigError, OutOfMemoryError, PosxError, nearest
-from posx.progress import say
+from posx.files.atomic import disk_full
+from posx.progress import say, unheard
 from posx.words import Words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; every foreseen failure is one line on standard error."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0 if words else 2
     debug = "--debug" in words
     interrupts.remember_interrupts()
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every step of every save
     sys.path.append(str(Path.cwd()))  # so that "my_module:MyEncoding" finds a user's own file; last, to shadow nothing
     try:
-        return _run(words)
+        code = _run(words)
+        sys.stdout.flush()  # while what goes wrong with it can still be said
+        return code
     except PosxError as error:
         if debug:
             traceback.print_exc()
@@ -39,11 +40,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError:
         say("posx: memory ran out; lower train.batch_size or eval.batch_tokens")
         return OutOfMemoryError.exit_code
-    except BrokenPipeError:
-        return 0
+    except BrokenPipeError:  # of results; those who read them have enough
+        unheard(sys.stdout)
+        return 128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1
+    except OSError as error:
+        if not disk_full(error):
+            raise
+        unheard(sys.stdout)
+        say("posx: no space left where the results of this command are written")
+        return OutOfMemoryError.exit_code
 
 
 def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
     command = COMMANDS.get(words[0])
     if command is None:
         raise ConfigError(

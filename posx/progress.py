@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 LINE_SECONDS = 10.0
 
@@ -97,5 +99,15 @@ class Meter:
 
 
 def say(text: str) -> None:
-    """One line for the person; standard output stays free for results."""
-    print(text, file=sys.stderr, flush=True)
+    """One line for the person; standard output stays free for results. Where nobody listens any more, as behind a
+    closed pipe or on a full disk, the work goes on in silence."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        unheard(sys.stderr)
+
+
+def unheard(stream: TextIO) -> None:
+    """From now on what is written to `stream` goes nowhere, what Python still holds of it at its end too."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())

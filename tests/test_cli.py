@@ -636,8 +636,27 @@ def ctrl_c():
     signal.signal(signal.SIGINT, previous)
 
 
-def test_a_closed_pipe_and_an_interrupt_leave_no_traceback(site, tmp_path, ctrl_c):
-    """Piped into `head`, and stopped with Ctrl-C while it trains."""
+def test_a_run_goes_on_where_nobody_listens_and_results_nobody_reads_are_no_success(site, tmp_path):
+    """`posx train ... 2>&1 | head -0` trains to the end; `posx encodings | head -0` ends as a closed pipe does."""
+    command = f"{sys.executable} -m posx.cli"
+    train = f"train --config={site / 'tiny.py'}:t5 --workdir={tmp_path / 'run'}"
+    for words, wanted in ((f"{train} 2>&1", 0), ("encodings", 141), ("--help", 141)):
+        shell = f"{command} {words} | true; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(
+            ["bash", "-c", shell], env=tiny.environment(), capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == wanted and "Traceback" not in done.stderr and "rror" not in done.stderr, done.stderr
+    assert (tmp_path / "run" / "DONE").exists()
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "posx.cli", "encodings"], env=tiny.environment(), stdout=full,
+            stderr=subprocess.PIPE, text=True, timeout=600,
+        )  # fmt: skip
+    assert done.returncode == 6 and "no space left" in one_line(done.stderr)
+
+
+def test_an_interrupt_leaves_no_traceback(site, tmp_path, ctrl_c):
+    """Stopped with Ctrl-C while it trains."""
     process = tiny.start(
         "train", f"--config={site / 'tiny.py'}:t5", f"--workdir={tmp_path / 'run'}",
         "--config.train.checkpoint_steps=1",
