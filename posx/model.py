@@ -327,7 +327,8 @@ class Model:
     ) -> tuple[jax.Array, Cache]:
         """Logits [b, t, v] of the next tokens [b, t] after what `cache` holds, and the cache with them appended.
 
-        pos and idx are [b, t]; idx is -1 for padding. The caller sees to it that the slots suffice.
+        pos and idx are [b, t]; idx is -1 for padding, which stands before a prompt's first token and nowhere else. The
+        caller sees to it that the slots suffice.
         """
         start = cache.filled
         cache = advance(cache, pos, idx)

@@ -16,6 +16,7 @@ from posx.attention import cut
 from posx.attention.arguments import (
     Side,
     check_positions,
+    check_slots,
     check_vectors,
     consecutive_offset,
     sides,
@@ -91,7 +92,8 @@ def attend(
       mask: who may see whom; a row that sees nothing returns 0.
       x: [b, q, m], the layer's normalised input, from which features of whole-sequence self-attention are computed;
         with a cache `q_features` and `k_features` ([b, t, ...] each) are given instead.
-      q_recent: [b, n, h, d], where queries look back n tokens: those before the first query, see `history.seen_by`.
+      q_recent: [b, n, h, d], where queries look back n tokens: those before the first query, see `history.seen_by`;
+        left out where there are none.
       executor: "dense" (one tile, the oracle), "blockwise" (memory linear in length), "fused" (the vendor's kernel,
         for encodings that fit it), "auto", see `choose_executor`, or a function called as these three are.
       keys_mapped: k and v come out of a cache that holds them mapped.
@@ -112,6 +114,7 @@ def attend(
     )
     check_positions(encoding, q_side.pos)
     check_positions(encoding, k_side.pos)
+    check_slots(encoding, q_side, k_side, q_recent, from_x=x is not None)
     if cut.cuts_heads(q.shape[0], k.shape[2]):
         q, k, v = (cut.spread(x, axis=2) for x in (q, k, v))
     if not in_order:
@@ -266,7 +269,7 @@ def batch_features(
     by_row = 0 if pos.ndim == 2 else None
     each = jax.vmap(encoding.features, in_axes=(None, 0, by_row, None if carry is None else 0))
     features, carry = each(params, seen, pos, carry)
-    return features, (recent, carry)
+    return features, None if recent is None and carry is None else (recent, carry)
 
 
 def choose_executor(

@@ -126,6 +126,46 @@ def check_positions(encoding: Encoding, pos: Known) -> None:
         raise UndefinedLength(f"{encoding} is defined for positions 0 to {last}, but got {got}")
 
 
+def check_slots(encoding: Encoding, q: Side, k: Side, q_recent: Any, from_x: bool) -> None:
+    """Raises ValueError where slots are known not to stand as the encoding has to be given them.
+
+    Features are made, and scores of whole rows of keys summed, from slot to slot: of one document these have to stand
+    in the order of their arrival, with nothing empty between them.
+    """
+    name = type(encoding).__name__
+    if from_x and encoding.acts_on("features") and not (_in_a_row(q) and _same(q.idx, k.idx)):
+        raise ValueError(
+            f"{name} keeps features from token to token: give the tokens of a document one after the other, empty "
+            "slots before them, the same ones as queries and as keys; or give q_features and k_features"
+        )
+    if encoding.tiling == "rows" and not _in_a_row(k, gaps=True):
+        raise ValueError(f"{name} goes along the keys from slot to slot: give those of a document in order of arrival")
+    back = encoding.history.get("query", 0)
+    if back and q_recent is not None and q_recent.shape[1] != back:
+        raise ValueError(f"q_recent holds {q_recent.shape[1]} tokens, but queries of {name} look back {back}")
+
+
+def _same(a: Known, b: Known) -> bool:
+    """Unless they are known to differ."""
+    return not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or bool((np.atleast_2d(a) == b).all())
+
+
+def _in_a_row(side: Side, gaps: bool = False) -> bool:
+    """Whether the filled slots of each document stand in order of arrival, without empty ones between them unless
+    `gaps` do no harm; True where that is not known."""
+    if not isinstance(side.idx, np.ndarray) or not isinstance(side.segment, np.ndarray | None):
+        return True
+    idx = np.atleast_2d(side.idx)
+    segment = np.zeros_like(idx) if side.segment is None else np.atleast_2d(side.segment)
+    for order, document in zip(*np.broadcast_arrays(idx, segment), strict=True):
+        filled = np.flatnonzero(order >= 0)
+        alike = document[filled[1:]] == document[filled[:-1]]
+        falls, apart = np.diff(order[filled]) < 0, np.diff(filled) > 1
+        if (alike & (falls | (apart & (not gaps)))).any():
+            return False
+    return True
+
+
 def without_empty(values: Any, idx: Known | None) -> Any:
     """Arrays [b, t, ...] with zeros in the slots that are empty (idx -1): what stands there, NaN too, is nobody's."""
     if idx is None or (isinstance(idx, np.ndarray) and (idx >= 0).all()):

@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     offset: int | None = None
     #: Places a query stands behind a key, from which on the strips are constant; None if no tile lies beyond.
     reach: int | None = None
-    #: Whether tiles whose curve has fallen so far that they provably weigh nothing are left out.
+    #: Whether tiles whose curve or potential has fallen so far that they provably weigh nothing are left out.
     skip: bool = False
     #: Whether there are parameters, so that gradients of the strips are wanted.
     learned: bool = False

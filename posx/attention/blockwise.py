@@ -7,8 +7,8 @@ the same tile functions, so that every encoding, learned or not, is served by th
 Two walks over the tiles. In order (queries and keys are the same tokens, one after the other): tiles of the future are
 never visited, those of the past need no mask, and where positions are consecutive `curve` and `relative` are tabulated
 once and read as strips; tiles wholly beyond the encoding's reach have one row for all their distances, and tiles where
-the curve has fallen so far that no key can matter to float precision are skipped. Otherwise every tile is masked, and
-one with no visible pair is passed over.
+the curve or the potential has fallen so far that no key can matter to float precision are skipped. Otherwise every
+tile is masked, and one with no visible pair is passed over.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Tiling(NamedTuple):
 
     query_block, key_block: tokens in a tile; 0 for the default, see `block_sizes`. skip: whether far tiles that
     provably weigh nothing are left out, head by head; None: where the encoding `fades` and it pays. Only done in order
-    and causal, where nothing but a curve adds to scores.
+    and causal, where nothing but a curve and a potential adds to scores.
     """
 
     query_block: int = 0

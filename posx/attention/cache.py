@@ -16,8 +16,8 @@ from posx.encodings.base import Features
 class Layer(NamedTuple):
     """One layer's slots: k, v [b, s, g, d], features {name: [b, s, ...]}; and what later tokens need of earlier ones.
 
-    carry: that of `features`, None at first. recent: raw vectors {hook: [b, n, h, d]} where query, key or value looks
-    back.
+    carry: what `batch_features` gives to go on with, None at first. recent: raw vectors {hook: [b, n, h, d]} where
+    query, key or value looks back.
     """
 
     k: jax.Array

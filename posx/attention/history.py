@@ -33,7 +33,7 @@ def seen_by(
         last, sources = whole[:, -n:], None
     else:
         idx = jnp.atleast_2d(jnp.asarray(idx))
-        sources, newest = _by_arrival(idx, n)
+        sources, newest = _by_arrival(idx, segment, n)
         before, last = [_kept(_taken(whole, source), idx >= 0) for source in sources], _taken(whole, newest)
     if segment is not None:
         before = [
@@ -43,13 +43,17 @@ def seen_by(
     return jnp.stack([x, *before], axis=2), last
 
 
-def _by_arrival(idx: jax.Array, n: int) -> tuple[list[jax.Array], jax.Array]:
+def _by_arrival(idx: jax.Array, segment: Any, n: int) -> tuple[list[jax.Array], jax.Array]:
     """Where among n recent tokens and those of idx [b or 1, t] the 1st .. n-th before each lie, and the last n of all.
 
-    Empty slots (-1) come before everything. Behind n recent tokens each token has as many before it.
+    Empty slots (-1) come before everything, then the recent ones, so that each token has n before it, then document
+    after document, each in its order of arrival.
     """
-    recent = jnp.broadcast_to(jnp.arange(n, dtype=idx.dtype), (idx.shape[0], n))
-    order = jnp.argsort(jnp.concatenate([recent, jnp.where(idx < 0, -1, idx + n)], axis=1), axis=1)
+    segment = jnp.zeros_like(idx) if segment is None else jnp.atleast_2d(jnp.asarray(segment))
+    idx, segment = jnp.broadcast_arrays(idx, segment)
+    kind = jnp.pad(jnp.where(idx < 0, 0, 2), ((0, 0), (n, 0)), constant_values=1)
+    arrival, document = (jnp.pad(x, ((0, 0), (n, 0))) for x in (idx, segment))  # recent ones stay as they are
+    order = jnp.lexsort((arrival, document, kind), axis=1)
     rank = jnp.argsort(order, axis=1)[:, n:]
     sources = [jnp.take_along_axis(order, jnp.maximum(rank - s, 0), axis=1) for s in range(1, n + 1)]
     return sources, order[:, -n:]

@@ -76,7 +76,7 @@ def _decayed(rate: jax.Array, where: tuple[jax.Array, jax.Array], q: jax.Array, 
         k = repeat_heads(k, q.shape[1])
     last = q_pos.max(axis=1, keepdims=True)
     behind_q, behind_k = as_float(last - q_pos), as_float(last - k_pos)
-    widest = rate.max() * jnp.maximum(behind_q.max(), -behind_k.min())
+    widest = jnp.abs(rate).max() * jnp.maximum(behind_q.max(), -behind_k.min())
 
     def power(behind: jax.Array) -> jax.Array:
         """exp(rate * behind): [b or 1, h or 1, t, d']."""
@@ -87,10 +87,16 @@ def _decayed(rate: jax.Array, where: tuple[jax.Array, jax.Array], q: jax.Array, 
         return products(by_q, by_k)
 
     def of_pairs() -> jax.Array:
-        distance = as_float(q_pos[:, :, None] - k_pos[:, None, :])[:, None]
-        each = jnp.exp(jnp.minimum(-rate[None, :, None, None] * distance[..., None], SAFE))
-        wide = wide_dtype(q.dtype)
-        pairs = q.astype(wide)[:, :, :, None] * repeat_heads(k, q.shape[1]).astype(wide)[:, :, None]
-        return (pairs * each.astype(wide)).sum(axis=-1)
+        """One channel after the other, or there would be [q, k, d'] numbers."""
+        distance, wide = as_float(q_pos[:, :, None] - k_pos[:, None, :])[:, None], wide_dtype(q.dtype)
+
+        def add(total: jax.Array, channel: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+            rate, q, k = channel
+            fall = jnp.exp(jnp.minimum(-rate[None, :, None, None] * distance, SAFE)).astype(wide)
+            return total + q[..., :, None].astype(wide) * k[..., None, :].astype(wide) * fall, None
+
+        each = (jnp.moveaxis(x, -1, 0) for x in (rate, q, repeat_heads(k, q.shape[1])))
+        nothing = jnp.zeros((*q.shape[:3], k.shape[2]), wide)
+        return jax.lax.scan(add, nothing, tuple(each))[0]
 
     return jax.lax.cond(widest < SAFE, of_block, of_pairs)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import jax
 
-from posx.encodings.base import Dims, Encoding, Features, Mapped, Params, Relative, Tile
+from posx.encodings.base import FALLING, Dims, Encoding, Features, Mapped, Params, Relative, Tile
 
 
 def of_base(tree: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Around(Encoding):
 
     @property
     def fades(self) -> bool:  # type: ignore[override]
-        return self.acts_on("curve") and self.base.fades
+        return any(map(self.acts_on, FALLING)) and self.base.fades
 
     @property
     def integer_positions(self) -> bool:  # type: ignore[override]
@@ -75,7 +75,7 @@ class Around(Encoding):
         return self.base.reach if self.acts_on("curve") or self.acts_on("relative") else None
 
     def acts_on(self, hook: str) -> bool:
-        return self.base.acts_on(hook)
+        return getattr(type(self), hook) is not getattr(Around, hook) or self.base.acts_on(hook)
 
     def require_resolved(self) -> None:
         super().require_resolved()

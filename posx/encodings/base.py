@@ -83,7 +83,7 @@ class Tile(NamedTuple):
     k_features: Features  # {name: [k, ...]}
     q_pos: jax.Array  # [q]
     k_pos: jax.Array  # [k]
-    temperature: jax.Array  # [h or 1, q, 1], what products are multiplied by; ones where there is none
+    temperature: jax.Array  # [h or 1, q or 1, 1], what products are multiplied by; 1 where there is none
     visible: jax.Array  # bool [q, k], before the mask is applied
 
 
@@ -251,8 +251,8 @@ class Encoding:
         return None
 
     def decay(self, params: Params) -> jax.Array | None:
-        """[h or 1, d'] in nats per token, of the channels that `query` and `key` give: their product is multiplied by
-        exp(-decay_c (i - j)). Not a map of q and k by their positions, which would overflow on long texts."""
+        """[h or 1, d'], at least 0, in nats per token, of the channels that `query` and `key` give: their product is
+        multiplied by exp(-decay_c (i - j)). Not a map of q and k by their positions, which would overflow far out."""
         return None
 
     def relative(self, params: Params, distance: jax.Array) -> Relative:

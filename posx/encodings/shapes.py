@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.encodings.base import Encoding, Features, Params, Relative, Tile, wide_dtype
+from posx.encodings.checks import check_fact
 from posx.errors import ConfigError, PosxError
 
 Struct = jax.ShapeDtypeStruct
@@ -56,6 +57,7 @@ class Hooks:
 
     def check(self) -> None:
         """Raises ConfigError for the first hook that does not give what the formula needs."""
+        self._check_history()
         call, h = self.call, self.sizes["h"]
         q, k, v = (self._tokens(letter, x) for letter, x in (("q", call.q), ("k", call.k), ("k", call.v)))
         q_features, k_features = self._features()
@@ -140,6 +142,12 @@ class Hooks:
             raise ConfigError(f"{self.encoding}.{hook}: its maps must have one width, not {_shapes(maps)}")
         t, heads, width = maps[0].shape
         return Struct((t, heads, len(maps), width), maps[0].dtype)
+
+    def _check_history(self) -> None:
+        history = self.encoding.history
+        check_fact(f"{type(self.encoding).__name__}.history", "history", history, None)
+        if idle := [hook for hook in history if not self.acts(hook)]:
+            raise ConfigError(f"{self.encoding}.history names {idle[0]}, which this encoding does not define")
 
     def _check_meeting(self, q: Struct, k: Struct) -> None:
         """Mapped queries and keys, [t, h, d'] or [t, h, regimes, d'], meet in products."""

@@ -28,7 +28,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         new.replace(path)
     finally:
-        new.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a disk that takes nothing has nothing to give back
+            new.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -115,6 +115,8 @@ def check_causal_only(subject: Subject, findings: Findings) -> None:
         call = functools.partial(attend, encoding, params, q, k, v, **where)
         findings.holds(_raises(ConfigError, call), "declared True, but attend serves a mask that is not causal")
         return
+    if encoding.acts_on("potential"):
+        return findings.holds(False, "declared False, but a potential gives keys more the further ahead they stand")
     if not {*encoding.sites} <= {"bias", "relative"} or not _by_distance(subject, distances):
         return findings.nothing("not declared, and there are more than terms by distance")
     earlier, later = (_by_distance(subject, sign * distances).values() for sign in (1, -1))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 
 def open_board(folder: Path, suffix: str) -> Any:
     """A tensorboardX writer into `folder`; `suffix` ends the name of its file.
+
+    It writes in a thread of its own. What the disk refuses it there is not said: the metrics themselves meet the same
+    disk, and their failure is the run's.
 
     tensorboardX imports torch wherever it is installed, two seconds of every start for a type that posx never passes:
     torch is hidden from it unless it is there already.
@@ -21,4 +25,15 @@ def open_board(folder: Path, suffix: str) -> Any:
     finally:
         if hide:
             del sys.modules["torch"]
+    _let_its_thread_end_quietly()
     return SummaryWriter(str(folder), filename_suffix=suffix)
+
+
+def _let_its_thread_end_quietly() -> None:
+    told = threading.excepthook
+
+    def hook(args: Any) -> None:
+        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboardX")):
+            told(args)
+
+    threading.excepthook = hook

@@ -15,7 +15,7 @@ from posx.encodings import Chain, Encoding
 from posx.errors import ConfigError
 from posx.generate import prefill
 from posx.model import Model
-from posx.testing import check_encoding
+from posx.testing import DIMS, check_encoding
 
 LAGS = 0.7, -0.5, 0.3
 
@@ -109,6 +109,55 @@ def test_a_model_decodes_what_it_gives_for_the_whole(spec):
     assert_allclose(found, whole[:, 4], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["key_offset", "selective_rope(drift=true)", "fox"])
+def test_documents_may_count_their_tokens_anew_or_lie_between_each_other(name):
+    """Packed one after the other with idx from 0 in each, and interleaved: as each document alone."""
+    encoding, rng = posx.build(name, DIMS), np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), DIMS))
+    params = {n: rng.standard_normal(a.shape).astype(np.float32) for n, a in shapes.items()}
+    given = [rng.standard_normal((1, 8, *s)).astype(np.float32) for s in ((4, 6), (2, 6), (2, 6), (12,))]
+
+    @jax.jit
+    def run(q, k, v, x, pos, idx, segment):
+        where = {"q_pos": pos, "k_pos": pos, "q_idx": idx, "k_idx": idx, "q_segment": segment, "k_segment": segment}
+        return posx.attend(encoding, params, q, k, v, x=x if encoding.acts_on("features") else None, **where)
+
+    halves = [[a[:, part] for a in given] for part in (slice(0, 4), slice(4, 8))]
+    order = np.arange(4, dtype=np.int32)
+    wanted = [run(*half, order, order, 0 * order) for half in halves]
+    restarted = run(*given, np.tile(order, 2), np.tile(order, 2), np.repeat(np.int32([3, 1]), 4))
+    assert_allclose(restarted, np.concatenate(wanted, axis=1), atol=1e-5)
+    if not encoding.acts_on("features"):
+        mixed = np.argsort(np.tile(order, 2), kind="stable")
+        found = run(*(a[:, mixed] for a in given), np.tile(order, 2)[mixed], np.arange(8, dtype=np.int32), mixed // 4)
+        assert_allclose(found, np.concatenate(wanted, axis=1)[:, mixed], atol=1e-5)
+
+
+def test_what_is_known_not_to_stand_in_a_row_is_refused():
+    fox, cope, rng = posx.build("fox", DIMS), posx.build("cope", DIMS), np.random.default_rng(0)
+    params = fox.init(jax.random.key(0), DIMS)
+    q, k, v, x = (rng.standard_normal((1, 5, *s)).astype(np.float32) for s in ((4, 6), (2, 6), (2, 6), (12,)))
+    pos = np.arange(5, dtype=np.int32)
+
+    def attend(encoding, idx, k_idx=None, **more):
+        return posx.attend(
+            encoding, params if encoding is fox else {"table": np.zeros((32, 6), np.float32)}, q, k, v, q_pos=pos,
+            k_pos=pos, q_idx=np.array(idx), k_idx=np.array(idx if k_idx is None else k_idx), **more,
+        )  # fmt: skip
+
+    attend(fox, [-1, -1, 0, 1, 5], x=x)
+    for idx, k_idx in (([0, -1, 1, 2, 3], None), ([1, 0, 2, 3, 4], None), ([1, 2, 3, 4, 5], [0, 1, 2, 3, 4])):
+        with pytest.raises(ValueError, match="Fox keeps features from token to token"):
+            attend(fox, idx, k_idx, x=x)
+    attend(cope, [0, -1, 1, 2, 3])
+    with pytest.raises(ValueError, match="Cope goes along the keys"):
+        attend(cope, [1, 0, 2, 3, 4])
+    with pytest.raises(ValueError, match="queries of Lagged look back 2"):
+        posx.attend(
+            Lagged(), {"w": np.zeros((12, 6), np.float32)}, q, k, v, q_pos=pos, k_pos=pos, x=x, q_recent=q[:, :3]
+        )
+
+
 def test_a_chain_has_raw_vectors_for_one_that_looks_back():
     rope = posx.encodings.ENCODINGS["rope"]()
     assert Chain((Lagged(), rope)).history == Lagged.history
@@ -122,3 +171,12 @@ def test_a_chain_has_raw_vectors_for_one_that_looks_back():
 def test_a_history_that_is_none_is_refused(history):
     with pytest.raises(ConfigError, match="tokens by hook, such as"):
         type("Odd", (Encoding,), {"history": history, "__annotations__": {}})
+
+
+def test_a_history_of_a_hook_that_is_not_there_is_refused_when_it_is_built():
+    @dataclasses.dataclass(frozen=True)
+    class Idle(Encoding):
+        history = {"key": 1}
+
+    with pytest.raises(ConfigError, match="history names key, which this encoding does not define"):
+        posx.build(Idle(), DIMS)

@@ -52,6 +52,7 @@ SPECS: dict[str, Any] = {
     "cope": {"name": "cope", "num_positions": 5},
     "cope-unscaled": {"name": "cope", "num_positions": 20, "scaled": False, "per_layer": False},
     "dape": {"name": "dape", "base": {"name": "t5", "num_buckets": 8, "max_distance": 20}},
+    "dape-kerple": "dape",
     "dape-rope": {"name": "dape", "base": "rope"},
     "dape-v2": {"name": "dape", "base": "alibi", "kernel": 3},
     "inkling": {"name": "inkling", "extent": 7, "rank": 5},

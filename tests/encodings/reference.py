@@ -258,8 +258,12 @@ def grape_a(encoding, params, q, k, i, j, h):
 
 
 def kerple_bias(encoding, params, i, j, h):
-    p, a, r = max(params["p"][h], 0.01), max(params["a"][h], 0.01), abs(i - j)
-    return -p * math.log(1 + a * r) if encoding.form == "log" else -a * r ** min(p, 2)
+    """Beyond a bound parameters count as their mirror image in it."""
+    p, a = (0.01 + abs(params[name][h] - 0.01) for name in "pa")
+    r = abs(i - j)
+    if encoding.form == "log":
+        return -p * math.log(1 + a * r)
+    return -a * r ** max(2 - abs(2 - p), 0.01)
 
 
 def bam_bias(encoding, params, i, j, h):

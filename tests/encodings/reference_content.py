@@ -61,6 +61,10 @@ def alibi_bias(base, params, r, h):
     return -reference.alibi_slopes(base.num_heads)[h] * abs(r)
 
 
+def kerple_bias(base, params, r, h):
+    return reference.kerple_bias(base, {name: params[f"base.{name}"] for name in "pa"}, r, 0, h)
+
+
 def t5_bias(base, params, r, h):
     return params["base.table"][reference.t5_bucket(base, r), h]
 
@@ -71,7 +75,7 @@ def dape(encoding, params, x, q, k, pos, i, seen):
     base, heads = encoding.base, range(len(q))
     kind = type(base).__name__.lower()
     product = reference.rope if kind == "rope" else reference.plain
-    bias = {"alibi": alibi_bias, "t5": t5_bias}.get(kind)
+    bias = {"alibi": alibi_bias, "t5": t5_bias, "kerple": kerple_bias, "rope": None}[kind]
     a = {j: np.array([product(base, {}, q[h], k[j, h], pos[i], pos[j], h) for h in heads]) for j in seen}
     b = {j: np.array([bias(base, params, pos[i] - pos[j], h) if bias else 0.0 for h in heads]) for j in seen}
     inputs = {j: np.concatenate([a[j], b[j]]) if bias else a[j] for j in seen}

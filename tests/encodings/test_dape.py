@@ -3,12 +3,15 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 import posx
 from posx.encodings import T5, Alibi, Chain, Dape, Learned, Nope, Rope
+from posx.encodings.around import Around
+from posx.encodings.base import as_float
 from posx.encodings.rates import Rate, rates_of
 from posx.errors import ConfigError
 from tests.encodings.cases import DIMS, params_of
@@ -134,3 +137,15 @@ def test_the_last_row_is_that_of_the_released_convolution():
     found = weights(encoding, params)
     assert_allclose(found[:, -1], wanted[:, -1], rtol=0, atol=1e-5)
     assert np.abs(found - wanted)[:, :-1].max() > 0.1
+
+
+def test_what_is_built_around_another_has_its_own_hooks_called():
+    @dataclasses.dataclass(frozen=True)
+    class Warm(Around):
+        def temperature(self, params, pos, features):
+            return jnp.full(pos.shape, 3.0, as_float(0).dtype)
+
+    given = Warm(Alibi(H))
+    assert given.sites == ("temperature", "bias") and given.fades
+    w = attention_weights(given, {}, Q, K, POS, mask=posx.causal())
+    assert_allclose(w, attention_weights(Alibi(H), {}, 3 * Q, K, POS, mask=posx.causal()), atol=1e-5)

@@ -137,3 +137,7 @@ def test_a_gate_that_is_none_is_refused():
         posx.build("fox(gate=open)", DIMS)
     with pytest.raises(ConfigError, match="shortest"):
         posx.build("fox(gate=constant, shortest=9, longest=3)", DIMS)
+    q, k, v, x = tokens(5)
+    with pytest.raises(ConfigError, match="Fox.* is for causal masks"):
+        pos = np.arange(5, dtype=np.int32)
+        posx.attend(Fox(longest=8.0), constant(-alibi_slopes(H)), q, k, v, q_pos=pos, k_pos=pos, x=x, mask=posx.full())

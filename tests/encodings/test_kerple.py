@@ -33,10 +33,9 @@ def test_nothing_at_distance_0_and_ever_less_to_both_sides(form):
 
 
 def test_the_power_form_at_1_is_alibi():
-    slopes = alibi_slopes(4)
-    # The fourth slope, 2^-8, is below the least a.
-    assert_allclose(curve("power", np.ones(4), slopes)[:3], -slopes[:3, None] * np.abs(R), rtol=1e-6)
-    assert_allclose(curve("power", np.ones(4), slopes)[3], -0.01 * np.abs(R), rtol=1e-6)
+    slopes = alibi_slopes(4)[:3]  # the fourth, 2^-8, is below the least a
+    found = curve("power", np.ones(4), np.append(slopes, 0.01))
+    assert_allclose(found, -np.append(slopes, 0.01)[:, None] * np.abs(R), rtol=1e-6)
 
 
 def test_the_log_form_nears_alibi_as_a_falls():
@@ -62,11 +61,21 @@ def test_it_is_a_kernel(form):
 
 
 @forms
-def test_parameters_are_cut_where_they_are_read(form):
-    least, most = np.full(4, 0.01), np.full(4, 2.0)
-    assert_array_equal(curve(form, p=-P), curve(form, p=least))
-    assert_array_equal(curve(form, a=0 * A), curve(form, a=least))
-    assert (curve(form, p=most + 1) == curve(form, p=most)).all() == (form == "power")
+def test_parameters_beyond_a_bound_count_as_their_mirror_image_and_are_never_stuck(form):
+    assert_allclose(curve(form, p=0.02 - P), curve(form, p=P), rtol=1e-6)
+    assert_allclose(curve(form, a=0.02 - A), curve(form, a=A), rtol=1e-6)
+    most = np.full(4, 2.0)
+    assert np.allclose(curve(form, p=most + 0.5), curve(form, p=most - 0.5)) == (form == "power")
+    slope = jax.jit(jax.grad(lambda params: Kerple(form).curve(params, np.float32([3, 5])).sum()))
+    for name, beyond in (
+        ("p", -0.3),
+        ("a", -0.3),
+        ("p", 0.01),
+        ("a", 0.01),
+        *([("p", 2.3)] if form == "power" else []),
+    ):
+        params = {"p": P, "a": A} | {name: np.full(4, beyond, np.float32)}
+        assert (np.abs(slope(params)[name]) > 0).all()
 
 
 @forms

@@ -39,6 +39,7 @@ def test_published_rates():
     rate = np.asarray(Xpos(Rope(rotary_dim=64), 512.0, 64).decay({}))[0]
     assert_allclose(np.exp(-512 * rate[[0, 31, 32]]), [0.4 / 1.4, (62 + 25.6) / 89.6, 0.4 / 1.4], rtol=1e-6)
     assert (np.diff(rate[:32]) < 0).all()
+    assert posx.build("xpos", DIMS).scale_base == DIMS.train_len / 2, "512 at the 1,024 tokens of the paper"
 
 
 def test_nothing_overflows_over_a_million_tokens():

@@ -27,7 +27,7 @@ class Bam(Encoding):
 
     Reference: Bianchessi et al. 2025, arXiv 2505.22842, GGD-BAM, in the form of the released models/bam.py.
     Differs: its README starts the parameter scale itself, not e^scale, at the slopes. There shape is fixed at 1 if it
-    is not learned. The paper adds SSMax: bam+ssmax.
+    is not learned. Its bam_ssmax multiplies the prior by s ln(n) too; bam+ssmax multiplies products alone.
     """
 
     learned: tuple[str, ...] = ("shape", "scale")

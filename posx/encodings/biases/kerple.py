@@ -18,13 +18,12 @@ class Kerple(Encoding):
     -a_h |r|^p_h in the form "power", r = i - j in tokens.
 
     p and a have one value per head, the same in all layers unless `per_layer`. They start at U(0, 2) and U(0, 1) and
-    are cut where they are read, to at least 0.01, and p of the power form to at most 2. Added after the 1/sqrt(d)
-    scale.
+    are kept in bounds where they are read, at least 0.01, and p of the power form at most 2: beyond a bound they count
+    as their mirror image in it, so that none is stuck there. Added after the 1/sqrt(d) scale.
 
     Reference: Chi et al. 2022, arXiv 2205.09921; starts and bounds of the released ParallelKerpleLog and -Power.
-    Differs: the authors' code cuts the stored parameters before each step, so that one at a bound can come back; here
-    one beyond a bound gets no gradient. NeMo has -b ln(1 + a |r|^p), a = p = 1 and b ALiBi's slopes. The power form's
-    multiplicative weights e^(-a' |r|^p') are left out.
+    Differs: the authors' code cuts the stored parameters at the bounds before each step. NeMo has -b ln(1 + a |r|^p),
+    a = p = 1 and b ALiBi's slopes. The power form's multiplicative weights e^(-a' |r|^p') are left out.
     """
 
     form: str = "log"
@@ -54,11 +53,17 @@ class Kerple(Encoding):
         }
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array:
-        a = jnp.maximum(params["a"], LEAST)[:, None]
+        a = _above(params["a"], LEAST)[:, None]
         far = jnp.abs(distance)[None, :]
         if self.form == "log":
-            return -jnp.maximum(params["p"], LEAST)[:, None] * jnp.log1p(a * far)
-        p = jnp.clip(params["p"], LEAST, LARGEST_POWER)[:, None]
+            return -_above(params["p"], LEAST)[:, None] * jnp.log1p(a * far)
+        p = LARGEST_POWER - _above(LARGEST_POWER - _above(params["p"], LEAST), 0.0)  # below its largest too
+        p = jnp.maximum(p, LEAST)[:, None]
         # At 0 the power has no finite derivative by distance where p < 1, so it is taken elsewhere.
         power = jnp.where(far > 0, far, 1) ** p
         return jnp.where(far > 0, -a * power, 0)
+
+
+def _above(x: jax.Array, least: float) -> jax.Array:
+    """x, or its mirror image where it is below `least`: never below, and never without a gradient."""
+    return jnp.where(x < least, 2 * least - x, x)

@@ -20,7 +20,7 @@ class Sandwich(Encoding):
     logarithm does, but in waves. Nothing is learned. Added after the 1/sqrt(d) scale.
 
     Reference: Chi et al. 2023, arXiv 2212.10356, code of appendix E; width 128.
-    Differs: attention-gym leaves the constant out; NeMo counts c from 1 (`first=1`).
+    Differs: that code, and attention-gym, have no constant, which is NeMo's; NeMo counts c from 1 (`first=1`).
     """
 
     width: int = 128

@@ -15,8 +15,9 @@ from posx.errors import ConfigError
 class Dape(Around):
     """s_ij = A_ij + B_ij + f([A; B])_ij, f = W2 leaky_relu(W1 . + b) over the heads of a pair, 2H -> width -> H.
 
-    A are the scaled products (and what comes before in a chain), B is all that `base` adds to them, the papers' best
-    being KERPLE; for a base that only maps tokens (RoPE, NoPE) it is f(A), from H. `kernel` = 1 is version 1. 3 is
+    A are the scaled products (and what comes before in a chain), B is the bias or the score
+    that `base` adds to them, the papers' best being KERPLE, in each layer its own; where it adds none (RoPE, NoPE) it
+    is f(A), from H. `kernel` = 1 is version 1. 3 is
     version 2: W1 and W2 span a key and its neighbours, and both see 0 for keys that the query does not see. width = 32;
     f is per layer, drawn as PyTorch does, uniform within 1/sqrt(inputs).
 
@@ -27,7 +28,7 @@ class Dape(Around):
     last one is.
     """
 
-    base: Encoding = Kerple()  # noqa: RUF009  (a frozen value)
+    base: Encoding = Kerple(per_layer=True)  # noqa: RUF009  (a frozen value)
     kernel: int = 1
     width: int = 32
 

@@ -33,6 +33,7 @@ class Fox(Encoding):
     longest: float | None = None
 
     caches_mapped_keys = True
+    causal_only = True
     fades = True
     extrapolates = "yes, as far as the gates forget"
     paper = "arXiv 2503.02130"
@@ -40,8 +41,12 @@ class Fox(Encoding):
     def __post_init__(self) -> None:
         if self.gate not in ("forget", "cable", "constant"):
             raise ConfigError(f"fox: gate={self.gate!r} is unknown; allowed: forget, cable, constant")
-        if self.longest is not None and not 0 < self.shortest <= self.longest:
-            raise ConfigError(f"fox: shortest={self.shortest} must be above 0 and at most longest={self.longest}")
+        if self.longest is not None and not 0.01 <= self.shortest <= self.longest:
+            raise ConfigError(f"fox: shortest={self.shortest} must be at least 0.01 and at most longest={self.longest}")
+
+    @property
+    def decayed(self) -> frozenset[str]:
+        return frozenset() if self.gate == "constant" else frozenset({"w"})
 
     def resolve(self, dims: Dims) -> Self:
         return self.fill_open(longest=max(float(dims.train_len), self.shortest))

@@ -20,8 +20,8 @@ class Inkling(Encoding):
     Reference: Thinking Machines 2026, https://huggingface.co/thinkingmachines/Inkling, no paper and so no arXiv number;
     by its port in transformers, `InklingRelativeLogits`.
     Differs: x-transformers gives the projection a bias vector. The model itself normalises q and k, divides their
-    product by d, and multiplies all by 1 + 0.1 log((i + 1) / floor) in its full-attention layers: here a temperature in
-    a chain acts on q . k alone. Its windowed layers have an extent of the window.
+    product by d, and in its full-attention layers multiplies all by 1 + 0.1 log(max(1, (i + 1) / floor)): here a
+    temperature in a chain acts on q . k alone. Its windowed layers have an extent of the window.
     """
 
     extent: int | None = None

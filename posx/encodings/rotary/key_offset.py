@@ -38,5 +38,5 @@ class KeyOffset(Encoding):
 
     def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         own, before = vectors[:, 0], vectors[:, 1]
-        kept = own.shape[-1] - math.ceil(self.share * own.shape[-1])
+        kept = own.shape[-1] - math.ceil(self.share * own.shape[-1] - 1e-9)
         return jnp.concatenate([own[..., :kept], before[..., kept:]], axis=-1)

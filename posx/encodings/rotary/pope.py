@@ -18,7 +18,8 @@ class Pope(Encoding):
 
     Mapped vectors are 2d wide, [mu cos, mu sin]. `delta` [h, d] is learned and clamped to [-2 pi, 0]; it starts at 0,
     or uniform in that range (`delta_start`). It turns queries back instead of keys forward, which is the same product,
-    so that every query head has its own where heads share keys.
+    so that every query head has its own where heads share keys. To look r tokens back delta would have to rise by
+    r theta_c, where the range ends: from 0 such heads are slow to learn or do not, from a uniform start they do.
 
     Reference: Gopalakrishnan, Csordas, Schmidhuber and Mozer 2025, arXiv 2509.10534.
     Differs: PoPE-pytorch can leave channels out, which then keep their sign and are not turned.
@@ -46,7 +47,8 @@ class Pope(Encoding):
     def _map(self, vectors: jax.Array, pos: jax.Array, delta: jax.Array | None) -> jax.Array:
         phase = angles(pos, inverse_frequencies(self.base, 2 * vectors.shape[-1]))[:, None, :]
         if delta is not None:
-            phase = phase - jnp.clip(delta, -2 * math.pi, 0.0)[None]
+            inside = jnp.where(delta > 0, 0.0, jnp.where(delta < -2 * math.pi, -2 * math.pi, delta))
+            phase = phase - inside[None]
         magnitude = jax.nn.softplus(at_least_float32(vectors))
         both = [magnitude * wave(phase).astype(magnitude.dtype) for wave in (jnp.cos, jnp.sin)]
         return jnp.concatenate(both, axis=-1).astype(vectors.dtype)
