@@ -58,7 +58,7 @@ class Kerple(Encoding):
         if self.form == "log":
             return -_above(params["p"], LEAST)[:, None] * jnp.log1p(a * far)
         p = LARGEST_POWER - _above(LARGEST_POWER - _above(params["p"], LEAST), 0.0)  # below its largest too
-        p = jnp.maximum(p, LEAST)[:, None]
+        p = _above(p, LEAST)[:, None]
         # At 0 the power has no finite derivative by distance where p < 1, so it is taken elsewhere.
         power = jnp.where(far > 0, far, 1) ** p
         return jnp.where(far > 0, -a * power, 0)
