@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     interrupts.remember_interrupts()
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every step of every save
+    for chatty in ("absl", "asyncio", "concurrent.futures"):  # Orbax logs every step of a save, and what it raises too
+        logging.getLogger(chatty).setLevel(logging.CRITICAL)
     sys.path.append(str(Path.cwd()))  # so that "my_module:MyEncoding" finds a user's own file; last, to shadow nothing
     try:
         code = _run(words)

@@ -11,7 +11,7 @@ from posx.commands import work_folder
 from posx.config.flags import repeated_run
 from posx.config.overrides import setting_of, settings
 from posx.data.store import cache_folder
-from posx.errors import PartialFailure, WorkdirError
+from posx.errors import OutOfMemoryError, PartialFailure, WorkdirError
 from posx.progress import say
 from posx.runs.checks import check_writable
 from posx.runs.folder import RunFolder
@@ -40,8 +40,10 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
         failed = _run(jobs, todo, schedule, cores)
         try:
             made = plots.plot(workdir)
-        except WorkdirError as error:
+        except (WorkdirError, OutOfMemoryError) as error:
             say(f"no figures: {error}")
+            if isinstance(error, OutOfMemoryError) and not failed:
+                raise
         else:
             print((workdir / "table.md").read_text(), end="")
             for path in made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -39,5 +40,6 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
         train_and_evaluate(run, folder)
     except PosxError as error:
         if not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
-            write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
+            with contextlib.suppress(PosxError):  # what went wrong first is what is said
+                write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
         raise

@@ -67,5 +67,5 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def disk_full(error: OSError) -> bool:
-    """Whether a disk or a quota has no room left."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether a disk, a quota or a limit on the size of files (`ulimit -f`) has no room left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

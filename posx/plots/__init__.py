@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from posx.errors import ConfigError, WorkdirError
-from posx.files.atomic import write_bytes
+from posx.files.atomic import disk_errors, write_bytes
 from posx.plots import curves, lengths, look, positions
 from posx.plots.groups import Panel, panels
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, read_rows, unfinished
@@ -30,7 +30,7 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     the encodings of the folder's runs, as trained; without runs, of a few well-known ones) is drawn only when asked for
     by name and needs no rows. Figures of these kinds that were
     drawn of earlier rows and of which there are no rows now are removed. A kind asked for by name whose rows are
-    missing raises WorkdirError.
+    missing raises WorkdirError, as does a folder that cannot be written; a full disk OutOfMemoryError.
     """
     if what not in WHAT:
         near = difflib.get_close_matches(what, WHAT, 1) or [WHAT[0]]
@@ -53,7 +53,8 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
         )
     _remove_stale(figures, kinds, written)
     if what == "all":
-        write_bytes(folder / "table.md", (table(stored) + "\n").encode())
+        with disk_errors(folder / "table.md"):
+            write_bytes(folder / "table.md", (table(stored) + "\n").encode())
     return written
 
 
@@ -90,7 +91,8 @@ def _remove_stale(figures: pathlib.Path, kinds: Iterable[str], written: Sequence
     """Removes figures of `kinds` that were not `written` now."""
     for path in _drawn(figures, kinds):
         if path not in written:
-            path.unlink()
+            with disk_errors(path):
+                path.unlink()
 
 
 def _training(folder: pathlib.Path, figures: pathlib.Path, stored: Sequence[Row]) -> list[pathlib.Path]:
@@ -118,7 +120,7 @@ def _across(split: Sequence[Panel]) -> dict[str, list[Panel]]:
 
 
 def _save(draw: Callable[[], Figure], figures: pathlib.Path, name: str) -> list[pathlib.Path]:
-    with look.style():
+    with look.style(), disk_errors(figures):
         return look.save(draw(), figures, name)
 
 

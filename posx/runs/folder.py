@@ -83,6 +83,11 @@ class RunFolder:
         WorkdirError with every differing setting if the folder holds another run.
         """
         if not self.config_file.exists():
+            if any(self.checkpoints.glob("*.json")):
+                raise WorkdirError(
+                    f"{self.path} holds checkpoints but no {self.config_file.name} that says of what run they are: put "
+                    "it back, or use another --workdir"
+                )
             return run
         held = self.read_config()
         if changed := differences(held, like(run, held)):

@@ -29,6 +29,15 @@ def open_board(folder: Path, suffix: str) -> Any:
     return SummaryWriter(str(folder), filename_suffix=suffix)
 
 
+def close_board(board: Any) -> None:
+    """Flushes and closes it, as far as the disk takes it; nothing is tried again when the process ends."""
+    writer = board.file_writer
+    try:
+        board.close()
+    except OSError:
+        writer.event_writer._closed = True
+
+
 def _let_its_thread_end_quietly() -> None:
     told = threading.excepthook
 

@@ -60,7 +60,7 @@ class Checkpoints:
             raise kind(f"checkpoint {target} could not be written: {error.strerror or error}") from None
         except ValueError as error:
             self._sweep()
-            if "NO_SPACE" in str(error) or "No space" in str(error) or "RESOURCE_EXHAUSTED" in str(error):
+            if any(words in str(error) for words in ("NO_SPACE", "No space", "RESOURCE_EXHAUSTED", "File too large")):
                 raise OutOfMemoryError(f"the disk is full, checkpoint {target} could not be written") from None
             raise WorkdirError(f"checkpoint {target} could not be written: {_first_line(error)}") from None
         for later in (other for other in self.steps() if other > step):  # damaged, or training would not be here

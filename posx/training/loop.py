@@ -26,7 +26,7 @@ from posx.machine.devices import on_devices, over_devices
 from posx.model import Model
 from posx.progress import Meter, say
 from posx.runs.folder import RunFolder
-from posx.training.board import open_board
+from posx.training.board import close_board, open_board
 from posx.training.checkpoints import Checkpoints
 from posx.training.optimizer import learning_rate
 from posx.training.step import Metrics, State, flops_per_token, init_state, train_steps
@@ -115,8 +115,8 @@ def memory_errors(text: str) -> Iterator[None]:
     """Turns an accelerator's or the host's out-of-memory error into OutOfMemoryError with `text`."""
     try:
         yield
-    except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+    except (jax.errors.JaxRuntimeError, ValueError, MemoryError) as error:  # JAX has several for one thing
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise OutOfMemoryError(f"{text}, or lower the model's sizes or the batch") from None
 
@@ -153,7 +153,7 @@ class _Log:
 
     def __exit__(self, *_: Any) -> None:
         with interrupts.deferred():  # its writer has a thread and a lock: interrupted between them, this would hang
-            self.board.close()
+            close_board(self.board)
 
     def add(self, metrics: Metrics, count: int) -> None:
         """Metrics [n] of the next `count` steps."""

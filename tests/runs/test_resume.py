@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -140,6 +142,29 @@ def test_another_thread_layout_resumes_with_a_notice(site, tmp_path, whole):
     rows, wanted = (tiny.rows(folder / "eval.jsonl") for folder in (workdir, whole))
     for row, other in zip(rows, wanted, strict=True):
         assert row["nll"] == pytest.approx(other["nll"], rel=1e-4)
+
+
+def test_checkpoints_without_their_settings_are_nobodys(capsys, tmp_path, whole, site):
+    workdir = shutil.copytree(whole, tmp_path / "run")
+    for name in ("DONE", "config.json"):
+        (workdir / name).unlink()
+    code, _, err = tiny.call(capsys, *words(site, workdir, "--config.train.learning_rate=0.02"))
+    assert code == 4 and "holds checkpoints but no config.json" in err and "Traceback" not in err
+    assert not (workdir / "config.json").exists()
+
+
+def test_a_checkpoint_that_finds_no_room_is_one_line_and_the_run_goes_on_later(site, tmp_path, whole):
+    """Files of 32 KB at most (`ulimit -f`): exit 6; then with room as if nothing had happened."""
+    workdir = tmp_path / "run"
+    command = [sys.executable, "-m", "posx.cli", *words(site, workdir)]
+    limited = ["bash", "-c", 'ulimit -f 32; exec "$@"', "limited", *command]
+    done = subprocess.run(limited, env=tiny.environment(), capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 6 and "Traceback" not in done.stderr, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("posx: ") and ("full" in last or "no room" in last or "could not be written" in last)
+    code, _, err = tiny.run(*words(site, workdir))
+    assert code == 0, err
+    assert_same_run(workdir, whole)
 
 
 def test_an_interrupted_evaluation_computes_only_what_is_missing(capsys, tmp_path, whole, site):
