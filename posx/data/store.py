@@ -28,6 +28,7 @@ from posx.files.locks import lock
 PIPELINE_VERSION = 1  # raise it when the same text would give other tokens; old folders are then left unused
 SPLITS = ("train", "validation")
 _CHUNK = 4 << 20  # characters encoded at a time
+_READ = 64 << 20  # bytes of a token file up to which it is read into memory
 Log = Callable[[str], object]
 
 
@@ -35,7 +36,7 @@ Log = Callable[[str], object]
 class TokenStore:
     """One split: documents one after the other, each followed by one eos."""
 
-    tokens: np.ndarray  # a read-only memory map, uint8, uint16 or uint32 by vocabulary
+    tokens: np.ndarray  # read-only, a memory map where it is large; uint8, uint16 or uint32 by vocabulary
     num_documents: int
     num_bytes: int  # of the documents' UTF-8 text, separators not counted
     digest: str  # sha256 (hex) of the token file
@@ -150,6 +151,7 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
         if header[split].pop("token_bytes") != header[split]["num_bytes"]:
             warnings.append(f"warning: the tokenizer changes the {split} text; bits per byte are approximate")
     header["warnings"] = warnings
+    header["header_digest"] = _header_digest(header)
     with replacing(folder / "header.json") as file:
         file.write(json.dumps(header, indent=1).encode())
 
@@ -201,9 +203,11 @@ def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
     """Map and verify the files of `folder`; raises `DataError` naming the file that is missing or damaged."""
     try:
         header = json.loads((folder / "header.json").read_bytes())
+        if header.get("header_digest", _header_digest(header)) != _header_digest(header):  # older ones have none
+            raise ValueError("header.json is damaged: its digest differs")
         stores = [_open_split(folder, split, header[split]) for split in SPLITS]
         expected, warnings = header["tokenizer"], tuple(header["warnings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"the token files in '{folder}' cannot be read ({error}); delete that folder") from None
     tokenizer = tokenizer or load_tokenizer(folder / "tokenizer.json")
     if tokenizer.digest != expected:
@@ -222,12 +226,27 @@ def _open_split(folder: Path, split: str, entry: dict[str, Any]) -> TokenStore:
         if _file_digest(file) != digest:
             raise DataError(f"token file '{file}' is damaged: its digest differs from the header's; delete that folder")
     return TokenStore(
-        np.memmap(path, dtype, mode="r"),
+        _mapped(path, dtype),
         entry["num_documents"],
         entry["num_bytes"],
         entry["digest"],
         np.load(folder / f"{split}.offsets.npy", allow_pickle=False),
     )
+
+
+def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    """The tokens, read-only. Small files are read: a mapped one that is cut short ends the process (SIGBUS)."""
+    if path.stat().st_size > _READ:
+        return np.memmap(path, dtype, mode="r")
+    tokens = np.fromfile(path, dtype)
+    tokens.flags.writeable = False
+    return tokens
+
+
+def _header_digest(header: dict[str, Any]) -> str:
+    """Of all that the header says besides."""
+    rest = {name: value for name, value in header.items() if name != "header_digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _file_digest(path: Path) -> str:

@@ -32,7 +32,7 @@ STARTS = 3
 MEANINGS = {
     2: "bad config", 3: "data", 4: "work folder or checkpoint", 5: "non-finite loss", 6: "out of memory or disk",
     7: "some lengths failed", Stopped.exit_code: "stopped again and again", 130: "interrupted",
-    -9: "killed (often: out of memory)",
+    -9: "killed (often: out of memory)", -7: "a file that it reads was cut short, or memory failed (SIGBUS)",
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Token files are written once for a content, verified when opened, and never stale."""
 
 import errno
+import json
 import os
 import threading
 
@@ -118,6 +119,29 @@ def test_damaged_files_are_noticed_and_rebuilt(config, damage, name):
     assert any(line.startswith("reading ") for line in lines)
     if name == "train.tokens" and damage is not os.unlink:
         assert any("train.tokens' is damaged" in line for line in lines)
+
+
+def test_a_header_with_another_number_is_noticed(config):
+    """A wrong number of bytes would make every bits-per-byte wrong, and nothing else."""
+    first = prepare(config)
+    path = token_file(config).with_name("header.json")
+    path.write_text(path.read_text().replace(f'"num_bytes": {first.train.num_bytes}', '"num_bytes": 7'))
+    lines: list[str] = []
+    assert prepare(config, lines.append).train.num_bytes == first.train.num_bytes
+    assert any("header.json is damaged" in line for line in lines)
+    header = json.loads(path.read_text())
+    del header["header_digest"]  # as they were written before there was one
+    path.write_text(json.dumps(header))
+    assert prepare(config, lines.append).digest == first.digest
+
+
+def test_a_token_file_cut_short_under_a_reader_costs_it_nothing(config):
+    tokens = prepare(config).train.tokens
+    wanted = tokens.copy()
+    os.truncate(token_file(config), 0)
+    np.testing.assert_array_equal(tokens, wanted)
+    with pytest.raises(ValueError, match="read-only"):
+        tokens[0] = 1
 
 
 def test_damaged_trained_tokenizer_is_rebuilt(config):
