@@ -24,10 +24,17 @@ from posx.runs.folder import RunFolder
 
 def devices_of(folder: RunFolder) -> int | None:
     """The number of devices that the run in `folder` was started on; None where none was."""
+    devices = stored(folder).get("num_devices")
+    return devices if isinstance(devices, int) else None
+
+
+def stored(folder: RunFolder) -> dict[str, Any]:
+    """What `env.json` holds; empty where there is none, or it is damaged."""
     try:
-        return int(json.loads(folder.env_file.read_text())["num_devices"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        found = json.loads(folder.env_file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def record(folder: RunFolder, dataset: Dataset, num_devices: int) -> None:
@@ -39,16 +46,20 @@ def record(folder: RunFolder, dataset: Dataset, num_devices: int) -> None:
     if not folder.env_file.exists():
         write_json(folder.env_file, now | {"resumed": []})
         return
-    first = json.loads(folder.env_file.read_text())
+    first = stored(folder)
+    if not first.get("data_digest"):
+        say(f"notice: {folder.env_file} is damaged and begins anew: whether this resumes bit for bit is not known")
+        first = now | {"data_digest": dict(folder.read_config().resolution.data).get("digest", now["data_digest"])}
     if first["data_digest"] != now["data_digest"]:
         raise WorkdirError(
-            f"{folder.path} was trained on other text or another tokenizer (digest {first['data_digest'][:12]}, now "
-            f"{now['data_digest'][:12]}): use another --workdir"
+            f"{folder.path} was trained on other text or another tokenizer (digest {str(first['data_digest'])[:12]}, "
+            f"now {now['data_digest'][:12]}): use another --workdir"
         )
     changes = layout_changes(first, now)
     if changes:
         say(f"notice: {folder.path.name} resumes under another layout, not bit for bit ({'; '.join(changes)})")
-    resumed = [*first.get("resumed", []), {"git": now["git"], "changes": changes}]
+    before = first.get("resumed")
+    resumed = [*(before if isinstance(before, list) else []), {"git": now["git"], "changes": changes}]
     write_json(folder.env_file, first | {"resumed": resumed})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from posx.config import DataConfig, RunConfig
 from posx.data import Dataset, Tokenizer, load_tokenizer, places, prepare
 from posx.errors import WorkdirError
 from posx.progress import say
+from posx.runs.environment import stored
 from posx.runs.folder import RunFolder
 
 
@@ -50,10 +50,7 @@ def saved_tokenizer(folder: RunFolder) -> Tokenizer:
 
 def _found(folder: RunFolder, run: RunConfig) -> dict[str, str]:
     """Where the text of a run was found, and its "digest". Older runs say it in `env.json` alone."""
-    try:
-        first = json.loads(folder.env_file.read_text())
-    except (OSError, ValueError):
-        first = {}
+    first = stored(folder)
     known = {"digest": str(first["data_digest"])} if "data_digest" in first else {}
     if Path(str(first.get("data_source", ""))).is_absolute():
         known["source"] = first["data_source"]

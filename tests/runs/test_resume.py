@@ -144,6 +144,18 @@ def test_another_thread_layout_resumes_with_a_notice(site, tmp_path, whole):
         assert row["nll"] == pytest.approx(other["nll"], rel=1e-4)
 
 
+@pytest.mark.parametrize("text", ["", "[1, 2]", '{"resumed": 3, "num_devices": "x", "threads": 1}'])
+def test_a_damaged_record_of_the_machine_is_noticed_and_begins_anew(capsys, tmp_path, whole, site, text):
+    workdir = shutil.copytree(whole, tmp_path / "run")
+    (workdir / "DONE").unlink()
+    (workdir / "env.json").write_text(text)
+    code, _, err = tiny.call(capsys, *words(site, workdir))
+    assert code == 0 and "env.json is damaged and begins anew" in err, err
+    env = json.loads((workdir / "env.json").read_text())
+    assert env["num_devices"] == 1 and len(env["resumed"]) == 1
+    assert_same_run(workdir, whole)
+
+
 def test_checkpoints_without_their_settings_are_nobodys(capsys, tmp_path, whole, site):
     workdir = shutil.copytree(whole, tmp_path / "run")
     for name in ("DONE", "config.json"):
