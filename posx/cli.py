@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import traceback
@@ -38,6 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("posx: interrupted; the same command continues from the last checkpoint")
         return 130
+    except (RuntimeError, AssertionError) as error:
+        if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
+            raise
+        asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r}"
+        say(f"posx: JAX finds no device under {asked}: {' '.join(str(error).split()) or 'it has no such plugin'}")
+        return ConfigError.exit_code
     except MemoryError:
         say("posx: memory ran out; lower train.batch_size or eval.batch_tokens")
         return OutOfMemoryError.exit_code

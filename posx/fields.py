@@ -50,6 +50,8 @@ def typed(value: Any, wanted: Any, where: str) -> Any:
         value = value.lower() == "true"
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 1e300 else math.inf
+    if isinstance(value, int) and abs(value) >= 2**48:  # no size, count or step; some would be looped over
+        raise ConfigError(f"{where}: {str(value)[:20]}... is beyond all range")
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
         raise ConfigError(f"{where}={value!r} must be of type {wanted.__name__}")
     if wanted is float and not math.isfinite(value):

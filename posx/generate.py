@@ -87,6 +87,8 @@ def generate(
     longest = max((len(prompt) for prompt in prompts), default=0)
     if min((len(prompt) for prompt in prompts), default=0) < 1 or num_tokens < 1:
         raise ConfigError("generate needs prompts of at least one token each, and at least one token to make")
+    if longest + num_tokens >= 2**31:
+        raise ConfigError(f"num_tokens={num_tokens}: positions end at 2**31")
     model = model.at_length(longest + num_tokens)
     last = model.max_position
     if last is not None and longest + num_tokens - 2 > last:

@@ -56,7 +56,10 @@ def work_folder(values: Mapping[str, Any], needed: bool = True) -> Path:
         if needed:
             raise ConfigError("--workdir is missing: name the folder of the run, for example --workdir runs/quick")
         return Path("runs")
-    return Path(values["workdir"]).expanduser().resolve()
+    try:
+        return Path(values["workdir"]).expanduser().resolve()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"--workdir={values['workdir'][:80]} is no path: {error}"[:200]) from None
 
 
 def function(name: str) -> Callable[[dict[str, Any], Any], None]:

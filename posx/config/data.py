@@ -1,6 +1,8 @@
 """Which text a run reads, and how it becomes tokens."""
 
+import codecs
 from dataclasses import dataclass
+from pathlib import Path
 
 from posx.errors import ConfigError
 
@@ -40,7 +42,25 @@ class DataConfig:
             found.append(f"data.vocab_size is {self.vocab_size}; a BPE needs 257 or more (256 bytes and eos)")
         if not self.tokenizer:
             found.append("data.tokenizer is empty; use 'bytes', 'bpe' or the path of a tokenizer.json")
+        if not _is_text_encoding(self.text_encoding):
+            found.append(f"data.text_encoding '{self.text_encoding}' is unknown; use a Python codec such as 'utf-8'")
+        for name in ("source", "validation", "tokenizer", "cache_dir"):
+            try:
+                Path(getattr(self, name)).expanduser().exists()
+            except (OSError, RuntimeError, ValueError) as error:
+                found.append(f"data.{name} '{getattr(self, name)[:60]}' can be no path: {str(error)[:60]}")
         return found
+
+
+def _is_text_encoding(name: str) -> bool:
+    try:
+        codecs.lookup(name)
+        b"a".decode(name)
+    except UnicodeDecodeError:  # an encoding of more bytes a character
+        return True
+    except (LookupError, ValueError):
+        return False
+    return True
 
 
 def check_config(config: DataConfig) -> None:

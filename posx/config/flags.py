@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.util
-import json
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from posx.config.stored import ENCODINGS_BEFORE, from_stored
 from posx.encodings import spec_text
 from posx.errors import ConfigError
 from posx.fields import typed_fields
+from posx.files.parse import parsed
 from posx.words import Words, listed, parse_flags
 
 
@@ -110,7 +110,7 @@ def _own_frame(error: BaseException, path: Path) -> str:
 def earlier_run(path: str) -> RunConfig:
     """The run that the file of `--config_json` holds. Raises ConfigError."""
     try:
-        return from_stored(json.loads(Path(path).read_text()))
+        return from_stored(parsed(Path(path).read_text()))
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
     except ValueError as error:

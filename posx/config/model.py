@@ -16,6 +16,10 @@ DTYPES = ("float32", "bfloat16")
 REMATS = ("none", "layer")
 
 
+#: Beyond these a model is a slip of the finger, and its description alone would take minutes.
+LARGEST = {"num_layers": 4096, "model_dim": 2**20, "num_heads": 2**16}
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Every choice of the architecture; 0 leaves a size to its rule.
@@ -46,8 +50,8 @@ class ModelConfig:
         """What is wrong with these fields, one line each."""
         found = []
         for name in ("num_layers", "model_dim", "num_heads"):
-            if getattr(self, name) < 1:
-                found.append(f"model.{name}={getattr(self, name)} must be at least 1")
+            if not 1 <= getattr(self, name) <= LARGEST[name]:
+                found.append(f"model.{name}={getattr(self, name)} must be at least 1 and at most {LARGEST[name]:,}")
         for name in ("num_kv_heads", "mlp_dim"):
             if getattr(self, name) < 0:
                 found.append(f"model.{name}={getattr(self, name)} must not be negative")

@@ -24,6 +24,7 @@ from posx.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, token
 from posx.errors import DataError, OutOfMemoryError
 from posx.files.atomic import disk_full, replacing
 from posx.files.locks import lock
+from posx.files.parse import parsed
 
 PIPELINE_VERSION = 1  # raise it when the same text would give other tokens; old folders are then left unused
 SPLITS = ("train", "validation")
@@ -202,7 +203,7 @@ def _chunks(documents: list[str]) -> Iterator[list[str]]:
 def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
     """Map and verify the files of `folder`; raises `DataError` naming the file that is missing or damaged."""
     try:
-        header = json.loads((folder / "header.json").read_bytes())
+        header = parsed((folder / "header.json").read_bytes())
         if header.get("header_digest", _header_digest(header)) != _header_digest(header):  # older ones have none
             raise ValueError("header.json is damaged: its digest differs")
         stores = [_open_split(folder, split, header[split]) for split in SPLITS]

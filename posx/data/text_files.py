@@ -18,6 +18,7 @@ from pathlib import Path
 
 from posx.data import hub
 from posx.errors import ConfigError, DataError
+from posx.files.parse import parsed
 
 BUILDERS = {
     **dict.fromkeys((".txt", ".text", ".md", ".py", ".raw", ".tokens", ""), "text"),
@@ -200,7 +201,7 @@ def _check_json(path: Path, column: str, encoding: str) -> None:
 def _json_records(text: str, path: Path) -> Iterator[tuple[str, object]]:
     if text.lstrip()[:1] == "[":
         try:
-            records = json.loads(text)
+            records = parsed(text)
         except json.JSONDecodeError as error:
             raise DataError(f"'{path}' is not JSON: {error}") from None
         yield from ((f"record {number}", record) for number, record in enumerate(records))
@@ -208,7 +209,7 @@ def _json_records(text: str, path: Path) -> Iterator[tuple[str, object]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                record = json.loads(line)
+                record = parsed(line)
             except json.JSONDecodeError as error:
                 raise DataError(
                     f"'{path}' line {number} is not JSON ({error.msg}); write an object a line, or one array of objects"

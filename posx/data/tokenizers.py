@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from posx.errors import ConfigError, DataError
+from posx.files.parse import parsed
 
 EOS = "<|endoftext|>"
 _EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<EOS>", "<|eos|>", "[EOS]", "[SEP]")
@@ -91,7 +92,7 @@ class BpeTokenizer:
     @cached_property
     def name(self) -> str:
         """The kind of model in the file: "bpe", "unigram", "wordpiece" or "wordlevel"."""
-        return str(json.loads(self.text)["model"].get("type", "bpe")).lower()
+        return str(parsed(self.text)["model"].get("type", "bpe")).lower()
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -129,7 +130,7 @@ class BpeTokenizer:
     @cached_property
     def num_bytes(self) -> np.ndarray:
         """Exact for byte-level BPE; for other kinds of tokenizer.json the length of the token's visible text."""
-        byte_level = _has_type(json.loads(self.text), "ByteLevel")
+        byte_level = _has_type(parsed(self.text), "ByteLevel")
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         sizes = np.zeros(self.vocab_size, np.int64)
         for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
@@ -193,7 +194,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"tokenizer '{path}' cannot be read ({error}); a tokenizer.json is wanted") from None
     try:
-        content = json.loads(text)
+        content = parsed(text)
     except json.JSONDecodeError as error:
         raise DataError(f"tokenizer '{path}' is not JSON ({error}); a tokenizer.json is wanted") from None
     if content == _BYTES_JSON:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posx.files.atomic import disk_errors, finite
+from posx.files.parse import parsed
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
@@ -33,7 +34,7 @@ def read(path: Path, notice: Callable[[str], object] = lambda words: None) -> li
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = parsed(line)
         except ValueError:
             broken += bool(line.strip()) and number < len(lines)
             continue
@@ -50,7 +51,7 @@ def first(path: Path) -> dict[str, Any]:
     """The object on the first line of `path`, empty where there is none: long files are not read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            row = json.loads(file.readline())
+            row = parsed(file.readline())
     except (OSError, ValueError):
         return {}
     return row if isinstance(row, dict) else {}

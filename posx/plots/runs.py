@@ -15,6 +15,7 @@ from posx.config.schema_1 import migrated
 from posx.config.stored import BEFORE, SAFE_TO_CHANGE
 from posx.encodings.rates import Rates, from_json, multipliers, special
 from posx.errors import ConfigError
+from posx.files.parse import parsed
 
 #: Settings that name no curve: the seeds of one curve differ in the first; the layers say what came of the second.
 _NOT_NAMED = ("train.seed", "model.layer_policy")
@@ -70,7 +71,7 @@ def stored_run(path: str, config: Mapping[str, Any] | None, row: Mapping[str, An
 def read_config(folder: pathlib.Path) -> Mapping[str, Any] | None:
     """What a run folder's `config.json` holds, the first schema as the second; None where there is none to be read."""
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8", errors="replace"))
+        values = parsed((folder / "config.json").read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
         return None
     if not isinstance(values, dict):

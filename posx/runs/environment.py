@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -16,6 +15,7 @@ import jax
 from posx.data import Dataset
 from posx.errors import WorkdirError
 from posx.files.atomic import write_json
+from posx.files.parse import parsed
 from posx.machine.cores import usable_cores
 from posx.machine.devices import PATIENCE
 from posx.progress import say
@@ -31,7 +31,7 @@ def devices_of(folder: RunFolder) -> int | None:
 def stored(folder: RunFolder) -> dict[str, Any]:
     """What `env.json` holds; empty where there is none, or it is damaged."""
     try:
-        found = json.loads(folder.env_file.read_text())
+        found = parsed(folder.env_file.read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

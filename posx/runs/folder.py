@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from posx.errors import WorkdirError
 from posx.files import lines
 from posx.files.atomic import write_json
 from posx.files.locks import lock
+from posx.files.parse import parsed
 from posx.machine.compile_cache import process_seconds
 
 
@@ -70,7 +70,7 @@ class RunFolder:
     def read_config(self) -> RunConfig:
         """The settings this run was started with, as resolved then. Raises WorkdirError where they cannot be read."""
         try:
-            return from_stored(json.loads(self.config_file.read_text()))
+            return from_stored(parsed(self.config_file.read_text()))
         except FileNotFoundError:
             raise WorkdirError(f"{self.path} holds no run: there is no {self.config_file.name} in it") from None
         except (OSError, ValueError) as error:
@@ -118,7 +118,7 @@ class RunFolder:
         On just this text, wherever it lies, if its digest is given; else on the text that its settings name.
         """
         try:
-            values, done = (json.loads(file.read_text()) for file in (self.config_file, self.done_file))
+            values, done = (parsed(file.read_text()) for file in (self.config_file, self.done_file))
             held = from_stored(values)
             asked = on_text_of(held, run) if data_digest else run
             same = done["digest"] in digests(values) and digest(like(asked, held)) == digest(held)

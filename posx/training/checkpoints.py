@@ -7,10 +7,12 @@ manifest is passed over for the next older one, loudly. Old steps lose their man
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import orbax.checkpoint as ocp
 from posx import interrupts
 from posx.errors import OutOfMemoryError, WorkdirError
 from posx.files.atomic import disk_full, write_bytes
+from posx.files.parse import parsed
 
 FORMAT_VERSION = 1
 
@@ -46,7 +49,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / f"{step}.json").unlink(missing_ok=True)  # a damaged one that was passed over
             self._sweep()
-            with interrupts.deferred(), ocp.PyTreeCheckpointer() as checkpointer:
+            with interrupts.deferred(), _one_error_is_enough(), ocp.PyTreeCheckpointer() as checkpointer:
                 checkpointer.save(target, arrays)
             manifest = {
                 "format_version": FORMAT_VERSION,
@@ -94,7 +97,7 @@ class Checkpoints:
 
     def _read(self, step: int, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
         try:
-            manifest = json.loads((self.folder / f"{step}.json").read_text())
+            manifest = parsed((self.folder / f"{step}.json").read_text())
             version = manifest["format_version"]
             saved = {
                 name: {key: facts[key] for key in ("shape", "dtype", "sha256")}
@@ -139,6 +142,21 @@ class Checkpoints:
 
 class _Damaged(Exception):
     pass
+
+
+@contextlib.contextmanager
+def _one_error_is_enough() -> Iterator[None]:
+    """Where a save fails, writes of it that are still under way find its event loop gone, and each would print that:
+    now and later, so that what is set here stays then."""
+    shown = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            shown(unraisable)
+
+    sys.unraisablehook = hook
+    yield
+    sys.unraisablehook = shown
 
 
 def _flatten(tree: Tree) -> dict[str, Any]:
