@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from posx import build, load, plots
+from posx.encodings.biases.alibi import alibi_slopes
 from posx.plots import effects, models
 from posx.plots.models import Subject
 
@@ -70,3 +71,13 @@ def test_the_match_of_a_vector_with_itself_falls_as_the_angles_say() -> None:
     expected = np.cos(distances[:, None] * theta).mean(axis=1)
     assert match == pytest.approx(np.stack([expected, expected]), abs=1e-5)
     assert effects.match_by_distance(subject("alibi")) is None
+
+
+def test_what_depends_on_the_text_is_drawn_for_random_tokens() -> None:
+    """Read off the weights: for ALiBi just its bias; CoPE, whose table starts at zero, changes nothing yet."""
+    changed = effects.on_random_tokens(subject("alibi"))
+    far = np.arange(changed.shape[1])[:, None] - np.arange(changed.shape[1])[None, :]
+    wanted = -alibi_slopes(DIMS.num_heads)[:, None, None] * far
+    np.testing.assert_allclose(changed, np.where(far >= 0, wanted, np.nan), atol=1e-3)
+    assert np.nanmax(np.abs(effects.on_random_tokens(subject("cope")))) < 1e-4
+    assert effects.on_random_tokens(subject("nope")) is None

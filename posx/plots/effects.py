@@ -4,6 +4,7 @@ Positions and distances in tokens, logits as they enter the softmax. Whatever th
 content-free part + what the content gives; the first is the logit of vectors that are zero.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -11,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from posx.attention import attend
 from posx.encodings import Encoding, Features
 from posx.encodings.base import acting
 from posx.encodings.chain import Chain
+from posx.encodings.nope import Nope
 from posx.encodings.rotary.rope import Rope
 from posx.plots.models import Subject
 
@@ -120,6 +123,30 @@ def _turned(hook, subject: Subject, heads: int, positions: np.ndarray) -> np.nda
 
     turned = mapped(basis) - mapped(np.zeros_like(basis))
     return turned.reshape(len(turned), n, d, heads, -1)
+
+
+def on_random_tokens(subject: Subject) -> np.ndarray | None:
+    """[head, query, key]: how logits of random tokens change, against each query's own key; None where nothing does.
+
+    For what depends on the text and shows nowhere else. Read off the weights, so that everything that acts is in it.
+    """
+    dims, n = subject.dims, min(num_positions(subject), MOST_POSITIONS // 2)
+    encoding, rng = at_length(subject, n), np.random.default_rng(0)
+    if not encoding.sites or acting(encoding, ("embed", "relative", "value", "mix", "output")):
+        return None
+    shapes = (dims.num_heads, dims.head_dim), (_kv_heads(subject), dims.head_dim), (dims.model_dim,)
+    q, k, x = (jnp.asarray(rng.standard_normal((1, n, *shape)), jnp.float32) for shape in shapes)
+    v = jnp.broadcast_to(jnp.eye(n)[None, :, None], (1, n, _kv_heads(subject), n))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def log_weights(encoding: Encoding, params: Any) -> jax.Array:
+        pos, kept = np.arange(n, dtype=np.int32), x if encoding.acts_on("features") else None
+        o = attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=kept, executor="dense")
+        return jnp.log(o[0].swapaxes(0, 1))
+
+    changed = np.asarray(log_weights(encoding, subject.params) - log_weights(Nope(), {}), np.float64)
+    changed = changed - np.diagonal(changed, axis1=1, axis2=2)[:, :, None]
+    return np.where(np.tri(n, dtype=bool), changed, np.nan)
 
 
 def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:

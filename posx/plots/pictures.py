@@ -50,8 +50,8 @@ def _facts(subject: Subject, panels: Sequence[Draw]) -> str:
     sites, dims = subject.encoding.sites, subject.dims
     parts = [f"acts on {', '.join(sites) or 'nothing'}"]
     if hidden := [site for site in sites if site in _NOT_DRAWN or not panels]:
-        parts.append(f"not drawn, as it depends on the text: {', '.join(hidden)}")
-    if panels and "features" in sites:
+        parts.append(f"depends on the text: {', '.join(hidden)}")
+    if panels and "features" in sites and "potential" in sites:
         parts.append("drawn for a layer input of zeros")
     parts += [f"{dims.num_heads} heads of {dims.head_dim}, L = {dims.train_len}", look.shown(subject.origin, 80)]
     return " · ".join(parts)
@@ -80,6 +80,11 @@ def _panels(subject: Subject) -> list[Draw]:
         distances = np.arange(effects.num_positions(subject))
         title = "vectors by distance"
         found.append(lambda ax: _lines(ax, distances, lengths, subject, title, "length, mean over heads"))
+    if not found and (changed := effects.on_random_tokens(subject)) is not None:
+        head = (len(changed) - 1) // 2
+        limit, title = float(np.nanmax(np.abs(changed))), f"change of logits, random tokens, head {head + 1}"
+        if limit > 0:
+            found.append(lambda ax: _show(ax, changed[head], "RdBu_r", title, "key j", "query i", limit))
     return found
 
 
