@@ -124,7 +124,7 @@ def stock_call(case: Case, library: str) -> Call | None:
     A bias that nothing is learned of is made once, outside of what is timed.
     """
     encoding, pos = case.value, jnp.asarray(sequential(case.length))
-    if not {*encoding.sites} <= {"embed", "query", "key", "temperature", "bias"}:
+    if encoding.history or not {*encoding.sites} <= {"embed", "query", "key", "temperature", "bias"}:
         return None
     has_bias = "bias" in encoding.sites
     fixed = encoding.bias({}, pos, pos)[None] if has_bias and not case.params else None
