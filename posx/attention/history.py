@@ -25,6 +25,8 @@ def seen_by(
     n = encoding.history.get(hook, 0)
     if not n:
         return x, None
+    if segment is not None:
+        segment = jnp.atleast_2d(jnp.asarray(segment))
     if recent is None:
         recent = jnp.zeros((x.shape[0], n, *x.shape[2:]), x.dtype)
     whole = jnp.concatenate([recent.astype(x.dtype), x], axis=1)
@@ -36,21 +38,17 @@ def seen_by(
         sources, newest = _by_arrival(idx, segment, n)
         before, last = [_kept(_taken(whole, source), idx >= 0) for source in sources], _taken(whole, newest)
     if segment is not None:
-        before = [
-            _kept(y, same)
-            for y, same in zip(before, _same_document(jnp.atleast_2d(jnp.asarray(segment)), n, sources), strict=True)
-        ]
+        before = [_kept(y, same) for y, same in zip(before, _same_document(segment, n, sources), strict=True)]
     return jnp.stack([x, *before], axis=2), last
 
 
-def _by_arrival(idx: jax.Array, segment: Any, n: int) -> tuple[list[jax.Array], jax.Array]:
+def _by_arrival(idx: jax.Array, segment: jax.Array | None, n: int) -> tuple[list[jax.Array], jax.Array]:
     """Where among n recent tokens and those of idx [b or 1, t] the 1st .. n-th before each lie, and the last n of all.
 
     Empty slots (-1) come before everything, then the recent ones, so that each token has n before it, then document
     after document, each in its order of arrival.
     """
-    segment = jnp.zeros_like(idx) if segment is None else jnp.atleast_2d(jnp.asarray(segment))
-    idx, segment = jnp.broadcast_arrays(idx, segment)
+    idx, segment = jnp.broadcast_arrays(idx, jnp.zeros_like(idx) if segment is None else segment)
     kind = jnp.pad(jnp.where(idx < 0, 0, 2), ((0, 0), (n, 0)), constant_values=1)
     arrival, document = (jnp.pad(x, ((0, 0), (n, 0))) for x in (idx, segment))  # recent ones stay as they are
     order = jnp.lexsort((arrival, document, kind), axis=1)

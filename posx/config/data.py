@@ -42,7 +42,7 @@ class DataConfig:
             found.append(f"data.vocab_size is {self.vocab_size}; a BPE needs 257 or more (256 bytes and eos)")
         if not self.tokenizer:
             found.append("data.tokenizer is empty; use 'bytes', 'bpe' or the path of a tokenizer.json")
-        if not _is_text_encoding(self.text_encoding):
+        if not is_text_encoding(self.text_encoding):
             found.append(f"data.text_encoding '{self.text_encoding}' is unknown; use a Python codec such as 'utf-8'")
         for name in ("source", "validation", "tokenizer", "cache_dir"):
             try:
@@ -52,7 +52,8 @@ class DataConfig:
         return found
 
 
-def _is_text_encoding(name: str) -> bool:
+def is_text_encoding(name: str) -> bool:
+    """Whether Python has a codec of this name that gives text."""
     try:
         codecs.lookup(name)
         b"a".decode(name)

@@ -4,7 +4,6 @@
 cache trusts dates. So faults are looked for here first, and its cache lives in a folder that is thrown away.
 """
 
-import codecs
 import glob
 import hashlib
 import itertools
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from posx.config.data import is_text_encoding
 from posx.data import hub
 from posx.errors import ConfigError, DataError
 from posx.files.parse import parsed
@@ -164,10 +164,8 @@ def _check_text(path: Path, column: str, encoding: str) -> None:
 
 
 def _decode(raw: bytes, path: Path, encoding: str) -> str:
-    try:
-        codecs.lookup(encoding)
-    except LookupError:
-        raise ConfigError(f"data.text_encoding '{encoding}' is unknown; use a Python codec such as 'utf-8'") from None
+    if not is_text_encoding(encoding):
+        raise ConfigError(f"data.text_encoding '{encoding}' is unknown; use a Python codec such as 'utf-8'")
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
