@@ -63,6 +63,8 @@ def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if words else 2
+    if os.environ.pop("JAX_ENABLE_X64", "").lower() not in ("", "0", "false", "off", "no"):  # JAX is not loaded yet
+        say("notice: JAX_ENABLE_X64 is not used: runs are of float32, so that the same settings give the same bits")
     command = COMMANDS.get(words[0])
     if command is None:
         raise ConfigError(

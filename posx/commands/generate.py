@@ -20,6 +20,8 @@ def main(values: dict[str, Any], _: None) -> None:
     folder = RunFolder(work_folder(values))
     if values["num_tokens"] < 1:
         raise ConfigError(f"--num_tokens={values['num_tokens']} must be at least 1")
+    if not 0 <= values["seed"] < 2**32:
+        raise ConfigError(f"--seed={values['seed']} must be at least 0 and below 2**32")
     if values["dry_run"]:
         print(f"would sample {values['num_tokens']} tokens from {folder.path} with {sampling}")
         return

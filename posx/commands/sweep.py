@@ -52,7 +52,7 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
     if failed:
         raise PartialFailure(
             f"{len(failed)} of {len(jobs)} runs failed ({'; '.join(f'{k}: {v}' for k, v in failed.items())}); "
-            "the same command tries them again"
+            "once that is mended, the same command tries them again"
         )
 
 

@@ -76,7 +76,7 @@ def load_config(where: Mapping[str, str]) -> ConfigDict:
         config = module.get_config(argument) if argument else module.get_config()
     except ConfigError as error:
         raise ConfigError(f"config file {text}: {error}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"config file {text}, {_own_frame(error, path)}: {type(error).__name__}: {error}") from None
     if not isinstance(config, ConfigDict):
         raise ConfigError(f"config file {text}: get_config must return a ConfigDict, not {type(config).__name__}")
@@ -97,7 +97,7 @@ def _execute(path: Path) -> Any:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise ConfigError(f"config file {path}, line {error.lineno}: {error.msg}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"config file {path}, {_own_frame(error, path)}: {type(error).__name__}: {error}") from None
     return module
 

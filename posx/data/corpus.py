@@ -134,6 +134,7 @@ def _find_splits(
         splits = text_files.by_split(found) if Path(config.source).expanduser().is_dir() else {}
         unused = len(found.paths) - sum(len(split.paths) for split in splits.values()) if splits else 0
         notes = (f"{unused} files of '{config.source}' left out: their names start with no split",) if unused else ()
+        notes += (f"'{config.source}': {found.left_out}",) if found.left_out else ()
         return splits.get("train", found), held_out or splits.get("validation"), notes
     if not hub.is_hub_name(config.source):
         raise DataError(f"data.source '{config.source}' is neither an existing path nor a hub name ('owner/name')")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from posx.errors import DataError
+from posx.files.atomic import disk_full
 
 _NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 PROBE_SECONDS = 1.5
@@ -112,10 +113,21 @@ def quiet(offline: bool) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def cause(error: BaseException) -> str:
-    """The innermost cause of `error` in one line."""
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a disk without room is what `error` comes from."""
+    error = _innermost(error)
+    return isinstance(error, OSError) and disk_full(error)
+
+
+def _innermost(error: BaseException) -> BaseException:
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
+    return error
+
+
+def cause(error: BaseException) -> str:
+    """The innermost cause of `error` in one line."""
+    error = _innermost(error)
     lines = str(error).strip().splitlines() or ["no details"]
     return f"{type(error).__name__}: {lines[0]}"
 

@@ -7,7 +7,6 @@ cache trusts dates. So faults are looked for here first, and its cache lives in 
 import glob
 import hashlib
 import itertools
-import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from posx.config.data import is_text_encoding
 from posx.data import hub
-from posx.errors import ConfigError, DataError
+from posx.errors import ConfigError, DataError, OutOfMemoryError
 from posx.files.parse import parsed
 
 BUILDERS = {
@@ -31,11 +30,12 @@ _SPLIT = re.compile(r"(?:^|\.)(train|validation|valid|val|dev|test)(?![a-z])")
 
 @dataclass(frozen=True)
 class Files:
-    """Files of one split: `paths` below `root`, and what to call them in messages."""
+    """Files of one split: `paths` below `root`, what to call them in messages, and which of a folder are none."""
 
     root: Path
     paths: tuple[Path, ...]
     description: str
+    left_out: str = ""
 
     def names(self) -> list[str]:
         return [path.relative_to(self.root).as_posix() for path in self.paths]
@@ -71,7 +71,15 @@ def find_files(where: str, key: str) -> Files:
     usable = tuple(file for file in inside if file.stat().st_size)
     if not usable:
         raise DataError(f"{key} '{path}': all {len(inside)} files are empty (0 bytes); name files with text in them")
-    return Files(path, usable, str(path))
+    empty = [file for file in inside if file not in usable]
+    others = [file for file in path.rglob("*") if not _is_hidden(file, path) and file.is_file() and file not in inside]
+    left = [_named(files, why) for files, why in ((empty, "empty"), (others, f"not of {FORMATS}")) if files]
+    return Files(path, usable, str(path), "; ".join(left))
+
+
+def _named(files: list[Path], why: str) -> str:
+    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    return f"left out as {why}: {', '.join(file.name for file in sorted(files)[:3])}{more}"
 
 
 def by_split(files: Files) -> dict[str, Files]:
@@ -149,6 +157,10 @@ def _load(builder: str, links: list[Path], name: str, column: str, encoding: str
             )
             rows = loaded[column][:]
         except Exception as error:  # `datasets` wraps all kinds
+            if hub.is_disk_full(error):
+                raise OutOfMemoryError(
+                    f"no space to read '{name}' in '{links[0].parent}'; set data.cache_dir"
+                ) from None
             raise DataError(f"'{name}' cannot be read as {builder}: {hub.cause(error)}") from None
     for number, row in enumerate(rows):
         if not isinstance(row, str):
@@ -200,7 +212,7 @@ def _json_records(text: str, path: Path) -> Iterator[tuple[str, object]]:
     if text.lstrip()[:1] == "[":
         try:
             records = parsed(text)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise DataError(f"'{path}' is not JSON: {error}") from None
         yield from ((f"record {number}", record) for number, record in enumerate(records))
         return
@@ -208,9 +220,9 @@ def _json_records(text: str, path: Path) -> Iterator[tuple[str, object]]:
         if line.strip():
             try:
                 record = parsed(line)
-            except json.JSONDecodeError as error:
+            except ValueError as error:
                 raise DataError(
-                    f"'{path}' line {number} is not JSON ({error.msg}); write an object a line, or one array of objects"
+                    f"'{path}' line {number} is not JSON ({error}); write an object a line, or one array of objects"
                 ) from None
             yield f"line {number}", record
 
@@ -229,6 +241,12 @@ def _check_parquet(path: Path, column: str, encoding: str) -> None:
     kind = schema.field(column).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise DataError(f"'{path}', column '{column}': {kind} instead of strings; set data.text_column")
+    try:  # `datasets` does not look at the checksums of pages, where a file has them
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for _ in file.iter_batches(columns=[column]):
+                pass
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"'{path}' cannot be read as parquet: {hub.cause(error)}") from None
 
 
 _CHECKS: dict[str, Callable[[Path, str, str], None]] = {
@@ -239,9 +257,11 @@ _CHECKS: dict[str, Callable[[Path, str, str], None]] = {
 
 
 def _is_corpus_file(file: Path, root: Path) -> bool:
-    parts = file.relative_to(root).parts
-    hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
-    return not hidden and file.suffix.lower() in BUILDERS and file.is_file()
+    return not _is_hidden(file, root) and file.suffix.lower() in BUILDERS and file.is_file()
+
+
+def _is_hidden(file: Path, root: Path) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in file.relative_to(root).parts)
 
 
 @contextmanager

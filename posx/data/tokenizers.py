@@ -20,6 +20,8 @@ from posx.files.parse import parsed
 
 EOS = "<|endoftext|>"
 _EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<EOS>", "<|eos|>", "[EOS]", "[SEP]")
+#: A model has a row for every id: where most are never used, something is wrong.
+SPARSE = 8
 _BYTES_JSON = {"type": "posx-bytes", "version": 1, "vocab_size": 257, "eos": 256}
 
 
@@ -110,6 +112,11 @@ class BpeTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items() if token.special}
 
+    @property
+    def num_ids(self) -> int:
+        """How many ids stand for something; the others below `vocab_size` are never used."""
+        return len(self._tokenizer.get_vocab(with_added_tokens=True))
+
     @cached_property
     def _own_size(self) -> int:
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
@@ -145,7 +152,10 @@ class BpeTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         for text in texts:
             utf8(text)
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # a plain one: for example of a tokenizer that lacks the token for unknown words
+            raise DataError(f"the {self.name} tokenizer cannot encode this text: {error}") from None
         return [np.array(encoding.ids, token_dtype(self.vocab_size)) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -195,16 +205,18 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         raise DataError(f"tokenizer '{path}' cannot be read ({error}); a tokenizer.json is wanted") from None
     try:
         content = parsed(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise DataError(f"tokenizer '{path}' is not JSON ({error}); a tokenizer.json is wanted") from None
     if content == _BYTES_JSON:
         return ByteTokenizer()
     tokenizer = BpeTokenizer(text)
     try:
-        tokenizer.vocab_size  # noqa: B018 (parses the file)
+        used, size = tokenizer.num_ids, tokenizer.vocab_size
     except Exception as error:  # the parser raises plain Exception
         cause = str(error).splitlines()[0]
         raise DataError(f"tokenizer '{path}' is JSON but no usable tokenizer.json ({cause})") from None
+    if size > SPARSE * used + 1024:
+        raise DataError(f"tokenizer '{path}' has {used:,} tokens with ids up to {size - 1:,}: number them one by one")
     return tokenizer
 
 

@@ -13,6 +13,9 @@ from typing import IO, Any
 
 from posx.errors import OutOfMemoryError, WorkdirError
 
+#: Behind the name of a file that is being written.
+PART = ".part"
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
@@ -20,7 +23,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
     It lies beside `path`, under a name of this process's own, and is gone where writing it failed.
     """
-    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
         with open(new, "wb") as file:
             yield file
@@ -30,6 +33,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with contextlib.suppress(OSError):  # a disk that takes nothing has nothing to give back
             new.unlink(missing_ok=True)
+
+
+def clear(folder: Path) -> None:
+    """Removes what processes that were killed had begun to write in `folder`, which this process alone writes to."""
+    for left in folder.glob(f".*{PART}"):
+        with contextlib.suppress(OSError):
+            left.unlink()
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -18,6 +18,7 @@ from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
 from posx.files import lines
 from posx.plots.runs import Run, asked_targets, data_digest, read_config, stored_run
+from posx.runs.folder import is_measurement
 
 FAILED = ("undefined", "nonfinite", "oom")
 PER_POSITION = PerPosition.name
@@ -56,7 +57,7 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
         latest: dict[tuple[Any, ...], dict[str, Any]] = {}
         for row in lines.read(folder_of_run / "eval.jsonl", _LOG.warning):
             row.setdefault("run_id", folder_of_run.name)
-            if not _usable(row):
+            if not is_measurement(row):
                 _LOG.warning("%s: a row without encoding or lengths left out", folder_of_run)
                 continue
             key = (row["protocol"], targets_key(row), row["eval_len"], str(row.get("stride")), row.get("step"))
@@ -176,17 +177,14 @@ def is_run(folder: pathlib.Path) -> bool:
     return not any(folder.glob("*/config.json"))
 
 
-def _usable(row: Mapping[str, Any]) -> bool:
-    lengths = (row.get("train_len"), row.get("eval_len"))
-    whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
-    return whole and isinstance(row.get("encoding"), str) and isinstance(row.get("protocol"), str)
-
-
 def number(value: Any) -> float | None:
     """A finite float, or None (null, "inf", NaN, a word, a bool)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of hundreds of digits
+        return None
 
 
 def perplexity(row: Mapping[str, Any]) -> float | None:

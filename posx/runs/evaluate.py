@@ -25,7 +25,7 @@ from posx.positions import sequential
 from posx.progress import say
 from posx.runs.checks import check_stream
 from posx.runs.describe import is_defined
-from posx.runs.folder import RunFolder
+from posx.runs.folder import RunFolder, result_of
 from posx.runs.targets import Question, questions
 from posx.runs.text import digest_of
 from posx.runs.work import Work
@@ -34,6 +34,9 @@ from posx.training.step import flops_per_token
 #: Of a row of `eval.jsonl`. 1: the first targets of the stream in one stretch, no `targets`, blocks of 1024 or 2048.
 #: 2: `encoding` a registry name, `layers` such names with + between them, no `digest`, no `anchor`.
 ROW_VERSION = 3
+
+#: What a row must say to be compared with what is asked for; the oldest do not.
+TOLD = {"targets", "block_len", "max_targets", "stride", "num_targets", "num_documents"}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -92,7 +95,7 @@ def evaluate_run(
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     measured = Measured(log_probs, stream, dataset.tokenizer.num_bytes, documents, config.batch_tokens, work.report)
     here = {name: facts[name] for name in ("step", "data_digest")}
-    stored = [row for row in lines.read(folder.eval_file) if row.get("targets") and here.items() <= row.items()]
+    stored = [row for row in folder.measured() if row.keys() >= TOLD and here.items() <= row.items()]
     rows: list[dict[str, Any]] = []
     missing: list[tuple[Question, int]] = []
     for one in questions(
@@ -124,7 +127,7 @@ def _answers(row: dict[str, Any], config: EvalConfig) -> bool:
 
     Where memory ran out is tried again: it may be another machine.
     """
-    return row["status"] != "oom" and config.executor in ("auto", row.get("executor", "auto"))
+    return row.get("status") != "oom" and config.executor in ("auto", row.get("executor", "auto"))
 
 
 def _say_why(one: Question, name: str) -> None:
@@ -168,6 +171,5 @@ def _cycle(layers: list[str]) -> list[str]:
 
 def _line(row: dict[str, Any]) -> str:
     """A row for a person."""
-    value = f"ppl {row['ppl']:.3f}" if isinstance(row["ppl"], float) else row["status"]
     scored = f"{row['num_targets']:,} targets of {row['num_documents']} documents"
-    return f"{row['run_id']}  {row['protocol']} at {row['eval_len']}: {value}  ({scored})"
+    return f"{row['run_id']}  {row['protocol']} at {row['eval_len']}: {result_of(row)}  ({scored})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from posx.config import RunConfig
 from posx.config.stored import differences, digest, digests, from_stored, like, on_text_of, to_stored
 from posx.errors import WorkdirError
 from posx.files import lines
-from posx.files.atomic import write_json
+from posx.files.atomic import clear, write_json
 from posx.files.locks import lock
 from posx.files.parse import parsed
 from posx.machine.compile_cache import process_seconds
@@ -58,12 +58,23 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def logged(self) -> list[dict[str, Any]]:
+        """The rows of training, in the order that they were written; what says no step and no attempt is junk."""
+        rows = lines.read(self.metrics_file)
+        return [row for row in rows if all(isinstance(row.get(name), int) for name in ("step", "attempt"))]
+
+    def measured(self) -> list[dict[str, Any]]:
+        """The rows of evaluation, in the order that they were written, without junk."""
+        return list(filter(is_measurement, lines.read(self.eval_file)))
+
     def usual_start(self) -> float | None:
         """Seconds from now to the end of this process's first step, if it takes what the last start here took, or the
         starts of the runs beside it; None where none is known, or more time has gone by."""
         own = [row for row in lines.read(self.metrics_file) if "start" in row][-1:]
         rows = own or [lines.first(path) for path in self.path.parent.glob(f"*/{self.metrics_file.name}")]
-        took = [row["start"]["seconds"] for row in rows if "start" in row]
+        starts = [row.get("start") for row in rows]
+        told = [start.get("seconds") for start in starts if isinstance(start, dict)]
+        took = [seconds for seconds in told if isinstance(seconds, float)]
         left = statistics.median(took) - process_seconds() if took else 0.0
         return left if left > 0 else None
 
@@ -146,7 +157,22 @@ class RunFolder:
         except OSError as error:
             raise WorkdirError(f"work folder {self.path} cannot be written: {error.strerror}") from None
         with held:
+            clear(self.path)
             yield
+
+
+def is_measurement(row: Mapping[str, Any]) -> bool:
+    """Whether a row of `eval.jsonl` says what was measured of what."""
+    lengths = (row.get("train_len"), row.get("eval_len"))
+    whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
+    words = (row.get("encoding"), row.get("protocol"), row.get("status", "ok"))
+    return whole and all(isinstance(word, str) for word in words)
+
+
+def result_of(row: Mapping[str, Any]) -> str:
+    """What a measurement came to, for a person."""
+    ppl = row.get("ppl")
+    return f"ppl {ppl:.3f}" if isinstance(ppl, float) else f"ppl {ppl}" if ppl == "inf" else row.get("status", "ok")
 
 
 def runs_in(workdir: Path) -> list[RunFolder]:

@@ -52,7 +52,7 @@ class Evaluation:
         return self._stored()
 
     def _stored(self) -> int:
-        return len(lines.read(self.folder.eval_file))
+        return len(self.folder.measured())
 
     def state(self) -> str:
         """Its name."""

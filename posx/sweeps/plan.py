@@ -18,13 +18,12 @@ from posx.config.stored import identity, like, to_stored
 from posx.data import check_length, prepare
 from posx.errors import ConfigError, PosxError
 from posx.evaluation.protocols import Nonoverlapping, rows_owed
-from posx.files import lines
 from posx.files.atomic import write_json
 from posx.progress import say
 from posx.runs import text
 from posx.runs.checks import check_stream, problems
 from posx.runs.describe import Expected, expected_in
-from posx.runs.folder import RunFolder
+from posx.runs.folder import RunFolder, result_of
 from posx.sweeps.axes import Point, axes_of, names_of, run_at, text_of
 from posx.sweeps.schedule import CORE_SPEED, START, Cost
 
@@ -72,8 +71,8 @@ class Job:
 
     def progress(self) -> float:
         """The finished part of the expected work after its start, 0 to 1, where 1 is only for those that have ended."""
-        steps = max((row.get("step", 0) for row in lines.read(self.folder.metrics_file)), default=0)
-        rows = len(lines.read(self.folder.eval_file))
+        steps = max((row["step"] for row in self.folder.logged()), default=0)
+        rows = len(self.folder.measured())
         owed = rows_owed(self.run.eval, self.run.train.length)
         training = self.expected.slower * self.expected.flops / CORE_SPEED / (self.cost.seconds(1) - START)
         return 0.99 * (training * min(steps / self.run.train.steps, 1) + (1 - training) * min(rows / owed, 1))
@@ -84,24 +83,21 @@ class Job:
 
     def state(self) -> str:
         """What the run is at, a few words."""
-        rows = lines.read(self.folder.eval_file)
+        rows = self.folder.measured()
         if rows:
             return f"{self.name} evaluating {rows[-1]['protocol']} at {rows[-1]['eval_len']}"
-        last = lines.read(self.folder.metrics_file)[-1:]
+        last = self.folder.logged()[-1:]
         if not last:
             return self.name
-        return f"{self.name} {last[0]['step']}/{self.run.train.steps} loss {float(last[0]['loss']):.3f}"
+        loss = last[0].get("loss")
+        told = f" loss {loss:.3f}" if isinstance(loss, float) else ""
+        return f"{self.name} {last[0]['step']}/{self.run.train.steps}{told}"
 
     def outcome(self) -> str:
         """Perplexities of the non-overlapping protocol, shortest and longest length."""
-        rows = [row for row in lines.read(self.folder.eval_file) if row["protocol"] == Nonoverlapping.name]
+        rows = [row for row in self.folder.measured() if row["protocol"] == Nonoverlapping.name]
         ends = [min(rows, key=_length), max(rows, key=_length)] if rows else []
-        return ", ".join(
-            f"ppl {row['ppl']:.3f} at {row['eval_len']}"
-            if row["status"] == "ok"
-            else f"{row['status']} at {row['eval_len']}"
-            for row in ends
-        )
+        return ", ".join(f"{result_of(row)} at {row['eval_len']}" for row in ends)
 
 
 def plan(config: ConfigDict, workdir: Path, earlier: RunConfig | None = None) -> list[Job]:

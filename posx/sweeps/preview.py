@@ -11,7 +11,6 @@ from pathlib import Path
 from posx.config import RunConfig
 from posx.data.store import cache_folder
 from posx.encodings import spec_text
-from posx.files import lines
 from posx.machine.ceiling import machine_ceiling
 from posx.progress import duration
 from posx.sweeps.axes import text_of
@@ -25,9 +24,9 @@ USUAL_SHARE = 0.5
 def preview(jobs: Sequence[Job], schedule: Schedule) -> str:
     """The table, and the sums under it. Reads no text; measures the machine's matrix products where nobody has yet."""
     varying = [s for s in jobs[0].point if len({text_of(s, job.point[s]) for job in jobs}) > 1]
-    rows = [row for job in jobs for row in lines.read(job.folder.metrics_file)]
+    rows = [row for job in jobs for row in job.folder.logged()]
     share = _median([row.get("mfu") for row in rows])
-    start = _median([row["start"].get("seconds") for row in rows if "start" in row]) or START
+    start = _median([row["start"].get("seconds") for row in rows if isinstance(row.get("start"), dict)]) or START
     ceiling = functools.cache(_ceiling)  # not kept on disk, so each look would measure anew
     costs = []
     for job, cost in zip(jobs, schedule.costs, strict=True):

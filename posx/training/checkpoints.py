@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 
 from posx import interrupts
 from posx.errors import OutOfMemoryError, WorkdirError
-from posx.files.atomic import disk_full, write_bytes
+from posx.files.atomic import clear, disk_full, write_bytes
 from posx.files.parse import parsed
 
 FORMAT_VERSION = 1
@@ -105,8 +105,10 @@ class Checkpoints:
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _Damaged(f"manifest: {_first_line(error)}") from None
-        if version > FORMAT_VERSION:
-            raise WorkdirError(f"checkpoint {step} in {self.folder} has format {version}, newer than this posx reads")
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise WorkdirError(
+                f"checkpoint {step} in {self.folder} has format {version!r}, not one that this posx reads"
+            )
         problems = [f"{name} is missing" for name in wanted if name not in saved]
         for name in wanted.keys() & saved.keys():
             have, want = (
@@ -134,6 +136,7 @@ class Checkpoints:
 
     def _sweep(self) -> None:
         """Removes what has no manifest: half-written steps, half-deleted ones, Orbax's temporary folders."""
+        clear(self.folder)
         good = {str(step) for step in self.steps()}
         for path in self.folder.iterdir() if self.folder.exists() else ():
             if path.is_dir() and path.name not in good and path.name.split(".")[0].isdigit():

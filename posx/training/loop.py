@@ -30,6 +30,7 @@ from posx.training.board import close_board, open_board
 from posx.training.checkpoints import Checkpoints
 from posx.training.optimizer import learning_rate
 from posx.training.step import Metrics, State, flops_per_token, init_state, train_steps
+from posx.training.watchdog import Watchdog
 
 
 def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num_devices: int = 1) -> State:
@@ -57,7 +58,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num
         if start >= config.steps:
             return state
         log = _Log(run, model, dataset, folder, start)
-        with interrupts.saved_first(), log:
+        with interrupts.saved_first(), log, Watchdog(folder.path) as watchdog:
             for steps in dispatches(config, start):
                 interrupts.check()
                 if interrupts.terminated():
@@ -74,6 +75,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num
                 if due:
                     checkpoints.save(done, _finite(jax.device_get(state), folder, done))
                     log.restart_clock()
+                watchdog.beat()
     return state
 
 
@@ -141,7 +143,7 @@ class _Log:
         self.bytes_per_token = dataset.train.num_bytes / len(dataset.train.tokens)
         self.flops_per_token = flops_per_token(model, run.train.length)
         self.ceiling = machine_ceiling(cache_folder(run.data) / "machine", run.model.dtype)
-        self.attempt = 1 + max((row.get("attempt", 0) for row in lines.read(folder.metrics_file)), default=0)
+        self.attempt = 1 + max((row["attempt"] for row in folder.logged()), default=0)
         self.clock = 0.0  # set when the first step has compiled
         self.start: dict[str, Any] = {}  # goes into the first row
 

@@ -220,6 +220,31 @@ def test_damaged_parquet_page_names_file_and_cause(tmp_path):
     assert "An error occurred" not in str(caught.value)
 
 
+def test_a_flipped_bit_is_found_where_pages_have_checksums(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    path, rows = tmp_path / "a.parquet", [f"{number} text" for number in range(5000)]
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows}), path, write_page_checksum=True, compression="none")
+    content = bytearray(path.read_bytes())
+    content[content.index(b"4000 text")] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="a.parquet' cannot be read as parquet: .*CRC"):
+        load(tmp_path, path)
+
+
+def test_files_of_a_folder_that_are_left_out_are_named(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text("some words of a text\n" * 9)
+    for name in ("none.txt", "packed.txt.gz", "picture.png", ".hidden.gz"):
+        (folder / name).write_bytes(b"" if name == "none.txt" else b"x")
+    notes = " ".join(load(tmp_path, folder).notes)
+    assert "left out as empty: none.txt;" in notes
+    assert "packed.txt.gz, picture.png" in notes and "hidden" not in notes
+
+
 def test_missing_path_names_the_nearest_folder(tmp_path):
     for source in (tmp_path / "no/such/file.txt", tmp_path / "nothing"):
         with pytest.raises(DataError, match=f"does not exist; the nearest existing folder is '{tmp_path}'"):

@@ -123,6 +123,18 @@ def test_foreign_tokenizer_without_end_of_text_gets_one(tmp_path):
     assert tokenizer.decode([*tokenizer.encode("hi"), tokenizer.eos]) == "hi"
 
 
+def word_level(vocab: dict[str, int]) -> bytes:
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"}
+    return json.dumps({"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}}).encode()
+
+
+def test_a_tokenizer_that_lacks_its_token_for_unknown_words_says_so(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(word_level({"known": 0}))
+    with pytest.raises(DataError, match="wordlevel tokenizer cannot encode this text: .*UNK"):
+        load_tokenizer(path).encode("something else")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -131,6 +143,8 @@ def test_foreign_tokenizer_without_end_of_text_gets_one(tmp_path):
         (b"\xff\xfe", "cannot be read"),
         (b'{"a": 1}', "no usable tokenizer.json"),
         (b"[]", "no usable tokenizer.json"),
+        (b"[" * 100_000, "nested too deeply"),
+        (word_level({"[UNK]": 0, "word": 10**8}), "ids up to 100,000,001"),
     ],
 )
 def test_bad_tokenizer_files(tmp_path, content, message):

@@ -182,7 +182,7 @@ def test_only_the_newest_are_kept(folder, keep):
 def test_a_newer_format_is_refused(folder):
     path = folder / "10.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 99}))
-    with pytest.raises(WorkdirError, match=r"format 99, newer than this posx"):
+    with pytest.raises(WorkdirError, match=r"format 99, not one that this posx"):
         Checkpoints(folder, 2).restore(ABSTRACT)
 
 

@@ -1,0 +1,81 @@
+"""The faults, and what came of provoking them."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import NamedTuple
+
+from provoke.scene import Scene, Unmet
+
+#: In the order of their numbers; several may share one.
+FAULTS: list[Fault] = []
+
+#: Returns what is to stand in the table, or nothing: then it is the last process's exit code and last line.
+Provoke = Callable[[Scene], str | None]
+
+
+class Fault(NamedTuple):
+    number: int
+    what: str
+    owed: str
+    provoke: Provoke | None  # None: not provoked, and `owed` says why
+    slow: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"F{self.number} {self.what}"
+
+
+class Outcome(NamedTuple):
+    number: int
+    what: str
+    owed: str
+    got: str
+    unmet: str  # why it is not as owed; "" where it is
+
+
+def fault(number: int, what: str, owed: str, *, slow: bool = False) -> Callable[[Provoke], Provoke]:
+    """Adds a function to the campaign. `slow`: takes more than some 20 seconds; not in --quick."""
+
+    def add(provoke: Provoke) -> Provoke:
+        _add(Fault(number, what, owed, provoke, slow))
+        return provoke
+
+    return add
+
+
+def not_provoked(number: int, what: str, why: str) -> None:
+    """A fault that stands in the table with the reason why nothing was tried."""
+    _add(Fault(number, what, why, None))
+
+
+def _add(new: Fault) -> None:
+    if any(known.name == new.name for known in FAULTS):
+        raise ValueError(f"{new.name} is there already")
+    FAULTS.append(new)
+    FAULTS.sort(key=lambda known: known.number)
+
+
+def provoked(fault: Fault, scene: Scene) -> Outcome:
+    """What came of it. Nothing raises: a campaign goes on to its end."""
+    facts = fault.number, fault.what, fault.owed
+    if fault.provoke is None:
+        return Outcome(*facts, "not provoked", "")
+    try:
+        got = fault.provoke(scene)
+    except Unmet as unmet:
+        return Outcome(*facts, scene.last, str(unmet))
+    except Exception:  # of the campaign's own: it must not look like an answer
+        return Outcome(*facts, scene.last, f"the campaign failed: {traceback.format_exc()}")
+    return Outcome(*facts, got or scene.last, "")
+
+
+def table(outcomes: list[Outcome]) -> str:
+    lines = ["| fault | provoked | owed | got |", "| :-- | :-- | :-- | :-- |"]
+    for o in outcomes:
+        cells = o.what, o.owed, f"**not as owed** {o.unmet}" if o.unmet else o.got
+        lines.append(
+            f"| F{o.number} | " + " | ".join(" ".join(cell.replace("|", r"\|").split()) for cell in cells) + " |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,79 @@
+"""A step that hangs, in a real process; a pause that is none."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from posx.training.watchdog import Watchdog
+from tests import tiny
+
+HANGS = """
+import dataclasses, sys, time
+import jax
+from posx.encodings.nope import Nope
+
+seen = []
+
+
+def wait(_):
+    seen.append(1)
+    if len(seen) > 20:
+        time.sleep(600)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hangs(Nope):
+    def query(self, params, vectors, pos, features):
+        jax.debug.callback(wait, vectors[(0,) * vectors.ndim])
+        return vectors
+"""
+SHORT = "import sys, posx.cli, posx.training.watchdog as w; w.LEAST_SECONDS = 3.0; sys.exit(posx.cli.main())"
+
+
+def test_a_step_that_hangs_ends_the_run_and_says_where_it_stood(site, tmp_path):
+    (tmp_path / "hanging.py").write_text(HANGS)
+    words = ["train", f"--config={site / 'tiny.py'}:hanging:Hangs", f"--workdir={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT, *words], cwd=tmp_path, env=tiny.environment(), text=True, capture_output=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 75, done.stderr
+    assert "posx: run: no step ended for" in done.stderr.splitlines()[-1]
+    assert "the same command goes on" in done.stderr and "Traceback" not in done.stderr
+    assert "wait" in (tmp_path / "run" / "stacks.txt").read_text()
+
+
+PAUSED = """
+import sys, time
+import posx.training.watchdog as w
+
+w.LEAST_SECONDS = 1.5
+with w.Watchdog(w.Path(sys.argv[1]), tick=0.1) as watchdog:
+    watchdog.beat()
+    print("now", flush=True)
+    time.sleep(0.2)
+    sys.stdin.readline()
+    watchdog.beat()
+print("alive")
+"""
+
+
+def test_a_process_that_was_stopped_had_no_time(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PAUSED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "now\n"
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(3)
+    os.kill(process.pid, signal.SIGCONT)
+    out, _ = process.communicate("\n")
+    assert out == "alive\n" and process.returncode == 0
+
+
+def test_compiling_takes_what_it_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr("posx.training.watchdog.LEAST_SECONDS", 0.05)
+    with Watchdog(tmp_path, tick=0.01) as watchdog:
+        time.sleep(0.3)  # no beat yet
+    assert not watchdog.ticks
