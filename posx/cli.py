@@ -13,7 +13,7 @@ from typing import Any
 
 from posx import interrupts
 from posx.commands import COMMANDS, COMMON, Command, function, work_folder
-from posx.errors import ConfigError, OutOfMemoryError, PosxError, nearest
+from posx.errors import ConfigError, OutOfMemoryError, PosxError, Stopped, nearest
 from posx.files.atomic import disk_full
 from posx.progress import say, unheard
 from posx.words import Words
@@ -31,32 +31,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(words)
         sys.stdout.flush()  # while what goes wrong with it can still be said
         return code
-    except PosxError as error:
-        if debug:
-            traceback.print_exc()
-        say(f"posx: {' '.join(str(error).split())}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        say("posx: interrupted; the same command continues from the last checkpoint")
-        return 130
-    except (RuntimeError, AssertionError) as error:
-        if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
-            raise
-        asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r}"
-        say(f"posx: JAX finds no device under {asked}: {' '.join(str(error).split()) or 'it has no such plugin'}")
-        return ConfigError.exit_code
-    except MemoryError:
-        say("posx: memory ran out; lower train.batch_size or eval.batch_tokens")
-        return OutOfMemoryError.exit_code
     except BrokenPipeError:  # of results; those who read them have enough
         unheard(sys.stdout)
         return 128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1
-    except OSError as error:
-        if not disk_full(error):
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        foreseen = _foreseen(error)
+        if foreseen is None:
             raise
+        code, reason = foreseen
+        say(f"posx: {' '.join(reason.split())}")
+        return code
+
+
+def _foreseen(error: BaseException) -> tuple[int, str] | None:
+    """The exit code and the line for a failure; None for one that nobody has thought of."""
+    if isinstance(error, PosxError):
+        return error.exit_code, str(error)
+    if isinstance(error, KeyboardInterrupt) or interrupts.interrupted():
+        return 130, "interrupted; the same command continues from the last checkpoint"
+    if interrupts.terminated():  # what a signal's handler raises while a library is loaded comes out as another error
+        return Stopped.exit_code, str(Stopped())
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError.exit_code, "memory ran out; lower train.batch_size or eval.batch_tokens"
+    if isinstance(error, OSError) and disk_full(error):
         unheard(sys.stdout)
-        say("posx: no space left where the results of this command are written")
-        return OutOfMemoryError.exit_code
+        return OutOfMemoryError.exit_code, "no space left where the results of this command are written"
+    if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
+        asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r}"
+        return ConfigError.exit_code, f"JAX finds no device under {asked}: {error or 'it has no such plugin'}"
+    return None
 
 
 def _run(words: list[str]) -> int:

@@ -58,6 +58,11 @@ def check() -> None:
         raise Stopped
 
 
+def interrupted() -> bool:
+    """Whether there was a Ctrl-C."""
+    return _seen
+
+
 def terminated() -> bool:
     """Whether there was a SIGTERM."""
     return _terminated

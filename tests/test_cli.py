@@ -148,6 +148,8 @@ CONFIG_FILES = {
     "raises at import": ("x = 1\nraise KeyError('oops')\n", ["line 2", "KeyError", "oops"]),
     "raises inside": ("def get_config(arg='a'):\n    return 1 / 0\n", ["line 2", "ZeroDivisionError"]),
     "no get_config": ("config = 3\n", ["defines no get_config"]),
+    "ends the process": ("import sys\nsys.exit(0)\n", ["line 2", "SystemExit"]),
+    "ends the process inside": ("import sys\ndef get_config():\n    sys.exit(0)\n", ["line 3", "SystemExit"]),
     "wrong type": ("def get_config(arg='a'):\n    return {}\n", ["must return a ConfigDict, not dict"]),
     "missing section": (
         "from ml_collections import ConfigDict\ndef get_config(arg='a'):\n    return ConfigDict()\n",
@@ -354,6 +356,7 @@ BAD_QUESTIONS = {
     "top_k": (["generate", "--top_k=-1"], ["top_k=-1"]),
     "num_tokens": (["generate", "--num_tokens=0"], ["--num_tokens=0"]),
     "number": (["generate", "--num_tokens=ten"], ["num_tokens", "ten"]),
+    "seed": (["generate", f"--seed={2**70}"], ["--seed=", "below 2**32"]),
 }
 
 

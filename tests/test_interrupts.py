@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from posx import interrupts
+from posx import cli, interrupts
 from posx.errors import Stopped
 
 
@@ -56,3 +56,22 @@ def test_a_sigterm_is_raised_at_once_but_where_something_is_saved_first():
         os.kill(os.getpid(), signal.SIGTERM)
         interrupts.check()
         assert interrupts.terminated()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(signal.SIGTERM, 75, "goes on"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_signal_that_a_library_turns_into_an_error_of_its_own_is_still_that_signal(
+    monkeypatch, capsys, number, code, said
+):
+    def load(words):
+        try:
+            os.kill(os.getpid(), number)
+            interrupts.check()
+        except BaseException:
+            raise ImportError("Encountered an error while initializing the extension.") from None
+
+    monkeypatch.setattr(cli, "_run", load)
+    assert cli.main([]) == code
+    err = capsys.readouterr().err
+    assert said in err and "extension" not in err and len(err.splitlines()) == 1

@@ -133,6 +133,12 @@ class Scene:
         shutil.copytree(self.site.halfway, self.workdir)
         return self.workdir
 
+    def plain(self, text: str) -> str:
+        """`text` without where this campaign happens to run."""
+        for folder in (self.folder, self.site.folder, ROOT):
+            text = text.replace(f"{folder}/", "").replace(str(folder), ".")
+        return text
+
     # Processes
 
     def posx(self, *words: object, timeout: float = SECONDS, **how: Any) -> Ended:
@@ -143,8 +149,14 @@ class Scene:
         self, *words: object, env: dict[str, str] | None = None, before: Callable[[], object] | None = None, **how: Any
     ) -> subprocess.Popen[str]:
         """The command as a process; `before` runs in it before the command does (limits), `how` goes to Popen."""
+
+        def prepared() -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background job it is ignored
+            if before:
+                before()
+
         told = {"text": True, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
-                "cwd": self.folder, "preexec_fn": before, "errors": "replace"}  # fmt: skip
+                "cwd": self.folder, "preexec_fn": prepared, "errors": "replace"}  # fmt: skip
         command = [sys.executable, "-P", "-m", "posx.cli", *map(str, words)]
         return subprocess.Popen(command, env=self.env(env or {}), **told | how)
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from provoke.scene import Scene, Unmet, digests, rows
+from provoke.scene import ROOT, Scene, Unmet, digests, rows
 from provoke.table import fault, not_provoked
 
 PARTLY, HELD = 7, 4
@@ -42,10 +42,24 @@ def alive(pid: int) -> bool:
         return False
 
 
+ONE_DIVERGES = """
+import runpy
+
+def get_config(arg="rope"):
+    config = runpy.run_path({smoke!r})["get_config"](arg)
+    with config.unlocked():
+        config.sweep.encodings = ("rope",)
+        config.sweep.axes = {{"train.learning_rate": (1e-3, 1e38)}}
+    return config
+"""
+
+
 @fault(72, "one run of a sweep that fails", "7; the others end; the same command tries that one again")
 def one_fails(scene: Scene) -> None:
-    axes = "--config.sweep.axes={'train.learning_rate': (1e-3, 1e38)}"
-    words = scene.sweep("--config.sweep.encodings=('rope',)", "--config.train.clip_norm=1e38", axes)
+    path = scene.folder / "axes.py"
+    path.write_text(ONE_DIVERGES.format(smoke=str(ROOT / "configs" / "smoke.py")))
+    words = [word for word in scene.sweep("--config.train.clip_norm=1e38") if "smoke.py" not in word]
+    words.append(f"--config={path}")
     scene.posx(*words).must(PARTLY, "1 of 2 runs failed", "not finite|nan|inf")
     done = {path.name: (path / "DONE").exists() for path in runs(scene.workdir)}
     if sorted(done.values()) != [False, True]:
@@ -189,7 +203,8 @@ def odd_values(scene: Scene) -> None:
         scene.posx("plot", f"--workdir={workdir}").must(0)
     for value in values:
         lines = rows(workdir / "metrics.jsonl")
-        (workdir / "metrics.jsonl").write_text("".join(json.dumps(row | {"loss": value}) + "\n" for row in lines))
+        changed = [row | ({"loss": value} if n else {}) for n, row in enumerate(lines)]
+        (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
         scene.posx("plot", f"--workdir={workdir}", "--what=training").must(0)
 
 

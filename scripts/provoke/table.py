@@ -62,13 +62,15 @@ def provoked(fault: Fault, scene: Scene) -> Outcome:
     facts = fault.number, fault.what, fault.owed
     if fault.provoke is None:
         return Outcome(*facts, "not provoked", "")
+    got: str | None = None
+    unmet = ""
     try:
         got = fault.provoke(scene)
-    except Unmet as unmet:
-        return Outcome(*facts, scene.last, str(unmet))
+    except Unmet as error:
+        unmet = str(error)
     except Exception:  # of the campaign's own: it must not look like an answer
-        return Outcome(*facts, scene.last, f"the campaign failed: {traceback.format_exc()}")
-    return Outcome(*facts, got or scene.last, "")
+        unmet = f"the campaign failed: {traceback.format_exc()}"
+    return Outcome(*facts, scene.plain(got or scene.last), scene.plain(unmet))
 
 
 def table(outcomes: list[Outcome]) -> str:

@@ -35,7 +35,7 @@ not_provoked(57, "NaN when the best of several is chosen", "posx chooses no best
 
 @fault(58, "memory that runs out in the first step, or while the state is made", "6; what to lower")
 def no_memory(scene: Scene) -> None:
-    large = ("--config.model.model_dim=8192", "--config.model.num_heads=64", "--config.model.num_layers=4")
+    large = ("--config.model.model_dim=4096", "--config.model.num_heads=64", "--config.model.num_layers=2")
     scene.posx(*scene.train(*large), before=memory(6_000_000_000)).must(MEMORY, "memory ran out")
     wide = (f"--workdir={scene.folder / 'wide'}", "--config.train.batch_size=65536", "--config.train.length=64")
     scene.posx(*scene.train(*wide), before=memory(6_000_000_000)).must(MEMORY, "memory ran out")

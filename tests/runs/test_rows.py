@@ -4,8 +4,12 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 
+from posx.runs.folder import RunFolder
+from posx.sweeps.plan import Job
+from posx.training.checkpoints import Checkpoints
 from tests import tiny
 
 
@@ -171,3 +175,35 @@ def test_settings_that_are_wrong_for_one_run_of_a_sweep_start_nothing(capsys, wo
     words = ("--lengths=16,32", "--protocol=sliding", "--stride=16")
     code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir.parent}", *words)
     assert code == 2 and "eval.stride=16" in err and (workdir / "eval.jsonl").read_bytes() == before
+
+
+JUNK = [
+    '{"protocol": "sliding"}', '{"eval_len": 16, "train_len": 16, "encoding": 7, "protocol": "sliding"}', "[]", "null",
+    '{"eval_len": true, "train_len": 16, "encoding": "rope", "protocol": "sliding", "status": "ok"}',
+    '{"eval_len": 16, "train_len": 16, "encoding": "rope", "protocol": "nonoverlapping", "status": 7}', "{",
+    '{"step": null, "attempt": null}', '{"step": 3}', '{"start": 5, "step": "x", "attempt": 2}', "[" * 9000,
+]  # fmt: skip
+
+
+def test_junk_among_the_rows_of_a_run_changes_nothing(capsys, workdir):
+    run = RunFolder(workdir)
+    logged, measured, before = run.logged(), run.measured(), run.eval_file.read_text()
+    for path in (run.eval_file, run.metrics_file):
+        path.write_text("\n".join([*JUNK, path.read_text(), *JUNK, ""]))
+    (workdir / "DONE").unlink()
+    assert (run.logged(), run.measured()) == (logged, measured)
+    run.usual_start()
+    evaluated(capsys, workdir)
+    assert run.measured() == measured and run.eval_file.read_text().count("{") > before.count("{")
+    job = Job(run.read_config(), run, {})
+    assert job.outcome().startswith("ppl ") and "evaluating" in job.state() and 0 < job.progress() < 1
+
+
+def test_what_a_process_that_was_killed_had_begun_to_write_is_swept_away(workdir):
+    left = [workdir / ".config.json.123.part", workdir / "checkpoints" / ".8.json.5.part"]
+    for path in left:
+        path.write_text("{")
+    run = RunFolder(workdir)
+    with run.held():
+        Checkpoints(run.checkpoints).save(99, {"x": np.zeros(2, np.float32)})
+    assert not any(path.exists() for path in left)

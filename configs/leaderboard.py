@@ -1,0 +1,48 @@
+"""Leaderboard: every encoding of the catalogue at the shape of `novels_cpu`, three seeds each.
+
+    posx sweep --config configs/leaderboard.py --workdir runs/leaderboard --config.data.source=PATH/TO/novels
+
+Model, text and training of `novels_cpu`, each encoding at its own rate (`Encoding.lr_multiplier`); those rates were
+looked for with `--config configs/leaderboard.py:tuning`, a third of the steps and no longer windows, judged as
+`recipe_cpu` judges. An encoding that has several forms stands with each; temperatures stand with RoPE.
+Hardware and time: 4 CPU cores, about five hours (tuning one and a half); the same command goes on.
+Expect and read: experiments/leaderboard.
+"""
+
+from posx.config import base_config
+from posx.config.sweep import CLASSIC
+
+BIASES = ("kerple", "kerple(form=power)", "bam", "sandwich", "fire", "dynamic_bias", "nape")
+CONTENT = ("fox", "fox(gate=cable)", "cope", "dape", "dape(kernel=3)", "inkling", "grape_a")
+ROTARY = ("xpos", "pope", "selective_rope", "fope", "key_offset")
+TEMPERATURES = ("rope+log_length", "rope+ssmax", "rope+llama4_temperature", "rope+adaptive_temperature", "ssmax")
+ENTRIES = (*CLASSIC, *BIASES, *CONTENT, *ROTARY, *TEMPERATURES)
+#: The ten were tuned by `recipe_cpu`; an encoding that learns nothing has one run for all multipliers.
+NEW = tuple(entry for entry in ENTRIES if entry not in CLASSIC)
+
+
+def get_config(arg: str = ""):
+    config = base_config()
+    config.data.source = "novels"
+    config.model.num_layers = 4
+    config.model.model_dim = 128
+    config.model.num_heads = 4
+    config.train.length = 64
+    config.train.batch_size = 64
+    config.train.steps = 1200
+    config.eval.lengths = (64, 68, 72, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
+    config.eval.protocols = ("nonoverlapping",)
+    config.eval.num_targets = 262144
+    config.sweep.encodings = ENTRIES
+    config.sweep.train_lens = (64,)
+    config.sweep.seeds = (0, 1, 2)
+    if arg == "tuning":
+        config.data.tuning_fraction = 0.1
+        config.train.steps = 488
+        config.eval.lengths = (64,)
+        config.sweep.encodings = NEW
+        config.sweep.seeds = (0,)
+        config.sweep.axes = {"train.position_lr_multiplier": (1.0, 3.0, 10.0, 30.0)}
+    elif arg:
+        raise ValueError(f"{arg!r} is unknown: nothing for the leaderboard, or 'tuning'")
+    return config.lock()
