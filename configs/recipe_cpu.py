@@ -27,7 +27,7 @@ def get_config(arg: str = "alibi"):
     config.sweep.train_lens = (64,)
     config.sweep.seeds = (0, 1)
     config.sweep.axes = {
-        "train.learning_rate": (1e-3, 2e-3, 4e-3),
+        "train.learning_rate": (1e-3, 2e-3, 4e-3, 8e-3),
         "train.position_lr_multiplier": (1.0, 3.0, 10.0, 30.0),
     }
     return config.lock()
