@@ -2,8 +2,9 @@
 
 Python runs a signal's handler wherever the main thread happens to be. What it raises inside a destructor or a garbage
 collection's callback (JAX has both) is printed and dropped, and a long run would go on. So the signal is remembered,
-and loops ask. Ctrl-C stops where it is; SIGTERM, which a scheduler sends some seconds before it kills, leaves a run
-the time to save.
+and loops ask. While a library is being loaded nothing is raised: native code that is left half-way crashes.
+
+Ctrl-C stops where it is; SIGTERM, which a scheduler sends some seconds before it kills, leaves a run the time to save.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
+from types import FrameType
 
 from posx.errors import Stopped
+
+#: From one look whether a library is loaded to the next.
+LATER_SECONDS = 0.02
 
 _seen = False
 _terminated = False
@@ -29,17 +33,17 @@ def remember_interrupts() -> None:
     Where one is ignored, as Ctrl-C in a shell's background jobs, it stays so. Only the main thread can set this.
     """
 
-    def interrupted(*_: Any) -> None:
+    def interrupted(_: int, frame: FrameType | None) -> None:
         global _seen
         again, _seen = _seen, True
         if again or not _waits:
-            raise KeyboardInterrupt
+            _raise(KeyboardInterrupt(), frame)
 
-    def terminated(*_: Any) -> None:
+    def terminated(_: int, frame: FrameType | None) -> None:
         global _terminated
         _terminated = True
         if not (_waits or _saves):
-            raise Stopped
+            _raise(Stopped(), frame)
 
     global _seen, _terminated
     _seen = _terminated = False
@@ -47,6 +51,23 @@ def remember_interrupts() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             with contextlib.suppress(ValueError):
                 signal.signal(number, handler)
+
+
+def _raise(error: BaseException, frame: FrameType | None) -> None:
+    """Raises `error` where the signal came, or, if a library is being loaded there, as soon as it is."""
+    if _is_loading(frame) and hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, lambda _, frame: _raise(error, frame))
+        signal.setitimer(signal.ITIMER_REAL, LATER_SECONDS)
+        return
+    raise error
+
+
+def _is_loading(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def check() -> None:

@@ -610,6 +610,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_p
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)), "the checkpoint that is kept must be good"
 
 
+def test_a_model_that_no_memory_holds_is_refused_before_anything_starts(capsys, site, tmp_path, monkeypatch):
+    monkeypatch.setattr("posx.runs.checks.own_memory", lambda: 100_000.0)
+    words = ["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'new'}"]
+    refused(capsys, 6, words, "MB of memory", "this process may use 0 MB", "lower the model's sizes")
+    assert not (tmp_path / "new" / "config.json").exists()
+
+
 def test_parameters_that_overflow_are_not_saved(capsys, site, tmp_path):
     """The loss of a step is that of the parameters before it: after the last step nothing else would notice."""
     words = [f"--config={site / 'tiny.py'}:rope", f"--workdir={tmp_path / 'run'}", "--config.train.checkpoint_steps=1"]

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import time
 
 import pytest
 
@@ -75,3 +77,17 @@ def test_a_signal_that_a_library_turns_into_an_error_of_its_own_is_still_that_si
     assert cli.main([]) == code
     err = capsys.readouterr().err
     assert said in err and "extension" not in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Stopped), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_library_is_loaded_to_its_end_first(tmp_path, monkeypatch, number, error):
+    (tmp_path / "slow_to_load.py").write_text(
+        f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(0.1)\nloaded = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("slow_to_load", None)
+    with pytest.raises(error):
+        import slow_to_load
+
+        time.sleep(5)
+    assert slow_to_load.loaded

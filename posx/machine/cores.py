@@ -74,6 +74,17 @@ def usable_memory() -> float:
     return min(limits, default=math.inf)
 
 
+def own_memory() -> float:
+    """Bytes this process may take: `usable_memory`, or less where the system limits each process (`ulimit -v`)."""
+    limit = math.inf
+    with contextlib.suppress(ImportError, OSError):
+        import resource  # not on Windows
+
+        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+        limit = math.inf if soft == resource.RLIM_INFINITY else float(soft)
+    return min(usable_memory(), limit)
+
+
 def _affinity() -> list[int]:
     """Hardware threads, in order."""
     if hasattr(os, "sched_getaffinity"):

@@ -6,11 +6,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import jax
+
 from posx.attention import causal, refusal
 from posx.config import EvalConfig, RunConfig
 from posx.data import Dataset
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
 from posx.evaluation import protocols
+from posx.machine.cores import own_memory
 
 
 def problems(run: RunConfig) -> list[str]:
@@ -63,6 +66,17 @@ def check_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise WorkdirError(f"work folder {path} cannot be written: {error.strerror}") from None
+
+
+def check_memory(num_params: int) -> None:
+    """Raises OutOfMemoryError if weights, gradients and two moments in float32 cannot fit into a CPU's memory, where
+    XLA would crash or the system kill the process. That more is needed shows when it is asked for."""
+    needed, have = 16 * num_params, own_memory()
+    if jax.default_backend() == "cpu" and needed > have:
+        raise OutOfMemoryError(
+            f"weights, gradients and moments of this model take {needed / 1e6:,.0f} MB of memory, this process may use "
+            f"{have / 1e6:,.0f} MB: lower the model's sizes"
+        )
 
 
 def check_disk(path: Path, needed: int) -> None:

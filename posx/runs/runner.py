@@ -12,7 +12,7 @@ from posx.errors import PartialFailure
 from posx.files.atomic import write_json
 from posx.progress import say
 from posx.runs import environment, text
-from posx.runs.checks import check_disk, check_stream, check_writable
+from posx.runs.checks import check_disk, check_memory, check_stream, check_writable
 from posx.runs.describe import count, executor_of, layout, model_of, opening
 from posx.runs.evaluate import evaluate_run
 from posx.runs.folder import RunFolder
@@ -33,6 +33,7 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
     check_stream(run.eval, run.train.length, dataset)
     check_length(len(dataset.train.tokens), run.train.length, "the training text")
     model = model_of(run, dataset.tokenizer.vocab_size)
+    check_memory(count(model))
     check_disk(folder.path, 12 * count(model) * (run.train.keep_checkpoints + 1))
     with folder.held():
         folder.resumed(run)  # another process may have started one here meanwhile

@@ -118,7 +118,7 @@ class Checkpoints:
             if have != want:
                 problems.append(f"{name} is {have[1]}{have[0]}, not {want[1]}{want[0]}")
         try:
-            with ocp.PyTreeCheckpointer() as checkpointer:
+            with _one_error_is_enough(), ocp.PyTreeCheckpointer() as checkpointer:
                 arrays = checkpointer.restore(
                     self.folder / str(step), restore_args={k: ocp.RestoreArgs(restore_type=np.ndarray) for k in saved}
                 )
@@ -147,19 +147,26 @@ class _Damaged(Exception):
     pass
 
 
+_GONE = "Event loop is closed"
+
+
 @contextlib.contextmanager
 def _one_error_is_enough() -> Iterator[None]:
-    """Where a save fails, writes of it that are still under way find its event loop gone, and each would print that:
-    now and later, so that what is set here stays then."""
-    shown = sys.unraisablehook
+    """Where a save or a restore fails, what is still under way of it finds its event loop gone, and each would print
+    that: now and later, so that what is set here stays then."""
+    shown, raised = sys.unraisablehook, sys.excepthook
 
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            shown(unraisable)
+    def unraisable(found: Any) -> None:
+        if str(found.exc_value) != _GONE:
+            shown(found)
 
-    sys.unraisablehook = hook
+    def uncaught(kind: Any, error: Any, place: Any) -> None:  # TensorStore's threads end here
+        if str(error) != _GONE:
+            raised(kind, error, place)
+
+    sys.unraisablehook, sys.excepthook = unraisable, uncaught
     yield
-    sys.unraisablehook = shown
+    sys.unraisablehook, sys.excepthook = shown, raised
 
 
 def _flatten(tree: Tree) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class Ended:
         """Checks the exit code and that every pattern (a regular expression) occurs in what was said; where it failed,
         that one line of posx's own says why. Raises Unmet."""
         said = f"{self.out}\n{self.err}"
-        shown = f"`posx {' '.join(self.words)}` ended with {self.code}: {said.strip()[-1500:]}"
+        words = " ".join(word[:100] for word in self.words if word not in TINY)
+        shown = f"`posx {words}` ended with {self.code}: {said.strip()[-1500:]}"
         if "Traceback (most recent call last)" in said:
             raise Unmet(f"a traceback: {shown}")
         if self.code != code:

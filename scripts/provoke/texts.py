@@ -334,7 +334,7 @@ def odd_places(scene: Scene) -> None:
     scene.posx(*scene.train(*on("./link", "--workdir=here/below", *short))).must(0)
     scene.posx(*scene.train(*on("~nosuch/x", *short))).must(2, "~nosuch")
     scene.posx(*scene.train(*on("/" + "n" * 5000, *short))).must(2, "data.source")
-    scene.posx(*scene.train(f"--workdir=/tmp/{'n' * 5000}", *short)).must(2, "workdir")
+    scene.posx(*scene.train(f"--workdir=/tmp/{'n' * 5000}", *short)).must(4, "work folder")
 
 
 @fault(38, "a folder to work in whose files are named like standard modules", "0")

@@ -36,9 +36,9 @@ not_provoked(57, "NaN when the best of several is chosen", "posx chooses no best
 @fault(58, "memory that runs out in the first step, or while the state is made", "6; what to lower")
 def no_memory(scene: Scene) -> None:
     large = ("--config.model.model_dim=4096", "--config.model.num_heads=64", "--config.model.num_layers=2")
-    scene.posx(*scene.train(*large), before=memory(6_000_000_000)).must(MEMORY, "memory ran out")
+    scene.posx(*scene.train(*large), before=memory(6_000_000_000)).must(MEMORY, "memory")
     wide = (f"--workdir={scene.folder / 'wide'}", "--config.train.batch_size=65536", "--config.train.length=64")
-    scene.posx(*scene.train(*wide), before=memory(6_000_000_000)).must(MEMORY, "memory ran out")
+    scene.posx(*scene.train(*wide), before=memory(6_000_000_000)).must(MEMORY, "memory")
 
 
 @fault(59, "memory that runs out at one evaluation length", "7; status oom at that length, the others measured")
