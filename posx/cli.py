@@ -49,10 +49,10 @@ def _foreseen(error: BaseException) -> tuple[int, str] | None:
     """The exit code and the line for a failure; None for one that nobody has thought of."""
     if isinstance(error, PosxError):
         return error.exit_code, str(error)
-    if isinstance(error, KeyboardInterrupt) or interrupts.interrupted():
-        return 130, "interrupted; the same command continues from the last checkpoint"
-    if interrupts.terminated():  # what a signal's handler raises while a library is loaded comes out as another error
+    if isinstance(error, interrupts.Terminated) or (interrupts.terminated() and not interrupts.interrupted()):
         return Stopped.exit_code, str(Stopped())
+    if isinstance(error, KeyboardInterrupt) or interrupts.interrupted():  # native code may make another error of it
+        return 130, "interrupted; the same command continues from the last checkpoint"
     if isinstance(error, MemoryError):
         return OutOfMemoryError.exit_code, "memory ran out; lower train.batch_size or eval.batch_tokens"
     if isinstance(error, OSError) and disk_full(error):

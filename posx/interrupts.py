@@ -1,8 +1,9 @@
 """Ctrl-C and SIGTERM, neither of which can get lost.
 
-Python runs a signal's handler wherever the main thread happens to be. What it raises inside a destructor or a garbage
-collection's callback (JAX has both) is printed and dropped, and a long run would go on. So the signal is remembered,
-and loops ask. While a library is being loaded nothing is raised: native code that is left half-way crashes.
+Python runs a signal's handler wherever the main thread happens to be. While a library is being loaded nothing can be
+raised: native code that is left half-way crashes. What is raised inside a destructor or a garbage collection's callback
+(JAX has both) would be printed and dropped, and a long run would go on. In both cases it is raised a moment later, and
+where that cannot be, the signal is remembered and loops ask.
 
 Ctrl-C stops where it is; SIGTERM, which a scheduler sends some seconds before it kills, leaves a run the time to save.
 """
@@ -12,15 +13,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
-from posx.errors import Stopped
+
+class Terminated(KeyboardInterrupt):
+    """A SIGTERM. No `except Exception` on the way holds it up."""
+
 
 #: From one look whether a library is loaded to the next.
 LATER_SECONDS = 0.02
 
+_shown = sys.unraisablehook
 _seen = False
 _terminated = False
 _waits = False
@@ -43,10 +50,12 @@ def remember_interrupts() -> None:
         global _terminated
         _terminated = True
         if not (_waits or _saves):
-            _raise(Stopped(), frame)
+            _raise(Terminated(), frame)
 
-    global _seen, _terminated
+    global _seen, _terminated, _shown
     _seen = _terminated = False
+    if sys.unraisablehook is not _unraisable:
+        _shown, sys.unraisablehook = sys.unraisablehook, _unraisable
     for number, handler in ((signal.SIGINT, interrupted), (signal.SIGTERM, terminated)):
         if signal.getsignal(number) is not signal.SIG_IGN:
             with contextlib.suppress(ValueError):
@@ -55,11 +64,21 @@ def remember_interrupts() -> None:
 
 def _raise(error: BaseException, frame: FrameType | None) -> None:
     """Raises `error` where the signal came, or, if a library is being loaded there, as soon as it is."""
-    if _is_loading(frame) and hasattr(signal, "setitimer"):
-        signal.signal(signal.SIGALRM, lambda _, frame: _raise(error, frame))
-        signal.setitimer(signal.ITIMER_REAL, LATER_SECONDS)
-        return
-    raise error
+    if not (_is_loading(frame) and _raised_later(error)):
+        raise error
+
+
+def _raised_later(error: BaseException) -> bool:
+    if not hasattr(signal, "setitimer"):  # Windows
+        return False
+    signal.signal(signal.SIGALRM, lambda _, frame: _raise(error, frame))
+    signal.setitimer(signal.ITIMER_REAL, LATER_SECONDS)
+    return True
+
+
+def _unraisable(found: Any) -> None:
+    if not (isinstance(found.exc_value, KeyboardInterrupt) and _raised_later(found.exc_value)):
+        _shown(found)
 
 
 def _is_loading(frame: FrameType | None) -> bool:
@@ -71,12 +90,12 @@ def _is_loading(frame: FrameType | None) -> bool:
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt if there was a Ctrl-C since `remember_interrupts`, Stopped if there was a SIGTERM which
-    nothing is to be saved for."""
+    """Raises KeyboardInterrupt if there was a Ctrl-C since `remember_interrupts`, Terminated if there was a SIGTERM
+    which nothing is to be saved for."""
     if _seen:
         raise KeyboardInterrupt
     if _terminated and not _saves:
-        raise Stopped
+        raise Terminated
 
 
 def interrupted() -> bool:
@@ -103,7 +122,7 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def saved_first() -> Iterator[None]:
-    """A SIGTERM raises nothing inside: a loop there asks whether it was `terminated`, saves and raises Stopped."""
+    """A SIGTERM raises nothing inside: a loop there asks whether it was `terminated`, saves and raises `Stopped`."""
     global _saves
     _saves = True
     try:

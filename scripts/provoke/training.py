@@ -44,12 +44,12 @@ def no_memory(scene: Scene) -> None:
 @fault(59, "memory that runs out at one evaluation length", "7; status oom at that length, the others measured")
 def no_memory_at_a_length(scene: Scene) -> str:
     workdir = scene.finished()
-    words = ("evaluate", f"--workdir={workdir}", "--lengths=16,24,32768", "--num_targets=32768", "--executor=dense")
-    scene.posx(*words, "--protocol=nonoverlapping", before=memory(12_000_000_000)).must(PARTLY, "32768: oom")
-    found = {row["eval_len"]: row["status"] for row in rows(workdir / "eval.jsonl") if row["num_targets"] > 30_000}
-    if found.get(32768) != "oom" or found.get(24) != "ok":
+    words = ("evaluate", f"--workdir={workdir}", "--lengths=16,24,131072", "--num_targets=131072", "--executor=dense")
+    scene.posx(*words, "--protocol=nonoverlapping", before=memory(12_000_000_000)).must(PARTLY, "131072: oom")
+    found = {row["eval_len"]: row["status"] for row in rows(workdir / "eval.jsonl") if row["num_targets"] > 100_000}
+    if found.get(131072) != "oom" or found.get(24) != "ok":
         raise Unmet(f"rows: {found}")
-    return "7; oom at 32,768 (dense), ok at 16 and 24"
+    return "7; oom at 131,072 (dense), ok at 16 and 24"
 
 
 @fault(60, "a loss so large that perplexity is infinite", "0, 5 or 7; nll in nats, ppl as text, figures drawn")
