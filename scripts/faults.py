@@ -43,14 +43,22 @@ def main(words: Sequence[str] | None = None) -> None:
             for outcome in pool.map(lambda fault: shown(fault, site), chosen):
                 outcomes.append(outcome)
     unmet = [outcome for outcome in outcomes if outcome.unmet]
-    print(table(outcomes))
+    shown_all = merged(options.out, outcomes) if options.out else outcomes
+    print(table(shown_all))
     print(
         f"\n{len(outcomes)} faults, {len(unmet)} not answered as owed; seed {options.seed}, "
         f"{time.monotonic() - began:.0f} s with {options.jobs} at a time"
     )
     if options.out:
-        options.out.write_text(json.dumps([outcome._asdict() for outcome in outcomes], indent=1) + "\n")
+        options.out.write_text(json.dumps([outcome._asdict() for outcome in shown_all], indent=1) + "\n")
     sys.exit(1 if unmet else 0)
+
+
+def merged(path: Path, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """These outcomes in the place of older ones of the same faults in the file, with the others there."""
+    found = {f"{o['number']} {o['what']}": Outcome(**o) for o in json.loads(path.read_text())} if path.exists() else {}
+    found |= {f"{outcome.number} {outcome.what}": outcome for outcome in outcomes}
+    return sorted(found.values(), key=lambda outcome: outcome.number)
 
 
 def shown(fault: Fault, site: Site) -> Outcome:
@@ -68,7 +76,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=20, help="kill -9 at random moments, in all")
     parser.add_argument("--seed", type=int, default=0, help="of moments and of damaged bytes")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="faults provoked at a time")
-    parser.add_argument("--out", type=Path, help="JSON file of the outcomes")
+    parser.add_argument("--out", type=Path, help="JSON file of the outcomes; those of other faults in it are kept")
     return parser.parse_args(words)
 
 

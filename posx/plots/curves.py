@@ -154,7 +154,7 @@ def training(runs: Sequence[positions.TrainingRun]) -> Figure:
         style = line_style(groups[whose[one.run]].look) | {"markevery": sparse(turn)}
         (line,) = ax.plot(one.steps, one.losses, **style, linewidth=1.3, alpha=0.9)
         seen.setdefault(whose[one.run], line)
-    finite = [loss for one in runs for loss in one.losses if math.isfinite(loss)]
+    finite = [loss for one in runs for loss in one.losses if math.isfinite(loss) and loss > 0]
     if finite:
         look.log_axis(ax, finite)
     ax.set_xlabel("optimiser step")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import subprocess
 import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
-from provoke.scene import Scene, Unmet
+from provoke.scene import ROOT, Scene, Unmet
 
 #: In the order of their numbers; several may share one.
 FAULTS: list[Fault] = []
@@ -33,6 +35,7 @@ class Outcome(NamedTuple):
     owed: str
     got: str
     unmet: str  # why it is not as owed; "" where it is
+    commit: str = ""  # of posx
 
 
 def fault(number: int, what: str, owed: str, *, slow: bool = False) -> Callable[[Provoke], Provoke]:
@@ -61,7 +64,7 @@ def provoked(fault: Fault, scene: Scene) -> Outcome:
     """What came of it. Nothing raises: a campaign goes on to its end."""
     facts = fault.number, fault.what, fault.owed
     if fault.provoke is None:
-        return Outcome(*facts, "not provoked", "")
+        return Outcome(*facts, "not provoked", "", commit())
     got: str | None = None
     unmet = ""
     try:
@@ -70,7 +73,17 @@ def provoked(fault: Fault, scene: Scene) -> Outcome:
         unmet = str(error)
     except Exception:  # of the campaign's own: it must not look like an answer
         unmet = f"the campaign failed: {traceback.format_exc()}"
-    return Outcome(*facts, scene.plain(got or scene.last), scene.plain(unmet))
+    return Outcome(*facts, scene.plain(got or scene.last), scene.plain(unmet), commit())
+
+
+@functools.cache
+def commit() -> str:
+    """The state of the code, short, with "+" where it was edited."""
+
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False).stdout.strip()
+
+    return ask("rev-parse", "--short", "HEAD") + ("+" if ask("status", "--porcelain", "--", "posx") else "")
 
 
 def table(outcomes: list[Outcome]) -> str:
