@@ -130,6 +130,7 @@ BAD_ENCODINGS = {
         ["--config.encoding.num_buckets=16", "--config.encoding.max_distance=8"],
         ["max_distance=8"],
     ),
+    "too short": ("learned", ["--config.encoding.num_positions=8"], ["positions 0 to 7", "train.length=16"]),
     "beyond": ("learned", ["--config.encoding.beyond=wrap"], ["beyond='wrap'", "clamp"]),
     "no such module": ("no_such_package:Mine", [], ["cannot be imported", "no_such_package"]),
     "not an encoding": ("json:JSONDecoder", [], ["json:JSONDecoder", "posx.Encoding"]),

@@ -11,6 +11,7 @@ import jax
 from posx.attention import causal, refusal
 from posx.config import EvalConfig, RunConfig
 from posx.data import Dataset
+from posx.encodings import spec_text
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
 from posx.evaluation import protocols
 from posx.machine.cores import own_memory
@@ -37,7 +38,13 @@ def checked(run: RunConfig) -> RunConfig:
 
 
 def _check_encodings(run: RunConfig) -> None:
-    layers = dict.fromkeys(run.resolution.layers)
+    layers, last = dict.fromkeys(run.resolution.layers), run.train.length - 1
+    for encoding in layers:
+        if encoding.max_position is not None and encoding.max_position < last:
+            raise ConfigError(
+                f"{spec_text(encoding)} is defined for positions 0 to {encoding.max_position}, windows of "
+                f"train.length={run.train.length} have 0 to {last}"
+            )
     for section, executor in (("train", run.train.executor), ("eval", run.eval.executor)):
         for encoding in layers if executor == "fused" else ():
             if why := refusal(encoding, causal(), in_order=True, segments=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import random
@@ -104,7 +105,8 @@ class Scene:
         self.folder = site.folder / re.sub(r"\W+", "_", name)
         self.folder.mkdir(exist_ok=True)
         self.random = random.Random(f"{site.seed} {name}")
-        self.last = ""  # how the last process ended, for the table
+        self.codes: list[int] = []
+        self.line = ""  # the last that said why something failed, or the last of all
 
     @property
     def workdir(self) -> Path:
@@ -133,6 +135,13 @@ class Scene:
         """A copy of a run that was stopped in the middle, in `workdir`."""
         shutil.copytree(self.site.halfway, self.workdir)
         return self.workdir
+
+    @property
+    def got(self) -> str:
+        """How its processes ended, one after another, and the last line that says why."""
+        counted = [(code, len(list(same))) for code, same in itertools.groupby(self.codes)]
+        codes = ", ".join(f"{code}" if times == 1 else f"{code} ({times} times)" for code, times in counted)
+        return f"{codes}; {self.line}" if self.line else codes
 
     def plain(self, text: str) -> str:
         """`text` without where this campaign happens to run."""
@@ -176,7 +185,9 @@ class Scene:
             out, err = process.communicate()
             raise Unmet(f"`posx {' '.join(words)}` hangs: no end after {timeout:.0f} s; {err[-500:]}") from None
         ended = Ended(words, process.returncode, out or "", err or "")
-        self.last = f"{ended.code}; {ended.last[:300]}"
+        self.codes.append(ended.code)
+        if ended.last.startswith("posx: ") or not self.line.startswith("posx: "):
+            self.line = ended.last[:300]
         return ended
 
     def until(self, condition: Callable[[], object], process: subprocess.Popen[str]) -> None:

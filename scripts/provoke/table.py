@@ -13,7 +13,7 @@ from provoke.scene import ROOT, Scene, Unmet
 #: In the order of their numbers; several may share one.
 FAULTS: list[Fault] = []
 
-#: Returns what is to stand in the table, or nothing: then it is the last process's exit code and last line.
+#: Returns what is to stand in the table, or nothing: then it is what its processes ended with and said.
 Provoke = Callable[[Scene], str | None]
 
 
@@ -73,7 +73,7 @@ def provoked(fault: Fault, scene: Scene) -> Outcome:
         unmet = str(error)
     except Exception:  # of the campaign's own: it must not look like an answer
         unmet = f"the campaign failed: {traceback.format_exc()}"
-    return Outcome(*facts, scene.plain(got or scene.last), scene.plain(unmet), commit())
+    return Outcome(*facts, scene.plain(got or scene.got), scene.plain(unmet), commit())
 
 
 @functools.cache
