@@ -29,7 +29,9 @@ def _pair(made: Figure, wspace: float = 0.24) -> tuple[Axes, Axes]:
 
 def _bits_axis(ax: Axes, panel: Panel) -> None:
     """Bits per byte on the right of perplexity per token, where all rows have as many bytes a token."""
-    sizes = {row["num_bytes"] / row["num_targets"] for row in panel.rows if row.get("num_bytes")}
+    sizes = {
+        row["num_bytes"] / row["num_targets"] for row in panel.rows if row.get("num_bytes") and row.get("num_targets")
+    }
     if len(sizes) != 1 or any(not row.get("num_bytes") for row in panel.rows):
         return
     factor = math.log(2) * sizes.pop()
