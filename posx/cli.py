@@ -23,6 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; every foreseen failure is one line on standard error."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started this
+            setattr(sys, name, open(os.devnull, "w"))
     interrupts.remember_interrupts()
     for chatty in ("absl", "asyncio", "concurrent.futures"):  # Orbax logs every step of a save, and what it raises too
         logging.getLogger(chatty).setLevel(logging.CRITICAL)
@@ -35,11 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         unheard(sys.stdout)
         return 128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1
     except (Exception, KeyboardInterrupt) as error:
-        if debug:
-            traceback.print_exc()
+        interrupts.settle()
         foreseen = _foreseen(error)
         if foreseen is None:
             raise
+        if debug:
+            traceback.print_exc()
         code, reason = foreseen
         say(f"posx: {' '.join(reason.split())}")
         return code

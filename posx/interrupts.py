@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -27,7 +27,7 @@ class Terminated(KeyboardInterrupt):
 #: From one look whether a library is loaded to the next.
 LATER_SECONDS = 0.02
 
-_shown = sys.unraisablehook
+_shown: Callable[[Any], object] | None = None
 _seen = False
 _terminated = False
 _waits = False
@@ -43,18 +43,22 @@ def remember_interrupts() -> None:
     def interrupted(_: int, frame: FrameType | None) -> None:
         global _seen
         again, _seen = _seen, True
-        if again or not _waits:
+        if again:  # whatever is going on
+            raise KeyboardInterrupt
+        if not _waits:
             _raise(KeyboardInterrupt(), frame)
 
     def terminated(_: int, frame: FrameType | None) -> None:
         global _terminated
-        _terminated = True
+        again, _terminated = _terminated, True
+        if again and not (_waits or _saves):
+            raise Terminated
         if not (_waits or _saves):
             _raise(Terminated(), frame)
 
     global _seen, _terminated, _shown
     _seen = _terminated = False
-    if sys.unraisablehook is not _unraisable:
+    if _shown is None:  # once: others may have put theirs around it since
         _shown, sys.unraisablehook = sys.unraisablehook, _unraisable
     for number, handler in ((signal.SIGINT, interrupted), (signal.SIGTERM, terminated)):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -77,8 +81,15 @@ def _raised_later(error: BaseException) -> bool:
 
 
 def _unraisable(found: Any) -> None:
-    if not (isinstance(found.exc_value, KeyboardInterrupt) and _raised_later(found.exc_value)):
+    if not (isinstance(found.exc_value, KeyboardInterrupt) and _raised_later(found.exc_value)) and _shown:
         _shown(found)
+
+
+def settle() -> None:
+    """What was to be raised a moment later is not: the command has ended already."""
+    if hasattr(signal, "setitimer"):
+        with contextlib.suppress(ValueError):
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _is_loading(frame: FrameType | None) -> bool:

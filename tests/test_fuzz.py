@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from posx.config.flags import asked_before, earlier_run
 from posx.data import DataConfig, load_tokenizer, prepare, train_bpe
 from posx.errors import PosxError
+from posx.files.rows import result_of
 from posx.plots.rows import read_rows
 from posx.plots.tables import table
 from posx.runs.checks import problems
-from posx.runs.folder import RunFolder, result_of
+from posx.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 

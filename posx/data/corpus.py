@@ -43,6 +43,7 @@ def find(config: DataConfig) -> Source:
     """Find the text and digest its bytes, without loading it; raises `DataError` if there is none."""
     held_out = text_files.find_files(config.validation, "data.validation") if config.validation else None
     train, validation, notes = _find_splits(config, held_out)
+    notes += (f"'{config.validation}': {held_out.left_out}",) if held_out and held_out.left_out else ()
     if isinstance(train, Files) and isinstance(validation, Files):
         shared = set(train.paths) & set(validation.paths)
         if shared:

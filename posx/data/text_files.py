@@ -65,21 +65,22 @@ def find_files(where: str, key: str) -> Files:
         if not path.stat().st_size:
             raise DataError(f"{key} '{path}' is empty (0 bytes); name a file with text in it")
         return Files(path.parent, (path,), str(path))
-    inside = sorted(file for file in path.rglob("*") if _is_corpus_file(file, path))
+    shown = sorted(file for file in path.rglob("*") if not _is_hidden(file, path) and file.is_file())
+    inside = [file for file in shown if file.suffix.lower() in BUILDERS]
+    others = [file for file in shown if file.suffix.lower() not in BUILDERS]
     if not inside:
         raise DataError(f"{key} '{path}' is a folder without files that posx reads; it reads {FORMATS} files")
     usable = tuple(file for file in inside if file.stat().st_size)
     if not usable:
         raise DataError(f"{key} '{path}': all {len(inside)} files are empty (0 bytes); name files with text in them")
-    empty = [file for file in inside if file not in usable]
-    others = [file for file in path.rglob("*") if not _is_hidden(file, path) and file.is_file() and file not in inside]
+    empty = sorted(set(inside).difference(usable))
     left = [_named(files, why) for files, why in ((empty, "empty"), (others, f"not of {FORMATS}")) if files]
     return Files(path, usable, str(path), "; ".join(left))
 
 
 def _named(files: list[Path], why: str) -> str:
     more = f" and {len(files) - 3} more" if len(files) > 3 else ""
-    return f"left out as {why}: {', '.join(file.name for file in sorted(files)[:3])}{more}"
+    return f"left out as {why}: {', '.join(file.name for file in files[:3])}{more}"
 
 
 def by_split(files: Files) -> dict[str, Files]:
@@ -254,10 +255,6 @@ _CHECKS: dict[str, Callable[[Path, str, str], None]] = {
     "json": _check_json,
     "parquet": _check_parquet,
 }
-
-
-def _is_corpus_file(file: Path, root: Path) -> bool:
-    return not _is_hidden(file, root) and file.suffix.lower() in BUILDERS and file.is_file()
 
 
 def _is_hidden(file: Path, root: Path) -> bool:

@@ -85,7 +85,7 @@ def encoding_class(name: str) -> type[Encoding]:
         found = getattr(importlib.import_module(module_name), class_name)
     except ConfigError as error:  # of an encoding's class, see `checks`
         raise ConfigError(f"encoding {name!r}: {error}") from None
-    except Exception as error:  # importing runs the user's own code
+    except (Exception, SystemExit) as error:  # importing runs the user's own code
         raise ConfigError(f"encoding {name!r} cannot be imported: {type(error).__name__}: {error}") from None
     if not (isinstance(found, type) and issubclass(found, Encoding)):
         raise ConfigError(f"encoding {name!r} is not a frozen dataclass that derives from posx.Encoding")

@@ -36,10 +36,24 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def clear(folder: Path) -> None:
-    """Removes what processes that were killed had begun to write in `folder`, which this process alone writes to."""
-    for left in folder.glob(f".*{PART}"):
-        with contextlib.suppress(OSError):
-            left.unlink()
+    """Removes what processes that were killed had begun to write in `folder`."""
+    for left in folder.glob(f".*.[0-9]*{PART}"):
+        if not _is_alive(left.name.removesuffix(PART).rpartition(".")[2]):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+
+def _is_alive(pid: str) -> bool:
+    """Whether a process of this machine has the number: it may be writing what needs no lock, such as a table."""
+    if not pid.isdecimal() or os.name != "posix":
+        return not pid.isdecimal()
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def write_bytes(path: Path, data: bytes) -> None:

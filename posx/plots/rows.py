@@ -9,7 +9,7 @@ import functools
 import logging
 import math
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from posx.errors import WorkdirError
@@ -17,8 +17,8 @@ from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
 from posx.files import lines
+from posx.files.rows import is_measurement, number, whole
 from posx.plots.runs import Run, asked_targets, data_digest, read_config, stored_run
-from posx.runs.folder import is_measurement
 
 FAILED = ("undefined", "nonfinite", "oom")
 PER_POSITION = PerPosition.name
@@ -65,44 +65,6 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
             latest[key] = row
         found += rows_of(folder_of_run, folder, list(latest.values()))
     return found
-
-
-def whole(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A measurement without what is not of the kind that it has to be: files are edited, and damaged."""
-    found = {name: value for name, value in row.items() if name not in _KINDS or _KINDS[name](value)}
-    sums, size, targets = (found.get(name) for name in ("block_nll", "block_len", "num_targets"))
-    if not (sums and size and targets and len(sums) == -(-targets // size)):
-        found.pop("block_nll", None)
-    return found
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**60
-
-
-def _counts_or_none(value: Any) -> bool:
-    return value is None or value == 0 or _counts(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(number(one) is not None for one in value)
-
-
-#: What the values of a row that is used have to be; others are asked where they are read.
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(
-        ("num_targets", "num_bytes", "num_documents", "num_stretches", "num_windows", "block_len"), _counts
-    ),
-    **dict.fromkeys(("step", "max_targets", "warm_up", "stride", "anchor", "seed"), _counts_or_none),
-    **dict.fromkeys(("run_id", "targets", "data_digest", "data_source", "digest", "tokenizer", "dtype"), _is_text),
-    "block_nll": _numbers,
-    "layers": lambda value: _is_text(value) or (isinstance(value, list) and all(map(_is_text, value))),
-    "encoding_value": _is_text,
-}
 
 
 def rows_of(run: pathlib.Path, folder: str | pathlib.Path, rows: Sequence[dict[str, Any]]) -> list[Row]:
@@ -213,16 +175,6 @@ def unfinished(folder: str | pathlib.Path) -> list[str]:
 def is_run(folder: pathlib.Path) -> bool:
     """False for a sweep's own folder, which may hold a config.json beside its runs."""
     return not any(folder.glob("*/config.json"))
-
-
-def number(value: Any) -> float | None:
-    """A finite float, or None (null, "inf", NaN, a word, a bool)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an integer of hundreds of digits
-        return None
 
 
 def perplexity(row: Mapping[str, Any]) -> float | None:

@@ -19,13 +19,14 @@ from posx.encodings.rates import told
 from posx.errors import UndefinedLength
 from posx.evaluation.measured import Measured
 from posx.files import lines
+from posx.files.rows import result_of
 from posx.machine.devices import AXIS, mesh, on_devices, on_each, over_devices, worth
 from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say
 from posx.runs.checks import check_stream
 from posx.runs.describe import is_defined
-from posx.runs.folder import RunFolder, result_of
+from posx.runs.folder import RunFolder
 from posx.runs.targets import Question, questions
 from posx.runs.text import digest_of
 from posx.runs.work import Work

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from posx.files import lines
 from posx.files.atomic import clear, write_json
 from posx.files.locks import lock
 from posx.files.parse import parsed
+from posx.files.rows import is_measurement, whole
 from posx.machine.compile_cache import process_seconds
 
 
@@ -65,7 +66,7 @@ class RunFolder:
 
     def measured(self) -> list[dict[str, Any]]:
         """The rows of evaluation, in the order that they were written, without junk."""
-        return list(filter(is_measurement, lines.read(self.eval_file)))
+        return list(map(whole, filter(is_measurement, lines.read(self.eval_file))))
 
     def usual_start(self) -> float | None:
         """Seconds from now to the end of this process's first step, if it takes what the last start here took, or the
@@ -159,20 +160,6 @@ class RunFolder:
         with held:
             clear(self.path)
             yield
-
-
-def is_measurement(row: Mapping[str, Any]) -> bool:
-    """Whether a row of `eval.jsonl` says what was measured of what."""
-    lengths = (row.get("train_len"), row.get("eval_len"))
-    whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in lengths)
-    words = (row.get("encoding"), row.get("protocol"), row.get("status", "ok"))
-    return whole and all(isinstance(word, str) for word in words)
-
-
-def result_of(row: Mapping[str, Any]) -> str:
-    """What a measurement came to, for a person."""
-    ppl = row.get("ppl")
-    return f"ppl {ppl:.3f}" if isinstance(ppl, float) else f"ppl {ppl}" if ppl == "inf" else row.get("status", "ok")
 
 
 def runs_in(workdir: Path) -> list[RunFolder]:

@@ -8,7 +8,7 @@ from typing import Any
 from posx.config import RunConfig
 from posx.config.stored import digest
 from posx.data import check_length, places, prepare
-from posx.errors import PartialFailure
+from posx.errors import PartialFailure, WorkdirError
 from posx.files.atomic import write_json
 from posx.progress import say
 from posx.runs import environment, text
@@ -47,6 +47,10 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
         failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
         if failed:
             raise PartialFailure(f"{folder.path.name}: {listed(failed)}")
+        if not folder.config_file.exists():
+            raise WorkdirError(
+                f"{folder.config_file} was removed while the run went on: what it is of is not known any more"
+            )
         done = {"digest": digest(run), "data_digest": dataset.digest, "step": run.train.steps, "rows": len(rows)}
         write_json(folder.done_file, done)
         folder.status_file.unlink(missing_ok=True)

@@ -19,11 +19,12 @@ from posx.data import check_length, prepare
 from posx.errors import ConfigError, PosxError
 from posx.evaluation.protocols import Nonoverlapping, rows_owed
 from posx.files.atomic import write_json
+from posx.files.rows import result_of
 from posx.progress import say
 from posx.runs import text
 from posx.runs.checks import check_stream, problems
 from posx.runs.describe import Expected, expected_in
-from posx.runs.folder import RunFolder, result_of
+from posx.runs.folder import RunFolder
 from posx.sweeps.axes import Point, axes_of, names_of, run_at, text_of
 from posx.sweeps.schedule import CORE_SPEED, START, Cost
 

@@ -7,6 +7,7 @@ import functools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from posx.config import RunConfig
 from posx.data.store import cache_folder
@@ -60,8 +61,8 @@ def _ceiling(cache: Path, dtype: str) -> float:
     return machine_ceiling(cache / "machine", dtype, keep=False)
 
 
-def _median(measured: Sequence[float | None]) -> float | None:
-    known = [value for value in measured if value is not None]
+def _median(measured: Sequence[Any]) -> float | None:
+    known = [value for value in measured if isinstance(value, float)]
     return statistics.median(known) if known else None
 
 

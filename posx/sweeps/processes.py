@@ -147,7 +147,8 @@ def run_all(
                 part = 0.0 if left is None else (now - began) / (now - began + left)
                 meter.update(part, f"{ended} of {len(asked)} runs  {', '.join(states)}")
     finally:
-        _stop(running.values())
+        with interrupts.saved_first():  # a second SIGTERM must not cost them their save
+            _stop(running.values())
     return failed
 
 

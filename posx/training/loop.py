@@ -58,7 +58,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num
         if start >= config.steps:
             return state
         log = _Log(run, model, dataset, folder, start)
-        with interrupts.saved_first(), log, Watchdog(folder.path) as watchdog:
+        with interrupts.saved_first(), log, Watchdog(folder.path, config.dispatch_steps) as watchdog:
             for steps in dispatches(config, start):
                 interrupts.check()
                 if interrupts.terminated():
@@ -73,6 +73,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num
                 elif steps.start == start:  # compiled
                     meter.update(done, f"{done}/{config.steps}")
                 if due:
+                    watchdog.pause()
                     checkpoints.save(done, _finite(jax.device_get(state), folder, done))
                     log.restart_clock()
                 watchdog.beat()
@@ -160,6 +161,8 @@ class _Log:
     def add(self, metrics: Metrics, count: int) -> None:
         """Metrics [n] of the next `count` steps."""
         self.pending.append((metrics, count))
+        if len(self.pending) > 1:  # one call ahead of the device and no more: what has passed here was computed
+            jax.block_until_ready(self.pending[-2][0])
         if not self.clock:  # the first step compiles: tokens/s count from its end
             jax.block_until_ready(metrics)
             self.clock, self.timed_from = time.perf_counter(), self.last_step + count

@@ -13,26 +13,35 @@ from posx.progress import duration, say
 
 #: A run is given up after this, or after so many times the longest that it ever took from one sign of life to the next.
 LEAST_SECONDS, LONGER = 600.0, 20.0
+#: What is left of the process ends after this, where telling hangs too: the disk may be what does.
+TELLING_SECONDS = 30.0
 
 
 class Watchdog:
     """Ends the process with exit code 75 where no `beat` follows another for too long.
 
     Time is counted in ticks of its own thread, not read off a clock: a process that was stopped, or a machine that
-    slept, had none. Compiling takes what it takes: the first beat starts the watch. Where every thread stood is left in
-    `stacks.txt` in the run's folder.
+    slept, had none. Compiling and saving take what they take: the watch starts with the first beat, and pauses. Where
+    every thread stood is left in `stacks.txt` in the run's folder. Native code that hangs with Python's lock is not seen.
+
+    steps: most steps of training from one beat to the next; the first beat comes after one.
     """
 
-    def __init__(self, folder: Path, tick: float = 1.0):
+    def __init__(self, folder: Path, steps: int = 1, tick: float = 1.0):
         self.folder, self.tick = folder, tick
+        self.longer = max(LONGER, 2.0 * steps)
         self.ticks, self.longest = 0, 0
         self.watching = False
         self.over = threading.Event()
 
     def beat(self) -> None:
-        """A sign of life."""
+        """Steps have ended."""
         self.longest = max(self.longest, self.ticks)
         self.ticks, self.watching = 0, True
+
+    def pause(self) -> None:
+        """Until the next beat nothing is watched."""
+        self.watching = False
 
     def __enter__(self) -> Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -43,17 +52,20 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self.over.wait(self.tick):
-            self.ticks += self.watching
-            if self.ticks * self.tick > max(LEAST_SECONDS, LONGER * self.longest * self.tick):
+            self.ticks += 1
+            if self.watching and self.ticks * self.tick > max(LEAST_SECONDS, self.longer * self.longest * self.tick):
                 self._give_up()
 
     def _give_up(self) -> None:
+        last = threading.Timer(TELLING_SECONDS, os._exit, [Stopped.exit_code])
+        last.daemon = True
+        last.start()
         where = self.folder / "stacks.txt"
         try:
             with open(where, "w") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
             told = f"; where each thread stood is in {where}"
-        except OSError:  # the disk may be what hangs
+        except OSError:
             told = ""
         silent = f"{self.folder.name}: no step ended for {duration(self.ticks * self.tick)}{told}"
         say(f"posx: {Stopped(silent)}")

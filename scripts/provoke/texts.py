@@ -233,7 +233,7 @@ def damaged_tokens(scene: Scene) -> None:
             else:
                 path.unlink()
             shutil.rmtree(scene.workdir)
-            scene.posx(*words).must(0, "again|reading")
+            scene.posx(*words).must(0)  # a bit in the name of the header's digest harms nothing, and says nothing
             if digests(scene.workdir) != whole:
                 raise Unmet(f"{name}, {damage}: it trained on something else")
 

@@ -1,6 +1,7 @@
 """The rows of a run: what they say, which targets they are of, and what is measured again or not."""
 
 import json
+import os
 import re
 import shutil
 
@@ -200,10 +201,14 @@ def test_junk_among_the_rows_of_a_run_changes_nothing(capsys, workdir):
 
 
 def test_what_a_process_that_was_killed_had_begun_to_write_is_swept_away(workdir):
-    left = [workdir / ".config.json.123.part", workdir / "checkpoints" / ".8.json.5.part"]
-    for path in left:
+    left = [
+        workdir / ".config.json.4999999.part",
+        workdir / "checkpoints" / ".8.json.4999998.part",
+    ]  # no such processes
+    alive = workdir / f".table.md.{os.getpid()}.part"
+    for path in (*left, alive):
         path.write_text("{")
     run = RunFolder(workdir)
     with run.held():
         Checkpoints(run.checkpoints).save(99, {"x": np.zeros(2, np.float32)})
-    assert not any(path.exists() for path in left)
+    assert alive.exists() and not any(path.exists() for path in left)

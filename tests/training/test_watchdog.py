@@ -76,4 +76,31 @@ def test_compiling_takes_what_it_takes(tmp_path, monkeypatch):
     monkeypatch.setattr("posx.training.watchdog.LEAST_SECONDS", 0.05)
     with Watchdog(tmp_path, tick=0.01) as watchdog:
         time.sleep(0.3)  # no beat yet
-    assert not watchdog.ticks
+    assert watchdog.ticks and not watchdog.watching
+
+
+SLOW = """
+import sys
+import time, posx.cli, posx.training.watchdog as w
+import posx.training.loop as loop
+
+w.LEAST_SECONDS = 0.5
+plain, tick = loop.train_steps, w.Watchdog.__init__
+w.Watchdog.__init__ = lambda self, folder, steps: tick(self, folder, steps, 0.05)
+save = loop.Checkpoints.save
+loop.Checkpoints.save = lambda self, *words: (time.sleep(1.5), save(self, *words))
+sys.exit(posx.cli.main())
+"""
+
+
+def test_slow_steps_and_slow_saves_are_no_hang(site, tmp_path):
+    (tmp_path / "slow.py").write_text(HANGS.replace("len(seen) > 20", "True").replace("sleep(600)", "sleep(0.05)"))
+    words = [
+        "train", f"--config={site / 'tiny.py'}:slow:Hangs", f"--workdir={tmp_path / 'run'}", "--config.train.steps=32",
+        "--config.train.log_steps=32", "--config.train.checkpoint_steps=32", "--config.train.dispatch_steps=16",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW, *words], cwd=tmp_path, env=tiny.environment(), text=True, capture_output=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

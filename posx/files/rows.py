@@ -1,0 +1,64 @@
+"""What rows of results have to hold to be used: files are edited, cut and damaged.
+
+Units: lengths in tokens, `nll` in nats a token, `ppl` = exp(nll).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def is_measurement(row: Mapping[str, Any]) -> bool:
+    """Whether a row of `eval.jsonl` says what was measured of what."""
+    lengths = (row.get("train_len"), row.get("eval_len"))
+    words = (row.get("encoding"), row.get("protocol"), row.get("status", "ok"))
+    return all(map(_counts, lengths)) and all(map(_is_text, words))
+
+
+def whole(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A measurement without what is not of the kind that it has to be."""
+    found = {name: value for name, value in row.items() if name not in _KINDS or _KINDS[name](value)}
+    sums, size, targets = (found.get(name) for name in ("block_nll", "block_len", "num_targets"))
+    if not (sums and size and targets and len(sums) == -(-targets // size)):
+        found.pop("block_nll", None)
+    return found
+
+
+def result_of(row: Mapping[str, Any]) -> str:
+    """What a measurement came to, for a person."""
+    ppl = row.get("ppl")
+    return f"ppl {ppl:.3f}" if isinstance(ppl, float) else f"ppl {ppl}" if ppl == "inf" else row.get("status", "ok")
+
+
+def number(value: Any) -> float | None:
+    """A finite float, or None (null, "inf", NaN, a word, a bool)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**60
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+#: What the values of a row that is used have to be; others are asked where they are read.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(
+        ("num_targets", "num_bytes", "num_documents", "num_stretches", "num_windows", "block_len"), _counts
+    ),
+    **dict.fromkeys(("max_targets", "warm_up", "stride", "anchor"), lambda value: value == 0 or _counts(value)),
+    **dict.fromkeys(("step", "seed"), lambda value: value is None or value == 0 or _counts(value)),
+    **dict.fromkeys(("run_id", "targets", "data_digest", "data_source", "digest", "tokenizer", "dtype"), _is_text),
+    "block_nll": lambda value: isinstance(value, list) and all(number(one) is not None for one in value),
+    "layers": lambda value: _is_text(value) or (isinstance(value, list) and all(map(_is_text, value))),
+    "encoding_value": _is_text,
+}
