@@ -22,7 +22,7 @@ class Watchdog:
 
     Time is counted in ticks of its own thread, not read off a clock: a process that was stopped, or a machine that
     slept, had none. Compiling and saving take what they take: the watch starts with the first beat, and pauses. Where
-    every thread stood is left in `stacks.txt` in the run's folder. Native code that hangs with Python's lock is not seen.
+    every thread stood is left in the run's `stacks.txt`. Native code that hangs with Python's lock is not seen.
 
     steps: most steps of training from one beat to the next; the first beat comes after one.
     """
