@@ -43,18 +43,14 @@ def remember_interrupts() -> None:
     def interrupted(_: int, frame: FrameType | None) -> None:
         global _seen
         again, _seen = _seen, True
-        if again:  # whatever is going on
-            raise KeyboardInterrupt
-        if not _waits:
-            _raise(KeyboardInterrupt(), frame)
+        if again or not _waits:
+            _raise(KeyboardInterrupt(), None if again else frame)
 
     def terminated(_: int, frame: FrameType | None) -> None:
         global _terminated
         again, _terminated = _terminated, True
-        if again and not (_waits or _saves):
-            raise Terminated
         if not (_waits or _saves):
-            _raise(Terminated(), frame)
+            _raise(Terminated(), None if again else frame)
 
     global _seen, _terminated, _shown
     _seen = _terminated = False
@@ -67,7 +63,7 @@ def remember_interrupts() -> None:
 
 
 def _raise(error: BaseException, frame: FrameType | None) -> None:
-    """Raises `error` where the signal came, or, if a library is being loaded there, as soon as it is."""
+    """Raises `error` where the signal came, or, if a library is being loaded in that frame, as soon as it is."""
     if not (_is_loading(frame) and _raised_later(error)):
         raise error
 

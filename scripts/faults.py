@@ -2,7 +2,7 @@
 
     python scripts/faults.py --seed=0 --out=faults.json     # all of them
     python scripts/faults.py --only=1-20,46                 # some
-    python scripts/faults.py --quick --kills=3              # what takes seconds each; `.ci/run` does this
+    python scripts/faults.py --quick                        # what takes seconds each
     python scripts/faults.py --only=45 --kills=100
 
 Checked for every process: the exit code, that the reason is one line which says what was wrong, that no traceback

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from posx.config.data import is_text_encoding
 from posx.data import hub
@@ -233,21 +234,23 @@ def _check_parquet(path: Path, column: str, encoding: str) -> None:
     import pyarrow.parquet as pq
 
     try:
-        schema = pq.read_schema(path)
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            _check_column(file.schema_arrow, path, column)
+            for _ in file.iter_batches(columns=[column]):  # `datasets` does not look at the checksums of pages
+                pass
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"'{path}' cannot be read as parquet: {hub.cause(error)}") from None
+
+
+def _check_column(schema: Any, path: Path, column: str) -> None:
+    import pyarrow as pa
+
     if column not in schema.names:
         seen = ", ".join(map(repr, schema.names)) or "none"
         raise DataError(f"'{path}' has no column '{column}' (columns there: {seen}); set data.text_column")
     kind = schema.field(column).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise DataError(f"'{path}', column '{column}': {kind} instead of strings; set data.text_column")
-    try:  # `datasets` does not look at the checksums of pages, where a file has them
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            for _ in file.iter_batches(columns=[column]):
-                pass
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"'{path}' cannot be read as parquet: {hub.cause(error)}") from None
 
 
 _CHECKS: dict[str, Callable[[Path, str, str], None]] = {

@@ -112,14 +112,18 @@ class BpeTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items() if token.special}
 
+    @cached_property
+    def _vocab(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
     @property
     def num_ids(self) -> int:
         """How many ids stand for something; the others below `vocab_size` are never used."""
-        return len(self._tokenizer.get_vocab(with_added_tokens=True))
+        return len(self._vocab)
 
     @cached_property
     def _own_size(self) -> int:
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        return max(self._vocab.values()) + 1
 
     @cached_property
     def eos(self) -> int:
@@ -140,7 +144,7 @@ class BpeTokenizer:
         byte_level = _has_type(parsed(self.text), "ByteLevel")
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         sizes = np.zeros(self.vocab_size, np.int64)
-        for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
+        for token, number in self._vocab.items():
             if token not in self._special:
                 sizes[number] = len(token) if byte_level and token not in added else _visible_bytes(token)
         return sizes

@@ -45,8 +45,10 @@ def clear(folder: Path) -> None:
 
 def _is_alive(pid: str) -> bool:
     """Whether a process of this machine has the number: it may be writing what needs no lock, such as a table."""
-    if not pid.isdecimal() or os.name != "posix":
-        return not pid.isdecimal()
+    if not pid.isdecimal():  # no name of ours
+        return True
+    if os.name != "posix":  # where asking would end it
+        return False
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, OverflowError):

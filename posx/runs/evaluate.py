@@ -19,7 +19,7 @@ from posx.encodings.rates import told
 from posx.errors import UndefinedLength
 from posx.evaluation.measured import Measured
 from posx.files import lines
-from posx.files.rows import result_of
+from posx.files.rows import result_of, whole
 from posx.machine.devices import AXIS, mesh, on_devices, on_each, over_devices, worth
 from posx.model import Model
 from posx.positions import sequential
@@ -96,7 +96,7 @@ def evaluate_run(
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     measured = Measured(log_probs, stream, dataset.tokenizer.num_bytes, documents, config.batch_tokens, work.report)
     here = {name: facts[name] for name in ("step", "data_digest")}
-    stored = [row for row in folder.measured() if row.keys() >= TOLD and here.items() <= row.items()]
+    stored = [row for row in map(whole, folder.measured()) if row.keys() >= TOLD and here.items() <= row.items()]
     rows: list[dict[str, Any]] = []
     missing: list[tuple[Question, int]] = []
     for one in questions(

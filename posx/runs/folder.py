@@ -16,7 +16,7 @@ from posx.files import lines
 from posx.files.atomic import clear, write_json
 from posx.files.locks import lock
 from posx.files.parse import parsed
-from posx.files.rows import is_measurement, whole
+from posx.files.rows import is_measurement
 from posx.machine.compile_cache import process_seconds
 
 
@@ -66,7 +66,7 @@ class RunFolder:
 
     def measured(self) -> list[dict[str, Any]]:
         """The rows of evaluation, in the order that they were written, without junk."""
-        return list(map(whole, filter(is_measurement, lines.read(self.eval_file))))
+        return list(filter(is_measurement, lines.read(self.eval_file)))
 
     def usual_start(self) -> float | None:
         """Seconds from now to the end of this process's first step, if it takes what the last start here took, or the

@@ -110,8 +110,7 @@ def held(scene: Scene) -> None:
     scene.until(lambda: scene.step() >= 1, process)
     process.send_signal(signal.SIGSTOP)
     scene.posx(*scene.train()).must(WORKDIR, f"process {process.pid}", "since")
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    scene.kill(process)
     scene.posx(*scene.train()).must(0)
     scene.must_end_like_whole()
 

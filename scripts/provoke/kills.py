@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 
@@ -25,8 +24,7 @@ def killed_until_done(scene: Scene, workdir: Path, most: int) -> int:
         if process.poll() is not None:
             scene.end(process).must(0)
             break
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        scene.kill(process)
         kills += 1
         now = [str(row) for row in rows(workdir / "metrics.jsonl") + rows(workdir / "eval.jsonl")]
         if lost := [row for row in before if row not in now]:

@@ -101,7 +101,7 @@ class Scene:
     """One fault's folder and processes."""
 
     def __init__(self, site: Site, name: str):
-        self.site, self.name = site, name
+        self.site = site
         self.folder = site.folder / re.sub(r"\W+", "_", name)
         self.folder.mkdir(exist_ok=True)
         self.random = random.Random(f"{site.seed} {name}")
@@ -190,6 +190,11 @@ class Scene:
             self.line = ended.last[:300]
         return ended
 
+    def kill(self, process: subprocess.Popen[str]) -> None:
+        """kill -9, and no process left."""
+        process.kill()
+        process.communicate()
+
     def until(self, condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
         """Waits for `condition` while `process` lives. Raises Unmet where it ends before, or it takes too long."""
         end = time.monotonic() + SECONDS
@@ -228,13 +233,11 @@ class Scene:
         if left:
             raise Unmet(f"left behind: {', '.join(sorted(left))}")
 
-    def flip(self, path: Path, *, after: int = 0) -> int:
-        """Flips one bit of a file at a random place from byte `after` on; the place."""
+    def flip(self, path: Path) -> None:
+        """Flips one bit of a file at a random place."""
         content = bytearray(path.read_bytes())
-        place = self.random.randrange(after, len(content))
-        content[place] ^= 1 << self.random.randrange(8)
+        content[self.random.randrange(len(content))] ^= 1 << self.random.randrange(8)
         path.write_bytes(content)
-        return place
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

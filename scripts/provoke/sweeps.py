@@ -9,7 +9,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 from provoke.scene import ROOT, Scene, Unmet, digests, rows
 from provoke.table import fault, not_provoked
@@ -72,8 +71,7 @@ def sweep_killed(scene: Scene) -> None:
     process = scene.start(*scene.sweep())
     scene.until(lambda: any(scene.step(path) >= 2 for path in runs(scene.workdir)), process)
     started = children(process.pid)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    scene.kill(process)
     end = time.monotonic() + 20
     while any(map(alive, started)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -132,14 +130,14 @@ def changed_settings(scene: Scene) -> None:
 not_provoked(77, "a shared file system that is late or has no locks", "needs one; filelock's own limits hold")
 
 
-def many(scene: Scene, number: int, **changes: Any) -> Path:
+def many(scene: Scene, number: int) -> Path:
     """A sweep's folder of so many finished runs, made by copying one and naming it another encoding and seed."""
     folder = scene.folder / "many"
     folder.mkdir(exist_ok=True)
     for n in range(number):
         copied = folder / f"rope-L16-s{n}"
         shutil.copytree(scene.site.whole, copied, ignore=LARGE)
-        found = [row | {"seed": n, "run_id": copied.name} | changes for row in rows(copied / "eval.jsonl")]
+        found = [row | {"seed": n, "run_id": copied.name} for row in rows(copied / "eval.jsonl")]
         (copied / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
         config = json.loads((copied / "config.json").read_text())
         config["train"]["seed"] = n
@@ -221,8 +219,7 @@ def missing_seeds(scene: Scene) -> None:
 def boards(scene: Scene) -> str:
     process = scene.start(*scene.train())
     scene.until(lambda: scene.step() >= 3, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    scene.kill(process)
     scene.posx(*scene.train()).must(0)
     events = list((scene.workdir / "tensorboard").iterdir())
     if len(events) != 2:

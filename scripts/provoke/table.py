@@ -90,7 +90,6 @@ def table(outcomes: list[Outcome]) -> str:
     lines = ["| fault | provoked | owed | got |", "| :-- | :-- | :-- | :-- |"]
     for o in outcomes:
         cells = o.what, o.owed, f"**not as owed** {o.unmet}" if o.unmet else o.got
-        lines.append(
-            f"| F{o.number} | " + " | ".join(" ".join(cell.replace("|", r"\|").split()) for cell in cells) + " |"
-        )
+        plain = (" ".join(cell.replace("|", r"\|").split()) for cell in cells)
+        lines.append(f"| F{o.number} | {' | '.join(plain)} |")
     return "\n".join(lines)

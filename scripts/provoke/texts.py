@@ -6,9 +6,8 @@ import gzip
 import json
 import os
 import shutil
-import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from provoke.scene import Scene, Unmet, digests, rows
@@ -207,8 +206,7 @@ def prepared_twice(scene: Scene) -> str:
         process = scene.start(*scene.train(*on(source, cache, f"--workdir={scene.folder / 'c'}")))
         scene.until(lambda: (scene.folder / "cache").exists(), process)
         time.sleep(scene.random.random())
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        scene.kill(process)
     scene.posx(*scene.train(*on(source, cache, f"--workdir={scene.folder / 'c'}"))).must(0)
     if digests(scene.folder / "c") != digests(folders[0]):
         raise Unmet("after kills it trained on something else")
@@ -240,11 +238,16 @@ def damaged_tokens(scene: Scene) -> None:
 
 @fault(33, "a token file cut short under a running process", "the run ends as if it had not been")
 def cut_tokens(scene: Scene) -> None:
+    must_outlive(scene, lambda path: os.truncate(path, 10))
+
+
+def must_outlive(scene: Scene, damage: Callable[[Path], object]) -> None:
+    """Checks that a run ends like one that was left alone whose token files were damaged while it ran."""
     cache = scene.folder / "cache"
     process = scene.start(*scene.train(f"--config.data.cache_dir={cache}"))
     scene.until(lambda: scene.step() >= 2, process)
     for path in cache.rglob("*.tokens"):
-        os.truncate(path, 10)
+        damage(path)
     scene.end(process).must(0)
     scene.must_end_like_whole()
 
@@ -346,13 +349,7 @@ def shadows(scene: Scene) -> None:
 
 @fault(39, "text and token files that vanish while a run reads them", "the run ends as if they were there")
 def vanished(scene: Scene) -> None:
-    cache = scene.folder / "cache"
-    process = scene.start(*scene.train(f"--config.data.cache_dir={cache}"))
-    scene.until(lambda: scene.step() >= 2, process)
-    for path in cache.rglob("*.tokens"):
-        path.unlink()
-    scene.end(process).must(0)
-    scene.must_end_like_whole()
+    must_outlive(scene, Path.unlink)
     if not rows(scene.workdir / "eval.jsonl"):
         raise Unmet("it was not evaluated")
 

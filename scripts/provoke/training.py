@@ -133,32 +133,12 @@ def slurm_variables(scene: Scene) -> None:
     scene.must_end_like_whole()
 
 
-HANGS = """
-import dataclasses, time
-import jax
-from posx.encodings.nope import Nope
-
-calls = []
-
-def wait(_):
-    calls.append(1)
-    if len(calls) > 20:
-        time.sleep(900)
-
-@dataclasses.dataclass(frozen=True)
-class Hangs(Nope):
-    def query(self, params, vectors, pos, features):
-        jax.debug.callback(wait, vectors[(0,) * vectors.ndim])
-        return vectors
-"""
-
-
 @fault(66, "a step that never ends (patience of 3 s instead of ten minutes)", "75; the stacks of all threads in a file")
 def hangs(scene: Scene) -> None:
-    (scene.folder / "hanging.py").write_text(HANGS)
     (scene.folder / "sitecustomize.py").write_text("import posx.training.watchdog as w\nw.LEAST_SECONDS = 3.0\n")
-    path = {"PYTHONPATH": f"{scene.folder}{os.pathsep}{ROOT}"}
-    scene.posx(*scene.train(encoding="hanging:Hangs"), env=path).must(75, "no step ended for", "stacks.txt")
+    path = os.pathsep.join(map(str, (scene.folder, ROOT / "scripts" / "provoke" / "user", ROOT)))
+    env = {"PYTHONPATH": path, "HANG_AFTER": "20", "HANG_SECONDS": "900"}
+    scene.posx(*scene.train(encoding="hanging:Hangs"), env=env).must(75, "no step ended for", "stacks.txt")
     if "wait" not in (scene.workdir / "stacks.txt").read_text():
         raise Unmet("stacks.txt does not say where it hung")
 
@@ -205,8 +185,7 @@ def killed_evaluation(scene: Scene) -> None:
     lengths = "--lengths=16,24,32,48,64,96,128"
     process = scene.start("evaluate", f"--workdir={workdir}", lengths)
     scene.until(lambda: len(rows(workdir / "eval.jsonl")) >= 3, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    scene.kill(process)
     kept = rows(workdir / "eval.jsonl")
     scene.posx("evaluate", f"--workdir={workdir}", lengths).must(0)
     found = rows(workdir / "eval.jsonl")

@@ -9,34 +9,22 @@ import time
 from posx.training.watchdog import Watchdog
 from tests import tiny
 
-HANGS = """
-import dataclasses, sys, time
-import jax
-from posx.encodings.nope import Nope
 
-seen = []
-
-
-def wait(_):
-    seen.append(1)
-    if len(seen) > 20:
-        time.sleep(600)
+def hanging(after: int, seconds: float) -> dict[str, str]:
+    """The environment for `hanging:Hangs`."""
+    user = tiny.ROOT / "scripts" / "provoke" / "user"
+    return tiny.environment(
+        PYTHONPATH=f"{user}{os.pathsep}{tiny.ROOT}", HANG_AFTER=str(after), HANG_SECONDS=str(seconds)
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class Hangs(Nope):
-    def query(self, params, vectors, pos, features):
-        jax.debug.callback(wait, vectors[(0,) * vectors.ndim])
-        return vectors
-"""
 SHORT = "import sys, posx.cli, posx.training.watchdog as w; w.LEAST_SECONDS = 3.0; sys.exit(posx.cli.main())"
 
 
 def test_a_step_that_hangs_ends_the_run_and_says_where_it_stood(site, tmp_path):
-    (tmp_path / "hanging.py").write_text(HANGS)
     words = ["train", f"--config={site / 'tiny.py'}:hanging:Hangs", f"--workdir={tmp_path / 'run'}"]
     done = subprocess.run(
-        [sys.executable, "-c", SHORT, *words], cwd=tmp_path, env=tiny.environment(), text=True, capture_output=True,
+        [sys.executable, "-c", SHORT, *words], cwd=tmp_path, env=hanging(20, 600), text=True, capture_output=True,
         timeout=300,
     )  # fmt: skip
     assert done.returncode == 75, done.stderr
@@ -94,13 +82,13 @@ sys.exit(posx.cli.main())
 
 
 def test_slow_steps_and_slow_saves_are_no_hang(site, tmp_path):
-    (tmp_path / "slow.py").write_text(HANGS.replace("len(seen) > 20", "True").replace("sleep(600)", "sleep(0.05)"))
     words = [
-        "train", f"--config={site / 'tiny.py'}:slow:Hangs", f"--workdir={tmp_path / 'run'}", "--config.train.steps=32",
-        "--config.train.log_steps=32", "--config.train.checkpoint_steps=32", "--config.train.dispatch_steps=16",
+        "train", f"--config={site / 'tiny.py'}:hanging:Hangs", f"--workdir={tmp_path / 'run'}",
+        "--config.train.steps=32", "--config.train.log_steps=32", "--config.train.checkpoint_steps=32",
+        "--config.train.dispatch_steps=16",
     ]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", SLOW, *words], cwd=tmp_path, env=tiny.environment(), text=True, capture_output=True,
+        [sys.executable, "-c", SLOW, *words], cwd=tmp_path, env=hanging(0, 0.05), text=True, capture_output=True,
         timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
