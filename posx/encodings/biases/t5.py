@@ -59,6 +59,7 @@ class T5(Encoding):
     head_dim: int = 0
 
     caches_mapped_keys = True
+    lr_multiplier = 10.0  # biases start near 0 and belong nats away, too far for steps of Adam; see experiments/recipe
     extrapolates = "to 2-4 L: everything beyond max_distance shares a bucket"
     paper = "arXiv 1910.10683"
 

@@ -31,6 +31,7 @@ class Deberta(Encoding):
     log_buckets: int = 0
 
     integer_positions = True
+    lr_multiplier = 3.0  # products of small arrays; 10 is worse than 1, see experiments/recipe
     extrapolates = "partly: everything beyond k shares a vector"
     paper = "arXiv 2006.03654"
 
