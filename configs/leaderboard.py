@@ -30,6 +30,7 @@ def get_config(arg: str = ""):
     config.train.length = 64
     config.train.batch_size = 64
     config.train.steps = 1200
+    config.train.learning_rate = 4e-3
     config.eval.lengths = (64, 68, 72, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
     config.eval.protocols = ("nonoverlapping",)
     config.eval.num_targets = 262144

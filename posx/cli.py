@@ -41,18 +41,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         interrupts.settle()
         foreseen = _foreseen(error)
         if foreseen is None:
+            if processes := _several():
+                traceback.print_exc()
+                processes.end(error, 1, repr(error))
             raise
         if debug:
             traceback.print_exc()
         code, reason = foreseen
-        say(f"posx: {' '.join(reason.split())}")
+        _say_why(error, code, " ".join(reason.split()))
         return code
+    finally:
+        interrupts.settle()
+
+
+def _say_why(error: BaseException, code: int, line: str) -> None:
+    if processes := _several():
+        processes.end(error, code, line)
+    else:
+        say(f"posx: {line}")
+
+
+def _several() -> Any:
+    """`posx.machine.processes` where this process is one of several; it is not loaded to find out."""
+    processes = sys.modules.get("posx.machine.processes")
+    return processes if processes is not None and processes.several() else None
 
 
 def _foreseen(error: BaseException) -> tuple[int, str] | None:
     """The exit code and the line for a failure; None for one that nobody has thought of."""
     if isinstance(error, PosxError):
         return error.exit_code, str(error)
+    if (processes := _several()) and (gone := processes.lost(error)):
+        return gone.exit_code, str(gone)
     if isinstance(error, interrupts.Terminated) or (interrupts.terminated() and not interrupts.interrupted()):
         return Stopped.exit_code, str(Stopped())
     if isinstance(error, KeyboardInterrupt) or interrupts.interrupted():  # native code may make another error of it
@@ -123,7 +143,8 @@ def usage(name: str = "") -> str:
                           "  posx sweep --config configs/quick.py --workdir runs/quick"])  # fmt: skip
     command = COMMANDS[name]
     lines = [
-        f"  --{flag:16} {text} (default: {default!r})" for flag, (default, text) in {**COMMON, **command.flags}.items()
+        f"  --{flag}{text}" if flag.endswith(".") else f"  --{flag:16} {text} (default: {default!r})"
+        for flag, (default, text) in {**COMMON, **command.flags}.items()
     ]
     if command.takes_config:
         lines = [

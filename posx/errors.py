@@ -15,9 +15,13 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 class PosxError(Exception):
-    """A failure that posx foresaw; the command line prints it as one line and exits with `exit_code`."""
+    """A failure that posx foresaw; the command line prints it as one line and exits with `exit_code`.
+
+    alike: whether all processes that make one run together come upon it at the same place.
+    """
 
     exit_code = 1
+    alike: bool = False
 
 
 class ConfigError(PosxError, ValueError):
@@ -42,6 +46,7 @@ class NonFiniteError(PosxError):
     """Training produced NaN or infinity (exit code 5)."""
 
     exit_code = 5
+    alike = True
 
 
 class OutOfMemoryError(PosxError):
@@ -60,12 +65,23 @@ class Stopped(PosxError):
     """A run that was asked to stop and can go on (exit code 75, EX_TEMPFAIL: launchers start it again)."""
 
     exit_code = 75
+    alike = True
 
     def __init__(self, what: str = ""):
         super().__init__(f"{what or 'stopped'}; the same command goes on")
+
+
+class Lost(Stopped):
+    """One of several processes that make a run together is gone: the others end as well."""
+
+    alike = False
+
+    def __init__(self) -> None:
+        super().__init__("another process of this run has ended, and so this one does")
 
 
 class PartialFailure(PosxError):
     """Some runs of a sweep, or some lengths of an evaluation, failed (exit code 7)."""
 
     exit_code = 7
+    alike = True

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, neither of which can get lost.
+"""Ctrl-C and SIGTERM (or SIGUSR1, SIGUSR2), neither of which can get lost.
 
 Python runs a signal's handler wherever the main thread happens to be. While a library is being loaded nothing can be
 raised: native code that is left half-way crashes. What is raised inside a destructor or a garbage collection's callback
@@ -24,6 +24,9 @@ class Terminated(KeyboardInterrupt):
     """A SIGTERM. No `except Exception` on the way holds it up."""
 
 
+#: Signals by which a scheduler says that it is about to end a run: SLURM sends one of the user's some time before.
+ENDING = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+
 #: From one look whether a library is loaded to the next.
 LATER_SECONDS = 0.02
 
@@ -32,10 +35,11 @@ _seen = False
 _terminated = False
 _waits = False
 _saves = False
+_over = False
 
 
 def remember_interrupts() -> None:
-    """From now on Ctrl-C and SIGTERM are remembered as well as raised.
+    """From now on Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 are remembered as well as raised.
 
     Where one is ignored, as Ctrl-C in a shell's background jobs, it stays so. Only the main thread can set this.
     """
@@ -52,23 +56,38 @@ def remember_interrupts() -> None:
         if not (_waits or _saves):
             _raise(Terminated(), None if again else frame)
 
-    global _seen, _terminated, _shown
-    _seen = _terminated = False
+    global _seen, _terminated, _shown, _over
+    _seen = _terminated = _over = False
     if _shown is None:  # once: others may have put theirs around it since
         _shown, sys.unraisablehook = sys.unraisablehook, _unraisable
-    for number, handler in ((signal.SIGINT, interrupted), (signal.SIGTERM, terminated)):
+    asked_to_end = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
+    for number, handler in ((signal.SIGINT, interrupted), *((number, terminated) for number in asked_to_end)):
         if signal.getsignal(number) is not signal.SIG_IGN:
             with contextlib.suppress(ValueError):
                 signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """What a library inside makes of signals is undone."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError, TypeError):
+                signal.signal(number, handler)
+
+
 def _raise(error: BaseException, frame: FrameType | None) -> None:
     """Raises `error` where the signal came, or, if a library is being loaded in that frame, as soon as it is."""
-    if not (_is_loading(frame) and _raised_later(error)):
+    if not ((_over or _is_loading(frame)) and _raised_later(error)):
         raise error
 
 
 def _raised_later(error: BaseException) -> bool:
+    if _over:  # Python takes its handlers down at its end: the alarm would kill it then
+        return True
     if not hasattr(signal, "setitimer"):  # Windows
         return False
     signal.signal(signal.SIGALRM, lambda _, frame: _raise(error, frame))
@@ -82,7 +101,9 @@ def _unraisable(found: Any) -> None:
 
 
 def settle() -> None:
-    """What was to be raised a moment later is not: the command has ended already."""
+    """What was to be raised a moment later is not, nor what comes from here on: the command has ended already."""
+    global _over
+    _over = True
     if hasattr(signal, "setitimer"):
         with contextlib.suppress(ValueError):
             signal.setitimer(signal.ITIMER_REAL, 0)

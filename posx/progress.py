@@ -10,6 +10,14 @@ from typing import Any, TextIO
 
 LINE_SECONDS = 10.0
 
+_quiet = False
+
+
+def be_quiet() -> None:
+    """From now on this process shows nothing: another one, with which it makes one run, does."""
+    global _quiet
+    _quiet = True
+
 
 def duration(seconds: float) -> str:
     """ "1 h 02 min", "3 min 20 s", "12 s"."""
@@ -39,7 +47,7 @@ class Meter:
         from rich.table import Column
 
         console = Console(stderr=True)
-        if console.is_terminal:
+        if console.is_terminal and not _quiet:
             whole = Column(no_wrap=True, min_width=min(len(self.title), 40))
             title = TextColumn("{task.description}", markup=False, table_column=whole)
             line = TextColumn("{task.fields[meter]}", markup=False)
@@ -101,6 +109,8 @@ class Meter:
 def say(text: str) -> None:
     """One line for the person; standard output stays free for results. Where nobody listens any more, as behind a
     closed pipe or on a full disk, the work goes on in silence."""
+    if _quiet:
+        return
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:

@@ -13,7 +13,7 @@ from absl import flags
 
 from posx.errors import ConfigError
 
-#: {name: (default, help)}.
+#: {name: (default, help)}. A name that ends with a dot stands for all that begin so: {the rest: text given}.
 Flags = Mapping[str, tuple[Any, str]]
 
 
@@ -37,12 +37,15 @@ def words_of(words: Sequence[str], known: Flags) -> Words:
     """
     config, words = _split_config(list(words))
     overrides = [word for word in words if is_override(word)]
+    families = {name: _family(words, name) for name in known if name.endswith(".")}
+    words = [word for word in words if not word.startswith(tuple(f"--{name}" for name in families))]
     values = flags.FlagValues()
     kinds: dict[type, Any] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float}
-    for name, (default, text) in known.items():
+    for name, (default, text) in ((n, flag) for n, flag in known.items() if n not in families):
         kinds.get(type(default), flags.DEFINE_string)(name, default, text, flag_values=values)
     stray = parse_flags(values, [word for word in words if word not in overrides])
-    return Words({name: values[name].value for name in known}, config, overrides, stray)
+    given = families | {name: values[name].value for name in known if name not in families}
+    return Words(given, config, overrides, stray)
 
 
 def parse_flags(values: flags.FlagValues, words: Sequence[str]) -> list[str]:
@@ -64,6 +67,18 @@ def is_override(word: str) -> bool:
 
 def listed(known: Flags) -> str:
     return ", ".join(f"--{name}" for name in known)
+
+
+def _family(words: Sequence[str], name: str) -> dict[str, str]:
+    """{rest of the name: value} of the words `--NAME.rest=value`. Raises ConfigError for one without a value."""
+    found = {}
+    for word in words:
+        if word.startswith(f"--{name}"):
+            key, equals, value = word.removeprefix(f"--{name}").partition("=")
+            if not (key and equals):
+                raise ConfigError(f"{word} needs a name and a value, as --{name}X=V")
+            found[key] = value
+    return found
 
 
 def _split_config(words: list[str]) -> tuple[dict[str, str], list[str]]:

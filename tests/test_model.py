@@ -19,6 +19,7 @@ from posx.model import Model, dropout, linear, make_model
 from posx.positions import sequential
 from posx.training.optimizer import make_optimizer
 from posx.training.step import init_state, loss, train_step
+from tests.encodings.cases import first
 
 VOCAB = 29
 LENGTH = 16
@@ -246,17 +247,18 @@ def decode(model, params, tokens, pos, idx, chunk):
     """Logits of all tokens [b, t], `chunk` of them at a time through the cache."""
     cache = model.empty_cache(tokens.shape[0], LENGTH + 3)
     logits = []
-    for first in range(0, tokens.shape[1], chunk):
-        part = slice(first, first + chunk)
+    for start_at in range(0, tokens.shape[1], chunk):
+        part = slice(start_at, start_at + chunk)
         new, cache = cached_logits_of(model, params, tokens[:, part], pos[:, part], idx[:, part], cache)
         logits.append(new)
     assert int(cache.filled) == tokens.shape[1]
     return np.concatenate(logits, axis=1)
 
 
-@every_encoding
-def test_prefixes_decoding_and_padding_agree_with_the_full_pass(spec):
+@pytest.mark.parametrize("name", first(SPECS))
+def test_prefixes_decoding_and_padding_agree_with_the_full_pass(name):
     """One test for all of them, so that each program is compiled once an encoding."""
+    spec = SPECS[name]
     model, short = small(spec, num_kv_heads=2, num_layers=layers(spec)), 11
     params, tokens, pos = scattered(start(model)), text(), sequential(LENGTH)
 
@@ -340,8 +342,9 @@ def windows(seed: int = 0) -> np.ndarray:
 
 
 @optax_user
-@every_encoding
-def test_a_few_steps_lower_the_loss(spec):
+@pytest.mark.parametrize("name", first(SPECS))
+def test_a_few_steps_lower_the_loss(name):
+    spec = SPECS[name]
     model = small(spec, num_layers=layers(spec))
     state = init_state(model, TRAIN)
     before = jax.tree.map(np.asarray, state["params"])

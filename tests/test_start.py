@@ -67,8 +67,9 @@ print(encoding, posx.attend.__name__, posx.evaluate.__name__, posx.causal(), has
 print([name for name in ("flax", "optax", "orbax", "tensorstore") if name in sys.modules])
 from posx.config import base_config, run_config
 from posx.machine.compile_cache import start_cost
-from posx.runs.describe import opening
-print(opening(run_config(base_config("tupe+rope")), 1), start_cost()["compile_seconds"])
+from posx.runs.describe import layout, opening
+run = run_config(base_config("tupe+rope"))
+print(opening(run, layout(run)), start_cost()["compile_seconds"])
 from posx.runs.folder import RunFolder
 with RunFolder(Path(sys.argv[1])).held():
     try:

@@ -115,8 +115,7 @@ def attend(
     check_positions(encoding, q_side.pos)
     check_positions(encoding, k_side.pos)
     check_slots(encoding, q_side, k_side, q_recent, from_x=x is not None)
-    if cut.cuts_heads(q.shape[0], k.shape[2]):
-        q, k, v = (cut.spread(x, axis=2) for x in (q, k, v))
+    q, k, v = (cut.spread(x, axis=2, over=cut.head_axis(q.shape[0], k.shape[2])) for x in (q, k, v))
     if not in_order:
         q, x, q_features = without_empty((q, x, q_features), q_side.idx)
     if not (in_order or slots_clean):

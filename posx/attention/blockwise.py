@@ -78,7 +78,7 @@ def blockwise(
 ) -> jax.Array:  # fmt: skip
     """As `dense`, over tiles; lengths are filled up to whole tiles."""
     (b, _, num_queries), (groups, num_keys) = q.tokens.mapped.shape[:3], k.tokens.mapped.shape[1:3]
-    devices = cut.num_devices() if not cut.cuts_heads(b, groups) and min(num_queries, num_keys) > 1 else 1
+    devices = cut.block_devices(b, groups) if min(num_queries, num_keys) > 1 else 1
     plan = _plan(encoding, mask, q, k, order, tiling, devices)._replace(learned=bool(jax.tree.leaves(params)))
     strips = _strips(plan, params, q, num_keys)
     tables = Tables(params if reads_params(encoding, strips) else {}, strips)
@@ -148,7 +148,8 @@ def _by_key_head(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any) -
 
         return jax.lax.map(one, heads)
 
-    call = functools.partial(cut.over_sequences, each) if cut.cuts_heads(b, groups) else each
+    axis = cut.head_axis(b, groups)
+    call = functools.partial(cut.over_sequences, each, axis=axis) if axis else each
     o = jnp.moveaxis(call((q.slots, k.slots, numbers), (curve, tokens)), 0, 2)
     return o.reshape(*o.shape[:2], heads, *o.shape[4:])
 

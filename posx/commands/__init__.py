@@ -82,22 +82,39 @@ MEASURING: Flags = {
 _JOBS = (0, "runs at a time; 0: as many, and on as many cores each, as this machine is fastest with")
 _STOP = (False, "end when standard input closes: processes that a sweep starts end with it")
 
+#: Of commands that several processes may carry out together.
+_TOGETHER: Flags = {
+    "mesh": ("", "DATAxMODEL devices, as 4x2, over which weights and moments are cut"),
+    "coordinator": ("", "HOST:PORT of the first of several processes, or auto; srun and mpirun need none"),
+    "processes": (0, "how many there are; 1: this one runs alone, whatever started it"),
+    "process": (-1, "which of them this is, from 0"),
+}
+
 #: The registry, in the order that the help lists them.
 COMMANDS: dict[str, Command] = {
     "train": Command(
         "train one run and evaluate it; the same command resumes",
-        {"stop_with_stdin": _STOP},
+        {**_TOGETHER, "stop_with_stdin": _STOP},
         takes_config=True,
     ),
     "sweep": Command(
         "all runs of a config, evaluated and plotted; the same command resumes",
-        {"jobs": _JOBS},
+        {
+            "jobs": _JOBS,
+            "on": ("", "where runs are made: nothing for this machine, ray, ray:ADDRESS, or slurm"),
+            "cpus": (1, "of a run, on Ray and SLURM"),
+            "gpus": (0.0, "of a run, on Ray and SLURM"),
+            "slurm.": ({}, "X=V: a setting of SLURM's, as --slurm.partition=NAME, --slurm.time=MINUTES"),
+            "copy_to": ("", "a folder or fsspec URL that finished runs are copied to"),
+            "status": (False, "say what has become of the runs, and stop"),
+        },
         takes_config=True,
     ),
     "evaluate": Command(
         "measure a trained run, or all runs of a sweep, at any lengths",
         {
             **MEASURING,
+            **_TOGETHER,
             "jobs": _JOBS,
             "json": (False, "print the rows as JSON lines; draw nothing"),
             "stop_with_stdin": _STOP,
@@ -105,6 +122,10 @@ COMMANDS: dict[str, Command] = {
         sections=("data", "eval"),  # which text, and how it is measured
     ),
     "plot": Command("figures from stored rows", {"what": ("all", ", ".join(FIGURES))}),
+    "export": Command(
+        "a trained run as one file, for posx.load and others",
+        {"to": ("", "a file that ends with .safetensors")},
+    ),
     "generate": Command(
         "continue a prompt with a trained run",
         {

@@ -2,38 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import math
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import jax
 
 from posx import interrupts
 from posx.commands import COMMANDS, MEASURING, work_folder
 from posx.config import EvalConfig, RunConfig
 from posx.config.flags import set_anew, tuple_of_ints
+from posx.data import Dataset
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, WorkdirError
 from posx.files.atomic import finite
+from posx.machine import processes
 from posx.machine.compile_cache import use_compile_cache
-from posx.machine.devices import use_every_core
+from posx.machine.devices import mesh_of, use_every_core
 from posx.progress import Meter, say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked
 from posx.runs.folder import RunFolder, runs_in
+from posx.sweeps.engines.here import here
 from posx.sweeps.evaluation import Evaluation
-from posx.sweeps.processes import run_all, schedule_here
+from posx.sweeps.work import run_all
+
+if TYPE_CHECKING:
+    from posx.plots.rows import Row
 
 #: A stored run, how it is to be measured, and what of its text is set anew.
 Asked = tuple[RunConfig, EvalConfig, dict[str, Any]]
 
 
 def main(values: dict[str, Any], _: None) -> None:
-    use_every_core()
+    use_every_core(math.prod(mesh_of(values["mesh"])) if values["mesh"] and not processes.are_asked(values) else 1)
+    if not values["dry_run"]:
+        processes.join(values)
     if values["stop_with_stdin"]:
         interrupts.end_with_stdin()
     workdir = work_folder(values)
+    asked, failed = processes.together(lambda: _asked_of_each(values, workdir))
+    for name, reason in failed.items():
+        say(f"{name}: {reason}")
+    from posx.plots.rows import rows_of  # Flax, Orbax, Matplotlib: once the settings are known to be right
+    from posx.runs.runner import listed
+
+    if values["dry_run"]:
+        for folder in asked:
+            config = asked[folder][1]
+            print(f"{folder.path.name}: {', '.join(config.protocols)} at {config.lengths}")
+        measured = {}
+    elif len(asked) + len(failed) == 1:
+        measured = {folder: _evaluate_folder(values, folder, *asked[folder]) for folder in asked}
+    else:
+        measured, more = _side_by_side(values, asked)
+        failed |= more
+    rows = [row for folder, found in measured.items() for row in rows_of(folder.path, workdir, found)]
+    processes.first(lambda: _show(values, workdir, rows))
+    told = [f"{name}: {reason}" for name, reason in failed.items()]
+    told += [listed([row]) for row in rows if row["status"] in ("oom", "nonfinite")]
+    if told:
+        raise PartialFailure("; ".join(told))
+
+
+def _asked_of_each(values: dict[str, Any], workdir: Path) -> tuple[dict[RunFolder, Asked], dict[str, str]]:
+    """What is asked of every run in `workdir`, and {name: why} of those that cannot be measured."""
     folders = runs_in(workdir)
+    if len(folders) > 1 and (values["mesh"] or processes.several()):
+        raise ConfigError(f"--workdir={values['workdir']} holds {len(folders)} runs: several processes measure one")
     asked: dict[RunFolder, Asked] = {}
     failed: dict[str, str] = {}
     for folder in folders:  # settings that are wrong for one of them start nothing
@@ -43,34 +85,20 @@ def main(values: dict[str, Any], _: None) -> None:
             if len(folders) == 1:
                 raise
             failed[folder.path.name] = str(error)
-    for name, reason in failed.items():
-        say(f"{name}: {reason}")
-    from posx.plots.rows import rows_of  # Flax, Orbax, Matplotlib: once the settings are known to be right
-    from posx.plots.tables import table
-    from posx.runs.runner import listed
+    return asked, failed
 
-    if values["dry_run"]:
-        for folder in asked:
-            config = asked[folder][1]
-            print(f"{folder.path.name}: {', '.join(config.protocols)} at {config.lengths}")
-        measured = {}
-    elif len(folders) == 1:
-        measured = {folder: _evaluate_folder(folder, *asked[folder]) for folder in folders}
-    else:
-        measured, more = _side_by_side(values, asked)
-        failed |= more
-    rows = [row for folder, found in measured.items() for row in rows_of(folder.path, workdir, found)]
+
+def _show(values: dict[str, Any], workdir: Path, rows: Sequence[Row]) -> None:
+    from posx.plots.tables import table
+
     if values["json"]:
         for row in rows:
             print(json.dumps(finite(row)))
     elif rows:
         print(table(rows))
+        sys.stdout.flush()  # before what takes longer
         for place in (workdir, *workdir.parents[:2]):  # the run, its sweep, the folder of sweeps
             _draw_again(place)
-    told = [f"{name}: {reason}" for name, reason in failed.items()]
-    told += [listed([row]) for row in rows if row["status"] in ("oom", "nonfinite")]
-    if told:
-        raise PartialFailure("; ".join(told))
 
 
 def _side_by_side(
@@ -83,9 +111,9 @@ def _side_by_side(
             Evaluation(dataclasses.replace(run, eval=config), folder, tuple(words), Path(outputs, str(number)))
             for number, (folder, (run, config, _)) in enumerate(asked.items())
         ]
-        schedule, cores = schedule_here(tasks, values["jobs"])
-        say(f"{schedule}; --jobs=N for another number")
-        failed = run_all(tasks, range(len(tasks)), schedule, cores, "evaluate", Meter.print)
+        engine = here(tasks, values["jobs"])
+        say(f"{engine.schedule}; --jobs=N for another number")
+        failed = run_all(engine, tasks, range(len(tasks)), "evaluate", Meter.print)
         rows = {task.folder: task.rows() for task in tasks}
     return rows, {tasks[n].folder.path.name: why for n, why in failed.items() if not rows[tasks[n].folder]}
 
@@ -102,17 +130,31 @@ def _asked(values: dict[str, Any], folder: RunFolder) -> Asked:
 
 
 def _evaluate_folder(
-    folder: RunFolder, run: RunConfig, config: EvalConfig, anew: dict[str, Any]
+    values: dict[str, Any], folder: RunFolder, run: RunConfig, config: EvalConfig, anew: dict[str, Any]
 ) -> list[dict[str, Any]]:
     from posx.runs.evaluate import evaluate_run
     from posx.runs.load import load_model
+    from posx.training.layout import Copies, Layout, asked_layout
 
     use_compile_cache(cache_folder(dataclasses.replace(text.settings(folder, run.data), **anew)))
+    dataset = processes.together(lambda: _text(folder, run, config, anew))
+    layout: Layout = Copies()
+    if values["mesh"] or processes.several():
+        key_heads = run.resolution.model.kv_heads
+        layout = processes.together(lambda: asked_layout(values["mesh"], 0, key_heads, jax.device_count()))
+    facts = {"settings": repr((run, config)), "text": dataset.digest, "--mesh": str(layout)}
+    processes.check_same(facts | {"--workdir": str(folder.path)})
+    with contextlib.ExitStack() as stack:
+        processes.first(lambda: stack.enter_context(folder.held()))
+        model, params, _, step = load_model(folder, layout)
+        params = layout.put(params) if processes.several() else params
+        return evaluate_run(run, config, model, params, dataset, folder, step, layout)
+
+
+def _text(folder: RunFolder, run: RunConfig, config: EvalConfig, anew: dict[str, Any]) -> Dataset:
     dataset = text.text_of(folder, run, anew)
     check_stream(config, run.train.length, dataset)
-    with folder.held():
-        model, params, _, step = load_model(folder)
-        return evaluate_run(run, config, model, params, dataset, folder, step)
+    return dataset
 
 
 def _eval_config(values: dict[str, Any], config: EvalConfig) -> EvalConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -11,44 +12,48 @@ from posx.commands import work_folder
 from posx.config.flags import repeated_run
 from posx.config.overrides import setting_of, settings
 from posx.data.store import cache_folder
-from posx.errors import OutOfMemoryError, PartialFailure, WorkdirError
+from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, WorkdirError
+from posx.files.copies import Copies
 from posx.progress import say
 from posx.runs.checks import check_writable
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import text_of
+from posx.sweeps.engines import slurm
+from posx.sweeps.engines.here import Here, here, measure_ceilings
+from posx.sweeps.engines.shared import warn_of
 from posx.sweeps.plan import Job, plan, unfinished
-from posx.sweeps.preview import preview
-from posx.sweeps.processes import measure_ceilings, run_all, schedule_here
-from posx.sweeps.schedule import Schedule
+from posx.sweeps.preview import preview, status
+from posx.sweeps.work import Engine, run_all
+
+ENGINES = ("ray", "slurm")
 
 
 def main(values: dict[str, Any], config: ConfigDict) -> None:
+    where = _where(values)
+    only_told = values["dry_run"] or values["status"]
     workdir = work_folder(values, needed=not values["dry_run"])
     jobs = plan(config, workdir, repeated_run(values))
-    if not values["dry_run"]:
+    if not only_told:
         check_writable(workdir)
-    schedule, cores = schedule_here(jobs, values["jobs"])
+    local = here(jobs, values["jobs"])
     for word in _unused(values, config, jobs):
         say(f"notice: {word} is not used: the sweep sets {setting_of(word)} itself, see config.sweep")
-    if values["dry_run"]:
-        print(preview(jobs, schedule))
+    if only_told:
+        print(status(jobs, workdir) if values["status"] else preview(jobs, local.schedule))
         return
-    from posx import plots  # Matplotlib: once the settings are known to be right
-
+    copies = Copies(values["copy_to"]) if values["copy_to"] else None
     todo = unfinished(jobs)
     with RunFolder(workdir).held():
-        failed = _run(jobs, todo, schedule, cores)
-        try:
-            made = plots.plot(workdir)
-        except (WorkdirError, OutOfMemoryError) as error:
-            say(f"no figures: {error}")
-            if isinstance(error, OutOfMemoryError) and not failed:
-                raise
+        failed = _copied(copies, [job for job in jobs if job not in todo])
+        if where == "slurm" and todo:
+            for job in todo:
+                if why := job.failure():
+                    say(f"{job.name} has failed ({why})")
+            print(_submitted(slurm.submit(todo, workdir, values["cpus"], values["gpus"], values["slurm."]), len(jobs)))
         else:
-            print((workdir / "table.md").read_text(), end="")
-            for path in made:
-                if path.suffix == ".png":
-                    print(path)
+            failed |= _run(jobs, todo, values, local, copies)
+        if where != "slurm" or len(todo) < len(jobs):
+            _draw(workdir, bool(failed))
     if failed:
         raise PartialFailure(
             f"{len(failed)} of {len(jobs)} runs failed ({'; '.join(f'{k}: {v}' for k, v in failed.items())}); "
@@ -56,19 +61,88 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
         )
 
 
-def _run(jobs: Sequence[Job], todo: Sequence[Job], schedule: Schedule, cores: Sequence[int]) -> dict[str, str]:
+def _draw(workdir: Path, failed: bool) -> None:
+    """The figures and the table of what there is."""
+    from posx import plots  # Matplotlib: once the settings are known to be right
+
+    try:
+        made = plots.plot(workdir)
+    except (WorkdirError, OutOfMemoryError) as error:
+        say(f"no figures: {error}")
+        if isinstance(error, OutOfMemoryError) and not failed:
+            raise
+        return
+    print((workdir / "table.md").read_text(), end="")
+    for path in made:
+        if path.suffix == ".png":
+            print(path)
+
+
+def _where(values: dict[str, Any]) -> str:
+    """The engine that is asked for, empty for this machine. Raises ConfigError for words that do not fit it."""
+    where = values["on"].partition(":")[0]
+    if where and where not in ENGINES:
+        raise ConfigError(f"--on={values['on']} is unknown; allowed: {', '.join(ENGINES)}, or nothing for this machine")
+    cpus, gpus = values["cpus"], values["gpus"]
+    if cpus < 1 or gpus < 0 or (gpus > 1 and gpus % 1):
+        raise ConfigError(f"--cpus={cpus}, --gpus={gpus:g}: at least one CPU, and a part of one GPU or a whole number")
+    unused = [f"--{name}" for name, usual in (("cpus", 1), ("gpus", 0), ("slurm.", {})) if values[name] != usual]
+    if unused and not where:
+        raise ConfigError(f"{', '.join(unused)}: for runs that are made elsewhere, which --on says")
+    return where
+
+
+def _run(
+    jobs: Sequence[Job], todo: Sequence[Job], values: dict[str, Any], local: Here, copies: Copies | None
+) -> dict[str, str]:
     """Makes the runs that are `todo`; returns {name: why it failed}."""
     if len(todo) < len(jobs):
         say(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already")
     if not todo:
         return {}
-    say(f"{schedule}; --jobs=N for another number")
     names = {job.name for job in todo}
     numbers = [number for number, job in enumerate(jobs) if job.name in names]
-    first, widths = todo[0].run, [schedule.widths[number] for number in numbers]
-    measure_ceilings(cache_folder(first.data) / "machine", first.model.dtype, cores, widths)
-    failed = run_all(jobs, numbers, schedule, cores, "sweep")
+    engine = _engine(values, jobs, todo, local)
+    say(f"{engine.schedule}; --jobs=N for another number" if isinstance(engine, Here) else str(engine))
+    failed = run_all(
+        engine, jobs, numbers, "sweep", ended=lambda task: copies.keep(task.folder.path) if copies else None
+    )
     return {jobs[number].name: reason for number, reason in failed.items()}
+
+
+def _copied(copies: Copies | None, jobs: Sequence[Job]) -> dict[str, str]:
+    """Copies runs that have ended before; returns {name: why it could not be copied}."""
+    failed = {}
+    for job in jobs if copies else ():
+        try:
+            copies.keep(job.folder.path)  # type: ignore[union-attr]
+        except WorkdirError as error:
+            failed[job.name] = str(error)
+    return failed
+
+
+def _engine(values: dict[str, Any], jobs: Sequence[Job], todo: Sequence[Job], local: Here) -> Engine[Any]:
+    """Where the runs are made, for all `jobs`; this machine is measured before those that are `todo` compete for it."""
+    where, _, address = values["on"].partition(":")
+    if where == "ray":
+        from posx.sweeps.engines.ray import Cluster  # and Ray with it
+
+        warn_of(todo[0].folder.path.parent)
+        return Cluster(jobs, address, values["cpus"], values["gpus"])
+    names = {job.name for job in todo}
+    widths = [width for job, width in zip(jobs, local.schedule.widths, strict=True) if job.name in names]
+    measure_ceilings(cache_folder(todo[0].run.data) / "machine", todo[0].run.model.dtype, local.cores, widths)
+    return local
+
+
+def _submitted(found: tuple[dict[str, str], dict[str, str]], runs: int) -> str:
+    """What became of a submission, and what comes next."""
+    made, alive = found
+    first = next(iter({**made, **alive}.values()))
+    return (
+        f"{len(made)} of {runs} runs submitted, {len(alive)} are with SLURM already (jobs {first} ...); "
+        "--status tells how far they are, and the same command draws the figures once they have ended"
+    )
 
 
 def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> list[str]:

@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from posx import interrupts
 from posx.commands import work_folder
-from posx.config import run_config
+from posx.config import RunConfig, run_config
 from posx.config.flags import repeated_run
 from posx.config.stored import like
 from posx.data.store import cache_folder
 from posx.errors import PosxError, Stopped, WorkdirError
 from posx.files.atomic import write_json
+from posx.files.locks import holder
+from posx.machine import processes
 from posx.machine.compile_cache import use_compile_cache
-from posx.machine.devices import use_every_core
+from posx.machine.devices import mesh_of, use_every_core
 from posx.runs import environment
 from posx.runs.checks import checked
 from posx.runs.describe import describe
 from posx.runs.folder import RunFolder
 
 
-def main(values: dict[str, Any], config: ConfigDict) -> None:
-    use_every_core(environment.devices_of(RunFolder(work_folder(values, needed=False))) or 1)
+def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
     run = like(run_config(config), repeated_run(values))
-    run = checked(RunFolder(work_folder(values)).as_started(run) if values["workdir"] else run)
+    return checked(RunFolder(work_folder(values)).as_started(run) if values["workdir"] else run)
+
+
+def _least_devices(values: dict[str, Any], folder: RunFolder) -> int:
+    """How many CPU devices this process has at least: as many as its run was started on, or its mesh has. One of
+    several has as many as it has cores."""
+    if processes.are_asked(values):
+        return 1
+    if values["mesh"] and not values["dry_run"]:
+        return math.prod(mesh_of(values["mesh"]))
+    return environment.devices_of(folder) or 1
+
+
+def main(values: dict[str, Any], config: ConfigDict) -> None:
+    folder = RunFolder(work_folder(values, needed=False))
+    use_every_core(_least_devices(values, folder))
+    if not values["dry_run"]:
+        if processes.are_asked(values) and (who := holder(folder.path / ".lock")):
+            raise WorkdirError(f"work folder {folder.path} is in use by {who}")
+        processes.join(values)
+    run = processes.together(lambda: _asked(values, config))
     if values["dry_run"]:
-        print(describe(run))
+        print(describe(run, values["mesh"]))
         return
     if values["stop_with_stdin"]:
         interrupts.end_with_stdin()
@@ -37,9 +59,10 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
 
     use_compile_cache(cache_folder(run.data))
     try:
-        train_and_evaluate(run, folder)
+        train_and_evaluate(run, folder, values["mesh"])
     except PosxError as error:
-        if not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
+        mine = processes.is_first() or not error.alike
+        if mine and not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
             with contextlib.suppress(PosxError):  # what went wrong first is what is said
                 write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
         raise

@@ -39,8 +39,12 @@ def check_length(num_tokens: int, length: int, what: str = "the corpus") -> None
         )
 
 
-def batch(tokens: np.ndarray, *, digest: str, seed: int, step: int, batch_size: int, length: int) -> np.ndarray:
+def batch(
+    tokens: np.ndarray, *, digest: str, seed: int, step: int, batch_size: int, length: int, rows: slice = slice(None)
+) -> np.ndarray:
     """Batch number `step`: int32 [batch_size, length + 1]; inputs are [:, :-1], targets [:, 1:].
+
+    rows: those of the batch that are wanted; no token of the others is read.
 
     `digest` identifies the data (so that an edited corpus gets another order), `seed` the run. Batches run on across
     epoch borders. Raises `DataError` if the stream holds no window of this length, `ConfigError` for senseless sizes.
@@ -49,9 +53,9 @@ def batch(tokens: np.ndarray, *, digest: str, seed: int, step: int, batch_size: 
         raise ConfigError(f"batch_size {batch_size}, step {step}: batch_size must be 1 or more and step 0 or more")
     check_length(len(tokens), length)
     windows = num_windows(len(tokens), length)
-    numbers = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)
+    numbers = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)[rows]
     epochs = numbers // windows
-    starts = np.empty(batch_size, np.int64)
+    starts = np.empty(len(numbers), np.int64)
     for epoch in np.unique(epochs):
         mine = epochs == epoch
         order = _Epoch.keyed(digest, seed, int(epoch), len(tokens), length)

@@ -38,12 +38,12 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def clear(folder: Path) -> None:
     """Removes what processes that were killed had begun to write in `folder`."""
     for left in folder.glob(f".*.[0-9]*{PART}"):
-        if not _is_alive(left.name.removesuffix(PART).rpartition(".")[2]):
+        if not is_alive(left.name.removesuffix(PART).rpartition(".")[2]):
             with contextlib.suppress(OSError):
                 left.unlink()
 
 
-def _is_alive(pid: str) -> bool:
+def is_alive(pid: str) -> bool:
     """Whether a process of this machine has the number: it may be writing what needs no lock, such as a table."""
     if not pid.isdecimal():  # no name of ours
         return True

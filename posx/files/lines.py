@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from posx.errors import WorkdirError
 from posx.files.atomic import disk_errors, finite
 from posx.files.parse import parsed
 
@@ -26,12 +27,16 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
 def read(path: Path, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
     """The objects of `path` in order; a missing file is empty.
 
-    A torn last line is left out, other broken ones too: `notice` is told how many.
+    A torn last line is left out, other broken ones too: `notice` is told how many. Raises WorkdirError where it cannot
+    be read.
     """
-    if not path.exists():
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        raise WorkdirError(f"{path} cannot be read: {error.strerror}") from None
     rows, broken = [], 0
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, 1):
         try:
             row = parsed(line)

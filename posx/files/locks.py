@@ -15,24 +15,52 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 
-def lock(path: Path, busy: Callable[[str], object]) -> AbstractContextManager[object]:
+def is_free(path: Path) -> bool:
+    """Whether no process holds `path`, as far as this machine is told."""
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(path).acquire(timeout=0):
+            return True
+    except (Timeout, OSError):
+        return False
+
+
+def holder(path: Path) -> str:
+    """What the process says of itself that holds `path`; empty where none does."""
+    if not path.exists() or is_free(path):
+        return ""
+    with contextlib.suppress(OSError):
+        return _said_by(path).read_text()
+    return "another process"
+
+
+def _said_by(path: Path) -> Path:
+    """Where the holder of a lock says who it is: beside it, as a locked file cannot be read everywhere."""
+    return path.with_name(f"{path.name}.holder")
+
+
+def lock(path: Path, busy: Callable[[str], object], patience: float = 0.0) -> AbstractContextManager[object]:
     """`path` held by this process, until what comes back is left. Raises OSError where it cannot be written.
 
-    Where another process has it, `busy` is called with what that one says of itself: it raises, or returns to wait.
+    Where another process has it for longer than `patience` seconds, `busy` is called with what that one says of itself:
+    it raises, or returns to wait.
     """
     from filelock import FileLock, Timeout  # and much of the standard library with it
 
-    file, holder = FileLock(path), path.with_name(f"{path.name}.holder")
+    file = FileLock(path)
     try:
-        held = file.acquire(timeout=0)
+        held = file.acquire(timeout=patience)
     except Timeout:
         said = ""
         with contextlib.suppress(OSError):
-            said = holder.read_text()
+            said = _said_by(path).read_text()
         busy(said or "another process")
         held = file.acquire()
-    try:  # beside the lock: a locked file cannot be read everywhere
-        holder.write_text(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+    try:
+        _said_by(path).write_text(
+            f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        )
     except BaseException:
         file.release()
         raise

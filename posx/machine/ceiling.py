@@ -22,9 +22,9 @@ SIZE = 2048
 def machine_ceiling(folder: Path, dtype: str, **how: Any) -> float:
     """FLOP/s of all devices together; how: as for `matmul_ceiling`.
 
-    A product on one CPU device is computed by all cores, however many devices they are given out as.
+    A product on one CPU device is computed by all cores of a process, however many devices they are given out as.
     """
-    devices = 1 if jax.default_backend() == "cpu" else jax.device_count()
+    devices = jax.process_count() if jax.default_backend() == "cpu" else jax.device_count()
     return devices * matmul_ceiling(folder, dtype, **how)
 
 

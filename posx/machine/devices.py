@@ -13,11 +13,13 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from posx.errors import ConfigError
 from posx.machine.cores import equal_parts, usable_cores, usable_memory
 from posx.machine.guard import add_flags, jax_has_started
 
-#: The axis of every mesh made here.
-AXIS = "devices"
+#: The axes of meshes. Over the first rows are cut, or what else there is many of; over the second heads and hidden
+#: units.
+DATA, MODEL = "data", "model"
 
 #: Least work between two meetings of devices, in floating-point operations on each: with less, one CPU device alone is
 #: as fast or faster (measured on 2 and 4 cores).
@@ -66,10 +68,20 @@ def devices_for(rows: int, flops: float, copy: float = 0.0) -> int:
     return equal_parts(rows, most)
 
 
-def mesh(num_devices: int | None = None) -> Mesh:
-    """The first `num_devices` devices, or all of them, along the axis `AXIS`."""
+def mesh(num_devices: int | None = None, model: int = 0) -> Mesh:
+    """The first `num_devices` devices, or all of them, along the axis `DATA`; `model` of them each time along `MODEL`,
+    where there is to be such an axis."""
     devices = jax.devices()[:num_devices]
-    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+    shape, names = ((len(devices) // model, model), (DATA, MODEL)) if model else ((len(devices),), (DATA,))
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=devices)
+
+
+def mesh_of(text: str) -> tuple[int, int]:
+    """What "DATAxMODEL" says. Raises ConfigError."""
+    words = text.lower().split("x")
+    if len(words) != 2 or not all(word.isdigit() and int(word) for word in words):
+        raise ConfigError(f"--mesh={text}: DATAxMODEL is expected, for example --mesh=4x2")
+    return int(words[0]), int(words[1])
 
 
 def on_devices(tree: Any, num_devices: int) -> Any:
@@ -79,18 +91,18 @@ def on_devices(tree: Any, num_devices: int) -> Any:
 
 def over_devices(rows: Any, num_devices: int, axis: int = 0) -> jax.Array:
     """`rows` cut along `axis` over the first `num_devices`, which divide it; the copy runs beside what they do."""
-    return jax.device_put(rows, NamedSharding(mesh(num_devices), PartitionSpec(*[None] * axis, AXIS)))
+    return jax.device_put(rows, NamedSharding(mesh(num_devices), PartitionSpec(*[None] * axis, DATA)))
 
 
 def on_each(function: Callable, num_devices: int, out_specs: Any = PartitionSpec()) -> Callable:
     """function(whole, rows) as each of the first `num_devices` calls it, with its part of the rows.
 
-    Where there is more than one it may use collectives over `AXIS`. What it returns is the same on all, or joined as
+    Where there is more than one it may use collectives over `DATA`. What it returns is the same on all, or joined as
     `out_specs` say.
     """
     if num_devices == 1:
         return function
     return jax.shard_map(
-        function, mesh=mesh(num_devices), in_specs=(PartitionSpec(), PartitionSpec(AXIS)), out_specs=out_specs,
+        function, mesh=mesh(num_devices), in_specs=(PartitionSpec(), PartitionSpec(DATA)), out_specs=out_specs,
         check_vma=False,
     )  # fmt: skip

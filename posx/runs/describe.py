@@ -16,12 +16,15 @@ from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
 from posx.encodings.base import PAIRWISE, acting
 from posx.evaluation.protocols import run_protocols
-from posx.machine.devices import devices_for
+from posx.machine import processes
+from posx.machine.devices import devices_for, mesh_of
 from posx.runs import text
 from posx.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from posx.model import Model
+    from posx.runs.share import Share
+    from posx.training.layout import Layout
 
 
 def model_of(run: RunConfig, vocab_size: int) -> Model:
@@ -40,30 +43,35 @@ def executor_of(run: RunConfig, encoding: Encoding) -> str:
     )
 
 
-def layout(run: RunConfig, started: int | None = None) -> int:
-    """On how many devices a run is trained: on as many as it was `started` on, where there are so many."""
+def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout:
+    """How a run lies on devices: as `mesh` asks for, DATAxMODEL, or for several processes; else whole on as many as it
+    was `started` on, where there are so many. Raises ConfigError for a mesh that does not fit."""
+    from posx.training.layout import Copies, asked_layout
     from posx.training.step import flops_per_token
 
     rows, length = run.train.batch_size // run.train.accumulation, run.train.length
+    if mesh or processes.several():
+        return asked_layout(mesh, rows, run.resolution.model.kv_heads, jax.device_count())
     if started and started <= jax.device_count() and rows % started == 0:
-        return started
+        return Copies(started)
     model = _model_of(run)
-    return devices_for(rows, rows * length * flops_per_token(model, length), 16.0 * count(model))
+    return Copies(devices_for(rows, rows * length * flops_per_token(model, length), 16.0 * count(model)))
 
 
-def opening(run: RunConfig, num_devices: int) -> str:
+def opening(run: RunConfig, layout: Layout) -> str:
     """What is about to be trained and on what, in one line. Nothing is computed for it but shapes."""
     model = _model_of(run)
     most = "up to " if run.data.tokenizer == "bpe" else ""  # a short text has fewer tokens
     executors = dict.fromkeys(executor_of(run, encoding) for encoding in model.distinct)
-    return f"{most}{count(model):,} parameters, {' and '.join(executors)} attention, {_devices(num_devices)}"
+    return f"{most}{count(model):,} parameters, {' and '.join(executors)} attention, {_devices(layout)}"
 
 
-def _devices(number: int) -> str:
+def _devices(layout: Layout) -> str:
     """What a run computes on."""
-    backend = jax.default_backend()
+    backend, number = jax.default_backend(), layout.num_devices
     kinds = {device.device_kind for device in jax.devices()[:number]} - {backend}
-    return " ".join([f"{number} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in sorted(kinds))])
+    words = [f"{layout} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in sorted(kinds))]
+    return " ".join(words + [f"of {jax.process_count()} processes"] * processes.several())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,16 +149,27 @@ def _eval_flops(run: RunConfig, model: Model) -> float | None:
     return sum(n * flops_per_token(model, length) / 3 for (length, _), n in tokens.items())
 
 
-def describe(run: RunConfig) -> str:
-    """What a run would be, in one line."""
+def describe(run: RunConfig, mesh: str = "") -> str:
+    """What a run would be, in one line; and in another what each device of a mesh, "DATAxMODEL", has of it, which need
+    not be here. Raises ConfigError for a mesh that does not fit."""
     model = _model_of(run)
+    on_mesh = f"\n{mesh}: {_share(run, model, mesh)}" if mesh else ""
     cost = _cost(run, model)
     encodings = ", ".join(map(repr, model.distinct))
     return (
         f"{encodings}, {cost.num_params:,} parameters, {cost.tokens:,} tokens in {run.train.steps} steps of "
         f"{run.train.batch_size} x {run.train.length}, {cost.flops:.2g} FLOP, {cost.memory / 1e6:,.0f} MB, "
-        f"data {run.data.source!r}, evaluated at {run.eval.lengths}"
+        f"data {run.data.source!r}, evaluated at {run.eval.lengths}{on_mesh}"
     )
+
+
+def _share(run: RunConfig, model: Model, mesh: str) -> Share:
+    from posx.runs.share import share
+    from posx.training.layout import check_mesh
+
+    data, heads = mesh_of(mesh)
+    check_mesh(data, heads, run.train.batch_size // run.train.accumulation, model.config.kv_heads)
+    return share(run, model, data, heads)
 
 
 def _model_of(run: RunConfig) -> Model:

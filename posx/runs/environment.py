@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -20,6 +20,9 @@ from posx.machine.cores import usable_cores
 from posx.machine.devices import PATIENCE
 from posx.progress import say
 from posx.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from posx.training.layout import Layout
 
 
 def devices_of(folder: RunFolder) -> int | None:
@@ -37,12 +40,12 @@ def stored(folder: RunFolder) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def record(folder: RunFolder, dataset: Dataset, num_devices: int) -> None:
+def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
     """Writes `env.json` at the first start; later starts are listed in it, with a notice where bits may differ.
 
     Raises WorkdirError where the run was started on other text or another tokenizer.
     """
-    now = environment(dataset, num_devices)
+    now = environment(dataset, layout)
     if not folder.env_file.exists():
         write_json(folder.env_file, now | {"resumed": []})
         return
@@ -63,7 +66,7 @@ def record(folder: RunFolder, dataset: Dataset, num_devices: int) -> None:
     write_json(folder.env_file, first | {"resumed": resumed})
 
 
-def environment(dataset: Dataset, num_devices: int) -> dict[str, Any]:
+def environment(dataset: Dataset, layout: Layout) -> dict[str, Any]:
     """What the numbers may depend on besides the config: versions, code state, devices trained on, threads, data."""
     device = jax.devices()[0]
     packages = ("posx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "datasets", "tokenizers")
@@ -73,7 +76,9 @@ def environment(dataset: Dataset, num_devices: int) -> dict[str, Any]:
         "git": _git_state(),
         "backend": jax.default_backend(),
         "device": device.device_kind,
-        "num_devices": num_devices,
+        "num_devices": layout.num_devices,
+        "layout": str(layout),
+        "processes": jax.process_count(),
         "cpu": platform.processor() or platform.machine(),
         "num_cpus": len(usable_cores()),
         "threads": _threads(),
@@ -95,7 +100,8 @@ def _threads() -> dict[str, str]:
 
 def layout_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Differences between two environments that break bit-for-bit resuming."""
-    names = ("versions", "backend", "device", "num_devices", "num_cpus", "threads")
+    names = ("versions", "backend", "device", "num_devices", "num_cpus", "threads", "layout", "processes")
+    old = {"layout": str(old.get("num_devices")), "processes": 1} | dict(old)  # older runs do not say these
     return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if old.get(name) != new.get(name)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from posx import interrupts
 from posx.config import EvalConfig, RunConfig
@@ -20,7 +20,8 @@ from posx.errors import UndefinedLength
 from posx.evaluation.measured import Measured
 from posx.files import lines
 from posx.files.rows import result_of, whole
-from posx.machine.devices import AXIS, mesh, on_devices, on_each, over_devices, worth
+from posx.machine import processes
+from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
 from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say
@@ -30,6 +31,7 @@ from posx.runs.folder import RunFolder
 from posx.runs.targets import Question, questions
 from posx.runs.text import digest_of
 from posx.runs.work import Work
+from posx.training.layout import Copies, Layout, Parts
 from posx.training.step import flops_per_token
 
 #: Of a row of `eval.jsonl`. 1: the first targets of the stream in one stretch, no `targets`, blocks of 1024 or 2048.
@@ -47,11 +49,15 @@ def _log_probs(model: Model, executor: str, num_devices: int, params: Any, token
     def one(params: Any, tokens: jax.Array) -> jax.Array:
         return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
 
-    return on_each(one, num_devices, PartitionSpec(AXIS))(params, tokens)
+    return on_each(one, num_devices, PartitionSpec(DATA))(params, tokens)
 
 
-def model_log_probs(model: Model, params: Any, executor: str = "auto"):
-    """The model as `evaluate` wants it: tokens [b, t + 1] -> log-probabilities [b, t], undefined lengths refused."""
+def model_log_probs(model: Model, params: Any, executor: str = "auto", layout: Layout = Copies()):
+    """The model as `evaluate` wants it: tokens [b, t + 1] -> log-probabilities [b, t], undefined lengths refused.
+
+    Parameters in parts stay so, and all processes that hold some call this; windows are cut over `DATA` where they are
+    many, else the tokens of each window.
+    """
     on = functools.cache(functools.partial(on_devices, params))
 
     def log_probs(tokens: np.ndarray) -> np.ndarray:
@@ -59,6 +65,8 @@ def model_log_probs(model: Model, params: Any, executor: str = "auto"):
         at_length = model.at_length(length)
         if not is_defined(model, length):
             raise UndefinedLength(f"defined up to position {at_length.max_position}, {length} tokens asked")
+        if isinstance(layout, Parts) or processes.several():
+            return _together(at_length, executor, layout, params, tokens)
         devices = worth(tokens[:, 1:].size * flops_per_token(model, length) / 3)
         if len(tokens) < devices:  # few windows, long ones: blocks of their queries are cut
             with jax.set_mesh(mesh(devices)):
@@ -67,6 +75,20 @@ def model_log_probs(model: Model, params: Any, executor: str = "auto"):
         return np.asarray(_log_probs(at_length, executor, devices, on(devices), rows))[: len(tokens)]
 
     return log_probs
+
+
+def _together(model: Model, executor: str, layout: Layout, params: Any, tokens: np.ndarray) -> np.ndarray:
+    """The same over all devices of a layout: rows are cut where there are as many, else the tokens of each."""
+    rows = layout.mesh.shape[DATA]
+    padded = np.pad(tokens, ((0, -len(tokens) % rows if len(tokens) >= rows else 0), (0, 0)))
+    with jax.set_mesh(layout.mesh):
+        return np.asarray(program(layout, model, executor)(params, padded))[: len(tokens)]
+
+
+@functools.cache
+def program(layout: Layout, model: Model, executor: str) -> Any:
+    whole = NamedSharding(layout.mesh, PartitionSpec())
+    return jax.jit(functools.partial(_log_probs, model, executor, 1), out_shardings=whole)
 
 
 def held_out_stream(dataset: Dataset) -> np.ndarray:
@@ -81,7 +103,14 @@ def documents_of(dataset: Dataset) -> np.ndarray:
 
 
 def evaluate_run(
-    run: RunConfig, config: EvalConfig, model: Model, params: Any, dataset: Dataset, folder: RunFolder, step: int
+    run: RunConfig,
+    config: EvalConfig,
+    model: Model,
+    params: Any,
+    dataset: Dataset,
+    folder: RunFolder,
+    step: int,
+    layout: Layout = Copies(),
 ) -> list[dict[str, Any]]:
     """All rows `config` asks for; those missing in `eval.jsonl` are computed and appended one by one.
 
@@ -90,13 +119,14 @@ def evaluate_run(
     """
     check_stream(config, run.train.length, dataset)
     facts = _facts(run, model, dataset, folder, step)
-    log_probs = model_log_probs(model, params, config.executor)
+    log_probs = model_log_probs(model, params, config.executor, layout)
     stream, documents = held_out_stream(dataset), documents_of(dataset)
     work = Work(model)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     measured = Measured(log_probs, stream, dataset.tokenizer.num_bytes, documents, config.batch_tokens, work.report)
     here = {name: facts[name] for name in ("step", "data_digest")}
-    stored = [row for row in map(whole, folder.measured()) if row.keys() >= TOLD and here.items() <= row.items()]
+    measured_before = map(whole, processes.told(folder.measured))
+    stored = [row for row in measured_before if row.keys() >= TOLD and here.items() <= row.items()]
     rows: list[dict[str, Any]] = []
     missing: list[tuple[Question, int]] = []
     for one in questions(
@@ -118,7 +148,8 @@ def evaluate_run(
             for row in one.protocol.measure(measured, [length]):
                 interrupts.check()
                 rows.append(facts | row | {"anchor": one.anchor, "executor": config.executor})
-                lines.append(folder.eval_file, rows[-1])
+                if processes.is_first():
+                    lines.append(folder.eval_file, rows[-1])
                 work.finished(_line(rows[-1]))
     return rows
 

@@ -19,6 +19,9 @@ from posx.files.parse import parsed
 from posx.files.rows import is_measurement
 from posx.machine.compile_cache import process_seconds
 
+#: Seconds for which somebody who looks whether a folder is held may hold it.
+LOOKED_AT = 1.0
+
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
@@ -154,7 +157,7 @@ class RunFolder:
 
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            held = lock(self.path / ".lock", busy)
+            held = lock(self.path / ".lock", busy, LOOKED_AT)
         except OSError as error:
             raise WorkdirError(f"work folder {self.path} cannot be written: {error.strerror}") from None
         with held:

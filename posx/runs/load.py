@@ -18,6 +18,7 @@ from posx.runs.describe import model_of
 from posx.runs.folder import RunFolder
 from posx.runs.text import saved_tokenizer
 from posx.training.checkpoints import Checkpoints
+from posx.training.layout import Copies, Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,20 +37,27 @@ class Apply:
 
 
 def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
-    """(apply, params, tokenizer) of a trained run: `apply(params, tokens [b, t]) -> logits [b, t, v]`.
+    """(apply, params, tokenizer) of a trained run, or of the file that `posx export` wrote of one:
+    `apply(params, tokens [b, t]) -> logits [b, t, v]`.
 
-    Raises WorkdirError if the folder holds no run, or no checkpoint that verifies.
+    Raises WorkdirError if the folder holds no run, or no checkpoint that verifies, or if the file is damaged.
     """
-    model, params, tokenizer, _ = load_model(RunFolder(Path(workdir).expanduser().resolve()))
+    path = Path(workdir).expanduser().resolve()
+    if path.is_file():
+        from posx.runs.export import load_file
+
+        model, params, tokenizer, _ = load_file(path)
+    else:
+        model, params, tokenizer, _ = load_model(RunFolder(path))
     return Apply(model), params, tokenizer
 
 
-def load_model(folder: RunFolder) -> tuple[Model, dict[str, Any], Tokenizer, int]:
+def load_model(folder: RunFolder, layout: Layout = Copies()) -> tuple[Model, dict[str, Any], Tokenizer, int]:
     """The model of a run, its newest good parameters, its tokenizer, and the step they are from."""
     run = folder.read_config()
     tokenizer = saved_tokenizer(folder)
     model = model_of(run, tokenizer.vocab_size)
-    restored = Checkpoints(folder.checkpoints).restore({"params": model.abstract()}, notice=say)
+    restored = Checkpoints(folder.checkpoints).restore({"params": layout.placed(model.abstract())}, notice=say)
     if restored is None:
         raise WorkdirError(f"{folder.path} holds no checkpoint yet: run `posx train` with this --workdir first")
     step, state = restored

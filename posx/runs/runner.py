@@ -2,58 +2,88 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from typing import Any
 
-from posx.config import RunConfig
+import jax
+
+from posx.config import DataConfig, RunConfig
 from posx.config.stored import digest
-from posx.data import check_length, places, prepare
+from posx.data import Dataset, check_length, places, prepare
 from posx.errors import PartialFailure, WorkdirError
 from posx.files.atomic import write_json
+from posx.machine import processes
 from posx.progress import say
 from posx.runs import environment, text
 from posx.runs.checks import check_disk, check_memory, check_stream, check_writable
 from posx.runs.describe import count, executor_of, layout, model_of, opening
 from posx.runs.evaluate import evaluate_run
 from posx.runs.folder import RunFolder
+from posx.training.layout import Layout, Parts
 from posx.training.loop import train
 
 
-def train_and_evaluate(run: RunConfig, folder: RunFolder) -> None:
-    """Trains, evaluates and marks `folder` done; every finished part is kept and not done again."""
-    check_writable(folder.path)
+def train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str = "") -> None:
+    """Trains, evaluates and marks `folder` done; every finished part is kept and not done again.
+
+    mesh: "DATAxMODEL" to cut the state over devices too, see `posx.training.layout`.
+    """
+    run, data, how, dataset = processes.together(functools.partial(_prepared, run, folder, mesh))
+    if processes.several():
+        facts = {"settings": digest(run), "text": dataset.digest, "--mesh": str(how), "--workdir": str(folder.path)}
+        processes.check_same(facts | {"versions": str(environment.environment(dataset, how)["versions"])})
+    asked = dataclasses.replace(run, data=data)
+    model = model_of(run, dataset.tokenizer.vocab_size)
+
+    def begin() -> None:
+        folder.resumed(run)  # another process may have started one here meanwhile
+        environment.record(folder, dataset, how)
+        executors = [executor_of(run, e) for e in model.encodings]
+        found = text.facts(folder, run, data, dataset)
+        folder.write_config(run, num_params=count(model), executors=executors, data=found)
+        dataset.tokenizer.save(folder.tokenizer_file)
+
+    with contextlib.ExitStack() as stack:
+        processes.first(lambda: stack.enter_context(folder.held()))
+        processes.first(begin)
+        state = train(asked, model, dataset, folder, how)
+        rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps, how)
+        failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
+        if failed:
+            raise PartialFailure(f"{folder.path.name}: {listed(failed)}")
+        done = {"digest": digest(run), "data_digest": dataset.digest, "step": run.train.steps, "rows": len(rows)}
+        processes.first(functools.partial(_mark_done, folder, done))
+
+
+def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, DataConfig, Layout, Dataset]:
+    """What is trained, the text of it, and how it lies on devices, if nothing is wrong with any."""
+    if processes.is_first():
+        check_writable(folder.path)
     run = folder.resumed(run)
     data = text.settings(folder, run.data)
     if folder.config_file.exists():
         places.check_there(data, folder.path.name)
     asked = dataclasses.replace(run, data=data)
-    num_devices = layout(asked, environment.devices_of(folder))
-    say(f"{folder.path.name}  {opening(asked, num_devices)}")
+    how = layout(asked, environment.devices_of(folder), mesh)
+    say(f"{folder.path.name}  {opening(asked, how)}")
     dataset = prepare(data, log=say)
     check_stream(run.eval, run.train.length, dataset)
     check_length(len(dataset.train.tokens), run.train.length, "the training text")
-    model = model_of(run, dataset.tokenizer.vocab_size)
-    check_memory(count(model))
-    check_disk(folder.path, 12 * count(model) * (run.train.keep_checkpoints + 1))
-    with folder.held():
-        folder.resumed(run)  # another process may have started one here meanwhile
-        environment.record(folder, dataset, num_devices)
-        executors = [executor_of(run, e) for e in model.encodings]
-        found = text.facts(folder, run, data, dataset)
-        folder.write_config(run, num_params=count(model), executors=executors, data=found)
-        dataset.tokenizer.save(folder.tokenizer_file)
-        state = train(asked, model, dataset, folder, num_devices)
-        rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps)
-        failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
-        if failed:
-            raise PartialFailure(f"{folder.path.name}: {listed(failed)}")
-        if not folder.config_file.exists():
-            raise WorkdirError(
-                f"{folder.config_file} was removed while the run went on: what it is of is not known any more"
-            )
-        done = {"digest": digest(run), "data_digest": dataset.digest, "step": run.train.steps, "rows": len(rows)}
-        write_json(folder.done_file, done)
-        folder.status_file.unlink(missing_ok=True)
+    num_params = count(model_of(run, dataset.tokenizer.vocab_size))
+    check_memory(num_params // jax.process_count() if isinstance(how, Parts) else num_params)
+    check_disk(folder.path, 12 * num_params * (run.train.keep_checkpoints + 1))
+    return run, data, how, dataset
+
+
+def _mark_done(folder: RunFolder, done: dict[str, Any]) -> None:
+    if not folder.config_file.exists():
+        raise WorkdirError(
+            f"{folder.config_file} was removed while the run went on: what it is of is not known any more"
+        )
+    write_json(folder.done_file, done)
+    folder.status_file.unlink(missing_ok=True)
 
 
 def listed(rows: list[dict[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from posx.files import lines
 from posx.runs.describe import expected_in
 from posx.runs.folder import RunFolder
 from posx.sweeps.schedule import Cost
+from posx.sweeps.tasks import ALONE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Evaluation:
 
     def command(self) -> list[str]:
         """Its words as a command."""
-        return ["evaluate", f"--workdir={self.folder.path}", "--json", *self.words]
+        return ["evaluate", f"--workdir={self.folder.path}", "--json", ALONE, *self.words]
 
     def rows(self) -> list[dict[str, Any]]:
         """What it measured; empty where it could not."""

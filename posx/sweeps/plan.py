@@ -19,6 +19,7 @@ from posx.data import check_length, prepare
 from posx.errors import ConfigError, PosxError
 from posx.evaluation.protocols import Nonoverlapping, rows_owed
 from posx.files.atomic import write_json
+from posx.files.parse import parsed
 from posx.files.rows import result_of
 from posx.progress import say
 from posx.runs import text
@@ -27,6 +28,7 @@ from posx.runs.describe import Expected, expected_in
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import Point, axes_of, names_of, run_at, text_of
 from posx.sweeps.schedule import CORE_SPEED, START, Cost
+from posx.sweeps.tasks import ALONE
 
 MOST_RUNS = 1000
 
@@ -64,7 +66,14 @@ class Job:
         settings = self.folder.path / "asked.json"
         write_json(settings, to_stored(self.run))
         self.folder.status_file.unlink(missing_ok=True)
-        return ["train", f"--config_json={settings}", f"--workdir={self.folder.path}"]
+        return ["train", f"--config_json={settings}", f"--workdir={self.folder.path}", ALONE]
+
+    def failure(self) -> str:
+        """Why its last process failed, empty where it did not."""
+        try:
+            return str(parsed(self.folder.status_file.read_text())["reason"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
 
     def finished(self, data_digest: str = "") -> bool:
         """Whether these settings were trained and evaluated to the end (on just this text, if its digest is given)."""

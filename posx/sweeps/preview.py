@@ -12,9 +12,11 @@ from typing import Any
 from posx.config import RunConfig
 from posx.data.store import cache_folder
 from posx.encodings import spec_text
+from posx.files.locks import holder
 from posx.machine.ceiling import machine_ceiling
 from posx.progress import duration
 from posx.sweeps.axes import text_of
+from posx.sweeps.engines.slurm import jobs_of, states
 from posx.sweeps.plan import Job
 from posx.sweeps.schedule import START, Schedule
 
@@ -49,6 +51,21 @@ def preview(jobs: Sequence[Job], schedule: Schedule) -> str:
         f"{share or USUAL_SHARE:.2g} of its cores' matrix products after a start of {start:.0f} s, "
         f"{'as measured here' if share else 'which no run here has measured'}",
     ])  # fmt: skip
+
+
+def status(jobs: Sequence[Job], workdir: Path) -> str:
+    """What has become of every run, as a table: how far it is, who is at it, and what SLURM says of its job."""
+    queued, numbers = states(workdir), jobs_of(workdir)
+    table = [["run", "is", "at work", "job"]]
+    for job in jobs:
+        part = job.part()
+        told = f"{numbers[job.name]} {queued.get(job.name, '')}" if job.name in numbers else ""
+        why = job.failure()
+        table.append(
+            [job.name, f"failed: {why}" if why else _state(job, part), holder(job.folder.path / ".lock"), told]
+        )
+    ended = sum(job.finished() for job in jobs)
+    return "\n".join([*_aligned(table), "", f"{ended} of {len(jobs)} runs are finished"])
 
 
 def _resolved(run: RunConfig) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import time
@@ -20,23 +21,23 @@ from posx.data.store import cache_folder
 from posx.errors import NonFiniteError, OutOfMemoryError, Stopped
 from posx.files import lines
 from posx.files.atomic import disk_errors
+from posx.machine import processes
 from posx.machine.ceiling import machine_ceiling
 from posx.machine.compile_cache import start_cost
-from posx.machine.devices import on_devices, over_devices
 from posx.model import Model
 from posx.progress import Meter, say
 from posx.runs.folder import RunFolder
 from posx.training.board import close_board, open_board
 from posx.training.checkpoints import Checkpoints
+from posx.training.layout import Copies, Layout, agreement
 from posx.training.optimizer import learning_rate
-from posx.training.step import Metrics, State, flops_per_token, init_state, train_steps
+from posx.training.step import Metrics, State, flops_per_token
 from posx.training.watchdog import Watchdog
 
 
-def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num_devices: int = 1) -> State:
+def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, layout: Layout = Copies()) -> State:
     """Trains to `train.steps` from the newest good checkpoint in `folder`, or from step 0; returns the final state.
 
-    The rows of every part of a batch are cut over `num_devices` devices, which divide them; the state is whole on each.
     Continues bit for bit as if never interrupted: the state holds all that changes, batches and dropout are functions
     of the step. Raises NonFiniteError with the step; the last good checkpoint stays.
     """
@@ -45,26 +46,26 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num
     memory = f"{folder.path.name}: memory ran out; raise train.accumulation (now {config.accumulation})"
     with memory_errors(memory), Meter(folder.path.name, config.steps) as meter:
         meter.waiting("compiling", folder.usual_start())
-        restored = checkpoints.restore(jax.eval_shape(lambda: init_state(model, config)), notice=say)
+        restored = checkpoints.restore(layout.abstract(model, config), notice=say)
         if restored is None:
-            state = init_state(model, config)
+            state = layout.init(model, config)
         else:
             step, saved = restored
-            state = jax.tree.map(jnp.asarray, saved)
+            state = layout.put(jax.tree.map(jnp.asarray, saved))
             if 0 < step < config.steps:
                 say(f"resuming {folder.path.name} at step {step}")
         start = int(state["step"])
-        state = on_devices(state, num_devices)
         if start >= config.steps:
             return state
-        log = _Log(run, model, dataset, folder, start)
+        log, stops = _Log(run, model, dataset, folder, start), agreement(layout)
+        shape = (config.dispatch_steps, config.batch_size, config.length + 1)
         with interrupts.saved_first(), log, Watchdog(folder.path, config.dispatch_steps) as watchdog:
             for steps in dispatches(config, start):
                 interrupts.check()
-                if interrupts.terminated():
-                    _save_and_stop(checkpoints, state, folder, steps.start, log)
-                tokens = over_devices(_batches(dataset, config, steps), num_devices, axis=1)
-                state, metrics = train_steps(model, config, state, tokens, len(steps), num_devices, rates)
+                if stops(interrupts.terminated()):
+                    _save_and_stop(checkpoints, layout.to_save(state), folder, steps.start, log)
+                tokens = layout.tokens(shape, functools.partial(_batches, dataset, config, steps))
+                state, metrics = layout.steps(model, config, state, tokens, len(steps), rates)
                 log.add(metrics, len(steps))
                 done = steps.stop
                 due = done % config.checkpoint_steps == 0 or done == config.steps
@@ -74,7 +75,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, num
                     meter.update(done, f"{done}/{config.steps}")
                 if due:
                     watchdog.pause()
-                    checkpoints.save(done, _finite(jax.device_get(state), folder, done))
+                    checkpoints.save(done, _finite(layout.to_save(state), folder, done))
                     log.restart_clock()
                 watchdog.beat()
     return state
@@ -84,8 +85,8 @@ def _save_and_stop(checkpoints: Checkpoints, state: State, folder: RunFolder, st
     """Keeps what was done up to `step`, metrics too, and raises Stopped."""
     if log.pending:
         log.write(step)
-    if step and step not in checkpoints.steps():
-        checkpoints.save(step, _finite(jax.device_get(state), folder, step))
+    if step and step not in processes.told(checkpoints.steps):
+        checkpoints.save(step, _finite(state, folder, step))
     raise Stopped(f"{folder.path.name}: stopped and saved at step {step}")
 
 
@@ -102,13 +103,14 @@ def dispatches(config: TrainConfig, start: int) -> Iterator[range]:
         start, size = steps.stop, config.dispatch_steps
 
 
-def _batches(dataset: Dataset, config: TrainConfig, steps: range) -> np.ndarray:
-    """The batches of `steps`, int32 [n, b, t + 1] with n always `dispatch_steps`: one program serves all."""
-    block = np.zeros((config.dispatch_steps, config.batch_size, config.length + 1), np.int32)
+def _batches(dataset: Dataset, config: TrainConfig, steps: range, rows: slice) -> np.ndarray:
+    """Rows of the batches of `steps`, int32 [n, rows, t + 1] with n always `dispatch_steps`: one program serves all."""
+    count = len(range(config.batch_size)[rows])
+    block = np.zeros((config.dispatch_steps, count, config.length + 1), np.int32)
     for n, step in enumerate(steps):
         block[n] = batch(
             dataset.train.tokens, digest=dataset.digest, seed=config.seed, step=step,
-            batch_size=config.batch_size, length=config.length,
+            batch_size=config.batch_size, length=config.length, rows=rows,
         )  # fmt: skip
     return block
 
@@ -126,12 +128,22 @@ def memory_errors(text: str) -> Iterator[None]:
 
 def _finite(state: State, folder: RunFolder, step: int) -> State:
     """`state`, if its parameters are finite: what is not must never become the last good checkpoint."""
-    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state["params"])):
+    if not _are_finite(jax.tree.leaves(state["params"])):
         raise NonFiniteError(
             f"{folder.path.name}: a parameter is not finite after step {step}; the last checkpoint before it is kept: "
             "lower train.learning_rate or train.clip_norm"
         )
     return state
+
+
+def _are_finite(arrays: list[Any]) -> bool:
+    if all(isinstance(array, np.ndarray) for array in arrays):
+        return all(np.isfinite(array).all() for array in arrays)
+    return bool(jax.jit(lambda arrays: jnp.stack([jnp.isfinite(x).all() for x in arrays]).all())(arrays))
+
+
+#: Of a line of metrics, what TensorBoard shows.
+SHOWN = ("loss", "ppl", "bpb", "grad_norm", "learning_rate", "tokens_per_second", "mfu")
 
 
 class _Log:
@@ -143,20 +155,23 @@ class _Log:
         self.schedule = learning_rate(run.train)
         self.bytes_per_token = dataset.train.num_bytes / len(dataset.train.tokens)
         self.flops_per_token = flops_per_token(model, run.train.length)
-        self.ceiling = machine_ceiling(cache_folder(run.data) / "machine", run.model.dtype)
-        self.attempt = 1 + max((row["attempt"] for row in folder.logged()), default=0)
+        self.ceiling = processes.told(lambda: machine_ceiling(cache_folder(run.data) / "machine", run.model.dtype))
+        self.attempt = processes.told(lambda: 1 + max((row["attempt"] for row in folder.logged()), default=0))
+        self.board: Any = None  # of the first of several processes, which alone writes
         self.clock = 0.0  # set when the first step has compiled
         self.start: dict[str, Any] = {}  # goes into the first row
 
     def __enter__(self) -> _Log:
-        with disk_errors(self.folder.path):
-            suffix = f".{self.attempt}.{os.getpid()}"
-            self.board = open_board(self.folder.path / "tensorboard", suffix)
+        if processes.is_first():
+            with disk_errors(self.folder.path):
+                suffix = f".{self.attempt}.{os.getpid()}"
+                self.board = open_board(self.folder.path / "tensorboard", suffix)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        with interrupts.deferred():  # its writer has a thread and a lock: interrupted between them, this would hang
-            close_board(self.board)
+        if self.board is not None:
+            with interrupts.deferred():  # its writer has a thread and a lock: interrupted between them, it would hang
+                close_board(self.board)
 
     def add(self, metrics: Metrics, count: int) -> None:
         """Metrics [n] of the next `count` steps."""
@@ -183,23 +198,27 @@ class _Log:
         if bad.any():
             first = int(bad.argmax())
             where = self.last_step + first + 1
-            row = {"step": where, "loss": losses[first], "grad_norm": norms[first], "attempt": self.attempt}
-            lines.append(self.folder.metrics_file, row)
+            self._append({"step": where, "loss": losses[first], "grad_norm": norms[first], "attempt": self.attempt})
             raise NonFiniteError(
                 f"{self.folder.path.name}: loss {losses[first]}, gradient norm {norms[first]} at step {where}; the "
                 "last checkpoint before it is kept: lower train.learning_rate or train.clip_norm"
             )
         row = self._row(step, losses, norms) | self.start
-        lines.append(self.folder.metrics_file, row)
-        with interrupts.deferred():
-            for name in ("loss", "ppl", "bpb", "grad_norm", "learning_rate", "tokens_per_second", "mfu"):
-                if row[name] is not None:
-                    self.board.add_scalar(name, row[name], step)
+        self._append(row)
         self.pending.clear()
         self.start = {}
         self.last_step = step
         speed = f"  {row['tokens_per_second']:,.0f} tokens/s" if row["tokens_per_second"] else ""
         return f"loss {row['loss']:.3f}  ppl {row['ppl']:.2f}{speed}"
+
+    def _append(self, row: dict[str, Any]) -> None:
+        if self.board is None:
+            return
+        lines.append(self.folder.metrics_file, row)
+        with interrupts.deferred():
+            for name in SHOWN:
+                if row.get(name) is not None:
+                    self.board.add_scalar(name, row[name], row["step"])
 
     def _row(self, step: int, losses: np.ndarray, norms: np.ndarray) -> dict[str, Any]:
         now = time.perf_counter()

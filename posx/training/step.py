@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 from posx.config import TrainConfig
 from posx.encodings.rates import Rates
-from posx.machine.devices import AXIS, on_each
+from posx.machine.devices import DATA, on_each
 from posx.model import Model
 from posx.positions import sequential
 from posx.training.optimizer import make_optimizer
@@ -51,7 +51,7 @@ def train_step(
         if num_devices == 1:
             return found
         flat, joined = ravel_pytree(found)  # one array, one meeting
-        return joined(jax.lax.pmean(flat, AXIS))
+        return joined(jax.lax.pmean(flat, DATA))
 
     value, grads = on_each(average, num_devices)((params, state["step"]), numbered)
     updates, opt_state = make_optimizer(config, model, rates).update(grads, state["opt_state"], params)

@@ -72,10 +72,14 @@ def by_hand(params, x, project, pos, visible):
     return o
 
 
-CHECKED = ("reference", "gradients", "packing", "decode")
-
-
-@pytest.mark.parametrize(("cls", "checks"), [(Lagged, CHECKED), (RawLagged, ("decode",))])
+@pytest.mark.parametrize(
+    ("cls", "checks"),
+    [
+        (Lagged, ("reference", "decode")),
+        (RawLagged, ("decode",)),
+        pytest.param(Lagged, ("gradients", "packing"), marks=pytest.mark.slow),
+    ],
+)
 def test_the_contract_holds(cls, checks):
     report = check_encoding(cls(), reference=by_hand, only=checks)
     assert report.ok, str(report)
@@ -94,7 +98,9 @@ def test_what_stands_before_goes_by_arrival_and_by_document():
     assert_allclose(last[0, :, 0], [5, 6])
 
 
-@pytest.mark.parametrize("spec", [Lagged(), Chain((RawLagged(), posx.encodings.ENCODINGS["rope"]()))])
+@pytest.mark.parametrize(
+    "spec", [Lagged(), pytest.param(Chain((RawLagged(), posx.encodings.ENCODINGS["rope"]())), marks=pytest.mark.slow)]
+)
 def test_a_model_decodes_what_it_gives_for_the_whole(spec):
     config = ModelConfig(num_layers=1, model_dim=16, num_heads=2)
     model = Model(config, (posx.build(spec, config.dims(16)),), 11, config.dims(16))

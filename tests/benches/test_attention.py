@@ -74,6 +74,7 @@ def test_the_fastest_form_of_torch_is_the_bar(bench):
     }
 
 
+@pytest.mark.slow
 def test_a_wrong_contestant_is_named_and_the_exit_code_says_so(bench, monkeypatch, capsys, tmp_path):
     right = functools.cache(bench.attention.contestants()["posx-dense"])  # compiles once for all
 

@@ -1,5 +1,7 @@
 """`bench.py compile`: ratios per turn, the cache that is hit, executors that refuse."""
 
+import pytest
+
 from tests.benches.tables import cells
 
 
@@ -25,6 +27,7 @@ def test_ratios_are_formed_per_turn_and_who_refuses_is_named(bench, monkeypatch,
     assert (tmp_path / "c.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_the_second_process_finds_the_step_in_the_cache(bench):
     found = bench.compiling.turn("nope", "dense", bench.train.SHAPES["tiny"])
     assert found["cold"]["hits"] == 0 and found["warm"]["hits"] >= 1

@@ -116,6 +116,7 @@ def test_fresh_processes_tell_how_they_ended(bench):
     assert call(time.sleep, 60, limit_seconds=0.2)["status"] == "timeout"
 
 
+@pytest.mark.slow
 def test_a_fresh_process_does_not_inherit_the_peak_of_this_one(bench):
     np.ones(10**8)  # 800 MB
     assert bench.measure.peak_rss() > 8 * 10**8

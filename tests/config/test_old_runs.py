@@ -130,6 +130,7 @@ def test_an_old_run_trains_its_positions_like_all_else_unless_another_multiplier
     assert "rates.0.table: None -> Rate(lr_multiplier=3.0, decays=False)" in told, told
 
 
+@pytest.mark.slow
 def test_an_old_run_is_found_loaded_and_resumed_as_it_was(capsys, place, other_rules):
     folder = RunFolder(place / "runs" / OLD.name)
     same_numbers(folder.path)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import posx
 from posx.encodings import Encoding, encoding_name
@@ -91,12 +92,19 @@ SPECS: dict[str, Any] = {
 }
 CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS) for case, spec in SPECS.items()}
 
-#: Between them these take every way through the executors, and the ten classic ones stand for themselves. Of the others
-#: the default tests check the formula; the whole contract where tests may be slow.
+#: Between them these take every way through the executors, the cache and the model. Of the others the default tests
+#: check the formula; the rest where tests may be slow.
 WAYS = (
-    "nope", "sinusoidal", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi", "rope+alibi",
-    "tupe-r", "transformer_xl-clamp", "fox", "xpos", "cope", "selective_rope", "fire", "key_offset",
+    "nope", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi", "rope+alibi", "fox", "xpos",
+    "cope", "selective_rope", "fire",
 )  # fmt: skip
+
+
+def first(cases):
+    """The cases, those that go by no way of their own marked slow."""
+    return [pytest.param(case, marks=() if case in WAYS else pytest.mark.slow) for case in cases]
+
+
 #: Variants of a formula that run through the code of their base case add nothing where only the plumbing is tested.
 STRUCTURAL = [*(case for case in CASES if "-" not in case), "transformer_xl-clamp", "tupe-r"]
 

@@ -6,7 +6,6 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
-from posx.config.sweep import CLASSIC
 from posx.encodings import encoding_name
 from posx.testing import CHECKS, check_encoding
 from tests.encodings.cases import (
@@ -14,6 +13,7 @@ from tests.encodings.cases import (
     DIMS,
     STRUCTURAL,
     WAYS,
+    first,
     layer_outputs,
     params_of,
     projections,
@@ -37,23 +37,19 @@ def checks_of(case):
     return [*OF_A_FORMULA, *(("tiles", "gradients", "fused") if case in GRADIENTS else ())]
 
 
-def is_quick(case):
-    return case in WAYS or case.partition("-")[0] in CLASSIC
-
-
 def test_every_registered_encoding_has_a_case():
     assert set(posx.ENCODINGS) <= {encoding_name(encoding) for encoding in CASES.values()}
     assert {encoding_name(CASES[case]) for case in STRUCTURAL} >= set(posx.ENCODINGS)
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=() if is_quick(c) else pytest.mark.slow) for c in CASES])
+@pytest.mark.parametrize("case", first(CASES))
 def test_every_registered_encoding_keeps_the_contract(case):
     keeps(case, checks_of(case))
 
 
-@pytest.mark.parametrize("case", [case for case in STRUCTURAL if not is_quick(case)])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in WAYS])
 def test_every_formula_is_that_of_its_reference(case):
-    keeps(case, ("hooks", "reference", "gradients", "decode"))
+    keeps(case, ("hooks", "reference", *(("gradients", "decode") if case in (*STRUCTURAL, *GRADIENTS) else ())))
 
 
 def keeps(case, checks):

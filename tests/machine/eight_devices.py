@@ -1,18 +1,28 @@
 """What test_devices runs on eight devices: attention cut over heads and queries, training over the batch."""
 
+import itertools
+import math
+import re
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import posx
-from posx.config import TrainConfig
+from posx.config import TrainConfig, base_config, run_config
 from posx.config.model import ModelConfig
+from posx.encodings.rates import rates_of_layers
 from posx.machine import devices
-from posx.machine.devices import AXIS, devices_for, mesh, on_devices, over_devices, use_every_core
+from posx.machine.devices import DATA, devices_for, mesh, on_devices, over_devices, use_every_core
 from posx.model import make_model
 from posx.positions import sequential
+from posx.runs.describe import model_of
 from posx.runs.evaluate import model_log_probs
+from posx.runs.evaluate import program as evaluation
+from posx.runs.share import share
+from posx.training.layout import Copies, Parts, program, rows_sharding
 from posx.training.step import init_state, train_steps
 
 T, D = 600, 8  # several tiles of the blockwise executor
@@ -33,10 +43,103 @@ def attention_cut_over_devices(name: str, executor: str, h: int) -> None:
     run = jax.jit(jax.value_and_grad(attend, argnums=(0, 1, 2, 3), has_aux=True))
     wanted = run(params, q, k, v)
     if h % 8 == 0:  # cut by whoever calls
-        cut = NamedSharding(mesh(), PartitionSpec(None, None, AXIS))
+        cut = NamedSharding(mesh(), PartitionSpec(None, None, DATA))
         same(run(params, *(jax.device_put(x, cut) for x in (q, k, v))), wanted, name)
     with jax.set_mesh(mesh()):
         same(run(params, q, k, v), wanted, name)
+
+
+def attention_over_two_axes(name: str, b: int) -> None:
+    """Heads over one axis; over the other sequences, or blocks of the queries of one."""
+    dims = posx.Dims(model_dim=4 * D, num_heads=4, head_dim=D, num_layers=1, train_len=64)
+    encoding = posx.build(name, dims)
+    keys = jax.random.split(jax.random.key(0), 5)
+    params = jax.tree.map(lambda x: x + jax.random.normal(keys[4], x.shape), encoding.init(keys[0], dims))
+    q, k, v = (jax.random.normal(key, (b, T, 4, D)) for key in keys[1:4])
+    x, pos = jax.random.normal(keys[4], (b, T, 4 * D)), np.arange(T, dtype=np.int32)
+
+    def attend(params, q, k, v):
+        o = posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=x, executor="blockwise")
+        return (o * jnp.cos(jnp.arange(D))).sum(), o
+
+    run = jax.jit(jax.value_and_grad(attend, argnums=(0, 1, 2, 3), has_aux=True))
+    wanted = run(params, q, k, v)
+    with jax.set_mesh(mesh(model=2)):
+        same(run(params, q, k, v), wanted, f"{name} of {b}")
+
+
+def training_in_parts(name: str, **settings) -> None:
+    """A step with weights and moments in parts is that with all of them whole, and lays them out as it found them."""
+    model = make_model(ModelConfig(num_layers=2, model_dim=32, num_heads=4, **settings), name, 40, 16)
+    config = TrainConfig(length=16, batch_size=16, steps=20, warmup_steps=2, accumulation=2)
+    batches = np.random.default_rng(0).integers(0, 40, (3, 16, 17), np.int32)
+    rates = rates_of_layers(model.encodings, model.dims, 0.0)
+    states, metrics = {}, {}
+    for layout in (Copies(1), Parts(4, 2), Parts(2, 4)):
+        state = layout.init(model, config)
+        tokens = layout.tokens(batches.shape, lambda rows: batches[:, rows])
+        for _ in range(2):
+            before = jax.tree.map(lambda leaf: leaf.sharding, state)
+            state, metrics[layout] = layout.steps(model, config, state, tokens, 3, rates)
+            after = jax.tree.map(lambda leaf: leaf.sharding, state)
+            assert jax.tree.all(jax.tree.map(lambda a, b: a == b, before, after))
+        states[layout] = jax.device_get(state)
+        if isinstance(layout, Parts):
+            up = state["params"]["layers"]["layer_00"]["mlp"]["up"]
+            assert up.addressable_shards[0].data.size * 8 == up.size
+    whole, *parts = states
+    for layout in parts:
+        for found, wanted in zip(jax.tree.leaves(metrics[layout]), jax.tree.leaves(metrics[whole]), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        for found, wanted in zip(jax.tree.leaves(states[layout]), jax.tree.leaves(states[whole]), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5, err_msg=f"{name} {layout}")
+
+
+def what_a_device_has() -> None:
+    """Bytes sent in a step, and memory, are on paper what they are in XLA's programs."""
+    for heads, remat in ((1, "layer"), (2, "none"), (8, "layer")):
+        config = base_config("rope")
+        config.model.update(num_layers=4, model_dim=256, num_heads=8, remat=remat)
+        config.train.update(length=64, batch_size=32, dispatch_steps=1)
+        run, layout = run_config(config), Parts(8 // heads, heads)
+        model = model_of(run, 256)
+        state = layout.abstract(model, run.train)
+        tokens = jax.ShapeDtypeStruct((1, 32, 65), jnp.int32, sharding=rows_sharding(layout.mesh))
+        with jax.set_mesh(layout.mesh):
+            step = program(layout, model, run.train, run.resolution.rates).lower(state, tokens, 1).compile()
+        found, told = step.memory_analysis(), share(run, model, layout.data, layout.model)
+        memory = found.temp_size_in_bytes + found.argument_size_in_bytes
+        sent = sum(bytes_sent(line) for line in step.as_text().splitlines())
+        np.testing.assert_allclose(told.moved_weights + told.moved_activations, sent, rtol=0.07)
+        if remat == "none":  # XLA's CPU backend merges what is computed again with what was
+            np.testing.assert_allclose(told.state + told.gathered + told.activations, memory, rtol=0.2)
+
+
+def a_long_window_over_devices() -> None:
+    """Each device holds its part of a window, but for the keys and values of one layer."""
+    model, taken = make_model(ModelConfig(num_layers=2, model_dim=64, num_heads=4), "t5", 40, 16).at_length(4096), {}
+    for layout in (Parts(1, 1), Parts(8, 1)):
+        params, tokens = layout.placed(model.abstract()), jax.ShapeDtypeStruct((1, 4097), jnp.int32)
+        with jax.set_mesh(layout.mesh):
+            found = evaluation(layout, model, "auto").lower(params, tokens).compile().memory_analysis()
+        taken[layout.data] = found.temp_size_in_bytes
+    keys_and_values = 2 * 4 * 4096 * 64
+    assert taken[8] - keys_and_values < 0.4 * (taken[1] - keys_and_values), taken
+
+
+KINDS = {"f32": 4, "s32": 4, "u32": 4, "pred": 1}
+
+
+def bytes_sent(line: str) -> float:
+    """By one device, around a ring, for a collective operation of a compiled program."""
+    found = re.search(r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)\(", line)
+    if not found:
+        return 0.0
+    arrays = re.findall(r"(\w+)\[([\d,]*)\]", found[1])
+    size = sum(KINDS[kind] * math.prod(int(n) for n in shape.split(",") if n) for kind, shape in arrays)
+    groups = re.search(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\])", line)
+    count = 8 if groups is None else int(groups[2]) if groups[2] else len(groups[1].split(","))
+    return size * (2 if found[2] == "all-reduce" else 1) * (count - 1) / count
 
 
 def same(found, wanted, name: str) -> None:
@@ -82,10 +185,19 @@ if __name__ == "__main__":
     assert [devices_for(rows, 1e15) for rows in (64, 12, 7, 1, 11)] == [8, 6, 7, 1, 1]
     assert devices_for(64, 1e3) == 1, "there is too little to share"
     assert devices_for(64, 1e15, copy=1e18) == 1, "memory does not hold two copies"
-    for name in ("nope", "alibi", "t5", "shaw", "deberta"):
-        attention_cut_over_devices(name, "blockwise", 8)
-    for name in ("t5", "shaw"):  # heads that eight do not divide: blocks of queries
-        attention_cut_over_devices(name, "blockwise", 3)
-    attention_cut_over_devices("t5", "dense", 8)
-    training_cut_over_the_batch()
-    evaluation_cut_over_windows_or_queries()
+    if sys.argv[1] == "training":
+        training_cut_over_the_batch()
+        evaluation_cut_over_windows_or_queries()
+    elif sys.argv[1] == "parts":
+        for b, name in itertools.product((4, 1), ("alibi", "shaw", "fox")):
+            attention_over_two_axes(name, b)
+        training_in_parts("rope+shaw", dropout=0.1)
+        training_in_parts("tupe", remat="layer", mlp="swiglu", mlp_dim=64, tied=True)
+        what_a_device_has()
+        a_long_window_over_devices()
+    else:
+        for name in ("nope", "alibi", "t5", "shaw", "deberta"):
+            attention_cut_over_devices(name, "blockwise", 8)
+        for name in ("t5", "shaw"):  # heads that eight do not divide: blocks of queries
+            attention_cut_over_devices(name, "blockwise", 3)
+        attention_cut_over_devices("t5", "dense", 8)

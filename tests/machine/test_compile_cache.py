@@ -120,6 +120,7 @@ def test_programs_of_another_jaxlib_or_cpu_are_kept_apart(monkeypatch):
     assert machine_key() != mine
 
 
+@pytest.mark.slow
 def test_the_same_run_elsewhere_starts_from_what_was_compiled(site, whole, tmp_path):
     words = [f"--config={site / 'tiny.py'}:t5", f"--workdir={tmp_path / 'second'}"]
     code, _, err = tiny.run("train", *words)

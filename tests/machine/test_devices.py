@@ -14,9 +14,12 @@ from tests import tiny
 EIGHT = {"JAX_NUM_CPU_DEVICES": "8"}
 
 
-def test_attention_over_heads_and_queries_and_training_over_the_batch():
+@pytest.mark.parametrize(
+    "what", ["training", *(pytest.param(what, marks=pytest.mark.slow) for what in ("attention", "parts"))]
+)
+def test_eight_devices_compute_what_one_does(what):
     environment = tiny.environment(**EIGHT)
-    command = [sys.executable, "-m", "tests.machine.eight_devices"]
+    command = [sys.executable, "-m", "tests.machine.eight_devices", what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
 

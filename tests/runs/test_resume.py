@@ -165,6 +165,7 @@ def test_checkpoints_without_their_settings_are_nobodys(capsys, tmp_path, whole,
     assert not (workdir / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_finds_no_room_is_one_line_and_the_run_goes_on_later(site, tmp_path, whole):
     """Files of 32 KB at most (`ulimit -f`): exit 6; then with room as if nothing had happened."""
     workdir = tmp_path / "run"
@@ -314,6 +315,7 @@ def without_numbers(row: dict) -> dict:
     return {name: value for name, value in without_place(row).items() if not isinstance(value, float | list)}
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_are_evaluated_side_by_side_as_each_alone(capsys, site, whole, tmp_path):
     """Notices, lines and failures of the processes are told, and the rows of all make one table."""
     good, lost = (shutil.copytree(whole, tmp_path / "sweep" / name) for name in ("good", "lost"))

@@ -200,6 +200,13 @@ def test_junk_among_the_rows_of_a_run_changes_nothing(capsys, workdir):
     assert job.outcome().startswith("ppl ") and "evaluating" in job.state() and 0 < job.progress() < 1
 
 
+def test_rows_that_cannot_be_read_are_one_line(capsys, workdir):
+    (workdir / "eval.jsonl").unlink(missing_ok=True)
+    (workdir / "eval.jsonl").mkdir()
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}")
+    assert code == 4 and err.strip().splitlines()[-1].endswith("eval.jsonl cannot be read: Is a directory")
+
+
 def test_what_a_process_that_was_killed_had_begun_to_write_is_swept_away(workdir):
     left = [
         workdir / ".config.json.4999999.part",

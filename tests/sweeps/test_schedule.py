@@ -8,8 +8,9 @@ import pytest
 from posx.config import base_config
 from posx.errors import ConfigError
 from posx.machine import backend
-from posx.sweeps import processes
 from posx.sweeps.clock import Clock
+from posx.sweeps.engines import here as machine
+from posx.sweeps.engines.here import here
 from posx.sweeps.plan import plan
 from posx.sweeps.schedule import CORE_SPEED, START, Cost, choose, longest_first
 
@@ -94,7 +95,7 @@ def test_runs_that_work_on_every_pair_are_longer_and_lengths_that_are_not_define
 
 
 def starts(schedule, cores, waiting, running=()):
-    return processes.starts(waiting, running, schedule, cores)
+    return machine.starts(waiting, running, schedule, cores)
 
 
 def test_runs_that_are_at_work_together_have_cores_of_their_own():
@@ -114,24 +115,24 @@ def test_accelerators_serve_one_run_at_a_time_and_nothing_is_bound(monkeypatch):
     backend.on_cpus.cache_clear()
     try:
         tasks = [SimpleNamespace(cost=HOUR)] * 3
-        schedule, cores = processes.schedule_here(tasks, 0)
+        schedule, cores = here(tasks, 0).schedule, here(tasks, 0).cores
         assert (schedule.at_once, cores, str(schedule)) == (1, (), "one run at a time")
         assert starts(schedule, cores, [0, 1, 2]) == [(0, ())]
-        assert processes.schedule_here(tasks, 2)[0].at_once == 2
+        assert here(tasks, 2).schedule.at_once == 2
     finally:
         backend.on_cpus.cache_clear()
     with pytest.raises(ConfigError, match="--jobs=-1 must be at least 1"):
-        processes.schedule_here([], -1)
+        here([], -1)
 
 
 def test_a_process_that_cannot_be_bound_is_told_its_devices(monkeypatch):
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     monkeypatch.setenv("XLA_FLAGS", "")
-    told = [processes.environment(HOUR, cores).get("JAX_NUM_CPU_DEVICES") for cores in (0, 1, 3, 4)]
+    told = [machine.environment(HOUR, cores).get("JAX_NUM_CPU_DEVICES") for cores in (0, 1, 3, 4)]
     assert told == [None, "1", "2", "4"]
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
-    assert processes.environment(HOUR, 4)["JAX_NUM_CPU_DEVICES"] == "8"
+    assert machine.environment(HOUR, 4)["JAX_NUM_CPU_DEVICES"] == "8"
 
 
 def test_time_left_knows_that_runs_go_side_by_side_and_that_some_take_longer():

@@ -73,7 +73,7 @@ import time, posx.cli, posx.training.watchdog as w
 import posx.training.loop as loop
 
 w.LEAST_SECONDS = 0.5
-plain, tick = loop.train_steps, w.Watchdog.__init__
+tick = w.Watchdog.__init__
 w.Watchdog.__init__ = lambda self, folder, steps: tick(self, folder, steps, 0.05)
 save = loop.Checkpoints.save
 loop.Checkpoints.save = lambda self, *words: (time.sleep(1.5), save(self, *words))

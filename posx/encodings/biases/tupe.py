@@ -2,17 +2,16 @@
 
 import dataclasses
 import math
-from typing import Self
 
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.absolute.learned import check_beyond, read_rows
-from posx.encodings.base import Dims, Encoding, Features, Params, as_float, normal
+from posx.encodings.absolute.rows import Rows
+from posx.encodings.base import Dims, Features, Params, as_float, normal
 
 
 @dataclasses.dataclass(frozen=True)
-class Tupe(Encoding):
+class Tupe(Rows):
     """s_ij = (q_i . k_j + (p_i U_Q) . (p_j U_K)) / sqrt(2d), p = LayerNorm(table[pos]), projections split over heads.
 
     The second product is made of d more channels of queries and keys. This is TUPE-A; TUPE-R is Chain((Tupe(), T5())).
@@ -30,14 +29,7 @@ class Tupe(Encoding):
     untied: tuple[int, ...] = ()
     stretched_to: int = 0
 
-    shift_invariant = False
-    caches_mapped_keys = True
-    integer_positions = True
-    extrapolates = "no: undefined beyond the table (clamp, interpolate on request)"
     paper = "arXiv 2006.15595"
-
-    def __post_init__(self) -> None:
-        check_beyond("tupe", self.beyond, self.num_positions)
 
     @property
     def shared(self) -> frozenset[str]:
@@ -46,17 +38,6 @@ class Tupe(Encoding):
     @property
     def decayed(self) -> frozenset[str]:
         return self.shared - {"norm_scale", "norm_bias"}  # the released code's, which decays those two as well
-
-    @property
-    def max_position(self) -> int | None:
-        self.require_resolved()
-        return None if self.beyond == "clamp" else max(self.num_positions, self.stretched_to) - 1
-
-    def resolve(self, dims: Dims) -> Self:
-        return self.fill_open(num_positions=dims.train_len)
-
-    def at_length(self, length: int) -> Self:
-        return dataclasses.replace(self, stretched_to=length if self.beyond == "interpolate" else 0)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         self.require_resolved()
@@ -76,7 +57,7 @@ class Tupe(Encoding):
 
     def _projected(self, params: Params, name: str, pos: jax.Array) -> jax.Array:
         """p U [t, h, d], zero where the position is untied."""
-        p = read_rows(params["table"], pos, self.beyond, self.stretched_to)
+        p = self._rows(params["table"], pos)
         centred = p - p.mean(axis=-1, keepdims=True)
         spread = jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
         p = centred * spread * params["norm_scale"][None] + params["norm_bias"][None]

@@ -1,0 +1,28 @@
+"""`posx export`: a trained run as one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from posx.commands import work_folder
+from posx.errors import ConfigError
+from posx.runs.folder import runs_in
+
+
+def main(values: dict[str, Any], _: None) -> None:
+    if not values["to"]:
+        raise ConfigError("--to is missing: name the file, for example --to model.safetensors")
+    target = Path(values["to"]).expanduser()
+    if target.suffix != ".safetensors":
+        raise ConfigError(f"--to={values['to']}: the file's name ends with .safetensors")
+    folders = runs_in(work_folder(values))
+    if len(folders) > 1:
+        raise ConfigError(f"--workdir={values['workdir']} holds {len(folders)} runs: name one of them")
+    if values["dry_run"]:
+        print(f"would write {folders[0].path.name} to {target}")
+        return
+    from posx.runs.export import export  # Flax and Orbax: once the words are known to be right
+
+    step = export(folders[0], target)
+    print(f"{target}  {folders[0].path.name} at step {step}, {target.stat().st_size:,} bytes")

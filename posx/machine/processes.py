@@ -1,0 +1,260 @@
+"""Several processes, on one machine or many, that make one run together by JAX's own runtime.
+
+All go through the same code in step. The first alone writes and speaks; what one fails with, all fail with. A process
+that runs alone is the first of one, and pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from posx import interrupts, progress
+from posx.errors import ConfigError, Lost, PosxError
+
+T = TypeVar("T")
+
+#: How many processes were started together, as launchers tell each of them; TPU pods name their workers instead.
+LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+WORKERS = "TPU_WORKER_HOSTNAMES"
+
+#: Seconds in which a process that is gone is missed, where nothing that it was to take part in has failed before.
+MISSED_SECONDS = 60
+
+#: Seconds in which all processes have to come.
+MEETING_SECONDS = 120
+
+_joined = False
+_on_abort: Any = None
+
+
+def are_asked(values: Mapping[str, Any]) -> bool:
+    """Whether flags, or a launcher, say that this process is one of several."""
+    return bool(values["coordinator"]) or (values["processes"] != 1 and _started_together())
+
+
+def join(values: Mapping[str, Any]) -> None:
+    """Makes this process one of several, if flags or a launcher say so; before JAX starts its devices.
+
+    values: coordinator, "HOST:PORT" of the first process or "auto" for all that JAX knows to find out by itself;
+    processes (how many), process (which one this is). Where SLURM or Open MPI has started several none of it need be
+    given. Raises ConfigError.
+    """
+    global _joined
+    coordinator, count, number = values["coordinator"], values["processes"], values["process"]
+    if not are_asked(values):
+        if count > 1 or number >= 0:
+            raise ConfigError("--coordinator is missing: where the first process is, as --coordinator=10.0.0.1:1234")
+        return
+    address = "" if coordinator == "auto" else coordinator
+    if address and not (address.rpartition(":")[0] and address.rpartition(":")[2].isdigit()):
+        raise ConfigError(f"--coordinator={coordinator}: HOST:PORT is expected, or auto")
+    if address and not _started_together() and not 0 <= number < count:
+        raise ConfigError(f"--processes={count}, --process={number}: how many there are, and which this is, from 0")
+    if address and number == 0:
+        _check_free(address)
+    given = {"num_processes": count} if count > 0 else {}
+    given |= {"process_id": number} if number >= 0 else {}
+    import jax
+
+    missed = threading.Timer(MEETING_SECONDS, _nobody_came)  # JAX would end this process without a word of its own
+    missed.daemon = True
+    missed.start()
+    try:
+        with interrupts.kept():  # JAX has a handler of its own for SIGTERM
+            jax.distributed.initialize(
+                address or None, **given, initialization_timeout=2 * MEETING_SECONDS,
+                heartbeat_timeout_seconds=MISSED_SECONDS, shutdown_timeout_seconds=MISSED_SECONDS,
+            )  # fmt: skip
+    except (RuntimeError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"the processes of this run did not find each other: {reason}") from None
+    finally:
+        missed.cancel()
+    _joined = jax.process_count() > 1
+    _end_in_one_line()
+    _results_alone()
+    if not is_first():
+        progress.be_quiet()
+    here = [sum(device.process_index == n for device in jax.devices()) for n in range(jax.process_count())]
+    if len(set(here)) > 1:
+        raise alike(ConfigError(f"the processes of this run have different numbers of devices: {here}"))
+
+
+def _check_free(address: str) -> None:
+    """Raises ConfigError where somebody listens at the port: the processes of two runs would mix."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("", int(address.rpartition(":")[2])))
+            tried.listen()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"--coordinator={address}: the port cannot be had ({error}); name another") from None
+
+
+def _nobody_came() -> None:
+    line = f"the processes of this run have not all come within {MEETING_SECONDS} s; start all of them again"
+    with contextlib.suppress(OSError, ValueError):
+        print(f"posx: {line}", file=sys.stderr, flush=True)
+    os._exit(Lost.exit_code)
+
+
+def _end_in_one_line() -> None:
+    """Where another process is gone JAX's runtime may abort this one from a thread of its own; that is to be the end
+    that `Lost` is, for launchers."""
+    global _on_abort
+
+    def aborted(_: int) -> None:
+        os.write(2, f"posx: {Lost()}\n".encode())
+        os._exit(Lost.exit_code)
+
+    _on_abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)  # kept, as C calls it
+    with contextlib.suppress(OSError, AttributeError):  # Windows
+        ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
+
+
+def _results_alone() -> None:
+    """From now on Python alone writes to standard output: Gloo writes there whom it is connected to."""
+    try:
+        own = os.dup(1)
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        sys.stdout = open(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    except OSError:  # closed by who started this
+        return
+
+
+def _started_together() -> bool:
+    told = [os.environ.get(name, "") for name in LAUNCHERS]
+    return "," in os.environ.get(WORKERS, "") or any(text.isdigit() and int(text) > 1 for text in told)
+
+
+def several() -> bool:
+    """Whether this process is one of several."""
+    return _joined
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes and speaks."""
+    if not _joined:
+        return True
+    return _number() == 0
+
+
+def told(function: Callable[[], T]) -> T:
+    """What `function` gives in the first process, in all of them: plain values, as JSON has them.
+
+    What it raises there is raised in all.
+    """
+    if not _joined:
+        return function()
+    found: list[T] = []
+    together(lambda: found.append(function()) if is_first() else None)
+    return json.loads(_from(0, json.dumps(found[0] if found else None)))
+
+
+def first(function: Callable[[], object]) -> None:
+    """Calls `function` in the first process alone; all wait for it, and what it raises is raised in all."""
+    together(lambda: function() if is_first() else None)
+
+
+def together(function: Callable[[], T]) -> T:
+    """What `function` gives, called in every process; where it fails in one with a PosxError, all raise that.
+
+    Inside of it, and of what `first` and `told` are given, processes must not meet: one that fails is not there.
+    """
+    if not _joined:
+        return function()
+    failed: PosxError | None = None
+    try:
+        found = function()
+    except PosxError as error:
+        failed = error
+    codes = _gathered(np.array([failed.exit_code if failed else 0], np.int32))[:, 0]
+    if not codes.any():
+        return found
+    name, text = json.loads(_from(int(np.flatnonzero(codes)[0]), json.dumps([type(failed).__name__, str(failed)])))
+    kind = next((cls for cls in PosxError.__subclasses__() if cls.__name__ == name), PosxError)
+    shared = kind.__new__(kind)
+    shared.args = (text,)
+    raise alike(shared) from None
+
+
+def total(numbers: np.ndarray) -> np.ndarray:
+    """The sums over processes of uint64 numbers [n], as such numbers wrap around."""
+    if not _joined:
+        return numbers
+    return _gathered(numbers.astype(np.uint64).view(np.uint32)).view(np.uint64).sum(axis=0, dtype=np.uint64)
+
+
+def check_same(facts: Mapping[str, str]) -> None:
+    """Raises ConfigError in all processes where they were not all told, or do not all see, the same."""
+    if not _joined:
+        return
+    own = [hashlib.sha256(text.encode()).digest() for text in facts.values()]
+    found = _gathered(np.frombuffer(b"".join(own), np.int32)).reshape(-1, len(own), 8)
+    differing = [name for n, name in enumerate(facts) if (found[:, n] != found[0, n]).any()]
+    if differing:
+        told = f"the processes of this run were not started alike; they differ in: {', '.join(differing)}"
+        raise alike(ConfigError(told))
+
+
+def alike(error: PosxError) -> PosxError:
+    """`error`, as all processes come upon it."""
+    error.alike = True
+    return error
+
+
+def lost(error: BaseException) -> Lost | None:
+    """What an error of JAX's runtime means if it comes of another process that is gone."""
+    words = ("gloo", "nccl", "connection", "unavailable", "coordination", "deadline", "heartbeat")
+    of_runtime = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") or "Gloo" in str(error)
+    return Lost() if _joined and of_runtime and any(word in str(error).lower() for word in words) else None
+
+
+def end(error: BaseException, code: int, line: str) -> None:
+    """The end of a process that is one of several. What fails in all alike, the first says; what fails in this one, it
+    says itself and ends at once: at its regular end it would wait for the others, which wait for it. They miss it."""
+    if not _joined:
+        return
+    alike = getattr(error, "alike", False)
+    with contextlib.suppress(OSError, ValueError):  # nobody listens any more
+        if is_first() or not alike:
+            number = "" if is_first() else f"process {_number()}: "
+            print(f"posx: {number}{line}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+    if not alike:
+        os._exit(code)
+
+
+def _number() -> int:
+    import jax
+
+    return jax.process_index()
+
+
+def _gathered(numbers: np.ndarray) -> np.ndarray:
+    """[processes, ...] of numbers [...] of 32 bits."""
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(np.ascontiguousarray(numbers, numbers.dtype)))
+
+
+def _from(speaker: int, text: str) -> str:
+    """The `text` of the process number `speaker`."""
+    own = np.frombuffer(text.encode(), np.uint8)
+    size = int(_gathered(np.array([len(own)], np.int32))[speaker, 0])
+    padded = np.zeros(size, np.uint8)
+    padded[: len(own)] = own[:size]
+    return _gathered(padded)[speaker].tobytes().decode()

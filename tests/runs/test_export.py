@@ -1,0 +1,54 @@
+"""A run as one file: what it gives back is what the run's folder gives, and damage is seen."""
+
+import numpy as np
+import pytest
+
+import posx
+from posx.errors import WorkdirError
+from tests import tiny
+
+
+@pytest.fixture
+def exported(whole, tmp_path, capsys):
+    path = tmp_path / "models" / "t5.safetensors"
+    code, out, err = tiny.call(capsys, "export", f"--workdir={whole}", f"--to={path}")
+    assert code == 0 and f"at step {tiny.STEPS}" in out, err
+    return path
+
+
+def test_it_computes_what_the_run_does_and_others_can_read_its_arrays(whole, exported):
+    from safetensors.numpy import load_file
+
+    tokens = np.array([[1, 5, 9, 200, 3]])
+    (apply, params, tokenizer), (again, same, words) = posx.load(whole), posx.load(exported)
+    np.testing.assert_array_equal(apply(params, tokens), again(same, tokens))
+    assert words.digest == tokenizer.digest and words.decode(words.encode("né")) == "né"
+    arrays = load_file(exported)
+    np.testing.assert_array_equal(arrays["embedding"], params["embedding"])
+
+
+def test_a_flipped_bit_and_a_file_cut_short_are_seen(exported):
+    """In an array, in the settings, in an array's type; the length of the header stays."""
+    held = exported.read_bytes()
+    settings = held.replace(b"num_buckets", b"num_buckete"), held.replace(b'"F32"', b'"I32"', 1)
+    assert held not in settings
+    for damaged in (held[:-100] + bytes([held[-100] ^ 1]) + held[-99:], held[:-7], b"", b"{}", *settings):
+        exported.write_bytes(damaged)
+        with pytest.raises(WorkdirError, match="t5.safetensors"):
+            posx.load(exported)
+
+
+def test_a_file_of_a_newer_posx_is_called_so(exported):
+    exported.write_bytes(exported.read_bytes().replace(b'"posx 1"', b'"posx 2"'))
+    with pytest.raises(WorkdirError, match="a newer posx has written it"):
+        posx.load(exported)
+
+
+def test_what_cannot_be_exported_is_one_line(capsys, whole, tmp_path):
+    for words, told in (
+        ([f"--workdir={whole}"], "--to is missing"),
+        ([f"--workdir={whole}", "--to=model.bin"], "ends with .safetensors"),
+        ([f"--workdir={tmp_path}", "--to=m.safetensors"], "holds no run"),
+    ):
+        code, _, err = tiny.call(capsys, "export", *words)
+        assert code in (2, 4) and told in err and len(err.splitlines()) == 1

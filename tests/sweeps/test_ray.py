@@ -1,0 +1,86 @@
+"""Sweeps on a real Ray cluster of several raylets on this machine."""
+
+import json
+import os
+
+import pytest
+
+from tests import tiny
+
+pytestmark = pytest.mark.engines
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Two machines of one CPU each, and a head that makes no runs."""
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # other tests run beside
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    made.workers = [made.add_node(num_cpus=1) for _ in range(2)]
+    yield made
+    made.shutdown()
+
+
+def sweep(site, workdir, *more: str) -> list[str]:
+    return ["sweep", f"--config={site / 'tiny.py'}:t5", f"--workdir={workdir}", "--config.sweep.encodings=t5", *more]
+
+
+def machine_of(folder) -> str:
+    """The process of Ray that a run was last started by."""
+    lines = [line for line in (folder / "log.txt").read_text().splitlines() if line.startswith("at work on ")]
+    return lines[-1] if lines else ""
+
+
+def steps(folder) -> int:
+    path = folder / "metrics.jsonl"
+    return max((row["step"] for row in tiny.rows(path)), default=0) if path.exists() else 0
+
+
+def test_runs_of_a_machine_that_is_lost_go_on_elsewhere(cluster, site, whole, tmp_path):
+    workdir, copies = tmp_path / "sweep", tmp_path / "copies"
+    words = sweep(site, workdir, "--config.sweep.seeds=0,1", f"--on=ray:{cluster.address}", f"--copy_to={copies}")
+    process = tiny.start(*words)
+    runs = [workdir / f"t5-L16-s{seed}" for seed in (0, 1)]
+    tiny.until(lambda: all(steps(run) > tiny.CHECKPOINT_STEPS for run in runs), process)
+    cluster.remove_node(cluster.workers[0], allow_graceful=False)
+    out, err = process.communicate(timeout=900)
+    assert process.returncode == 0 and "| t5 | 2 |" in out and "on 3 machines of Ray, one CPU each" in err, err
+    attempts = [{row["attempt"] for row in tiny.rows(run / "metrics.jsonl")} for run in runs]
+    assert sorted(map(max, attempts)) == [1, 2], "one of them was on the machine that is gone"
+    for run in runs:
+        assert machine_of(run) and json.loads((copies / run.name / "DONE").read_text())["step"] == tiny.STEPS
+        assert (copies / run.name / "eval.jsonl").read_bytes() == (run / "eval.jsonl").read_bytes()
+    found, wanted = (tiny.rows(folder / "eval.jsonl") for folder in (runs[0], whole))
+    assert [row["nll"] for row in found] == pytest.approx([row["nll"] for row in wanted], rel=1e-5)
+    code, _, err = tiny.run(*words)
+    assert code == 0 and "2 of 2 runs are finished already" in err
+
+
+def test_a_stopped_sweep_lets_its_runs_save_and_a_failing_run_is_named(cluster, site, tmp_path):
+    workdir = tmp_path / "sweep"
+    words = sweep(site, workdir, "--config.sweep.seeds=0", f"--on=ray:{cluster.address}")
+    process = tiny.start(*words)
+    run = workdir / "t5-L16-s0"
+    tiny.until(lambda: steps(run) > tiny.CHECKPOINT_STEPS, process)
+    process.terminate()
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 75 and "Traceback" not in err, err
+    saved = max(int(path.stem) for path in (run / "checkpoints").glob("*.json") if path.stem.isdigit())
+    assert f"stopped and saved at step {saved}" in (run / "log.txt").read_text()
+    code, out, _ = tiny.run(*words, "--status")
+    assert code == 0 and "done" in out and "0 of 1 runs are finished" in out
+    (run / "checkpoints").rename(run / "kept")
+    (run / "checkpoints").touch()
+    code, _, err = tiny.run(*words)
+    assert code == 7 and "1 of 1 runs failed (t5-L16-s0: " in err and "Traceback" not in err, err
+    (run / "checkpoints").unlink()
+    (run / "kept").rename(run / "checkpoints")
+    code, _, err = tiny.run(*words)
+    assert code == 0 and f"at step {saved}" in (run / "log.txt").read_text(), err
+
+
+def test_where_there_is_no_cluster_one_line_says_so(site, tmp_path):
+    code, _, err = tiny.run(*sweep(site, tmp_path / "sweep", "--on=ray:127.0.0.1:1"), **os.environ)
+    assert code == 2 and "--on ray:127.0.0.1:1: no Ray cluster there" in err.splitlines()[-1] and "Traceback" not in err
