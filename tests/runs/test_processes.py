@@ -21,6 +21,9 @@ BY_RUNTIME = re.compile(r"[IWE]\d{4} \d\d:")
 
 ALONE = {"JAX_NUM_CPU_DEVICES": "1"}  # of each process
 
+#: A run that saves so often is still at work when a test has seen its first checkpoint.
+OFTEN = "--config.train.checkpoint_steps=1"
+
 
 def free_port() -> int:
     with socket.socket() as taken:
@@ -105,9 +108,9 @@ def test_started_by_slurm(site, tmp_path, whole):
 
 def test_one_is_killed_and_all_resume(site, tmp_path, by_two):
     workdir = tmp_path / "run"
-    words = training(site, workdir, "--mesh=2x1")
+    words = training(site, workdir, "--mesh=2x1", OFTEN)
     processes = start(2, *words)
-    tiny.until((workdir / "checkpoints" / f"{tiny.CHECKPOINT_STEPS}.json").exists, processes[1])
+    tiny.until((workdir / "checkpoints" / "1.json").exists, processes[1])
     processes[1].kill()
     (code, _, err), _ = ended(processes)
     line = "posx: another process of this run has ended, and so this one does; the same command goes on"
@@ -146,8 +149,8 @@ def test_several_devices_in_each(site, tmp_path):
 def test_stopped_on_four_and_resumed_on_two(site, tmp_path, whole):
     """SIGTERM reaches one of four, all of which save the same step; two go on, cut another way."""
     workdir = tmp_path / "run"
-    processes = start(4, *training(site, workdir, "--mesh=2x2"))
-    tiny.until((workdir / "checkpoints" / f"{tiny.CHECKPOINT_STEPS}.json").exists, processes[3])
+    processes = start(4, *training(site, workdir, "--mesh=2x2", OFTEN))
+    tiny.until((workdir / "checkpoints" / "1.json").exists, processes[3])
     processes[3].send_signal(signal.SIGTERM)
     found = ended(processes)
     assert [code for code, _, _ in found] == [75] * 4, found

@@ -2,12 +2,17 @@
 
 import json
 import os
+import signal
 
 import pytest
 
 from tests import tiny
 
 pytestmark = pytest.mark.engines
+
+#: Steps of runs that last long enough, wherever they are made, to be caught in the middle.
+LONG = 600
+LONGER = [f"--config.train.steps={LONG}", f"--config.train.checkpoint_steps={LONG // 10}"]
 
 
 @pytest.fixture
@@ -38,21 +43,48 @@ def steps(folder) -> int:
     return max((row["step"] for row in tiny.rows(path)), default=0) if path.exists() else 0
 
 
-def test_runs_of_a_machine_that_is_lost_go_on_elsewhere(cluster, site, whole, tmp_path):
+def held(folder) -> int:
+    """The process that makes a run, stopped in the middle of it."""
+    number = int((folder / ".lock.holder").read_text().split()[1])
+    os.kill(number, signal.SIGSTOP)
+    return number
+
+
+def parent(process: int) -> int:
+    return int(open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[1])
+
+
+def is_on(machine, process: int) -> bool:
+    """Whether a machine's raylet has started the worker that has started `process`."""
+    return parent(parent(process)) == machine.all_processes["raylet"][0].process.pid
+
+
+def test_runs_of_a_machine_that_is_lost_go_on_elsewhere(cluster, site, tmp_path):
     workdir, copies = tmp_path / "sweep", tmp_path / "copies"
-    words = sweep(site, workdir, "--config.sweep.seeds=0,1", f"--on=ray:{cluster.address}", f"--copy_to={copies}")
+    engine = [f"--on=ray:{cluster.address}", f"--copy_to={copies}"]
+    words = sweep(site, workdir, "--config.sweep.seeds=0,1", *LONGER, *engine)
     process = tiny.start(*words)
     runs = [workdir / f"t5-L16-s{seed}" for seed in (0, 1)]
-    tiny.until(lambda: all(steps(run) > tiny.CHECKPOINT_STEPS for run in runs), process)
+    makers = []
+    for run in runs:  # whichever is first does not end before the other has begun
+        tiny.until(lambda run=run: steps(run) > LONG // 10, process)
+        makers.append(held(run))
+    lost, left = sorted(makers, key=lambda maker: not is_on(cluster.workers[0], maker))
+    worker = parent(lost)
     cluster.remove_node(cluster.workers[0], allow_graceful=False)
+    for gone in (worker, lost):  # they go with their machine
+        os.kill(gone, signal.SIGKILL)
+    os.kill(left, signal.SIGCONT)
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0 and "| t5 | 2 |" in out and "on 3 machines of Ray, one CPU each" in err, err
-    attempts = [{row["attempt"] for row in tiny.rows(run / "metrics.jsonl")} for run in runs]
-    assert sorted(map(max, attempts)) == [1, 2], "one of them was on the machine that is gone"
+    for run, maker in zip(runs, makers, strict=True):
+        attempts = {row["attempt"] for row in tiny.rows(run / "metrics.jsonl")}
+        assert attempts == ({1, 2} if maker == lost else {1})
     for run in runs:
-        assert machine_of(run) and json.loads((copies / run.name / "DONE").read_text())["step"] == tiny.STEPS
+        assert machine_of(run) and json.loads((copies / run.name / "DONE").read_text())["step"] == LONG
         assert (copies / run.name / "eval.jsonl").read_bytes() == (run / "eval.jsonl").read_bytes()
-    found, wanted = (tiny.rows(folder / "eval.jsonl") for folder in (runs[0], whole))
+    assert tiny.run("train", f"--config={site / 'tiny.py'}:t5", f"--workdir={tmp_path / 'here'}", *LONGER)[0] == 0
+    found, wanted = (tiny.rows(folder / "eval.jsonl") for folder in (runs[0], tmp_path / "here"))
     assert [row["nll"] for row in found] == pytest.approx([row["nll"] for row in wanted], rel=1e-5)
     code, _, err = tiny.run(*words)
     assert code == 0 and "2 of 2 runs are finished already" in err
@@ -60,10 +92,10 @@ def test_runs_of_a_machine_that_is_lost_go_on_elsewhere(cluster, site, whole, tm
 
 def test_a_stopped_sweep_lets_its_runs_save_and_a_failing_run_is_named(cluster, site, tmp_path):
     workdir = tmp_path / "sweep"
-    words = sweep(site, workdir, "--config.sweep.seeds=0", f"--on=ray:{cluster.address}")
+    words = sweep(site, workdir, "--config.sweep.seeds=0", *LONGER, f"--on=ray:{cluster.address}")
     process = tiny.start(*words)
     run = workdir / "t5-L16-s0"
-    tiny.until(lambda: steps(run) > tiny.CHECKPOINT_STEPS, process)
+    tiny.until(lambda: steps(run) > LONG // 10, process)
     process.terminate()
     _, err = process.communicate(timeout=300)
     assert process.returncode == 75 and "Traceback" not in err, err
