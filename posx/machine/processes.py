@@ -83,8 +83,9 @@ def join(values: Mapping[str, Any]) -> None:
     finally:
         missed.cancel()
     _joined = jax.process_count() > 1
-    _end_in_one_line()
-    _results_alone()
+    if _joined:
+        _end_in_one_line()
+        _results_alone()
     if not is_first():
         progress.be_quiet()
     here = [sum(device.process_index == n for device in jax.devices()) for n in range(jax.process_count())]

@@ -13,7 +13,6 @@ import os
 import platform
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -55,10 +54,7 @@ class Order:
             err.write(f"at work on {here}, process {os.getpid()}\n".encode())
             err.flush()
             wait_for(self.folder)
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "posx.cli", *self.words, "--stop_with_stdin"], stdin=subprocess.PIPE,
-                stdout=out, stderr=err, env=self.machine.environment(), cwd=self.machine.start_folder(self.folder),
-            )  # fmt: skip
+            process = self.machine.start(self.words, self.folder, out, err)
             try:
                 while process.poll() is None:
                     time.sleep(LOOK_SECONDS)

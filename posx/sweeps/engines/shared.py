@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from posx.files.locks import is_free
 from posx.progress import say
@@ -34,7 +38,7 @@ class Machine:
     """What a run is given wherever it is made: CPUs, and the settings that this process has."""
 
     cpus: int
-    start: str
+    began: str
     settings: dict[str, str]
 
     @classmethod
@@ -47,9 +51,13 @@ class Machine:
         devices = {"JAX_NUM_CPU_DEVICES": str(self.cpus), "NPROC": str(self.cpus)}
         return {**os.environ, **devices, **self.settings}
 
-    def start_folder(self, otherwise: Path) -> str:
-        """Where a user's own modules are found: the folder that the sweep was started in, if it is there too."""
-        return self.start if os.path.isdir(self.start) else str(otherwise)
+    def start(self, words: Sequence[str], folder: Path, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
+        """The command on the run in `folder`, in a process that stops when this one is gone. It starts where the sweep
+        was started, if that is there too: a user's own modules are found from there."""
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "posx.cli", *words, "--stop_with_stdin"], stdin=subprocess.PIPE,
+            stdout=out, stderr=err, env=self.environment(), cwd=self.began if os.path.isdir(self.began) else folder,
+        )  # fmt: skip
 
 
 def wait_for(folder: Path) -> None:

@@ -12,7 +12,6 @@ import logging
 import math
 import shlex
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,10 +55,7 @@ class Order:
                 time.sleep(SIGNAL_SECONDS)
             wait_for(self.folder)
             with open(self.folder / "log.txt", "ab") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "posx.cli", *self.words, "--stop_with_stdin"], stdin=subprocess.PIPE,
-                    stdout=log, stderr=log, env=self.machine.environment(), cwd=self.machine.start_folder(self.folder),
-                )  # fmt: skip
+                self.process = self.machine.start(self.words, self.folder, log, log)
             # No wait(): `checkpoint` is called inside of it, and could not see the process end.
             while self.process.poll() is None:
                 time.sleep(LOOK_SECONDS)
