@@ -16,7 +16,7 @@ LAYERS = [
     ("machine/",),
     ("encodings/",),
     ("attention/",),
-    ("config/", "cross_entropy", "testing/"),
+    ("config/", "cross_entropy", "layers", "testing/"),
     ("model", "data/", "evaluation/", "runs/folder"),
     ("generate", "training/"),
     ("runs/",),

@@ -15,7 +15,8 @@ from posx.config.model import ModelConfig
 from posx.encodings import Dims, Encoding
 from posx.encodings.rates import Rate
 from posx.encodings.relative.shaw import Shaw
-from posx.model import Model, dropout, linear, make_model
+from posx.layers import dropout, linear
+from posx.model import Model, make_model
 from posx.positions import sequential
 from posx.training.optimizer import make_optimizer
 from posx.training.step import init_state, loss, train_step
