@@ -54,6 +54,13 @@ def parent(process: int) -> int:
     return int(open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[1])
 
 
+def is_told_to_stop(process: int) -> bool:
+    """Whether a process that is held has a SIGTERM before it."""
+    lines = open(f"/proc/{process}/status").read().splitlines()
+    pending = next(int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd"))
+    return bool(pending >> (signal.SIGTERM - 1) & 1)
+
+
 def is_on(machine, process: int) -> bool:
     """Whether a machine's raylet has started the worker that has started `process`."""
     return parent(parent(process)) == machine.all_processes["raylet"][0].process.pid
@@ -96,7 +103,10 @@ def test_a_stopped_sweep_lets_its_runs_save_and_a_failing_run_is_named(cluster, 
     process = tiny.start(*words)
     run = workdir / "t5-L16-s0"
     tiny.until(lambda: steps(run) > LONG // 10, process)
+    maker = held(run)
     process.terminate()
+    tiny.until(lambda: is_told_to_stop(maker), process)
+    os.kill(maker, signal.SIGCONT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 75 and "Traceback" not in err, err
     saved = max(int(path.stem) for path in (run / "checkpoints").glob("*.json") if path.stem.isdigit())
