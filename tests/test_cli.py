@@ -418,7 +418,8 @@ def test_one_encoding_of_the_catalogue_with_its_picture(capsys, tmp_path):
     code, out, err = tiny.call(capsys, "encodings", *words)
     assert code == 0, err
     assert out.startswith("rope(base=500)+alibi\n")
-    assert "base=500.0" in out and "num_heads=8" in out and "acts on" in out
+    assert "0.base            500.0 (default: 10000.0)" in out and "num_heads=8" in out and "acts on" in out
+    assert out.index("Su et al. 2021") < out.index("bias_h(r) = -slope_h * |r|"), "each part is said"
     drawn = [Path(line) for line in out.splitlines() if line.endswith((".png", ".svg"))]
     assert len(drawn) == 2 and all(path.read_bytes() for path in drawn)
     code, out, _ = tiny.call(capsys, "encodings", "alibi", "--dry_run")

@@ -65,6 +65,12 @@ def test_logits_without_content_are_what_every_hook_gives() -> None:
     assert by_distance(chain) == pytest.approx(inside.T / math.sqrt(8) + slopes, abs=1e-6) and np.abs(inside).max() > 0
 
 
+def test_temperatures_are_drawn_by_the_position_of_the_query() -> None:
+    drawn = effects.temperatures(subject("rope+log_length"))
+    assert drawn == pytest.approx(np.maximum(np.log(np.arange(1, 17)) / math.log(8), 1)[None], abs=1e-6)
+    assert effects.temperatures(subject("tupe")) is None is effects.temperatures(subject("rope"))
+
+
 def test_the_match_of_a_vector_with_itself_falls_as_the_angles_say() -> None:
     distances, match = effects.match_by_distance(subject("rope(base=100)"))
     theta = 100.0 ** (-2 * np.arange(4) / 8)

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 
 from posx.encodings.base import Encoding, Params, as_float, at_least_float32, wide_dtype
 
-#: Nats: exponents up to here are safe in float32, as those of both sides of a product together.
-SAFE = 40.0
+#: Nats: exponents up to here are safe, as those of both sides of a product together, in float32 and bfloat16; and in
+#: float16.
+SAFE, SAFE_HALF = 40.0, 8.0
 
 
 def products(q: jax.Array, k: jax.Array) -> jax.Array:
@@ -83,8 +84,8 @@ def _decayed(rate: jax.Array, where: tuple[jax.Array, jax.Array], q: jax.Array, 
         return jnp.exp(jnp.minimum(rate[None, :, None] * behind[:, None, :, None], SAFE))
 
     def of_block() -> jax.Array:
-        by_q, by_k = q * power(behind_q).astype(q.dtype), k * power(-behind_k).astype(k.dtype)
-        return products(by_q, by_k)
+        by_q, by_k = at_least_float32(q) * power(behind_q), at_least_float32(k) * power(-behind_k)
+        return products(by_q.astype(q.dtype), by_k.astype(k.dtype))
 
     def of_pairs() -> jax.Array:
         """One channel after the other, or there would be [q, k, d'] numbers."""
@@ -99,4 +100,4 @@ def _decayed(rate: jax.Array, where: tuple[jax.Array, jax.Array], q: jax.Array, 
         nothing = jnp.zeros((*q.shape[:3], k.shape[2]), wide)
         return jax.lax.scan(add, nothing, tuple(each))[0]
 
-    return jax.lax.cond(widest < SAFE, of_block, of_pairs)
+    return jax.lax.cond(widest < (SAFE_HALF if q.dtype == jnp.float16 else SAFE), of_block, of_pairs)

@@ -12,7 +12,7 @@ import jax
 
 from posx.attention import causal, refusal
 from posx.commands import work_folder
-from posx.encodings import ENCODINGS, Dims, Encoding, build, from_spec, spec_text
+from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, from_spec, spec_text
 from posx.encodings.rates import rates_of, told
 
 
@@ -92,15 +92,18 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
 
 
 def _page(spec: str, encoding: Encoding, dims: Dims) -> str:
-    """Formula, fields and references as the class states them, its facts, and the arrays it learns."""
-    given = from_spec(spec)
-    lines = [spec_text(spec), "", inspect.getdoc(type(encoding)) or "", ""]
-    lines += [f"{column:18}{text}" for column, text in _facts(encoding, dims).items()]
-    fields = [
-        f"{field.name:18}{getattr(encoding, field.name)}{_said_of(field, getattr(given, field.name))}"
-        for field in dataclasses.fields(encoding)
-        if field.init
-    ]
+    """Formula, fields and references as the class states them, its facts, and the arrays it learns; of a chain the
+    formula and the fields of each part."""
+    lines, fields = [spec_text(spec)], []
+    for n, (part, given) in enumerate(zip(_parts(encoding), _parts(from_spec(spec)), strict=True)):
+        prefix, heading = (f"{n}.", [f"{n}. {spec_text(given)}"]) if isinstance(encoding, Chain) else ("", [])
+        lines += ["", *heading, inspect.getdoc(type(part)) or ""]
+        fields += [
+            f"{prefix + field.name:18}{_shown(getattr(part, field.name))}{_said_of(field, getattr(given, field.name))}"
+            for field in dataclasses.fields(part)
+            if field.init
+        ]
+    lines += ["", *(f"{column:18}{text}" for column, text in _facts(encoding, dims).items())]
     arrays = [
         f"{array:18}{list(shape.shape)} {'once per model' if array in encoding.shared else 'in each layer'}"
         for array, shape in _arrays(encoding, dims).items()
@@ -110,10 +113,21 @@ def _page(spec: str, encoding: Encoding, dims: Dims) -> str:
     return "\n".join(lines)
 
 
+def _parts(encoding: Encoding) -> tuple[Encoding, ...]:
+    return encoding.parts if isinstance(encoding, Chain) else (encoding,)
+
+
+def _shown(value: Any) -> str:
+    """The value of a field, as it is typed."""
+    return spec_text(value) if isinstance(value, Encoding) else str(value)
+
+
 def _said_of(field: dataclasses.Field[Any], given: Any) -> str:
     if given is None:
         return " (set from the sizes)"
-    return "" if field.default is dataclasses.MISSING or given == field.default else f" (default: {field.default})"
+    return (
+        "" if field.default is dataclasses.MISSING or given == field.default else f" (default: {_shown(field.default)})"
+    )
 
 
 def _picture(name: str, encoding: Encoding, dims: Dims, folder: pathlib.Path) -> list[pathlib.Path]:

@@ -59,6 +59,10 @@ class Around(Encoding):
         return self.base.causal_only
 
     @property
+    def planes(self) -> str:  # type: ignore[override]
+        return self.base.planes
+
+    @property
     def shared(self) -> frozenset[str]:
         return frozenset(f"base.{name}" for name in self.base.shared)
 

@@ -156,6 +156,9 @@ class Encoding:
     #: How many times the model's learning rate its parameters are trained with, unless a run says otherwise: as many as
     #: a comparison at the training length chose (experiments/recipe). 1 is untuned.
     lr_multiplier: ClassVar[float] = 1.0
+    #: The pairs of channels in which `query` and `key` turn vectors by position, "" where they turn none: maps of a
+    #: chain that turn the same pairs may change places.
+    planes: ClassVar[str] = ""
     #: For the catalogue: is it defined, and does it hold up, beyond the training length; and where it comes from.
     extrapolates: ClassVar[str] = ""
     paper: ClassVar[str] = ""

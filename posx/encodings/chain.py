@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -43,7 +44,23 @@ class Chain(Encoding):
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        return all(part.shift_invariant for part in self.parts)
+        """A map that comes after one that turns vectors by position sees how far that has turned them, unless both turn
+        the same planes."""
+        maps = [part.planes for part in self.parts if part.acts_on("query") or part.acts_on("key")]
+        turned = list(itertools.dropwhile(lambda planes: not planes, maps))
+        return len(set(turned)) < 2 and all(part.shift_invariant for part in self.parts)
+
+    @property
+    def planes(self) -> str:  # type: ignore[override]
+        return " and ".join(dict.fromkeys(part.planes for part in self.parts if part.planes))
+
+    @property
+    def extrapolates(self) -> str:  # type: ignore[override]
+        return "; ".join(dict.fromkeys(part.extrapolates for part in self.parts if part.extrapolates))
+
+    @property
+    def paper(self) -> str:  # type: ignore[override]
+        return ", ".join(dict.fromkeys(part.paper for part in self.parts if part.paper))
 
     @property
     def prefix_consistent(self) -> bool:  # type: ignore[override]

@@ -88,6 +88,17 @@ def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
     return np.zeros((len(whole), n)) if last is None else last[:, 0, ::-1]
 
 
+def temperatures(subject: Subject) -> np.ndarray | None:
+    """[head or 1, position]: what products are multiplied by at each query, of a layer input of zeros; None where that
+    is the same everywhere."""
+    n = num_positions(subject)
+    encoding = at_length(subject, n)
+    pos = jnp.arange(n, dtype=jnp.int32)
+    found = encoding.temperature(subject.params, pos, _features(subject, encoding, n))
+    values = None if found is None else np.atleast_2d(np.asarray(found, np.float64))
+    return None if values is None or np.ptp(values) < _SAME else values
+
+
 def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     """(distances [n], [head, n]): the mean product of a unit vector as a query and the same one as a key further back.
 

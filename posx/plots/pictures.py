@@ -51,7 +51,7 @@ def _facts(subject: Subject, panels: Sequence[Draw]) -> str:
     parts = [f"acts on {', '.join(sites) or 'nothing'}"]
     if hidden := [site for site in sites if site in _NOT_DRAWN or not panels]:
         parts.append(f"depends on the text: {', '.join(hidden)}")
-    if panels and "features" in sites and "potential" in sites:
+    if panels and "features" in sites and ("potential" in sites or effects.temperatures(subject) is not None):
         parts.append("drawn for a layer input of zeros")
     parts += [f"{dims.num_heads} heads of {dims.head_dim}, L = {dims.train_len}", look.shown(subject.origin, 80)]
     return " · ".join(parts)
@@ -75,6 +75,10 @@ def _panels(subject: Subject) -> list[Draw]:
         found.append(lambda ax: _lines(ax, match[0], _told_apart(match[1]), subject, title, "of unit vectors"))
     for part in effects.rotations(subject.encoding):
         found.append(functools.partial(_bound, subject=subject, part=part))
+    factors = effects.temperatures(subject)
+    if factors is not None:
+        lines, of = _told_apart(factors), "position of the query i"
+        found.append(lambda ax: _lines(ax, np.arange(factors.shape[1]), lines, subject, "temperature", "factor", of))
     lengths = effects.relative_lengths(subject)
     if lengths:
         distances = np.arange(effects.num_positions(subject))
@@ -125,11 +129,14 @@ def _show(ax: Axes, values: np.ndarray, colors: str, title: str, x: str, y: str,
     bar.ax.tick_params(labelsize=8.5)
 
 
-def _lines(ax: Axes, distances: np.ndarray, lines: dict[str, np.ndarray], subject: Subject, title: str, y: str) -> None:
+def _lines(
+    ax: Axes, at: np.ndarray, lines: dict[str, np.ndarray], subject: Subject, title: str, y: str,
+    x: str = "distance r = i - j",
+) -> None:  # fmt: skip
     for (name, values), (color, dashes) in zip(lines.items(), _LINES, strict=False):
-        ax.plot(distances, values, color=color, linestyle=dashes, linewidth=1.4, label=name)
+        ax.plot(at, values, color=color, linestyle=dashes, linewidth=1.4, label=name)
     _mark(ax, subject.dims.train_len)
-    ax.set(title=title, xlabel="distance r = i - j", ylabel=y)
+    ax.set(title=title, xlabel=x, ylabel=y)
     if any(lines):
         ax.legend(loc="best", fontsize=8)
 

@@ -104,6 +104,57 @@ def test_declared_facts_follow_from_the_parts():
     assert not Chain((Affine(1.0, 0.0), Alibi(H))).acts_on("curve")
 
 
+@pytest.mark.parametrize(
+    ("spec", "invariant"),
+    [
+        ("rope+rope(base=500)", True),
+        ("transformer_xl+rope", True),
+        ("xpos+rope", True),
+        ("rope+transformer_xl", False),  # u meets keys turned, queries not
+        ("rope+pope", False),
+        ("rope(layout=interleaved)+rope", False),
+        ("rope(rotary_dim=4)+rope", False),
+    ],
+)
+def test_maps_that_turn_other_planes_do_not_change_places(spec, invariant):
+    """What is declared is so, and its negation is not."""
+    found = posx.testing.check_encoding(spec, only=["shift_invariant"])
+    assert not found.failed and posx.build(spec, posx.testing.DIMS).shift_invariant == invariant
+
+
+@pytest.mark.parametrize("rotary", ["rope", "fope", "selective_rope"])
+def test_channels_that_a_part_appends_are_not_turned(rotary):
+    """TUPE's products of positions stand beside those of content, whether they come first or last."""
+    x, dims, weights = vectors(T, DIMS.model_dim)[None], dataclasses.replace(DIMS, num_kv_heads=None), []
+    own = {}
+    for n, name in enumerate(("tupe", rotary)):
+        shapes = jax.eval_shape(lambda name=name: posx.build(name, dims).init(jax.random.key(0), dims))
+        own[name] = {key: 0.5 * vectors(a.size, seed=n).reshape(a.shape) for key, a in shapes.items()}
+    for order in (("tupe", rotary), (rotary, "tupe")):
+        chain = posx.build("+".join(order), dims)
+        params = {f"{order.index(name)}.{key}": a for name in order for key, a in own[name].items()}
+        v = jnp.eye(T)[None, :, None]
+        o = jit_attend(chain, params, Q[None], K[None], jnp.repeat(v, H, axis=2), q_pos=POS, k_pos=POS, x=x)
+        weights.append(np.asarray(o))
+    assert_allclose(*weights, atol=1e-6)
+    assert np.abs(weights[0] - weights[0][:, ::-1]).max() > 0.01
+
+
+@pytest.mark.parametrize("temperature", ["ssmax", "adaptive_temperature", "ssmax+log_length"])
+def test_a_temperature_of_each_head_multiplies_the_logits_of_what_it_is_chained_with(temperature):
+    x = vectors(T, DIMS.model_dim)
+    factor = posx.build(temperature, DIMS)
+    chain, own = Chain((Rope(rotary_dim=D), factor)), params_of(factor)
+    features = factor.features(own, jnp.asarray(x), POS, None)[0]
+    tau = np.broadcast_to(factor.temperature(own, jnp.asarray(POS), features), (H, T))
+    params = {f"1.{name}": a for name, a in own.items()}
+    v = jnp.repeat(jnp.eye(T)[None, :, None], H, axis=2)
+    o = jit_attend(chain, params, Q[None], K[None], v, q_pos=POS, k_pos=POS, x=x[None])
+    turned = (Rope(rotary_dim=D).query({}, vectors, jnp.asarray(POS), {}) for vectors in (Q, K))
+    logits = np.where(np.tri(T, dtype=bool), tau[:, :, None] * plain_logits(*turned), -np.inf)
+    assert_allclose(o[0].swapaxes(0, 1), softmax(logits), atol=1e-5)
+
+
 def test_resolve_at_length_and_init_reach_every_part():
     chain = posx.build(["alibi", {"name": "learned", "beyond": "interpolate"}, "tupe"], DIMS)
     assert chain.parts == (Alibi(H), Learned(32, "interpolate"), Tupe(32))

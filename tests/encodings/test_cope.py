@@ -101,6 +101,7 @@ def test_weights_move_smoothly_through_whole_positions():
     assert np.ptp(found) > 0.1
     assert np.abs(np.diff(found, axis=0)).max() < 0.02
     assert_allclose(slopes[0:99:7], np.gradient(found, steps, axis=0)[0:99:7], atol=0.02)
+    assert np.isfinite(slopes[100]).all(), "at a whole position, where the slope of interpolation jumps"
 
 
 def test_gates_are_of_the_content_whatever_else_adds_to_the_scores():

@@ -18,7 +18,7 @@ POS = np.array([0, 1, 2, 5, 17, 400])
 
 
 def fope(**fields):
-    return Fope(**({"original_len": 100, "base": 50.0, "num_kv_heads": H} | fields))
+    return Fope(**({"original_len": 100, "base": 50.0, "num_kv_heads": H, "head_dim": D} | fields))
 
 
 def turned(encoding, x, pos=POS, params=()):
@@ -41,7 +41,7 @@ def turning(encoding, width):
 def test_only_planes_that_turn_once_in_the_training_length_turn(length, base, planes_left):
     """Heads of 64 in the published runs of 512 and 1024 tokens; 2 pi tokens is the shortest period."""
     for dropped in ("doubled", "plain"):
-        encoding = fope(original_len=length, base=base, gain=0.1, dropped=dropped)
+        encoding = fope(original_len=length, base=base, gain=0.1, dropped=dropped, head_dim=64)
         assert turning(encoding, 64) == planes_left
 
 

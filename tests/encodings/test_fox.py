@@ -36,6 +36,16 @@ def constant(log_f):
     return {"w": np.zeros((M, H), np.float32), "b": b.astype(np.float32)}
 
 
+@pytest.mark.parametrize("bias", [-1e4, -1e2, 0.0, 1e2, 1e4])
+def test_gates_that_are_shut_or_open_have_gradients(bias):
+    """Where all that is seen is forgotten at once, too: a query still sees itself."""
+    given = tokens(12)
+    params = {"w": np.zeros((M, H), np.float32), "b": np.full(H, bias, np.float32)}
+    grads = jax.grad(lambda params: (outputs(Fox(longest=12.0), params, *given) ** 2).sum())(params)
+    assert all(np.isfinite(grad).all() for grad in grads.values())
+    assert (np.abs(grads["w"]).max() > 0) == (abs(bias) < 1e2)
+
+
 def test_gates_that_forget_nothing_are_no_positions():
     given = tokens(20)
     open_gates = {"w": np.zeros((M, H), np.float32), "b": np.full(H, 40, np.float32)}

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx.attention.blockwise import Tiling, blockwise
+from posx.attention.products import mapped_products
 from posx.encodings import Rope, Xpos
 from posx.errors import ConfigError
 from tests.encodings import reference
@@ -32,6 +33,19 @@ def test_a_large_base_is_rope():
     pos = np.arange(T)
     found, wanted = (attention_weights(e, {}, Q, K, pos, mask=posx.causal()) for e in (xpos(1e9), ROPE))
     assert_allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("far", [1000, 8000])
+def test_half_precision_holds_what_powers_come_to(far):
+    """As accelerators multiply them: no power of a wide block overflows, and operands are rounded once."""
+    encoding, pos = xpos(500.0), (jnp.array([[0, far]]), jnp.array([[0, far - 3, far]]))
+    q, k = (vectors(n, 1, D, seed=n).swapaxes(0, 1)[None] for n in (2, 3))
+    found, wanted = (
+        np.asarray(mapped_products(encoding, {}, pos, *(jnp.asarray(x, dtype) for x in (q, k))), np.float32)
+        for dtype in (jnp.float16, jnp.float32)
+    )
+    seen = np.array([[1, 0, 0], [1, 1, 1]], bool)
+    assert_allclose(found[0, 0][seen], wanted[0, 0][seen], atol=5e-3)
 
 
 def test_published_rates():

@@ -26,8 +26,10 @@ class Bam(Encoding):
     `per_layer`. Added after the 1/sqrt(d) scale.
 
     Reference: Bianchessi et al. 2025, arXiv 2505.22842, GGD-BAM, in the form of the released models/bam.py.
-    Differs: its README starts the parameter scale itself, not e^scale, at the slopes. There shape is fixed at 1 if it
-    is not learned. Its bam_ssmax multiplies the prior by s ln(n) too; bam+ssmax multiplies products alone.
+    Differs: that file starts the parameter scale itself, not e^scale, at the slopes, and has shape fixed at 1 if it is
+    not learned. The train.py of a later release starts shape and scale at 0, one prior a layer, which is no position at
+    all at first: bam(shapes=(0, 0), initial_scale=1, per_layer=true). Its bam_ssmax multiplies the prior by s ln(n)
+    too; bam+ssmax multiplies products alone.
     """
 
     learned: tuple[str, ...] = ("shape", "scale")

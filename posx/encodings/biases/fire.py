@@ -18,11 +18,11 @@ EPSILON = 1e-6
 class Fire(Encoding):
     """bias_ij = f(psi(|i - j|) / psi(max(i, T))), psi(x) = ln(1 + |c| x), f a network 1 -> `width` -> h with ReLU.
 
-    Distance as a share of the text so far, in [0, 1] at any length: beyond T tokens it depends on the position of the
-    query, counted from the start of its document. T = |multiplier| * `threshold`, at least 1; c and multiplier are
-    learned, from 0.1 and 1. `threshold` is L/2 by default: the published 512 would divide by the position of the query
-    only beyond a shorter training length. One network per layer, unless `per_layer` is off. Added after the 1/sqrt(d)
-    scale.
+    Distance as a share of the text so far, of keys behind the query in [0, 1] at any length: beyond T tokens it depends
+    on the position of the query, counted from the start of its document. T = |multiplier| * `threshold`, at least 1; c
+    and multiplier are learned, from 0.1 and 1. `threshold` is L/2 by default: the published 512 would divide by the
+    position of the query only beyond a shorter training length. One network per layer, unless `per_layer` is off. Added
+    after the 1/sqrt(d) scale.
 
     Reference: Li et al. 2024, arXiv 2310.04418; sizes, starts and the 1e-6 as in the code of its appendix.
     Differs: that code does not keep T above 0, and its last layer has a bias, which no softmax sees. DAPE's port needs

@@ -22,8 +22,9 @@ class Kerple(Encoding):
     as their mirror image in it, so that none is stuck there. Added after the 1/sqrt(d) scale.
 
     Reference: Chi et al. 2022, arXiv 2205.09921; starts and bounds of the released ParallelKerpleLog and -Power.
-    Differs: the authors' code cuts the stored parameters at the bounds before each step. NeMo has -b ln(1 + a |r|^p),
-    a = p = 1 and b ALiBi's slopes. The power form's multiplicative weights e^(-a' |r|^p') are left out.
+    Differs: the authors' code cuts the stored parameters at the bounds before each step. NeMo has -b ln(1 + a |r|^p)
+    with fixed a = 0 and p = 1, which is no bias whatever b. The power form's multiplicative weights e^(-a' |r|^p') are
+    left out.
     """
 
     form: str = "log"

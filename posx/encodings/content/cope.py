@@ -20,10 +20,11 @@ class Cope(Encoding):
     the layers unless `per_layer`. In a chain the gates stay those of q and k as projected: what a key counts for is its
     content, not where it stands, as in the release's "cope+rel".
 
-    Reference: Golovneva et al. 2024, arXiv 2405.18719, section 4.
-    Differs: x-transformers and DAPE's copy do not divide q . e by sqrt(d) (`scaled=False`, the release's
-    "cope-nodiv"), and x-transformers takes gates from all that is added to the scores. Gates from separate keys or from
-    values are left out. In a chain a temperature acts on q . e as on q . k where both are divided by sqrt(d).
+    Reference: Golovneva et al. 2024, arXiv 2405.18719, section 4; q . e divided as in the release (RAM, "cope").
+    Differs: the listing in the paper's appendix, x-transformers and DAPE's copy do not divide q . e by sqrt(d)
+    (`scaled=False`, the release's "cope-nodiv"), and x-transformers takes gates from all that is added to the scores.
+    Gates from separate keys or from values are left out. In a chain a temperature acts on q . e as on q . k where both
+    are divided by sqrt(d).
     """
 
     num_positions: int | None = None

@@ -15,11 +15,11 @@ from posx.errors import ConfigError
 class Dape(Around):
     """s_ij = A_ij + B_ij + f([A; B])_ij, f = W2 leaky_relu(W1 . + b) over the heads of a pair, 2H -> width -> H.
 
-    A are the scaled products (and what comes before in a chain), B is the bias or the score
-    that `base` adds to them, the papers' best being KERPLE, in each layer its own; where it adds none (RoPE, NoPE) it
-    is f(A), from H. `kernel` = 1 is version 1. 3 is
-    version 2: W1 and W2 span a key and its neighbours, and both see 0 for keys that the query does not see. width = 32;
-    f is per layer, drawn as PyTorch does, uniform within 1/sqrt(inputs).
+    A are the scaled products with all that comes before `score` in the formula, or in a chain, B is the bias or the
+    score that `base` adds to them, the papers' best being KERPLE, in each layer its own. Where it adds none it is f(A),
+    from H: so of RoPE and NoPE, and of FoX, Transformer-XL and others that act elsewhere. `kernel` = 1 is version 1, 3
+    is version 2: W1 and W2 span a key and its neighbours, and both see 0 for keys that the query does not see. width =
+    32; f is per layer, drawn as PyTorch does, uniform within 1/sqrt(inputs).
 
     Reference: Zheng et al. 2024, arXiv 2405.14722; version 2 Zheng et al. 2024, arXiv 2410.04798.
     Differs: the release gives the second layer a bias vector, which adds the same to all keys of a query and so changes

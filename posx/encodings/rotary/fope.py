@@ -22,12 +22,14 @@ class Fope(Encoding):
     Only the n frequencies base^(-2c/d) of at least 2 pi / `original_len` (default: the training length) are left, those
     that turn once or more in it. The planes of the others stand still: "doubled" is sin = cos = 1, an eighth of a turn
     that counts twice in logits, "plain" sin = 0. Logits depend on i - j alone only where S = C = I. The matrices are
-    not trained, but drawn from `seed`; with `learned` they are parameters of each layer. The gain is 0.3 for 60 M
-    parameters, 0.4 for 180 M, 0.6 for 1.2 B.
+    not trained, but drawn from `seed`, the same for all layers and runs that have it: a layer policy of fope(seed=0),
+    fope(seed=1), ... has others. With `learned` they are parameters of each layer. The gain is 0.3 for 60 M parameters,
+    0.4 for 180 M, 0.6 for 1.2 B.
 
     Reference: Hua et al. 2025, arXiv 2412.17739; github.com/TsinghuaC3I/Fourier-Position-Embedding, olmo/model.py.
-    Differs: that code, which "doubled" follows on its authors' word (its issue 6), draws new matrices for each layer,
-    has as many key heads as query heads, and leaves at most d/4 planes; vLLM's is "plain" and has no such bound.
+    Differs: that code, which "doubled" follows on its authors' word (its issue 6), draws new matrices for each layer
+    and run, has as many key heads as query heads, and leaves at most d/4 planes: where more turn, it starts them from
+    every n-th frequency and the last from noise alone. vLLM's is "plain" and has no such bound.
     """
 
     base: float = 10000.0
@@ -37,6 +39,7 @@ class Fope(Encoding):
     learned: bool = False
     seed: int = 0
     num_kv_heads: int | None = None
+    head_dim: int | None = None
 
     shift_invariant = False
     caches_mapped_keys = True
@@ -62,18 +65,19 @@ class Fope(Encoding):
     def resolve(self, dims: Dims) -> Self:
         if dims.head_dim % 2:
             raise ConfigError(f"fope: head_dim={dims.head_dim} must be even, as pairs of channels turn")
-        return self.fill_open(original_len=dims.train_len, num_kv_heads=dims.num_kv_heads or dims.num_heads)
+        key_heads = dims.num_kv_heads or dims.num_heads
+        return self.fill_open(original_len=dims.train_len, num_kv_heads=key_heads, head_dim=dims.head_dim)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         if not self.learned:
             return {}
-        n = len(self._frequencies(dims.head_dim))
+        n = len(self._frequencies())
         noise = normal(rng, (2, self.num_kv_heads, n, n), self._std(n))
         return dict(zip(("sin", "cos"), jnp.eye(n, dtype=jnp.float32)[None, None] + noise, strict=True))
 
-    def _frequencies(self, width: int) -> np.ndarray:
+    def _frequencies(self) -> np.ndarray:
         self.require_resolved()
-        frequencies = inverse_frequencies(self.base, width)
+        frequencies = inverse_frequencies(self.base, self.head_dim)
         return frequencies[frequencies >= 2 * np.pi / self.original_len]
 
     def _std(self, n: int) -> float:
@@ -85,19 +89,21 @@ class Fope(Encoding):
         return dict(zip(("sin", "cos"), np.eye(n) + self._std(n) * noise, strict=True))
 
     def _map(self, params: Params, vectors: jax.Array, pos: jax.Array) -> jax.Array:
-        wide = at_least_float32(vectors)
-        frequencies = self._frequencies(vectors.shape[-1])
+        frequencies = self._frequencies()
+        # In a chain, vectors may have more channels by now: those that were projected turn.
+        turned, rest = jnp.split(at_least_float32(vectors), [self.head_dim], axis=-1)
         matrices = params if self.learned else self._fixed(len(frequencies))
-        still = vectors.shape[-1] // 2 - len(frequencies)
+        still = self.head_dim // 2 - len(frequencies)
         sin, cos = sin_cos(pos, frequencies)
 
         def mixed(wave: jax.Array, name: str, rest: float) -> jax.Array:
             series = jnp.einsum("tn,gnf->tgf", wave, as_float(matrices[name]), precision="highest")
             series = jnp.pad(series, ((0, 0), (0, 0), (0, still)), constant_values=rest)
-            return jnp.repeat(series, vectors.shape[1] // series.shape[1], axis=1).astype(wide.dtype)
+            return jnp.repeat(series, vectors.shape[1] // series.shape[1], axis=1).astype(turned.dtype)
 
         sin, cos = mixed(sin, "sin", float(self.dropped == "doubled")), mixed(cos, "cos", 1.0)
-        return rotate(wide, sin, cos, "half_split").astype(vectors.dtype)
+        turned = rotate(turned, sin, cos, "half_split")
+        return jnp.concatenate([turned, rest], axis=-1).astype(vectors.dtype)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         return self._map(params, vectors, pos)

@@ -18,8 +18,9 @@ class Pope(Encoding):
 
     Mapped vectors are 2d wide, [mu cos, mu sin]. `delta` [h, d] is learned and clamped to [-2 pi, 0]; it starts at 0,
     or uniform in that range (`delta_start`). It turns queries back instead of keys forward, which is the same product,
-    so that every query head has its own where heads share keys. To look r tokens back delta would have to rise by
-    r theta_c, where the range ends: from 0 such heads are slow to learn or do not, from a uniform start they do.
+    so that every query head has its own where heads share keys. To look r tokens back delta would have to rise by r
+    theta_c, where the range ends: from 0 such heads are slow to learn or do not, from a uniform start they do. A delta
+    outside its range has no gradient, as in PoPE-pytorch, and stays where it is.
 
     Reference: Gopalakrishnan, Csordas, Schmidhuber and Mozer 2025, arXiv 2509.10534.
     Differs: PoPE-pytorch can leave channels out, which then keep their sign and are not turned.
@@ -29,6 +30,7 @@ class Pope(Encoding):
     delta_start: str = "zero"
 
     caches_mapped_keys = True
+    planes = "magnitudes and phases"
     extrapolates = "yes, by its paper: without fine-tuning, where RoPE does not"
     paper = "arXiv 2509.10534"
 

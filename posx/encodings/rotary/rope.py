@@ -51,6 +51,10 @@ class Rope(Encoding):
         if self.rotary_dim is not None and (self.rotary_dim < 2 or self.rotary_dim % 2):
             raise ConfigError(f"rope: rotates pairs of channels, so an even width is needed, not {self.rotary_dim}")
 
+    @property
+    def planes(self) -> str:  # type: ignore[override]
+        return self.layout if self.layout == "interleaved" else f"{self.layout} of {self.rotary_dim}"
+
     def resolve(self, dims: Dims) -> Self:
         if self.rotary_dim is not None and self.rotary_dim > dims.head_dim:
             raise ConfigError(f"rope: rotary_dim={self.rotary_dim} is more than head_dim={dims.head_dim}")

@@ -34,6 +34,7 @@ class SelectiveRope(Encoding):
     drift: bool = False
     gated: bool = False
     num_heads: int | None = None
+    head_dim: int | None = None
 
     caches_mapped_keys = True
     extrapolates = "open: tokens choose the angles, which grow on as RoPE's do"
@@ -48,6 +49,10 @@ class SelectiveRope(Encoding):
             raise ConfigError(f"selective_rope: kernel={self.kernel} must be at least 2 tokens")
 
     @property
+    def planes(self) -> str:  # type: ignore[override]
+        return f"half_split of {self.head_dim}"
+
+    @property
     def history(self) -> Mapping[str, int]:  # type: ignore[override]
         return {"features": self.kernel - 1}
 
@@ -59,7 +64,7 @@ class SelectiveRope(Encoding):
                 f"selective_rope: model_dim={dims.model_dim} must be a multiple of num_heads={dims.num_heads}, as each "
                 "head's slice is normalised"
             )
-        return self.fill_open(num_heads=dims.num_heads)
+        return self.fill_open(num_heads=dims.num_heads, head_dim=dims.head_dim)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         down, up, kernel, gate = jax.random.split(rng, 4)
@@ -91,10 +96,12 @@ class SelectiveRope(Encoding):
         return {"angles": found}, last
 
     def _map(self, vectors: jax.Array, features: Features) -> jax.Array:
-        wide = at_least_float32(vectors)
-        angles = features["angles"].astype(wide.dtype)
+        # In a chain, vectors may have more channels by now: those that were projected turn.
+        turned, rest = jnp.split(at_least_float32(vectors), [self.head_dim], axis=-1)
+        angles = features["angles"].astype(turned.dtype)
         angles = jnp.repeat(angles, vectors.shape[1] // angles.shape[1], axis=1)
-        return rotate(wide, jnp.sin(angles), jnp.cos(angles), "half_split").astype(vectors.dtype)
+        turned = rotate(turned, jnp.sin(angles), jnp.cos(angles), "half_split")
+        return jnp.concatenate([turned, rest], axis=-1).astype(vectors.dtype)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         return self._map(vectors, features)

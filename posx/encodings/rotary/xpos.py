@@ -38,6 +38,10 @@ class Xpos(Encoding):
         if self.scale_base is not None and not self.scale_base > 0:
             raise ConfigError(f"xpos: scale_base={self.scale_base} must be above 0 tokens")
 
+    @property
+    def planes(self) -> str:  # type: ignore[override]
+        return self.rope.planes
+
     def require_resolved(self) -> None:
         super().require_resolved()
         self.rope.require_resolved()

@@ -17,8 +17,9 @@ class AdaptiveTemperature(Encoding):
     x [m] the query's layer input.
 
     ln(p + 2) is above 0 for the first token too, where a negative power of ln(p + 1) would be infinite. It acts on all
-    products inside the scale, biases are added after it. W_beta and W_gamma [m, h] are N(0, 0.02), per layer, so that
-    tau starts at about 1.7 everywhere. The first `plain_heads` keep 1, as the ALiBi heads of NAPE do in the source.
+    products inside the scale, biases are added after it. W_beta and W_gamma [m, h] are N(0, 0.02), per layer: tau
+    starts around 1.7, the further from it the larger m (nine of ten at position 1,024: 1.2 to 2.9 at m = 64, 1.05 to 9
+    at 512). The first `plain_heads` keep 1, as the ALiBi heads of NAPE do in the source.
 
     Reference: Vasylenko et al. 2025, arXiv 2506.16640, ASEntmax; "adapt-softplus-tanh" of the released sparse_gemma.py.
     Differs: softmax stands in the place of entmax. The source's learned constants beta_h, gamma_h that do not look at

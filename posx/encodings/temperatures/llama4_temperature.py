@@ -15,8 +15,8 @@ class Llama4Temperature(Encoding):
     """tau(p) = 1 + attn_scale ln(1 + floor((p + 1) / floor_scale)): steps at every floor_scale tokens.
 
     It acts on all products inside the scale, biases are added after it. `floor_scale` is the training length by
-    default: up to its last token but one nothing changes. The published 8192 would change nothing at all before 8192
-    tokens.
+    default: of a window of that length only the last query changes, by 7 %. The published 8192 would change nothing at
+    all before 8192 tokens.
 
     Reference: Llama 4 in transformers (attn_temperature_tuning, on layers without RoPE, as SSMax, arXiv 2501.19399).
     Differs: Ministral 3 has floor(p / L) there.
@@ -27,7 +27,7 @@ class Llama4Temperature(Encoding):
 
     shift_invariant = False
     caches_mapped_keys = True
-    extrapolates = "helps others: it acts beyond L only"
+    extrapolates = "helps others: it acts from token L on"
     paper = "arXiv 2501.19399"
 
     def __post_init__(self) -> None:

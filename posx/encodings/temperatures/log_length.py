@@ -20,8 +20,8 @@ class LogLength(Encoding):
     can be added to a trained model. p counts from the start of the document, and all keys before, also those that a
     window hides.
 
-    Reference: the factor ln n, Chiang and Cholak 2022, arXiv 2202.12172; its base and the maximum, Su,
-    kexue.fm/archives/8823, and Qwen's use_logn_attn.
+    Reference: the factor ln n, Chiang and Cholak 2022, arXiv 2202.12172, and Su, kexue.fm/archives/8823; its base and
+    the maximum as in Qwen's use_logn_attn.
     """
 
     train_len: int | None = None
