@@ -12,10 +12,12 @@ Expect and read: experiments/leaderboard.
 from posx.config import base_config
 from posx.config.sweep import CLASSIC
 
-BIASES = ("kerple", "kerple(form=power)", "bam", "sandwich", "fire", "dynamic_bias", "nape")
+RELEASED_BAM = "bam(shapes=(0, 0), initial_scale=1, per_layer=true)"  # as its later train.py starts: as no position
+BIASES = ("kerple", "kerple(form=power)", "bam", RELEASED_BAM, "sandwich", "fire", "dynamic_bias", "nape")
 CONTENT = ("fox", "fox(gate=cable)", "cope", "dape", "dape(kernel=3)", "inkling", "grape_a")
 ROTARY = ("xpos", "pope", "selective_rope", "fope", "key_offset")
-TEMPERATURES = ("rope+log_length", "rope+ssmax", "rope+llama4_temperature", "rope+adaptive_temperature", "ssmax")
+SSMAX = ("rope+ssmax", "rope+ssmax(initial=0.31)", "ssmax")  # 0.31: 1 / mean(ln n) over 64 tokens
+TEMPERATURES = ("rope+log_length", *SSMAX, "rope+llama4_temperature", "rope+adaptive_temperature")
 ENTRIES = (*CLASSIC, *BIASES, *CONTENT, *ROTARY, *TEMPERATURES)
 #: The ten were tuned by `recipe_cpu`; an encoding that learns nothing has one run for all multipliers.
 NEW = tuple(entry for entry in ENTRIES if entry not in CLASSIC)

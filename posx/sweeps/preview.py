@@ -75,7 +75,7 @@ def _resolved(run: RunConfig) -> str:
 
 def _ceiling(cache: Path, dtype: str) -> float:
     """FLOP/s of all devices, as a run's log lines count them."""
-    return machine_ceiling(cache / "machine", dtype, keep=False)
+    return machine_ceiling(cache / "machine", dtype, max_age=3600, keep=False)  # it may have been busy then
 
 
 def _median(measured: Sequence[Any]) -> float | None:
