@@ -8,7 +8,7 @@ from posx.sweeps.schedule import choose
 
 def test_the_machine_is_measured_once_for_all_runs_and_a_start_is_counted_for_each(tmp_path, monkeypatch):
     measured = []
-    monkeypatch.setattr(preview, "machine_ceiling", lambda folder, dtype, keep: measured.append(dtype) or 1e30)
+    monkeypatch.setattr(preview, "machine_ceiling", lambda folder, dtype, **how: measured.append(dtype) or 1e30)
     config = base_config("rope")
     config.sweep.update(encodings=("rope", "alibi"), seeds=(0, 1, 2))
     jobs = plan(config, tmp_path)
