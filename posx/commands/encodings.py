@@ -125,9 +125,9 @@ def _shown(value: Any) -> str:
 def _said_of(field: dataclasses.Field[Any], given: Any) -> str:
     if given is None:
         return " (set from the sizes)"
-    return (
-        "" if field.default is dataclasses.MISSING or given == field.default else f" (default: {_shown(field.default)})"
-    )
+    if field.default is dataclasses.MISSING or given == field.default:
+        return ""
+    return f" (default: {_shown(field.default)})"
 
 
 def _picture(name: str, encoding: Encoding, dims: Dims, folder: pathlib.Path) -> list[pathlib.Path]:

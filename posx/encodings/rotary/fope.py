@@ -90,8 +90,7 @@ class Fope(Encoding):
 
     def _map(self, params: Params, vectors: jax.Array, pos: jax.Array) -> jax.Array:
         frequencies = self._frequencies()
-        # In a chain, vectors may have more channels by now: those that were projected turn.
-        turned, rest = jnp.split(at_least_float32(vectors), [self.head_dim], axis=-1)
+        wide = at_least_float32(vectors)
         matrices = params if self.learned else self._fixed(len(frequencies))
         still = self.head_dim // 2 - len(frequencies)
         sin, cos = sin_cos(pos, frequencies)
@@ -99,11 +98,10 @@ class Fope(Encoding):
         def mixed(wave: jax.Array, name: str, rest: float) -> jax.Array:
             series = jnp.einsum("tn,gnf->tgf", wave, as_float(matrices[name]), precision="highest")
             series = jnp.pad(series, ((0, 0), (0, 0), (0, still)), constant_values=rest)
-            return jnp.repeat(series, vectors.shape[1] // series.shape[1], axis=1).astype(turned.dtype)
+            return jnp.repeat(series, vectors.shape[1] // series.shape[1], axis=1).astype(wide.dtype)
 
         sin, cos = mixed(sin, "sin", float(self.dropped == "doubled")), mixed(cos, "cos", 1.0)
-        turned = rotate(turned, sin, cos, "half_split")
-        return jnp.concatenate([turned, rest], axis=-1).astype(vectors.dtype)
+        return rotate(wide, sin, cos, "half_split").astype(vectors.dtype)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         return self._map(params, vectors, pos)

@@ -12,10 +12,14 @@ from posx.errors import ConfigError
 
 
 def rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, layout: str) -> jax.Array:
-    """Turns plane c of x [t, h, d] by the angle of sin[t, c], cos[t, c], or [t, h, c] where heads have angles of their
-    own; planes are (2c, 2c+1) interleaved, (c, c + d/2) half_split."""
+    """Turns plane c of x [t, h, d'] by the angle of sin[t, c], cos[t, c], or [t, h, c] where heads have angles of their
+    own; planes are (2c, 2c+1) interleaved, (c, c + d/2) half_split. Channels from d on, twice as many as there are
+    angles, pass."""
     if sin.ndim == 2:
         sin, cos = sin[:, None, :], cos[:, None, :]
+    if x.shape[-1] > 2 * sin.shape[-1]:
+        turned, rest = jnp.split(x, [2 * sin.shape[-1]], axis=-1)
+        return jnp.concatenate([rotate(turned, sin, cos, layout), rest], axis=-1)
     if layout == "interleaved":
         pairs = x.reshape(*x.shape[:-1], -1, 2)
         a, b = pairs[..., 0], pairs[..., 1]
@@ -62,9 +66,8 @@ class Rope(Encoding):
 
     def _map(self, vectors: jax.Array, pos: jax.Array) -> jax.Array:
         sin, cos = sin_cos(pos, inverse_frequencies(self.base, self.rotary_dim))
-        turned, rest = jnp.split(at_least_float32(vectors), [self.rotary_dim], axis=-1)
-        turned = rotate(turned, sin.astype(turned.dtype), cos.astype(turned.dtype), self.layout)
-        return jnp.concatenate([turned, rest], axis=-1).astype(vectors.dtype)
+        wide = at_least_float32(vectors)
+        return rotate(wide, sin.astype(wide.dtype), cos.astype(wide.dtype), self.layout).astype(vectors.dtype)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         return self._map(vectors, pos)

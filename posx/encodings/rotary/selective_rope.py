@@ -96,12 +96,10 @@ class SelectiveRope(Encoding):
         return {"angles": found}, last
 
     def _map(self, vectors: jax.Array, features: Features) -> jax.Array:
-        # In a chain, vectors may have more channels by now: those that were projected turn.
-        turned, rest = jnp.split(at_least_float32(vectors), [self.head_dim], axis=-1)
-        angles = features["angles"].astype(turned.dtype)
+        wide = at_least_float32(vectors)
+        angles = features["angles"].astype(wide.dtype)
         angles = jnp.repeat(angles, vectors.shape[1] // angles.shape[1], axis=1)
-        turned = rotate(turned, jnp.sin(angles), jnp.cos(angles), "half_split")
-        return jnp.concatenate([turned, rest], axis=-1).astype(vectors.dtype)
+        return rotate(wide, jnp.sin(angles), jnp.cos(angles), "half_split").astype(vectors.dtype)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         return self._map(vectors, features)
