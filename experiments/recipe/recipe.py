@@ -170,6 +170,8 @@ def figure(records: Sequence[Record], folder: Path) -> list[Path]:
     from posx.plots import look, palette
 
     multipliers = sorted({r["position_lr_multiplier"] for r in records})
+    count = len({r["seed"] for r in records})
+    seeds = "one seed" if count == 1 else f"lines: means over seeds, dots: {count} seeds"
     looks = palette.looks([(name, 0) for name in dict.fromkeys(r["encoding"] for r in records)])
     with look.style():
         made = look.figure(11, 4.2)
@@ -188,8 +190,7 @@ def figure(records: Sequence[Record], folder: Path) -> list[Path]:
         look.legend(made, handles, labels, 0.845, 0.985)
         look.headings(made, "What the multiplier decides, at the training length and eight times beyond it", [
             f"{records[0]['step']} steps at L = {records[0]['train_len']}, base rate {records[0]['learning_rate']:g} · "
-            f"lines: means over seeds, dots: {len({r['seed'] for r in records})} seeds, rings: what was chosen, by the "
-            "left side alone",
+            f"{seeds} · rings: what was chosen, by the left side alone",
         ])  # fmt: skip
         return look.save(made, folder, "r_8")
 
