@@ -23,7 +23,7 @@ class Deberta(Encoding):
     Reference: He et al. 2021, arXiv 2006.03654, equations 2 to 4; v2 buckets arXiv 2111.09543.
     Differs: the authors' code and HF read p2c at delta(i, j); `release_index=True` does so. v1's bias on the position
     query, and the absolute positions of the enhanced mask decoder (a masked-LM device), are left out.
-    Sensitive: to the rate (30 times the model's: 0.16 nats a byte worse at L), and from 4 L on to the seed: all
+    Sensitive: to the rate (30 times a model's 4e-3: 0.16 nats a byte worse at L), and from 4 L on to the seed: all
     distances beyond k read the row of k - 1, which training meets once a window.
     """
 
@@ -33,7 +33,7 @@ class Deberta(Encoding):
     log_buckets: int = 0
 
     integer_positions = True
-    lr_multiplier = 3.0  # products of small arrays; 10 is worse than 1, see experiments/recipe
+    lr_multiplier = 3.0  # products of small arrays; 10 gains nothing over 1, see experiments/recipe
     extrapolates = "partly: everything beyond k shares a vector; from 4 L on the seed decides in our small study"
     paper = "arXiv 2006.03654"
 

@@ -20,7 +20,7 @@ class TransformerXL(Encoding):
 
     Reference: Dai et al. 2019, arXiv 1901.02860, section 3.3.
     Differs: no dropout on R. DeepMind's causal version reads the table in the wrong order, so its prefixes change.
-    Sensitive: little; rates of 1 to 30 times the model's are within 0.027 nats a byte of each other at L.
+    Sensitive: little; 1 to 30 times the model's rate are within 0.027 nats a byte of each other at L.
     """
 
     base: float = 10000.0
