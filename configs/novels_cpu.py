@@ -4,7 +4,7 @@
 
 The text is ELTeC-eng (doi 10.5281/zenodo.4662490) or any folder with train.* and validation.* files.
 Hardware and time: 2 CPU cores, two hours and a half a seed of all ten; half of it is the sliding protocol.
-Expect (perplexity per byte, non-overlapping, three to five seeds): 4.1 to 4.35 at L and 4.9 to 5.1 for NoPE; R_8 0.97 for T5,
+Expect (perplexity per byte, non-overlapping, 3 to 5 seeds): 4.1 to 4.35 at L and 4.9 to 5.1 for NoPE; R_8 0.97 for T5,
 ALiBi, Shaw and Transformer-XL, 0.97 to 1.04 DeBERTa, 2.7 to 3.3 NoPE, 4.1 to 5.4 RoPE, 6.0 to 6.4 sinusoidal.
 """
 
