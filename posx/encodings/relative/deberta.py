@@ -23,8 +23,9 @@ class Deberta(Encoding):
     Reference: He et al. 2021, arXiv 2006.03654, equations 2 to 4; v2 buckets arXiv 2111.09543.
     Differs: the authors' code and HF read p2c at delta(i, j); `release_index=True` does so. v1's bias on the position
     query, and the absolute positions of the enhanced mask decoder (a masked-LM device), are left out.
-    Sensitive: to the rate (30 times a model's 4e-3: 0.16 nats a byte worse at L), and from 4 L on to the seed: all
-    distances beyond k read the row of k - 1, which training meets once a window.
+    Sensitive: to the rate (30 times a model's 4e-3: 0.16 nats a byte worse at L), and beyond L to k: with k = L all
+    distances from k on read a row that training meets once a window (c2p) and one that causal training never meets
+    (p2c); k = L/4 leaves none untrained, is as good at L and flat to 32 L where k = L rises (small study).
     """
 
     max_distance: int | None = None
@@ -34,7 +35,7 @@ class Deberta(Encoding):
 
     integer_positions = True
     lr_multiplier = 3.0  # products of small arrays; 10 gains nothing over 1, see experiments/recipe
-    extrapolates = "partly: everything beyond k shares a vector; from 4 L on the seed decides in our small study"
+    extrapolates = "with k = L no: rises beyond 4 L, untrained rows; flat to 32 L with k = L/4 in our small study"
     paper = "arXiv 2006.03654"
 
     def __post_init__(self) -> None:
