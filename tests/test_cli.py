@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -21,6 +22,7 @@ import posx.runs.evaluate
 import posx.runs.work
 from posx.cli import COMMANDS
 from posx.data import ByteTokenizer, batch
+from posx.files.locks import holder
 from posx.progress import Meter
 from posx.training import loop
 from posx.training.checkpoints import Checkpoints
@@ -312,18 +314,27 @@ with RunFolder(Path(sys.argv[1])).held():
 
 
 def test_a_folder_in_use_by_a_live_process_names_it_and_is_free_once_it_died(capsys, site, workdir):
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(workdir)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(workdir)], stdout=subprocess.PIPE, text=True)
     try:
-        assert holder.stdout.readline() == "held\n"
+        assert process.stdout.readline() == "held\n"
         words = ["train", f"--config={site / 'tiny.py'}:t5", f"--workdir={workdir}"]
-        refused(capsys, 4, words, "in use by process", str(holder.pid), "since")
+        refused(capsys, 4, words, "in use by process", str(process.pid), "since")
         refused(capsys, 4, ["evaluate", f"--workdir={workdir}", "--lengths=16,64"], "in use by process")
         assert not (workdir / "status.json").exists()
     finally:
-        holder.kill()
-        holder.wait()
+        process.kill()
+        process.wait()
     code, _, err = tiny.call(capsys, *words)
     assert code == 0, err
+
+
+def test_who_only_looks_does_not_take_another_who_looks_for_the_holder(tmp_path):
+    """As the processes of one run do when they start together, in a folder that a dead one has held."""
+    lock = tmp_path / ".lock"
+    lock.touch()
+    (tmp_path / ".lock.holder").write_text("process 1, long dead")
+    with ThreadPoolExecutor(4) as several:
+        assert set(several.map(lambda _: holder(lock), range(2000))) == {""}
 
 
 @pytest.mark.parametrize("command", ["evaluate", "plot", "generate"])

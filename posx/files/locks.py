@@ -14,13 +14,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+#: Who looks whether a lock is held holds it for a moment: seconds that who wants it waits, and who looks at it too.
+LOOKED_AT, LOOKS = 1.0, 0.2
+
 
 def is_free(path: Path) -> bool:
     """Whether no process holds `path`, as far as this machine is told."""
     from filelock import FileLock, Timeout
 
     try:
-        with FileLock(path).acquire(timeout=0):
+        with FileLock(path).acquire(timeout=LOOKS, poll_interval=LOOKS / 20):
             return True
     except (Timeout, OSError):
         return False

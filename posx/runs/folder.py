@@ -14,13 +14,10 @@ from posx.config.stored import differences, digest, digests, from_stored, like, 
 from posx.errors import WorkdirError
 from posx.files import lines
 from posx.files.atomic import clear, write_json
-from posx.files.locks import lock
+from posx.files.locks import LOOKED_AT, lock
 from posx.files.parse import parsed
 from posx.files.rows import is_measurement
 from posx.machine.compile_cache import process_seconds
-
-#: Seconds for which somebody who looks whether a folder is held may hold it.
-LOOKED_AT = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
