@@ -31,11 +31,7 @@ def is_free(path: Path) -> bool:
 
 def holder(path: Path) -> str:
     """What the process says of itself that holds `path`; empty where none does."""
-    if not path.exists() or is_free(path):
-        return ""
-    with contextlib.suppress(OSError):
-        return _said_by(path).read_text()
-    return "another process"
+    return "" if not path.exists() or is_free(path) else _said(path)
 
 
 def _said_by(path: Path) -> Path:
@@ -43,22 +39,26 @@ def _said_by(path: Path) -> Path:
     return path.with_name(f"{path.name}.holder")
 
 
-def lock(path: Path, busy: Callable[[str], object], patience: float = 0.0) -> AbstractContextManager[object]:
+def _said(path: Path) -> str:
+    """What the last holder of a lock has said, if that can be read."""
+    with contextlib.suppress(OSError):
+        return _said_by(path).read_text() or "another process"
+    return "another process"
+
+
+def lock(path: Path, busy: Callable[[str], object]) -> AbstractContextManager[object]:
     """`path` held by this process, until what comes back is left. Raises OSError where it cannot be written.
 
-    Where another process has it for longer than `patience` seconds, `busy` is called with what that one says of itself:
-    it raises, or returns to wait.
+    Where another process has it, and does not just look, `busy` is called with what that one says of itself: it raises,
+    or returns to wait.
     """
     from filelock import FileLock, Timeout  # and much of the standard library with it
 
     file = FileLock(path)
     try:
-        held = file.acquire(timeout=patience)
+        held = file.acquire(timeout=LOOKED_AT)
     except Timeout:
-        said = ""
-        with contextlib.suppress(OSError):
-            said = _said_by(path).read_text()
-        busy(said or "another process")
+        busy(_said(path))
         held = file.acquire()
     try:
         _said_by(path).write_text(

@@ -14,7 +14,7 @@ from posx.config.stored import differences, digest, digests, from_stored, like, 
 from posx.errors import WorkdirError
 from posx.files import lines
 from posx.files.atomic import clear, write_json
-from posx.files.locks import LOOKED_AT, lock
+from posx.files.locks import lock
 from posx.files.parse import parsed
 from posx.files.rows import is_measurement
 from posx.machine.compile_cache import process_seconds
@@ -154,7 +154,7 @@ class RunFolder:
 
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            held = lock(self.path / ".lock", busy, LOOKED_AT)
+            held = lock(self.path / ".lock", busy)
         except OSError as error:
             raise WorkdirError(f"work folder {self.path} cannot be written: {error.strerror}") from None
         with held:
