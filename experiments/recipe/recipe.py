@@ -4,6 +4,7 @@
     python experiments/recipe/recipe.py choose experiments/recipe/tuning.jsonl
 
 `collect` prints one line of JSON a run, from the rows that `configs/recipe_cpu.py` has left; `choose` prints Markdown.
+Runs of one seed borrow the noise of others: their file follows (`choose few.jsonl experiments/recipe/tuning.jsonl`).
 After the choice stands, and not before, runs at the chosen rate are made again, measured on the validation text at 8 L
 and drawn:
 
@@ -110,9 +111,10 @@ def base_rate(cells: Mapping[Cell, Sequence[float]], noise: float) -> float:
     return min(rates, key=lambda rate: statistics.fmean(c.lost for c in choose(cells, rate, noise).values()))
 
 
-def report(records: Sequence[Record]) -> str:
-    cells = cells_of(records)
-    noise, single = noise_of(cells), [statistics.stdev(losses) for losses in cells.values() if len(losses) > 1]
+def report(records: Sequence[Record], others: Sequence[Record] = ()) -> str:
+    """Markdown; the noise is that of `records`, or of `others` where those are given."""
+    cells, seeded = cells_of(records), cells_of(others or records)
+    noise, single = noise_of(seeded), [statistics.stdev(losses) for losses in seeded.values() if len(losses) > 1]
     rates, multipliers = (sorted({getattr(cell, name) for cell in cells}) for name in ("rate", "multiplier"))
     rate = base_rate(cells, noise)
     return "\n".join([
@@ -213,8 +215,8 @@ def main(words: Sequence[str]) -> None:
     match words:
         case ["collect", folder]:
             print("\n".join(json.dumps(record) for record in collect(Path(folder))))
-        case ["choose", tuning]:
-            print(report(lines.read(Path(tuning))))
+        case ["choose", tuning, *others]:
+            print(report(lines.read(Path(tuning)), [record for other in others for record in lines.read(Path(other))]))
         case ["figure", beyond]:
             print(*figure(lines.read(Path(beyond)), Path(beyond).parent), sep="\n")
         case _:
