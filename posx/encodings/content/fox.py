@@ -17,14 +17,15 @@ class Fox(Encoding):
     """Every token has a gate f per head, and a key is discounted by all gates since: s_ij += sum_{l=j+1}^{i} log f_l.
 
     f_l = sigmoid(z_l), z_l = w x_l + b, x the layer's normalised input: an ALiBi whose slope the text decides. `gate`:
-    "forget"; "cable" for sigmoid(-z_l), as CABLE has it; "constant" for b alone, which starts so that head h forgets
-    within T_h tokens (f_h = exp(-1/T_h)), T_h from `shortest` to `longest` in equal ratios.
+    "forget"; "cable" for sigmoid(-z_l), as CABLE's code has it; "constant" for b alone, which starts so that head h
+    forgets within T_h tokens (f_h = exp(-1/T_h)), T_h from `shortest` to `longest` in equal ratios.
     `gate_bias` is where b starts: at the release's 0 a gate is 1/2, a window of two tokens before anything is learned.
 
     Reference: Lin et al. 2025, arXiv 2503.02130, section 3; w N(0, 0.02) as in the release. CABLE: Veisi et al.
     2025, arXiv 2503.08067.
     Differs: the release's Pro block (QK-norm, output gate, key and value shift) is no part of it; x-transformers starts
-    b at 5, and its cached decoding sums the gates of new tokens only. CABLE's code leaves its logits unscaled.
+    b at 5, and its cached decoding sums the gates of new tokens only. CABLE's code leaves its logits unscaled,
+    and its paper's weights of the query, by which the sums are multiplied, are neither in that code nor here.
     """
 
     gate: str = "forget"
