@@ -17,13 +17,15 @@ The rule. Loss is the mean NLL at the training length on the tuning documents, a
 standard deviation between seeds of one setting, pooled over all settings. At each base rate every encoding takes its
 best multiplier. The base rate for all is the one at which the encodings lose least on average against their best over
 all rates; an encoding that loses more than twice the noise by it has its own rate, and that is said. The multiplier is
-the smallest whose loss at that rate is within the noise of the best there: 1 where nothing is gained. Where the best is
-the largest multiplier tried, larger ones have to be tried first.
+the one nearest to 1 whose loss at that rate is within the noise of the best there: 1 where nothing is gained. Where the
+best is the largest multiplier tried, larger ones have to be tried first. (It read "the smallest", until the leaderboard
+tried some below 1; of those from 1 up it is the same.)
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections import defaultdict
@@ -99,7 +101,7 @@ def choose(cells: Mapping[Cell, Sequence[float]], rate: float, noise: float) -> 
     for encoding in dict.fromkeys(cell.encoding for cell in cells if cell.rate == rate):
         here = {c.multiplier: loss for c, loss in sorted(means.items()) if (c.encoding, c.rate) == (encoding, rate)}
         best = min(here, key=here.__getitem__)
-        multiplier = min(m for m in here if here[m] <= here[best] + noise)
+        multiplier = min((m for m in here if here[m] <= here[best] + noise), key=lambda m: abs(math.log(m)))
         lost = here[best] - min(loss for cell, loss in means.items() if cell.encoding == encoding)
         found[encoding] = Choice(multiplier, best, here, lost)
     return found

@@ -174,6 +174,15 @@ def test_settings_that_a_sweep_does_not_use_are_named(capsys, site):
     assert code == 0 and "rope(base=50)" not in err
 
 
+def test_a_config_files_argument_may_be_no_encoding(capsys, site, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        f"import runpy\n\ndef get_config(arg):\n    return runpy.run_path({str(site / 'tiny.py')!r})['get_config']()\n"
+    )
+    code, _, err = tiny.call(capsys, "sweep", f"--config={path}:tuning", "--dry_run", "--config.sweep.encodings=rope")
+    assert code == 0 and "notice" not in err
+
+
 def test_no_two_jobs_share_a_folder_whatever_was_there_before(tmp_path, capsys):
     first, second = (started(tmp_path, train__learning_rate=(rate,)) for rate in (1e-3, 2e-3))
     assert first == "rope-L64-s0" and second.startswith("rope-L64-s0-")
