@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 from posx.commands import work_folder
 from posx.config.flags import repeated_run
 from posx.config.overrides import setting_of, settings
-from posx.config.run import encoding_section
 from posx.data.store import cache_folder
+from posx.encodings import from_spec
 from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, WorkdirError
 from posx.files.copies import Copies
 from posx.progress import say
@@ -151,14 +151,14 @@ def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> 
     given = settings(config) | {"encoding": config.encoding.to_dict()}
     used = {name: {text_of(name, job.point[name]) for job in jobs} for name in jobs[0].point}
     spec = values.get("config", "").partition(":")[2]
-    words = [*([f"--config.encoding={spec}"] if _spells(spec, config) else []), *values["overrides"]]
+    words = [*([f"--config.encoding={spec}"] if _names_an_encoding(spec) else []), *values["overrides"]]
     names = {word: setting_of(word) for word in words}
     return [word for word, name in names.items() if name in used and text_of(name, given.get(name)) not in used[name]]
 
 
-def _spells(spec: str, config: ConfigDict) -> bool:
-    """Whether the argument of the config file is the encoding's spec; a file may take another."""
+def _names_an_encoding(argument: str) -> bool:
+    """A config file may take another argument."""
     try:
-        return bool(spec) and encoding_section(spec).to_dict() == config.encoding.to_dict()
+        return bool(argument) and bool(from_spec(argument))
     except ConfigError:
         return False

@@ -154,7 +154,7 @@ class Encoding:
     #: masks that show them. (Where all keys are given the same, as without positions, nothing is amiss.)
     causal_only: ClassVar[bool] = False
     #: How many times the model's learning rate its parameters are trained with, unless a run says otherwise: as many as
-    #: a comparison at the training length chose (experiments/recipe). 1 is untuned.
+    #: a comparison at the training length chose (experiments/recipe, experiments/leaderboard), or 1.
     lr_multiplier: ClassVar[float] = 1.0
     #: The pairs of channels in which `query` and `key` turn vectors by position, "" where they turn none: maps of a
     #: chain that turn the same pairs may change places.

@@ -36,7 +36,7 @@ class Fox(Encoding):
     caches_mapped_keys = True
     causal_only = True
     fades = True
-    lr_multiplier = 0.1  # gates learn too fast: 0.02 nats a byte better than 1, see experiments/leaderboard
+    lr_multiplier = 0.1  # 0.02 nats a byte better than 1, see experiments/leaderboard
     extrapolates = "yes, as far as the gates forget"
     paper = "arXiv 2503.02130"
 
