@@ -1,7 +1,8 @@
-"""The leaderboard's cells and its table.
+"""The leaderboard's cells, its table, and what the cells say to published claims.
 
     python experiments/leaderboard/leaderboard.py collect runs/leaderboard > experiments/leaderboard/cells.jsonl
     python experiments/leaderboard/leaderboard.py table experiments/leaderboard/cells.jsonl
+    python experiments/leaderboard/leaderboard.py claims experiments/leaderboard/cells.jsonl
 
 `collect` prints one line of JSON a finished run: `encoding` as it is typed and its resolved `encoding_value`, `seed`,
 `digest` of all settings, resolved `position_lr_multiplier`, `num_params`, `machine`, `seconds_per_step`, and in `rows`,
@@ -15,6 +16,10 @@ difference of the mean losses, so the ratio of geometric means over seeds. It ha
 where that difference is more than the 95 % intervals over text and over seeds (Welch's, unpaired) together, their
 squares added: of a hundred verdicts where nothing differs about five have a sign. With one seed there is none, and
 three seeds are too few to say that one beats another.
+
+`claims` holds `claims.toml` against that difference and its interval. "below" and "above" are confirmed where the whole
+interval lies on their side of 0, "level" where it lies within 1 %; contradicted where it lies on the other side, or
+outside 1 %; open where it reaches both. An encoding's own perplexity at two lengths is compared seed by seed.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import json
 import math
 import statistics
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,6 +45,8 @@ Cell = dict[str, Any]
 BLOCK = 4096
 FACTORS = (2, 4, 8, 16)
 RIVALS = ("alibi", "rope")
+LEVEL = 0.01  # nats, so 1 % of perplexity
+CLAIMS = Path(__file__).parent / "claims.toml"
 #: What the seeds of one entry have in common.
 SETTING = (
     "encoding_value", "train_len", "step", "data_digest", "position_lr_multiplier", "learning_rate", "num_params",
@@ -130,24 +138,35 @@ class Entry:
         length = factor * self.train_len
         if length not in self.defined or length not in other.defined:
             return "-"
-        if len({row["targets"] for row in self.rows[length] + other.rows[length]}) > 1:
-            raise SystemExit(f"{self.cells[0]['encoding']} and a rival scored different targets")
-        mine, theirs = (np.mean([row_blocks(row)[0] for row in entry.rows[length]], axis=0) for entry in (self, other))
-        counts = row_blocks(self.rows[length][0])[1]
-        gap, over_text = float((mine - theirs).sum() / counts.sum()), half_width(mine - theirs, counts)
-        over_seeds = half_width_over_seeds(self.nll(length), other.nll(length))
-        certain = over_text is not None and abs(gap) > math.hypot(over_text, over_seeds)
-        return f"{math.exp(gap):.3f}{('-' if gap < 0 else '+') if certain else ''}"
+        gap, half = difference(self, length, other, length)
+        return f"{math.exp(gap):.3f}{('-' if gap < 0 else '+') if abs(gap) > half else ''}"
 
 
-def half_width_over_seeds(a: Sequence[float], b: Sequence[float]) -> float:
-    """Half Welch's 95 % interval of the difference of two means over seeds; infinite where one has a single seed."""
-    if min(len(a), len(b)) < 2:
+def difference(one: Entry, length: int, other: Entry, other_length: int) -> tuple[float, float]:
+    """Mean loss of `one` less that of `other`, nats a token, and half its 95 % interval over text and over seeds."""
+    ours, theirs = one.rows[length], other.rows[other_length]
+    if len({row["targets"] for row in ours + theirs}) > 1:
+        raise SystemExit(f"{one.cells[0]['encoding']} and {other.cells[0]['encoding']} scored different targets")
+    mine, its = (np.mean([row_blocks(row)[0] for row in rows], axis=0) for rows in (ours, theirs))
+    counts = row_blocks(ours[0])[1]
+    over_text = half_width(mine - its, counts)
+    if one is other:
+        own = [a - b for a, b in zip(one.nll(length), one.nll(other_length), strict=True)]
+        over_seeds = half_width_over_seeds(own)
+    else:
+        over_seeds = half_width_over_seeds(one.nll(length), other.nll(other_length))
+    half = math.inf if over_text is None else math.hypot(over_text, over_seeds)
+    return float((mine - its).sum() / counts.sum()), half
+
+
+def half_width_over_seeds(*groups: Sequence[float]) -> float:
+    """Half the 95 % interval of a mean over seeds, or Welch's of the difference of two; infinite of a single seed."""
+    if min(map(len, groups)) < 2:
         return math.inf
-    parts = [statistics.variance(values) / len(values) for values in (a, b)]
+    parts = [statistics.variance(values) / len(values) for values in groups]
     if sum(parts) == 0:
         return 0.0
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, (a, b), strict=True))
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, groups, strict=True))
     return float(scipy.stats.t.ppf(0.975, freedom)) * math.sqrt(sum(parts))
 
 
@@ -168,11 +187,15 @@ def cost(entry: Entry, basis: Entry | None) -> str:
     return f"{statistics.median(ratios):.2f}" if ratios else "-"
 
 
-def table(cells: Sequence[Cell]) -> str:
+def entries_of(cells: Sequence[Cell]) -> dict[str, Entry]:
     by_name: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         by_name[cell["encoding"]].append(cell)
-    entries = {name: Entry(found) for name, found in by_name.items()}
+    return {name: Entry(found) for name, found in by_name.items()}
+
+
+def table(cells: Sequence[Cell]) -> str:
+    entries = entries_of(cells)
     order = sorted(entries, key=lambda name: entries[name].ppl(entries[name].train_len))
     head = [
         "encoding",
@@ -184,7 +207,7 @@ def table(cells: Sequence[Cell]) -> str:
         "1 % horizon",
         "step",
     ]
-    head += [f"{rival}, {'L' if k == 1 else f'{k} L'}" for rival in RIVALS for k in (1, 8)]
+    head += [f"{rival}, {lengths(k)}" for rival in RIVALS for k in (1, 8)]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for name in order:
         entry = entries[name]
@@ -199,13 +222,50 @@ def table(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
+def claims(cells: Sequence[Cell], published: Sequence[Mapping[str, Any]]) -> str:
+    """A line of Markdown each: what was claimed, what was measured (the ratio of perplexities), what that makes it."""
+    entries, lines = entries_of(cells), ["| claim | source | here | |", "|---|---|---:|---|"]
+    for claim in published:
+        name, at = claim["encoding"], claim["at"]
+        rival, rival_at = claim.get("than", name), claim.get("than_at", at)
+        what = f"`{name}` at {lengths(at)} {claim['is']} "
+        what += f"`{rival}`" if rival != name else f"that at {lengths(rival_at)}"
+        here, verdict = "-", "not run"
+        if name in entries and rival in entries:
+            one, other = entries[name], entries[rival]
+            gap, half = difference(one, at * one.train_len, other, rival_at * other.train_len)
+            ends = f"{math.exp(gap - half):.3f} to {math.exp(gap + half):.3f}" if half < math.inf else "one seed"
+            here = f"{math.exp(gap):.3f} ({ends})"
+            verdict = judged(claim["is"], gap - half, gap + half)
+        lines.append(f"| {what} | {claim['source']} | {here} | {verdict} |")
+    return "\n".join(lines)
+
+
+def lengths(factor: int) -> str:
+    return "L" if factor == 1 else f"{factor} L"
+
+
+def judged(claimed: str, low: float, high: float) -> str:
+    """Of a difference in nats that lies between `low` and `high`."""
+    inside, outside = {
+        "below": (high < 0, low > 0),
+        "above": (low > 0, high < 0),
+        "level": (-LEVEL < low and high < LEVEL, low > LEVEL or high < -LEVEL),
+    }[claimed]
+    return "confirmed" if inside else "contradicted" if outside else "open"
+
+
 def main(words: Sequence[str]) -> None:
     what, path = words
     if what == "collect":
         for cell in collect(Path(path)):
             print(json.dumps(cell))
+        return
+    cells = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    if what == "claims":
+        print(claims(cells, tomllib.loads(CLAIMS.read_text())["claim"]))
     else:
-        print(table([json.loads(line) for line in Path(path).read_text().splitlines()]))
+        print(table(cells))
 
 
 if __name__ == "__main__":
