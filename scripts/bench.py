@@ -37,7 +37,9 @@ from typing import Any
 
 from benches import attention, compiling, cost, decode, measure, memory, sweeps, train
 
-from posx.encodings import ENCODINGS
+from posx.encodings import ENCODINGS, spec_text
+from posx.encodings.grammar import split
+from posx.errors import ConfigError
 
 #: Each has add_arguments(parser), run(options, save) -> its part of the report, table(report), draw(report, path).
 #: `save` writes that part as it stands, for a bench that can go on from there; "problems" in it are wrong answers.
@@ -80,7 +82,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     benches = parser.add_subparsers(dest="bench", required=True)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--encodings", type=encodings, default=list(ENCODINGS), help="names with commas; default: all")
+    common.add_argument(
+        "--encodings", type=encodings, default=list(ENCODINGS), help="as posx takes them, with commas; default: all"
+    )
     common.add_argument("--cores", type=measure.positive, help="run on the first so many usable cores; default: all")
     common.add_argument("--out", type=Path, help="JSON file for every number measured")
     common.add_argument("--figure", type=Path, help="picture; written as .png and .svg")
@@ -93,11 +97,10 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def encodings(text: str) -> list[str]:
-    names = list(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name not in ENCODINGS:
-            raise argparse.ArgumentTypeError(f"{name!r} is unknown; known: {', '.join(ENCODINGS)}")
-    return names
+    try:
+        return list(dict.fromkeys(map(spec_text, split(text) or [text])))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

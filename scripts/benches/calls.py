@@ -46,7 +46,7 @@ class Case:
 
     @property
     def value(self) -> posx.Encoding:
-        return posx.build(measure.spec(self.encoding), self.dims)
+        return posx.build(measure.at_any_length(self.encoding), self.dims)
 
     @property
     def params(self) -> dict[str, jax.Array]:
@@ -170,7 +170,7 @@ def is_quadratic(contestant: str, encoding: str) -> bool:
 
 def in_attention(encodings: list[str]) -> list[str]:
     """NoPE, the yardstick, and those that differ from it in attention: who acts on the embeddings alone does not."""
-    differ = [name for name in encodings if {*posx.ENCODINGS[name]().sites} - {"embed"}]
+    differ = [text for text in encodings if {*measure.at_any_length(text).sites} - {"embed"}]
     return list(dict.fromkeys(["nope", *differ]))
 
 

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def build(encoding: str, options: argparse.Namespace) -> tuple[Model, Any]:
     """The model, with tables for all positions, and its parameters, matrices scaled."""
     config = ModelConfig(num_layers=options.layers, model_dim=options.width, num_heads=options.heads)
-    model = make_model(config, {"name": encoding}, VOCAB, options.prompt + options.new)
+    model = make_model(config, encoding, VOCAB, options.prompt + options.new)
     params = model.init(jax.random.key(0))
     scaled = jax.tree.map(lambda x: x * options.scale if x.ndim == 2 else x, params["layers"])
     return model, params | {"layers": scaled}

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from posx.encodings import ENCODINGS
+from posx.encodings import Chain, Encoding, from_spec
 from posx.machine.ceiling import matmul_ceiling
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "x-transformers")
@@ -45,10 +45,15 @@ def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
     parser.add_argument("--rounds", type=positive, default=default, help="turns of every contestant")
 
 
-def spec(name: str) -> dict[str, Any]:
-    """An encoding that any length can be asked of: tables that end repeat their last row."""
-    has_table = any(field.name == "beyond" for field in dataclasses.fields(ENCODINGS[name]))
-    return {"name": name, "beyond": "clamp"} if has_table else {"name": name}
+def at_any_length(text: str) -> Encoding:
+    """The encoding that `text` names, with its fields open: tables that would end repeat their last row."""
+
+    def repeating(part: Encoding) -> Encoding:
+        ends = getattr(part, "beyond", None) == "error"
+        return dataclasses.replace(part, beyond="clamp") if ends else part
+
+    encoding = from_spec(text)
+    return Chain(tuple(map(repeating, encoding.parts))) if isinstance(encoding, Chain) else repeating(encoding)
 
 
 def stored(path: Path | None) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def model_peak(contestant: str, kind: str, case: dict[str, Any]) -> int:
     """As `attention_peak`, the call being the evaluation of one batch of windows."""
     sizes, executor = Case(**case), contestant.removeprefix("posx-")
     config = ModelConfig(LAYERS, sizes.dims.model_dim, sizes.heads, dtype=sizes.dtype)
-    model = make_model(config, measure.spec(sizes.encoding), 257, sizes.train_len)
+    model = make_model(config, measure.at_any_length(sizes.encoding), 257, sizes.train_len)
     tokens = np.random.default_rng(0).integers(256, size=(sizes.batch, sizes.length + 1)).astype(np.int32)
     np.asarray(model_log_probs(model, model.init(jax.random.key(0)), executor)(tokens))
     return measure.peak_rss()

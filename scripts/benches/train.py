@@ -51,7 +51,7 @@ __all__ = ["add_arguments", "draw", "run", "summarise", "table"]
 
 def step_parts(encoding: str, shape: Shape, executor: str = "auto") -> tuple[Any, TrainConfig]:
     """The model and the recipe that `train_steps` takes."""
-    model = make_model(shape.config, {"name": encoding}, VOCAB, shape.length)
+    model = make_model(shape.config, encoding, VOCAB, shape.length)
     config = TrainConfig(
         length=shape.length, batch_size=shape.batch, steps=1_000_000, warmup_steps=0,
         learning_rate=LEARNING_RATE, final_learning_rate=LEARNING_RATE, executor=executor,

@@ -51,6 +51,18 @@ def test_ratios_are_formed_per_round(bench):
     assert ours["flops"] == 1.6 and ours["share"] == 0.5
 
 
+def test_tables_repeat_their_last_row_beyond_the_training_length(bench):
+    """Where nothing else was asked for: `attend` would refuse positions that have none."""
+    from benches.calls import Case
+
+    def beyond(text):
+        value = Case(text, length=24, heads=2, head_dim=8, train_len=16).value
+        return [part.beyond for part in getattr(value, "parts", (value,)) if hasattr(part, "beyond")]
+
+    assert beyond("tupe") == beyond("learned(num_positions=8)+alibi") == ["clamp"]
+    assert beyond("learned(beyond=interpolate)") == ["interpolate"] and beyond("rope+alibi") == []
+
+
 def served(monkeypatch, bench, contestants):
     """These and no others, for the command and for the processes that it starts."""
     for module in ("benches.attention.contestants", "benches.attention_worker.contestants"):

@@ -10,14 +10,22 @@ from tests.benches.tables import cells, middle
 
 
 def test_tables_and_stored_numbers_agree(bench, tmp_path, capsys):
-    words = "train --shape=tiny --contestants=posx,one_device --encodings=nope,alibi --rounds=1 --steps=1".split()
-    bench.main([*words, f"--out={tmp_path}/new/train.json", f"--figure={tmp_path}/train.png"])
+    words = "train --shape=tiny --contestants=posx,one_device --rounds=1 --steps=1".split()
+    bench.main(
+        [
+            *words,
+            "--encodings=nope, learned( num_positions = 99 )+alibi",
+            f"--out={tmp_path}/new/train.json",
+            f"--figure={tmp_path}/train.png",
+        ]
+    )
     text, report = capsys.readouterr().out, json.loads((tmp_path / "new" / "train.json").read_text())
+    names = ("nope", "learned(num_positions=99)+alibi")
     shown, stored = cells(text), {(row["library"], row["encoding"]): row for row in report["results"]}
-    assert list(stored) == [(who, name) for name in ("nope", "alibi") for who in ("posx", "posx, one device")]
+    assert list(stored) == [(who, name) for name in names for who in ("posx", "posx, one device")]
     rates, (ceiling,) = {key: row["tokens_per_second"][0] for key, row in stored.items()}, report["ceiling"]
     assert min(*rates.values(), ceiling) > 0
-    for name in ("nope", "alibi"):
+    for name in names:
         rate, row = rates["posx", name], shown[name]
         assert middle(row[0]) == round(rate)
         assert float(row[1]) == round(rate * stored["posx", name]["flops_per_token"] / ceiling, 2)
