@@ -36,6 +36,19 @@ def over_batch(function, *arrays):
     return jax.vmap(function, in_axes=axes)(*once)
 
 
+def one_by_one(function, *arrays):
+    """As `over_batch`, in a loop whose derivative forms each sequence's intermediate arrays again."""
+    leaves, tree = jax.tree.flatten(arrays)
+    size = max(x.shape[0] for x in leaves)
+    own = [x for x in leaves if x.shape[0] == size]
+
+    def one(own):
+        each = iter(own)
+        return function(*jax.tree.unflatten(tree, [next(each) if x.shape[0] == size else x[0] for x in leaves]))
+
+    return jax.lax.map(jax.checkpoint(one, prevent_cse=False), own)
+
+
 def is_plain(encoding: Encoding) -> bool:
     """Whether mapped vectors meet in nothing but products."""
     return not (encoding.acts_on("regime") or encoding.acts_on("decay"))

@@ -9,14 +9,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from posx.attention import relative
+from posx.attention import cut, relative
 from posx.attention.masks import Mask
-from posx.attention.products import over_batch, repeat_heads
+from posx.attention.products import one_by_one, over_batch, repeat_heads
 from posx.encodings.base import Encoding, Features, Params, Relative, Tile, wide_dtype
 from posx.machine.compiler import apart
 
 #: The score of an invisible pair: below every finite one, however low a bias may push those.
 INVISIBLE = -math.inf
+
+#: Scores of all sequences together from which on they go through `score` one by one on a CPU core: a MiB of float32.
+LARGE = 2**18
 
 
 class Tokens(NamedTuple):
@@ -243,7 +246,12 @@ def _content_scores(encoding: Encoding, params: Params, s: jax.Array, pairs: Pai
     k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
     temperature = jnp.ones((1, 1, 1, 1), s.dtype) if q.factor is None else q.factor
     tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, temperature, seen)
-    return over_batch(one, s, tile)
+    return (one_by_one if _is_large(s) else over_batch)(one, s, tile)
+
+
+def _is_large(s: jax.Array) -> bool:
+    """Whether what `score` makes of all sequences at once would leave a core's cache, and one by one does not."""
+    return cut.is_one_core() and s.shape[0] > 1 and s.size >= LARGE
 
 
 def times(x: jax.Array, factor: jax.Array | None) -> jax.Array:

@@ -89,8 +89,18 @@ def _uniform(rng: jax.Array, shape: tuple[int, ...], inputs: int) -> jax.Array:
 
 
 def _convolved(x: jax.Array, w: jax.Array) -> jax.Array:
-    """[o, q, k] of x [c, q, k] by w [taps, c, o] along the keys, 0 beyond both ends."""
-    taps, num_keys = w.shape[0], x.shape[2]
+    """[o, q, k] of x [c, q, k] by w [taps, c, o] along the keys, 0 beyond both ends.
+
+    One product for all taps: of the shifted inputs, or shifted after it, whichever are the fewer.
+    """
+    (taps, inputs, outputs), num_keys = w.shape, x.shape[2]
+
+    def shifted(x: jax.Array, tap: int) -> jax.Array:
+        return x[..., tap : tap + num_keys]
+
     padded = jnp.pad(x, ((0, 0), (0, 0), (taps // 2, taps // 2)))
-    found = [jnp.einsum("cqk,co->oqk", padded[:, :, n : n + num_keys], w[n]) for n in range(taps)]
-    return sum(found[1:], found[0])
+    if inputs < outputs:
+        every = jnp.stack([shifted(padded, tap) for tap in range(taps)])
+        return jnp.einsum("tco,tcqk->oqk", w, every)
+    found = jnp.einsum("tco,cqk->toqk", w, padded)
+    return sum((shifted(found[tap], tap) for tap in range(1, taps)), shifted(found[0], 0))
