@@ -11,7 +11,9 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx import attention
+from posx.attention import cut, tiles
 from posx.attention.blockwise import Tiling, blockwise
+from posx.attention.products import one_by_one
 from posx.encodings import Chain, Encoding, Rope
 
 B, T, H, D, M = 2, 11, 2, 4, 5
@@ -104,8 +106,7 @@ attend = jax.jit(posx.attend, static_argnums=0)
 toys = pytest.mark.parametrize("encoding", TOYS, ids=lambda e: type(e).__name__)
 
 
-@toys
-def test_both_executors_follow_the_definition(encoding):
+def follow_the_definition(encoding):
     params = PARAMS[encoding]
 
     def loss(executor, params, q, k, v, x):
@@ -118,6 +119,24 @@ def test_both_executors_follow_the_definition(encoding):
     for o in (dense, tiles):
         assert_allclose(o, np.stack([wanted(encoding, params, b) for b in range(B)]), rtol=0, atol=1e-5)
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=1e-4), tiles_grads, dense_grads)
+    return dense_grads
+
+
+@toys
+def test_both_executors_follow_the_definition(encoding):
+    follow_the_definition(encoding)
+
+
+@pytest.mark.parametrize("encoding", [Forget(), Counted()], ids=lambda e: type(e).__name__)
+def test_scores_of_sequences_one_by_one_are_those_of_all_at_once(encoding, monkeypatch):
+    """As on one core of a CPU, from a size on."""
+    at_once = follow_the_definition(encoding)
+    calls = []
+    monkeypatch.setattr(tiles, "one_by_one", lambda *given: calls.append(given) or one_by_one(*given))
+    monkeypatch.setattr(tiles, "LARGE", 1)
+    monkeypatch.setattr(cut, "is_one_core", lambda: True)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=1e-5), follow_the_definition(encoding), at_once)
+    assert calls
 
 
 @toys
