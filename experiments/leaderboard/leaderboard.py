@@ -175,9 +175,12 @@ def with_spread(values: Sequence[float]) -> str:
 
 
 def multiplier(cell: Cell) -> str:
-    """Of the position parameters' learning rate; an encoding may have several."""
+    """Of the position parameters' learning rate; those of an encoding built around another may have several."""
     rate = cell["position_lr_multiplier"]
-    return "-" if rate is None else f"{rate} x" if isinstance(rate, list) else f"{rate:g} x"
+    if rate is None:
+        return "-"
+    found = {one for layer in rate for one in layer.values()} if isinstance(rate, list) else {rate}
+    return " and ".join(f"{one:g} x" for one in sorted(found))
 
 
 def cost(entry: Entry, basis: Entry | None) -> str:
