@@ -5,17 +5,17 @@
     python experiments/leaderboard/leaderboard.py claims experiments/leaderboard/cells.jsonl
 
 `collect` prints one line of JSON a finished run: `encoding` as it is typed and its resolved `encoding_value`, `seed`,
-`digest` of all settings, resolved `position_lr_multiplier`, `num_params`, `machine`, `seconds_per_step`, and in `rows`,
-by length in tokens, `nll` and `ppl` a token, `bpb`, `status` and the sums of NLL over blocks of 4,096 targets, by which
-two cells of the same targets are paired.
+`digest` of all settings, resolved `position_lr_multiplier`, `num_params`, `machine`, `git` (the commit where it ended),
+and in `rows`, by length in tokens, `nll` and `ppl` a token, `bpb`, `status` and the sums of NLL over blocks of 4,096
+targets, by which two cells of the same targets are paired.
 
 `table` prints Markdown: PPL at L and R_k = PPL(kL) / PPL(L), means and standard deviations over seeds; how far PPL
 stays within 1 % of that at L, the lowest and the highest seed's, ">=" where that is the longest length measured; and
-seconds a step over NoPE's on the same machine. A verdict against ALiBi or RoPE, at L and at 8 L, is exp of the
-difference of the mean losses, so the ratio of geometric means over seeds. It has a sign, - for better and + for worse,
-where that difference is more than the 95 % intervals over text and over seeds (Welch's, unpaired) together, their
-squares added: of a hundred verdicts where nothing differs about five have a sign. With one seed there is none, and
-three seeds are too few to say that one beats another.
+the time of a step over NoPE's, measured in turns (`steps.json`, of `scripts/bench.py train`). A verdict against ALiBi
+or RoPE, at L and at 8 L, is exp of the difference of the mean losses, so the ratio of geometric means over seeds. It
+has a sign, - for better and + for worse, where that difference is more than the 95 % intervals over text and over
+seeds (Welch's, unpaired) together, their squares added: of a hundred verdicts where nothing differs about five have a
+sign. With one seed there is none, and three seeds are too few to say that one beats another.
 
 `claims` holds `claims.toml` against that difference and its interval. "below" and "above" are confirmed where the whole
 interval lies on their side of 0, "level" where it lies within 1 %; contradicted where it lies on the other side, or
@@ -46,7 +46,7 @@ BLOCK = 4096
 FACTORS = (2, 4, 8, 16)
 RIVALS = ("alibi", "rope")
 LEVEL = 0.01  # nats, so 1 % of perplexity
-CLAIMS = Path(__file__).parent / "claims.toml"
+CLAIMS, STEPS = (Path(__file__).parent / name for name in ("claims.toml", "steps.json"))
 #: What the seeds of one entry have in common.
 SETTING = (
     "encoding_value", "train_len", "step", "data_digest", "position_lr_multiplier", "learning_rate", "num_params",
@@ -57,13 +57,11 @@ def collect(folder: Path) -> list[Cell]:
     cells = []
     for done in sorted(folder.glob("*/DONE")):
         run, rows = RunFolder(done.parent), read_rows(done.parent)
-        speeds = [row["tokens_per_second"] for row in run.logged() if row.get("tokens_per_second")]
-        train, stored = run.read_config().train, json.loads(run.config_file.read_text())
+        stored, env = json.loads(run.config_file.read_text()), json.loads(run.env_file.read_text())
         facts = rows[0] | {"num_params": stored.get("resolved", {}).get("num_params")}
         cells.append({
             **{name: facts.get(name) for name in ("encoding", "seed", "digest", *SETTING)},
-            "machine": machine(json.loads(run.env_file.read_text())),
-            "seconds_per_step": round(train.batch_size * train.length / statistics.median(speeds), 4),
+            "machine": machine(env), "git": env["git"],
             "rows": {str(row["eval_len"]): measured(row) for row in rows if row["protocol"] == "nonoverlapping"},
         })  # fmt: skip
     return cells
@@ -127,13 +125,6 @@ class Entry:
         ends = [f"{'>= ' * (k * self.train_len == max(beyond))}{k:g}" for k in sorted({min(found), max(found)})]
         return " to ".join(ends) + " L"
 
-    def seconds(self) -> dict[str, float]:
-        """A step's, by machine."""
-        found: dict[str, list[float]] = defaultdict(list)
-        for cell in self.cells:
-            found[cell["machine"]].append(cell["seconds_per_step"])
-        return {name: statistics.median(values) for name, values in found.items()}
-
     def against(self, other: Entry, factor: int) -> str:
         length = factor * self.train_len
         if length not in self.defined or length not in other.defined:
@@ -183,11 +174,13 @@ def multiplier(cell: Cell) -> str:
     return " and ".join(f"{one:g} x" for one in sorted(found))
 
 
-def cost(entry: Entry, basis: Entry | None) -> str:
-    """Seconds a step over those of `basis`, on the machines that both ran on."""
-    mine, theirs = entry.seconds(), basis.seconds() if basis else {}
-    ratios = [mine[name] / theirs[name] for name in mine.keys() & theirs.keys()]
-    return f"{statistics.median(ratios):.2f}" if ratios else "-"
+def step_times(report: Mapping[str, Any]) -> dict[str, float]:
+    """Of every encoding over NoPE's, from what `scripts/bench.py train` left: medians of ratios within a turn."""
+    speeds = {row["encoding"]: row["tokens_per_second"] for row in report["results"]}
+    return {
+        name: statistics.median(nope / rate for nope, rate in zip(speeds["nope"], rates, strict=True))
+        for name, rates in speeds.items()
+    }
 
 
 def entries_of(cells: Sequence[Cell]) -> dict[str, Entry]:
@@ -197,7 +190,8 @@ def entries_of(cells: Sequence[Cell]) -> dict[str, Entry]:
     return {name: Entry(found) for name, found in by_name.items()}
 
 
-def table(cells: Sequence[Cell]) -> str:
+def table(cells: Sequence[Cell], times: Mapping[str, float]) -> str:
+    """Markdown; times: of a step, over NoPE's."""
     entries = entries_of(cells)
     order = sorted(entries, key=lambda name: entries[name].ppl(entries[name].train_len))
     head = [
@@ -218,7 +212,7 @@ def table(cells: Sequence[Cell]) -> str:
         line = [
             f"`{name}`", str(len(at_train)), multiplier(entry.cells[0]),
             f"{statistics.fmean(row['bpb'] for row in at_train):.3f}", with_spread([row["ppl"] for row in at_train]),
-            *map(entry.ratio, FACTORS), entry.horizon(), cost(entry, entries.get("nope")),
+            *map(entry.ratio, FACTORS), entry.horizon(), f"{times[name]:.2f}" if name in times else "-",
         ]  # fmt: skip
         line += [entry.against(entries[r], k) if r in entries and r != name else "-" for r in RIVALS for k in (1, 8)]
         lines.append("| " + " | ".join(line) + " |")
@@ -268,7 +262,7 @@ def main(words: Sequence[str]) -> None:
     if what == "claims":
         print(claims(cells, tomllib.loads(CLAIMS.read_text())["claim"]))
     else:
-        print(table(cells))
+        print(table(cells, step_times(json.loads(STEPS.read_text())) if STEPS.exists() else {}))
 
 
 if __name__ == "__main__":
