@@ -126,27 +126,29 @@ class Entry:
         return " to ".join(ends) + " L"
 
     def against(self, other: Entry, factor: int) -> str:
-        length = factor * self.train_len
-        if length not in self.defined or length not in other.defined:
+        found = difference(self, factor, other, factor)
+        if found is None:
             return "-"
-        gap, half = difference(self, length, other, length)
+        gap, half = found
         return f"{math.exp(gap):.3f}{('-' if gap < 0 else '+') if abs(gap) > half else ''}"
 
 
-def difference(one: Entry, length: int, other: Entry, other_length: int) -> tuple[float, float]:
-    """Mean loss of `one` less that of `other`, nats a token, and half its 95 % interval over text and over seeds."""
+def difference(one: Entry, factor: int, other: Entry, other_factor: int) -> tuple[float, float] | None:
+    """Mean loss of `one` less that of `other`, nats a token, each at so many training lengths, and half its 95 %
+    interval over text and over seeds; None where one of them has no loss."""
+    length, other_length = factor * one.train_len, other_factor * other.train_len
+    if length not in one.defined or other_length not in other.defined:
+        return None
     ours, theirs = one.rows[length], other.rows[other_length]
     if len({row["targets"] for row in ours + theirs}) > 1:
         raise SystemExit(f"{one.cells[0]['encoding']} and {other.cells[0]['encoding']} scored different targets")
     mine, its = (np.mean([row_blocks(row)[0] for row in rows], axis=0) for rows in (ours, theirs))
     counts = row_blocks(ours[0])[1]
     over_text = half_width(mine - its, counts)
+    seeds: list[list[float]] = [one.nll(length), other.nll(other_length)]
     if one is other:
-        own = [a - b for a, b in zip(one.nll(length), one.nll(other_length), strict=True)]
-        over_seeds = half_width_over_seeds(own)
-    else:
-        over_seeds = half_width_over_seeds(one.nll(length), other.nll(other_length))
-    half = math.inf if over_text is None else math.hypot(over_text, over_seeds)
+        seeds = [[a - b for a, b in zip(*seeds, strict=True)]]
+    half = math.inf if over_text is None else math.hypot(over_text, half_width_over_seeds(*seeds))
     return float((mine - its).sum() / counts.sum()), half
 
 
@@ -227,10 +229,11 @@ def claims(cells: Sequence[Cell], published: Sequence[Mapping[str, Any]]) -> str
         rival, rival_at = claim.get("than", name), claim.get("than_at", at)
         what = f"`{name}` at {lengths(at)} {claim['is']} "
         what += f"`{rival}`" if rival != name else f"that at {lengths(rival_at)}"
-        here, verdict = "-", "not run"
+        here, verdict, found = "-", "not run", None
         if name in entries and rival in entries:
-            one, other = entries[name], entries[rival]
-            gap, half = difference(one, at * one.train_len, other, rival_at * other.train_len)
+            verdict, found = "no loss", difference(entries[name], at, entries[rival], rival_at)
+        if found is not None:
+            gap, half = found
             ends = f"{math.exp(gap - half):.3f} to {math.exp(gap + half):.3f}" if half < math.inf else "one seed"
             here = f"{math.exp(gap):.3f} ({ends})"
             verdict = judged(claim["is"], gap - half, gap + half)

@@ -28,16 +28,11 @@ def repeat_heads(x: jax.Array, num_heads: int) -> jax.Array:
     return x if x.shape[1] == num_heads else jnp.repeat(x, num_heads // x.shape[1], axis=1)
 
 
-def over_batch(function, *arrays):
-    """`function` of one sequence mapped over the first axes, which are b or 1; 1 everywhere gives 1."""
-    sizes = [x.shape[0] for x in jax.tree.leaves(arrays)]
-    axes = jax.tree.map(lambda x: 0 if x.shape[0] == max(sizes) else None, arrays)
-    once = jax.tree.map(lambda x: x if x.shape[0] == max(sizes) else x[0], arrays)
-    return jax.vmap(function, in_axes=axes)(*once)
+def over_batch(function, *arrays, in_turn: bool = False):
+    """`function` of one sequence mapped over the first axes, which are b or 1; 1 everywhere gives 1.
 
-
-def one_by_one(function, *arrays):
-    """As `over_batch`, in a loop whose derivative forms each sequence's intermediate arrays again."""
+    in_turn: in a loop, whose derivative forms each sequence's intermediate arrays again.
+    """
     leaves, tree = jax.tree.flatten(arrays)
     size = max(x.shape[0] for x in leaves)
     own = [x for x in leaves if x.shape[0] == size]
@@ -46,7 +41,7 @@ def one_by_one(function, *arrays):
         each = iter(own)
         return function(*jax.tree.unflatten(tree, [next(each) if x.shape[0] == size else x[0] for x in leaves]))
 
-    return jax.lax.map(jax.checkpoint(one, prevent_cse=False), own)
+    return jax.lax.map(jax.checkpoint(one, prevent_cse=False), own) if in_turn else jax.vmap(one)(own)
 
 
 def is_plain(encoding: Encoding) -> bool:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from posx.attention import cut, relative
 from posx.attention.masks import Mask
-from posx.attention.products import one_by_one, over_batch, repeat_heads
+from posx.attention.products import over_batch, repeat_heads
 from posx.encodings.base import Encoding, Features, Params, Relative, Tile, wide_dtype
 from posx.machine.compiler import apart
 
@@ -246,7 +246,7 @@ def _content_scores(encoding: Encoding, params: Params, s: jax.Array, pairs: Pai
     k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
     temperature = jnp.ones((1, 1, 1, 1), s.dtype) if q.factor is None else q.factor
     tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, temperature, seen)
-    return (one_by_one if _is_large(s) else over_batch)(one, s, tile)
+    return over_batch(one, s, tile, in_turn=_is_large(s))
 
 
 def _is_large(s: jax.Array) -> bool:

@@ -13,7 +13,7 @@ import posx
 from posx import attention
 from posx.attention import cut, tiles
 from posx.attention.blockwise import Tiling, blockwise
-from posx.attention.products import one_by_one
+from posx.attention.products import over_batch
 from posx.encodings import Chain, Encoding, Rope
 
 B, T, H, D, M = 2, 11, 2, 4, 5
@@ -132,7 +132,12 @@ def test_scores_of_sequences_one_by_one_are_those_of_all_at_once(encoding, monke
     """As on one core of a CPU, from a size on."""
     at_once = follow_the_definition(encoding)
     calls = []
-    monkeypatch.setattr(tiles, "one_by_one", lambda *given: calls.append(given) or one_by_one(*given))
+
+    def watched(*given, in_turn=False):
+        calls.extend([given] if in_turn else [])
+        return over_batch(*given, in_turn=in_turn)
+
+    monkeypatch.setattr(tiles, "over_batch", watched)
     monkeypatch.setattr(tiles, "LARGE", 1)
     monkeypatch.setattr(cut, "is_one_core", lambda: True)
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=1e-5), follow_the_definition(encoding), at_once)

@@ -11,14 +11,8 @@ from tests.benches.tables import cells, middle
 
 def test_tables_and_stored_numbers_agree(bench, tmp_path, capsys):
     words = "train --shape=tiny --contestants=posx,one_device --rounds=1 --steps=1".split()
-    bench.main(
-        [
-            *words,
-            "--encodings=nope, learned( num_positions = 99 )+alibi",
-            f"--out={tmp_path}/new/train.json",
-            f"--figure={tmp_path}/train.png",
-        ]
-    )
+    words.append("--encodings=nope, learned( num_positions = 99 )+alibi")
+    bench.main([*words, f"--out={tmp_path}/new/train.json", f"--figure={tmp_path}/train.png"])
     text, report = capsys.readouterr().out, json.loads((tmp_path / "new" / "train.json").read_text())
     names = ("nope", "learned(num_positions=99)+alibi")
     shown, stored = cells(text), {(row["library"], row["encoding"]): row for row in report["results"]}

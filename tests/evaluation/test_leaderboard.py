@@ -75,6 +75,12 @@ def test_an_encoding_is_held_against_itself_seed_by_seed(made):
     assert "`falling` at 2 L below that at L" in said and said.endswith("| 0.980 (0.980 to 0.980) | confirmed |")
 
 
+def test_a_claim_about_a_length_without_a_loss_is_not_judged(made):
+    none = [cell | {"encoding": "none", "rows": cell["rows"] | {"128": {"status": "undefined"}}} for cell in made[:3]]
+    said = board.claims(made + none, [{"encoding": "none", "at": 2, "is": "below", "than": "bad", "source": "x"}])
+    assert said.endswith("| - | no loss |")
+
+
 def test_cells_of_different_text_are_not_compared(made):
     other = [cell | {"encoding": "other", "rows": {"64": row(1.5) | {"targets": "u"}}} for cell in made[:3]]
     with pytest.raises(SystemExit, match="other and bad scored different targets"):
