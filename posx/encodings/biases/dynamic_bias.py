@@ -31,7 +31,7 @@ class DynamicBias(Encoding):
     per_layer: bool = False
 
     caches_mapped_keys = True
-    extrapolates = "yes at small scale: on in straight lines beyond L"
+    extrapolates = "on in straight lines beyond L; flat to 16 L in our small study"
     paper = "arXiv 2108.00154"
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ class Fire(Encoding):
     shift_invariant = False
     caches_mapped_keys = True
     lr_multiplier = 3.0  # 0.01 nats a byte better than 1 or 10, see experiments/leaderboard
-    extrapolates = "disputed: its input stays in range at any length"
+    extrapolates = "disputed: its input stays in range at any length; rises from 2 L in our small study"
     paper = "arXiv 2310.04418"
 
     def __post_init__(self) -> None:

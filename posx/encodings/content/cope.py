@@ -34,7 +34,7 @@ class Cope(Encoding):
     tiling = "rows"
     causal_only = True
     lr_multiplier = 3.0  # 0.01 nats a byte better than 1, see experiments/leaderboard
-    extrapolates = "partly: defined, but all beyond P - 1 gates shares a position"
+    extrapolates = "partly: all beyond P - 1 gates shares a position; rises from 2 L in our small study"
     paper = "arXiv 2405.18719"
 
     def __post_init__(self) -> None:

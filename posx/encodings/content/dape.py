@@ -32,7 +32,7 @@ class Dape(Around):
     kernel: int = 1
     width: int = 32
 
-    extrapolates = "yes, as far as its base: published to 16 L"
+    extrapolates = "as far as its base; flat to 16 L over KERPLE, in its paper and our small study"
     paper = "arXiv 2405.14722"
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ class GrapeA(Encoding):
     unit: bool = True
 
     lr_multiplier = 30.0  # 0.02 nats a byte better than 1, see experiments/leaderboard
-    extrapolates = "defined everywhere: lines as those of ALiBi, with slopes by content"
+    extrapolates = "lines as those of ALiBi, with slopes by content; flat to 16 L in our small study"
     paper = "arXiv 2512.07805"
 
     def __post_init__(self) -> None:

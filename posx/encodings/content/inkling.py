@@ -31,7 +31,7 @@ class Inkling(Encoding):
     integer_positions = True
     causal_only = True
     lr_multiplier = 3.0  # 0.01 nats a byte better than 1; 10 is worse than both, see experiments/leaderboard
-    extrapolates = "partly: no position signal beyond the extent"
+    extrapolates = "partly: no position signal beyond the extent; rises from 6 L in our small study"
     paper = "https://huggingface.co/thinkingmachines/Inkling"
 
     def __post_init__(self) -> None:

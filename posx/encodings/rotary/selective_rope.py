@@ -38,7 +38,7 @@ class SelectiveRope(Encoding):
 
     caches_mapped_keys = True
     lr_multiplier = 3.0  # 0.02 nats a byte better than 1; 10 loses 0.1, see experiments/leaderboard
-    extrapolates = "open: tokens choose the angles, which grow on as RoPE's do"
+    extrapolates = "no: tokens choose the angles, which grow on as RoPE's do"
     paper = "arXiv 2511.17388"
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ class Xpos(Encoding):
 
     caches_mapped_keys = True
     causal_only = True
-    extrapolates = "somewhat: fast planes fade, slow ones meet unseen angles as RoPE's do"
+    extrapolates = "fast planes fade, slow ones meet unseen angles; nearly flat to 16 L in our small study"
     paper = "arXiv 2212.10554"
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ class AdaptiveTemperature(Encoding):
 
     shift_invariant = False
     caches_mapped_keys = True
-    extrapolates = "helps others, in its paper with entmax: learns how much"
+    extrapolates = "helps others, in its paper with entmax; RoPE no further in our small study"
     paper = "arXiv 2506.16640"
 
     def __post_init__(self) -> None:

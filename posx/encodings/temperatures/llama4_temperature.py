@@ -27,7 +27,7 @@ class Llama4Temperature(Encoding):
 
     shift_invariant = False
     caches_mapped_keys = True
-    extrapolates = "helps others: it acts from token L on"
+    extrapolates = "acts from token L on; RoPE no further in our small study"
     paper = "arXiv 2501.19399"
 
     def __post_init__(self) -> None:

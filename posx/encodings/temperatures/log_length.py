@@ -28,7 +28,7 @@ class LogLength(Encoding):
 
     shift_invariant = False
     caches_mapped_keys = True
-    extrapolates = "helps others: it acts beyond L only"
+    extrapolates = "acts beyond L only; RoPE no further in our small study"
     paper = "arXiv 2202.12172"
 
     def __post_init__(self) -> None:

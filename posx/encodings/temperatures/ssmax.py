@@ -29,7 +29,7 @@ class Ssmax(Encoding):
     shift_invariant = False
     caches_mapped_keys = True
     lr_multiplier = 10.0  # with RoPE 0.04 nats a byte better than 1, see experiments/leaderboard
-    extrapolates = "helps others: weights do not fade with length"
+    extrapolates = "helps others, in papers: weights do not fade; RoPE no further in our small study"
     paper = "arXiv 2501.19399"
 
     def __post_init__(self) -> None:
