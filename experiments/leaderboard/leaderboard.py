@@ -11,11 +11,12 @@ targets, by which two cells of the same targets are paired.
 
 `table` prints Markdown: PPL at L and R_k = PPL(kL) / PPL(L), means and standard deviations over seeds; how far PPL
 stays within 1 % of that at L, the lowest and the highest seed's, ">=" where that is the longest length measured; and
-the time of a step over NoPE's, measured in turns (`steps.json`, of `scripts/bench.py train`). A verdict against ALiBi
-or RoPE, at L and at 8 L, is exp of the difference of the mean losses, so the ratio of geometric means over seeds. It
-has a sign, - for better and + for worse, where that difference is more than the 95 % intervals over text and over
-seeds (Welch's, unpaired) together, their squares added: of a hundred verdicts where nothing differs about five have a
-sign. With one seed there is none, and three seeds are too few to say that one beats another.
+the time of a step over NoPE's, median [quartiles] of turns (`steps.json`, of `scripts/bench.py train`).
+
+A verdict against ALiBi or RoPE, at L and at 8 L, is exp of the difference of the mean losses, so the ratio of geometric
+means over seeds. It has a sign, - for better and + for worse, where that difference is more than the 95 % intervals
+over text and over seeds (Welch's, unpaired) together, their squares added: of a hundred verdicts where nothing differs
+about five have a sign. With one seed there is none, and three seeds are too few to say that one beats another.
 
 `claims` holds `claims.toml` against that difference and its interval. "below" and "above" are confirmed where the whole
 interval lies on their side of 0, "level" where it lies within 1 %; contradicted where it lies on the other side, or
@@ -176,13 +177,16 @@ def multiplier(cell: Cell) -> str:
     return " and ".join(f"{one:g} x" for one in sorted(found))
 
 
-def step_times(report: Mapping[str, Any]) -> dict[str, float]:
-    """Of every encoding over NoPE's, from what `scripts/bench.py train` left: medians of ratios within a turn."""
+def step_times(report: Mapping[str, Any]) -> dict[str, str]:
+    """Of every encoding over NoPE's, from what `scripts/bench.py train` left: of the ratios within a turn, the median
+    and [lower, upper quartile]."""
     speeds = {row["encoding"]: row["tokens_per_second"] for row in report["results"]}
-    return {
-        name: statistics.median(nope / rate for nope, rate in zip(speeds["nope"], rates, strict=True))
-        for name, rates in speeds.items()
-    }
+    times = {}
+    for name, rates in speeds.items():
+        ratios = [nope / rate for nope, rate in zip(speeds["nope"], rates, strict=True)]
+        low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+        times[name] = f"{median:.2f} [{low:.2f}, {high:.2f}]"
+    return times | {"nope": "1"}
 
 
 def entries_of(cells: Sequence[Cell]) -> dict[str, Entry]:
@@ -192,7 +196,7 @@ def entries_of(cells: Sequence[Cell]) -> dict[str, Entry]:
     return {name: Entry(found) for name, found in by_name.items()}
 
 
-def table(cells: Sequence[Cell], times: Mapping[str, float]) -> str:
+def table(cells: Sequence[Cell], times: Mapping[str, str]) -> str:
     """Markdown; times: of a step, over NoPE's."""
     entries = entries_of(cells)
     order = sorted(entries, key=lambda name: entries[name].ppl(entries[name].train_len))
@@ -215,7 +219,7 @@ def table(cells: Sequence[Cell], times: Mapping[str, float]) -> str:
         line = [
             f"`{name}`", f"{entry.cells[0]['num_params']:,}", str(len(at_train)), multiplier(entry.cells[0]),
             f"{statistics.fmean(row['bpb'] for row in at_train):.3f}", with_spread([row["ppl"] for row in at_train]),
-            *map(entry.ratio, FACTORS), entry.horizon(), f"{times[name]:.2f}" if name in times else "-",
+            *map(entry.ratio, FACTORS), entry.horizon(), times.get(name, "-"),
         ]  # fmt: skip
         line += [entry.against(entries[r], k) if r in entries and r != name else "-" for r in RIVALS for k in (1, 8)]
         lines.append("| " + " | ".join(line) + " |")

@@ -96,6 +96,11 @@ def visible_pairs(mask: Mask, q: Slots, k: Slots) -> jax.Array:
     return seen
 
 
+def hidden(s: jax.Array, visible: jax.Array, masked: bool) -> jax.Array:
+    """Scores [b, h, q, k] of a tile, without its invisible pairs where it is masked."""
+    return jnp.where(visible[:, None], s, INVISIBLE) if masked else s
+
+
 def weighted(w: jax.Array, v: jax.Array) -> jax.Array:
     """sum_j w_ij v_j, at least float32: w [b, h, q, k], v [b, g, k, d] -> [b, h, q, d]."""
     b, h, q, k = w.shape
