@@ -129,8 +129,8 @@ def check_positions(encoding: Encoding, pos: Known) -> None:
 def check_slots(encoding: Encoding, q: Side, k: Side, q_recent: Any, from_x: bool) -> None:
     """Raises ValueError where slots are known not to stand as the encoding has to be given them.
 
-    Features are made, and scores of whole rows of keys summed, from slot to slot: of one document these have to stand
-    in the order of their arrival, with nothing empty between them.
+    Features are made, and scores of whole rows of keys summed, from slot to slot: documents have to stand one after the
+    other, each in the order of arrival, for features with nothing empty between.
     """
     name = type(encoding).__name__
     if from_x and encoding.acts_on("features") and not (_in_a_row(q) and _same(q.idx, k.idx)):
@@ -139,7 +139,10 @@ def check_slots(encoding: Encoding, q: Side, k: Side, q_recent: Any, from_x: boo
             "slots before them, the same ones as queries and as keys; or give q_features and k_features"
         )
     if encoding.tiling == "rows" and not _in_a_row(k, gaps=True):
-        raise ValueError(f"{name} goes along the keys from slot to slot: give those of a document in order of arrival")
+        raise ValueError(
+            f"{name} goes along the keys from slot to slot: give those of a document one after the other, in order of "
+            "arrival"
+        )
     back = encoding.history.get("query", 0)
     if back and q_recent is not None and q_recent.shape[1] != back:
         raise ValueError(f"q_recent holds {q_recent.shape[1]} tokens, but queries of {name} look back {back}")
@@ -151,8 +154,8 @@ def _same(a: Known, b: Known) -> bool:
 
 
 def _in_a_row(side: Side, gaps: bool = False) -> bool:
-    """Whether the filled slots of each document stand in order of arrival, without empty ones between them unless
-    `gaps` do no harm; True where that is not known."""
+    """Whether documents stand one after the other, and the filled slots of each in order of arrival, without empty ones
+    between them unless `gaps` do no harm; True where that is not known."""
     if not isinstance(side.idx, np.ndarray) or not isinstance(side.segment, np.ndarray | None):
         return True
     idx = np.atleast_2d(side.idx)
@@ -161,7 +164,8 @@ def _in_a_row(side: Side, gaps: bool = False) -> bool:
         filled = np.flatnonzero(order >= 0)
         alike = document[filled[1:]] == document[filled[:-1]]
         falls, apart = np.diff(order[filled]) < 0, np.diff(filled) > 1
-        if (alike & (falls | (apart & (not gaps)))).any():
+        mixed = filled.size and 1 + (~alike).sum() > len(np.unique(document[filled]))
+        if mixed or (alike & (falls | (apart & (not gaps)))).any():
             return False
     return True
 

@@ -158,6 +158,11 @@ def test_what_is_known_not_to_stand_in_a_row_is_refused():
     attend(cope, [0, -1, 1, 2, 3])
     with pytest.raises(ValueError, match="Cope goes along the keys"):
         attend(cope, [1, 0, 2, 3, 4])
+    in_turn, one_by_one = np.array([3, 3, 1, 1, 2]), np.array([3, 1, 3, 1, 2])
+    for encoding, more in ((fox, {"x": x}), (cope, {})):
+        attend(encoding, range(5), q_segment=in_turn, k_segment=in_turn, **more)
+        with pytest.raises(ValueError, match="give (the tokens|those) of a document one after the other"):
+            attend(encoding, range(5), q_segment=one_by_one, k_segment=one_by_one, **more)
     with pytest.raises(ValueError, match="queries of Lagged look back 2"):
         posx.attend(
             Lagged(), {"w": np.zeros((12, 6), np.float32)}, q, k, v, q_pos=pos, k_pos=pos, x=x, q_recent=q[:, :3]
