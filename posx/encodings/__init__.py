@@ -38,6 +38,7 @@ _DEFINED = {
     "dape": "content.dape:Dape",
     "inkling": "content.inkling:Inkling",
     "grape_a": "content.grape_a:GrapeA",
+    "path": "content.path:Path",
     "kerple": "biases.kerple:Kerple",
     "bam": "biases.bam:Bam",
     "sandwich": "biases.sandwich:Sandwich",

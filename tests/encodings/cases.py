@@ -59,6 +59,8 @@ SPECS: dict[str, Any] = {
     "inkling": {"name": "inkling", "extent": 7, "rank": 5},
     "grape_a": "grape_a",
     "grape_a-key": {"name": "grape_a", "gates": ("key",), "unit": False},
+    "path": "path",
+    "path-alone": {"name": "path", "rank": 4, "kernel": 1},
     "rope+alibi": ["rope", "alibi"],
     "xpos": "xpos",
     "xpos-interleaved": {

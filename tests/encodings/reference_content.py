@@ -98,4 +98,35 @@ def fox(encoding, params, x, q, k, pos, i, seen):
     return {j: plain[j] + sum(log_f[n] for n in seen if j < n <= i) for j in seen}
 
 
-WHOLE = {"cope": cope, "inkling": inkling, "dape": dape, "fox": fox}
+def path(encoding, params, x, project, pos, visible):
+    """From the query's own token back to the first, each multiplies by its matrix what goes on to the keys before it.
+
+    Rows of `visible` say for every token which ones came before it.
+    """
+    matrices = [householder(params, x, np.flatnonzero(row)[::-1]) for row in visible]
+
+    @outputs
+    def walk(encoding, params, x, q, k, pos, i, seen):
+        (num_heads, d), logits = q.shape, {}
+        passing = q.copy()
+        for j in reversed(seen):
+            logits[j] = np.array([passing[h] @ k[j, h] / math.sqrt(d) for h in range(num_heads)])
+            group = num_heads // len(matrices[j])
+            passing = np.array([passing[h] @ matrices[j][h // group] for h in range(num_heads)])
+        return logits
+
+    return walk(encoding, params, x, project, pos, visible)
+
+
+def householder(params, x, before):
+    """I - beta w w^T of the token that `before` names first, [g, d, d]."""
+    if not len(before):
+        return np.zeros((params["up"].shape[1], 0, 0))
+    down, up, kernel = params["down"], params["up"], params["kernel"]
+    mixed = sum(row * np.tensordot(x[t] @ down, up, 1) for row, t in zip(kernel, before, strict=False))
+    w = mixed / (1 + np.exp(-mixed))
+    beta = 2 / (1 + np.exp(-(x[before[0]] @ params["u"] + params["b"])))
+    return np.array([np.eye(len(v)) - b * np.outer(v, v) / (v @ v) for v, b in zip(w, beta, strict=True)])
+
+
+WHOLE = {"cope": cope, "inkling": inkling, "dape": dape, "fox": fox, "path": path}

@@ -104,6 +104,7 @@ def test_params_follow_init_and_scope(case):
         ("inkling", {"w": 0.02, "bank": 0.02}),
         ("grape_a", {"u": 64**-0.5, "v": 64**-0.5}),
         ("selective_rope", {"down": 0.02, "up": 0.02, "kernel": 0.02}),
+        ("path", {"down": 0.02, "up": 0.02, "kernel": 0.02, "u": 0.02}),
     ],
 )
 def test_initial_spread_is_the_published_one(name, std):
@@ -314,6 +315,7 @@ def test_a_class_of_ones_own_is_named_by_its_place():
         ("dape", ("score",)),
         ("inkling", ("features", "score")),
         ("grape_a", ("score",)),
+        ("path", ("features", "score")),
         ("kerple", ("bias",)),
         ("bam", ("bias",)),
         ("sandwich", ("bias",)),

@@ -32,6 +32,7 @@ PAIRS = {
     "dape": ({"base": "t5(num_buckets=8, max_distance=16)"}, {"base": "t5(num_buckets=8, max_distance=6)"}),
     "inkling": ({"extent": 4}, {"extent": 4}),
     "grape_a": ({"unit": True}, {"unit": False}),
+    "path": ({"rank": 3}, {"rank": 3}),
     "kerple": ({"form": "log"}, {"form": "power"}),
     "bam": ({"learned": ("shape",), "initial_scale": 0.1}, {"learned": ("shape",), "initial_scale": 0.5}),
     "sandwich": ({"first": 0}, {"first": 1}),

@@ -1,0 +1,111 @@
+"""PaTH: keys reach a query through a reflection at every token between."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+
+from posx.encodings.base import Dims, Encoding, Features, Params, Tile, at_least_float32, normal
+from posx.errors import ConfigError
+
+#: Keys whose product is formed at once: what it costs beyond theirs grows with its square.
+BLOCK = 64
+
+_product = functools.partial(jnp.einsum, precision="highest")
+
+
+@dataclasses.dataclass(frozen=True)
+class Path(Encoding):
+    """s_ij = q_i H_i H_{i-1} .. H_{j+1} k_j / sqrt(d), H_t = I - beta_t w_t w_t^T: each token turns all that passes it.
+
+    w_t = unit(silu(sum_n kernel_n W_up W_down x_{t-n})) over the last `kernel` tokens of the layer's input, W_down to
+    `rank` numbers; beta_t = 2 sigmoid(u x_t + b), by which H is I at 0, a projection at 1, a reflection at 2. Both
+    belong to key heads. Weights start as N(0, 0.02), b at 0. No position is read. Tokens between i and j act whether i
+    sees them or not.
+
+    Several H together are I - W^T T W with T triangular (the paper's UT transform), so that a block of keys costs
+    products of its size: no token has a matrix, and none is inverted, which at beta = 1 could not be done.
+
+    Reference: Yang et al. 2025, arXiv 2505.16381; flash-linear-attention, layers/path_attn.py.
+    Differs: the release has one full matrix for W_up W_down where query heads share keys, adds 1e-6 to the square of
+    the length and rounds w to float16. Its forget gate is FoX's: here path+fox. In a chain what the path changes is the
+    product of q and k as projected.
+    """
+
+    rank: int = 32
+    kernel: int = 3
+
+    tiling = "rows"
+    causal_only = True
+    paper = "arXiv 2505.16381"
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "kernel"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"path: {name}={getattr(self, name)} must be at least 1")
+
+    @property
+    def history(self) -> Mapping[str, int]:  # type: ignore[override]
+        return {"features": self.kernel - 1} if self.kernel > 1 else {}
+
+    @property
+    def decayed(self) -> frozenset[str]:
+        return frozenset({"down", "up", "kernel", "u"})
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        down, up, kernel, u = jax.random.split(rng, 4)
+        heads = dims.num_kv_heads or dims.num_heads
+        return {
+            "down": normal(down, (dims.model_dim, self.rank), 0.02),
+            "up": normal(up, (self.rank, heads, dims.head_dim), 0.02),
+            "kernel": normal(kernel, (self.kernel, heads, dims.head_dim), 0.02),
+            "u": normal(u, (dims.model_dim, heads), 0.02),
+            "b": jnp.zeros(heads, jnp.float32),
+        }
+
+    def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
+        x = at_least_float32(x).reshape(x.shape[0], self.kernel, -1)
+        w = jax.nn.silu(_product("tnm,mr,rgd,ngd->tgd", x, params["down"], params["up"], params["kernel"]))
+        w = w * jax.lax.rsqrt(jnp.maximum((w**2).sum(axis=-1, keepdims=True), 1e-24))  # 0 stays 0
+        beta = 2 * jax.nn.sigmoid(_product("tm,mg->tg", x[:, 0], params["u"]) + params["b"][None])
+        return {"w": w, "beta": beta}, carry
+
+    def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
+        (length, num_heads, _), features = tile.k.shape, tile.k_features
+        w, beta = (jnp.repeat(features[n], num_heads // features[n].shape[1], axis=1) for n in ("w", "beta"))
+        # The last token that a query sees is its own, so all up to there are no later than it.
+        passed = jax.lax.cummax(tile.visible.astype(jnp.int32), axis=1, reverse=True)
+
+        def blocks(x: jax.Array) -> jax.Array:
+            """[n, BLOCK, ...] of [k, ...], filled up with tokens that turn nothing."""
+            size = min(BLOCK, length)
+            padded = jnp.pad(x, ((0, -length % size), *((0, 0),) * (x.ndim - 1)))
+            return padded.reshape(-1, size, *x.shape[1:])
+
+        q, k = at_least_float32(tile.q), at_least_float32(tile.k)
+        walk = functools.partial(_through_block, q.swapaxes(0, 1))
+        along = blocks(k), blocks(w), blocks(beta), blocks(passed.T > 0)
+        _, added = jax.lax.scan(walk, jnp.zeros_like(q).swapaxes(0, 1), along, reverse=True)
+        added = jnp.moveaxis(added, 0, 2).reshape(num_heads, len(q), -1)[..., :length]
+        return s + tile.temperature * (added / math.sqrt(q.shape[-1])).astype(s.dtype)
+
+
+def _through_block(q: jax.Array, turned: jax.Array, block: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+    """What a block's tokens make of queries q [h, q, d] that have been turned by all later ones, to q + `turned`.
+
+    block: k, w [c, h, d], beta [c, h] and which of them a query has passed, [c, q]. Gives `turned` after the block, and
+    what comes of the path to each of its keys beside q . k, [h, q, c].
+    """
+    k, w, beta, passed = block
+    met = jnp.where(passed.T[None], _product("hqd,chd->hqc", q + turned, w), 0)
+    between = beta.T[..., None] * jnp.tril(_product("ihd,jhd->hij", w, w), -1)
+    t = solve_triangular(between, met.swapaxes(1, 2), trans=1, lower=True, unit_diagonal=True)
+    t = t.swapaxes(1, 2) * beta.T[:, None]
+    later = jnp.tril(_product("ihd,jhd->hij", w, k), -1)
+    added = _product("hqd,chd->hqc", turned, k) - _product("hqi,hij->hqj", t, later)
+    return turned - _product("hqi,ihd->hqd", t, w), added
