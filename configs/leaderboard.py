@@ -15,7 +15,7 @@ from posx.config.sweep import CLASSIC
 RELEASED_BAM = "bam(shapes=(0, 0), initial_scale=1, per_layer=true)"  # as its later train.py starts: as no position
 KERPLES = ("kerple", "kerple(form=power)", "kerple(per_layer=true)")  # the last: what DAPE is built on
 BIASES = (*KERPLES, "bam", RELEASED_BAM, "sandwich", "fire", "dynamic_bias", "nape")
-CONTENT = ("fox", "fox(gate=cable)", "cope", "dape", "dape(kernel=3)", "inkling", "grape_a")
+CONTENT = ("fox", "fox(gate=cable)", "cope", "dape", "dape(kernel=3)", "inkling", "grape_a", "path")
 ROTARY = ("xpos", "pope", "selective_rope", "fope", "key_offset")
 SSMAX = ("rope+ssmax", "rope+ssmax(initial=0.31)", "ssmax")  # 0.31: 1 / mean(ln n) over 64 tokens
 TEMPERATURES = ("rope+log_length", *SSMAX, "rope+llama4_temperature", "rope+adaptive_temperature")

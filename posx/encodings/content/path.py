@@ -8,13 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 
 from posx.encodings.base import Dims, Encoding, Features, Params, Tile, at_least_float32, normal
 from posx.errors import ConfigError
 
-#: Keys whose product is formed at once: what it costs beyond theirs grows with its square.
-BLOCK = 64
+#: Keys whose product is formed at once, a power of 2: more cost more beside it, fewer make the way longer.
+BLOCK = 32
 
 _product = functools.partial(jnp.einsum, precision="highest")
 
@@ -83,7 +82,7 @@ class Path(Encoding):
 
         def blocks(x: jax.Array) -> jax.Array:
             """[n, BLOCK, ...] of [k, ...], filled up with tokens that turn nothing."""
-            size = min(BLOCK, length)
+            size = min(BLOCK, 1 << (length - 1).bit_length())
             padded = jnp.pad(x, ((0, -length % size), *((0, 0),) * (x.ndim - 1)))
             return padded.reshape(-1, size, *x.shape[1:])
 
@@ -103,9 +102,24 @@ def _through_block(q: jax.Array, turned: jax.Array, block: tuple[jax.Array, ...]
     """
     k, w, beta, passed = block
     met = jnp.where(passed.T[None], _product("hqd,chd->hqc", q + turned, w), 0)
-    between = beta.T[..., None] * jnp.tril(_product("ihd,jhd->hij", w, w), -1)
-    t = solve_triangular(between, met.swapaxes(1, 2), trans=1, lower=True, unit_diagonal=True)
-    t = t.swapaxes(1, 2) * beta.T[:, None]
+    between = jnp.tril(_product("ihd,jhd->hij", w, w), -1)
+    t = _inverse(beta.T[..., None] * between) * beta.T[:, None]
+    t = _product("hqi,hij->hqj", met, t)
     later = jnp.tril(_product("ihd,jhd->hij", w, k), -1)
     added = _product("hqd,chd->hqc", turned, k) - _product("hqi,hij->hqj", t, later)
     return turned - _product("hqi,ihd->hqd", t, w), added
+
+
+def _inverse(lower: jax.Array) -> jax.Array:
+    """(I + lower)^-1 of matrices [.., n, n] that are 0 from the diagonal up, n a power of 2, by halves.
+
+    A sum of powers would cancel: n reflections at one w have powers of 2^n. XLA's triangular solve, a call of LAPACK on
+    CPUs, was seen to wait for ever for a thread of its pool (jaxlib 0.10.2).
+    """
+    half = lower.shape[-1] // 2
+    if not half:
+        return jnp.ones_like(lower)
+    first, last = _inverse(jnp.stack([lower[..., :half, :half], lower[..., half:, half:]]))
+    corner = _product("...ij,...jk,...kl->...il", last, lower[..., half:, :half], first)
+    rows = [first, jnp.zeros_like(first)], [-corner, last]
+    return jnp.concatenate([jnp.concatenate(row, axis=-1) for row in rows], axis=-2)
