@@ -11,7 +11,8 @@ targets, by which two cells of the same targets are paired.
 
 `table` prints Markdown: PPL at L and R_k = PPL(kL) / PPL(L), means and standard deviations over seeds; how far PPL
 stays within 1 % of that at L, the lowest and the highest seed's, ">=" where that is the longest length measured; and
-the time of a step over NoPE's, median [quartiles] of turns (`steps.json`, of `scripts/bench.py train`).
+the time of a step over NoPE's, median [quartiles] of turns (`steps*.json`, of `scripts/bench.py train`; where several
+hold an encoding, the first).
 
 A verdict against ALiBi or RoPE, at L and at 8 L, is exp of the difference of the mean losses, so the ratio of geometric
 means over seeds. It has a sign, - for better and + for worse, where that difference is more than the 95 % intervals
@@ -47,7 +48,7 @@ BLOCK = 4096
 FACTORS = (2, 4, 8, 16)
 RIVALS = ("alibi", "rope")
 LEVEL = 0.01  # nats, so 1 % of perplexity
-CLAIMS, STEPS = (Path(__file__).parent / name for name in ("claims.toml", "steps.json"))
+CLAIMS = Path(__file__).parent / "claims.toml"
 #: What the seeds of one entry have in common.
 SETTING = (
     "encoding_value", "train_len", "step", "data_digest", "position_lr_multiplier", "learning_rate", "num_params",
@@ -270,7 +271,10 @@ def main(words: Sequence[str]) -> None:
     if what == "claims":
         print(claims(cells, tomllib.loads(CLAIMS.read_text())["claim"]))
     else:
-        print(table(cells, step_times(json.loads(STEPS.read_text())) if STEPS.exists() else {}))
+        times: dict[str, str] = {}
+        for report in sorted(Path(__file__).parent.glob("steps*.json"), reverse=True):
+            times |= step_times(json.loads(report.read_text()))
+        print(table(cells, times))
 
 
 if __name__ == "__main__":

@@ -29,9 +29,10 @@ SEEN = 1e-6
 def check_shift_invariant(subject: Subject, findings: Findings) -> None:
     """Adding one constant to all positions changes nothing; or something, if declared False."""
     if not subject.encoding.shift_invariant:
-        order = subject.in_order
-        still, *moved = (subject.dense(Where(order + np.int32(n), order, 0 * order))[0] for n in (0, 1, 17))
-        findings.differ("declared False, but if all positions move by 1 or 17", moved, [still, still], SEEN)
+        order, last = subject.in_order, subject.encoding.max_position or 2**31
+        shifts = [n for n in SHIFTS if order.max() + n <= last]
+        still, *moved = (subject.dense(Where(order + np.int32(n), order, 0 * order))[0] for n in (0, *shifts))
+        findings.differ("declared False, but if all positions move", moved, [still] * len(moved), SEEN)
         return
     given, (still, _) = subject.where, subject.dense(subject.where)
     for shift in SHIFTS:

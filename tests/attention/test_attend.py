@@ -191,7 +191,7 @@ def test_auto_takes_tiles_in_order_and_dense_while_other_scores_are_few():
 @pytest.mark.parametrize("slab", [T * T, 4 * T], ids=["one slab", "slabs of 4 queries"])
 @pytest.mark.parametrize("mask", [posx.causal(), posx.window(3), posx.full()], ids=str)
 def test_the_fused_kernel_agrees_under_every_mask_it_serves(mask, slab, monkeypatch):
-    """Its gradients: tests/encodings/test_gradients.py."""
+    """Its gradients: `check_gradients` of the contract."""
     monkeypatch.setitem(attention.EXECUTORS, "fused", functools.partial(fused, slab_pairs=slab))
 
     def run(executor):

@@ -56,11 +56,11 @@ SPECS: dict[str, Any] = {
     "dape-kerple": "dape",
     "dape-rope": {"name": "dape", "base": "rope"},
     "dape-v2": {"name": "dape", "base": "alibi", "kernel": 3},
+    "dape-fire": {"name": "dape", "base": "fire"},
     "inkling": {"name": "inkling", "extent": 7, "rank": 5},
     "grape_a": "grape_a",
     "grape_a-key": {"name": "grape_a", "gates": ("key",), "unit": False},
     "path": "path",
-    "path-alone": {"name": "path", "rank": 4, "kernel": 1},
     "rope+alibi": ["rope", "alibi"],
     "xpos": "xpos",
     "xpos-interleaved": {

@@ -57,16 +57,12 @@ def inkling(encoding, params, x, q, k, pos, i, seen):
     return logits
 
 
-def alibi_bias(base, params, r, h):
-    return -reference.alibi_slopes(base.num_heads)[h] * abs(r)
+def alibi_bias(base, params, i, j, h):
+    return -reference.alibi_slopes(base.num_heads)[h] * abs(i - j)
 
 
-def kerple_bias(base, params, r, h):
-    return reference.kerple_bias(base, {name: params[f"base.{name}"] for name in "pa"}, r, 0, h)
-
-
-def t5_bias(base, params, r, h):
-    return params["base.table"][reference.t5_bucket(base, r), h]
+def t5_bias(base, params, i, j, h):
+    return params["table"][reference.t5_bucket(base, i - j), h]
 
 
 @outputs
@@ -75,9 +71,12 @@ def dape(encoding, params, x, q, k, pos, i, seen):
     base, heads = encoding.base, range(len(q))
     kind = type(base).__name__.lower()
     product = reference.rope if kind == "rope" else reference.plain
-    bias = {"alibi": alibi_bias, "t5": t5_bias, "kerple": kerple_bias, "rope": None}[kind]
+    bias = {
+        "alibi": alibi_bias, "t5": t5_bias, "kerple": reference.kerple_bias, "fire": reference.fire_bias, "rope": None,
+    }[kind]  # fmt: skip
+    own = {name.removeprefix("base."): array for name, array in params.items() if name.startswith("base.")}
     a = {j: np.array([product(base, {}, q[h], k[j, h], pos[i], pos[j], h) for h in heads]) for j in seen}
-    b = {j: np.array([bias(base, params, pos[i] - pos[j], h) if bias else 0.0 for h in heads]) for j in seen}
+    b = {j: np.array([bias(base, own, pos[i], pos[j], h) if bias else 0.0 for h in heads]) for j in seen}
     inputs = {j: np.concatenate([a[j], b[j]]) if bias else a[j] for j in seen}
 
     def layer(w, given, j):

@@ -30,6 +30,10 @@ EAGER = ("learned", "shaw", "rope", "t5")
 BIDIRECTIONAL = ("shaw", "deberta", "t5-bidirectional")
 
 
+#: What the whole contract is run on.
+WHOLE_CONTRACT = {CASES[case] for case in STRUCTURAL}
+
+
 def checks_of(case):
     skipped = () if case in EAGER else ("eager",)
     if case in STRUCTURAL:
@@ -47,6 +51,14 @@ def test_every_registered_encoding_keeps_the_contract(case):
     keeps(case, checks_of(case))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in posx.ENCODINGS if posx.build(name, DIMS) not in WHOLE_CONTRACT])
+def test_posx_check_passes_what_is_registered_as_it_is(name):
+    """Of those whose cases set their fields to other than the defaults."""
+    report = check_encoding(name)
+    assert report.ok, f"{name}: {report}"
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case not in WAYS])
 def test_every_formula_is_that_of_its_reference(case):
     keeps(case, ("hooks", "reference", *(("gradients", "decode") if case in (*STRUCTURAL, *GRADIENTS) else ())))
@@ -59,7 +71,11 @@ def keeps(case, checks):
     assert report.ok, f"{case}: {report}"
 
 
-@pytest.mark.parametrize("case", ["learned", "shaw", "rope"])
+#: With a carry, scores of whole rows, and a scan of their own.
+CARRYING = [pytest.param(case, marks=pytest.mark.slow) for case in ("fox", "cope", "selective_rope", "path")]
+
+
+@pytest.mark.parametrize("case", ["learned", "shaw", "rope", *CARRYING])
 def test_checkpointing_changes_no_gradient(case):
     encoding, weights, x = CASES[case], projections(), tokens(1)
     order = np.arange(x.shape[1], dtype=np.int32)[None]

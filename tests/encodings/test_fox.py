@@ -61,6 +61,39 @@ def test_equal_gates_are_alibi():
     assert_allclose(outputs(fixed, fixed.init(jax.random.key(0), DIMS), *given), alibi, atol=1e-5)
 
 
+def as_channels(dtype, given, c):
+    """The sums c [t, h] as two more channels of queries and keys, kept in `dtype`."""
+    q, k, v, _ = given
+    ones = np.ones((*c.shape, 1))
+    rows = np.concatenate([ones, c[..., None]], axis=-1)[None] * np.sqrt(D)
+    columns = np.concatenate([-c[..., None], ones], axis=-1)[None]
+    rows, columns = (np.asarray(jnp.asarray(a, dtype).astype(jnp.float32)) for a in (rows, columns))
+    q, k = np.concatenate([q, rows], axis=-1), np.concatenate([k, columns], axis=-1)
+    # The width is another one, by whose root products are divided.
+    return outputs(Nope(), {}, q * np.float32(np.sqrt((D + 2) / D)), k, v, None)
+
+
+def test_two_more_channels_are_the_same_gates_while_their_sums_are_small():
+    given = tokens(20)
+    params = {"w": RNG.standard_normal((M, H)).astype(np.float32), "b": np.zeros(H, np.float32)}
+    c = np.cumsum(-np.log1p(np.exp(-np.float64(given[3][0]) @ params["w"])), axis=0)
+    found = outputs(Fox(longest=8.0), params, *given)
+    assert_allclose(as_channels(jnp.float32, given, c), found, atol=1e-5)
+    assert np.abs(as_channels(jnp.bfloat16, given, c) - found).max() > 0.01
+    # What 16,000 tokens came to before, and cancels: float32 has no more than a thousandth left.
+    assert np.abs(as_channels(jnp.float32, given, c - 11_000) - found).max() > 1e-4
+
+
+def test_gates_start_at_a_half_or_where_they_are_told_to():
+    dims = posx.Dims(model_dim=512, num_heads=8, head_dim=64, num_layers=1, train_len=256)
+    w = Fox(longest=256.0).init(jax.random.key(0), dims)["w"]
+    assert w.std() == pytest.approx(0.02, rel=0.05)
+    for bias, f in ((0.0, 0.5), (5.0, 0.9933)):
+        encoding = Fox(gate_bias=bias, longest=256.0)
+        found = encoding.features(encoding.init(jax.random.key(0), dims), jnp.zeros((1, 512)), None, None)[0]
+        assert_allclose(np.exp(found["log_f"].sum(axis=-1)), f, atol=1e-4)
+
+
 def test_cable_is_the_gate_turned_round():
     given = tokens(12)
     params = {"w": RNG.standard_normal((M, H)).astype(np.float32), "b": RNG.standard_normal(H).astype(np.float32)}

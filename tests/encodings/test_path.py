@@ -1,5 +1,7 @@
 """Products of I - beta w w^T along the path: none, reflections, one direction over and over, many blocks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +34,7 @@ def logits(encoding, params, q=Q, k=K, x=X, mask=posx.causal()):
     return np.asarray(_logits(encoding, params, q, k, x, mask))
 
 
+@functools.partial(jax.jit, static_argnames=("encoding", "mask"))
 def _logits(encoding, params, q, k, x, mask):
     order, pick = np.arange(len(q)), jnp.broadcast_to(jnp.eye(len(q))[:, None], (*k.shape[:2], len(q)))
     side = dict.fromkeys(("q_pos", "k_pos", "q_idx", "k_idx"), order)

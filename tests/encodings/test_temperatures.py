@@ -7,9 +7,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.encodings import Alibi, Chain, Llama4Temperature, LogLength, Nope, Ssmax
+from posx.encodings import Alibi, Chain, Cope, Llama4Temperature, LogLength, Nope, Ssmax
 from posx.encodings.biases.alibi import alibi_slopes
-from tests.encodings.cases import CASES, DIMS, params_of
+from tests.encodings.cases import CASES, DIMS, params_of, projections, tokens
 from tests.encodings.probes import attention_weights, plain_logits, softmax, vectors
 
 T, H, D = 12, 4, 6
@@ -107,6 +107,41 @@ def test_all_products_inside_the_scale_are_multiplied(case):
     assert np.abs(found - w).max() > 0.05
 
 
+#: Encodings whose terms outside the products see nothing of q, so that a temperature is as good as a larger query.
+BESIDE = ("kerple", "sandwich", "fire", "fox", "inkling", "dape-kerple", "dape-v2", "path", "xpos", "fope",
+          "selective_rope", "key_offset")  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c == "path" else pytest.mark.slow) for c in BESIDE])
+def test_a_temperature_is_a_larger_query_and_nothing_else(case):
+    encoding, params, weights, x = CASES[case], params_of(CASES[case]), projections(), tokens(1, T)
+    order = np.arange(T, dtype=np.int32)[None]
+    k, v, q = (jnp.einsum("btm,mhd->bthd", x, weights[n]) for n in "kvq")
+    factor = np.maximum(np.log(POS + 1) / np.log(3), 1).astype(np.float32)[None, :, None, None]
+    side = {name: order for name in ("q_pos", "k_pos", "q_idx", "k_idx")}
+    chain, named = Chain((encoding, LogLength(3))), {f"0.{name}": value for name, value in params.items()}
+    given = {"x": x if encoding.acts_on("features") else None, "executor": "dense", **side}
+    found = jax.jit(lambda q: posx.attend(chain, named, q, k, v, **given))(q)
+    plain = jax.jit(lambda q: posx.attend(encoding, params, q, k, v, **given))
+    assert_allclose(found, plain(q * factor), atol=2e-5)
+    assert np.abs(found - plain(q)).max() > 0.01
+
+
+@pytest.mark.parametrize("scaled", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_cope_has_its_gates_without_a_temperature_and_its_rows_with_it_where_they_are_divided(scaled):
+    e = vectors(6, D, seed=2)
+    gates = np.where(CAUSAL, 1 / (1 + np.exp(-plain_logits(Q, K))), 0)
+    p = np.minimum(gates[:, :, ::-1].cumsum(axis=2)[:, :, ::-1], 5)
+    rows = np.einsum("qhd,pd->hqp", Q, e)
+    z = np.array([[[np.interp(p[h, i, j], np.arange(6), rows[h, i]) for j in range(T)] for i in range(T)]
+                  for h in range(H)])  # fmt: skip
+    factor = np.maximum(np.log(POS + 1) / np.log(3), 1)
+    logits = plain_logits(Q, K) + z / np.sqrt(D) if scaled else plain_logits(Q, K)
+    wanted = sharpened(logits, factor, 0.0 if scaled else z)
+    both = Chain((Cope(6, scaled=scaled), LogLength(3)))
+    assert_allclose(attention_weights(both, {"0.table": e}, Q, K, POS, mask=posx.causal()), wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_biases_are_not(first):
     parts = (Alibi(H), LogLength(3))
@@ -114,6 +149,15 @@ def test_biases_are_not(first):
     falls = alibi_slopes(H)[:, None, None] * np.abs(POS[:, None] - POS)
     found = attention_weights(Chain((parts[first], parts[1 - first])), {}, Q, K, POS, mask=posx.causal())
     assert_allclose(found, sharpened(plain_logits(Q, K), factor, -falls), atol=1e-5)
+
+
+def test_the_number_of_keys_is_the_position_whatever_the_window():
+    for encoding, params in ((LogLength(3), {}), (Ssmax(), {"s": np.ones(H, np.float32)})):
+        whole = np.asarray(attention_weights(encoding, params, Q, K, POS, mask=posx.causal()))
+        near = CAUSAL & (POS[:, None] - POS < 3)
+        wanted = np.where(near, whole, 0)
+        found = attention_weights(encoding, params, Q, K, POS, mask=posx.window(3))
+        assert_allclose(found, wanted / wanted.sum(axis=-1, keepdims=True), atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["ssmax", "log_length"])

@@ -28,12 +28,14 @@ class Path(Encoding):
     sees them or not.
 
     Several H together are I - W^T T W with T triangular (the paper's UT transform), so that a block of keys costs
-    products of its size: no token has a matrix, and none is inverted, which at beta = 1 could not be done.
+    products of its size: no token has a matrix, and no H is inverted, which at beta = 1 could not be done.
 
-    Reference: Yang et al. 2025, arXiv 2505.16381; flash-linear-attention, layers/path_attn.py.
-    Differs: the release has one full matrix for W_up W_down where query heads share keys, adds 1e-6 to the square of
-    the length and rounds w to float16. Its forget gate is FoX's: here path+fox. In a chain what the path changes is the
-    product of q and k as projected.
+    Reference: Yang et al. 2025, arXiv 2505.16381, sections 2.2 and 3.2; silu, which the paper does not name, and the
+    weights at the start are those of flash-linear-attention, layers/path_attn.py.
+    Differs: there W_up W_down is one full matrix where query heads share keys, 1e-6 is added to the square of the
+    length, and w is rounded to float16. Its forget gate is FoX's: here path+fox. In a chain what the path changes is
+    the product of q and k as projected. Cached keys stay as they are, where the paper's are multiplied by H at every
+    token.
     """
 
     rank: int = 32
