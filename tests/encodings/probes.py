@@ -9,17 +9,19 @@ import numpy as np
 import posx
 
 
-def attention_weights(encoding, params, q, k, q_pos, k_pos=None, mask=posx.full()) -> jax.Array:
+def attention_weights(encoding, params, q, k, q_pos, k_pos=None, mask=posx.full(), x=None) -> jax.Array:
     """Softmax weights [h, q, k] of one sequence: with the identity as values, the outputs are the weights."""
-    return _weights(encoding, params, q, k, jnp.asarray(q_pos), jnp.asarray(q_pos if k_pos is None else k_pos), mask)
+    q_pos = jnp.asarray(q_pos)
+    return _weights(encoding, params, q, k, q_pos, q_pos if k_pos is None else jnp.asarray(k_pos), mask, x)
 
 
 @functools.partial(jax.jit, static_argnames=("encoding", "mask"))
-def _weights(encoding, params, q, k, q_pos, k_pos, mask):
+def _weights(encoding, params, q, k, q_pos, k_pos, mask, x):
     length, num_kv_heads = k.shape[:2]
     v = jnp.broadcast_to(jnp.eye(length, dtype=k.dtype)[:, None], (length, num_kv_heads, length))
     idx = {"q_idx": jnp.arange(len(q)), "k_idx": jnp.arange(length)}
-    o = posx.attend(encoding, params, q[None], k[None], v[None], q_pos=q_pos, k_pos=k_pos, **idx, mask=mask)
+    x = None if x is None else jnp.asarray(x)[None]
+    o = posx.attend(encoding, params, q[None], k[None], v[None], q_pos=q_pos, k_pos=k_pos, **idx, mask=mask, x=x)
     return o[0].swapaxes(0, 1)
 
 
