@@ -56,13 +56,19 @@ def test_greedy_decoding_equals_recomputing(name):
     assert made(model, params, starts, 8, sampling=GREEDY, chunk=4).tolist() == wanted
 
 
-def test_prompts_of_unequal_length_equal_each_alone():
-    for spec in ("rope", "sinusoidal"):
-        model, params = trained(spec)
-        prompts = [prompt(length, seed) for seed, length in enumerate((1, 13, 6))]
-        together = made(model, params, prompts, 6, sampling=GREEDY, chunk=4)
-        for row, start in zip(together, prompts, strict=True):
-            assert row.tolist() == recomputed(model, params, start, 6)
+#: Those with a history, a carry, and scores of whole rows.
+CARRYING = [
+    pytest.param(spec, marks=pytest.mark.slow) for spec in ("key_offset+cope", "selective_rope(drift=true)+fox", "path")
+]
+
+
+@pytest.mark.parametrize("spec", ["rope", "sinusoidal", *CARRYING])
+def test_prompts_of_unequal_length_equal_each_alone(spec):
+    model, params = trained(spec)
+    prompts = [prompt(length, seed) for seed, length in enumerate((1, 13, 6))]
+    together = made(model, params, prompts, 6, sampling=GREEDY, chunk=4)
+    for row, start in zip(together, prompts, strict=True):
+        assert row.tolist() == recomputed(model, params, start, 6)
 
 
 def test_chunked_prefill_gives_the_logits_of_the_full_pass():

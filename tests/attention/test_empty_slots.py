@@ -23,18 +23,20 @@ IDX = np.where(np.arange(T) < EMPTY, -1, np.arange(T) - EMPTY).astype(np.int32)
 
 
 def random(encoding):
-    dims = posx.Dims(model_dim=M, num_heads=H, head_dim=D, num_layers=1, train_len=T)
     return jax.tree.map(
-        lambda a: RNG.standard_normal(a.shape).astype(np.float32), encoding.init(jax.random.key(0), dims)
+        lambda a: RNG.standard_normal(a.shape).astype(np.float32), encoding.init(jax.random.key(0), DIMS)
     )
 
 
-#: A way into the formula each: relative vectors and values, a table that ends, features.
+DIMS = posx.Dims(model_dim=M, num_heads=H, head_dim=D, num_layers=1, train_len=T)
+#: A way into the formula each: relative vectors and values, a table that ends, features; a history, a path along the
+#: keys, gates over whole rows, a decay.
 CALLS = [
-    (Shaw(3), "small_tiles"), (Tupe(T), "dense"), (Forget(), "dense"),
-    (Forget(), "small_tiles"),
+    (Shaw(3), "small_tiles"), (Tupe(T), "dense"), (Forget(), "dense"), (Forget(), "small_tiles"),
+    (posx.build("key_offset+selective_rope(drift=true)", DIMS), "dense"), (posx.build("path", DIMS), "dense"),
 ]  # fmt: skip
-PARAMS = {encoding: random(encoding) for encoding, _ in CALLS}
+SLOW = [(posx.build("cope", DIMS), "dense"), (posx.build("xpos", DIMS), "small_tiles")]
+PARAMS = {encoding: random(encoding) for encoding, _ in (*CALLS, *SLOW)}
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +60,11 @@ def spoiled(array, value):
     return np.concatenate([np.full_like(array[:, :EMPTY], value), array[:, EMPTY:]], axis=1)
 
 
-@pytest.mark.parametrize(("encoding", "executor"), CALLS, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
+@pytest.mark.parametrize(
+    ("encoding", "executor"),
+    [*CALLS, *(pytest.param(*call, marks=pytest.mark.slow) for call in SLOW)],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
 def test_what_stands_in_empty_slots_reaches_nothing(encoding, executor):
     pos = np.maximum(np.arange(T) - EMPTY, 0).astype(np.int32)
     run = functools.partial(answers, encoding, PARAMS[encoding], executor=executor)

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 import posx
 from posx import attention
 from posx.attention.blockwise import Tiling, blockwise
-from posx.encodings import Alibi, Chain, Encoding, Rope
+from posx.encodings import Alibi, Chain, Encoding, Kerple, Rope
 from posx.encodings.base import as_float
 
 B, T, H, G, D = 2, 45, 4, 2, 6
@@ -36,8 +36,12 @@ class Steep(Encoding):
         return -params["slopes"][:, None] * jnp.abs(distance)[None, :]
 
 
-ENCODINGS = {"steep": Steep(), "with rope": Chain((Rope(rotary_dim=D), Steep()))}
-PARAMS = {"steep": {"slopes": SLOPES}, "with rope": {"1.slopes": SLOPES}}
+ENCODINGS = {"steep": Steep(), "with rope": Chain((Rope(rotary_dim=D), Steep())), "power": Kerple("power")}
+PARAMS = {
+    "steep": {"slopes": SLOPES},
+    "with rope": {"1.slopes": SLOPES},
+    "power": {"a": SLOPES, "p": np.array([0.5, 1.9, 1.0, 0.3])},
+}
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 import posx
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.products import mapped_products
-from posx.encodings import Rope, Xpos
+from posx.encodings import Nope, Rope, Xpos
 from posx.errors import ConfigError
 from tests.encodings import reference
 from tests.encodings.cases import DIMS
@@ -125,3 +125,9 @@ def test_what_is_no_xpos_is_refused():
         posx.build("xpos(scale_base=0)", DIMS)
     with pytest.raises(ConfigError, match=r"Xpos.* is for causal masks"):
         attention_weights(xpos(512.0), {}, Q, K, np.arange(T))
+
+
+def test_at_one_position_it_is_none():
+    pos = np.full(T, 30)
+    found, wanted = (attention_weights(e, {}, Q, K, pos, mask=posx.causal()) for e in (xpos(8.0), Nope()))
+    assert_allclose(found, wanted, atol=1e-6)
