@@ -21,7 +21,7 @@ import posx
 
 WAYS = (
     "nope", "sinusoidal", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi", "kerple",
-    "fire", "xpos", "pope", "ssmax", "cope", "dape", "key_offset",
+    "fire", "xpos", "pope", "ssmax", "cope", "dape", "key_offset", "fox", "inkling", "selective_rope", "path",
 )  # fmt: skip
 B, T, H, D = 2, 33, 2, 64  # 33 rows: whole tiles of a kernel and a remainder
 DIMS = posx.Dims(model_dim=H * D, num_heads=H, head_dim=D, num_layers=1, train_len=T)
@@ -67,6 +67,13 @@ def drawn(*shape, seed):
 
 
 QKV = {name: drawn(B, T, H, D, seed=n) for n, name in enumerate("qkv")}
+X = drawn(B, T, H * D, seed=3)
+
+
+def attend(encoding, params, qkv, x=X, **how):
+    return posx.attend(
+        encoding, params, **qkv, q_pos=POS, k_pos=POS, x=x if encoding.acts_on("features") else None, **how
+    )
 
 
 def computed(encoding, case, params, qkv, constant):
@@ -75,8 +82,7 @@ def computed(encoding, case, params, qkv, constant):
 
     def summed(params, qkv, constant):
         qkv = qkv | {operand: jnp.broadcast_to(constant, (B, T, H, D))}
-        o = posx.attend(encoding, params, **qkv, q_pos=POS, k_pos=POS, mask=MASKS[mask], executor=executor)
-        return SUMS[name](o)
+        return SUMS[name](attend(encoding, params, qkv, mask=MASKS[mask], executor=executor))
 
     if kind == "value":
         return summed(params, qkv, constant)
@@ -88,16 +94,16 @@ class Truth:
     """Dense in float64 with the operands as arguments and nothing fused: no program knows that one does not vary."""
 
     def __init__(self, encoding, params):
-        self.params = wide(params)
+        self.params, x = wide(params), wide(X)
         off = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
-        def attend(mask, params, qkv):
-            return posx.attend(encoding, params, **qkv, q_pos=POS, k_pos=POS, mask=MASKS[mask], executor="dense")
+        def outputs(mask, params, qkv):
+            return attend(encoding, params, qkv, x, mask=MASKS[mask], executor="dense")
 
         def gradients(mask, params, qkv, o_grad):
-            return jax.vjp(lambda *arguments: attend(mask, *arguments), params, qkv)[1](o_grad)
+            return jax.vjp(lambda *arguments: outputs(mask, *arguments), params, qkv)[1](o_grad)
 
-        self.attend = jax.jit(attend, static_argnums=0, compiler_options=off)
+        self.attend = jax.jit(outputs, static_argnums=0, compiler_options=off)
         self.gradients = jax.jit(gradients, static_argnums=0, compiler_options=off)
 
     def __call__(self, case, constant):
