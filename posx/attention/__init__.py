@@ -17,6 +17,7 @@ from posx.attention.arguments import (
     Side,
     check_positions,
     check_slots,
+    check_tokens,
     check_vectors,
     consecutive_offset,
     sides,
@@ -88,7 +89,10 @@ def attend(
       q_pos, k_pos: positions [q], [k] or [b, q], [b, k], both whole numbers or neither.
       q_idx, k_idx: arrival orders of the same shapes, -1 for an empty slot. May be left out only where queries and
         keys are the same tokens, in order.
-      q_segment, k_segment: document numbers; a pair sees each other only within one.
+      q_segment, k_segment: document numbers; a pair sees each other only within one. Encodings with features, and those
+        whose `tiling` is "rows", go from slot to slot: documents stand one after the other, each in order of arrival
+        and with each query's own key among the keys. That is refused where it is known not to be so; traced values are
+        taken at their word.
       mask: who may see whom; a row that sees nothing returns 0.
       x: [b, q, m], the layer's normalised input, from which features of whole-sequence self-attention are computed;
         with a cache `q_features` and `k_features` ([b, t, ...] each) are given instead.
@@ -114,6 +118,7 @@ def attend(
     )
     check_positions(encoding, q_side.pos)
     check_positions(encoding, k_side.pos)
+    check_tokens(encoding, q, k, x, q_features, k_features)
     check_slots(encoding, q_side, k_side, q_recent, from_x=x is not None)
     q, k, v = (cut.spread(x, axis=2, over=cut.head_axis(q.shape[0], k.shape[2])) for x in (q, k, v))
     if not in_order:
@@ -121,8 +126,6 @@ def attend(
     if not (in_order or slots_clean):
         k, v, k_features = without_empty((k, v, k_features), k_side.idx)
     params, has_features = apart(jax.tree.map(jnp.asarray, params)), encoding.acts_on("features")
-    if has_features and x is None and (q_features is None or k_features is None):
-        raise ValueError(f"{type(encoding).__name__} reads features: give x, or q_features and k_features")
     call = Call(q, k, v, q_side.pos.dtype, x, q_features or {}, k_features or {}, keys_mapped)
     check_sizes(encoding, params, call)
     if has_features and x is not None:
@@ -265,9 +268,10 @@ def batch_features(
     """
     recent, carry = (None, None) if carry is None else carry
     seen, recent = seen_by(encoding, "features", x, idx, segment, recent)
-    by_row = 0 if pos.ndim == 2 else None
-    each = jax.vmap(encoding.features, in_axes=(None, 0, by_row, None if carry is None else 0))
-    features, carry = each(params, seen, pos, carry)
+    pos = jnp.atleast_2d(pos)
+    shared = pos.shape[0] == 1
+    each = jax.vmap(encoding.features, in_axes=(None, 0, None if shared else 0, None if carry is None else 0))
+    features, carry = each(params, seen, pos[0] if shared else pos, carry)
     return features, None if recent is None and carry is None else (recent, carry)
 
 

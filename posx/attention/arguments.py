@@ -23,6 +23,23 @@ def check_vectors(q: Any, k: Any, v: Any) -> None:
         raise ValueError(f"{k.shape[2]} key/value heads do not divide {q.shape[2]} query heads")
 
 
+def check_tokens(encoding: Encoding, q: Any, k: Any, x: Any, q_features: Any, k_features: Any) -> None:
+    """Raises ValueError where an encoding that keeps features is given none, two kinds, or those of other tokens."""
+    if not encoding.acts_on("features"):
+        return
+    name, given = type(encoding).__name__, (q_features is not None, k_features is not None)
+    if x is None and not all(given):
+        raise ValueError(f"{name} reads features: give x, or q_features and k_features")
+    if x is not None and any(given):
+        raise ValueError(f"{name} is given x and features too: x is for whole sequences, features out of a cache")
+    if x is not None and (x.ndim != 3 or x.shape[:2] != q.shape[:2] or x.shape[:2] != k.shape[:2]):
+        raise ValueError(f"x {x.shape} must be [b, t, m] of the tokens of q {q.shape}, which are those of k {k.shape}")
+    for side, features, tokens in (("q", q_features, q), ("k", k_features, k)):
+        for key, values in (features or {}).items():
+            if values.shape[:2] != tokens.shape[:2]:
+                raise ValueError(f"{side}_features[{key!r}] {values.shape} does not fit {side} {tokens.shape}")
+
+
 def known(name: str, given: Any, batch: int, length: int) -> Known:
     """`given` as an array [t] or [b, t]: on the host if its values are known there, as it is if they are traced."""
     if not isinstance(given, jax.core.Tracer) and getattr(given, "is_fully_addressable", True):
@@ -130,7 +147,7 @@ def check_slots(encoding: Encoding, q: Side, k: Side, q_recent: Any, from_x: boo
     """Raises ValueError where slots are known not to stand as the encoding has to be given them.
 
     Features are made, and scores of whole rows of keys summed, from slot to slot: documents have to stand one after the
-    other, each in the order of arrival, for features with nothing empty between.
+    other, each in the order of arrival, with nothing empty between for features and where neighbours are read.
     """
     name = type(encoding).__name__
     if from_x and encoding.acts_on("features") and not (_in_a_row(q) and _same(q.idx, k.idx)):
@@ -138,10 +155,10 @@ def check_slots(encoding: Encoding, q: Side, k: Side, q_recent: Any, from_x: boo
             f"{name} keeps features from token to token: give the tokens of a document one after the other, empty "
             "slots before them, the same ones as queries and as keys; or give q_features and k_features"
         )
-    if encoding.tiling == "rows" and not _in_a_row(k, gaps=True):
+    if encoding.tiling == "rows" and not _in_a_row(k, gaps=not encoding.reads_neighbours):
         raise ValueError(
             f"{name} goes along the keys from slot to slot: give those of a document one after the other, in order of "
-            "arrival"
+            "arrival" + (", with no empty slots between" if encoding.reads_neighbours else "")
         )
     back = encoding.history.get("query", 0)
     if back and q_recent is not None and q_recent.shape[1] != back:
@@ -150,6 +167,8 @@ def check_slots(encoding: Encoding, q: Side, k: Side, q_recent: Any, from_x: boo
 
 def _same(a: Known, b: Known) -> bool:
     """Unless they are known to differ."""
+    if a.shape[-1] != b.shape[-1]:
+        return False
     return not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or bool((np.atleast_2d(a) == b).all())
 
 

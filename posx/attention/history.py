@@ -30,16 +30,15 @@ def seen_by(
     if recent is None:
         recent = jnp.zeros((x.shape[0], n, *x.shape[2:]), x.dtype)
     whole = jnp.concatenate([recent.astype(x.dtype), x], axis=1)
-    if idx is None:
+    if idx is None and segment is None:
         before = [whole[:, n - s : n - s + x.shape[1]] for s in range(1, n + 1)]
-        last, sources = whole[:, -n:], None
-    else:
-        idx = jnp.atleast_2d(jnp.asarray(idx))
-        sources, newest = _by_arrival(idx, segment, n)
-        before, last = [_kept(_taken(whole, source), idx >= 0) for source in sources], _taken(whole, newest)
+        return jnp.stack([x, *before], axis=2), whole[:, -n:]
+    idx = jnp.atleast_2d(jnp.arange(x.shape[1]) if idx is None else jnp.asarray(idx))  # documents may be mixed
+    sources, newest = _by_arrival(idx, segment, n)
+    before = [_kept(_taken(whole, source), idx >= 0) for source in sources]
     if segment is not None:
         before = [_kept(y, same) for y, same in zip(before, _same_document(segment, n, sources), strict=True)]
-    return jnp.stack([x, *before], axis=2), last
+    return jnp.stack([x, *before], axis=2), _taken(whole, newest)
 
 
 def _by_arrival(idx: jax.Array, segment: jax.Array | None, n: int) -> tuple[list[jax.Array], jax.Array]:
@@ -62,12 +61,10 @@ def _taken(x: jax.Array, source: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x, jnp.expand_dims(source, tuple(range(2, x.ndim))), axis=1)
 
 
-def _same_document(segment: jax.Array, n: int, sources: list[jax.Array] | None) -> list[jax.Array]:
+def _same_document(segment: jax.Array, n: int, sources: list[jax.Array]) -> list[jax.Array]:
     """bool [b or 1, t]: whether the 1st .. n-th token before each is of its document. What came before all is zero
     and may count as either."""
     whole = jnp.pad(segment, ((0, 0), (n, 0)), mode="edge")
-    if sources is None:
-        return [whole[:, n - s : n - s + segment.shape[1]] == segment for s in range(1, n + 1)]
     whole = jnp.broadcast_to(whole, (sources[0].shape[0], whole.shape[1])) if whole.shape[0] == 1 else whole
     return [_taken(whole, source) == segment for source in sources]
 

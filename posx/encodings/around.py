@@ -39,6 +39,10 @@ class Around(Encoding):
         return self.base.tiling
 
     @property
+    def reads_neighbours(self) -> bool:  # type: ignore[override]
+        return self.base.reads_neighbours
+
+    @property
     def caches_mapped_keys(self) -> bool:  # type: ignore[override]
         return self.base.caches_mapped_keys
 

@@ -139,6 +139,8 @@ class Encoding:
     prefix_consistent: ClassVar[bool] = True
     #: "any", or "rows" where one tile must span all keys.
     tiling: ClassVar[str] = "any"
+    #: Where "rows": `score` reads the slots next to a key's, so that empty ones between would count as its neighbours.
+    reads_neighbours: ClassVar[bool] = False
     #: The cache may store keys and values already mapped; False stores them raw and maps them on every read.
     caches_mapped_keys: ClassVar[bool] = False
     #: `curve` falls without bound with distance, or `potential` from token to token, so that executors may look for far

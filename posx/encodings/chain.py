@@ -11,7 +11,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Features, Mapped, Params, Relative, Tile
+from posx.encodings.base import FALLING, Dims, Encoding, Features, Mapped, Params, Relative, Tile, acting
 from posx.errors import ConfigError
 
 
@@ -71,12 +71,16 @@ class Chain(Encoding):
         return "rows" if any(part.tiling == "rows" for part in self.parts) else "any"
 
     @property
+    def reads_neighbours(self) -> bool:  # type: ignore[override]
+        return any(part.reads_neighbours for part in self.parts)
+
+    @property
     def caches_mapped_keys(self) -> bool:  # type: ignore[override]
         return all(part.caches_mapped_keys for part in self.parts)
 
     @property
     def fades(self) -> bool:  # type: ignore[override]
-        return any(part.fades for part in self.parts)
+        return bool(acting(self, FALLING)) and any(part.fades for part in self.parts)
 
     @property
     def integer_positions(self) -> bool:  # type: ignore[override]

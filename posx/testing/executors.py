@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from posx.attention import causal, full, refusal, window
-from posx.testing.findings import Findings
+from posx.testing.findings import SEEN, Findings
 from posx.testing.subject import (
     FAMILIES,
     LENGTH,
@@ -130,7 +130,8 @@ def check_fused(subject: Subject, findings: Findings) -> None:
 
 
 def check_padding(subject: Subject, findings: Findings) -> None:
-    """A row's empty slots give 0 and take nothing in: neither what they hold nor where they stand changes a token."""
+    """A row's empty slots give 0 and take nothing in: neither what they hold nor where they stand changes a token, in
+    front, behind or between; but between where neighbours are read, if so declared."""
     padded, empty = FAMILIES.index("left padded"), np.arange(LENGTH) < PADDING
     wanted, _ = subject.dense(subject.where)
     for name, outputs in (("dense", wanted), ("tiles", subject.tiles(subject.where)[0])):
@@ -138,9 +139,18 @@ def check_padding(subject: Subject, findings: Findings) -> None:
     pos = np.where(empty, subject.where.pos[:, ::-1], subject.where.pos)
     found, _ = subject.dense(subject.where._replace(pos=pos), subject.floats.changed(empty))
     findings.equal("with other empty slots: outputs", found[padded], wanted[padded], subject.exact)
-    params, vectors = subject.floats.params, tuple(subject.floats[1:])
-    where, behind = jax.tree.map(lambda a: np.roll(a, -PADDING, axis=1), (subject.where, vectors))
-    found, _ = subject.dense(where, Floats(params, *behind))
-    findings.equal(
-        "with empty slots behind: outputs", found[padded, :-PADDING], wanted[padded, PADDING:], subject.exact
-    )
+    kept = wanted[padded, PADDING:]
+    if subject.encoding.reads_neighbours and subject.encoding.tiling == "any":
+        findings.holds(False, "reads_neighbours is declared True, but tiling is 'any'")
+    slots = np.arange(LENGTH)
+    places = {"behind": np.roll(slots, -PADDING)}
+    if not subject.encoding.acts_on("features"):  # which are made from slot to slot
+        places["between"] = np.concatenate([slots[PADDING:PREFIX], slots[:PADDING], slots[PREFIX:]])
+    for place, order in places.items():
+        params, vectors = subject.floats.params, tuple(subject.floats[1:])
+        where, vectors = jax.tree.map(lambda a, order=order: a[:, order], (subject.where, vectors))
+        found = subject.dense(where, Floats(params, *vectors))[0][padded][~empty[order]]
+        if place == "between" and subject.encoding.reads_neighbours:
+            findings.differ("reads_neighbours is declared True, but with empty slots between", found, kept, SEEN)
+        else:
+            findings.equal(f"with empty slots {place}: outputs", found, kept, subject.exact)

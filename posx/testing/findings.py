@@ -10,6 +10,9 @@ import numpy as np
 
 from posx.encodings import Encoding
 
+#: An effect: far above rounding in float64, far below what random parameters do.
+SEEN = 1e-6
+
 
 class Findings:
     """Collects what one check compares; nothing is raised, so that the first difference does not hide the others."""

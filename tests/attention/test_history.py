@@ -137,6 +137,8 @@ def test_documents_may_count_their_tokens_anew_or_lie_between_each_other(name):
         mixed = np.argsort(np.tile(order, 2), kind="stable")
         found = run(*(a[:, mixed] for a in given), np.tile(order, 2)[mixed], np.arange(8, dtype=np.int32), mixed // 4)
         assert_allclose(found, np.concatenate(wanted, axis=1)[:, mixed], atol=1e-5)
+        found = run(*(a[:, mixed] for a in given), np.tile(order, 2)[mixed], None, mixed // 4)
+        assert_allclose(found, np.concatenate(wanted, axis=1)[:, mixed], atol=1e-5)
 
 
 def test_what_is_known_not_to_stand_in_a_row_is_refused():
@@ -167,6 +169,48 @@ def test_what_is_known_not_to_stand_in_a_row_is_refused():
         posx.attend(
             Lagged(), {"w": np.zeros((12, 6), np.float32)}, q, k, v, q_pos=pos, k_pos=pos, x=x, q_recent=q[:, :3]
         )
+
+
+def test_features_of_other_tokens_are_refused():
+    """They would be broadcast: one token's gates to all."""
+    fox, rng = posx.build("fox", DIMS), np.random.default_rng(0)
+    params = fox.init(jax.random.key(0), DIMS)
+    q, k, v, x = (rng.standard_normal((2, 5, *s)).astype(np.float32) for s in ((4, 6), (2, 6), (2, 6), (12,)))
+    order = np.arange(5, dtype=np.int32)
+
+    def attend(**given):
+        return posx.attend(fox, params, q, k, v, q_pos=order[None], k_pos=order[None], **given)
+
+    shared, own = attend(x=x), posx.attend(fox, params, q, k, v, q_pos=order, k_pos=order, x=x)
+    assert_allclose(shared, own, atol=1e-6)
+    sums = posx.attention.batch_features(fox, params, x, order)[0]
+    side = {"q_idx": order, "k_idx": order}
+    assert_allclose(attend(q_features=sums, k_features=sums, **side), own, atol=1e-6)
+    for part in (x[:, :1], x[:1], np.concatenate([x, x], axis=1)):
+        with pytest.raises(ValueError, match=r"x \(.* must be \[b, t, m\] of the tokens of q"):
+            attend(x=part)
+    with pytest.raises(ValueError, match=r"k_features\['log_f'\] .* does not fit k"):
+        attend(q_features=sums, k_features=jax.tree.map(lambda a: a[:, :1], sums), **side)
+    with pytest.raises(ValueError, match="x and features too"):
+        attend(x=x, q_features=sums, k_features=sums, **side)
+    few = {"q_pos": order[:3], "q_idx": order[:3], "k_pos": order, "k_idx": order, "x": x[:, :3]}
+    with pytest.raises(ValueError, match=r"x \(2, 3, 12\) must be \[b, t, m\] of the tokens of q"):
+        posx.attend(fox, params, q[:, :3], k, v, **few)
+
+
+def test_neighbours_with_an_empty_slot_between_are_refused_where_they_are_read():
+    rng, order = np.random.default_rng(0), np.array([0, 1, -1, 2, 3])
+    q, k, v = (rng.standard_normal((1, 5, heads, 6)).astype(np.float32) for heads in (4, 2, 2))
+    side = dict.fromkeys(("q_pos", "k_pos", "q_idx", "k_idx"), order)
+    for spec, refused in (("dape(base=alibi)", False), ("dape(base=alibi, kernel=3)", True), ("alibi+dape", False)):
+        encoding = posx.build(spec, DIMS)
+        assert encoding.reads_neighbours == refused
+        params = encoding.init(jax.random.key(0), DIMS)
+        if refused:
+            with pytest.raises(ValueError, match="in order of arrival, with no empty slots between"):
+                posx.attend(encoding, params, q, k, v, **side)
+        else:
+            posx.attend(encoding, params, q, k, v, **side)
 
 
 def test_a_chain_has_raw_vectors_for_one_that_looks_back():

@@ -9,7 +9,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.encodings import T5, Alibi, Chain, Deberta, Encoding, Learned, Nope, Rope, Shaw, Sinusoidal, Tupe
+from posx.encodings import HOOKS, T5, Alibi, Chain, Deberta, Encoding, Learned, Nope, Rope, Shaw, Sinusoidal, Tupe
+from posx.encodings.around import Around
+from posx.testing import check_encoding
 from tests.encodings.cases import CASES, DIMS, params_of
 from tests.encodings.probes import attention_weights, plain_logits, softmax, vectors
 
@@ -221,3 +223,24 @@ def test_a_temperature_acts_on_all_that_stands_inside_the_scale(inner, other):
     added = logits[1] - temperatures[1] * plain_logits(Q, K)  # DeBERTa's inside the scale, T5's outside
     wanted = temperatures[1] * logits[0] + (temperatures[0] if isinstance(other, Deberta) else 1.0) * added
     assert_allclose(attention_weights(Chain(parts), params, Q, K, POS), softmax(wanted), atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["fire+alibi", "t5+alibi"])
+def test_a_chain_fades_where_the_whole_of_it_does(spec):
+    """FIRE's bias is no curve, so nothing of the first falls by distance alone; the second falls once T5 rests."""
+    report = check_encoding(spec, DIMS, only=("fades",))
+    assert report.ok, report
+    assert posx.build(spec, DIMS).fades == (spec != "fire+alibi")
+
+
+#: Of the class alone: rates are those of each array's own encoding, and the catalogue asks the parts.
+OWN = {"lr_multiplier", "extrapolates", "paper"}
+
+
+@pytest.mark.parametrize("cls", [Chain, Around])
+def test_what_is_made_of_others_passes_on_every_hook_and_fact(cls):
+    """A hook or fact that is new in the contract, and forgotten there, would be dropped without a word."""
+    facts = {n for n, kind in Encoding.__annotations__.items() if "ClassVar" in str(kind)}
+    derived = {n for n, v in vars(Encoding).items() if isinstance(v, property)} - {"sites"}
+    made = {"resolve", "at_length", "init", "acts_on", "require_resolved", *HOOKS, *facts, *derived}
+    assert made - OWN <= {name for base in cls.__mro__ if base is not Encoding for name in vars(base)}

@@ -46,6 +46,10 @@ class Dape(Around):
         return "rows" if self.kernel > 1 else self.base.tiling
 
     @property
+    def reads_neighbours(self) -> bool:  # type: ignore[override]
+        return self.kernel > 1 or self.base.reads_neighbours
+
+    @property
     def decayed(self) -> frozenset[str]:
         return super().decayed | {"w_1", "w_2"}
 
