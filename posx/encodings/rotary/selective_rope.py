@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from posx.encodings.angles import inverse_frequencies, running_angles
 from posx.encodings.base import Dims, Encoding, Features, Params, at_least_float32, normal
 from posx.encodings.rotary.rope import rotate
+from posx.encodings.short_convolution import convolved, init_convolution
 from posx.errors import ConfigError
 
 
@@ -70,11 +71,7 @@ class SelectiveRope(Encoding):
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         down, up, kernel, gate = jax.random.split(rng, 4)
         per_head = (dims.num_kv_heads or dims.num_heads, dims.head_dim // 2)
-        params = {
-            "down": normal(down, (dims.model_dim, self.rank), 0.02),
-            "up": normal(up, (self.rank, *per_head), 0.02),
-            "kernel": normal(kernel, (self.kernel, *per_head), 0.02),
-        }
+        params = init_convolution((down, up, kernel), dims, self.rank, self.kernel, per_head[1])
         if self.drift:
             params["drift"] = jnp.zeros(per_head, jnp.float32)
         if self.gated:
@@ -86,8 +83,7 @@ class SelectiveRope(Encoding):
         self.require_resolved()
         slices = at_least_float32(x).reshape(*x.shape[:2], self.num_heads, -1)
         x = (slices * jax.lax.rsqrt((slices**2).sum(axis=-1, keepdims=True) + 1e-6)).reshape(x.shape)
-        weights = params["down"], params["up"], params["kernel"]
-        phi = jnp.einsum("tnm,mr,rgc,ngc->tgc", x, *weights, precision="highest")
+        phi = convolved(params, x)
         if self.drift:
             phi = phi + jnp.exp(params["drift"])[None]
         if self.gated:
