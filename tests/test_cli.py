@@ -429,7 +429,7 @@ def test_one_encoding_of_the_catalogue_with_its_picture(capsys, tmp_path):
     code, out, err = tiny.call(capsys, "encodings", *words)
     assert code == 0, err
     assert out.startswith("rope(base=500)+alibi\n")
-    assert "0.base            500.0 (default: 10000.0)" in out and "num_heads=8" in out and "acts on" in out
+    assert "0.base             500 (default: 10000)" in out and "num_heads=8" in out and "acts on" in out
     assert out.index("Su et al. 2021") < out.index("bias_h(r) = -slope_h * |r|"), "each part is said"
     drawn = [Path(line) for line in out.splitlines() if line.endswith((".png", ".svg"))]
     assert len(drawn) == 2 and all(path.read_bytes() for path in drawn)
@@ -437,6 +437,58 @@ def test_one_encoding_of_the_catalogue_with_its_picture(capsys, tmp_path):
     assert code == 0 and "bias_h(r) = -slope_h * |r|" in out and "Press, Smith and Lewis 2022" in out
     code, _, err = tiny.call(capsys, "encodings", "albi")
     assert code == 2 and "did you mean 'alibi'" in err and "Traceback" not in err
+
+
+def page(capsys, *words: str) -> dict[str, str]:
+    """What the page of one encoding says beside each name, without its picture."""
+    code, out, err = tiny.call(capsys, "encodings", *words, "--dry_run")
+    assert code == 0, err
+    return dict(re.findall(r"^(\S+) {2,}(\S.*)$", out, flags=re.M))
+
+
+def test_fields_are_shown_with_the_units_that_their_types_state(capsys):
+    t5 = page(capsys, "t5(max_distance=20)")
+    assert t5["max_distance"] == "20 tokens (default: set from the sizes)"
+    assert t5["num_buckets"].endswith(" buckets (set from the sizes)")
+    assert t5["scaled"] == "True"
+    assert page(capsys, "fox(shortest=3)")["shortest"] == "3 tokens (default: 2)"
+    assert page(capsys, "tupe(untied=(0, 3))")["untied"] == "(0, 3) tokens (default: ())"
+    assert page(capsys, "bam")["initial_scale"] == "0.0 nats a token^shape"
+
+
+def test_arrays_are_shown_with_their_learning_rates(capsys):
+    dape = page(capsys, "dape")
+    assert dape["rate"] == "by array"
+    assert dape["base.a"] == "[4] in each layer, 3 x the model's learning rate"
+    assert dape["b_1"] == "[32] in each layer, 1 x the model's learning rate"
+    assert page(capsys, "fox")["b"] == "[4] in each layer, 0.1 x the model's learning rate"
+
+
+def test_fields_of_what_an_encoding_holds_are_shown_below_its_name(capsys):
+    dape = page(capsys, "dape(base=rope(base=500))")
+    assert dape["base"] == "rope(base=500) (default: kerple(per_layer=True))"
+    assert dape["base.base"] == "500 (default: 10000)" and dape["width"] == "32 hidden units"
+    assert dape["base.rotary_dim"] == "16 channels (set from the sizes)"
+    nested = page(capsys, "xpos+dape(base=rope+alibi)")
+    assert nested["0"] == "xpos" and nested["0.rope.base"] == "10000" and nested["1.base.1"] == "alibi"
+    assert nested["1.base.1.num_heads"] == "4 heads (set from the sizes)"
+
+
+def test_the_catalogue_goes_on_where_an_encoding_does_not_fit_the_sizes(capsys):
+    code, out, err = tiny.call(capsys, "encodings", "--model_dim=12", "--num_heads=4")
+    assert code == 0, err
+    of = {line.split()[0]: line for line in out.split("\n\n")[0].splitlines()[1:]}
+    assert list(of) == list(posx.ENCODINGS) and " 120 " in of["t5"]
+    assert "  not at these sizes: rotates pairs of channels" in of["rope"] and of["rope"].endswith("not 3")
+    assert of["alibi"].index("arXiv") == of["nope"].index("arXiv"), "a reason widens no column"
+
+
+def test_sizes_that_no_model_could_have_are_refused(capsys):
+    for words in (["encodings"], ["encodings", "rope"]):
+        refused(capsys, 2, [*words, "--model_dim=10"], "--model_dim=10 is not divisible by num_heads=4; nearest: 5")
+    refused(capsys, 2, ["encodings", "--num_kv_heads=3"], "--num_kv_heads=3 does not divide num_heads=4")
+    refused(capsys, 2, ["encodings", "--num_heads=0"], "--num_heads=0 must be at least 1")
+    refused(capsys, 2, ["encodings", "--train_len=0"], "train_len=0")
 
 
 def test_usage(capsys):

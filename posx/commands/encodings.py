@@ -6,21 +6,25 @@ import dataclasses
 import inspect
 import math
 import pathlib
+import typing
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from posx.attention import causal, refusal
 from posx.commands import work_folder
+from posx.config.model import ModelConfig
 from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, from_spec, spec_text
+from posx.encodings.grammar import spelt
 from posx.encodings.rates import rates_of, told
+from posx.errors import ConfigError
 
 
 def main(values: dict[str, Any], _: None) -> None:
-    sizes: dict[str, int] = {size: values[size] for size in _SIZES if values[size] or size != "num_kv_heads"}
-    dims = Dims(head_dim=sizes["model_dim"] // max(sizes["num_heads"], 1), **sizes)
+    dims = _dims({size: values[size] for size in _SIZES})
     if not values["operand"]:
-        _print_table([_HEAD, *(_row(name, build(name, dims), dims) for name in ENCODINGS)])
+        _print_table([_HEAD, *(_row(name, dims) for name in ENCODINGS)])
         return
     encoding = build(values["operand"], dims)
     print(_page(values["operand"], encoding, dims))
@@ -46,7 +50,22 @@ _HEAD = (
 )
 
 
-def _row(name: str, encoding: Encoding, dims: Dims) -> tuple[str, ...]:
+def _dims(sizes: dict[str, int]) -> Dims:
+    """Raises ConfigError for sizes that no model could have, in the words of the model's own config."""
+    of_model: dict[str, Any] = {size: given for size, given in sizes.items() if size != "train_len"}
+    model = ModelConfig(**of_model)
+    if problems := model.problems():
+        raise ConfigError("; ".join(problem.replace("model.", "--", 1) for problem in problems))
+    given = {size: value for size, value in sizes.items() if value or size != "num_kv_heads"}
+    return Dims(head_dim=model.model_dim // model.num_heads, **given)
+
+
+def _row(name: str, dims: Dims) -> tuple[str, ...]:
+    """Its cells, or its name and why it cannot be had at these sizes."""
+    try:
+        encoding = build(name, dims)
+    except ConfigError as error:
+        return name, f"not at these sizes: {str(error).removeprefix(f'{name}: ')}"
     facts = _facts(encoding, dims)
     return (name, *(facts[column] for column in _HEAD[1:]))
 
@@ -82,9 +101,10 @@ def _arrays(encoding: Encoding, dims: Dims) -> dict[str, Any]:
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    """In columns; what stands in a row in the place of its cells widens none of them."""
+    widths = [max(len(row[n]) for row in rows if len(row) == len(_HEAD) or n == 0) for n in range(len(_HEAD))]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
     print(
         "\nL: the training length. learned: numbers once and in each layer, at these sizes (--model_dim and others);"
         "\nrate: times that of the model; kernels: executors that can serve it. posx encodings NAME shows one."
@@ -92,24 +112,22 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
 
 
 def _page(spec: str, encoding: Encoding, dims: Dims) -> str:
-    """Formula, fields and references as the class states them, its facts, and the arrays it learns; of a chain the
-    formula and the fields of each part."""
-    lines, fields = [spec_text(spec)], []
-    for n, (part, given) in enumerate(zip(_parts(encoding), _parts(from_spec(spec)), strict=True)):
-        prefix, heading = (f"{n}.", [f"{n}. {spec_text(given)}"]) if isinstance(encoding, Chain) else ("", [])
+    """Formula, references and facts as the class states them, its fields and the arrays it learns; of a chain the
+    formula of each part."""
+    asked = from_spec(spec)
+    lines = [spec_text(asked)]
+    for n, (part, given) in enumerate(zip(_parts(encoding), _parts(asked), strict=True)):
+        heading = [f"{n}. {spec_text(given)}"] if isinstance(encoding, Chain) else []
         lines += ["", *heading, inspect.getdoc(type(part)) or ""]
-        fields += [
-            f"{prefix + field.name:18}{_shown(getattr(part, field.name))}{_said_of(field, getattr(given, field.name))}"
-            for field in dataclasses.fields(part)
-            if field.init
-        ]
-    lines += ["", *(f"{column:18}{text}" for column, text in _facts(encoding, dims).items())]
-    arrays = [
-        f"{array:18}{list(shape.shape)} {'once per model' if array in encoding.shared else 'in each layer'}"
-        for array, shape in _arrays(encoding, dims).items()
-    ]
     sizes = ", ".join(f"{size.name}={getattr(dims, size.name)}" for size in dataclasses.fields(dims))
-    lines += ["", f"fields, for {sizes}", *(fields or ["none"]), "", "arrays", *(arrays or ["none"])]
+    sections = {
+        "": list(_facts(encoding, dims).items()),
+        f"fields, for {sizes}": list(_fields(encoding, asked)) or [("none", "")],
+        "arrays": list(_described(encoding, dims)) or [("none", "")],
+    }
+    width = max(len(name) for rows in sections.values() for name, _ in rows) + 2
+    for title, rows in sections.items():
+        lines += ["", *filter(None, [title]), *(f"{name:{width}}{text}".rstrip() for name, text in rows)]
     return "\n".join(lines)
 
 
@@ -117,9 +135,55 @@ def _parts(encoding: Encoding) -> tuple[Encoding, ...]:
     return encoding.parts if isinstance(encoding, Chain) else (encoding,)
 
 
+def _fields(encoding: Encoding, asked: Encoding, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Name and value of every field, and below an encoding that stands in one its own: parts by their numbers and all
+    names with the path before them, as those of arrays. `asked` is the value before it was resolved."""
+    if isinstance(encoding, Chain):
+        for n, (part, given) in enumerate(zip(encoding.parts, _parts(asked), strict=True)):
+            yield f"{prefix}{n}", _shown(given)
+            yield from _fields(part, given, f"{prefix}{n}.")
+        return
+    units = _units(type(encoding))
+    for field in dataclasses.fields(encoding):
+        if not field.init:
+            continue
+        value, given = getattr(encoding, field.name), getattr(asked, field.name)
+        path = prefix + field.name
+        if isinstance(value, Encoding):
+            given = given if type(given) is type(value) else value  # an open one was set from the sizes
+            yield path, f"{_shown(given)}{_said_of(field, given)}"
+            yield from _fields(value, given, f"{path}.")
+        else:
+            yield path, f"{_shown(value)}{units[field.name]}{_said_of(field, given)}"
+
+
+def _units(cls: type[Encoding]) -> dict[str, str]:
+    """What the numbers of each field count, " tokens", as its type says it; "" where that says nothing."""
+    found = {name: _unit(hint) for name, hint in typing.get_type_hints(cls, include_extras=True).items()}
+    return {name: unit and f" {unit}" for name, unit in found.items()}
+
+
+def _unit(hint: Any) -> str:
+    """The text in Annotated[int, "tokens"], also within a tuple or beside None."""
+    said = [text for text in getattr(hint, "__metadata__", ()) if isinstance(text, str)]
+    return next(filter(None, (*said, *map(_unit, typing.get_args(hint)))), "")
+
+
+def _described(encoding: Encoding, dims: Dims) -> Iterator[tuple[str, str]]:
+    """Name of every array; its shape, whether layers share it, and how fast it is trained."""
+    rates = dict(rates_of(encoding, dims))
+    for name, array in _arrays(encoding, dims).items():
+        scope = "once per model" if name in encoding.shared else "in each layer"
+        yield name, f"{list(array.shape)} {scope}, {rates[name].lr_multiplier:g} x the model's learning rate"
+
+
 def _shown(value: Any) -> str:
     """The value of a field, as it is typed."""
-    return spec_text(value) if isinstance(value, Encoding) else str(value)
+    if isinstance(value, Encoding):
+        return spec_text(value)
+    if isinstance(value, float) and not math.isfinite(value):  # a default of a user's own, which cannot be typed
+        return str(value)
+    return spelt(value)
 
 
 def _said_of(field: dataclasses.Field[Any], given: Any) -> str:
@@ -127,7 +191,7 @@ def _said_of(field: dataclasses.Field[Any], given: Any) -> str:
         return " (set from the sizes)"
     if field.default is dataclasses.MISSING or given == field.default:
         return ""
-    return f" (default: {_shown(field.default)})"
+    return f" (default: {'set from the sizes' if field.default is None else _shown(field.default)})"
 
 
 def _picture(name: str, encoding: Encoding, dims: Dims, folder: pathlib.Path) -> list[pathlib.Path]:
