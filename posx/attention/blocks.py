@@ -12,7 +12,17 @@ import numpy as np
 from posx.attention import cut
 from posx.attention.masks import Mask
 from posx.attention.tiles import Block, Slots, Strips, Tokens, by_distance, finite, visible_pairs
-from posx.encodings.base import FALLING, PAIRWISE, Encoding, Params, Relative, acting, as_float, at_least_float32
+from posx.encodings.base import (
+    BY_DISTANCE,
+    FALLING,
+    PAIRWISE,
+    Encoding,
+    Params,
+    Relative,
+    acting,
+    as_float,
+    at_least_float32,
+)
 
 
 class Plan(NamedTuple):
@@ -81,8 +91,9 @@ def tabulate(encoding: Encoding, params: Params, distances: np.ndarray, queries:
 def reads_params(encoding: Encoding, strips: Strips | None) -> bool:
     """Whether a hook is called inside tiles, where it reads the parameters."""
     by_position = encoding.acts_on("bias") and (strips is None or strips.curve is None)
-    by_distance = strips is None and acting(encoding, ("curve", "relative"))
-    return bool(by_position or by_distance or acting(encoding, ("regime", "decay", "score", "mix")))
+    by_distance = strips is None and acting(encoding, BY_DISTANCE)
+    of_pairs = acting(encoding, (hook for hook in PAIRWISE if hook not in BY_DISTANCE))
+    return bool(by_position or by_distance or of_pairs)
 
 
 def can_skip(encoding: Encoding, mask: Mask, slots: Slots) -> bool:

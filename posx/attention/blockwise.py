@@ -9,6 +9,10 @@ never visited, those of the past need no mask, and where positions are consecuti
 once and read as strips; tiles wholly beyond the encoding's reach have one row for all their distances, and tiles where
 the curve or the potential has fallen so far that no key can matter to float precision are skipped. Otherwise every
 tile is masked, and one with no visible pair is passed over.
+
+The way of one tile: `blocks.walk` says which come, `blocks.strip_of` cuts its distances out of the tables,
+`tiles.scores` makes its scores, of `products.mapped_products` and what `tiles.adjusted` adds to them (by distance:
+`relative`), and `tiles.value_terms` what position adds to its outputs.
 """
 
 from __future__ import annotations
@@ -39,7 +43,6 @@ from posx.attention.blocks import (
     walk,
 )  # fmt: skip
 from posx.attention.masks import Mask
-from posx.attention.products import mapped_products
 from posx.attention.tiles import (
     INVISIBLE,
     Block,
@@ -47,13 +50,13 @@ from posx.attention.tiles import (
     Pairs,
     Strips,
     Tokens,
-    adjusted,
     hidden,
+    scores,
     value_terms,
     visible_pairs,
     weighted,
 )
-from posx.encodings.base import Encoding, Params, Relative, acting, wide_dtype
+from posx.encodings.base import BY_DISTANCE, Encoding, Params, Relative, acting, wide_dtype
 
 #: Keys from which on an encoding that fades skips tiles, on CPUs: one head after the other costs more than that saves
 #: at shorter lengths, and would leave larger machines idle.
@@ -118,7 +121,7 @@ def _plan(encoding: Encoding, mask: Mask, q: Block, k: Block, order: Order, tili
 def _strips(plan: Plan, params: Params, q: Block, num_keys: int) -> Strips | None:
     """`curve` and `relative` at all distances that tiles meet, where these are consecutive."""
     encoding, key_block = plan.encoding, plan.key_block
-    if plan.offset is None or not acting(encoding, ("curve", "relative")):
+    if plan.offset is None or not acting(encoding, BY_DISTANCE):
         return None
     # Under a causal mask the last tile of a row reaches at most one key block beyond the diagonal.
     ahead = key_block if plan.mask.causal else count_blocks(num_keys, key_block) * key_block
@@ -179,8 +182,7 @@ def _forward(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any):
             o, top, total = carry
             pairs = Pairs(q, block_at(k, j), strip_of(plan, tables.strips, i, j, far))
             visible = visible_pairs(plan.mask, q.slots, pairs.k.slots)
-            s = mapped_products(encoding, params, pairs.pos, q.tokens.mapped, pairs.k.tokens.mapped)
-            s = hidden(adjusted(encoding, params, s, pairs, visible), visible, masked)
+            s = hidden(scores(encoding, params, pairs, visible), visible, masked)
             # Constant to derivatives: what is taken off scores cancels.
             new_top = jnp.maximum(top, jax.lax.stop_gradient(s.max(axis=-1)))
             shift = _shift(new_top)

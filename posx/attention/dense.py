@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention.masks import Mask
-from posx.attention.products import mapped_products
 from posx.attention.tiles import (
     INVISIBLE,
     Block,
     Pairs,
-    adjusted,
+    scores,
     value_terms,
     visible_pairs,
     weighted,
@@ -22,8 +21,7 @@ from posx.encodings.base import Encoding, Params
 def dense(encoding: Encoding, mask: Mask, params: Params, q: Block, k: Block, **_: Any) -> jax.Array:
     """Attention outputs [b, h, q, d] before the `output` hook; memory b * h * q * k."""
     pairs, visible = Pairs(q, k), visible_pairs(mask, q.slots, k.slots)
-    s = mapped_products(encoding, params, pairs.pos, q.tokens.mapped, k.tokens.mapped)
-    s = adjusted(encoding, params, s, pairs, visible)
+    s = scores(encoding, params, pairs, visible)
     # A row that sees nothing has equal scores everywhere and so the mean of all values; it is to return zero.
     seen = visible.any(axis=-1)[:, None, :, None]
     w = jax.nn.softmax(jnp.where(visible[:, None], s, jnp.where(seen, INVISIBLE, 0)), axis=-1)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from posx.attention.blocks import cut_into_blocks, joined
 from posx.attention.masks import Mask
 from posx.attention.tiles import Block, Order, Pairs, Slots, score_bias, visible_pairs
-from posx.encodings.base import PAIRWISE, Encoding, Params, acting, at_least_float32
+from posx.encodings.base import BIASES, PAIRWISE, Encoding, Params, acting, at_least_float32
 
 #: The most query-key pairs of one slab: 8 heads of them hold 1 GB in float32, which biases stay in beside operands of
 #: 16 bits too; XLA's cuDNN call takes them so since openxla/xla pull request 32985 (October 2025).
@@ -53,7 +53,7 @@ def fused(
     if values.shape[-1] < width:  # the kernel wants keys and values of one width
         values = jnp.pad(values, [(0, 0)] * 3 + [(0, width - values.shape[-1])])
     num_queries, num_keys = Pairs(q, k).size
-    has_bias = encoding.acts_on("bias") or encoding.acts_on("curve")
+    has_bias = bool(acting(encoding, BIASES))
     blocks = -(-num_queries * num_keys // slab_pairs) if has_bias else 1
 
     def kernel(queries: jax.Array, slots: Slots, **visible: Any) -> jax.Array:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from posx.attention import cut, relative
 from posx.attention.masks import Mask
-from posx.attention.products import over_batch, repeat_heads
-from posx.encodings.base import Encoding, Features, Params, Relative, Tile, wide_dtype
+from posx.attention.products import mapped_products, over_batch, repeat_heads
+from posx.encodings.base import BIASES, Encoding, Features, Params, Relative, Tile, acting, wide_dtype
 from posx.machine.compiler import apart
 
 #: The score of an invisible pair: below every finite one, however low a bias may push those.
@@ -114,6 +114,13 @@ def finite(term: jax.Array | None) -> jax.Array | None:
     return None if term is None else jnp.maximum(term, jnp.finfo(term.dtype).min / 2)
 
 
+def scores(encoding: Encoding, params: Params, pairs: Pairs, visible: jax.Array) -> jax.Array:
+    """Scores [b, h, q, k] of a tile: products of mapped vectors, and all that position adds. visible [b or 1, q, k] is
+    not applied yet."""
+    s = mapped_products(encoding, params, pairs.pos, pairs.q.tokens.mapped, pairs.k.tokens.mapped)
+    return adjusted(encoding, params, s, pairs, visible)
+
+
 def adjusted(encoding: Encoding, params: Params, s: jax.Array, pairs: Pairs, visible: jax.Array) -> jax.Array:
     """Scores [b, h, q, k] from products s: all that position adds. visible [b or 1, q, k] is not applied yet."""
     for term in _score_terms(encoding, params, pairs):
@@ -140,7 +147,7 @@ def _score_terms(encoding: Encoding, params: Params, pairs: Pairs) -> list[jax.A
 
 def score_bias(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
     """The `bias` hook over a batch: finite [b or 1, h or 1, q, k], or None."""
-    if not (encoding.acts_on("bias") or encoding.acts_on("curve")):
+    if not acting(encoding, BIASES):
         return None
     return finite(over_batch(lambda *pos: encoding.bias(params, *pos), q_pos, k_pos))
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import jax
 
-from posx.encodings.base import FALLING, Dims, Encoding, Features, Mapped, Params, Relative, Tile
+from posx.encodings.base import BY_DISTANCE, FALLING, Dims, Encoding, Features, Mapped, Params, Relative, Tile, acting
 
 
 def of_base(tree: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Around(Encoding):
 
     @property
     def reach(self) -> int | None:
-        return self.base.reach if self.acts_on("curve") or self.acts_on("relative") else None
+        return self.base.reach if acting(self, BY_DISTANCE) else None
 
     def acts_on(self, hook: str) -> bool:
         return getattr(type(self), hook) is not getattr(Around, hook) or self.base.acts_on(hook)

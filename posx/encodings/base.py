@@ -25,9 +25,10 @@ m model width, v vocabulary. Hooks see no batch axis.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,16 @@ Features = dict[str, jax.Array]
 #: What `query` and `key` give: vectors [t, h, d'], or a tuple of them, one for each regime.
 Mapped = jax.Array | tuple[jax.Array, ...]
 
+#: Types of fields that say what they count, which the catalogue prints after the value; a field of another unit says so
+#: in its own place, one without a unit has a plain type.
+Tokens = Annotated[int, "tokens"]
+FloatTokens = Annotated[float, "tokens"]
+Channels = Annotated[int, "channels"]
+Heads = Annotated[int, "heads"]
+TableRows = Annotated[int, "table rows"]
+Buckets = Annotated[int, "buckets"]
+HiddenUnits = Annotated[int, "hidden units"]
+
 #: The places where an encoding can act, in the order of the formula. `curve` is the short way to write `bias`.
 HOOKS = (
     "embed", "features", "query", "key", "regime", "decay", "value", "temperature", "relative", "bias", "curve",
@@ -48,6 +59,10 @@ HOOKS = (
 )  # fmt: skip
 #: Those that look at the vectors of every pair: what they add is no bias free of content, and no map of one token.
 PAIRWISE = ("regime", "decay", "relative", "score", "mix")
+#: What depends on distance alone, and is tabulated where distances are consecutive.
+BY_DISTANCE = ("curve", "relative")
+#: The two ways to write a bias.
+BIASES = ("bias", "curve")
 #: What may fall without bound with distance, see `Encoding.fades`.
 FALLING = ("curve", "potential")
 
@@ -109,6 +124,11 @@ def wide_dtype(dtype: Any) -> np.dtype:
 
 def at_least_float32(x: jax.Array) -> jax.Array:
     return x.astype(wide_dtype(x.dtype))
+
+
+#: Products in the type of their operands, which accelerators round to fewer bits than float32 has unless told so: for
+#: what is made of positions, and few numbers beside the products of attention.
+exact_einsum = functools.partial(jnp.einsum, precision="highest")
 
 
 def distances(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import FALLING, Dims, Encoding, Features, Mapped, Params, Relative, Tile, acting
+from posx.encodings.base import BY_DISTANCE, FALLING, Dims, Encoding, Features, Mapped, Params, Relative, Tile, acting
 from posx.errors import ConfigError
 
 
@@ -109,7 +109,7 @@ class Chain(Encoding):
 
     @property
     def reach(self) -> int | None:
-        by_distance = [part.reach for part in self.parts if part.acts_on("curve") or part.acts_on("relative")]
+        by_distance = [part.reach for part in self.parts if acting(part, BY_DISTANCE)]
         return None if None in by_distance else max(by_distance, default=None)
 
     def acts_on(self, hook: str) -> bool:

@@ -4,9 +4,8 @@ convolution of each channel along the text."""
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Params, normal
+from posx.encodings.base import Dims, Params, exact_einsum, normal
 
 
 def init_convolution(
@@ -21,4 +20,4 @@ def init_convolution(
 def convolved(params: Params, x: jax.Array) -> jax.Array:
     """sum_n kernel_n W_up W_down x_{t-n}, [t, g, width], of x [t, taps, m]: a token first, then those before it."""
     weights = params["down"], params["up"], params["kernel"]
-    return jnp.einsum("tnm,mr,rgc,ngc->tgc", x, *weights, precision="highest")
+    return exact_einsum("tnm,mr,rgc,ngc->tgc", x, *weights)

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Params, Relative, as_float
+from posx.encodings.base import Dims, Encoding, Params, Relative, Tokens, as_float
 from posx.encodings.chain import Chain
 
 
@@ -20,7 +20,7 @@ class Tabulated(Chain):
     use, not in training. A negative distance reads that of 0.
     """
 
-    length: int = 1
+    length: Tokens = 1
 
     integer_positions = True  # type: ignore[assignment]
     causal_only = True  # type: ignore[assignment]

@@ -13,7 +13,7 @@ import numpy as np
 
 from posx.attention import attend, batch_features, full
 from posx.encodings import Chain, Encoding
-from posx.encodings.base import FALLING, acting
+from posx.encodings.base import BY_DISTANCE, FALLING, acting
 from posx.errors import ConfigError, UndefinedLength
 from posx.testing.decoding import decoded_prefix
 from posx.testing.findings import SEEN, Findings
@@ -58,7 +58,7 @@ def check_prefix_consistent(subject: Subject, findings: Findings) -> None:
 def check_reach(subject: Subject, findings: Findings) -> None:
     """From `reach` on, either way, `curve` and `relative` are constant, and nearer they are not."""
     encoding, reach = subject.encoding, subject.encoding.reach
-    if reach is None or not (encoding.acts_on("curve") or encoding.acts_on("relative")):
+    if reach is None or not acting(encoding, BY_DISTANCE):
         return findings.nothing("declares none")
     far = reach + np.array([0, 1, 2, 1000, 100_000])
     near = np.arange(reach)[-1000:]

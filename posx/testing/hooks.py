@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.encodings import Encoding, values
+from posx.encodings.base import BY_DISTANCE
 from posx.errors import ConfigError
 from posx.testing.dtypes import types_found
 from posx.testing.findings import Findings
@@ -73,7 +74,7 @@ def _filled(hook: str, arguments: Any) -> Any:
     def fill(struct: Any) -> np.ndarray:
         if struct.dtype == np.bool_:
             return np.ones(struct.shape, np.bool_)
-        if hook in ("curve", "relative"):
+        if hook in BY_DISTANCE:
             return np.arange(struct.shape[0]).astype(struct.dtype) - 2
         if _is_positions(struct):
             return np.arange(1, struct.shape[0] + 1, dtype=np.int32)

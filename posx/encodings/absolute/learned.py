@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from posx.encodings.absolute.rows import Rows
-from posx.encodings.base import Dims, Params, at_least_float32, normal
+from posx.encodings.base import Dims, Params, TableRows, Tokens, at_least_float32, normal
 from posx.errors import ConfigError
 
 
@@ -21,10 +21,10 @@ class Learned(Rows):
     Sensitive: at the model's own learning rate it is 0.09 nats a byte worse at L after 2 M bytes.
     """
 
-    num_positions: int | None = None
+    num_positions: TableRows | None = None
     beyond: str = "error"
     std: float = 0.02
-    stretched_to: int = 0
+    stretched_to: Tokens = 0
 
     lr_multiplier = 10.0  # rows start at 0.02 and each is read once a window; what it gains: experiments/recipe
     paper = "arXiv 1705.03122"

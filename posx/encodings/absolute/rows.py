@@ -6,7 +6,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, as_float
+from posx.encodings.base import Dims, Encoding, TableRows, Tokens, as_float
 from posx.errors import ConfigError
 
 BEYOND = ("error", "clamp", "interpolate")
@@ -18,9 +18,9 @@ class Rows(Encoding):
     What happens after the last row `beyond` says, see `Learned`. The fields are declared by each class, in its order.
     """
 
-    num_positions: int | None
+    num_positions: TableRows | None
     beyond: str
-    stretched_to: int
+    stretched_to: Tokens
 
     shift_invariant = False
     caches_mapped_keys = True

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.encodings.base import Dims, Encoding, Params, as_float
+from posx.encodings.base import Dims, Encoding, Heads, Params, as_float
 from posx.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ class Alibi(Encoding):
     Differs: BLOOM adds slope * key index instead, equal after softmax but poor in bfloat16; Falcon adds before scaling.
     """
 
-    num_heads: int | None = None
+    num_heads: Heads | None = None
 
     caches_mapped_keys = True
     fades = True

@@ -1,13 +1,13 @@
 """BAM: attention with a generalised Gaussian prior over distance."""
 
 import dataclasses
-from typing import Self
+from typing import Annotated, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.encodings.base import Dims, Encoding, Params, as_float
+from posx.encodings.base import Dims, Encoding, Heads, Params, as_float
 from posx.encodings.biases.alibi import alibi_slopes
 from posx.errors import ConfigError
 
@@ -34,10 +34,10 @@ class Bam(Encoding):
 
     learned: tuple[str, ...] = ("shape", "scale")
     shapes: tuple[float, float] = (1.0, 1.0)
-    initial_scale: float = 0.0
+    initial_scale: Annotated[float, "nats a token^shape"] = 0.0
     initial_loc: float = 0.0
     per_layer: bool = False
-    num_heads: int | None = None
+    num_heads: Heads | None = None
 
     caches_mapped_keys = True
     lr_multiplier = 3.0  # 0.01 to 0.02 nats a byte better than 1, see experiments/leaderboard

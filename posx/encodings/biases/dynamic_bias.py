@@ -1,12 +1,12 @@
 """Dynamic position bias: a network of the distance."""
 
 import dataclasses
-from typing import Self
+from typing import Annotated, Self
 
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Params
+from posx.encodings.base import Dims, Encoding, HiddenUnits, Params
 from posx.encodings.biases.networks import init_layers, layer_names, through_layers
 from posx.errors import ConfigError
 
@@ -25,8 +25,8 @@ class DynamicBias(Encoding):
     normalise hidden layers, as CrossFormer does.
     """
 
-    width: int | None = None
-    depth: int = 2
+    width: HiddenUnits | None = None
+    depth: Annotated[int, "hidden layers"] = 2
     log_distance: bool = True
     per_layer: bool = False
 

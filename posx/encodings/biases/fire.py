@@ -6,7 +6,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Params, as_float, distances
+from posx.encodings.base import Dims, Encoding, FloatTokens, HiddenUnits, Params, as_float, distances
 from posx.encodings.biases.networks import init_layers, layer_names, through_layers
 from posx.errors import ConfigError
 
@@ -29,8 +29,8 @@ class Fire(Encoding):
     all queries at once to score one.
     """
 
-    threshold: float | None = None
-    width: int = 32
+    threshold: FloatTokens | None = None
+    width: HiddenUnits = 32
     per_layer: bool = True
 
     shift_invariant = False

@@ -6,7 +6,7 @@ from typing import Self
 import jax
 import numpy as np
 
-from posx.encodings.base import Dims, Encoding, Params
+from posx.encodings.base import Dims, Encoding, Heads, Params
 from posx.encodings.biases.alibi import straight_fall
 from posx.errors import ConfigError
 
@@ -22,8 +22,8 @@ class Nape(Encoding):
     """
 
     slopes: str = "linear"
-    alibi_heads: int | None = None
-    num_heads: int | None = None
+    alibi_heads: Heads | None = None
+    num_heads: Heads | None = None
 
     caches_mapped_keys = True
     extrapolates = "near heads stay, far heads spread; flat to 16 L in our small study, with softmax"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Params
+from posx.encodings.base import Params, exact_einsum
 
 
 def init_layers(rng: jax.Array, widths: Sequence[int]) -> Params:
@@ -33,7 +33,7 @@ def through_layers(params: Params, x: jax.Array, count: int, activation: Callabl
     """x [...] through `count` layers, the activation between them, to [h, ...]."""
     hidden = x[None]
     for n in range(count):
-        hidden = jnp.einsum("io,i...->o...", params[f"w{n}"], hidden)
+        hidden = exact_einsum("io,i...->o...", params[f"w{n}"], hidden)
         if n < count - 1:
             hidden = activation(hidden + params[f"b{n}"].reshape(-1, *[1] * x.ndim))
     return hidden

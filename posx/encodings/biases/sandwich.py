@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.encodings.angles import inverse_frequencies, sin_cos
-from posx.encodings.base import Dims, Encoding, Params, as_float
+from posx.encodings.base import Channels, Dims, Encoding, Heads, Params, as_float
 from posx.errors import ConfigError
 
 
@@ -23,10 +23,10 @@ class Sandwich(Encoding):
     Differs: that code, and attention-gym, have no constant, which is NeMo's; NeMo counts c from 1 (`first=1`).
     """
 
-    width: int = 128
+    width: Channels = 128
     first: int = 0
     base: float = 10000.0
-    num_heads: int | None = None
+    num_heads: Heads | None = None
 
     caches_mapped_keys = True
     extrapolates = "falls like a logarithm, in waves; flat to 16 L in our small study"

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.encodings.base import Dims, Encoding, Features, Params, as_float, normal
+from posx.encodings.base import Buckets, Channels, Dims, Encoding, Features, Params, Tokens, as_float, normal
 from posx.errors import ConfigError
 
 
@@ -54,12 +54,12 @@ class T5(Encoding):
     x-transformers multiply the table by sqrt(head width), which under Adam is a rate so many times higher.
     """
 
-    num_buckets: int | None = None
-    max_distance: int | None = None
+    num_buckets: Buckets | None = None
+    max_distance: Tokens | None = None
     bidirectional: bool = False
     scaled: bool = True
     per_layer: bool = False
-    head_dim: int = 0
+    head_dim: Channels = 0
 
     caches_mapped_keys = True
     lr_multiplier = 10.0  # biases start near 0 and belong nats away, too far for steps of Adam; see experiments/recipe

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.encodings.absolute.rows import Rows
-from posx.encodings.base import Dims, Features, Params, as_float, normal
+from posx.encodings.base import Dims, Features, Params, TableRows, Tokens, as_float, exact_einsum, normal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Tupe(Rows):
     rate differ by less than 0.01 nats a byte at L.
     """
 
-    num_positions: int | None = None
+    num_positions: TableRows | None = None
     beyond: str = "error"
-    untied: tuple[int, ...] = ()
-    stretched_to: int = 0
+    untied: tuple[Tokens, ...] = ()
+    stretched_to: Tokens = 0
 
     paper = "arXiv 2006.15595"
 
@@ -63,7 +63,7 @@ class Tupe(Rows):
         centred = p - p.mean(axis=-1, keepdims=True)
         spread = jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
         p = centred * spread * params["norm_scale"][None] + params["norm_bias"][None]
-        return jnp.where(self._is_untied(pos), 0, jnp.einsum("tm,mhd->thd", p, params[name]))
+        return jnp.where(self._is_untied(pos), 0, exact_einsum("tm,mhd->thd", p, params[name]))
 
     def _is_untied(self, pos: jax.Array) -> jax.Array:
         special = jnp.asarray(self.untied, pos.dtype)

@@ -7,7 +7,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Params, Tile, at_least_float32, wide_dtype
+from posx.encodings.base import Dims, Encoding, Params, TableRows, Tile, at_least_float32, wide_dtype
 from posx.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ class Cope(Encoding):
     are divided by sqrt(d).
     """
 
-    num_positions: int | None = None
+    num_positions: TableRows | None = None
     scaled: bool = True
     per_layer: bool = True
 

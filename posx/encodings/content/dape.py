@@ -1,12 +1,13 @@
 """Scores and biases adapted to each other by a small network over the heads."""
 
 import dataclasses
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from posx.encodings.around import Around, of_base
-from posx.encodings.base import Dims, Encoding, Params, Tile
+from posx.encodings.base import BIASES, Dims, Encoding, HiddenUnits, Params, Tile, acting
 from posx.encodings.biases.kerple import Kerple
 from posx.errors import ConfigError
 
@@ -29,8 +30,8 @@ class Dape(Around):
     """
 
     base: Encoding = Kerple(per_layer=True)  # noqa: RUF009  (a frozen value)
-    kernel: int = 1
-    width: int = 32
+    kernel: Annotated[int, "keys"] = 1
+    width: HiddenUnits = 32
 
     extrapolates = "as far as its base; flat to 16 L over KERPLE, in its paper and our small study"
     paper = "arXiv 2405.14722"
@@ -55,7 +56,7 @@ class Dape(Around):
 
     @property
     def _has_bias(self) -> bool:
-        return self.base.acts_on("bias") or self.base.acts_on("curve")
+        return bool(acting(self.base, BIASES))
 
     @property
     def _adds(self) -> bool:
@@ -64,7 +65,7 @@ class Dape(Around):
 
     def acts_on(self, hook: str) -> bool:
         """The bias of the base is added in `score`, where f sees it apart from the products."""
-        return hook == "score" or (hook not in ("bias", "curve") and self.base.acts_on(hook))
+        return hook == "score" or (hook not in BIASES and self.base.acts_on(hook))
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         base_rng, first, second, b_rng = jax.random.split(rng, 4)

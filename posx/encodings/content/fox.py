@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.encodings.base import Dims, Encoding, Features, Params, at_least_float32, normal
+from posx.encodings.base import Dims, Encoding, Features, FloatTokens, Params, at_least_float32, exact_einsum, normal
 from posx.encodings.content.sums import running_sum
 from posx.errors import ConfigError
 
@@ -30,8 +30,8 @@ class Fox(Encoding):
 
     gate: str = "forget"
     gate_bias: float = 0.0
-    shortest: float = 2.0
-    longest: float | None = None
+    shortest: FloatTokens = 2.0
+    longest: FloatTokens | None = None
 
     caches_mapped_keys = True
     causal_only = True
@@ -64,7 +64,7 @@ class Fox(Encoding):
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
         z = jnp.broadcast_to(params["b"], (x.shape[0], len(params["b"])))
         if self.gate != "constant":
-            z = z + at_least_float32(x) @ params["w"]
+            z = z + exact_einsum("tm,mh->th", at_least_float32(x), params["w"])
         log_f = jax.nn.log_sigmoid(-z if self.gate == "cable" else z)
         sums, carry = running_sum(log_f, carry)
         return {"log_f": sums}, carry

@@ -7,7 +7,18 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Params, Tile, as_float, at_least_float32, distances, normal
+from posx.encodings.base import (
+    Dims,
+    Encoding,
+    Heads,
+    Params,
+    Tile,
+    as_float,
+    at_least_float32,
+    distances,
+    exact_einsum,
+    normal,
+)
 from posx.encodings.biases.alibi import alibi_slopes
 from posx.errors import ConfigError
 
@@ -31,7 +42,7 @@ class GrapeA(Encoding):
     normalises q and k of each head, which is the model's business here. GRAPE-AP sums gates along the path instead.
     """
 
-    num_heads: int | None = None
+    num_heads: Heads | None = None
     gates: tuple[str, ...] = ("query", "key")
     unit: bool = True
 
@@ -62,7 +73,7 @@ class GrapeA(Encoding):
         """softplus(by_h . vectors_th / sqrt(d)), [h, t]."""
         if self.unit:
             by = by * jax.lax.rsqrt(jnp.maximum((by**2).sum(axis=1, keepdims=True), 1e-12))  # 0 stays 0
-        products = jnp.einsum("thd,hd->ht", at_least_float32(vectors), by)
+        products = exact_einsum("thd,hd->ht", at_least_float32(vectors), by)
         return jax.nn.softplus(products / math.sqrt(vectors.shape[-1]))
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:

@@ -6,7 +6,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Features, Params, Tile, at_least_float32, normal
+from posx.encodings.base import Dims, Encoding, Features, Params, Tile, Tokens, at_least_float32, exact_einsum, normal
 from posx.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ class Inkling(Encoding):
     temperature in a chain acts on q . k alone. Its windowed layers have an extent of the window.
     """
 
-    extent: int | None = None
+    extent: Tokens | None = None
     rank: int = 16
 
     caches_mapped_keys = True
@@ -52,12 +52,12 @@ class Inkling(Encoding):
         }
 
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
-        return {"r": jnp.einsum("tm,mhr->thr", at_least_float32(x), params["w"])}, carry
+        return {"r": exact_einsum("tm,mhr->thr", at_least_float32(x), params["w"])}, carry
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
         self.require_resolved()
         distance = tile.q_pos[:, None] - tile.k_pos[None, :]
         # One curve for each query, [h, q, extent], of which every key reads a point: nothing is [q, k, rank].
-        curves = jnp.einsum("qhr,re->hqe", tile.q_features["r"], params["bank"])
+        curves = exact_einsum("qhr,re->hqe", tile.q_features["r"], params["bank"])
         bias = jnp.take_along_axis(curves, jnp.clip(distance, 0, self.extent - 1)[None], axis=2)
         return s + jnp.where(((distance >= 0) & (distance < self.extent))[None], bias, 0)

@@ -7,7 +7,18 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Features, Params, Relative, as_float, normal
+from posx.encodings.base import (
+    Buckets,
+    Dims,
+    Encoding,
+    Features,
+    Params,
+    Relative,
+    Tokens,
+    as_float,
+    exact_einsum,
+    normal,
+)
 from posx.errors import ConfigError
 
 
@@ -28,10 +39,10 @@ class Deberta(Encoding):
     (p2c); k = L/4 leaves none untrained, is as good at L and flat to 32 L where k = L rises (small study).
     """
 
-    max_distance: int | None = None
+    max_distance: Tokens | None = None
     terms: tuple[str, ...] = ("c2p", "p2c")
     release_index: bool = False
-    log_buckets: int = 0
+    log_buckets: Buckets = 0
 
     integer_positions = True
     lr_multiplier = 3.0  # products of small arrays; 10 gains nothing over 1, see experiments/recipe
@@ -97,7 +108,7 @@ class Deberta(Encoding):
 
     def relative(self, params: Params, distance: jax.Array) -> Relative:
         def projected(name: str, rows: jax.Array) -> jax.Array:
-            return jnp.einsum("nm,mhd->nhd", params["table"], params[name])[rows]
+            return exact_einsum("nm,mhd->nhd", params["table"], params[name])[rows]
 
         back = distance if self.release_index else -distance
         return Relative(

@@ -6,7 +6,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Params, Relative, normal
+from posx.encodings.base import Dims, Encoding, Params, Relative, Tokens, normal
 from posx.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ class Shaw(Encoding):
     at 1e-3 they are within 0.09.
     """
 
-    max_distance: int | None = None
+    max_distance: Tokens | None = None
     values: bool = True
 
     integer_positions = True

@@ -7,7 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from posx.encodings.angles import inverse_frequencies, sin_cos
-from posx.encodings.base import Dims, Encoding, Features, Params, Relative, at_least_float32, normal
+from posx.encodings.base import (
+    Dims,
+    Encoding,
+    Features,
+    Params,
+    Relative,
+    Tokens,
+    at_least_float32,
+    exact_einsum,
+    normal,
+)
 from posx.errors import ConfigError
 
 
@@ -24,7 +34,7 @@ class TransformerXL(Encoding):
     """
 
     base: float = 10000.0
-    clamp_len: int = 0
+    clamp_len: Tokens = 0
     untie_biases: bool = False
 
     extrapolates = "defined everywhere; stayed flat to 32 L in our small study"
@@ -69,5 +79,5 @@ class TransformerXL(Encoding):
         if self.clamp_len:
             distance = jnp.clip(distance, -self.clamp_len, self.clamp_len)
         waves = jnp.concatenate(sin_cos(distance, inverse_frequencies(self.base, params["w_r"].shape[0])), axis=-1)
-        rows = jnp.einsum("nm,mhd->nhd", waves, params["w_r"].astype(waves.dtype))
-        return Relative(query=rows, bias=jnp.einsum("hd,nhd->nh", params["v"].astype(rows.dtype), rows))
+        rows = exact_einsum("nm,mhd->nhd", waves, params["w_r"].astype(waves.dtype))
+        return Relative(query=rows, bias=exact_einsum("hd,nhd->nh", params["v"].astype(rows.dtype), rows))

@@ -9,7 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.encodings.angles import inverse_frequencies, sin_cos
-from posx.encodings.base import Dims, Encoding, Features, Params, as_float, at_least_float32, normal
+from posx.encodings.base import (
+    Channels,
+    Dims,
+    Encoding,
+    Features,
+    Heads,
+    Params,
+    Tokens,
+    as_float,
+    at_least_float32,
+    exact_einsum,
+    normal,
+)
 from posx.encodings.rotary.rope import rotate
 from posx.errors import ConfigError
 
@@ -34,12 +46,12 @@ class Fope(Encoding):
 
     base: float = 10000.0
     gain: float = 0.3
-    original_len: int | None = None
+    original_len: Tokens | None = None
     dropped: str = "doubled"
     learned: bool = False
     seed: int = 0
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
+    num_kv_heads: Heads | None = None
+    head_dim: Channels | None = None
 
     shift_invariant = False
     caches_mapped_keys = True
@@ -96,7 +108,7 @@ class Fope(Encoding):
         sin, cos = sin_cos(pos, frequencies)
 
         def mixed(wave: jax.Array, name: str, rest: float) -> jax.Array:
-            series = jnp.einsum("tn,gnf->tgf", wave, as_float(matrices[name]), precision="highest")
+            series = exact_einsum("tn,gnf->tgf", wave, as_float(matrices[name]))
             series = jnp.pad(series, ((0, 0), (0, 0), (0, still)), constant_values=rest)
             return jnp.repeat(series, vectors.shape[1] // series.shape[1], axis=1).astype(wide.dtype)
 

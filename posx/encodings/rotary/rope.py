@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.encodings.angles import inverse_frequencies, sin_cos
-from posx.encodings.base import Dims, Encoding, Features, Params, at_least_float32
+from posx.encodings.base import Channels, Dims, Encoding, Features, Params, at_least_float32
 from posx.errors import ConfigError
 
 
@@ -41,7 +41,7 @@ class Rope(Encoding):
 
     base: float = 10000.0
     layout: str = "half_split"
-    rotary_dim: int | None = None
+    rotary_dim: Channels | None = None
 
     caches_mapped_keys = True
     extrapolates = "no: slow planes meet unseen angles beyond 1.2 to 2 L"

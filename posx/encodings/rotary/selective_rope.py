@@ -8,7 +8,18 @@ import jax
 import jax.numpy as jnp
 
 from posx.encodings.angles import inverse_frequencies, running_angles
-from posx.encodings.base import Dims, Encoding, Features, Params, at_least_float32, normal
+from posx.encodings.base import (
+    Channels,
+    Dims,
+    Encoding,
+    Features,
+    Heads,
+    Params,
+    Tokens,
+    at_least_float32,
+    exact_einsum,
+    normal,
+)
 from posx.encodings.rotary.rope import rotate
 from posx.encodings.short_convolution import convolved, init_convolution
 from posx.errors import ConfigError
@@ -31,11 +42,11 @@ class SelectiveRope(Encoding):
 
     base: float = 500000.0
     rank: int = 16
-    kernel: int = 4
+    kernel: Tokens = 4
     drift: bool = False
     gated: bool = False
-    num_heads: int | None = None
-    head_dim: int | None = None
+    num_heads: Heads | None = None
+    head_dim: Channels | None = None
 
     caches_mapped_keys = True
     lr_multiplier = 3.0  # 0.02 nats a byte better than 1; 10 loses 0.1, see experiments/leaderboard
@@ -87,7 +98,7 @@ class SelectiveRope(Encoding):
         if self.drift:
             phi = phi + jnp.exp(params["drift"])[None]
         if self.gated:
-            gate = jnp.einsum("tm,mg->tg", x[:, 0], params["gate"], precision="highest")
+            gate = exact_einsum("tm,mg->tg", x[:, 0], params["gate"])
             phi = phi * jax.nn.sigmoid(gate + params["gate_bias"][None])[..., None]
         found, last = running_angles(phi, inverse_frequencies(self.base, 2 * phi.shape[-1]), carry)
         return {"angles": found}, last

@@ -6,7 +6,7 @@ from typing import Self
 import jax
 import numpy as np
 
-from posx.encodings.base import Dims, Encoding, Features, Params, as_float
+from posx.encodings.base import Channels, Dims, Encoding, Features, FloatTokens, Params, as_float
 from posx.encodings.rotary.rope import Rope
 from posx.errors import ConfigError
 
@@ -26,8 +26,8 @@ class Xpos(Encoding):
     """
 
     rope: Rope = Rope()  # noqa: RUF009 (a value)
-    scale_base: float | None = None
-    head_dim: int | None = None
+    scale_base: FloatTokens | None = None
+    head_dim: Channels | None = None
 
     caches_mapped_keys = True
     causal_only = True

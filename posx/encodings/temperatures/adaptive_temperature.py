@@ -6,7 +6,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Features, Params, at_least_float32, normal
+from posx.encodings.base import Dims, Encoding, Features, Heads, Params, at_least_float32, exact_einsum, normal
 from posx.encodings.temperatures.heads import after_plain_heads, check_plain_heads, keys_so_far
 from posx.errors import ConfigError
 
@@ -28,7 +28,7 @@ class AdaptiveTemperature(Encoding):
 
     delta: float = 1.0
     gamma_range: float = 2.0
-    plain_heads: int = 0
+    plain_heads: Heads = 0
 
     shift_invariant = False
     caches_mapped_keys = True
@@ -50,7 +50,7 @@ class AdaptiveTemperature(Encoding):
         return {"w_beta": normal(beta_rng, shape, 0.02), "w_gamma": normal(gamma_rng, shape, 0.02)}
 
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
-        beta, gamma = (jnp.einsum("tm,mh->th", at_least_float32(x), params[name]) for name in ("w_beta", "w_gamma"))
+        beta, gamma = (exact_einsum("tm,mh->th", at_least_float32(x), params[name]) for name in ("w_beta", "w_gamma"))
         return {"beta": jax.nn.softplus(beta), "gamma": self.gamma_range * jnp.tanh(gamma)}, carry
 
     def temperature(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:

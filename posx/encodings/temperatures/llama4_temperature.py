@@ -6,7 +6,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Features, Params, as_float
+from posx.encodings.base import Dims, Encoding, Features, Params, Tokens, as_float
 from posx.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ class Llama4Temperature(Encoding):
     """
 
     attn_scale: float = 0.1
-    floor_scale: int | None = None
+    floor_scale: Tokens | None = None
 
     shift_invariant = False
     caches_mapped_keys = True

@@ -7,7 +7,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Features, Params
+from posx.encodings.base import Dims, Encoding, Features, Params, Tokens
 from posx.encodings.temperatures.heads import keys_so_far
 from posx.errors import ConfigError
 
@@ -24,7 +24,7 @@ class LogLength(Encoding):
     the maximum as in Qwen's use_logn_attn.
     """
 
-    train_len: int | None = None
+    train_len: Tokens | None = None
 
     shift_invariant = False
     caches_mapped_keys = True

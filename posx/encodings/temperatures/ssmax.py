@@ -6,7 +6,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Features, Params, normal
+from posx.encodings.base import Dims, Encoding, Features, Heads, Params, normal
 from posx.encodings.temperatures.heads import after_plain_heads, check_plain_heads, keys_so_far
 
 
@@ -24,7 +24,7 @@ class Ssmax(Encoding):
     """
 
     initial: float = 1.0
-    plain_heads: int = 0
+    plain_heads: Heads = 0
 
     shift_invariant = False
     caches_mapped_keys = True
