@@ -12,6 +12,8 @@ import posx
 from posx.encodings import Chain, Fox, Nope, Path, Rope
 from posx.encodings.content.path import BLOCK
 from posx.errors import ConfigError
+from posx.testing import check_encoding
+from tests.encodings.cases import CASES, reference_of
 from tests.encodings.probes import vectors
 
 T, H, D, M = 9, 2, 4, 6
@@ -92,6 +94,15 @@ def test_many_blocks_are_the_product_token_by_token(length):
         wanted[:, :, j] = (passing @ k[j, 0]).T / np.sqrt(D)
         passing[j:] = passing[j:] @ h[j]
     assert_allclose(np.tril(logits(Path(), params, q, k, x)), np.tril(wanted), atol=2e-5)
+
+
+@pytest.mark.slow
+def test_the_contract_over_many_blocks(monkeypatch):
+    """Its 13 tokens are less than one."""
+    monkeypatch.setattr("posx.encodings.content.path.BLOCK", 4)
+    checks = ("reference", "tiles", "gradients", "packing", "padding", "decode", "float32", "bfloat16")
+    report = check_encoding(CASES["path"], reference=reference_of(CASES["path"]), only=checks)
+    assert report.ok, report
 
 
 def test_only_tokens_between_act():
