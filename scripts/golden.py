@@ -2,9 +2,9 @@
 
     python scripts/golden.py            # needs the `peers` extra; writes only what changed, prints a line per file
 
-Made with torch 2.13.0 (CPU), transformers 5.23.0 and x-transformers 2.31.10. Inputs come from seeded NumPy generators,
-so a second run writes the same arrays; tests marked `peers` recompute them and compare. Every oracle returns its inputs
-and its results as plain arrays, vectors in the layout [t, h, d] of posx.
+Made with torch 2.13.0 (CPU), transformers 5.23.0, x-transformers 2.31.10 and attn-gym 0.0.17. Inputs come from seeded
+NumPy generators, so a second run writes the same arrays; tests marked `peers` recompute them and compare. Every oracle
+returns its inputs and its results as plain arrays, vectors in the layout [t, h, d] of posx.
 """
 
 import pathlib
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from attn_gym.mods.sandwich import generate_sandwich_bias
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.deberta import modeling_deberta as deberta_v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta_v2
@@ -95,6 +96,15 @@ def alibi() -> Arrays:
         arrays[f"mpt_{num_heads}"] = build_mpt_alibi_tensor(num_heads, 20)[:, 0].numpy()
         symmetric = x_transformers.AlibiPositionalBias(num_heads)(20, 20)
         arrays[f"x_transformers_{num_heads}"] = symmetric.reshape(num_heads, 20, 20).numpy()
+    return arrays
+
+
+def sandwich() -> Arrays:
+    """Biases [h, q, k] of 24 tokens, by heads and width."""
+    arrays, place = {}, torch.arange(24)
+    for num_heads, width in ((4, 128), (6, 16)):
+        add, heads = generate_sandwich_bias(num_heads, 24, width), torch.arange(num_heads)[:, None, None]
+        arrays[f"{num_heads}_{width}"] = add(torch.zeros(()), None, heads, place[:, None], place[None]).numpy()
     return arrays
 
 
@@ -212,7 +222,18 @@ def llama4() -> Arrays:
 
 ORACLES: dict[str, Callable[[], Arrays]] = {
     oracle.__name__: oracle
-    for oracle in (sinusoidal, rotary, alibi, t5_bias, deberta, transformer_xl, shaw_keys, dynamic_bias, llama4)
+    for oracle in (
+        sinusoidal,
+        rotary,
+        alibi,
+        sandwich,
+        t5_bias,
+        deberta,
+        transformer_xl,
+        shaw_keys,
+        dynamic_bias,
+        llama4,
+    )
 }
 
 

@@ -1,4 +1,4 @@
-"""posx against transformers and x-transformers: committed arrays always, recomputed ones with the `peers` installed."""
+"""posx against transformers, x-transformers and attn-gym: committed arrays always, recomputed ones with the `peers`."""
 
 import importlib.util
 import pathlib
@@ -10,7 +10,18 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.encodings import T5, Alibi, Deberta, DynamicBias, Llama4Temperature, Rope, Shaw, Sinusoidal, TransformerXL
+from posx.encodings import (
+    T5,
+    Alibi,
+    Deberta,
+    DynamicBias,
+    Llama4Temperature,
+    Rope,
+    Sandwich,
+    Shaw,
+    Sinusoidal,
+    TransformerXL,
+)
 from tests.encodings.probes import attention_weights, plain_logits, softmax
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -76,6 +87,16 @@ def test_alibi(num_heads, golden):
     assert_allclose(last_row, arrays[f"mpt_{num_heads}"], rtol=1e-6, atol=0)
     # BLOOM adds slope * key index: the same row but for a constant, which softmax does not see.
     assert_allclose(last_row - last_row[:, :1], arrays[f"bloom_{num_heads}"], rtol=1e-5, atol=0)
+
+
+def test_sandwich(golden):
+    """attn-gym leaves out the constant, half the width over each head's ratio."""
+    pos = jnp.arange(24)
+    for name, bias in golden("sandwich").items():
+        num_heads, width = map(int, name.split("_"))
+        constant = width / 2 * num_heads / (8 * np.arange(1, num_heads + 1))
+        found = Sandwich(width, num_heads=num_heads).bias({}, pos, pos)
+        assert_allclose(found + constant[:, None, None], bias, rtol=0, atol=2e-5)
 
 
 def test_t5_buckets_and_bias(golden):
