@@ -10,6 +10,7 @@ import numpy as np
 
 from posx.attention import attend, batch_features, seen_by, token_map
 from posx.attention.dense import dense
+from posx.encodings import values
 from posx.testing.findings import Findings
 from posx.testing.subject import LENGTH, PREFIX, ROWS, Subject, small_tiles
 
@@ -31,6 +32,27 @@ def check_decode(subject: Subject, findings: Findings) -> None:
         findings.equal(f"{name}, token by token", singles, whole, subject.exact)
         chunk = _decoded(subject, tokens, [CHUNK], small_tiles, mapped)
         findings.equal(f"{name}, a chunk", chunk, whole[:, CHUNK], subject.exact)
+    findings.holds(
+        not (encoding.caches_mapped_keys and _reads_keys_as_projected(subject)),
+        "caches_mapped_keys is declared True, but keys are read as projected: a chain's cache may hold mapped ones",
+    )
+
+
+def _reads_keys_as_projected(subject: Subject) -> bool:
+    """Whether `score` reads `tile.k`, or `relative` has vectors that meet keys."""
+    encoding, called = subject.encoding, values.check_hooks(subject.encoding, subject.dims)
+    params = jax.eval_shape(lambda: encoding.init(jax.random.key(0), subject.dims))
+    if "relative" in called and called["relative"][1].key is not None:
+        return True
+    if "score" not in called:
+        return False
+    s, tile = called["score"][0]
+
+    def of_keys(k: Any, params: Any, s: Any, rest: Any) -> Any:
+        return encoding.score(params, s, rest._replace(k=k))
+
+    program = jax.make_jaxpr(of_keys)(tile.k, params, s, tile._replace(k=None)).jaxpr
+    return any(program.invars[0] in equation.invars for equation in program.eqns)
 
 
 def decoded_prefix(subject: Subject) -> np.ndarray:

@@ -14,7 +14,7 @@ from posx import attend, cli
 from posx.encodings import Alibi, Chain, Deberta, Dims, Encoding, Learned, Relative, Rope, Shaw, build
 from posx.encodings.base import as_float, at_least_float32
 from posx.errors import ConfigError
-from posx.testing import CHECKS, check_encoding
+from posx.testing import CHECKS, DIMS, check_encoding
 
 encoding = dataclasses.dataclass(frozen=True)
 
@@ -282,6 +282,24 @@ class ResolvesOnAndOn(Encoding):
         return dataclasses.replace(self, gain=self.gain + 1)
 
 
+@encoding
+class CachesWhatItReads(Encoding):
+    """Nothing is mapped here, but a chain's other parts may map the keys that this one reads."""
+
+    caches_mapped_keys = True
+
+    def score(self, params, s, tile):
+        return s + jnp.tanh(tile.k.sum(axis=-1)).T[:, None].astype(s.dtype)
+
+
+@encoding
+class CachesWhatMeetsVectors(Encoding):
+    caches_mapped_keys = True
+
+    def relative(self, params, distance):
+        return Relative(key=jnp.cos(as_float(distance))[:, None, None] * jnp.ones((1, 1, DIMS.head_dim)))
+
+
 #: What breaks the contract, the check that must see it, and what it says.
 BROKEN = [
     (FromPlaces(), "positions", "slots in another order: outputs differs by"),
@@ -297,6 +315,8 @@ BROKEN = [
     (FadesNot(), "fades", "declared True, but the curve is the same at 4096 and 8388608"),
     (PunishesThePast(), "causal_only", "declared False, but all later keys get the same, near or far"),
     (CachesWhatChanges(), "decode", "keys cached as mapped, token by token differs by"),
+    (CachesWhatItReads(), "decode", "caches_mapped_keys is declared True, but keys are read as projected"),
+    (CachesWhatMeetsVectors(), "decode", "caches_mapped_keys is declared True, but keys are read as projected"),
     (RunsOut(), "positions", "outputs are not finite at some position"),
     (ClampsSilently(), "positions", "under jit position 40 is served, but max_position = 39: give NaN there"),
     (ReadsATable(), "eager", "raises TypeError: Indexer must have integer or boolean type"),
