@@ -245,11 +245,16 @@ def token_map(
     """
     if not encoding.acts_on(hook):
         return vectors
-    pos = jnp.atleast_2d(pos)
-    shared = pos.shape[0] == 1
+    pos, axis = _by_row(pos)
     one = functools.partial(getattr(encoding, hook), params)
-    found = jax.vmap(one, in_axes=(0, None if shared else 0, 0))(vectors, pos[0] if shared else pos, features)
+    found = jax.vmap(one, in_axes=(0, axis, 0))(vectors, pos, features)
     return jnp.stack(found, axis=-2) if isinstance(found, tuple) else found
+
+
+def _by_row(pos: Any) -> tuple[jax.Array, int | None]:
+    """Positions [b, t] and the axis of sequences; those that all sequences share as [t], which has none."""
+    pos = jnp.atleast_2d(pos)
+    return (pos[0], None) if pos.shape[0] == 1 else (pos, 0)
 
 
 def _slots(side: Side) -> Slots:
@@ -268,10 +273,9 @@ def batch_features(
     """
     recent, carry = (None, None) if carry is None else carry
     seen, recent = seen_by(encoding, "features", x, idx, segment, recent)
-    pos = jnp.atleast_2d(pos)
-    shared = pos.shape[0] == 1
-    each = jax.vmap(encoding.features, in_axes=(None, 0, None if shared else 0, None if carry is None else 0))
-    features, carry = each(params, seen, pos[0] if shared else pos, carry)
+    pos, axis = _by_row(pos)
+    each = jax.vmap(encoding.features, in_axes=(None, 0, axis, None if carry is None else 0))
+    features, carry = each(params, seen, pos, carry)
     return features, None if recent is None and carry is None else (recent, carry)
 
 

@@ -41,7 +41,6 @@ def check_decode(subject: Subject, findings: Findings) -> None:
 def _reads_keys_as_projected(subject: Subject) -> bool:
     """Whether `score` reads `tile.k`, or `relative` has vectors that meet keys."""
     encoding, called = subject.encoding, values.check_hooks(subject.encoding, subject.dims)
-    params = jax.eval_shape(lambda: encoding.init(jax.random.key(0), subject.dims))
     if "relative" in called and called["relative"][1].key is not None:
         return True
     if "score" not in called:
@@ -51,6 +50,7 @@ def _reads_keys_as_projected(subject: Subject) -> bool:
     def of_keys(k: Any, params: Any, s: Any, rest: Any) -> Any:
         return encoding.score(params, s, rest._replace(k=k))
 
+    params = subject.single(subject.floats.params)
     program = jax.make_jaxpr(of_keys)(tile.k, params, s, tile._replace(k=None)).jaxpr
     return any(program.invars[0] in equation.invars for equation in program.eqns)
 

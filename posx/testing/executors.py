@@ -140,8 +140,8 @@ def check_padding(subject: Subject, findings: Findings) -> None:
     found, _ = subject.dense(subject.where._replace(pos=pos), subject.floats.changed(empty))
     findings.equal("with other empty slots: outputs", found[padded], wanted[padded], subject.exact)
     kept = wanted[padded, PADDING:]
-    if subject.encoding.reads_neighbours and subject.encoding.tiling == "any":
-        findings.holds(False, "reads_neighbours is declared True, but tiling is 'any'")
+    alone = subject.encoding.reads_neighbours and subject.encoding.tiling == "any"
+    findings.holds(not alone, "reads_neighbours is declared True, but tiling is 'any'")
     slots = np.arange(LENGTH)
     places = {"behind": np.roll(slots, -PADDING)}
     if not subject.encoding.acts_on("features"):  # which are made from slot to slot

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import attend, batch_features, full
+from posx.attention import attend, full
 from posx.encodings import Chain, Encoding
 from posx.encodings.base import BY_DISTANCE, FALLING, acting
 from posx.errors import ConfigError, UndefinedLength
@@ -88,24 +88,11 @@ def check_fades(subject: Subject, findings: Findings) -> None:
             (curve[-1] < curve[12]).all(), f"declared True, but the curve is the same at {2**12} and {2**23}"
         )
     if "potential" in falling:
-        u = _potential(subject)
+        u = subject.of_tokens("potential", subject.in_order).sum(axis=-1)  # [b, t, h] of sequences in order
         findings.holds(
             (np.diff(u, axis=1) <= 0).all(), "declared True, but the potential rises from a token to the next"
         )
         findings.holds((u[:, -1] < u[:, 0]).any(), "declared True, but the potential stays the same")
-
-
-def _potential(subject: Subject) -> np.ndarray:
-    """[b, t, h] of sequences in order."""
-    encoding, order = subject.encoding, subject.in_order
-
-    def total(params: Any, x: Any) -> Any:
-        features = batch_features(encoding, params, x, order)[0] if encoding.acts_on("features") else {}
-        parts: Any = jax.vmap(encoding.potential, in_axes=(None, 0, 0))(params, jnp.asarray(order), features)
-        return parts.sum(axis=-1)
-
-    with jax.enable_x64(True):
-        return np.asarray(subject.compiled("potential", total)(subject.floats.params, subject.floats.x))
 
 
 def check_causal_only(subject: Subject, findings: Findings) -> None:

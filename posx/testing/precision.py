@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import batch_features, causal, refusal
+from posx.attention import causal, refusal
 from posx.attention.dense import dense
 from posx.attention.fused import fused
 from posx.testing.findings import Findings
@@ -40,17 +40,9 @@ def check_float32(subject: Subject, findings: Findings) -> None:
 def _sharpest(subject: Subject, where: Where) -> float:
     """How many times larger than the products given here scores are: the largest temperature, 1 at least. So is what
     float32 rounds off them."""
-    encoding = subject.encoding
-    if not encoding.acts_on("temperature"):
+    if not subject.encoding.acts_on("temperature"):
         return 1.0
-
-    def temperatures(floats: Floats, where: Where) -> Any:
-        reads = encoding.acts_on("features")
-        features = batch_features(encoding, floats.params, floats.x, where.pos)[0] if reads else {}
-        return jax.vmap(encoding.temperature, in_axes=(None, 0, 0))(floats.params, jnp.asarray(where.pos), features)
-
-    with jax.enable_x64(True):
-        found = subject.compiled("temperatures", temperatures)(subject.floats, where)
+    found = subject.of_tokens("temperature", where.pos)
     return 1.0 if found is None else max(1.0, float(np.abs(found).max()))
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import attend, window
+from posx.attention import attend, batch_features, window
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.dense import dense
 from posx.attention.fused import fused
@@ -193,6 +193,17 @@ class Subject:
         run = self.compiled("dense", functools.partial(self.with_gradients, executor=dense, mask=WINDOW))
         with jax.enable_x64(True):
             return jax.device_get(run(self.weights if weights is None else weights, *given))
+
+    def of_tokens(self, hook: str, pos: np.ndarray) -> Any:
+        """What the hook `temperature` or `potential` gives for each sequence at pos [b, t], in float64."""
+
+        def run(floats: Floats, pos: Any) -> Any:
+            reads = self.encoding.acts_on("features")
+            features = batch_features(self.encoding, floats.params, floats.x, pos)[0] if reads else {}
+            return jax.vmap(getattr(self.encoding, hook), in_axes=(None, 0, 0))(floats.params, pos, features)
+
+        with jax.enable_x64(True):
+            return jax.device_get(self.compiled(hook, run)(self.floats, pos))
 
     def tiles(
         self, where: Where, floats: Floats | None = None, cotangent: Any = None, params: Any = None

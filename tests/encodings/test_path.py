@@ -1,7 +1,5 @@
 """Products of I - beta w w^T along the path: none, reflections, one direction over and over, many blocks."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +12,10 @@ from posx.encodings.content.path import BLOCK
 from posx.errors import ConfigError
 from posx.testing import check_encoding
 from tests.encodings.cases import CASES, reference_of
-from tests.encodings.probes import vectors
+from tests.encodings.probes import attention_weights, vectors
 
 T, H, D, M = 9, 2, 4, 6
+CAUSAL = posx.causal()
 X = vectors(T, M, seed=3)
 Q, K = vectors(T, H, D), vectors(T, H, D, seed=1)
 
@@ -31,17 +30,13 @@ def params_of(encoding=Path(), beta=None, heads=H):
     return params
 
 
-def logits(encoding, params, q=Q, k=K, x=X, mask=posx.causal()):
+def logits(encoding, params, q=Q, k=K, x=X):
     """[h, q, k] of what each query sees, up to a number for each query: its own key has q . k / sqrt(d)."""
-    return np.asarray(_logits(encoding, params, q, k, x, mask))
+    return np.asarray(_logits(encoding, params, q, k, x))
 
 
-@functools.partial(jax.jit, static_argnames=("encoding", "mask"))
-def _logits(encoding, params, q, k, x, mask):
-    order, pick = np.arange(len(q)), jnp.broadcast_to(jnp.eye(len(q))[:, None], (*k.shape[:2], len(q)))
-    side = dict.fromkeys(("q_pos", "k_pos", "q_idx", "k_idx"), order)
-    w = posx.attend(encoding, params, q[None], k[None], pick[None], x=x[None], mask=mask, executor="dense", **side)[0]
-    logs = jnp.log(jnp.maximum(w, 1e-30)).swapaxes(0, 1)
+def _logits(encoding, params, q, k, x):
+    logs = jnp.log(jnp.maximum(attention_weights(encoding, params, q, k, np.arange(len(q)), mask=CAUSAL, x=x), 1e-30))
     own = (q * jnp.repeat(k, q.shape[1] // k.shape[1], axis=1)).sum(-1).T / np.sqrt(q.shape[-1])
     return logs - jnp.diagonal(logs, axis1=1, axis2=2)[..., None] + own[..., None]
 
@@ -131,7 +126,7 @@ def test_gradients_where_a_token_has_no_direction():
     x[2:6] = 0
 
     def total(params, x):
-        return (_logits(Path(), params, Q, K, x, posx.causal())[:, 5:, :2] * vectors(H, 4, 2, seed=5)).sum()
+        return (_logits(Path(), params, Q, K, x)[:, 5:, :2] * vectors(H, 4, 2, seed=5)).sum()
 
     grads = jax.grad(total, argnums=(0, 1))(params_of(), x)
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(grads))
@@ -140,6 +135,6 @@ def test_gradients_where_a_token_has_no_direction():
 
 def test_what_it_cannot_serve_is_refused():
     with pytest.raises(ConfigError, match="^Path.* is for causal masks"):
-        logits(Path(), params_of(), mask=posx.full())
+        attention_weights(Path(), params_of(), Q, K, np.arange(T), mask=posx.full(), x=X)
     with pytest.raises(ConfigError, match="^path: rank=0 must be at least 1"):
         Path(rank=0)
