@@ -59,7 +59,8 @@ def _with_slope(value: jax.Array, of: jax.Array) -> jax.Array:
     return value
 
 
-_with_slope.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
+# The primal goes through `_with_slope` again, or the derivative of a derivative would be that of `value`: 0.
+_with_slope.defjvp(lambda primals, tangents: (_with_slope(*primals), tangents[1]))
 
 
 def running_angles(steps: jax.Array, frequencies: np.ndarray, start: jax.Array | None) -> tuple[jax.Array, jax.Array]:

@@ -10,7 +10,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
-from posx import attention
+from posx import attention, layers
+from posx.attention import relative
 from posx.attention.blockwise import Tiling, blockwise
 from posx.encodings import Alibi
 
@@ -35,7 +36,7 @@ def random_like(tree):
 def loss(encoding, executor, args):
     params, q, k, v, *x = args
     o = posx.attend(encoding, params, q, k, v, q_pos=POS, k_pos=POS, executor=executor, **dict(zip("x", x)))  # noqa: B905
-    return jnp.sum(COTANGENT * o)
+    return jnp.sum(COTANGENT.astype(q.dtype) * o)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -54,33 +55,64 @@ def moved(args, direction, step):
     return jax.tree.map(lambda a, b: a + step * b, args, direction)
 
 
-#: Between them these take every way through the dense executor; the others are slow to compile and add a formula.
-WAYS = ("nope", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi", "fox", "xpos")
+def all_close(found, wanted, tolerance):
+    """Leaf by leaf, to `tolerance` times the largest number of all."""
+    size = max(np.abs(leaf).max() for leaf in jax.tree.leaves(wanted))
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=tolerance * size), found, wanted)
 
 
-#: Those that act on embeddings alone run the program of `nope`.
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in WAYS else pytest.mark.slow)
-        for name in posx.ENCODINGS
-        if posx.build(name, DIMS).sites != ("embed",)
-    ],
-)
-def test_forward_mode_and_second_derivatives_of_every_encoding(name):
-    """In float64: forward mode against the gradient, its derivative against central differences."""
+#: Encodings that act on embeddings alone run the program of `nope`.
+@pytest.mark.parametrize("name", [name for name in posx.ENCODINGS if posx.build(name, DIMS).sites != ("embed",)])
+def test_second_derivatives_of_every_encoding(name):
+    """Float64 against central differences, then float32, whose angles have a rule of their own, against float64."""
     encoding, step = posx.build(name, DIMS), 2e-6
     vectors = [*QKV, X] if encoding.acts_on("features") else QKV
-    args = (random_like(jax.eval_shape(lambda: encoding.init(jax.random.key(0), DIMS))), *vectors)
+    params = jax.tree.map(np.float64, encoding.init(jax.random.key(0), DIMS))
+    args = (moved(params, random_like(params), 0.5), *vectors)
     direction = random_like(args)
+    run = functools.partial(answers, encoding, "dense")
     with jax.enable_x64(True):
-        run = functools.partial(answers, encoding, "dense")
-        grad, slope, bend = run(args, direction)
-        assert_allclose(slope, dot(grad, direction), rtol=1e-10)
-        up, down = (run(moved(args, direction, s), direction)[0] for s in (step, -step))
-        wanted = jax.tree.map(lambda a, b: (a - b) / (2 * step), up, down)
-        size = max(np.abs(leaf).max() for leaf in jax.tree.leaves(wanted))
-        jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=1e-6 * size), bend, wanted)
+        grad, slope, bend = jax.device_get(run(args, direction))
+        up, down = (jax.device_get(run(moved(args, direction, s), direction)[0]) for s in (step, -step))
+    assert_allclose(slope, dot(grad, direction), rtol=1e-10)
+    all_close(bend, jax.tree.map(lambda a, b: (a - b) / (2 * step), up, down), 1e-6)
+    all_close(run(*jax.tree.map(np.float32, (args, direction)))[2], bend, 1e-4)
+
+
+STRIP = RNG.standard_normal((H, T + 5, D))
+#: Every function of posx with a derivative written by hand, and its arguments; `with_slope` has one in its float32.
+RULES = {
+    "skew": (relative.skew, [RNG.standard_normal((H, T, T + 5))]),
+    "unskew": (relative.unskew, [RNG.standard_normal((H, T, 5))]),
+    "plus_shared": (relative.plus_shared, [RNG.standard_normal((n, H, T, 5)) for n in (B, 1)]),
+    "toeplitz": (lambda strip: relative.toeplitz(strip, T, 5), [STRIP[..., 0]]),
+    "strip_products": (lambda x, strip: relative.strip_products(x, strip, 5), [COTANGENT.swapaxes(1, 2), STRIP]),
+    "strip_products of one row": (
+        lambda x, strip: relative.strip_products(x, strip, 5), [COTANGENT.swapaxes(1, 2), STRIP[:, :1]],
+    ),
+    "strip_sums": (relative.strip_sums, [RNG.standard_normal((B, H, T, 5)), STRIP]),
+    "linear": (lambda x, w: layers.linear(x, w, "float32"), [X[0], RNG.standard_normal((DIMS.model_dim, 3))]),
+    "gelu": (layers.gelu, [X]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_second_derivatives_of_every_rule_by_hand(name):
+    """Reverse mode twice, and forward mode over reverse where there is one, against central differences."""
+    function, args = RULES[name]
+    # `linear` gives float32, whatever its operands.
+    direction, (step, tolerance) = random_like(args), (1e-2, 1e-3) if name == "linear" else (1e-5, 1e-6)
+
+    def grad(args):
+        return jax.grad(lambda args: jnp.sin(function(*args)).sum())(args)
+
+    with jax.enable_x64(True):
+        up, down = (grad(moved(args, direction, s)) for s in (step, -step))
+        wanted = jax.tree.map(lambda a, b: np.asarray(a - b) / (2 * step), up, down)
+        assert max(np.abs(leaf).max() for leaf in wanted) > 0.1
+        all_close(jax.grad(lambda args: sum(map(jnp.vdot, grad(args), direction)))(args), wanted, tolerance)
+        if name in ("plus_shared", "linear", "gelu"):
+            all_close(jax.jvp(grad, (args,), (direction,))[1], wanted, tolerance)
 
 
 def test_other_ways_to_the_same_derivatives():
