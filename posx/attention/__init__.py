@@ -74,7 +74,7 @@ def attend(
     limit, and where they count up by one they are served faster, from tables of distances.
 
     What stands in an empty slot, its position too, changes no output and no gradient, even NaN. A NaN or infinity in
-    any other slot spoils every output that sees it, and may spoil those that do not: a weight of 0 times NaN is NaN.
+    any other slot, of `x` too, spoils every output that reads it. It may spoil other outputs: 0 times NaN is NaN.
 
     The dense executor has derivatives of every kind and order. The others have gradients by reverse mode; what else
     they lack raises, as "can't apply forward-mode autodiff (jvp) to a custom_vjp function" or as reverse mode through a

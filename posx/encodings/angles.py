@@ -71,12 +71,15 @@ def running_angles(steps: jax.Array, frequencies: np.ndarray, start: jax.Array |
     2^-32 turns and to the 24 bits of a float, then integers are summed, which wrap as angles do and lose nothing: the
     sum is the same in whatever chunks it is taken. After 100 000 steps it is off by 1e-4 radians where all steps are
     one, 1e-5 where they are random, and 1e-3 where one float's rounding adds up: all 0.3. No gradient comes back to
-    `start`. Where 64-bit types are on, a sum in float64.
+    `start`. Where 64-bit types are on, a sum in float64. A step that is NaN, infinite or at least 2^31 gives NaN there,
+    and counts as 0 for later tokens.
     """
+    known = jnp.abs(steps) < 2.0**31
+    steps = jnp.where(known, steps, 0)  # a cast to int32 would make a number of it
     slope = jnp.cumsum(steps * as_float(frequencies)[None, None, :], axis=0)
     if slope.dtype == jnp.float64:
         found = slope if start is None else slope + start[None]
-        return found, found[-1]
+        return jnp.where(known, found, jnp.nan), found[-1]
     wrapped, rest = _in_units(frequencies)
     tokens = jnp.round(steps)
     part = (steps - tokens) * as_float(frequencies / (2 * np.pi) * _UNITS)[None, None, :]
@@ -84,4 +87,5 @@ def running_angles(steps: jax.Array, frequencies: np.ndarray, start: jax.Array |
     sums = jnp.cumsum(tokens.astype(jnp.int32) * wrapped[None, None, :] + part.astype(jnp.int32), axis=0)
     if start is not None:
         sums = sums + start[None]
-    return _with_slope(as_float(sums) * np.float32(2 * np.pi / _UNITS), slope), sums[-1]
+    found = _with_slope(as_float(sums) * np.float32(2 * np.pi / _UNITS), slope)
+    return jnp.where(known, found, jnp.nan), sums[-1]

@@ -96,3 +96,20 @@ def test_an_infinity_in_a_slot_that_is_seen_is_seen():
     order = np.arange(T, dtype=np.int32)
     o = np.asarray(answers(Tupe(T), PARAMS[Tupe(T)], Q, K, v, X, order, order, "dense")[0])
     assert not np.isfinite(o[:, 7:]).any()
+
+
+#: Encodings whose features of a key reach every later query; of the others only a query's own are read.
+READ_LATER = ("selective_rope", "fox", "path")
+
+
+@pytest.mark.parametrize("name", [n for n in posx.ENCODINGS if posx.build(n, DIMS).acts_on("features")])
+def test_a_nan_or_infinity_in_x_reaches_the_outputs(name):
+    """In each sequence another value, at one token; none in the last."""
+    encoding, at, values = posx.build(name, DIMS), 4, (np.nan, np.inf, -np.inf)
+    order, x = np.arange(T, dtype=np.int32), np.repeat(X[:1], 4, axis=0)
+    x[range(3), at, 2] = values
+    q, k, v = (np.repeat(a[:1], 4, axis=0) for a in (Q, K, V))
+    o = np.asarray(posx.attend(encoding, random(encoding), q, k, v, q_pos=order, k_pos=order, x=x, executor="dense"))
+    spoiled = ~np.isfinite(o).all(axis=(2, 3))
+    assert spoiled[:3, at : T if name in READ_LATER else at + 1].all()
+    assert not spoiled[3].any()
