@@ -57,7 +57,8 @@ def mapped_products(
     Of n regimes (q and k [.., n, d']) each pair has its own; where one holds throughout, it costs one product.
     """
     meet: Callable[[jax.Array, jax.Array], jax.Array] = products
-    if (rate := encoding.decay(params)) is not None:
+    rate = encoding.decay(params) if encoding.acts_on("decay") else None
+    if rate is not None:
         meet = functools.partial(_decayed, at_least_float32(rate), where)
     if not encoding.acts_on("regime"):
         return meet(q, k)

@@ -8,7 +8,19 @@ from typing import Any, Self
 
 import jax
 
-from posx.encodings.base import BY_DISTANCE, FALLING, Dims, Encoding, Features, Mapped, Params, Relative, Tile, acting
+from posx.encodings.base import (
+    BIASES,
+    BY_DISTANCE,
+    FALLING,
+    Dims,
+    Encoding,
+    Features,
+    Mapped,
+    Params,
+    Relative,
+    Tile,
+    acting,
+)
 
 
 def of_base(tree: dict[str, Any]) -> dict[str, Any]:
@@ -82,8 +94,13 @@ class Around(Encoding):
     def reach(self) -> int | None:
         return self.base.reach if acting(self, BY_DISTANCE) else None
 
+    def _defines(self, hook: str) -> bool:
+        return getattr(type(self), hook) is not getattr(Around, hook)
+
     def acts_on(self, hook: str) -> bool:
-        return getattr(type(self), hook) is not getattr(Around, hook) or self.base.acts_on(hook)
+        if hook in BIASES and any(map(self._defines, BIASES)):  # a bias of its own replaces the curve of the base
+            return self._defines(hook)
+        return self._defines(hook) or self.base.acts_on(hook)
 
     def require_resolved(self) -> None:
         super().require_resolved()
@@ -133,6 +150,8 @@ class Around(Encoding):
         return self.base.curve(of_base(params), distance)
 
     def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
+        if self._defines("curve"):
+            return super().bias(params, q_pos, k_pos)  # follows from that curve
         return self.base.bias(of_base(params), q_pos, k_pos)
 
     def relative(self, params: Params, distance: jax.Array) -> Relative:

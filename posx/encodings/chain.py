@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import jax
@@ -21,8 +21,9 @@ class Chain(Encoding):
     biases, mixes and relative vectors add, scores fold left. Parameters and features of part n are named "n.name".
 
     In a chain, `score` sees raw q and k in `tile.q`, `tile.k` and the vectors mapped by all parts in `tile.mapped_q`.
-    A map that looks back sees vectors as they were before any map, so no other part may map them before it. One part
-    may have regimes: what stands before it maps vectors once, what stands after it each of its maps.
+    A map that looks back sees vectors as they were before any map, so no other part may map them before it. No part
+    may map them after one that turns planes and changes their width, as PoPE does. One part may have regimes: what
+    stands before it maps vectors once, what stands after it each of its maps.
     """
 
     parts: tuple[Encoding, ...]
@@ -137,13 +138,15 @@ class Chain(Encoding):
             for name, value in part.init(rngs[n], dims).items()
         }
 
-    def _each(self, *trees: dict[str, Any]):
+    def _each(self, hook: str, *trees: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+        """The parts that act at `hook`, and what of each tree is theirs. A part such as DAPE answers a hook that it
+        does not act on with a term that it adds elsewhere."""
         for n, part in enumerate(self.parts):
-            prefix = f"{n}."
-            yield part, *({k[len(prefix) :]: v for k, v in t.items() if k.startswith(prefix)} for t in trees)
+            if part.acts_on(hook) or (hook == "bias" and part.acts_on("curve")):
+                yield part, *(_own(n, tree) for tree in trees)
 
     def embed(self, params: Params, x: jax.Array, pos: jax.Array) -> jax.Array:
-        for part, own in self._each(params):
+        for part, own in self._each("embed", params):
             x = part.embed(own, x, pos)
         return x
 
@@ -151,21 +154,37 @@ class Chain(Encoding):
         found: Features = {}
         carries = [None] * len(self.parts) if carry is None else list(carry)
         longest = self.history.get("features", 0)
-        for n, (part, own) in enumerate(self._each(params)):
+        for n, part in enumerate(self.parts):
+            if not part.acts_on("features"):
+                continue
             back = part.history.get("features", 0)
             seen = x[:, : 1 + back] if back else x[:, 0] if longest else x
-            values, carries[n] = part.features(own, seen, pos, carries[n])
+            values, carries[n] = part.features(_own(n, params), seen, pos, carries[n])
             found |= {f"{n}.{name}": value for name, value in values.items()}
         return found, tuple(carries)
 
     def _mapped(self, hook: str, params: Params, vectors: Any, pos: jax.Array, features: Features) -> Any:
-        steps = list(self._each(params, features))
+        steps, last = list(self._each(hook, params, features)), None
         for part, own, own_features in reversed(steps) if hook == "output" else steps:
-            if not part.acts_on(hook):  # it would pass on windows of tokens as they are
-                continue
-            one = functools.partial(getattr(part, hook), own, pos=pos, features=own_features)
+            if last is not None:
+                raise ConfigError(
+                    f"{part} maps the channels of a head, and {last} makes other channels of them: put {part} before "
+                    "it in the chain, or leave one of them out"
+                )
+            one, width = functools.partial(getattr(part, hook), own, pos=pos, features=own_features), _width(vectors)
             vectors = tuple(map(one, vectors)) if isinstance(vectors, tuple) else one(vectors)
+            if hook in ("query", "key") and _width(vectors) != width:
+                self._check_decay(part, width, _width(vectors))
+                last = part if part.planes else None
         return vectors
+
+    def _check_decay(self, part: Encoding, width: int, wider: int) -> None:
+        """Raises ConfigError if products of some channels would fall with distance, and `part` gives other channels."""
+        if decaying := [other for other in self.parts if other.acts_on("decay")]:
+            raise ConfigError(
+                f"{decaying[0]} lets the products of {width} channels fall with distance, but {part} gives {wider} "
+                "channels: leave one of them out of the chain"
+            )
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> Mapped:
         return self._mapped("query", params, vectors, pos, features)
@@ -174,11 +193,10 @@ class Chain(Encoding):
         return self._mapped("key", params, vectors, pos, features)
 
     def regime(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
-        found = (part.regime(own, q_pos, k_pos) for part, own in self._each(params))
-        return next((regime for regime in found if regime is not None), None)
+        return next((part.regime(own, q_pos, k_pos) for part, own in self._each("regime", params)), None)
 
     def decay(self, params: Params) -> jax.Array | None:
-        return _sum(part.decay(own) for part, own in self._each(params))
+        return _sum(part.decay(own) for part, own in self._each("decay", params))
 
     def value(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         return self._mapped("value", params, vectors, pos, features)
@@ -188,37 +206,47 @@ class Chain(Encoding):
 
     def temperature(self, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
         product = None
-        for part, own, own_features in self._each(params, features):
+        for part, own, own_features in self._each("temperature", params, features):
             value = part.temperature(own, pos, own_features)
-            if value is not None and product is not None and value.ndim != product.ndim:
+            if product is not None and value.ndim != product.ndim:
                 value, product = jnp.atleast_2d(value), jnp.atleast_2d(product)
-            product = value if product is None else product if value is None else product * value
+            product = value if product is None else product * value
         return product
 
     def potential(self, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
-        given = [part.potential(own, pos, own_features) for part, own, own_features in self._each(params, features)]
-        given = [parts for parts in given if parts is not None]
+        each = self._each("potential", params, features)
+        given = [part.potential(own, pos, own_features) for part, own, own_features in each]
         heads = max((parts.shape[1] for parts in given), default=1)
-        each = [jnp.broadcast_to(parts, (parts.shape[0], heads, parts.shape[2])) for parts in given]
-        return jnp.concatenate(each, axis=-1) if each else None
+        given = [jnp.broadcast_to(parts, (parts.shape[0], heads, parts.shape[2])) for parts in given]
+        return jnp.concatenate(given, axis=-1) if given else None
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array | None:
-        return _sum(part.curve(own, distance) for part, own in self._each(params))
+        return _sum(part.curve(own, distance) for part, own in self._each("curve", params))
 
     def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
-        return _sum(part.bias(own, q_pos, k_pos) for part, own in self._each(params))
+        return _sum(part.bias(own, q_pos, k_pos) for part, own in self._each("bias", params))
 
     def relative(self, params: Params, distance: jax.Array) -> Relative:
-        parts = [part.relative(own, distance) for part, own in self._each(params)]
+        parts = [part.relative(own, distance) for part, own in self._each("relative", params)]
         return Relative(*(_sum(vectors) for vectors in zip(*parts, strict=True)))
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
-        for part, own, q_features, k_features in self._each(params, tile.q_features, tile.k_features):
+        for part, own, q_features, k_features in self._each("score", params, tile.q_features, tile.k_features):
             s = part.score(own, s, tile._replace(q_features=q_features, k_features=k_features))
         return s
 
     def mix(self, params: Params, w: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
-        return _sum(part.mix(own, w, q_pos, k_pos) for part, own in self._each(params))
+        return _sum(part.mix(own, w, q_pos, k_pos) for part, own in self._each("mix", params))
+
+
+def _width(vectors: Any) -> int:
+    """Channels of vectors [t, h, d'], or of each of a tuple of them."""
+    return (vectors[0] if isinstance(vectors, tuple) else vectors).shape[-1]
+
+
+def _own(n: int, tree: dict[str, Any]) -> dict[str, Any]:
+    """What is named "n.name", parameters or features, by name."""
+    return {name.removeprefix(f"{n}."): value for name, value in tree.items() if name.startswith(f"{n}.")}
 
 
 def _sum(terms) -> jax.Array | None:

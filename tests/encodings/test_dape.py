@@ -92,6 +92,15 @@ def test_a_map_before_it_in_a_chain_is_a_map_of_its_base():
     assert_allclose(weights(chained, renamed), weights(within, params), rtol=0, atol=1e-6)
 
 
+def test_a_bias_beside_it_counts_once():
+    """With the network at zero: the other ALiBi and that of the base."""
+    chain = posx.build("alibi+dape(base=alibi)", DIMS)
+    params = params_of(chain)
+    params["1.w_2"] = 0 * params["1.w_2"]
+    wanted = weights(posx.build("alibi+alibi", DIMS), {})
+    assert_allclose(weights(chain, params), wanted, rtol=0, atol=1e-6)
+
+
 def test_facts_and_names_are_those_of_the_base():
     around = posx.build({"name": "dape", "base": {"name": "t5", "max_distance": 20}}, DIMS)
     assert around.base == posx.build("t5(max_distance=20)", DIMS)
@@ -149,3 +158,19 @@ def test_what_is_built_around_another_has_its_own_hooks_called():
     assert given.sites == ("temperature", "bias") and given.fades
     w = attention_weights(given, {}, Q, K, POS, mask=posx.causal())
     assert_allclose(w, attention_weights(Alibi(H), {}, 3 * Q, K, POS, mask=posx.causal()), atol=1e-5)
+
+
+@pytest.mark.parametrize("hook", ["bias", "curve"])
+@pytest.mark.parametrize("executor", ["dense", "blockwise"])
+def test_a_bias_of_its_own_replaces_that_of_the_base(hook, executor):
+    """Written as either hook, over a base that has a curve."""
+    hooks = {
+        "bias": lambda self, params, q_pos, k_pos: jnp.zeros((1, len(q_pos), len(k_pos))),
+        "curve": lambda self, params, distance: jnp.zeros((1, len(distance))),
+    }
+    flat = dataclasses.dataclass(frozen=True)(type("Flat", (Around,), {hook: hooks[hook]}))(Alibi(H))
+    found, plain = (
+        posx.attend(encoding, {}, Q[None], K[None], K[None], q_pos=POS, k_pos=POS, executor=executor)
+        for encoding in (flat, Nope())
+    )
+    assert_allclose(found, plain, rtol=0, atol=1e-6)

@@ -78,11 +78,14 @@ class Dape(Around):
         }
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
-        logits = s
+        logits, added = s, []
         if self._has_bias:
-            logits = s + self.base.bias(of_base(params), tile.q_pos, tile.k_pos)
-        logits = super().score(params, logits, tile)
-        inputs = jnp.concatenate([s, logits - s]) if self._adds else s
+            added.append(jnp.broadcast_to(self.base.bias(of_base(params), tile.q_pos, tile.k_pos), s.shape))
+            logits = s + added[0]
+        if self.base.acts_on("score"):
+            before, logits = logits, super().score(params, logits, tile)
+            added.append(logits - before)
+        inputs = jnp.concatenate([s, sum(added[1:], added[0])]) if added else s
         seen = tile.visible[None]
         inputs = jnp.where(seen & (inputs > -jnp.inf), inputs, 0)  # a base may hide pairs too
         hidden = jax.nn.leaky_relu(_convolved(inputs, params["w_1"]) + params["b_1"][:, None, None])

@@ -46,17 +46,18 @@ class Pope(Encoding):
             return {"delta": jnp.zeros(shape, jnp.float32)}
         return {"delta": jax.random.uniform(rng, shape, jnp.float32, -2 * math.pi, 0.0)}
 
-    def _map(self, vectors: jax.Array, pos: jax.Array, delta: jax.Array | None) -> jax.Array:
+    def _map(self, vectors: jax.Array, pos: jax.Array, delta: jax.Array, turned_back: bool) -> jax.Array:
+        vectors, rest = jnp.split(vectors, [delta.shape[-1]], axis=-1)  # channels that a chain has appended pass
         phase = angles(pos, inverse_frequencies(self.base, 2 * vectors.shape[-1]))[:, None, :]
-        if delta is not None:
+        if turned_back:
             inside = jnp.where(delta > 0, 0.0, jnp.where(delta < -2 * math.pi, -2 * math.pi, delta))
             phase = phase - inside[None]
         magnitude = jax.nn.softplus(at_least_float32(vectors))
-        both = [magnitude * wave(phase).astype(magnitude.dtype) for wave in (jnp.cos, jnp.sin)]
-        return jnp.concatenate(both, axis=-1).astype(vectors.dtype)
+        both = (magnitude * wave(phase).astype(magnitude.dtype) for wave in (jnp.cos, jnp.sin))
+        return jnp.concatenate([*(x.astype(vectors.dtype) for x in both), rest], axis=-1)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        return self._map(vectors, pos, params["delta"])
+        return self._map(vectors, pos, params["delta"], turned_back=True)
 
     def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        return self._map(vectors, pos, None)
+        return self._map(vectors, pos, params["delta"], turned_back=False)

@@ -1,0 +1,84 @@
+"""Chains of two encodings: every term of either counts once, for every ordered pair of the catalogue."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import posx
+from posx.encodings import Chain
+from posx.errors import ConfigError
+from tests.encodings import reference, reference_pairs
+from tests.encodings.cases import CASES, DIMS, params_of, projections, tokens
+
+#: Beyond the reach of some encodings, and of the lengths that temperatures start from.
+POS = np.array([0, 1, 3, 6, 9], np.int32)
+X = tokens(1, len(POS), np.float64)
+WEIGHTS = projections(np.float64)
+NAMES = list(posx.ENCODINGS)
+MAPS_KEYS = ("tupe", "rope", "xpos", "pope", "fope", "selective_rope", "key_offset")
+#: One that maps, one that adds and one that reads all that comes before it: the rest are where tests may be slow.
+WITH = ("rope", "alibi", "dape")
+
+
+def project(x):
+    return tuple(np.einsum("tm,mhd->thd", x, WEIGHTS[n]) for n in "qkv")
+
+
+def refusal(first, second):
+    """What the message says of a pair that cannot be; "" for all others."""
+    if second == "key_offset" and first in MAPS_KEYS:
+        return "looks back at vectors before any map"
+    if "xpos" in (first, second) and {first, second} & {"tupe", "pope"}:
+        return "lets the products of 6 channels fall with distance, but .* gives 12 channels"
+    if first == "pope" and second in (*MAPS_KEYS, "transformer_xl"):
+        return "maps the channels of a head, and .*Pope.* makes other channels of them: put .* before it"
+    return ""
+
+
+def check_pair(first, second):
+    chain = Chain((CASES[first], CASES[second]))
+    own = [params_of(part, np.float64, seed) for seed, part in enumerate(chain.parts)]
+    params = {f"{n}.{name}": array for n, tree in enumerate(own) for name, array in tree.items()}
+    with jax.enable_x64(True):
+        x = jax.vmap(chain.embed, in_axes=(None, 0, None))(params, X, POS)
+        q, k, v = (np.einsum("btm,mhd->bthd", x, WEIGHTS[n]) for n in "qkv")
+        x = x if chain.acts_on("features") else None
+        found = posx.attend(chain, params, q, k, v, q_pos=POS, k_pos=POS, x=x, executor="dense")
+    wanted = reference_pairs.outputs(list(zip((first, second), chain.parts, own, strict=True)), X[0], project, POS)
+    assert_allclose(found[0], wanted, rtol=0, atol=1e-11, err_msg=f"{first}+{second}")
+
+
+def test_every_encoding_has_a_place_in_the_references_of_pairs():
+    places = (reference_pairs.MAPS, reference_pairs.INSIDE, reference_pairs.TEMPERATURES, reference_pairs.OUTSIDE)
+    known = set().union(*places, reference_pairs.SCORES, reference.EMBEDDINGS)
+    assert known | {"nope"} == set(posx.ENCODINGS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pair_with_each_kind_is_the_sum_of_its_parts(name):
+    pairs = {(name, other) for other in WITH} | {(other, name) for other in WITH}
+    for pair in sorted(pairs):
+        if not refusal(*pair):
+            check_pair(*pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", NAMES)
+def test_every_pair_is_the_sum_of_its_parts(first):
+    for second in NAMES:
+        if not refusal(first, second):
+            check_pair(first, second)
+
+
+def test_pope_passes_the_channels_that_tupe_appends():
+    check_pair("tupe", "pope")
+
+
+def test_pairs_whose_maps_do_not_compose_are_refused():
+    for pair in itertools.product(NAMES, NAMES):
+        if message := refusal(*pair):
+            with pytest.raises(ConfigError, match=message):
+                posx.build([CASES[name] for name in pair], DIMS)
