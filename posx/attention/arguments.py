@@ -150,11 +150,18 @@ def check_slots(encoding: Encoding, q: Side, k: Side, q_recent: Any, from_x: boo
     other, each in the order of arrival, with nothing empty between for features and where neighbours are read.
     """
     name = type(encoding).__name__
-    if from_x and encoding.acts_on("features") and not (_in_a_row(q) and _same(q.idx, k.idx)):
-        raise ValueError(
-            f"{name} keeps features from token to token: give the tokens of a document one after the other, empty "
-            "slots before them, the same ones as queries and as keys; or give q_features and k_features"
-        )
+    if from_x and encoding.acts_on("features"):
+        if not (_in_a_row(q) and _same(q.idx, k.idx)):
+            raise ValueError(
+                f"{name} keeps features from token to token: give the tokens of a document one after the other, empty "
+                "slots before them, the same ones as queries and as keys; or give q_features and k_features"
+            )
+        for field in ("pos", "segment"):
+            if not _same(getattr(q, field), getattr(k, field), q.idx):
+                raise ValueError(
+                    f"q_{field} and k_{field} differ, but {name} computes the features of both sides from x: give one "
+                    f"{field} for both, or give q_features and k_features"
+                )
     if encoding.tiling == "rows" and not _in_a_row(k, gaps=not encoding.reads_neighbours):
         raise ValueError(
             f"{name} goes along the keys from slot to slot: give those of a document one after the other, in order of "
@@ -165,11 +172,15 @@ def check_slots(encoding: Encoding, q: Side, k: Side, q_recent: Any, from_x: boo
         raise ValueError(f"q_recent holds {q_recent.shape[1]} tokens, but queries of {name} look back {back}")
 
 
-def _same(a: Known, b: Known) -> bool:
-    """Unless they are known to differ."""
+def _same(a: Known | None, b: Known | None, idx: Known | None = None) -> bool:
+    """Whether both are equal, in the slots that `idx` says are filled, unless that is not known."""
+    if a is None or b is None:
+        return a is b
     if a.shape[-1] != b.shape[-1]:
         return False
-    return not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or bool((np.atleast_2d(a) == b).all())
+    if not all(isinstance(x, np.ndarray | None) for x in (a, b, idx)):
+        return True
+    return bool(((np.atleast_2d(a) == b) | (False if idx is None else idx < 0)).all())
 
 
 def _in_a_row(side: Side, gaps: bool = False) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from posx.encodings.base import Dims, Encoding, Params
 from posx.encodings.shapes import Call, Hooks, Struct
@@ -45,6 +46,8 @@ def _check(encoding: Encoding, leaves: tuple[Any, ...], tree: Any) -> None:
                 f"{encoding}: parameter {name!r} is {_text(given[name])}, but init gives {_text(wanted[name])} where "
                 f"{call.heads}"
             )
+    if call.x is None and encoding.acts_on("features"):
+        _check_features(encoding, call)
     try:
         Hooks(encoding, params, call).check()
     except ConfigError as error:
@@ -73,19 +76,54 @@ def _named(params: Params) -> dict[str, tuple[int, ...]]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in found}
 
 
+def _check_features(encoding: Encoding, call: Call) -> None:
+    """Raises ConfigError if features out of a cache are not those that the encoding keeps of a token."""
+    (h, d), (g, _) = call.q.shape, call.k.shape
+    wanted = _shapes(functools.partial(_features_of, encoding), h, d, g)
+    for side, features in (("q_features", call.q_features), ("k_features", call.k_features)):
+        given = _named(features)
+        for name, axes in wanted.items():
+            if name not in given:
+                has = ", ".join(given) or "nothing"
+                raise ConfigError(f"{side} lacks {name!r}, it has {has}. Give what batch_features returns")
+            if len(given[name]) != len(axes) or any(
+                axis not in (size, "*") for size, axis in zip(given[name], axes, strict=True)
+            ):
+                raise ConfigError(
+                    f"{side}[{name!r}] is {_text(('b', 't', *given[name]))}, but {encoding} keeps "
+                    f"{_text(('b', 't', *axes))} where {call.heads}. Give what batch_features returns"
+                )
+
+
 def _params_of_init(encoding: Encoding, h: int, d: int, g: int) -> dict[str, tuple[int | str, ...]]:
-    """Shapes of the arrays that `init` gives for these heads, "*" where another model has another size."""
+    return _shapes(functools.partial(_params_of, encoding), h, d, g)
+
+
+def _shapes(made_for: Callable[[Dims], dict[str, Any]], h: int, d: int, g: int) -> dict[str, tuple[int | str, ...]]:
+    """Shapes of the arrays that are made for these heads, "*" where another model has another size."""
     try:
-        one, other = (
-            _named(jax.eval_shape(functools.partial(encoding.init, dims=Dims(n * h * d, h, d, n, 64 * n, g)), _key()))
-            for n in (2, 4)
-        )
+        one, other = (_named(made_for(Dims(n * h * d, h, d, n, 64 * n, g))) for n in (2, 4))
     except Exception:  # no model of these sizes can have it: its hooks are asked all the same
         return {}
     return {
         name: tuple(a if a == b else "*" for a, b in zip(shape, other[name], strict=True))
         for name, shape in one.items()
     }
+
+
+def _params_of(encoding: Encoding, dims: Dims) -> Params:
+    return jax.eval_shape(functools.partial(encoding.init, dims=dims), _key())
+
+
+def _features_of(encoding: Encoding, dims: Dims) -> dict[str, Any]:
+    """What the encoding keeps of one token of a model of `dims`."""
+    tokens, back = 1, encoding.history.get("features", 0)
+    x = Struct((tokens, *((1 + back,) if back else ()), dims.model_dim), jnp.result_type(float))
+    features, _ = jax.eval_shape(
+        lambda params, x, pos: encoding.features(params, x, pos, None),
+        _params_of(encoding, dims), x, Struct((tokens,), jnp.int32),
+    )  # fmt: skip
+    return {name: Struct(array.shape[1:], array.dtype) for name, array in features.items()}
 
 
 def _key() -> Struct:

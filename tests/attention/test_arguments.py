@@ -284,6 +284,43 @@ def test_every_registered_encoding_fits_the_sizes_it_was_made_for():
         jax.eval_shape(functools.partial(attend, encoding, x=x), params, jax.ShapeDtypeStruct((T,), np.int32))
 
 
+KEEPING = [name for name in posx.ENCODINGS if built(name, XL)[0].acts_on("features")]
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_features_of_another_shape_or_name_are_refused(name):
+    """One head in place of all of them would be broadcast, and so would one number in place of a vector."""
+    encoding, params = built(name, XL)
+    x = RNG.standard_normal((B, T, XL.model_dim)).astype(np.float32)
+    kept, _ = posx.attention.batch_features(encoding, params, x, IN_ORDER)
+    run = functools.partial(attend, encoding, params, IN_ORDER)
+    jax.eval_shape(lambda kept: run(q_features=kept, k_features=kept), kept)
+    for feature, array in kept.items():
+        wanted = rf"\[b, t, {', '.join(map(str, array.shape[2:]))}\] where q has 4 heads of 6"
+        for axis in range(2, array.ndim):
+            fewer = kept | {feature: array.take(np.array([0]), axis=axis)}
+            for side, sides in (("q", (fewer, kept)), ("k", (kept, fewer))):
+                with pytest.raises(ConfigError, match=rf"^{side}_features\['{feature}'\] is .*{wanted}"):
+                    run(**dict(zip(("q_features", "k_features"), sides, strict=True)))
+    other = {f"{feature}_": array for feature, array in kept.items()}
+    with pytest.raises(ConfigError, match="^k_features lacks '.*', it has .*_. Give what batch_features returns"):
+        run(q_features=kept, k_features=other)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_x_for_sides_at_other_positions_is_refused(name):
+    encoding, params = built(name, XL)
+    run = functools.partial(attend, encoding, params, x=np.zeros((B, T, XL.model_dim), np.float32))
+    with pytest.raises(ValueError, match="^q_pos and k_pos differ, but .* computes the features of both sides from x"):
+        run(IN_ORDER, k_pos=IN_ORDER + 1)
+    documents = (IN_ORDER > 3).astype(np.int32)
+    with pytest.raises(ValueError, match="^q_segment and k_segment differ"):
+        run(IN_ORDER, q_segment=documents, k_segment=0 * documents)
+    empty = np.where(IN_ORDER < 2, -1, IN_ORDER)
+    idx = {"q_idx": empty, "k_idx": empty}
+    jax.eval_shape(lambda q: run(IN_ORDER, q=q, k_pos=np.where(empty < 0, 7, IN_ORDER), **idx), Q)
+
+
 def test_sizes_are_asked_once():
     calls = []
 
