@@ -71,6 +71,7 @@ SPECS: dict[str, Any] = {
     "fox": "fox",
     "fox-cable": {"name": "fox", "gate": "cable"},
     "fox-constant": {"name": "fox", "gate": "constant"},
+    "fox-scaled": {"name": "fox", "gate_scale": 0.4},
     "kerple": "kerple",
     "kerple-power": {"name": "kerple", "form": "power", "per_layer": True},
     "bam": "bam",

@@ -93,6 +93,7 @@ def fox(encoding, params, x, q, k, pos, i, seen):
     """Every key gets the logs of the gates of all tokens after it, up to the query's own."""
     z = params["b"] + (0 if encoding.gate == "constant" else x @ params["w"])
     log_f = np.log(1 / (1 + np.exp(z if encoding.gate == "cable" else -z))) + np.zeros((len(x), len(q)))
+    log_f = encoding.gate_scale * log_f
     plain = {j: np.array([q[h] @ k[j, h] / math.sqrt(q.shape[1]) for h in range(len(q))]) for j in seen}
     return {j: plain[j] + sum(log_f[n] for n in seen if j < n <= i) for j in seen}
 

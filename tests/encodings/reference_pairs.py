@@ -230,7 +230,7 @@ def of_distance(bias):
 
 
 def fox(encoding, params, tokens):
-    log_f = -np.log1p(np.exp(-(tokens.x @ params["w"] + params["b"])))
+    log_f = -encoding.gate_scale * np.log1p(np.exp(-(tokens.x @ params["w"] + params["b"])))
     return tokens.pairs(lambda i, j, h: log_f[j + 1 : i + 1, h].sum())
 
 

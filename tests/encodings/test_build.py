@@ -238,6 +238,7 @@ def test_every_training_length_builds(name, length):
         ({"name": "fope", "original_len": 0}, r"fope: original_len=0 must be at least 1"),
         ({"name": "fope", "dropped": "kept"}, r"fope: dropped='kept' is unknown; allowed: doubled, plain"),
         ({"name": "fope", "seed": -1}, r"fope: seed=-1 must be at least 0"),
+        ({"name": "fox", "gate_scale": 0.0}, r"fox: gate_scale=0\.0 must be above 0"),
         ({"name": "selective_rope", "base": 1.0}, r"selective_rope: base=1\.0 must be above 1"),
         ({"name": "selective_rope", "rank": 0}, r"selective_rope: rank=0 must be at least 1"),
         ({"name": "selective_rope", "kernel": 1}, r"selective_rope: kernel=1 must be at least 2"),

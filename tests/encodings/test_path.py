@@ -120,6 +120,16 @@ def test_gates_and_rotations_beside_it_add_what_they_add_alone():
         assert_allclose(np.tril(both), np.tril(alone), atol=1e-4)
 
 
+def test_the_forget_gate_of_the_release_stands_inside_the_scale():
+    """flash-linear-attention, ops/path_attn/naive.py: (A + g_cumsum_i - g_cumsum_j) * scale."""
+    path, fox = params_of(), {"w": vectors(M, H, seed=8), "b": vectors(H, seed=9)}
+    sums = np.cumsum(-np.log1p(np.exp(-(X @ fox["w"] + fox["b"]))), axis=0).T
+    wanted = logits(Path(), path) + (sums[:, :, None] - sums[:, None]) / np.sqrt(D)
+    params = {f"0.{name}": a for name, a in path.items()} | {f"1.{name}": a for name, a in fox.items()}
+    found = logits(Chain((Path(), Fox(longest=4.0, gate_scale=D**-0.5))), params)
+    assert_allclose(np.tril(found), np.tril(wanted), atol=1e-4)
+
+
 def test_gradients_where_a_token_has_no_direction():
     """Zeros in x give w = 0, and H = I with a gradient that is a number."""
     x = X.copy()

@@ -84,6 +84,13 @@ def test_hardly_anything_turns_at_first():
     assert 0 < np.abs(features["angles"]).max() < 0.01
 
 
+def test_weight_decay_acts_on_every_parameter():
+    """As in the releases, whose AdamW is given all of them."""
+    for spec in ("selective_rope", "selective_rope(drift=True)", "selective_rope(gated=True)"):
+        encoding = posx.build(spec, DIMS)
+        assert encoding.decayed == encoding.init(jax.random.key(0), DIMS).keys()
+
+
 def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match="selective_rope: model_dim=14 must be a multiple of num_heads=4"):
         posx.build("selective_rope", dataclasses.replace(DIMS, model_dim=14))

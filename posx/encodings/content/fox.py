@@ -20,6 +20,7 @@ class Fox(Encoding):
     "forget"; "cable" for sigmoid(-z_l), as CABLE's code has it; "constant" for b alone, which starts so that head h
     forgets within T_h tokens (f_h = exp(-1/T_h)), T_h from `shortest` to `longest` in equal ratios.
     `gate_bias` is where b starts: at the release's 0 a gate is 1/2, a window of two tokens before anything is learned.
+    `gate_scale` multiplies every log f_l. PaTH's forget gate has 1/sqrt(d) there.
 
     Reference: Lin et al. 2025, arXiv 2503.02130, section 3; w N(0, 0.02) as in the release. CABLE: Veisi et al.
     2025, arXiv 2503.08067.
@@ -32,6 +33,7 @@ class Fox(Encoding):
     gate_bias: float = 0.0
     shortest: FloatTokens = 2.0
     longest: FloatTokens | None = None
+    gate_scale: float = 1.0
 
     caches_mapped_keys = True
     causal_only = True
@@ -43,6 +45,8 @@ class Fox(Encoding):
     def __post_init__(self) -> None:
         if self.gate not in ("forget", "cable", "constant"):
             raise ConfigError(f"fox: gate={self.gate!r} is unknown; allowed: forget, cable, constant")
+        if not self.gate_scale > 0:
+            raise ConfigError(f"fox: gate_scale={self.gate_scale} must be above 0")
         if self.longest is not None and not 0.01 <= self.shortest <= self.longest:
             raise ConfigError(f"fox: shortest={self.shortest} must be at least 0.01 and at most longest={self.longest}")
 
@@ -66,7 +70,7 @@ class Fox(Encoding):
         if self.gate != "constant":
             z = z + exact_einsum("tm,mh->th", at_least_float32(x), params["w"])
         log_f = jax.nn.log_sigmoid(-z if self.gate == "cable" else z)
-        sums, carry = running_sum(log_f, carry)
+        sums, carry = running_sum(self.gate_scale * log_f, carry)
         return {"log_f": sums}, carry
 
     def potential(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:

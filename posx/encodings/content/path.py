@@ -32,9 +32,10 @@ class Path(Encoding):
     Reference: Yang et al. 2025, arXiv 2505.16381, sections 2.2 and 3.2; silu, which the paper does not name, and the
     weights at the start are those of flash-linear-attention, layers and models/path_attn.
     Differs: there 1e-6 is added to the square of the length; older versions rounded w to float16, and had one full
-    matrix for W_up W_down where query heads share keys. Its forget gate is FoX's: here path+fox. In a chain what the
-    path changes is the product of q and k as projected. Cached keys stay as they are, where the paper's are multiplied
-    by H at every token. In float32 1,500 reflections at nearly one w are off by 0.001, at random ones by 0.00003.
+    matrix for W_up W_down where query heads share keys. Its forget gate is FoX's with sums inside the scale:
+    path+fox(gate_scale=0.125) for d = 64. In a chain what the path changes is the product of q and k as projected.
+    Cached keys stay as they are, where the paper's are multiplied by H at every token. In float32 1,500 reflections at
+    nearly one w are off by 0.001, at random ones by 0.00003.
     """
 
     rank: int = 32

@@ -69,6 +69,11 @@ class SelectiveRope(Encoding):
     def history(self) -> Mapping[str, int]:  # type: ignore[override]
         return {"features": self.kernel - 1}
 
+    @property
+    def decayed(self) -> frozenset[str]:
+        drift = {"drift"} if self.drift else set()
+        return frozenset({"down", "up", "kernel"} | drift | ({"gate", "gate_bias"} if self.gated else set()))
+
     def resolve(self, dims: Dims) -> Self:
         if dims.head_dim % 2:
             raise ConfigError(f"selective_rope: head_dim={dims.head_dim} must be even, as pairs of channels turn")
