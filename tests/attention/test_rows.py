@@ -1,0 +1,79 @@
+"""One row of a batch is nothing to another row: whatever it holds, however long it is and however it is padded."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import posx
+from posx.attention import batch_features
+from posx.attention.blockwise import Tiling, blockwise
+from posx.encodings.base import acting
+from tests.encodings.cases import CASES, STRUCTURAL, params_of, project, projections, tokens
+
+T, MASK = 9, posx.window(6, sinks=1)
+ORDER = np.arange(T, dtype=np.int32)
+#: Row 0: left padding, then two documents.
+FIRST = {"pos": ORDER, "idx": np.maximum(ORDER - 2, -1), "segment": np.int32(ORDER > 5)}
+X = tokens(2, T)
+#: Row 1, one after the other: what it holds, and where and when its tokens are.
+OTHERS = {
+    "as it was": {},
+    "other tokens": {"x": 50 * X[0]},
+    "NaN": {"x": np.full_like(X[1], np.nan)},
+    "longer": {"idx": ORDER},
+    "shorter": {"idx": np.maximum(ORDER - 6, -1)},
+    "empty": {"idx": np.full_like(ORDER, -1)},
+    "other documents": {"segment": ORDER // 3},
+    "later positions": {"pos": ORDER + 11},
+    "positions apart": {"pos": 2 * ORDER},
+    "far apart": {"pos": 10_000 * ORDER},
+}
+small_tiles = functools.partial(blockwise, tiling=Tiling(4, 5))
+
+
+@functools.partial(jax.jit, static_argnames=("encoding", "executor"))
+def answers(encoding, params, x, pos, idx, segment, executor):
+    """Outputs of whole sequences, and of their last token against keys and features as a cache holds them."""
+    embedded, q, k, v = project(encoding, params, projections(), x, pos)
+    features = {}
+    if encoding.acts_on("features"):
+        kept = jnp.where(idx[..., None] < 0, 0, embedded)
+        features, _ = batch_features(encoding, params, kept, pos, None, idx, segment)
+    where = {"k_pos": pos, "k_idx": idx, "k_segment": segment, "k_features": features or None, "mask": MASK}
+
+    def attend(queries):
+        own = {f"q_{name}": a[:, queries] for name, a in (("pos", pos), ("idx", idx), ("segment", segment))}
+        own["q_features"] = jax.tree.map(lambda a: a[:, queries], features) or None
+        return posx.attend(encoding, params, q[:, queries], k, v, **own, **where, executor=executor)
+
+    return attend(slice(None)), attend(slice(-1, None))
+
+
+#: Ways that differ in tiles alone; the others are where tests may be slow.
+IN_TILES = ("shaw", "t5", "rope+alibi", "fox", "xpos", "path")
+CALLS = [
+    *(pytest.param(case, "dense", marks=() if case in STRUCTURAL else pytest.mark.slow) for case in CASES),
+    *(pytest.param(case, small_tiles, marks=() if case in IN_TILES else pytest.mark.slow) for case in CASES),
+]
+
+
+@pytest.mark.parametrize(("case", "executor"), CALLS, ids=lambda x: x if isinstance(x, str) else "tiles")
+def test_a_row_does_not_depend_on_the_others(case, executor):
+    """Bit for bit; where another row's distances choose between two ways to one sum, to its rounding."""
+    encoding, found = CASES[case], {}
+    for name, other in OTHERS.items():
+        rows = {"x": X[0], **FIRST}, {"x": X[1], **FIRST, **other}
+        given = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+        found[name] = jax.device_get(answers(encoding, params_of(encoding), **given, executor=executor))
+    by_distance = acting(encoding, ("relative", "decay"))
+    for name, outputs in found.items():
+        for one, wanted in zip(outputs, found["as it was"], strict=True):
+            if by_distance and "apart" in name:
+                assert_allclose(one[0], wanted[0], rtol=1e-6, atol=1e-6, err_msg=name)
+            else:
+                assert_array_equal(one[0], wanted[0], err_msg=name)
+    assert not np.array_equal(found["other tokens"][0][1], found["as it was"][0][1])
