@@ -338,6 +338,8 @@ def test_parts_of_a_chain_are_checked_one_by_one_and_together():
         "def query(self, params, vectors, pos, features): return jnp.tile(vectors, 2)", bases="posx.encodings.Rope"
     )
     with pytest.raises(ConfigError, match=r"^Chain\(.*\)\.query: queries are 12 wide and keys 6"):
+        values.check_hooks(Chain((Rope(rotary_dim=4), more(rotary_dim=4))), DIMS)
+    with pytest.raises(ConfigError, match=r"^Rope\(.* maps the channels of a head, and Mine\(.* makes other channels"):
         values.check_hooks(Chain((more(rotary_dim=4), Rope(rotary_dim=4))), DIMS)
 
 
