@@ -521,6 +521,7 @@ def test_a_run_folder_holds_what_it_should(whole):
             "seed",
             "num_targets",
             "num_bytes",
+            "num_separators",
             "nll",
             "ppl",
             "bpb",

@@ -221,6 +221,7 @@ def measured(encoding: str, length: int, seed: int = 0, **changes: Any) -> dict[
     nll = float(sums.sum() / 65536)
     facts = {
         "schema_version": 2, "targets": "0a1b2c", "block_len": 256, "num_targets": 65536, "num_bytes": 32768,
+        "num_separators": 4,
         "num_documents": 5, "num_stretches": 32, "nll": nll, "ppl": math.exp(nll), "bpb": 2 * nll / math.log(2),
         "block_nll": [round(float(x), 3) for x in sums],
     }  # fmt: skip
