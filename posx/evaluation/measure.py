@@ -9,6 +9,7 @@ import numpy as np
 
 from posx.errors import ConfigError
 from posx.evaluation.measured import Measured
+from posx.evaluation.probe import check_first_windows
 from posx.evaluation.protocols import Protocol, Row, protocol_class
 from posx.evaluation.scoring import LogProbs, host, token_ids
 
@@ -48,8 +49,8 @@ def evaluate(
     num_windows, num_bytes, num_separators (None if they are not known), targets (names which were scored), nll
     (nats/token), nll_interval (95 % over text, or None), ppl, bpb (of the targets that are text), block_len, block_nll
     (sums, nats), status ("ok", "oom", "nonfinite", "undefined").
-    Raises ConfigError for protocols and lengths that make no sense and for what cannot be log-probabilities,
-    DataError for a stream that is too short.
+    Raises ConfigError for protocols and lengths that make no sense and for what cannot be log-probabilities of the next
+    token (see `posx.testing.check_log_probs`, which runs first), DataError for a stream that is too short.
     """
     lengths = [int(length) for length in lengths]
     if not lengths or min(lengths) < 1:
@@ -61,6 +62,7 @@ def evaluate(
             raise ConfigError(f"{what} names {twice[0]} twice: name every one once")
     tokens = token_ids(stream, "stream")
     sizes = None if token_bytes is None else _sizes(token_bytes, separators, len(tokens))
+    check_first_windows(log_probs, tokens, lengths, batch_tokens)
     model = Measured(log_probs, tokens, sizes, separators, documents, batch_tokens)
     rows = []
     for value in protocols:
