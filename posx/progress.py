@@ -124,5 +124,5 @@ def say(text: str) -> None:
 
 def unheard(stream: TextIO) -> None:
     """From now on what is written to `stream` goes nowhere, what Python still holds of it at its end too."""
-    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
