@@ -25,6 +25,7 @@ from posx.data.overlap import PASSAGE, chunks, overlap
 from posx.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, token_dtype, train_bpe, utf8
 from posx.errors import DataError, OutOfMemoryError
 from posx.files.atomic import disk_full, replacing
+from posx.files.caches import usable
 from posx.files.locks import lock
 from posx.files.parse import parsed
 from posx.progress import counted
@@ -107,11 +108,12 @@ def _open_or_build(folder: Path, config: DataConfig, source: Source, tokenizer: 
 
 
 def cache_folder(config: DataConfig) -> Path:
-    """The cache folder: `cache_dir`, else "posx" in $XDG_CACHE_HOME or ~/.cache."""
+    """The cache folder: `cache_dir`, else "posx" in $XDG_CACHE_HOME or ~/.cache, or if neither can be written, a
+    temporary folder."""
     if config.cache_dir:
         return Path(config.cache_dir).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "posx"
+    return usable((Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "posx")
 
 
 def _given_tokenizer(config: DataConfig) -> Tokenizer | None:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import tempfile
 import threading
 
 import numpy as np
@@ -13,6 +14,7 @@ import tokenizers as hf
 from posx.data import ByteTokenizer, DataConfig, corpus, prepare, store, train_bpe
 from posx.data.overlap import overlap
 from posx.errors import ConfigError, DataError, OutOfMemoryError
+from posx.files import caches
 
 
 @pytest.fixture
@@ -305,6 +307,22 @@ def test_unusable_cache_folder(tmp_path, config):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot keep token files .* set data.cache_dir"):
         prepare(DataConfig(**{**vars(config), "cache_dir": str(tmp_path / "file")}))
+
+
+def test_cache_folder_that_cannot_be_written_is_a_temporary_one(tmp_path, monkeypatch, capsys, texts):
+    """With a notice, said once; the folder serves the next process too."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    found = prepare(DataConfig(source=str(texts)))
+    (folder,) = (tmp_path / "tmp").glob("posx-*")
+    assert folder.stat().st_mode & 0o077 == 0 and list(folder.glob("tokens/*/header.json"))
+    caches.usable.cache_clear()
+    lines: list[str] = []
+    assert prepare(DataConfig(source=str(texts)), lines.append).digest == found.digest and lines == list(found.warnings)
+    said = capsys.readouterr().err
+    assert said.count(f"caches are kept in {folder} instead. Set XDG_CACHE_HOME=FOLDER") == 2
 
 
 def test_full_disk(config, monkeypatch):
