@@ -21,7 +21,7 @@ import numpy as np
 from posx.config.data import DataConfig, check_config
 from posx.data import corpus
 from posx.data.corpus import Corpus, Source
-from posx.data.overlap import PASSAGE, chunks, overlap
+from posx.data.overlap import PASSAGE, SHORTEST, chunks, overlap
 from posx.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, token_dtype, train_bpe, utf8
 from posx.errors import DataError, OutOfMemoryError
 from posx.files.atomic import disk_full, replacing
@@ -215,8 +215,9 @@ def _text_warnings(texts: Corpus, tokenizer: Tokenizer) -> Iterator[str]:
     share = overlap(texts.train, held_out)
     if share > MOST_OVERLAP:
         yield (
-            f"warning: {share:.0%} of the held-out text also stands in the training text, so results will flatter "
-            f"(passages of {PASSAGE} bytes or whole documents, white space and case aside)"
+            f"warning: {share:.0%} of the held-out text also stands in the training text, so results will flatter. "
+            f"Compared are passages of {PASSAGE} bytes, and whole documents of {SHORTEST} bytes or more, without white "
+            "space and case"
         )
     some = [text[:4096] for text in held_out[:64]]
     if [tokenizer.decode(ids) for ids in tokenizer.encode_batch(some)] != some:
