@@ -560,7 +560,7 @@ def test_bits_per_byte_of_a_stored_tokenizer_are_of_the_text(capsys, site, tmp_p
     documents = [tokenizer.decode(held_out.tokens[start:end]) for start, end in ends]
     assert set(documents) <= {path.read_text(encoding="utf-8") for path in (site / "text").iterdir()}
     size = sum(len(document.encode()) for document in documents)
-    assert f"{size:,} bytes in {held_out.num_documents} document" in err
+    assert len(re.findall(rf"{size:,} bytes in \d documents? \(.* held out; unigram .* [\d,]+ parameters", err)) == 1
     assert tiny.call(capsys, "evaluate", f"--workdir={tmp_path / 'run'}", "--lengths=32")[0] == 0
     stream = np.concatenate([[eos], held_out.tokens]).astype(int)
     sizes = np.concatenate([[0], held_out.token_bytes])

@@ -274,6 +274,18 @@ def test_intervals_are_bars_and_bits_per_byte_an_axis_of_the_figures() -> None:
     assert "bits per byte" not in words(curves.extrapolation(groups.panels(no_bytes)[0]))
 
 
+def test_bits_per_byte_that_count_separators_are_no_curve() -> None:
+    """Older rows have the separators' loss in their bits; where separators are many, perplexity has another scale."""
+    old = [{name: value for name, value in measured("rope", 64).items() if name != "num_separators"}]
+    assert "bits per byte" not in plots.table(old) and "bits per byte" in plots.table([measured("rope", 64)])
+    table = plots.table([*old, measured("alibi", 64)])
+    assert cells(table, "rope")[3] == "-" and re.fullmatch(r"\d\.\d{3} \(.*\)", cells(table, "alibi")[3])
+    many = [measured("rope", 64, num_separators=1000)]
+    assert re.fullmatch(r"\d\.\d{3}", cells(plots.table(many), "rope")[3]), "the interval is that of all targets"
+    for made, drawn in ((old, False), (many, False), ([measured("rope", 64)], True)):
+        assert ("bits per byte" in words(curves.extrapolation(groups.panels(made)[0]))) is drawn
+
+
 def test_too_little_text_and_rows_that_do_not_pair_have_no_interval() -> None:
     short = [
         one | {"num_targets": 2048, "block_nll": one["block_nll"][:8]} for one in map(measured, ["rope"] * 2, (64, 128))

@@ -195,7 +195,7 @@ BAD = [
     bad("a.parquet", {"text": [1, 2]}, "int64 instead of strings"),
     bad("a.parquet", {"text": ["x", None]}, "row 1, column 'text': NoneType instead of text"),
     bad("d/only.png", b"x", "folder without files that posx reads"),
-    bad("d/a.txt", b"", "all 1 files are empty"),
+    bad("d/a.txt", b"", "all files are empty"),
 ]
 
 
