@@ -1,4 +1,4 @@
-"""Whether a user's function gives log-probabilities of the next token: found by changing ends of a window.
+"""Check that a user's function gives log-probabilities of the next token, by changing the ends of a window.
 
 Entry i of a window must be of token i + 1, and depend on tokens 0 .. i + 1 alone. No honest model is refused: neither
 one that ignores its tokens, such as a uniform one, nor one whose arithmetic is not repeatable.
@@ -25,7 +25,7 @@ ROUGH, QUIET = 0.02, 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """All tokens from `position` on replaced, and by how much the entries at `places` [p] changed, in nats.
+    """By how much the entries at `places` [p] change, in nats, if all tokens from `position` on are replaced.
 
     `moved` is 0 for changes that repeating a call makes too, `excess` also for those that rounding may make.
     """
@@ -36,7 +36,7 @@ class _Change:
     excess: np.ndarray
 
     def at(self, place: int) -> float:
-        """The change of the entry at `place`, 0 if it was not read."""
+        """Return the change of the entry at `place`, 0 if it was not read."""
         return float(self.moved[self.places == place].max(initial=0.0))
 
 
@@ -66,7 +66,8 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
     whole = values[0].ndim == 2
     _check_causal(changes, whole)
     if _is_shifted(changes, last, whole):
-        more = [(1 + n % (last - 1), n // (last - 1)) for n in range(min(MORE_CHANGES, (last - 1) * others))]
+        tries = min(MOST_CHANGES if whole else MORE_CHANGES, (last - 1) * others)
+        more = [(1 + n % (last - 1), n // (last - 1)) for n in range(tries)]
         if _is_shifted(_tried(log_probs, tokens, known, more)[1], last, whole):
             raise ConfigError(
                 "log_probs is not shifted: its entries (b, i) are of tokens[b, i], not of the next token, "
@@ -95,9 +96,9 @@ def check_first_windows(log_probs: LogProbs, stream: np.ndarray, lengths: Sequen
 def _tried(
     log_probs: LogProbs, tokens: np.ndarray, known: np.ndarray, ends: Sequence[tuple[int, int]]
 ) -> tuple[list[np.ndarray], list[_Change]]:
-    """Replace the ends of the first window, each from a position on by the n-th others of the tokens `known`.
+    """Replace each end of the first window, given as (position, n), by the n-th other tokens of those `known`.
 
-    Returns the entries of the window itself, twice, and of each changed one; and what the changes did.
+    Returns the entries of the window itself, twice, and of each changed one; and the changes.
     """
     rows = [tokens[0], tokens[0]]
     for position, nth in ends:
@@ -124,12 +125,12 @@ def _entries(
             around = [np.zeros(1, int), positions // 2, positions - 1, positions, positions + 1]
             places = np.unique(np.clip(np.concatenate(around), 0, last - 1))
         here = range(min(batch, len(rows) - first))
-        values += [host(result[row, places]).astype(np.float64) for row in here]
+        values += [host(result[row, places]).astype(np.float32) for row in here]
     return places, values
 
 
 def _change(position: int, places: np.ndarray, same: Sequence[np.ndarray], after: np.ndarray) -> _Change:
-    """What replacing tokens did to the entries of a window, which were computed twice, `same`."""
+    """Compare the entries of a changed window with those of the window itself, computed twice: `same`."""
     before, again = same
     noise, moved = _distance(before, again).max(), _distance(before, after)
     rough = ROUGH + ROUGH * np.abs(np.where(np.isfinite(before), before, 0.0)) + 4 * noise
@@ -158,8 +159,8 @@ def _check_causal(changes: Sequence[_Change], whole: bool) -> None:
 
 
 def _is_shifted(changes: Sequence[_Change], last: int, whole: bool) -> bool:
-    """Whether entries i are of token i: token i + 1 does not change them; or, of distributions, token i does not change
-    number i, but the tokens before it do."""
+    """Tell whether entry i is of token i: token i + 1 does not change it; or whether distribution i is of token i:
+    token i does not change it, though the tokens before it do."""
     inner = [change for change in changes if change.position < last]
     if whole:
         needed, others = [one.at(one.position) for one in inner], [one.at(one.position + 1) for one in inner]

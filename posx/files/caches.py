@@ -1,4 +1,4 @@
-"""Where files are kept that can be made again: in the user's folder for caches, or else in a temporary one."""
+"""Folders for files that can be made again: the user's cache folder, or a temporary one."""
 
 from __future__ import annotations
 
