@@ -30,7 +30,7 @@ from posx.files.locks import lock
 from posx.files.parse import parsed
 from posx.progress import counted
 
-PIPELINE_VERSION = 2  # raise it when the same text would give other tokens; old folders are then left unused
+PIPELINE_VERSION = 2  # raise it when the same text would give other files; old folders are then left unused
 SPLITS = ("train", "validation")
 LITTLE_TEXT = 1 << 16  # bytes of held-out text below which a warning says so
 MOST_OVERLAP = 0.02  # of the held-out text; the default text, Python's own library, has 0.006
@@ -156,8 +156,9 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
     header: dict[str, Any] = {"version": PIPELINE_VERSION, "tokenizer": tokenizer.digest, "source": source.description}
     for split, documents in zip(SPLITS, (texts.train, texts.validation), strict=True):
         header[split] = _write(folder, split, documents, tokenizer)
-    header["validation"]["bytes_digest"] = _write_token_bytes(folder, texts.validation, tokenizer)
-    header["warnings"] = list(_text_warnings(texts, tokenizer))
+    bytes_digest = header["validation"]["bytes_digest"] = _write_token_bytes(folder, texts.validation, tokenizer)
+    warnings = [*_text_warnings(texts), *_tokenizer_warnings(texts.validation, tokenizer, bool(bytes_digest))]
+    header["warnings"] = warnings
     header["header_digest"] = _header_digest(header)
     with replacing(folder / "header.json") as file:
         file.write(json.dumps(header, indent=1).encode())
@@ -204,7 +205,7 @@ def _write_token_bytes(folder: Path, documents: list[str], tokenizer: Tokenizer)
     return _file_digest(folder / _TOKEN_BYTES)
 
 
-def _text_warnings(texts: Corpus, tokenizer: Tokenizer) -> Iterator[str]:
+def _text_warnings(texts: Corpus) -> Iterator[str]:
     """Yield what makes results on the held-out text less meaningful."""
     held_out, size = texts.validation, sum(len(utf8(text)) for text in texts.validation)
     if size < LITTLE_TEXT or len(held_out) == 1 < len(texts.train):
@@ -219,8 +220,17 @@ def _text_warnings(texts: Corpus, tokenizer: Tokenizer) -> Iterator[str]:
             f"Compared are passages of {PASSAGE} bytes, and whole documents of {SHORTEST} bytes or more, without white "
             "space and case"
         )
+
+
+def _tokenizer_warnings(held_out: list[str], tokenizer: Tokenizer, knows_bytes: bool) -> Iterator[str]:
+    """Yield what the tokenizer does to bits per byte."""
     some = [text[:4096] for text in held_out[:64]]
-    if [tokenizer.decode(ids) for ids in tokenizer.encode_batch(some)] != some:
+    if not knows_bytes:
+        yield (
+            "warning: the tokenizer drops letters and does not say which text its tokens stand for, so there are no "
+            "bits per byte"
+        )
+    elif [tokenizer.decode(ids) for ids in tokenizer.encode_batch(some)] != some:
         yield (
             "warning: decoding the tokens does not give the text back. What the tokenizer loses costs no bits: "
             "compare its bits per byte with care"

@@ -246,7 +246,8 @@ def test_lossy_tokenizer_is_reported_and_its_bytes_counted(tmp_path, config):
 def test_bytes_that_a_tokenizer_cannot_tell_are_none(tmp_path, config):
     path = stored_tokenizer(tmp_path / "few.json", hf.models.BPE({"d": 0, "o": 1}, []))
     for _ in range(2):
-        assert prepare(DataConfig(**{**vars(config), "tokenizer": path})).validation.token_bytes is None
+        found = prepare(DataConfig(**{**vars(config), "tokenizer": path}))
+        assert found.validation.token_bytes is None and "there are no bits per byte" in found.warnings[-1]
 
 
 def halves(lines, end):
