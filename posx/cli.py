@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who started this
-            setattr(sys, name, open(os.devnull, "w"))
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     interrupts.remember_interrupts()
     for chatty in ("absl", "asyncio", "concurrent.futures"):  # Orbax logs every step of a save, and what it raises too
         logging.getLogger(chatty).setLevel(logging.CRITICAL)

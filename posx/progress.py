@@ -27,6 +27,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 document", "1,200 documents"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class Meter:
     """Progress up to `total`; what was done at the `start`, by an earlier process, does not count for the time left.
 
@@ -119,5 +124,5 @@ def say(text: str) -> None:
 
 def unheard(stream: TextIO) -> None:
     """From now on what is written to `stream` goes nowhere, what Python still holds of it at its end too."""
-    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())

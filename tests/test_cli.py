@@ -1,6 +1,7 @@
 """The `posx` command: what it prints and writes, and one clear line for every wrong input."""
 
 import json
+import math
 import os
 import re
 import shlex
@@ -15,13 +16,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import tokenizers as hf
 
 import posx
 import posx.cli
 import posx.runs.evaluate
 import posx.runs.work
 from posx.cli import COMMANDS
-from posx.data import ByteTokenizer, batch
+from posx.data import ByteTokenizer, DataConfig, batch, prepare
 from posx.files.locks import holder
 from posx.progress import Meter
 from posx.training import loop
@@ -521,12 +523,54 @@ def test_a_run_folder_holds_what_it_should(whole):
             "seed",
             "num_targets",
             "num_bytes",
+            "num_separators",
             "nll",
             "ppl",
             "bpb",
         } <= row.keys()
         assert row["num_targets"] == 256
     assert list((whole / "tensorboard").iterdir())
+
+
+def test_bits_per_byte_of_a_stored_tokenizer_are_of_the_text(capsys, site, tmp_path):
+    """Byte fallback, and no token for a space: each of them is three tokens and one byte."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]
+    made = hf.Tokenizer(
+        hf.models.Unigram(pieces + [(letter, -3.0) for letter in "aeiou"], unk_id=0, byte_fallback=True)
+    )
+    made.pre_tokenizer = hf.pre_tokenizers.Metaspace(prepend_scheme="always")
+    made.decoder = hf.decoders.Sequence([hf.decoders.ByteFallback(), hf.decoders.Metaspace(prepend_scheme="always")])
+    made.add_special_tokens(["</s>"])
+    made.save(str(tmp_path / "tok.json"))
+    words = [
+        "train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'run'}", "--config.eval.num_targets=0",
+        f"--config.data.tokenizer={tmp_path / 'tok.json'}", "--config.train.steps=3",
+        "--config.eval.protocols=nonoverlapping", "--config.eval.lengths=16,",
+    ]  # fmt: skip
+    code, _, err = tiny.call(capsys, *words)
+    assert code == 0, err
+    held_out, eos = (
+        prepare(
+            DataConfig(str(site / "text"), tokenizer=str(tmp_path / "tok.json"), cache_dir=str(site / "cache"))
+        ).validation,
+        1,
+    )
+    apply, params, tokenizer = posx.load(tmp_path / "run")
+    ends = zip(held_out.offsets[:-1], held_out.offsets[1:], strict=True)
+    documents = [tokenizer.decode(held_out.tokens[start:end]) for start, end in ends]
+    assert set(documents) <= {path.read_text(encoding="utf-8") for path in (site / "text").iterdir()}
+    size = sum(len(document.encode()) for document in documents)
+    assert len(re.findall(rf"{size:,} bytes in \d documents? \(.* held out; unigram .* [\d,]+ parameters", err)) == 1
+    assert tiny.call(capsys, "evaluate", f"--workdir={tmp_path / 'run'}", "--lengths=32")[0] == 0
+    stream = np.concatenate([[eos], held_out.tokens]).astype(int)
+    sizes = np.concatenate([[0], held_out.token_bytes])
+    log_probs = lambda tokens: jax.nn.log_softmax(apply(params, tokens[:, :-1]))  # noqa: E731
+    rows = tiny.rows(tmp_path / "run" / "eval.jsonl")
+    assert [row["eval_len"] for row in rows] == [16, 32]
+    assert all(row["num_bytes"] == size and row["num_separators"] == held_out.num_documents for row in rows)
+    (same,) = posx.evaluate(log_probs, stream, "P1", [32], token_bytes=sizes, separators=[eos])
+    assert rows[1]["bpb"] == pytest.approx(same["bpb"], rel=1e-5)
+    assert same["bpb"] < same["nll"] * same["num_targets"] / size / math.log(2), "separators cost something"
 
 
 def test_evaluate_computes_only_what_is_missing(capsys, workdir):

@@ -128,7 +128,9 @@ def test_tokenizer_json(tmp_path):
         with refused_in_a_line():
             tokenizer = load_tokenizer(path)
             ids = tokenizer.encode(text)
-            assert ids.size == 0 or int(ids.max()) < tokenizer.vocab_size == len(tokenizer.num_bytes)
+            assert ids.size == 0 or int(ids.max()) < tokenizer.vocab_size
+            (sizes,) = tokenizer.token_bytes([text])
+            assert sizes is None or (len(sizes) == len(ids) and 0 <= sizes.sum() <= len(text.encode()))
             tokenizer.decode(ids)
 
 

@@ -221,6 +221,7 @@ def measured(encoding: str, length: int, seed: int = 0, **changes: Any) -> dict[
     nll = float(sums.sum() / 65536)
     facts = {
         "schema_version": 2, "targets": "0a1b2c", "block_len": 256, "num_targets": 65536, "num_bytes": 32768,
+        "num_separators": 4,
         "num_documents": 5, "num_stretches": 32, "nll": nll, "ppl": math.exp(nll), "bpb": 2 * nll / math.log(2),
         "block_nll": [round(float(x), 3) for x in sums],
     }  # fmt: skip
@@ -271,6 +272,18 @@ def test_intervals_are_bars_and_bits_per_byte_an_axis_of_the_figures() -> None:
     assert np.array(bits.get_ylim()) == pytest.approx(2 * np.log2(full.get_ylim()))
     no_bytes = [one | {"num_bytes": None, "bpb": None} for one in made]
     assert "bits per byte" not in words(curves.extrapolation(groups.panels(no_bytes)[0]))
+
+
+def test_bits_per_byte_that_count_separators_are_no_curve() -> None:
+    """Older rows have the separators' loss in their bits; where separators are many, perplexity has another scale."""
+    old = [{name: value for name, value in measured("rope", 64).items() if name != "num_separators"}]
+    assert "bits per byte" not in plots.table(old) and "bits per byte" in plots.table([measured("rope", 64)])
+    table = plots.table([*old, measured("alibi", 64)])
+    assert cells(table, "rope")[3] == "-" and re.fullmatch(r"\d\.\d{3} \(.*\)", cells(table, "alibi")[3])
+    many = [measured("rope", 64, num_separators=1000)]
+    assert re.fullmatch(r"\d\.\d{3}", cells(plots.table(many), "rope")[3]), "the interval is that of all targets"
+    for made, drawn in ((old, False), (many, False), ([measured("rope", 64)], True)):
+        assert ("bits per byte" in words(curves.extrapolation(groups.panels(made)[0]))) is drawn
 
 
 def test_too_little_text_and_rows_that_do_not_pair_have_no_interval() -> None:

@@ -73,7 +73,7 @@ def _draw(workdir: Path, failed: bool) -> None:
         if isinstance(error, OutOfMemoryError) and not failed:
             raise
         return
-    print((workdir / "table.md").read_text(), end="")
+    print((workdir / "table.md").read_text(encoding="utf-8"), end="")
     for path in made:
         if path.suffix == ".png":
             print(path)

@@ -110,7 +110,7 @@ def _own_frame(error: BaseException, path: Path) -> str:
 def earlier_run(path: str) -> RunConfig:
     """The run that the file of `--config_json` holds. Raises ConfigError."""
     try:
-        return from_stored(parsed(Path(path).read_text()))
+        return from_stored(parsed(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
     except ValueError as error:

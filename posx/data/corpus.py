@@ -15,6 +15,7 @@ from posx.data.hub import HubSplit
 from posx.data.stdlib import stdlib_files
 from posx.data.text_files import Files
 from posx.errors import DataError
+from posx.progress import counted
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 
@@ -70,9 +71,10 @@ def load(source: Source, config: DataConfig, work_dir: Path) -> Corpus:
         found = documents(rows, config.layout)
         kept = [text for text in found if text.strip()]
         if not kept:
-            raise DataError(f"{key} '{part.description}' holds {len(found)} documents, all of them blank; give it text")
+            held = counted(len(found), "document")
+            raise DataError(f"{key} '{part.description}' holds {held}, all of them blank; give it text")
         if len(kept) < len(found) and config.layout == "document":
-            notes.append(f"{len(found) - len(kept)} blank documents skipped in '{part.description}'")
+            notes.append(f"{counted(len(found) - len(kept), 'blank document')} skipped in '{part.description}'")
         sides.append(kept)
     if source.validation is None:
         train, validation, note = split_by_hash(sides[0], config.validation_fraction)
@@ -83,9 +85,6 @@ def load(source: Source, config: DataConfig, work_dir: Path) -> Corpus:
         notes += [note] if note else []
         sides = [train, tuning]
     train, validation = sides
-    overlap = len(set(train) & set(validation))
-    if overlap and config.layout in ("document", "wikitext"):
-        notes.append(f"warning: {overlap} validation documents also occur in the training text; results will flatter")
     return Corpus(train, validation, tuple(notes))
 
 
@@ -134,7 +133,8 @@ def _find_splits(
         found = text_files.find_files(config.source, "data.source")
         splits = text_files.by_split(found) if Path(config.source).expanduser().is_dir() else {}
         unused = len(found.paths) - sum(len(split.paths) for split in splits.values()) if splits else 0
-        notes = (f"{unused} files of '{config.source}' left out: their names start with no split",) if unused else ()
+        left = f"{counted(unused, 'file')} of '{config.source}' left out because no split's name starts theirs"
+        notes = (left,) if unused else ()
         notes += (f"'{config.source}': {found.left_out}",) if found.left_out else ()
         return splits.get("train", found), held_out or splits.get("validation"), notes
     if not hub.is_hub_name(config.source):

@@ -1,7 +1,8 @@
 """Token files: written once for a given content of text and settings, memory-mapped and verified ever after.
 
-A folder <cache>/tokens/<key> holds, for each split, the tokens and the documents' offsets, the tokenizer if it was
-trained here, and a header, which is written last: a folder without a valid header counts as empty.
+A folder <cache>/tokens/<key> holds, for each split, the tokens and the documents' offsets, for the held-out split the
+bytes of text behind each token, the tokenizer if it was trained here, and a header, which is written last: a folder
+without a valid header counts as empty.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,21 @@ import numpy as np
 
 from posx.config.data import DataConfig, check_config
 from posx.data import corpus
-from posx.data.corpus import Source
+from posx.data.corpus import Corpus, Source
+from posx.data.overlap import PASSAGE, SHORTEST, chunks, overlap
 from posx.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, token_dtype, train_bpe, utf8
 from posx.errors import DataError, OutOfMemoryError
 from posx.files.atomic import disk_full, replacing
+from posx.files.caches import usable
 from posx.files.locks import lock
 from posx.files.parse import parsed
+from posx.progress import counted
 
-PIPELINE_VERSION = 1  # raise it when the same text would give other tokens; old folders are then left unused
+PIPELINE_VERSION = 2  # raise it when the same text would give other files; old folders are then left unused
 SPLITS = ("train", "validation")
-_CHUNK = 4 << 20  # characters encoded at a time
+LITTLE_TEXT = 1 << 16  # bytes of held-out text below which a warning says so
+MOST_OVERLAP = 0.02  # of the held-out text; the default text, Python's own library, has 0.006
+_TOKEN_BYTES = "validation.bytes.npy"
 _READ = 64 << 20  # bytes of a token file up to which it is read into memory
 Log = Callable[[str], object]
 
@@ -42,6 +48,7 @@ class TokenStore:
     num_bytes: int  # of the documents' UTF-8 text, separators not counted
     digest: str  # sha256 (hex) of the token file
     offsets: np.ndarray  # int64 [num_documents + 1]: where each document starts, in tokens, and the end
+    token_bytes: np.ndarray | None = None  # [tokens] UTF-8 bytes behind each; of held-out text, if the tokenizer tells
 
 
 @dataclass(frozen=True)
@@ -56,13 +63,14 @@ class Dataset:
     warnings: tuple[str, ...] = ()  # what makes results on this text less meaningful; also logged at each start
 
     def summary(self) -> str:
-        """One line: source, tokens, documents, tokenizer, digest."""
-        sizes = ", ".join(
-            f"{name} {len(store.tokens):,} tokens ({store.num_bytes:,} bytes, {store.num_documents:,} documents)"
-            for name, store in (("train", self.train), ("validation", self.validation))
+        """One line: the source, how much text is read and held out, the tokenizer, and the digest."""
+        train, held_out = (
+            f"{counted(store.num_bytes, 'byte')} in {counted(store.num_documents, 'document')} "
+            f"({counted(len(store.tokens), 'token')})"
+            for store in (self.train, self.validation)
         )
         tokenizer = f"{self.tokenizer.name} tokenizer, {self.tokenizer.vocab_size:,} ids"
-        return f"{self.source}: {sizes}; {tokenizer}; digest {self.digest[:12]}"
+        return f"{self.source}: {train} to train on, {held_out} held out; {tokenizer}; digest {self.digest[:12]}"
 
 
 def prepare(config: DataConfig, log: Log | None = None) -> Dataset:
@@ -100,11 +108,12 @@ def _open_or_build(folder: Path, config: DataConfig, source: Source, tokenizer: 
 
 
 def cache_folder(config: DataConfig) -> Path:
-    """The cache folder: `cache_dir`, else "posx" in $XDG_CACHE_HOME or ~/.cache."""
+    """The cache folder: `cache_dir`, else "posx" in $XDG_CACHE_HOME or ~/.cache, or if neither can be written, a
+    temporary folder."""
     if config.cache_dir:
         return Path(config.cache_dir).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "posx"
+    return usable((Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "posx")
 
 
 def _given_tokenizer(config: DataConfig) -> Tokenizer | None:
@@ -138,10 +147,8 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
         texts = corpus.load(source, config, Path(work))
     if corpus.find(config).digest != source.digest:
         raise DataError(f"data.source '{source.description}' was changed while it was read; start again")
-    warnings = [note for note in texts.notes if note.startswith("warning")]
     for note in texts.notes:
-        if note not in warnings:
-            say(note)
+        say(note)
     if tokenizer is None:
         say(f"training a BPE tokenizer of {config.vocab_size} tokens")
         tokenizer = train_bpe(texts.train, config.vocab_size)
@@ -149,8 +156,8 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
     header: dict[str, Any] = {"version": PIPELINE_VERSION, "tokenizer": tokenizer.digest, "source": source.description}
     for split, documents in zip(SPLITS, (texts.train, texts.validation), strict=True):
         header[split] = _write(folder, split, documents, tokenizer)
-        if header[split].pop("token_bytes") != header[split]["num_bytes"]:
-            warnings.append(f"warning: the tokenizer changes the {split} text; bits per byte are approximate")
+    bytes_digest = header["validation"]["bytes_digest"] = _write_token_bytes(folder, texts.validation, tokenizer)
+    warnings = [*_text_warnings(texts), *_tokenizer_warnings(texts.validation, tokenizer, bool(bytes_digest))]
     header["warnings"] = warnings
     header["header_digest"] = _header_digest(header)
     with replacing(folder / "header.json") as file:
@@ -159,11 +166,10 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
 
 def _write(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer) -> dict[str, Any]:
     """Tokenise `documents` into the files of `split`; the result is the split's entry in the header."""
-    digest, dtype, num_bytes, token_bytes = hashlib.sha256(), token_dtype(tokenizer.vocab_size), 0, 0
-    sizes, eos = tokenizer.num_bytes, np.array([tokenizer.eos], dtype)
-    offsets = [0]
+    digest, dtype, num_bytes = hashlib.sha256(), token_dtype(tokenizer.vocab_size), 0
+    eos, offsets = np.array([tokenizer.eos], dtype), [0]
     with replacing(folder / f"{split}.tokens") as file:
-        for chunk in _chunks(documents):
+        for chunk in chunks(documents):
             for text, ids in zip(chunk, tokenizer.encode_batch(chunk), strict=True):
                 # Ids out of range would not fail in JAX: indexing clamps them to the last row.
                 if ids.size and int(ids.max()) >= tokenizer.vocab_size:
@@ -172,7 +178,6 @@ def _write(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer)
                 file.write(raw)
                 digest.update(raw)
                 num_bytes += len(utf8(text))
-                token_bytes += int(sizes[ids].sum())
                 offsets.append(offsets[-1] + ids.size + 1)
     with replacing(folder / f"{split}.offsets.npy") as file:
         np.save(file, np.array(offsets, np.int64))
@@ -182,22 +187,54 @@ def _write(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer)
         "num_tokens": offsets[-1],
         "num_documents": len(documents),
         "num_bytes": num_bytes,
-        "token_bytes": token_bytes,
         "offsets_digest": _file_digest(folder / f"{split}.offsets.npy"),
     }
 
 
-def _chunks(documents: list[str]) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    size = 0
-    for text in documents:
-        chunk.append(text)
-        size += len(text)
-        if size >= _CHUNK:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+def _write_token_bytes(folder: Path, documents: list[str], tokenizer: Tokenizer) -> str:
+    """Write the bytes of text behind each token of the held-out split; return the file's digest, "" without a file."""
+    found: list[Any] = []
+    for chunk in chunks(documents):
+        for text, sizes in zip(chunk, tokenizer.token_bytes(chunk), strict=True):
+            if sizes is None:
+                return ""
+            found += [sizes, [len(utf8(text)) - sizes.sum()]]  # the separator gets what is dropped before it
+    sizes = np.concatenate(found)
+    with replacing(folder / _TOKEN_BYTES) as file:
+        np.save(file, sizes.astype(np.min_scalar_type(sizes.max())))
+    return _file_digest(folder / _TOKEN_BYTES)
+
+
+def _text_warnings(texts: Corpus) -> Iterator[str]:
+    """Yield what makes results on the held-out text less meaningful."""
+    held_out, size = texts.validation, sum(len(utf8(text)) for text in texts.validation)
+    if size < LITTLE_TEXT or len(held_out) == 1 < len(texts.train):
+        yield (
+            f"warning: only {size:,} bytes of text in {counted(len(held_out), 'document')} are held out, so results "
+            "say little about other text. Give more text, a larger data.validation_fraction, or data.validation=PATH"
+        )
+    share = overlap(texts.train, held_out)
+    if share > MOST_OVERLAP:
+        yield (
+            f"warning: {share:.0%} of the held-out text also stands in the training text, so results will flatter. "
+            f"Compared are passages of {PASSAGE} bytes, and whole documents of {SHORTEST} bytes or more, without white "
+            "space and case"
+        )
+
+
+def _tokenizer_warnings(held_out: list[str], tokenizer: Tokenizer, knows_bytes: bool) -> Iterator[str]:
+    """Yield what the tokenizer does to bits per byte."""
+    some = [text[:4096] for text in held_out[:64]]
+    if not knows_bytes:
+        yield (
+            "warning: the tokenizer drops letters and does not say which text its tokens stand for, so there are no "
+            "bits per byte"
+        )
+    elif [tokenizer.decode(ids) for ids in tokenizer.encode_batch(some)] != some:
+        yield (
+            "warning: decoding the tokens does not give the text back. What the tokenizer loses costs no bits: "
+            "compare its bits per byte with care"
+        )
 
 
 def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
@@ -207,6 +244,9 @@ def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
         if header.get("header_digest", _header_digest(header)) != _header_digest(header):  # older ones have none
             raise ValueError("header.json is damaged: its digest differs")
         stores = [_open_split(folder, split, header[split]) for split in SPLITS]
+        if bytes_digest := header["validation"]["bytes_digest"]:
+            sizes = _checked_array(folder / _TOKEN_BYTES, bytes_digest)
+            stores[1] = replace(stores[1], token_bytes=sizes)
         expected, warnings = header["tokenizer"], tuple(header["warnings"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"the token files in '{folder}' cannot be read ({error}); delete that folder") from None
@@ -223,16 +263,19 @@ def _open_split(folder: Path, split: str, entry: dict[str, Any]) -> TokenStore:
     size, wanted = path.stat().st_size, entry["num_tokens"] * dtype.itemsize
     if size != wanted:
         raise DataError(f"token file '{path}' is damaged: {size} bytes instead of {wanted}; delete that folder")
-    for file, digest in ((path, entry["digest"]), (folder / f"{split}.offsets.npy", entry["offsets_digest"])):
-        if _file_digest(file) != digest:
-            raise DataError(f"token file '{file}' is damaged: its digest differs from the header's; delete that folder")
-    return TokenStore(
-        _mapped(path, dtype),
-        entry["num_documents"],
-        entry["num_bytes"],
-        entry["digest"],
-        np.load(folder / f"{split}.offsets.npy", allow_pickle=False),
-    )
+    _check_digest(path, entry["digest"])
+    offsets = _checked_array(folder / f"{split}.offsets.npy", entry["offsets_digest"])
+    return TokenStore(_mapped(path, dtype), entry["num_documents"], entry["num_bytes"], entry["digest"], offsets)
+
+
+def _checked_array(path: Path, digest: str) -> np.ndarray:
+    _check_digest(path, digest)
+    return np.load(path, allow_pickle=False)
+
+
+def _check_digest(path: Path, digest: str) -> None:
+    if _file_digest(path) != digest:
+        raise DataError(f"token file '{path}' is damaged: its digest differs from the header's; delete that folder")
 
 
 def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:

@@ -73,7 +73,7 @@ def find_files(where: str, key: str) -> Files:
         raise DataError(f"{key} '{path}' is a folder without files that posx reads; it reads {FORMATS} files")
     usable = tuple(file for file in inside if file.stat().st_size)
     if not usable:
-        raise DataError(f"{key} '{path}': all {len(inside)} files are empty (0 bytes); name files with text in them")
+        raise DataError(f"{key} '{path}': all files are empty (0 bytes); name files with text in them")
     empty = sorted(set(inside).difference(usable))
     left = [_named(files, why) for files, why in ((empty, "empty"), (others, f"not of {FORMATS}")) if files]
     return Files(path, usable, str(path), "; ".join(left))

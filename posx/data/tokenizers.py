@@ -7,7 +7,7 @@ token stays text, and the one separator, `eos`, is only ever added as an id, aft
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,12 +38,15 @@ class Tokenizer(Protocol):
     def digest(self) -> str:
         """sha256 (hex) of what `save` writes: equal digests are equal tokenizers."""
 
-    @property
-    def num_bytes(self) -> np.ndarray:
-        """int64 [vocab_size]: bytes of raw text each token stands for, 0 for special tokens."""
-
     def encode(self, text: str) -> np.ndarray: ...
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]: ...
+    def token_bytes(self, texts: Sequence[str]) -> list[np.ndarray | None]:
+        """Return, for each text, the bytes of the text behind each of its tokens, int64 [n].
+
+        Text that the tokenizer drops, such as white space, counts with the token after it. A character that several
+        tokens share is divided among them. None for a text if the tokenizer cannot tell.
+        """
+
     def decode(self, ids: Iterable[int]) -> str: ...
     def save(self, path: str | os.PathLike[str]) -> None: ...
 
@@ -65,16 +68,15 @@ class ByteTokenizer:
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(_BYTES_JSON).encode()).hexdigest()
 
-    @property
-    def num_bytes(self) -> np.ndarray:
-        return np.append(np.ones(256, np.int64), 0)
-
     def encode(self, text: str) -> np.ndarray:
         """uint16 ids; raises `DataError` for a lone surrogate, which has no UTF-8 form."""
         return np.frombuffer(utf8(text), np.uint8).astype(np.uint16)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [self.encode(text) for text in texts]
+
+    def token_bytes(self, texts: Sequence[str]) -> list[np.ndarray | None]:
+        return [np.ones(len(utf8(text)), np.int64) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`, separators left out, broken UTF-8 shown as U+FFFD; raises `DataError` for ids above 256."""
@@ -105,6 +107,7 @@ class BpeTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
+        tokenizer.post_processor = None  # adds special tokens, and cuts white space off the offsets
         return tokenizer
 
     @cached_property
@@ -139,14 +142,18 @@ class BpeTokenizer:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @cached_property
-    def num_bytes(self) -> np.ndarray:
-        """Exact for byte-level BPE; for other kinds of tokenizer.json the length of the token's visible text."""
-        byte_level = _has_type(parsed(self.text), "ByteLevel")
+    def _bytes_by_id(self) -> np.ndarray | None:
+        """Bytes of each token of a byte-level vocabulary, [vocab_size]; None if tokens are made of characters."""
+        content = parsed(self.text)
+        parts = [content.get("pre_tokenizer") or {}]
+        parts += parts[0].get("pretokenizers", [])
+        byte_level = any(part.get("type") == "ByteLevel" and not part.get("add_prefix_space", True) for part in parts)
+        if content.get("normalizer") or not byte_level:
+            return None
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         sizes = np.zeros(self.vocab_size, np.int64)
         for token, number in self._vocab.items():
-            if token not in self._special:
-                sizes[number] = len(token) if byte_level and token not in added else _visible_bytes(token)
+            sizes[number] = len(token.encode()) if token in added else len(token)  # one character stands for one byte
         return sizes
 
     def encode(self, text: str) -> np.ndarray:
@@ -154,13 +161,24 @@ class BpeTokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._encodings(texts, self._tokenizer.encode_batch_fast)
+        return [np.array(encoding.ids, token_dtype(self.vocab_size)) for encoding in encodings]
+
+    def token_bytes(self, texts: Sequence[str]) -> list[np.ndarray | None]:
+        if (by_id := self._bytes_by_id) is not None:
+            found = [by_id[ids] for ids in self.encode_batch(texts)]
+            if all(sizes.sum() == len(utf8(text)) for sizes, text in zip(found, texts, strict=True)):
+                return [*found]
+        encodings = self._encodings(texts, self._tokenizer.encode_batch)
+        return [_bytes_of(encoding.offsets, text) for encoding, text in zip(encodings, texts, strict=True)]
+
+    def _encodings(self, texts: Sequence[str], encode: Callable[..., list[Any]]) -> list[Any]:
         for text in texts:
             utf8(text)
         try:
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            return encode(list(texts), add_special_tokens=False)
         except Exception as error:  # a plain one: for example of a tokenizer that lacks the token for unknown words
             raise DataError(f"the {self.name} tokenizer cannot encode this text: {error}") from None
-        return [np.array(encoding.ids, token_dtype(self.vocab_size)) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`, special tokens left out; raises `DataError` for ids outside the vocabulary."""
@@ -242,18 +260,22 @@ def _checked(ids: Iterable[int], vocab_size: int) -> np.ndarray:
     return array
 
 
-def _has_type(node: Any, wanted: str) -> bool:
-    """Whether a tokenizer.json has a component of this type in its pre-tokenizer or decoder."""
-    if isinstance(node, dict):
-        return node.get("type") == wanted or any(
-            _has_type(node[key], wanted)
-            for key in ("pre_tokenizer", "decoder", "pretokenizers", "decoders")
-            if key in node
-        )
-    return isinstance(node, list) and any(_has_type(item, wanted) for item in node)
+def _bytes_of(offsets: Sequence[tuple[int, int]], text: str) -> np.ndarray | None:
+    """Return the UTF-8 bytes of `text` behind each token, from the tokens' spans in characters.
 
-
-def _visible_bytes(token: str) -> int:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # byte fallback of SentencePiece
-        return 1
-    return len(token.removeprefix("##").replace("\u2581", " ").encode("utf-8", errors="replace"))
+    A token ends where its span ends, and starts where the tokens before it end. Tokens that end at the same place
+    share their bytes evenly: those of a character in byte fallback, or a prefix that is not in the text and the
+    character after it. None if the spans run backwards or leave out letters at the end: then they are not places in
+    `text`.
+    """
+    ends = np.array([end for _, end in offsets], np.int64)
+    last = int(ends[-1]) if len(ends) else 0
+    if (np.diff(ends) < 0).any() or last > len(text) or any(map(str.isalnum, text[last:])):
+        return None
+    code = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    sizes = 1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)  # of UTF-8
+    places = np.concatenate([[0], np.cumsum(sizes)])[ends]
+    found, first, count = np.unique(places, return_index=True, return_counts=True)
+    group = np.repeat(np.arange(len(found)), count)
+    size, nth = np.diff(found, prepend=0)[group], np.arange(len(places)) - first[group] + 1
+    return size * nth // count[group] - size * (nth - 1) // count[group]

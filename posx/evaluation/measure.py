@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from posx.errors import ConfigError
 from posx.evaluation.measured import Measured
+from posx.evaluation.probe import check_first_windows
 from posx.evaluation.protocols import Protocol, Row, protocol_class
-from posx.evaluation.scoring import LogProbs, token_ids
+from posx.evaluation.scoring import LogProbs, host, token_ids
 
 
 def evaluate(
@@ -18,6 +21,7 @@ def evaluate(
     lengths: Sequence[int],
     *,
     token_bytes: Any = None,
+    separators: Sequence[int] | None = None,
     documents: Any = None,
     batch_tokens: int = 16384,
     on_row: Callable[[Row], None] = lambda row: None,
@@ -31,28 +35,54 @@ def evaluate(
         well. May raise UndefinedLength.
       stream: tokens [n + 1], the first of which is context only.
       protocol: "nonoverlapping" ("P1"), "sliding" ("P2"), "per_position" ("P4"), a protocol value, or several of them.
-      lengths: window lengths in tokens.
-      token_bytes: [v] bytes of text behind each token, for bits per byte; None where that is not known.
+      lengths: window lengths in tokens, each once.
+      token_bytes: [n + 1] bytes of the text behind each token of the stream, for bits per byte; None if they are not
+        known. A table by token id is not enough for most tokenizers: take them from offsets into the text.
+      separators: ids of tokens that are no text, such as those between documents. They are targets like others in nll
+        and ppl. Bits per byte leave them out. Required with `token_bytes`; [] for a stream without any.
       documents: [d] places in `stream` where documents start: the targets are spread over all documents. None where
         they are not known: over the stream.
       batch_tokens: tokens per call of the model; halved as long as memory runs out.
       on_row: called with each row as soon as it is there.
 
     Returns one row a protocol and length: protocol, eval_len, stride, num_targets, num_stretches, num_documents,
-    num_windows, num_bytes, targets (names which were scored), nll (nats/token), nll_interval (95 % over text, or None),
-    ppl, bpb, block_len, block_nll (sums, nats), status ("ok", "oom", "nonfinite", "undefined").
-    Raises ConfigError for protocols and lengths that make no sense and for what cannot be log-probabilities, DataError
-    for a stream that is too short.
+    num_windows, num_bytes, num_separators (None if they are not known), targets (names which were scored), nll
+    (nats/token), nll_interval (95 % over text, or None), ppl, bpb (of the targets that are text), block_len, block_nll
+    (sums, nats), status ("ok", "oom", "nonfinite", "undefined").
+    Raises ConfigError for protocols and lengths that make no sense and for what cannot be log-probabilities of the next
+    token (see `posx.testing.check_log_probs`, which runs first), DataError for a stream that is too short.
     """
     lengths = [int(length) for length in lengths]
     if not lengths or min(lengths) < 1:
         raise ConfigError(f"lengths={lengths} must name at least one window length of 1 token or more")
-    protocols = [protocol] if isinstance(protocol, str | Protocol) else protocol
-    model = Measured(log_probs, token_ids(stream, "stream"), token_bytes, documents, batch_tokens)
+    names = [protocol] if isinstance(protocol, str | Protocol) else protocol
+    protocols = [protocol_class(one)() if isinstance(one, str) else one for one in names]
+    for what, values in (("lengths", lengths), ("protocol", protocols)):
+        if twice := [one for n, one in enumerate(values) if one in values[:n]]:
+            raise ConfigError(f"{what} names {twice[0]} twice: name every one once")
+    tokens = token_ids(stream, "stream")
+    sizes = None if token_bytes is None else _sizes(token_bytes, separators, len(tokens))
+    check_first_windows(log_probs, tokens, lengths, batch_tokens)
+    model = Measured(log_probs, tokens, sizes, separators, documents, batch_tokens)
     rows = []
-    for one in protocols:
-        value = protocol_class(one)() if isinstance(one, str) else one
+    for value in protocols:
         for row in value.measure(model, lengths):
             rows.append(row)
             on_row(row)
     return rows
+
+
+def _sizes(token_bytes: Any, separators: Sequence[int] | None, size: int) -> np.ndarray:
+    """Return the bytes of every token, [n + 1]; ConfigError for anything else."""
+    found = host(token_bytes)
+    if found.shape != (size,) or not np.issubdtype(found.dtype, np.integer) or found.min() < 0:
+        raise ConfigError(
+            f"token_bytes has shape {found.shape} and type {found.dtype}, the stream has {size} tokens. Give the bytes "
+            "of text behind every token of the stream, whole numbers [n + 1], such as table[stream]"
+        )
+    if separators is None:
+        raise ConfigError(
+            "token_bytes needs separators: name the ids that are no text, such as separators=[eos], or separators=[] "
+            "if the stream has none"
+        )
+    return found

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from posx.errors import ConfigError
-from posx.evaluation.scoring import LogProbs, Scored, host, score
+from posx.evaluation.scoring import LogProbs, Scored, score
 from posx.evaluation.targets import Targets
 
 
@@ -18,13 +17,15 @@ class Measured:
     """The model as a function, and how it is measured; `passes` keeps those in consecutive windows for who needs them
     again.
 
-    stream: tokens [n + 1], the first of which is context only. token_bytes: [v], or None. documents: [d], or None.
-    batch_tokens: tokens per call of the model. on_windows: told how far a pass is, see `score`.
+    stream: tokens [n + 1], the first of which is context only. token_bytes: bytes of text behind each, [n + 1], or
+    None. separators: ids that are no text, or None. documents: [d], or None. batch_tokens: tokens per call of the
+    model. on_windows: told how far a pass is, see `score`.
     """
 
     log_probs: LogProbs
     stream: np.ndarray
-    token_bytes: Any
+    token_bytes: np.ndarray | None
+    separators: Sequence[int] | None
     documents: Any
     batch_tokens: int
     on_windows: Callable[[int, int], object] = lambda length, done: None
@@ -42,13 +43,15 @@ class Measured:
         return score(self.log_probs, self.stream, windows, length, self.batch_tokens, self.on_windows)
 
     def num_bytes(self, targets: Targets) -> int | None:
-        """Bytes of text behind the targets; None where that is not known. Raises ConfigError for an unknown token."""
+        """Return the bytes of text behind the targets, None if they are not known."""
         if self.token_bytes is None:
             return None
-        sizes, last = host(self.token_bytes), targets.tokens.max()
-        if last >= len(sizes):
-            raise ConfigError(f"token_bytes has {len(sizes)} entries, the stream has token {last}")
-        return int(sizes[targets.tokens].sum())
+        sizes = self.token_bytes[1:].astype(np.int64)
+        return sum(int(sizes[at : at + n].sum()) for at, n in zip(targets.starts, targets.sizes, strict=True))
+
+    def are_text(self, targets: Targets) -> np.ndarray:
+        """Tell which targets are text, bool [num_targets]: all but separators."""
+        return ~np.isin(targets.tokens, [] if self.separators is None else self.separators)
 
 
 def consecutive_windows(targets: Targets, length: int) -> np.ndarray:

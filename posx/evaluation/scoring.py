@@ -52,7 +52,7 @@ def score(
         except UndefinedLength:
             return Scored(np.zeros(0), np.zeros(0, int), "undefined")
         except Exception as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             if batch_size == 1:
                 return Scored(np.zeros(0), np.zeros(0, int), "oom")
@@ -81,7 +81,8 @@ def host(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def _out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: Exception) -> bool:
+    """Whether `error` says that memory ran out."""
     return isinstance(error, MemoryError) or any(
         word in str(error).lower() for word in ("resource_exhausted", "out of memory")
     )
@@ -93,21 +94,32 @@ def _batch_nll(log_probs, stream, windows: np.ndarray, length: int, batch_size: 
     starts = np.concatenate([windows[:, 0], np.zeros(batch_size - len(windows), windows.dtype)])
     places = np.minimum(starts[:, None] + np.arange(length + 1), len(stream) - 1)
     tokens = stream[places].astype(np.int32)
-    result = log_probs(tokens)
-    shape = tuple(getattr(result, "shape", ()))
-    if shape[:1] != (batch_size,) or len(shape) not in (2, 3) or shape[1] not in (length, length + 1):
-        raise ConfigError(f"log_probs gave shape {shape} for tokens {tokens.shape}: [b, t] or [b, t, v] is expected")
-    if len(shape) == 3:
+    result = called(log_probs, tokens)
+    if len(result.shape) == 3:
         result = _of_next(result, tokens[:, 1:])
     column = np.arange(length)
     scored = (column >= windows[:, 1:2]) & (column < windows[:, 2:3])
     found = host(result[: len(windows), :length]).astype(np.float32)[scored]
+    refuse_logits(found)
+    return -found
+
+
+def refuse_logits(found: np.ndarray) -> None:
+    """Raise ConfigError for log-probabilities above 0."""
     if (found > ROUNDING).any():
         raise ConfigError(
             f"log_probs gave log-probabilities up to {np.nanmax(found):.4g}, above 0: are these logits? "
             "Give log_softmax(logits), in float32"
         )
-    return -found
+
+
+def called(log_probs: LogProbs, tokens: np.ndarray) -> Any:
+    """Return what `log_probs` gives for tokens [b, t]; ConfigError for another shape than is expected."""
+    result = log_probs(tokens)
+    (batch, size), shape = tokens.shape, tuple(getattr(result, "shape", ()))
+    if shape[:1] != (batch,) or len(shape) not in (2, 3) or shape[1] not in (size - 1, size):
+        raise ConfigError(f"log_probs gave shape {shape} for tokens {tokens.shape}: [b, t] or [b, t, v] is expected")
+    return result
 
 
 def _of_next(result: Any, targets: np.ndarray) -> Any:

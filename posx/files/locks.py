@@ -42,7 +42,7 @@ def _said_by(path: Path) -> Path:
 def _said(path: Path) -> str:
     """What the last holder of a lock has said, if that can be read."""
     with contextlib.suppress(OSError):
-        return _said_by(path).read_text() or "another process"
+        return _said_by(path).read_text(encoding="utf-8") or "another process"
     return "another process"
 
 
@@ -62,7 +62,7 @@ def lock(path: Path, busy: Callable[[str], object]) -> AbstractContextManager[ob
         held = file.acquire()
     try:
         _said_by(path).write_text(
-            f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+            f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}", encoding="utf-8"
         )
     except BaseException:
         file.release()

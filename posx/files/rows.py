@@ -55,7 +55,9 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("num_targets", "num_bytes", "num_documents", "num_stretches", "num_windows", "block_len"), _counts
     ),
-    **dict.fromkeys(("max_targets", "warm_up", "stride", "anchor"), lambda value: value == 0 or _counts(value)),
+    **dict.fromkeys(
+        ("max_targets", "warm_up", "stride", "anchor", "num_separators"), lambda value: value == 0 or _counts(value)
+    ),
     **dict.fromkeys(("step", "seed"), lambda value: value is None or value == 0 or _counts(value)),
     **dict.fromkeys(("run_id", "targets", "data_digest", "data_source", "digest", "tokenizer", "dtype"), _is_text),
     "block_nll": lambda value: isinstance(value, list) and all(number(one) is not None for one in value),

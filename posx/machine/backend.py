@@ -20,5 +20,7 @@ def on_cpus() -> bool:
     if not others:
         return True
     asked = [sys.executable, "-P", "-c", "import jax; print(jax.default_backend())"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        asked, capture_output=True, encoding="utf-8", errors="replace", check=False, stdin=subprocess.DEVNULL
+    )
     return done.stdout.split()[-1:] in ([], ["cpu"])

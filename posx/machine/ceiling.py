@@ -41,7 +41,7 @@ def matmul_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: bo
     path = folder / f"{name}.json"
     known = 0.0
     with contextlib.suppress(OSError, ValueError, KeyError):
-        known = float(parsed(path.read_text())["flops_per_second"])
+        known = float(parsed(path.read_text(encoding="utf-8"))["flops_per_second"])
         if time.time() - path.stat().st_mtime < max_age:
             return known
     measured = max(known, _measure(dtype))

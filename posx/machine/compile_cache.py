@@ -84,7 +84,7 @@ def machine_key() -> str:
     """
     try:
         wanted = ("model name", "flags", "Features", "CPU part")
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         facts = sorted({line for line in lines if line.startswith(wanted)})
     except OSError:
         facts = [platform.processor()]
@@ -109,7 +109,9 @@ def start_cost() -> dict[str, Any]:
 def process_seconds() -> float:
     """Seconds since this process started; where the system does not tell, since this file was imported."""
     try:
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        started = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]) / os.sysconf(
+            "SC_CLK_TCK"
+        )
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
     except (OSError, AttributeError, ValueError, IndexError):
         return time.monotonic() - _IMPORTED

@@ -32,7 +32,7 @@ def usable_cores() -> tuple[int, ...]:
 def cpu_name() -> str:
     """The processor as its maker calls it; its architecture where the system does not say."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -146,6 +146,6 @@ def _limit(folder: Path) -> float:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""

@@ -129,7 +129,7 @@ def _results_alone() -> None:
     """From now on Python alone writes to standard output: Gloo writes there whom it is connected to."""
     try:
         own = os.dup(1)
-        with open(os.devnull, "w") as nowhere:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), 1)
         sys.stdout = open(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
     except OSError:  # closed by who started this

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 from posx.plots import captions, look, positions
 from posx.plots.drawing import draw_curve, extent, headings, legend_of, line_style, mark_failures, nothing, sparse
 from posx.plots.groups import Panel, groups_of_runs
-from posx.plots.points import Curve, perplexity_curves, ratio_curves
+from posx.plots.points import Curve, nearly_all_text, perplexity_curves, ratio_curves
 
 _RIGHT = 0.80  # of the figure's width; the legend stands right of it
 
@@ -28,11 +28,12 @@ def _pair(made: Figure, wspace: float = 0.24) -> tuple[Axes, Axes]:
 
 
 def _bits_axis(ax: Axes, panel: Panel) -> None:
-    """Bits per byte on the right of perplexity per token, where all rows have as many bytes a token."""
+    """Bits per byte on the right of perplexity per token, if all rows have as many bytes a token and hardly any
+    separators, which only perplexity counts."""
     sizes = {
         row["num_bytes"] / row["num_targets"] for row in panel.rows if row.get("num_bytes") and row.get("num_targets")
     }
-    if len(sizes) != 1 or any(not row.get("num_bytes") for row in panel.rows):
+    if len(sizes) != 1 or not all(row.get("num_bytes") and nearly_all_text(row) for row in panel.rows):
         return
     factor = math.log(2) * sizes.pop()
     right = ax.secondary_yaxis(

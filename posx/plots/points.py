@@ -78,19 +78,30 @@ def perplexity_curves(panel: Panel) -> list[Curve]:
 
 
 def bits_curves(panel: Panel) -> list[Curve]:
-    """Bits per byte of text against evaluation length, over the runs that know their bytes."""
+    """Bits per byte of text against evaluation length, over the runs that know their bytes and their separators.
+
+    Rows that do not say how many separators they scored count them in their `bpb`: another number, left out. Intervals
+    are of the loss of all targets, so there are none where separators have a visible share of it.
+    """
 
     def bits(row: Row, base: Row | None) -> float | None:
-        return number(row.get("bpb")) if perplexity(row) is not None else None
+        counted = perplexity(row) is not None and row.get("num_separators") is not None
+        return number(row.get("bpb")) if counted else None
 
     def interval(mean: float, rows: list[Row], bases: list[Row]) -> Interval:
         half = text_half_width(rows)
-        if half is None:
+        if half is None or not all(map(nearly_all_text, rows)):
             return None
         half *= rows[0]["num_targets"] / rows[0]["num_bytes"] / math.log(2)
         return mean - half, mean + half
 
     return _curves(panel, bits, interval, 1)
+
+
+def nearly_all_text(row: Row) -> bool:
+    """Whether the separators among the targets of a row are too few to be seen: at most one in a thousand."""
+    separators = row.get("num_separators")
+    return separators is not None and 1000 * separators <= row["num_targets"]
 
 
 def ratio_curves(panel: Panel) -> list[Curve]:

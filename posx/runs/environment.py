@@ -34,7 +34,7 @@ def devices_of(folder: RunFolder) -> int | None:
 def stored(folder: RunFolder) -> dict[str, Any]:
     """What `env.json` holds; empty where there is none, or it is damaged."""
     try:
-        found = parsed(folder.env_file.read_text())
+        found = parsed(folder.env_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -111,7 +111,9 @@ def _git_state() -> str:
 
     def ask(*words: str) -> str:
         command = ["git", "-C", str(here), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=True
+        ).stdout.strip()
 
     try:
         commit, changed = ask("rev-parse", "HEAD"), ask("status", "--porcelain", "--", ".")

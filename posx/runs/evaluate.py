@@ -24,7 +24,7 @@ from posx.machine import processes
 from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
 from posx.model import Model
 from posx.positions import sequential
-from posx.progress import say
+from posx.progress import counted, say
 from posx.runs.checks import check_stream
 from posx.runs.describe import is_defined
 from posx.runs.folder import RunFolder
@@ -39,7 +39,7 @@ from posx.training.step import flops_per_token
 ROW_VERSION = 3
 
 #: What a row must say to be compared with what is asked for; the oldest do not.
-TOLD = {"targets", "block_len", "max_targets", "stride", "num_targets", "num_documents"}
+TOLD = {"targets", "block_len", "max_targets", "stride", "num_targets", "num_documents", "num_separators"}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -102,6 +102,12 @@ def documents_of(dataset: Dataset) -> np.ndarray:
     return 1 + dataset.validation.offsets[:-1]
 
 
+def bytes_of(dataset: Dataset) -> np.ndarray | None:
+    """Return the bytes of text behind each token of `held_out_stream`, None if the tokenizer cannot tell."""
+    sizes = dataset.validation.token_bytes
+    return None if sizes is None else np.concatenate([np.zeros(1, sizes.dtype), sizes])
+
+
 def evaluate_run(
     run: RunConfig,
     config: EvalConfig,
@@ -123,7 +129,8 @@ def evaluate_run(
     stream, documents = held_out_stream(dataset), documents_of(dataset)
     work = Work(model)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
-    measured = Measured(log_probs, stream, dataset.tokenizer.num_bytes, documents, config.batch_tokens, work.report)
+    token_bytes, separators = bytes_of(dataset), (dataset.tokenizer.eos,)
+    measured = Measured(log_probs, stream, token_bytes, separators, documents, config.batch_tokens, work.report)
     here = {name: facts[name] for name in ("step", "data_digest")}
     measured_before = map(whole, processes.told(folder.measured))
     stored = [row for row in measured_before if row.keys() >= TOLD and here.items() <= row.items()]
@@ -203,5 +210,5 @@ def _cycle(layers: list[str]) -> list[str]:
 
 def _line(row: dict[str, Any]) -> str:
     """A row for a person."""
-    scored = f"{row['num_targets']:,} targets of {row['num_documents']} documents"
+    scored = f"{row['num_targets']:,} targets of {counted(row['num_documents'], 'document')}"
     return f"{row['run_id']}  {row['protocol']} at {row['eval_len']}: {result_of(row)}  ({scored})"

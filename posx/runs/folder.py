@@ -82,7 +82,7 @@ class RunFolder:
     def read_config(self) -> RunConfig:
         """The settings this run was started with, as resolved then. Raises WorkdirError where they cannot be read."""
         try:
-            return from_stored(parsed(self.config_file.read_text()))
+            return from_stored(parsed(self.config_file.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise WorkdirError(f"{self.path} holds no run: there is no {self.config_file.name} in it") from None
         except (OSError, ValueError) as error:
@@ -130,7 +130,7 @@ class RunFolder:
         On just this text, wherever it lies, if its digest is given; else on the text that its settings name.
         """
         try:
-            values, done = (parsed(file.read_text()) for file in (self.config_file, self.done_file))
+            values, done = (parsed(file.read_text(encoding="utf-8")) for file in (self.config_file, self.done_file))
             held = from_stored(values)
             asked = on_text_of(held, run) if data_digest else run
             same = done["digest"] in digests(values) and digest(like(asked, held)) == digest(held)

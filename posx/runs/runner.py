@@ -72,6 +72,7 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
     check_stream(run.eval, run.train.length, dataset)
     check_length(len(dataset.train.tokens), run.train.length, "the training text")
     num_params = count(model_of(run, dataset.tokenizer.vocab_size))
+    say(f"{folder.path.name}  {dataset.summary()}; {num_params:,} parameters")
     check_memory(num_params // jax.process_count() if isinstance(how, Parts) else num_params)
     check_disk(folder.path, 12 * num_params * (run.train.keep_checkpoints + 1))
     return run, data, how, dataset

@@ -71,7 +71,7 @@ class Job:
     def failure(self) -> str:
         """Why its last process failed, empty where it did not."""
         try:
-            return str(parsed(self.folder.status_file.read_text())["reason"])
+            return str(parsed(self.folder.status_file.read_text(encoding="utf-8"))["reason"])
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 
@@ -205,6 +205,8 @@ def unfinished(jobs: Sequence[Job]) -> list[Job]:
     """The jobs still to run on the text as it is now. Raises DataError where it is too short for any of them."""
     texts = {job.name: text.settings(job.folder, job.run.data) for job in jobs}
     datasets = {where: prepare(where, log=say) for where in dict.fromkeys(texts.values())}
+    for dataset in datasets.values():
+        say(dataset.summary())
     todo = [job for job in jobs if not job.finished(datasets[texts[job.name]].digest)]
     for job in todo:
         dataset = datasets[texts[job.name]]

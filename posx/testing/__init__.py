@@ -5,6 +5,8 @@
     assert report.ok
 
 On the command line: `posx check my_module:MyEncoding`. Not imported by `import posx`.
+
+`check_log_probs` tells whether a function can be measured by `posx.evaluate`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 
 from posx.encodings import Dims, Spec, build
 from posx.errors import ConfigError, nearest
+from posx.evaluation.probe import check_log_probs
 from posx.testing.decoding import check_decode
 from posx.testing.dtypes import promotion
 from posx.testing.executors import check_fused, check_gradients, check_padding, check_strips, check_tiles
@@ -112,4 +115,4 @@ def check_encoding(
     return Report(subject.encoding, tuple(outcomes))
 
 
-__all__ = ["CHECKS", "DIMS", "Findings", "Outcome", "Report", "Subject", "check_encoding"]
+__all__ = ["CHECKS", "DIMS", "Findings", "Outcome", "Report", "Subject", "check_encoding", "check_log_probs"]

@@ -119,7 +119,7 @@ class Checkpoints:
     def _read(self, step: int, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """The arrays of a step, and the sums that those in parts have to have; what is whole is what was saved."""
         try:
-            manifest = parsed((self.folder / f"{step}.json").read_text())
+            manifest = parsed((self.folder / f"{step}.json").read_text(encoding="utf-8"))
             version = manifest["format_version"]
             saved = {name: _told(facts) for name, facts in manifest["arrays"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

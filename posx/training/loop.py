@@ -57,7 +57,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, lay
         start = int(state["step"])
         if start >= config.steps:
             return state
-        log, stops = _Log(run, model, dataset, folder, start), agreement(layout)
+        log, stops = _Log(run, model, folder, start), agreement(layout)
         shape = (config.dispatch_steps, config.batch_size, config.length + 1)
         with interrupts.saved_first(), log, Watchdog(folder.path, config.dispatch_steps) as watchdog:
             for steps in dispatches(config, start):
@@ -143,17 +143,16 @@ def _are_finite(arrays: list[Any]) -> bool:
 
 
 #: Of a line of metrics, what TensorBoard shows.
-SHOWN = ("loss", "ppl", "bpb", "grad_norm", "learning_rate", "tokens_per_second", "mfu")
+SHOWN = ("loss", "ppl", "grad_norm", "learning_rate", "tokens_per_second", "mfu")
 
 
 class _Log:
     """Metrics of the steps since the last line, kept on the device until a line is written."""
 
-    def __init__(self, run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, start: int):
+    def __init__(self, run: RunConfig, model: Model, folder: RunFolder, start: int):
         self.run, self.folder, self.last_step = run, folder, start
         self.pending: list[tuple[Metrics, int]] = []
         self.schedule = learning_rate(run.train)
-        self.bytes_per_token = dataset.train.num_bytes / len(dataset.train.tokens)
         self.flops_per_token = flops_per_token(model, run.train.length)
         self.ceiling = processes.told(lambda: machine_ceiling(cache_folder(run.data) / "machine", run.model.dtype))
         self.attempt = processes.told(lambda: 1 + max((row["attempt"] for row in folder.logged()), default=0))
@@ -233,7 +232,6 @@ class _Log:
             "tokens": step * tokens_per_step,
             "loss": loss,
             "ppl": math.exp(min(loss, 700.0)),
-            "bpb": loss / math.log(2) / self.bytes_per_token,
             "grad_norm": float(norms.mean()),
             "learning_rate": float(self.schedule(step - 1)),
             "tokens_per_second": speed,

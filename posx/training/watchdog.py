@@ -62,7 +62,7 @@ class Watchdog:
         last.start()
         where = self.folder / "stacks.txt"
         try:
-            with open(where, "w") as file:
+            with open(where, "w", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
             told = f"; where each thread stood is in {where}"
         except OSError:

@@ -3,13 +3,18 @@
 import errno
 import json
 import os
+import re
+import tempfile
 import threading
 
 import numpy as np
 import pytest
+import tokenizers as hf
 
 from posx.data import ByteTokenizer, DataConfig, corpus, prepare, store, train_bpe
+from posx.data.overlap import overlap
 from posx.errors import ConfigError, DataError, OutOfMemoryError
+from posx.files import caches
 
 
 @pytest.fixture
@@ -46,7 +51,8 @@ def test_documents_are_separated_by_eos(config, texts):
             assert split.tokens[end - 1] == found.tokenizer.eos
             assert found.tokenizer.eos not in split.tokens[start : end - 1]
             seen.add(found.tokenizer.decode(split.tokens[start:end]))
-        assert split.num_bytes == found.tokenizer.num_bytes[split.tokens].sum()
+    assert found.validation.token_bytes.sum() == found.validation.num_bytes and found.train.token_bytes is None
+    assert not found.validation.token_bytes[found.validation.offsets[1:] - 1].any(), "separators are no text"
     assert seen == wanted
     assert found.train.num_documents + found.validation.num_documents == 6
     assert found.digest[:12] in found.summary() and "\n" not in found.summary()
@@ -63,7 +69,7 @@ def test_second_start_reads_no_text_and_tokenises_nothing(tmp_path, config, monk
     monkeypatch.setattr(corpus, "load", refuse)
     monkeypatch.setattr(store, "_build", refuse)
     second = prepare(config, lines.append)
-    assert lines == []
+    assert lines == list(first.warnings)
     assert second.digest == first.digest and second.tokenizer == first.tokenizer
     np.testing.assert_array_equal(second.train.tokens, first.train.tokens)
 
@@ -108,7 +114,9 @@ def damage_cut(path):
 
 
 @pytest.mark.parametrize("damage", [damage_flip, damage_cut, os.unlink])
-@pytest.mark.parametrize("name", ["train.tokens", "validation.tokens", "train.offsets.npy", "header.json"])
+@pytest.mark.parametrize(
+    "name", ["train.tokens", "validation.tokens", "train.offsets.npy", "validation.bytes.npy", "header.json"]
+)
 def test_damaged_files_are_noticed_and_rebuilt(config, damage, name):
     first = prepare(config)
     damage(token_file(config).with_name(name))
@@ -116,6 +124,7 @@ def test_damaged_files_are_noticed_and_rebuilt(config, damage, name):
     second = prepare(config, lines.append)
     assert second.digest == first.digest
     np.testing.assert_array_equal(second.train.tokens, store.prepare(config).train.tokens)
+    np.testing.assert_array_equal(second.validation.token_bytes, first.validation.token_bytes)
     assert any(line.startswith("reading ") for line in lines)
     if name == "train.tokens" and damage is not os.unlink:
         assert any("train.tokens' is damaged" in line for line in lines)
@@ -170,7 +179,7 @@ def test_killed_half_way_leaves_nothing_that_counts(config, monkeypatch):
     prepare(config)
     files = {path.name for path in folder.iterdir()}
     tables = {f"{split}.{kind}" for split in store.SPLITS for kind in ("tokens", "offsets.npy")}
-    assert files == {"lock", "header.json"} | tables
+    assert files == {"lock", "header.json", "validation.bytes.npy"} | tables
 
 
 def test_two_at_once_build_once(config, monkeypatch):
@@ -209,25 +218,112 @@ def test_warnings_are_repeated_at_each_start(tmp_path, config, texts):
     config = DataConfig(**{**vars(config), "validation": str(held)})
     for _ in range(2):
         lines: list[str] = []
-        assert len(prepare(config, lines.append).warnings) == 1
-        assert "also occur in the training text" in lines[-1]
+        warnings = prepare(config, lines.append).warnings
+        assert lines[-2:] == list(warnings)
+        assert "100% of the held-out text also stands in the training text" in warnings[1]
 
 
-def test_lossy_tokenizer_is_reported(tmp_path, config):
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+def stored_tokenizer(path, model, *, lower=False):
+    made = hf.Tokenizer(model)
+    made.pre_tokenizer = hf.pre_tokenizers.WhitespaceSplit()
+    if lower:
+        made.normalizer = hf.normalizers.Lowercase()
+    made.save(str(path))
+    return str(path)
 
-    words = Tokenizer(models.WordLevel({"[UNK]": 0, "document": 1}, unk_token="[UNK]"))
-    words.normalizer = normalizers.Lowercase()
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.save(str(tmp_path / "words.json"))
-    found = prepare(DataConfig(**{**vars(config), "tokenizer": str(tmp_path / "words.json")}))
-    assert found.tokenizer.name == "wordlevel" and "bits per byte are approximate" in found.warnings[0]
+
+def test_lossy_tokenizer_is_reported_and_its_bytes_counted(tmp_path, config):
+    model = hf.models.WordLevel({"[UNK]": 0, "document": 1}, unk_token="[UNK]")
+    path = stored_tokenizer(tmp_path / "words.json", model, lower=True)
+    found = prepare(DataConfig(**{**vars(config), "tokenizer": path}))
+    assert found.tokenizer.name == "wordlevel" and "does not give the text back" in found.warnings[-1]
+    sizes, held_out = found.validation.token_bytes, found.validation
+    assert sizes.sum() == held_out.num_bytes
+    # "document number 0, <|endoftext|> \u00e9" and a line feed, which counts with the next line.
+    assert sizes[:10].tolist() == [8, 7, 3, 14, 3, 9, 7, 3, 14, 3] and sizes[held_out.offsets[1] - 1] == 1
+
+
+def test_bytes_that_a_tokenizer_cannot_tell_are_none(tmp_path, config):
+    path = stored_tokenizer(tmp_path / "few.json", hf.models.BPE({"d": 0, "o": 1}, []))
+    for _ in range(2):
+        found = prepare(DataConfig(**{**vars(config), "tokenizer": path}))
+        assert found.validation.token_bytes is None and "there are no bits per byte" in found.warnings[-1]
+
+
+def halves(lines, end):
+    """Training and held-out text, 80 % of which stands in the training text too."""
+    return end.join(lines[500:]), end.join(lines[:2500])
+
+
+LINES = [f"line {number}: " + " ".join(f"w{number * k % 997}" for k in range(2, 16)) for number in range(3000)]
+SHARED = {
+    "line": ("line", *halves(LINES, "\n"), 80),
+    "paragraph": ("paragraph", *halves(LINES, "\n\n"), 80),
+    "document": ("document", *halves(LINES, "\n"), 80),
+    "a trailing line feed": ("document", "\n".join(LINES), "\n".join(LINES) + "\n", 100),
+    "case and indentation": ("document", "\n".join(LINES), "\n  ".join(LINES).upper(), 100),
+    "the very same": ("document", "\n".join(LINES), "\n".join(LINES), 100),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_overlap_is_measured_in_every_layout(tmp_path, case):
+    layout, train, held_out, percent = SHARED[case]
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    (folder / "train.txt").write_text(train, encoding="utf-8")
+    (folder / "validation.txt").write_text(held_out, encoding="utf-8")
+    (warning,) = prepare(DataConfig(source=str(folder), layout=layout, cache_dir=str(tmp_path / "cache"))).warnings
+    share = int(re.search(r"(\d+)% of the held-out text also stands in the training text", warning)[1])
+    assert abs(share - percent) <= 2
+
+
+def test_overlap_of_common_short_passages_is_none():
+    """Lines that any two programs share are none of the text that a model could have kept."""
+    common = ["}", "return None", "if __name__ == '__main__':", "    def __init__(self, *args, **kwargs) -> None:"]
+    texts = ["\n".join(f"{common[n % 4]}\n{LINES[n]}" for n in range(start, start + 500)) for start in (0, 1000)]
+    assert overlap(texts[:1], texts[1:]) == 0
+    assert overlap(common, common) == 1, "whole documents of 32 bytes or more"
+    assert overlap(common[:3], common[:3]) == 0
+
+
+def test_little_held_out_text_is_a_warning(tmp_path, config, texts):
+    (warning,) = prepare(config).warnings
+    assert re.match(r"warning: only [\d,]+ bytes of text in \d documents? are held out", warning)
+    assert "bytes of text in 1 document are held out" in warnings_of(tmp_path, texts, LINES, 1)
+    assert not warnings_of(tmp_path, texts, LINES, 2)
+
+
+def warnings_of(tmp_path, texts, lines, files):
+    """The warnings on a folder with 100 kB of text in each of three training files, and in `files` held-out ones."""
+    for path in texts.iterdir():
+        path.unlink()
+    for n in range(3 + files):
+        name = f"train-{n}.txt" if n < 3 else f"validation-{n}.txt"
+        (texts / name).write_text("\n".join(f"{n}{line[::-1]}{n}" for line in lines), encoding="utf-8")
+    return " ".join(prepare(DataConfig(source=str(texts), cache_dir=str(tmp_path / "cache"))).warnings)
 
 
 def test_unusable_cache_folder(tmp_path, config):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot keep token files .* set data.cache_dir"):
         prepare(DataConfig(**{**vars(config), "cache_dir": str(tmp_path / "file")}))
+
+
+def test_cache_folder_that_cannot_be_written_is_a_temporary_one(tmp_path, monkeypatch, capsys, texts):
+    """With a notice, said once; the folder serves the next process too."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    found = prepare(DataConfig(source=str(texts)))
+    (folder,) = (tmp_path / "tmp").glob("posx-*")
+    assert folder.stat().st_mode & 0o077 == 0 and list(folder.glob("tokens/*/header.json"))
+    caches.usable.cache_clear()
+    lines: list[str] = []
+    assert prepare(DataConfig(source=str(texts)), lines.append).digest == found.digest and lines == list(found.warnings)
+    said = capsys.readouterr().err
+    assert said.count(f"caches are kept in {folder} instead. Set XDG_CACHE_HOME=FOLDER") == 2
 
 
 def test_full_disk(config, monkeypatch):

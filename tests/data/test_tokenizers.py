@@ -1,9 +1,11 @@
 """Both tokenizers keep every byte, never read special tokens out of text, and survive being saved."""
 
 import json
+import string
 
 import numpy as np
 import pytest
+import tokenizers as hf
 
 from posx.data import BpeTokenizer, ByteTokenizer, load_tokenizer, train_bpe
 from posx.errors import ConfigError, DataError
@@ -55,17 +57,101 @@ def foreign(tmp_path, special, **changes):
 def test_round_trip_and_byte_counts(tokenizer, text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert tokenizer.num_bytes[ids].sum() == len(text.encode())
+    (sizes,) = tokenizer.token_bytes([text])
+    assert len(sizes) == len(ids) and sizes.sum() == len(text.encode())
     assert tokenizer.eos not in ids
 
 
 def test_interface(tokenizer):
-    assert tokenizer.eos < tokenizer.vocab_size == len(tokenizer.num_bytes)
-    assert tokenizer.num_bytes[tokenizer.eos] == 0
+    assert tokenizer.eos < tokenizer.vocab_size
     assert len(tokenizer.digest) == 64
     for ids, text in zip(tokenizer.encode_batch(TEXTS), TEXTS, strict=True):
         np.testing.assert_array_equal(ids, tokenizer.encode(text))
         assert ids.dtype == np.uint16
+
+
+LETTERS = string.ascii_lowercase
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+DOG = "i love a dog"
+
+
+def metaspace(scheme, space=True, fallback=True, normalizer=None):
+    """A SentencePiece unigram model of letters, with or without a token of its own for a space."""
+    pieces = [("<unk>", 0.0), *((piece, -10.0) for piece in BYTES), *((letter, -3.0) for letter in LETTERS)]
+    made = hf.Tokenizer(hf.models.Unigram(pieces + [("\u2581", -2.0)] * space, unk_id=0, byte_fallback=fallback))
+    made.pre_tokenizer = hf.pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    if normalizer is not None:
+        made.normalizer = normalizer
+    return made
+
+
+def llama():
+    """BPE with byte fallback whose normaliser puts a space in front."""
+    vocab = {piece: n for n, piece in enumerate(["<unk>", *BYTES, "\u2581", *LETTERS])}
+    made = hf.Tokenizer(hf.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    made.normalizer = hf.normalizers.Sequence([hf.normalizers.Prepend("\u2581"), hf.normalizers.Replace(" ", "\u2581")])
+    return made
+
+
+def bert():
+    pieces = ["[UNK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    made = hf.Tokenizer(hf.models.WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = hf.normalizers.BertNormalizer(), hf.pre_tokenizers.BertPreTokenizer()
+    return made
+
+
+def byte_level(prefix, normalizer=None):
+    alphabet = sorted(hf.pre_tokenizers.ByteLevel.alphabet())
+    made = hf.Tokenizer(hf.models.BPE({piece: n for n, piece in enumerate(alphabet)}, []))
+    made.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    made.post_processor = hf.processors.ByteLevel(trim_offsets=True)
+    if normalizer is not None:
+        made.normalizer = normalizer
+    return made
+
+
+KINDS = {
+    "no token for a space": lambda: metaspace("never", space=False),
+    "a prefix": lambda: metaspace("always"),
+    "llama": llama,
+    "bert": bert,
+    "unknown words": lambda: metaspace("first", fallback=False, normalizer=hf.normalizers.NFKC()),
+    "byte-level": lambda: byte_level(False),
+    "byte-level with a prefix": lambda: byte_level(True),
+    "byte-level, NFD, lower case": lambda: byte_level(
+        False, hf.normalizers.Sequence([hf.normalizers.NFD(), hf.normalizers.Lowercase()])
+    ),
+}
+
+
+@pytest.mark.parametrize("text", [DOG, "  \ufb01ne \u00bd  \u00c9a", "\u6f22\U0001f642 x", "a\u0301\n\nb"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_of_tokens_are_those_of_the_source_text(kind, text):
+    """Every tokenizer divides the same bytes, whatever its tokens look like."""
+    tokenizer = BpeTokenizer(KINDS[kind]().to_str())
+    (sizes,) = tokenizer.token_bytes([text])
+    assert len(sizes) == len(tokenizer.encode(text)) and sizes.min() >= 0
+    assert sizes.sum() == len(text.encode())
+
+
+def test_bytes_of_tokens_follow_each_token_to_its_place():
+    for kind, wanted in (
+        ("no token for a space", [1, 0, 0, 1, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1]),
+        ("a prefix", [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        ("bert", [1, 2, 1, 1, 1, 2, 2, 1, 1]),  # a space is dropped: it counts with the letter after it
+    ):
+        (sizes,) = BpeTokenizer(KINDS[kind]().to_str()).token_bytes([DOG])
+        assert sizes.tolist() == wanted, kind
+    (sizes,) = BpeTokenizer(llama().to_str()).token_bytes(["\u6f22 \u00e9"])
+    assert sizes.tolist() == [0, 1, 1, 1, 1, 1, 1], "a prefix that is not in the text, then byte fallback"
+
+
+def test_bytes_of_tokens_are_unknown_without_offsets():
+    """A BPE without a token for unknown letters drops them, and then counts places in what is left."""
+    made = BpeTokenizer(hf.Tokenizer(hf.models.BPE({"a": 0, "l": 1}, [])).to_str())
+    assert made.encode(DOG).tolist() == [1, 0]
+    assert made.token_bytes([DOG, "lala"])[0] is None
+    assert made.token_bytes(["lala"])[0].tolist() == [1, 1, 1, 1]
 
 
 def test_separators_are_not_shown(tokenizer):

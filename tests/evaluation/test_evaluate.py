@@ -37,8 +37,9 @@ def numbered(tokens):
 
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding", "per_position"])
 def test_a_uniform_model_has_perplexity_v(protocol):
-    num_bytes = np.array([0, 1, 2, 3, 4, 5, 6])
-    rows = evaluate(lambda t: jnp.full(t.shape, -math.log(VOCAB)), STREAM, protocol, LENGTHS, token_bytes=num_bytes)
+    sizes = STREAM + 1
+    uniform = lambda t: jnp.full(t.shape, -math.log(VOCAB))  # noqa: E731
+    rows = evaluate(uniform, STREAM, protocol, LENGTHS, token_bytes=sizes, separators=[])
     assert len(rows) == (1 if protocol == "per_position" else 4)
     for row in rows:
         assert row["ppl"] == pytest.approx(VOCAB, rel=1e-6)
@@ -255,9 +256,37 @@ def test_what_is_no_stream_of_tokens_is_refused(stream, words):
     assert "\n" not in str(caught.value)
 
 
-def test_bytes_of_too_few_tokens_are_refused():
-    with pytest.raises(ConfigError, match="token_bytes has 3 entries, the stream has token 6"):
-        evaluate(bigram, STREAM, "P1", [10], token_bytes=[1, 1, 1])
+@pytest.mark.parametrize("sizes", [[1] * VOCAB, np.ones(1001), -np.ones(1001, int)])
+def test_token_bytes_that_are_not_of_the_stream_are_refused(sizes):
+    with pytest.raises(ConfigError, match=r"the stream has 1001 tokens.*such as table\[stream\]"):
+        evaluate(bigram, STREAM, "P1", [10], token_bytes=sizes, separators=[])
+    with pytest.raises(ConfigError, match=r"needs separators: .* separators=\[\] if the stream has none"):
+        evaluate(bigram, STREAM, "P1", [10], token_bytes=np.ones(1001, int))
+
+
+@pytest.mark.parametrize("protocol", ["P1", "P4", Sliding(4, 100), Nonoverlapping(600)])
+def test_bits_per_byte_are_of_the_text_without_separators(protocol):
+    """Every other target is a separator, which costs 1 nat and has no bytes; a letter costs 3 bits and has its own."""
+    stream = np.array([6, *(token for n in range(600) for token in (n % 4, 6))])
+    sizes = np.where(stream == 6, 0, 1 + np.arange(1201) % 3)
+    nll = lambda t: np.where(t[:, 1:] == 6, -1.0, -math.log(8)).astype(np.float32)  # noqa: E731
+    (row,) = evaluate(nll, stream, protocol, [16], token_bytes=sizes, separators=[6])
+    half = row["num_targets"] // 2
+    assert row["num_separators"] == half and row["nll"] == pytest.approx((1 + math.log(8)) / 2, rel=1e-6)
+    assert row["bpb"] == pytest.approx(3 * half / row["num_bytes"], rel=1e-6)
+    if row["num_targets"] == 1200:
+        assert row["num_bytes"] == sizes[1:].sum()
+    (unknown,) = evaluate(nll, stream, protocol, [16])
+    assert unknown["num_separators"] is unknown["bpb"] is None
+
+
+def test_bytes_are_those_of_the_scored_occurrences():
+    """The same token has other bytes in another place; three stretches of 256 targets of them are scored."""
+    sizes = np.arange(4097)
+    rows = evaluate(lambda t: np.full(t.shape, -2.0), np.arange(4097) % 7, Nonoverlapping(768), [32],
+                    token_bytes=sizes, separators=[])  # fmt: skip
+    starts = [554, 1920, 3285]  # their middles are those of thirds of the stream
+    assert rows[0]["num_bytes"] == sum(sizes[1 + at : 257 + at].sum() for at in starts)
 
 
 def test_short_batches_are_filled_up_and_not_counted():
@@ -306,7 +335,8 @@ def test_memory_that_runs_out_halves_the_batch_and_changes_no_number(error):
 
     (row,) = evaluate(model, STREAM, "nonoverlapping", [10], batch_tokens=160)
     assert row["status"] == "ok" and row["nll"] == pytest.approx(losses(STREAM).mean(), rel=1e-6)
-    assert tried[:4] == [16, 8, 4, 2] and set(tried[3:]) == {2}
+    scored = tried[tried.index(16, 1) :]  # after the check of the first windows
+    assert scored[:4] == [16, 8, 4, 2] and set(scored[3:]) == {2}
 
 
 def test_a_length_that_never_fits_is_oom_and_the_others_go_on():
@@ -357,7 +387,10 @@ def test_a_stream_of_known_entropy():
     def true_model(tokens):
         return np.where(tokens[:, 1:] == tokens[:, :-1], math.log(0.9), math.log(0.1)).astype(np.float32)
 
-    for row in evaluate(true_model, stream, ["nonoverlapping", Sliding(16, 50_000)], (32, 128), token_bytes=np.ones(2)):
+    ones = np.ones(200_000, int)
+    for row in evaluate(
+        true_model, stream, ["nonoverlapping", Sliding(16, 50_000)], (32, 128), token_bytes=ones, separators=[]
+    ):
         low, high = row["nll_interval"]
         assert abs(row["nll"] - entropy) < high - low < 0.02
         assert row["bpb"] == pytest.approx(row["nll"] / math.log(2))
@@ -380,7 +413,7 @@ def test_per_position_reuses_the_pass_of_the_same_length():
     calls = []
     model = lambda tokens: calls.append(tokens.shape) or bigram(tokens)  # noqa: E731
     evaluate(model, STREAM, ["nonoverlapping", "per_position"], [1000])
-    assert len(calls) == 1
+    assert len(calls) == 1 + 1, "and one that checks the function"
 
 
 @pytest.mark.parametrize(
@@ -390,6 +423,8 @@ def test_per_position_reuses_the_pass_of_the_same_length():
         ("P3", [10], "did you mean 'P"),
         ("nonoverlapping", [], "at least one window length"),
         ("nonoverlapping", [10, 0], "1 token or more"),
+        ("nonoverlapping", [10, 16, 10], "lengths names 10 twice"),
+        (["P1", "P2", "nonoverlapping"], [10], "protocol names Nonoverlapping.* twice"),
         (Sliding(stride=11), [10, 20], "between 1 and the shortest length, 10"),
         (Nonoverlapping(100), [10, 128], "less than one window of 128"),
     ],

@@ -116,7 +116,7 @@ def test_jax_s_own_variables_turn_it_off_and_move_it(tmp_path):
 def test_programs_of_another_jaxlib_or_cpu_are_kept_apart(monkeypatch):
     assert f"jaxlib-{jaxlib.__version__}-" in machine_key()
     mine = machine_key()
-    monkeypatch.setattr("pathlib.Path.read_text", lambda self: "model name : other\nflags : none\n")
+    monkeypatch.setattr("pathlib.Path.read_text", lambda self, encoding: "model name : other\nflags : none\n")
     assert machine_key() != mine
 
 

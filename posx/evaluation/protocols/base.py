@@ -25,7 +25,11 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Protocol(abc.ABC):
-    """Lengths, strides and targets in tokens; every number is a sum of NLL over a count."""
+    """Lengths, strides and targets in tokens; every number is a sum of NLL over a count.
+
+    `nll` and `ppl` are per target. `bpb` is the NLL of the targets that are text, in bits, over the bytes of that text:
+    separators between documents are targets, and neither side of `bpb` counts them.
+    """
 
     #: What rows call it, the letter that the literature has for it, and what captions say.
     name: ClassVar[str]
@@ -95,18 +99,22 @@ class Protocol(abc.ABC):
             "max_targets": self.num_targets, "num_targets": targets.count,
             "num_stretches": len(targets.sizes), "num_documents": targets.num_documents,
             "num_windows": int((-(-targets.sizes // stride)).sum()),
-            "num_bytes": model.num_bytes(targets), "targets": targets.digest,
+            "num_bytes": model.num_bytes(targets), "num_separators": None, "targets": targets.digest,
             "nll": None, "nll_interval": None, "ppl": None, "bpb": None, "block_len": BLOCK_LEN,
         }  # fmt: skip
+        text = model.are_text(targets)
+        if model.separators is not None:
+            row["num_separators"] = targets.count - int(text.sum())
         if scored.status == "ok":
             total = float(scored.nll.sum(dtype=np.float64))
+            of_text = float(scored.nll[text].sum(dtype=np.float64))
             nll = total / targets.count
             sums, counts = block_sums(scored.nll)
             row |= {
                 "nll": nll,
                 "nll_interval": interval(sums, counts),
                 "ppl": math.exp(nll) if nll < LARGEST_NLL else "inf",
-                "bpb": total / math.log(2) / row["num_bytes"] if row["num_bytes"] else None,
+                "bpb": of_text / math.log(2) / row["num_bytes"] if row["num_bytes"] else None,
                 "block_nll": [round(float(x), 3) for x in sums],
             }
         return row

@@ -77,7 +77,10 @@ def warn_of(folder: Path) -> None:
 def kind_of(folder: Path) -> str:
     """The kind of file system that `folder` lies on, empty where the system does not tell."""
     try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+        mounts = [
+            line.split()[1:3]
+            for line in Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        ]
     except OSError:
         return ""
     whole = folder.resolve()

@@ -185,7 +185,7 @@ def jobs_of(workdir: Path) -> dict[str, str]:
 
 def _stored(workdir: Path) -> dict[str, Any]:
     try:
-        return parsed((workdir / FOLDER / JOBS).read_text())
+        return parsed((workdir / FOLDER / JOBS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -227,7 +227,9 @@ def _told_by_slurm(jobs: Mapping[str, str]) -> dict[str, str]:
     if all(told.values()):
         return {name: state.split()[0] for name, state in told.items()}
     try:
-        lines = subprocess.run(["squeue", "-h", "-r", "-o", "%i %T"], capture_output=True, text=True, check=True).stdout
+        lines = subprocess.run(
+            ["squeue", "-h", "-r", "-o", "%i %T"], capture_output=True, encoding="utf-8", errors="replace", check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return {name: (state or "UNKNOWN").split()[0] for name, state in told.items()}
     queued = dict(line.split()[:2] for line in lines.splitlines() if len(line.split()) > 1)

@@ -1,0 +1,71 @@
+"""How much of the held-out text also stands in the training text.
+
+The held-out text is sampled: passages of PASSAGE bytes, chosen by their first 8 bytes, so that equal passages are
+chosen on both sides wherever they stand. Documents of SHORTEST to PASSAGE bytes are one passage each. Text is compared
+in lower case without white space, so that another indentation, wrapping or trailing blank hides nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+#: Bytes of a passage, white space not counted. Shorter ones are alike in any two texts of a kind: of Python's library
+#: 3.5 % of the passages of 32 bytes stand in other modules too, and 0.6 % of those of 128.
+PASSAGE, SHORTEST = 128, 32
+_CHUNK = 4 << 20  # characters that are handled at a time
+_BLOCK = 1 << 18  # hashes that are computed at a time, so that they stay in the processor's cache
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def overlap(train: Sequence[str], held_out: Sequence[str]) -> float:
+    """Return the share of the held-out text, in bytes, that also stands in the training text, from 0 to 1."""
+    size = sum(map(len, held_out))
+    bits = max(2, (size >> 15).bit_length())  # one passage in 2^bits is compared: some ten thousand of a long text
+    parts = [_passages(chunk, bits) for chunk in chunks(held_out)]
+    hashes, weights = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    known = np.unique(hashes)
+    if not known.size:
+        return 0.0
+    seen = np.zeros(len(known), bool)
+    for chunk in chunks(train):
+        found, _ = _passages(chunk, bits)
+        place = np.minimum(np.searchsorted(known, found), len(known) - 1)
+        seen[place[known[place] == found]] = True
+    return float(weights[seen[np.searchsorted(known, hashes)]].sum() / weights.sum())
+
+
+def chunks(documents: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the documents in lists of some megabytes each."""
+    chunk: list[str] = []
+    size = 0
+    for text in documents:
+        chunk.append(text)
+        size += len(text)
+        if size >= _CHUNK:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _passages(documents: Sequence[str], bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a hash of each chosen passage, uint64 [n], and how many bytes of text each stands for, int64 [n]."""
+    plain = [text.lower().encode().translate(None, b" \t\n\r\v\f") for text in documents]
+    gap = b"\n" * PASSAGE  # no passage goes from one document into the next
+    text = gap.join([*plain, b""])
+    eights = np.ndarray(len(text) - 7, "<u8", text, strides=(1,))  # the 8 bytes from each place on
+    last = np.uint64(1 << (64 - bits))
+    blocks = range(0, len(text) - PASSAGE, _BLOCK)
+    chosen = [at + np.flatnonzero(eights[at : at + _BLOCK] * _MIX < last) for at in blocks]
+    long = np.concatenate([np.zeros(0, np.int64), *chosen])
+    long = long[long < len(text) - PASSAGE]
+    long = long[np.frombuffer(text, np.uint8)[long + PASSAGE - 1] != ord("\n")]
+    sizes = np.array([len(one) for one in plain], np.int64)
+    starts = np.cumsum(sizes + PASSAGE) - sizes - PASSAGE
+    short = (sizes >= SHORTEST) & (sizes < PASSAGE)
+    places = np.concatenate([long, starts[short]])
+    hashes = np.zeros(len(places), np.uint64)
+    for step in range(0, PASSAGE, 8):
+        hashes = (hashes ^ eights[places + step]) * _MIX
+        hashes ^= hashes >> np.uint64(29)
+    return hashes, np.concatenate([np.full(len(long), 1 << bits), sizes[short]])

@@ -1,0 +1,181 @@
+"""Check that a user's function gives log-probabilities of the next token, by changing the ends of a window.
+
+Entry i of a window must be of token i + 1, and depend on tokens 0 .. i + 1 alone. No honest model is refused: neither
+one that ignores its tokens, such as a uniform one, nor one whose arithmetic is not repeatable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from posx.errors import ConfigError, UndefinedLength
+from posx.evaluation.scoring import SUM_ROUNDING, LogProbs, called, host, out_of_memory, refuse_logits
+
+#: Windows with another last token, and with another end, if a call takes as many rows.
+MOST_CHANGES = 4
+#: Ends that are tried before a function is called not shifted.
+MORE_CHANGES = 32
+#: Changes of a log-probability x, in nats, that may be rounding: ROUGH + ROUGH * |x|. Smaller than QUIET are none.
+ROUGH, QUIET = 0.02, 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class _Change:
+    """By how much the entries at `places` [p] change, in nats, if all tokens from `position` on are replaced.
+
+    `moved` is 0 for changes that repeating a call makes too, `excess` also for those that rounding may make.
+    """
+
+    position: int
+    places: np.ndarray
+    moved: np.ndarray
+    excess: np.ndarray
+
+    def at(self, place: int) -> float:
+        """Return the change of the entry at `place`, 0 if it was not read."""
+        return float(self.moved[self.places == place].max(initial=0.0))
+
+
+def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
+    """Raise ConfigError if a function cannot give log-probabilities of the next token; see `posx.evaluate`.
+
+    Finds functions that see later tokens, whose entry i is of token i (not shifted), or that see the token that they
+    predict. Calls `log_probs` with copies of the first window that end otherwise, in the shape of `tokens`.
+
+    Args:
+      log_probs: any model as a function, as `posx.evaluate` takes it.
+      tokens: windows [b, t], or one [t]. A b of 10 or more takes one call.
+
+    Raises:
+      ConfigError: with what is wrong.
+      UndefinedLength: from `log_probs`, if the model is not defined for such windows.
+    """
+    tokens = np.atleast_2d(host(tokens)).astype(np.int32)
+    window, known = tokens[0], np.unique(tokens)
+    if len(window) < 2 or len(known) < 2:
+        return
+    last, others = len(window) - 1, len(known) - 1
+    count = min(max(len(tokens) // 2 - 1, 1), MOST_CHANGES)
+    inner = [(int(at), n) for n, at in enumerate(np.linspace(0, last, count + 2)[1:-1].round()) if 0 < at < last]
+    of_last = [(last, n) for n in range(min(count, others))]
+    values, changes = _tried(log_probs, tokens, known, [*of_last, *inner])
+    whole = values[0].ndim == 2
+    _check_causal(changes, whole)
+    if _is_shifted(changes, last, whole):
+        tries = min(MOST_CHANGES if whole else MORE_CHANGES, (last - 1) * others)
+        more = [(1 + n % (last - 1), n // (last - 1)) for n in range(tries)]
+        if _is_shifted(_tried(log_probs, tokens, known, more)[1], last, whole):
+            raise ConfigError(
+                "log_probs is not shifted: its entries (b, i) are of tokens[b, i], not of the next token, "
+                "tokens[b, i + 1]. Leave out the first column of what it gives"
+            )
+    if not whole:
+        _check_sum(np.array([values[n][last - 1] for n in (0, *range(2, 2 + len(of_last)))]))
+
+
+def check_first_windows(log_probs: LogProbs, stream: np.ndarray, lengths: Sequence[int], batch_tokens: int) -> None:
+    """Check `log_probs` on the first windows of `stream`, of the shortest length that it is defined for."""
+    for length in sorted(lengths):
+        rows = max(1, batch_tokens // length)
+        while rows and length < len(stream):
+            places = np.minimum(length * np.arange(rows)[:, None] + np.arange(length + 1), len(stream) - 1)
+            try:
+                return check_log_probs(log_probs, stream[places])
+            except UndefinedLength:
+                break
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                rows //= 2
+
+
+def _tried(
+    log_probs: LogProbs, tokens: np.ndarray, known: np.ndarray, ends: Sequence[tuple[int, int]]
+) -> tuple[list[np.ndarray], list[_Change]]:
+    """Replace each end of the first window, given as (position, n), by the n-th other tokens of those `known`.
+
+    Returns the entries of the window itself, twice, and of each changed one; and the changes.
+    """
+    rows = [tokens[0], tokens[0]]
+    for position, nth in ends:
+        end = tokens[0, position:]
+        other = known[(np.searchsorted(known, end) + 1 + nth % (len(known) - 1)) % len(known)]
+        rows.append(np.concatenate([tokens[0, :position], other]))
+    positions = np.array([position for position, _ in ends], int)
+    places, values = _entries(log_probs, rows, len(tokens), positions)
+    pairs = zip(positions, values[2:], strict=True)
+    return values, [_change(int(position), places, values[:2], after) for position, after in pairs]
+
+
+def _entries(
+    log_probs: LogProbs, rows: list[np.ndarray], batch: int, positions: np.ndarray
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Call the function with `batch` rows at a time; return places [p] and, for each row, its entries there, [p] or
+    [p, v]. Distributions are large: only those around the changed `positions` are read."""
+    last, values = len(rows[0]) - 1, []
+    places = np.arange(last)
+    filled = [*rows, *[rows[0]] * (-len(rows) % batch)]
+    for first in range(0, len(rows), batch):
+        result = called(log_probs, np.stack(filled[first : first + batch]))
+        if len(result.shape) == 3:
+            around = [np.zeros(1, int), positions // 2, positions - 1, positions, positions + 1]
+            places = np.unique(np.clip(np.concatenate(around), 0, last - 1))
+        here = range(min(batch, len(rows) - first))
+        values += [host(result[row, places]).astype(np.float32) for row in here]
+    return places, values
+
+
+def _change(position: int, places: np.ndarray, same: Sequence[np.ndarray], after: np.ndarray) -> _Change:
+    """Compare the entries of a changed window with those of the window itself, computed twice: `same`."""
+    before, again = same
+    noise, moved = _distance(before, again).max(), _distance(before, after)
+    rough = ROUGH + ROUGH * np.abs(np.where(np.isfinite(before), before, 0.0)) + 4 * noise
+    per_place = [
+        np.where(moved > least, moved, 0.0).reshape(len(places), -1).max(axis=1) for least in (QUIET + noise, rough)
+    ]
+    return _Change(position, places, *per_place)
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """|a - b| if both are finite, else 0."""
+    both = np.isfinite(a) & np.isfinite(b)
+    return np.abs(np.where(both, a, 0.0) - np.where(both, b, 0.0))
+
+
+def _check_causal(changes: Sequence[_Change], whole: bool) -> None:
+    for change in changes:
+        early = change.places < (change.position if whole else change.position - 1)
+        if (change.excess[early] > 0).any():
+            place = int(change.places[early][change.excess[early].argmax()])
+            raise ConfigError(
+                f"log_probs sees later tokens: others from token {change.position} on change entry {place} by "
+                f"{change.excess[early].max():.3g} nats. Entry (b, i) must be the log-probability of tokens[b, i + 1] "
+                "given tokens[b, : i + 1] alone: use a causal mask"
+            )
+
+
+def _is_shifted(changes: Sequence[_Change], last: int, whole: bool) -> bool:
+    """Tell whether entry i is of token i: token i + 1 does not change it; or whether distribution i is of token i:
+    token i does not change it, though the tokens before it do."""
+    inner = [change for change in changes if change.position < last]
+    if whole:
+        needed, others = [one.at(one.position) for one in inner], [one.at(one.position + 1) for one in inner]
+    else:
+        needed, others = [one.at(one.position - 1) for one in changes], [one.at(one.position) for one in inner]
+    return not any(needed) and any(others)
+
+
+def _check_sum(of_last: np.ndarray) -> None:
+    """Refuse log-probabilities of different last tokens after the same tokens that are too large together."""
+    refuse_logits(of_last)
+    total = np.exp(of_last[np.isfinite(of_last)]).sum()
+    if total > 1 + SUM_ROUNDING:
+        raise ConfigError(
+            f"log_probs gave no distribution: the probabilities of {len(of_last)} different tokens in one place sum to "
+            f"{total:.3g}. It sees the token that it predicts, or is not normalised. Entry (b, i) must be the "
+            "log-probability of tokens[b, i + 1] given tokens[b, : i + 1] alone"
+        )
