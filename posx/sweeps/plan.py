@@ -71,7 +71,7 @@ class Job:
     def failure(self) -> str:
         """Why its last process failed, empty where it did not."""
         try:
-            return str(parsed(self.folder.status_file.read_text())["reason"])
+            return str(parsed(self.folder.status_file.read_text())["reason"]).removeprefix(f"{self.name}: ")
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 

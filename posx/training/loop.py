@@ -129,9 +129,7 @@ def memory_errors(text: str) -> Iterator[None]:
 def _finite(state: State, folder: RunFolder, step: int) -> State:
     """`state`, if its parameters are finite: what is not must never become the last good checkpoint."""
     if not _are_finite(jax.tree.leaves(state["params"])):
-        raise NonFiniteError(
-            f"{folder.path.name}: a parameter is not finite after step {step}{_lower(folder)}"
-        )
+        raise NonFiniteError(f"{folder.path.name}: a parameter is not finite after step {step}{_lower(folder)}")
     return state
 
 
