@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import posx
+from posx.commands.generate import pieces
 from posx.config.model import ModelConfig
+from posx.data import BpeTokenizer, ByteTokenizer, train_bpe
 from posx.errors import ConfigError, NonFiniteError
 from posx.generate import Sampling, generate, prefill, sample
 from posx.model import make_model
@@ -237,6 +239,40 @@ def test_nothing_to_start_from_or_to_make_is_refused(prompts, num_tokens):
     model, params = trained("nope")
     with pytest.raises(ConfigError, match="at least one"):
         next(generate(model, params, prompts, num_tokens))
+
+
+def llama_like() -> BpeTokenizer:
+    """SentencePiece's conventions: "▁" for a space, one before the text, bytes for characters that have no token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {f"<0x{n:02X}>": n for n in range(256)} | {"<unk>": 256, "▁": 257, "a": 258, "b": 259, "</s>": 260}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return BpeTokenizer(tokenizer.to_str())
+
+
+BYTES = [*"漢 é".encode(), 0xE2, 0x41, *"é".encode(), 0xE2]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "new", "wanted"),
+    [
+        (llama_like(), [257, 258, 0xC3, 0xA9, 257, 259], " aé b"),
+        (llama_like(), [*"é".encode(), 0x41, *"é".encode(), 258], "éAéa"),
+        (llama_like(), BYTES, "\ufffd" * len(BYTES)),
+        (ByteTokenizer(), BYTES, "漢 é\ufffdAé\ufffd"),
+        (train_bpe(["漢 é" * 9, "ab"], 300), None, "漢 é ab漢"),
+    ],
+    ids=["metaspace", "byte fallback", "broken bytes", "bytes", "bpe"],
+)
+def test_pieces_are_the_difference_of_decoded_texts(tokenizer, new, wanted):
+    prompt = [tokenizer.eos, *tokenizer.encode("ab")]
+    new = tokenizer.encode(wanted).tolist() if new is None else new
+    assert "".join(pieces(tokenizer, prompt, new)) == wanted
+    assert tokenizer.decode([*prompt, *new]) == "ab" + wanted
 
 
 def test_every_registered_encoding_is_covered():
