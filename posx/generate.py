@@ -105,26 +105,7 @@ def generate(
     positions that an encoding is defined for, and if an encoding would be set for other lengths by each of the prompts.
     Raises NonFiniteError if the model gives NaN or infinite logits.
     """
-    longest = max((len(prompt) for prompt in prompts), default=0)
-    if min((len(prompt) for prompt in prompts), default=0) < 1 or num_tokens < 1:
-        raise ConfigError("generate needs prompts of at least one token each, and at least one token to make")
-    if longest + num_tokens >= 2**31:
-        raise ConfigError(f"num_tokens={num_tokens}: positions end at 2**31")
-    for prompt in prompts:
-        check_token_ids(prompt, model.vocab_size)
-    own = [model.at_length(length + num_tokens) for length in sorted({len(prompt) for prompt in prompts})]
-    if len(set(own)) > 1:
-        raise ConfigError(
-            f"prompts of {len(own)} different lengths: this encoding is set for the length of the text, and the "
-            "longest prompt would change what follows the shorter ones. Call generate once for each length."
-        )
-    model = own[-1]
-    last = model.max_position
-    if last is not None and longest + num_tokens - 2 > last:
-        raise ConfigError(
-            f"num_tokens={num_tokens} after a prompt of {longest} tokens: this encoding is defined up to position "
-            f"{last}. Ask for at most {max(last + 2 - longest, 0)} new tokens."
-        )
+    model, longest = _set_for(model, prompts, num_tokens), max(map(len, prompts))
     tokens = np.full((len(prompts), longest), -1, np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[longest - len(prompt) :] = prompt
@@ -147,6 +128,30 @@ def generate(
         if n + 1 < num_tokens:
             step_logits, cache = _forward(model, params, new[:, None], pos + n, pos + n, cache)
             logits = step_logits[:, 0]
+
+
+def _set_for(model: Model, prompts: list[np.ndarray], num_tokens: int) -> Model:
+    """Return the model set for the length of these texts. Raises ConfigError for what `generate` refuses."""
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    if min((len(prompt) for prompt in prompts), default=0) < 1 or num_tokens < 1:
+        raise ConfigError("generate needs prompts of at least one token each, and at least one token to make")
+    if longest + num_tokens >= 2**31:
+        raise ConfigError(f"num_tokens={num_tokens}: positions end at 2**31")
+    for prompt in prompts:
+        check_token_ids(prompt, model.vocab_size)
+    own = [model.at_length(length + num_tokens) for length in sorted({len(prompt) for prompt in prompts})]
+    if len(set(own)) > 1:
+        raise ConfigError(
+            f"prompts of {len(own)} different lengths: this encoding is set for the length of the text, and the "
+            "longest prompt would change what follows the shorter ones. Call generate once for each length."
+        )
+    last = own[-1].max_position
+    if last is not None and longest + num_tokens - 2 > last:
+        raise ConfigError(
+            f"num_tokens={num_tokens} after a prompt of {longest} tokens: this encoding is defined up to position "
+            f"{last}. Ask for at most {max(last + 2 - longest, 0)} new tokens."
+        )
+    return own[-1]
 
 
 def rounded_up(count: int) -> int:
