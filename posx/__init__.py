@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from posx.evaluation import evaluate
     from posx.runs.load import load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 guard()
 

@@ -44,5 +44,7 @@ def token_log_probs(
 
 def _log_probs(logits: jax.Array, targets: jax.Array) -> jax.Array:
     logits = at_least_float32(logits)
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    targets = targets.astype(jnp.int32)
+    index = jnp.where(targets < 0, logits.shape[-1], targets)  # beyond the vocabulary is NaN; -1 would be the last id
+    chosen = jnp.take_along_axis(logits, index[..., None], axis=-1, mode="fill")[..., 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)

@@ -43,7 +43,7 @@ class WorkdirError(PosxError):
 
 
 class NonFiniteError(PosxError):
-    """Training produced NaN or infinity (exit code 5)."""
+    """Training or sampling produced NaN or infinity (exit code 5)."""
 
     exit_code = 5
     alike = True

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention.cache import Cache
-from posx.errors import ConfigError
+from posx.errors import ConfigError, NonFiniteError
+from posx.layers import check_token_ids
 from posx.positions import sequential
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """`temperature` 0 takes the most likely token; `top_k` 0 samples from all. Raises ConfigError."""
+    """`temperature` 0 takes the most likely token; `top_k` 0 samples from all. Raises ConfigError.
+
+    A temperature below 1.2e-38, which float32 cannot divide by, counts as 0.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
@@ -32,13 +36,23 @@ class Sampling:
 
 
 def sample(logits: jax.Array, sampling: Sampling, rng: jax.Array) -> jax.Array:
-    """Next tokens [b] from logits [b, v]."""
-    if sampling.temperature == 0:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    if 0 < sampling.top_k < logits.shape[-1]:
-        least = jax.lax.top_k(logits, sampling.top_k)[0][:, -1:]
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    return jax.random.categorical(rng, logits / sampling.temperature).astype(jnp.int32)
+    """Return the next tokens [b] from logits [b, v]; -1 in rows with NaN or infinite logits.
+
+    Row n draws with a key of its own, made of `rng` and n: the other rows, and how many there are, change nothing.
+    """
+    best = logits.max(axis=-1, keepdims=True)
+    numbers = jnp.finfo(logits.dtype)
+    if sampling.temperature < float(numbers.tiny):
+        tokens = jnp.argmax(logits, axis=-1)
+    else:
+        # Differences come first: logits divided by a tiny number are infinite.
+        scaled = (logits - best) / min(sampling.temperature, float(numbers.max))
+        if 0 < sampling.top_k < logits.shape[-1]:
+            least = jax.lax.top_k(logits, sampling.top_k)[0][:, -1:]
+            scaled = jnp.where(logits < least, -jnp.inf, scaled)
+        rngs = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, jnp.arange(len(logits)))
+        tokens = jax.vmap(jax.random.categorical)(rngs, scaled)
+    return jnp.where(jnp.isfinite(best[:, 0]), tokens, -1).astype(jnp.int32)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=5)
@@ -52,18 +66,19 @@ def _sample(logits: jax.Array, sampling: Sampling, rng: jax.Array) -> jax.Array:
 
 
 def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: int = 256) -> tuple[jax.Array, Cache]:
-    """Logits [b, v] of the token after each prompt, and the filled cache.
+    """Return logits [b, v] of the token after each prompt, and the filled cache.
 
-    tokens: [b, t], prompts of unequal length padded on the left with -1. Positions count from each prompt's own start.
-    Chunks of one size share one compiled program; what fills up the first chunk is empty slots (idx -1).
+    tokens: [b, t], prompts of unequal length padded on the left with -1. Positions and arrival orders count from each
+    prompt's own start. Chunks of one size share one compiled program; empty slots (idx -1) fill up the first chunk.
+    Raises ConfigError if the cache has too few free slots.
     """
     length = tokens.shape[1]
     padding = -length % min(chunk, max(length, 1))
     tokens = np.pad(tokens, ((0, 0), (padding, 0)), constant_values=-1)
-    place = np.broadcast_to(sequential(tokens.shape[1]), tokens.shape)
-    before = (tokens < 0).sum(axis=1, keepdims=True)
-    idx = np.where(tokens < 0, -1, place).astype(np.int32)
-    pos = np.maximum(place - before, 0).astype(np.int32)
+    cache.check_room(tokens.shape[1])
+    order = sequential(tokens.shape[1]) - (tokens < 0).sum(axis=1, keepdims=True)
+    idx = np.where(tokens < 0, -1, order).astype(np.int32)
+    pos = np.maximum(idx, 0)
     for start in range(0, tokens.shape[1], chunk):
         part = slice(start, start + chunk)
         logits, cache = _forward(model, params, np.maximum(tokens[:, part], 0), pos[:, part], idx[:, part], cache)
@@ -80,36 +95,69 @@ def generate(
     seed: int = 0,
     chunk: int = 256,
 ) -> Iterator[np.ndarray]:
-    """Yields `num_tokens` arrays [b] of new token ids after `prompts` (token ids, lengths may differ).
+    """Yield `num_tokens` arrays [b] of new token ids after `prompts` (token ids, lengths may differ).
 
-    Raises ConfigError for an empty prompt, or where prompt and new tokens go past what an encoding is defined for.
+    The tokens of a prompt depend on neither the other prompts nor their number, and the first n of them not on
+    `num_tokens`. An encoding that is set for a length (`Encoding.at_length`) is the exception: it is set for prompt
+    and new tokens together.
+
+    Raises ConfigError for an empty prompt, for token ids outside the vocabulary, if prompt and new tokens go past the
+    positions that an encoding is defined for, and if an encoding would be set for other lengths by each of the prompts.
+    Raises NonFiniteError if the model gives NaN or infinite logits.
     """
-    longest = max((len(prompt) for prompt in prompts), default=0)
-    if min((len(prompt) for prompt in prompts), default=0) < 1 or num_tokens < 1:
-        raise ConfigError("generate needs prompts of at least one token each, and at least one token to make")
-    if longest + num_tokens >= 2**31:
-        raise ConfigError(f"num_tokens={num_tokens}: positions end at 2**31")
-    model = model.at_length(longest + num_tokens)
-    last = model.max_position
-    if last is not None and longest + num_tokens - 2 > last:
-        raise ConfigError(
-            f"prompt and new tokens make {longest + num_tokens} tokens, but this encoding is defined up to position "
-            f"{last}: at most {max(last + 2 - longest, 0)} new tokens"
-        )
+    model, longest = _set_for(model, prompts, num_tokens), max(map(len, prompts))
     tokens = np.full((len(prompts), longest), -1, np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[longest - len(prompt) :] = prompt
-    chunk = min(chunk, longest)
-    prompt_slots = -(-longest // chunk) * chunk
-    model, params = model.tabulated(params, longest + num_tokens)
-    cache = model.empty_cache(len(prompts), prompt_slots + num_tokens)
+    chunk = min(chunk, rounded_up(longest))
+    capacity = rounded_up(-(-longest // chunk) * chunk + num_tokens - 1)
+    tokens = np.pad(tokens, ((0, 0), (-longest % chunk, 0)), constant_values=-1)
+    model, params = model.tabulated(params, capacity)
+    cache = model.empty_cache(len(prompts), capacity)
     logits, cache = prefill(model, params, tokens, cache, chunk)
     pos = np.array([[len(prompt)] for prompt in prompts], np.int32)
     rng = jax.random.key(seed)
     for n in range(num_tokens):
         new = _sample(logits, sampling, jax.random.fold_in(rng, n))
-        yield np.asarray(new)
+        found = np.asarray(new)
+        if (found < 0).any():
+            raise NonFiniteError(
+                f"new token {n + 1} of prompt {int((found < 0).argmax())}: the model's logits are NaN or infinite"
+            )
+        yield found
         if n + 1 < num_tokens:
-            idx = np.full_like(pos, prompt_slots + n)
-            step_logits, cache = _forward(model, params, new[:, None], pos + n, idx, cache)
+            step_logits, cache = _forward(model, params, new[:, None], pos + n, pos + n, cache)
             logits = step_logits[:, 0]
+
+
+def _set_for(model: Model, prompts: list[np.ndarray], num_tokens: int) -> Model:
+    """Return the model set for the length of these texts. Raises ConfigError for what `generate` refuses."""
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    if min((len(prompt) for prompt in prompts), default=0) < 1 or num_tokens < 1:
+        raise ConfigError("generate needs prompts of at least one token each, and at least one token to make")
+    if longest + num_tokens >= 2**31:
+        raise ConfigError(f"num_tokens={num_tokens}: positions end at 2**31")
+    for prompt in prompts:
+        check_token_ids(prompt, model.vocab_size)
+    own = [model.at_length(length + num_tokens) for length in sorted({len(prompt) for prompt in prompts})]
+    if len(set(own)) > 1:
+        raise ConfigError(
+            f"prompts of {len(own)} different lengths: this encoding is set for the length of the text, and the "
+            "longest prompt would change what follows the shorter ones. Call generate once for each length."
+        )
+    last = own[-1].max_position
+    if last is not None and longest + num_tokens - 2 > last:
+        raise ConfigError(
+            f"num_tokens={num_tokens} after a prompt of {longest} tokens: this encoding is defined up to position "
+            f"{last}. Ask for at most {max(last + 2 - longest, 0)} new tokens."
+        )
+    return own[-1]
+
+
+def rounded_up(count: int) -> int:
+    """Return `count` rounded up to 32, 64, 96, 128, 160, ...: four sizes from each power of two to the next.
+
+    Arrays of few sizes need few compiled programs, which serve all lengths between.
+    """
+    step = max(32, 2 ** (count.bit_length() - 3))
+    return -(-count // step) * step

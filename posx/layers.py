@@ -10,7 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from posx.errors import ConfigError
 from posx.machine.compiler import apart
 
 
@@ -70,6 +72,28 @@ def _gelu_tangent(primals: Any, tangents: Any):
     t = jnp.tanh(scale * (x + cubic * x**3))
     slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * scale * (1 + 3 * cubic * x * x)
     return gelu(x), slope * x_tangent
+
+
+def check_token_ids(tokens: Any, vocab_size: int) -> None:
+    """Raise ConfigError if token ids, known on the host, are no whole numbers from 0 to vocab_size - 1."""
+    if isinstance(tokens, jax.core.Tracer) or not getattr(tokens, "is_fully_addressable", True):
+        return
+    known = np.asarray(tokens)
+    if not np.issubdtype(known.dtype, np.integer):
+        raise ConfigError(f"tokens are {known.dtype}: token ids are whole numbers, int32")
+    if known.size and not 0 <= known.min() <= known.max() < vocab_size:
+        raise ConfigError(
+            f"token ids go from {known.min()} to {known.max()}, but the model knows 0 to {vocab_size - 1}. "
+            "Give ids of the tokenizer that it was trained with."
+        )
+
+
+def embedded(table: jax.Array, tokens: Any) -> jax.Array:
+    """Return rows [b, t, m] of a table [v, m]; ids outside it raise ConfigError if known, and give NaN if traced."""
+    size = table.shape[0]
+    check_token_ids(tokens, size)
+    tokens = jnp.asarray(tokens).astype(jnp.int32)
+    return table.at[jnp.where(tokens < 0, size, tokens)].get(mode="fill", fill_value=jnp.nan)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ from posx.config.model import ModelConfig
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Dims, Encoding, Features, Spec
 from posx.encodings.tabulated import Tabulated
-from posx.layers import dropout, fold_in, gelu, linear, rms_norm
+from posx.layers import check_token_ids, dropout, embedded, fold_in, gelu, linear, rms_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Attention(nnx.Module):
         self.value = weight(rngs, (m, g * d), m**-0.5)
         self.out = weight(rngs, (h * d, m), (h * d) ** -0.5 / math.sqrt(2 * config.num_layers))
         if config.qk_norm:
-            self.query_norm = nnx.Param(jnp.ones((d,)))
-            self.key_norm = nnx.Param(jnp.ones((d,)))
+            self.query_norm = nnx.Param(jnp.ones((d,), jnp.float32))
+            self.key_norm = nnx.Param(jnp.ones((d,), jnp.float32))
         own = {k: v for k, v in encoding.init(rngs.position(), dims).items() if k not in encoding.shared}
         self.position = nnx.Param(own) if own else None
 
@@ -123,9 +123,9 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, encoding: Encoding, dims: Dims, rngs: nnx.Rngs):
         self.rate = config.dropout
-        self.attention_norm = nnx.Param(jnp.ones((dims.model_dim,)))
+        self.attention_norm = nnx.Param(jnp.ones((dims.model_dim,), jnp.float32))
         self.attention = Attention(config, encoding, dims, rngs)
-        self.mlp_norm = nnx.Param(jnp.ones((dims.model_dim,)))
+        self.mlp_norm = nnx.Param(jnp.ones((dims.model_dim,), jnp.float32))
         self.mlp = Mlp(config, rngs)
 
     def __call__(self, x, shared, call: Call, layer: Layer | None, rng: jax.Array | None):
@@ -155,7 +155,7 @@ class Decoder(nnx.Module):
         self.embedding = weight(rngs, (model.vocab_size, dims.model_dim), 0.02)
         layers = [Block(config, encoding, dims, rngs) for encoding in model.encodings]
         self.layers = nnx.Dict({layer_name(n): layer for n, layer in enumerate(layers)})
-        self.final_norm = nnx.Param(jnp.ones((dims.model_dim,)))
+        self.final_norm = nnx.Param(jnp.ones((dims.model_dim,), jnp.float32))
         self.unembedding = None if config.tied else weight(rngs, (dims.model_dim, model.vocab_size), 0.02)
         shared = {}
         for n, encoding in enumerate(model.distinct):
@@ -166,7 +166,7 @@ class Decoder(nnx.Module):
 
     def __call__(self, tokens: jax.Array, call: Call, rng: jax.Array | None):
         model = self.model
-        x = self.embedding[...][tokens] * math.sqrt(model.dims.model_dim)
+        x = embedded(self.embedding[...], tokens) * math.sqrt(model.dims.model_dim)
         shared = {}
         for n, encoding in enumerate(model.distinct):
             name = shared_name(n)
@@ -240,6 +240,7 @@ class Model:
         self, params: dict[str, Any], tokens: jax.Array, pos: Any, dropout_rng: jax.Array | None, executor: str
     ) -> jax.Array:
         """Log-probabilities (nats, float32) [b, t] of the next tokens in tokens [b, t + 1]; positions [t] or [b, t]."""
+        check_token_ids(tokens, self.vocab_size)
         decoder = self._decoder(params)
         hidden, _ = decoder(tokens[:, :-1], Call(pos, None, None, None, None, executor), dropout_rng)
         return token_log_probs(decoder.logits, hidden, tokens[:, 1:], self.vocab_size)
@@ -247,17 +248,18 @@ class Model:
     def cached(
         self, params: dict[str, Any], tokens: jax.Array, pos: jax.Array, idx: jax.Array, cache: Cache
     ) -> tuple[jax.Array, Cache]:
-        """Logits [b, t, v] of the next tokens [b, t] after what `cache` holds, and the cache with them appended.
+        """Return logits [b, t, v] of the tokens after each of tokens [b, t], and the cache with these appended.
 
-        pos and idx are [b, t]; idx is -1 for padding, which stands before a prompt's first token and nowhere else. The
-        caller sees to it that the slots suffice.
+        pos and idx are [b, t]; idx counts from the first token of each row and is -1 for padding, which stands before
+        that token and nowhere else. Raises ConfigError if the cache has too few free slots; under `jit`, where that is
+        not known, all logits are NaN from then on.
         """
         start = cache.filled
         cache = advance(cache, pos, idx)
         call = Call(pos, idx, None, cache, start, "auto")
         decoder = self._decoder(params)
         hidden, layers = decoder(tokens, call, None)
-        return decoder.logits(hidden), cache._replace(layers=layers)
+        return cache.or_nan(decoder.logits(hidden)), cache._replace(layers=layers)
 
     def empty_cache(self, batch_size: int, capacity: int) -> Cache:
         """A cache of `capacity` slots; what an encoding stores in them gets its shape from the encoding itself."""

@@ -24,6 +24,7 @@ import posx.runs.evaluate
 import posx.runs.work
 from posx.cli import COMMANDS
 from posx.data import ByteTokenizer, DataConfig, batch, prepare
+from posx.errors import ConfigError
 from posx.files.locks import holder
 from posx.progress import Meter
 from posx.training import loop
@@ -658,6 +659,42 @@ def test_generate_continues_the_prompt(capsys, whole):
     assert code == 0 and tiny.call(capsys, *words, "--temperature=0", "--seed=5")[1] == greedy
 
 
+def test_generate_prints_nothing_before_an_error(capsys, whole, monkeypatch):
+    def beyond(*args, **options):
+        raise ConfigError("at most 3 new tokens.")
+        yield
+
+    monkeypatch.setattr("posx.commands.generate.generate", beyond)
+    code, out, err = tiny.call(capsys, "generate", f"--workdir={whole}", "--prompt=kara")
+    assert code == 2 and out == ""
+    assert "at most 3 new tokens. The end-of-text token before the prompt counts" in one_line(err)
+
+
+def test_generate_and_export_name_the_runs_of_a_sweep(capsys, whole, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        shutil.copy(whole / "config.json", tmp_path / name)
+    for words in (["generate"], ["export", "--to=m.safetensors"]):
+        refused(capsys, 4, [*words, f"--workdir={tmp_path}"], "2 runs: a, b.", f"--workdir={tmp_path / 'a'}")
+
+
+def test_a_missing_tokenizer_is_called_missing(capsys, workdir):
+    (workdir / "tokenizer.json").unlink()
+    for command in ("evaluate", "generate"):
+        refused(capsys, 4, [command, f"--workdir={workdir}"], "tokenizer.json is missing", "`posx train`")
+
+
+def test_a_finished_run_ends_with_a_summary(capsys, site, whole, workdir):
+    at_16, at_32 = (row["ppl"] for row in tiny.rows(whole / "eval.jsonl")[:2])
+    first = (site / "whole.err").read_text().splitlines()[-2:]
+    assert first == [
+        f"done: {whole} at step {tiny.STEPS}, ppl {at_16:.3f} at 16 tokens, ppl {at_32:.3f} at 32 tokens",
+        f"next: posx plot --workdir {whole}, or posx generate --workdir {whole} --prompt 'some words'",
+    ]
+    code, _, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:t5", f"--workdir={workdir}")
+    assert code == 0 and err.splitlines()[-2:] == [line.replace(str(whole), str(workdir)) for line in first], err
+
+
 def test_plot_draws_a_run(capsys, workdir):
     code, out, err = tiny.call(capsys, "plot", f"--workdir={workdir}")
     assert code == 0, err
@@ -672,7 +709,7 @@ def test_load_hands_the_model_to_python(whole):
     assert logits.shape == (1, 10, 257) and np.isfinite(logits).all()
 
 
-#: The second update moves every weight by about 1e17: its square overflows in the third step.
+#: The first update moves every weight by about 1e17: its square overflows in the second step.
 class Seen(list):
     """What a bar is told: (what goes on, how much is done)."""
 
@@ -701,11 +738,11 @@ def watched(monkeypatch, module) -> Seen:
 
 
 DIVERGES = [
-    "--config.train.learning_rate=1e18", "--config.train.warmup_steps=6", "--config.train.checkpoint_steps=2",
+    "--config.train.learning_rate=1e18", "--config.train.warmup_steps=6", "--config.train.checkpoint_steps=1",
 ]  # fmt: skip
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, caplog, site, tmp_path, monkeypatch):
     seen = watched(monkeypatch, loop)
     words = ["train", f"--config={site / 'tiny.py'}:rope", f"--workdir={tmp_path / 'run'}", *DIVERGES]
     line = refused(capsys, 5, words, "at step", "learning_rate")
@@ -716,7 +753,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_p
     assert not (tmp_path / "run" / "DONE").exists() and not (tmp_path / "run" / "eval.jsonl").exists()
     assert seen[0] == ("compiling", 0) and seen[1][1] == 1 and seen.total == tiny.STEPS
     saved = Checkpoints(tmp_path / "run" / "checkpoints").steps()
-    assert saved and max(saved) < step
+    assert saved and max(saved) < step and f"; the checkpoint of step {max(saved)} is kept." in line
+    assert "NaN or Inf" not in caplog.text
     _, params, _ = posx.load(tmp_path / "run")
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)), "the checkpoint that is kept must be good"
 
@@ -731,10 +769,10 @@ def test_a_model_that_no_memory_holds_is_refused_before_anything_starts(capsys, 
 def test_parameters_that_overflow_are_not_saved(capsys, site, tmp_path):
     """The loss of a step is that of the parameters before it: after the last step nothing else would notice."""
     words = [f"--config={site / 'tiny.py'}:rope", f"--workdir={tmp_path / 'run'}", "--config.train.checkpoint_steps=1"]
-    words += ["--config.train.steps=2"]
-    overflow = ["--config.train.learning_rate=3.4e38", "--config.train.beta1=0", "--config.train.warmup_steps=1"]
-    refused(capsys, 5, ["train", *words, *overflow], "a parameter is not finite after step 2")
-    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [1]
+    words += ["--config.train.steps=1"]
+    overflow = ["--config.train.learning_rate=3.4e38", "--config.train.warmup_steps=0"]
+    line = refused(capsys, 5, ["train", *words, *overflow], "a parameter is not finite after step 1. Lower")
+    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [] and "kept" not in line
     assert not (tmp_path / "run" / "DONE").exists()
 
 

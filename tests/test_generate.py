@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import posx
+from posx.commands.generate import pieces
 from posx.config.model import ModelConfig
-from posx.errors import ConfigError
+from posx.data import BpeTokenizer, ByteTokenizer, train_bpe
+from posx.errors import ConfigError, NonFiniteError
 from posx.generate import Sampling, generate, prefill, sample
 from posx.model import make_model
 from posx.positions import sequential
@@ -71,6 +73,70 @@ def test_prompts_of_unequal_length_equal_each_alone(spec):
         assert row.tolist() == recomputed(model, params, start, 6)
 
 
+@pytest.mark.parametrize("name", ["rope", "t5", "fox", "cope", "dape", "path", "learned"])
+def test_a_row_does_not_depend_on_its_batch(name):
+    """Neither on the other prompts, nor on their number, nor on the number of tokens asked for."""
+    model, params = trained(name)
+    first, short, long = prompt(7, 0), prompt(2, 1), prompt(19, 2)
+    for sampling in (GREEDY, Sampling(temperature=2.0)):
+        tokens = made(model, params, [first, long], 8, sampling=sampling)[0].tolist()
+        assert len(set(tokens)) > 1
+        assert made(model, params, [first, short], 5, sampling=sampling)[0].tolist() == tokens[:5]
+        assert made(model, params, [first], 3, sampling=sampling)[0].tolist() == tokens[:3]
+
+
+def test_rows_of_one_prompt_draw_different_tokens():
+    model, params = trained("rope")
+    one, other = made(model, params, [prompt(7)] * 2, 16)
+    assert one.tolist() != other.tolist()
+
+
+def test_an_encoding_set_for_a_length_refuses_unequal_prompts():
+    model, params = trained({"name": "learned", "num_positions": 12, "beyond": "interpolate"})
+    with pytest.raises(ConfigError, match="2 different lengths"):
+        next(generate(model, params, [prompt(3), prompt(11)], 9))
+    assert made(model, params, [prompt(11)] * 2, 2, sampling=GREEDY).shape == (2, 2)
+
+
+@pytest.mark.parametrize("spec", ["rope", "t5"])
+def test_ten_prompt_lengths_need_two_programs(spec):
+    model, params = trained(spec)
+    programs = posx.generate._forward._cache_size()
+    starts = [prompt(length, length) for length in range(21, 31)]
+    found = [made(model, params, [start], 3, sampling=GREEDY)[0].tolist() for start in starts]
+    assert posx.generate._forward._cache_size() - programs <= 2
+    for n in (0, 9):
+        assert found[n] == recomputed(model, params, starts[n], 3)
+
+
+def test_prefill_refuses_a_cache_that_is_too_small():
+    model, params = trained("rope")
+    tokens = prompt(11)[None].astype(np.int32)
+    _, cache = prefill(model, params, tokens, model.empty_cache(1, 16), chunk=4)
+    with pytest.raises(ConfigError, match="4 more tokens do not fit into the cache: 12 of its 14 slots"):
+        prefill(model, params, tokens[:, :4], cache._replace(pos=cache.pos[:, :14], idx=cache.idx[:, :14]), chunk=4)
+
+
+@pytest.mark.parametrize("mask", [posx.causal(), posx.window(3), posx.window(2, sinks=1)], ids=str)
+def test_a_padded_row_attends_as_it_does_alone(mask):
+    """Under the arrival orders of `prefill`: the sinks of a row are its own first tokens."""
+    model, params = trained("nope")
+    tokens = np.array([[-1, -1, *prompt(3)], prompt(5, 1)], np.int32)
+    orders = [
+        np.asarray(prefill(model, params, rows, model.empty_cache(len(rows), 5), chunk=5)[1].idx)
+        for rows in (tokens, tokens[:1, 2:])
+    ]
+    assert orders[0].tolist() == [[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]]
+    q, k, v = (jax.random.normal(key, (1, 5, 4, 6)) for key in jax.random.split(jax.random.key(0), 3))
+    encoding, pos = posx.build("nope", CONFIG.dims(TRAIN_LEN)), np.array([[0, 0, 0, 1, 2]])
+    padded = posx.attend(
+        encoding, {}, q, k, v, q_pos=pos, k_pos=pos, q_idx=orders[0][:1], k_idx=orders[0][:1], mask=mask
+    )
+    pos, alone = sequential(3), tuple(x[:, 2:] for x in (q, k, v))
+    wanted = posx.attend(encoding, {}, *alone, q_pos=pos, k_pos=pos, mask=mask)
+    np.testing.assert_allclose(padded[:, 2:], wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_chunked_prefill_gives_the_logits_of_the_full_pass():
     model, params = trained("t5")
     tokens = np.stack([prompt(13, 1), prompt(13, 2)]).astype(np.int32)
@@ -107,6 +173,35 @@ def test_top_k_keeps_the_k_most_likely_in_proportion():
     assert counts(Sampling(top_k=99)) == counts(Sampling())
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1.2e-38, 1e-38, 1e-45])
+def test_tiny_temperatures_take_the_most_likely(temperature):
+    logits = jnp.array([[1.0, 5.0, 9.0, -3.0], [1e4, -1e4, 0.0, 5e3]])
+    for options in ({}, {"top_k": 2}):
+        sampling = Sampling(temperature, **options)
+        drawn = jax.vmap(lambda rng: sample(logits, sampling, rng))(jax.random.split(jax.random.key(0), 20))  # noqa: B023
+        assert np.unique(drawn, axis=0).tolist() == [[2, 0]]
+
+
+def test_a_temperature_past_float32_samples_uniformly():
+    assert set(counts(Sampling(temperature=1e39, top_k=2))) == {0, 2}
+    assert set(counts(Sampling(temperature=1e39))) == {0, 1, 2, 3}
+
+
+def test_logits_that_are_not_finite_end_the_text():
+    model, params = trained("rope")
+    broken = params | {"final_norm": params["final_norm"].at[0].set(jnp.nan)}
+    for sampling in (GREEDY, Sampling()):
+        with pytest.raises(NonFiniteError, match="new token 1 of prompt 0: the model's logits are NaN"):
+            next(generate(model, broken, [prompt(3)], 2, sampling=sampling))
+
+
+@pytest.mark.parametrize("tokens", [[3, -1], [3, VOCAB], [3.0]])
+def test_prompts_outside_the_vocabulary_are_refused(tokens):
+    model, params = trained("rope")
+    with pytest.raises(ConfigError, match="token"):
+        next(generate(model, params, [np.array(tokens)], 2))
+
+
 @pytest.mark.parametrize("values", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}])
 def test_senseless_sampling_is_refused(values):
     with pytest.raises(ConfigError, match="negative"):
@@ -124,7 +219,7 @@ def test_seeds_decide_what_is_sampled():
 def test_past_a_table_the_largest_usable_count_is_named(name):
     model, params = trained({"name": name, "num_positions": 20})
     start = prompt(11)
-    with pytest.raises(ConfigError, match=r"at most 10 new tokens"):
+    with pytest.raises(ConfigError, match=r"num_tokens=11 after a prompt of 11 tokens.* at most 10 new tokens"):
         next(generate(model, params, [prompt(3), start], 11, sampling=GREEDY))
     tokens = made(model, params, [start], 10, sampling=GREEDY)[0].tolist()
     assert tokens[:9] == recomputed(model, params, start, 9)
@@ -144,6 +239,40 @@ def test_nothing_to_start_from_or_to_make_is_refused(prompts, num_tokens):
     model, params = trained("nope")
     with pytest.raises(ConfigError, match="at least one"):
         next(generate(model, params, prompts, num_tokens))
+
+
+def llama_like() -> BpeTokenizer:
+    """SentencePiece's conventions: "▁" for a space, one before the text, bytes for characters that have no token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {f"<0x{n:02X}>": n for n in range(256)} | {"<unk>": 256, "▁": 257, "a": 258, "b": 259, "</s>": 260}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return BpeTokenizer(tokenizer.to_str())
+
+
+BYTES = [*"漢 é".encode(), 0xE2, 0x41, *"é".encode(), 0xE2]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "new", "wanted"),
+    [
+        (llama_like(), [257, 258, 0xC3, 0xA9, 257, 259], " aé b"),
+        (llama_like(), [*"é".encode(), 0x41, *"é".encode(), 258], "éAéa"),
+        (llama_like(), BYTES, "\ufffd" * len(BYTES)),
+        (ByteTokenizer(), BYTES, "漢 é\ufffdAé\ufffd"),
+        (train_bpe(["漢 é" * 9, "ab"], 300), None, "漢 é ab漢"),
+    ],
+    ids=["metaspace", "byte fallback", "broken bytes", "bytes", "bpe"],
+)
+def test_pieces_are_the_difference_of_decoded_texts(tokenizer, new, wanted):
+    prompt = [tokenizer.eos, *tokenizer.encode("ab")]
+    new = tokenizer.encode(wanted).tolist() if new is None else new
+    assert "".join(pieces(tokenizer, prompt, new)) == wanted
+    assert tokenizer.decode([*prompt, *new]) == "ab" + wanted
 
 
 def test_every_registered_encoding_is_covered():

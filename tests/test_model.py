@@ -15,6 +15,7 @@ from posx.config.model import ModelConfig
 from posx.encodings import Dims, Encoding
 from posx.encodings.rates import Rate
 from posx.encodings.relative.shaw import Shaw
+from posx.errors import ConfigError
 from posx.layers import dropout, linear
 from posx.model import Model, make_model
 from posx.positions import sequential
@@ -301,6 +302,34 @@ def test_nothing_leaks_out_of_padding_into_text_or_cache():
         np.testing.assert_allclose(found[:, padding:], wanted, rtol=5e-4, atol=5e-4)
 
 
+def test_a_full_cache_is_an_error():
+    """Also under `jit`, where the number of filled slots is not known: NaN, and NaN from then on."""
+    model = small("rope", num_layers=1)
+    params, tokens, pos = start(model), text(1, 6), sequential(6)[None]
+    cache = model.empty_cache(1, 4)
+    _, cache = model.cached(params, tokens[:, :4], pos[:, :4], pos[:, :4], cache)
+    for n in (4, 5):
+        new = (tokens[:, n : n + 1], pos[:, n : n + 1], pos[:, n : n + 1])
+        with pytest.raises(ConfigError, match="4 of its 4 slots are filled.*at least 5 slots"):
+            model.cached(params, *new, cache._replace(filled=jnp.int32(4)))
+        logits, cache = cached_logits_of(model, params, *new, cache)
+        assert np.isnan(logits).all()
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCAB])
+def test_token_ids_outside_the_vocabulary_are_errors(wrong):
+    """NaN under `jit`, where they are not known, instead of those of another token."""
+    model, pos = small("rope", num_layers=1), sequential(3)
+    params, tokens = start(model), np.array([[1, 2, wrong, 3]], np.int32)
+    for call in (lambda: model(params, tokens[:, :3], pos), lambda: model.log_probs(params, tokens, pos, None, "auto")):
+        with pytest.raises(ConfigError, match=f"token ids go from .*{wrong}.* the model knows 0 to {VOCAB - 1}"):
+            call()
+    logits = np.asarray(logits_of(model, params, tokens[:, :3], pos))[0]
+    assert np.isnan(logits[2]).all()
+    found = jax.jit(lambda tokens: model.log_probs(params, tokens, pos[:2], None, "dense"))(tokens[:, :3])[0]
+    assert np.isfinite(found[0]) and np.isnan(found[1])
+
+
 def test_documents_in_one_row_do_not_see_each_other():
     model = small("rope")
     params, tokens = scattered(start(model)), text(1, 9)
@@ -488,7 +517,7 @@ def test_golden_loss():
     )  # fmt: skip
 
 
-GOLDEN = [3.3753557, 3.3781500, 3.3762522]
+GOLDEN = [3.3753557, 3.3787610, 3.3721817]
 
 
 def test_dims_belong_to_the_model():

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from posx.attention.arguments import without_empty
 from posx.encodings.base import Features
+from posx.errors import ConfigError
 
 
 class Layer(NamedTuple):
@@ -28,12 +30,30 @@ class Layer(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What all layers share: pos, idx [b, s] (idx -1 where empty), and how many slots are filled."""
+    """The state that all layers share: pos, idx [b, s] (idx -1 where empty), and how many slots are filled."""
 
     layers: tuple[Layer, ...]
     pos: jax.Array
     idx: jax.Array
     filled: jax.Array
+
+    @property
+    def capacity(self) -> int:
+        """The number of slots, filled or not."""
+        return self.idx.shape[1]
+
+    def check_room(self, count: int) -> None:
+        """Raise ConfigError if `count` more slots are known not to fit; a traced `filled` is taken as 0."""
+        filled = 0 if isinstance(self.filled, jax.core.Tracer) else int(self.filled)
+        if filled + count > self.capacity:
+            raise ConfigError(
+                f"{count} more tokens do not fit into the cache: {filled} of its {self.capacity} slots are filled. "
+                f"Make it with empty_cache(batch_size, capacity) for at least {filled + count} slots."
+            )
+
+    def or_nan(self, x: jax.Array) -> jax.Array:
+        """Return x, or NaN if more was written than fits: JAX then overwrites the last slots without an error."""
+        return jnp.where(self.filled <= self.capacity, x, jnp.asarray(jnp.nan, x.dtype))
 
 
 def write(slots: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
@@ -42,7 +62,11 @@ def write(slots: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
 
 
 def advance(cache: Cache, pos: jax.Array, idx: jax.Array) -> Cache:
-    """The cache with positions and arrival orders [b, t] of the next tokens; the caller sees to the capacity."""
+    """Return the cache with positions and arrival orders [b, t] of the next tokens.
+
+    Raises ConfigError if it has too few free slots.
+    """
+    cache.check_room(pos.shape[1])
     return cache._replace(
         pos=write(cache.pos, without_empty(pos, idx), cache.filled),
         idx=write(cache.idx, idx, cache.filled),

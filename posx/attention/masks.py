@@ -12,9 +12,12 @@ from posx.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Visible pairs: no later key if `causal`, none further back than `window` tokens (0: no limit), but for the
-    first `sinks` tokens, which stay visible: those of idx below `sinks`, so that documents packed into one row have
-    sinks of their own only where the caller's q_idx and k_idx start again with each."""
+    """Visible pairs: no later key if `causal`, none further back than `window` tokens (0: no limit), except the first
+    `sinks` tokens, which stay visible.
+
+    Sinks are the tokens of idx below `sinks`: number each row from its first token, not from its padding, as `prefill`
+    does. Packed documents have sinks of their own only if q_idx and k_idx start again with each.
+    """
 
     causal: bool = True
     window: int = 0

@@ -103,16 +103,16 @@ def checks() -> Iterator[Check]:
 
 def _known_faults() -> list[tuple[str, Callable[[], jax.Array], float]]:
     """(name, program, what it gives): programs of a user's own, which posx's barriers do not reach."""
-    weights = jax.nn.softmax(jax.random.normal(jax.random.key(0), (256, 256)))
-    ones, one = jnp.ones((256, 64)), jnp.float32(1)
-    rows = jnp.zeros((32_769, 3)).at[:, 0].set(jnp.arange(32_769.0))
+    weights = jax.nn.softmax(jax.random.normal(jax.random.key(0), (256, 256), jnp.float32))
+    ones, one = jnp.ones((256, 64), jnp.float32), jnp.float32(1)
+    rows = jnp.zeros((32_769, 3), jnp.float32).at[:, 0].set(jnp.arange(32_769, dtype=jnp.float32))
 
     def of_constant_values() -> jax.Array:
         constant = jax.lax.optimization_barrier(one)
         return jnp.sum((weights @ jnp.broadcast_to(constant, (256, 64))) * ones, axis=-1)
 
     def of_squares() -> jax.Array:  # jax issue 39103
-        matrix = jnp.eye(3)
+        matrix = jnp.eye(3, dtype=jnp.float32)
         return jax.vmap(lambda row: jnp.sum((matrix @ row) ** 2))(jax.lax.optimization_barrier(rows))[-1]
 
     return [("sum of a product", of_constant_values, 64.0), ("sum of squares", of_squares, 32_768.0**2)]

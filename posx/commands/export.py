@@ -7,7 +7,7 @@ from typing import Any
 
 from posx.commands import work_folder
 from posx.errors import ConfigError
-from posx.runs.folder import runs_in
+from posx.runs.folder import run_in
 
 
 def main(values: dict[str, Any], _: None) -> None:
@@ -16,13 +16,11 @@ def main(values: dict[str, Any], _: None) -> None:
     target = Path(values["to"]).expanduser()
     if target.suffix != ".safetensors":
         raise ConfigError(f"--to={values['to']}: the file's name ends with .safetensors")
-    folders = runs_in(work_folder(values))
-    if len(folders) > 1:
-        raise ConfigError(f"--workdir={values['workdir']} holds {len(folders)} runs: name one of them")
+    folder = run_in(work_folder(values))
     if values["dry_run"]:
-        print(f"would write {folders[0].path.name} to {target}")
+        print(f"would write {folder.path.name} to {target}")
         return
     from posx.runs.export import export  # Flax and Orbax: once the words are known to be right
 
-    step = export(folders[0], target)
-    print(f"{target}  {folders[0].path.name} at step {step}, {target.stat().st_size:,} bytes")
+    step = export(folder, target)
+    print(f"{target}  {folder.path.name} at step {step}, {target.stat().st_size:,} bytes")

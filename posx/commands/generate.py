@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from posx.commands import work_folder
+from posx.data import Tokenizer
 from posx.data.store import cache_folder
 from posx.errors import ConfigError
 from posx.generate import Sampling, generate
 from posx.machine.compile_cache import use_compile_cache
-from posx.runs.folder import RunFolder
+from posx.runs.folder import run_in
 from posx.runs.text import settings
+
+#: Stands in a decoded text for bytes that are no character, or not yet.
+BROKEN = "\ufffd"
 
 
 def main(values: dict[str, Any], _: None) -> None:
     sampling = Sampling(values["temperature"], values["top_k"])
-    folder = RunFolder(work_folder(values))
+    folder = run_in(work_folder(values))
     if values["num_tokens"] < 1:
         raise ConfigError(f"--num_tokens={values['num_tokens']} must be at least 1")
     if not 0 <= values["seed"] < 2**32:
@@ -30,14 +36,30 @@ def main(values: dict[str, Any], _: None) -> None:
     use_compile_cache(cache_folder(settings(folder, folder.read_config().data)))
     model, params, tokenizer, _step = load_model(folder)
     prompt = np.concatenate([[tokenizer.eos], tokenizer.encode(values["prompt"])])
-    made: list[int] = []
-    shown = ""
-    print(values["prompt"], end="", flush=True)
     steps = generate(model, params, [prompt], values["num_tokens"], sampling=sampling, seed=values["seed"])
-    for new in steps:
-        made.append(int(new[0]))
-        text = tokenizer.decode(made)
-        if not text.endswith("\ufffd"):  # a character whose last bytes are still to come
-            print(text[len(shown) :], end="", flush=True)
+    try:
+        first = next(steps)
+    except ConfigError as error:
+        raise ConfigError(f"{error} The end-of-text token before the prompt counts as one of its tokens.") from None
+    print(values["prompt"], end="", flush=True)
+    for piece in pieces(tokenizer, prompt, (int(new[0]) for new in itertools.chain([first], steps))):
+        print(piece, end="", flush=True)
+    print()
+
+
+def pieces(tokenizer: Tokenizer, prompt: Iterable[int], new: Iterable[int]) -> Iterator[str]:
+    """Yield the text that `new` ids add to the text of `prompt`, in pieces that later ids do not change.
+
+    The ids are decoded together: a decoder may join, strip or replace at the border of two tokens.
+    """
+    ids = [int(one) for one in prompt]
+    shown = text = tokenizer.decode(ids)
+    broken = next(([n] for n in range(tokenizer.vocab_size) if tokenizer.decode([n]) == BROKEN), [])
+    for one in new:
+        ids.append(one)
+        text = tokenizer.decode(ids)
+        # With byte fallback one byte too many breaks all characters of the bytes before it.
+        if not text.endswith(BROKEN) and tokenizer.decode(ids + broken).startswith(text):
+            yield text[len(shown) :]
             shown = text
-    print(tokenizer.decode(made)[len(shown) :])
+    yield text[len(shown) :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -17,9 +18,11 @@ from posx.data.store import cache_folder
 from posx.errors import PosxError, Stopped, WorkdirError
 from posx.files.atomic import write_json
 from posx.files.locks import holder
+from posx.files.rows import result_of
 from posx.machine import processes
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
+from posx.progress import say
 from posx.runs import environment
 from posx.runs.checks import checked
 from posx.runs.describe import describe
@@ -41,6 +44,18 @@ def _least_devices(values: dict[str, Any], folder: RunFolder) -> int:
     return environment.devices_of(folder) or 1
 
 
+def _summary(run: RunConfig, rows: list[dict[str, Any]], workdir: str) -> str:
+    """Return two lines: the results, of the run's first protocol, and the commands to go on with."""
+    found = {row["eval_len"]: row for row in rows if row["protocol"] == rows[0]["protocol"]} if rows else {}
+    lengths = sorted({min(found, key=lambda length: abs(length - run.train.length)), max(found)}) if found else []
+    results = [f"{result_of(found[length])} at {length} tokens" for length in lengths]
+    where = shlex.quote(workdir)
+    return (
+        f"done: {', '.join([f'{workdir} at step {run.train.steps}', *results])}\n"
+        f"next: posx plot --workdir {where}, or posx generate --workdir {where} --prompt 'some words'"
+    )
+
+
 def main(values: dict[str, Any], config: ConfigDict) -> None:
     folder = RunFolder(work_folder(values, needed=False))
     use_every_core(_least_devices(values, folder))
@@ -59,7 +74,9 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
 
     use_compile_cache(cache_folder(run.data))
     try:
-        train_and_evaluate(run, folder, values["mesh"])
+        rows = train_and_evaluate(run, folder, values["mesh"])
+        if processes.is_first() and values["processes"] != 1:  # as which a sweep starts it, to sum up all runs itself
+            say(_summary(run, rows, values["workdir"]))
     except PosxError as error:
         mine = processes.is_first() or not error.alike
         if mine and not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():

@@ -17,7 +17,7 @@ class Tabulated(Chain):
 
     Each decoded token meets every distance again: projecting Transformer-XL's waves or DeBERTa's table anew would cost
     more than all the rest of its step. The arrays depend on the parameters they lie beside, so this is for models in
-    use, not in training. A negative distance reads that of 0.
+    use, not in training. A negative distance reads that of 0, one beyond the arrays gives NaN.
     """
 
     length: Tokens = 1
@@ -40,16 +40,19 @@ class Tabulated(Chain):
         params = super().init(rng, dims)
         return params | self.tabulate(params)
 
-    def _index(self, distance: jax.Array) -> jax.Array:
-        return jnp.clip(distance.astype(jnp.int32), 0, self.length - 1)
-
     def relative(self, params: Params, distance: jax.Array) -> Relative:
         tables = (params.get(f"by_distance.{name}") for name in Relative._fields)
-        return Relative(*(None if table is None else table[self._index(distance)] for table in tables))
+        return Relative(*(None if table is None else _rows(table, distance) for table in tables))
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array | None:
-        return params["by_distance.curve"][:, self._index(distance)]
+        return jnp.moveaxis(_rows(params["by_distance.curve"].T, distance), -1, 0)
 
     def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
         bias = Encoding.bias if self.acts_on("curve") else Chain.bias  # the former reads `curve`
         return bias(self, params, q_pos, k_pos)
+
+
+def _rows(table: jax.Array, distance: jax.Array) -> jax.Array:
+    """Rows of a table at distances of any shape."""
+    index = jnp.maximum(distance.astype(jnp.int32), 0)
+    return table.at[index].get(mode="fill", fill_value=jnp.nan)

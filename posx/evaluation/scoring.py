@@ -70,6 +70,8 @@ def token_ids(values: Any, what: str) -> np.ndarray:
     array = host(values)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise ConfigError(f"{what} has shape {array.shape} and type {array.dtype}: token ids [n + 1] are expected")
+    if array.size and array.min() < 0:
+        raise ConfigError(f"{what} holds {array.min()}: token ids are at least 0")
     return array
 
 

@@ -147,7 +147,7 @@ def on_random_tokens(subject: Subject) -> np.ndarray | None:
         return None
     shapes = (dims.num_heads, dims.head_dim), (_kv_heads(subject), dims.head_dim), (dims.model_dim,)
     q, k, x = (jnp.asarray(rng.standard_normal((1, n, *shape)), jnp.float32) for shape in shapes)
-    v = jnp.broadcast_to(jnp.eye(n)[None, :, None], (1, n, _kv_heads(subject), n))
+    v = jnp.broadcast_to(jnp.eye(n, dtype=jnp.float32)[None, :, None], (1, n, _kv_heads(subject), n))
 
     @functools.partial(jax.jit, static_argnums=0)
     def log_weights(encoding: Encoding, params: Any) -> jax.Array:

@@ -162,6 +162,18 @@ class RunFolder:
             yield
 
 
+def run_in(workdir: Path) -> RunFolder:
+    """Return the one run in `workdir`. Raises WorkdirError if there is none, or several, which it then names."""
+    folders = runs_in(workdir)
+    if len(folders) > 1:
+        names = [folder.path.name for folder in folders[:6]] + ["..."] * (len(folders) > 6)
+        raise WorkdirError(
+            f"--workdir={workdir} holds {len(folders)} runs: {', '.join(names)}. "
+            f"Name one of them: --workdir={folders[0].path}"
+        )
+    return folders[0]
+
+
 def runs_in(workdir: Path) -> list[RunFolder]:
     """The run in `workdir`, or the runs of the sweep in it. Raises WorkdirError if there is none."""
     if (workdir / "config.json").exists():

@@ -25,8 +25,8 @@ from posx.training.layout import Layout, Parts
 from posx.training.loop import train
 
 
-def train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str = "") -> None:
-    """Trains, evaluates and marks `folder` done; every finished part is kept and not done again.
+def train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str = "") -> list[dict[str, Any]]:
+    """Train, evaluate and mark `folder` done; return the rows. Every finished part is kept and not done again.
 
     mesh: "DATAxMODEL" to cut the state over devices too, see `posx.training.layout`.
     """
@@ -55,6 +55,7 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str = "") -> Non
             raise PartialFailure(f"{folder.path.name}: {listed(failed)}")
         done = {"digest": digest(run), "data_digest": dataset.digest, "step": run.train.steps, "rows": len(rows)}
         processes.first(functools.partial(_mark_done, folder, done))
+    return rows
 
 
 def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, DataConfig, Layout, Dataset]:

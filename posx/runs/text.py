@@ -42,9 +42,14 @@ def digest_of(folder: RunFolder, run: RunConfig) -> str:
 
 
 def saved_tokenizer(folder: RunFolder) -> Tokenizer:
-    """The tokenizer of a run, which lies in its folder. Raises WorkdirError where it was never trained."""
+    """Return the tokenizer of a run, which its folder holds. Raises WorkdirError if it is missing."""
     if not folder.tokenizer_file.exists():
-        raise WorkdirError(f"{folder.path} holds no trained model yet: run `posx train` with this --workdir first")
+        if not any(folder.checkpoints.glob("*.json")):
+            raise WorkdirError(f"{folder.path} holds no trained model yet: run `posx train` with this --workdir first")
+        raise WorkdirError(
+            f"{folder.tokenizer_file} is missing. `posx train` with this --workdir and the settings of the run writes "
+            "it again."
+        )
     return load_tokenizer(folder.tokenizer_file)
 
 

@@ -71,7 +71,8 @@ class Job:
     def failure(self) -> str:
         """Why its last process failed, empty where it did not."""
         try:
-            return str(parsed(self.folder.status_file.read_text(encoding="utf-8"))["reason"])
+            reason = str(parsed(self.folder.status_file.read_text(encoding="utf-8"))["reason"])
+            return reason.removeprefix(f"{self.name}: ")
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 

@@ -87,7 +87,7 @@ class Worker:
         *lines, self.rest = self.rest.split("\n")
         for line in lines:
             if line.startswith("posx: "):
-                self.reason = line.removeprefix("posx: ")
+                self.reason = line.removeprefix("posx: ").removeprefix(f"{self.task.folder.path.name}: ")
             else:
                 hear(line)
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 
-def open_board(folder: Path, suffix: str) -> Any:
-    """A tensorboardX writer into `folder`; `suffix` ends the name of its file.
+def open_board(folder: Path, suffix: str, start: int) -> Any:
+    """Return a tensorboardX writer into `folder` whose file name ends with `suffix`.
+
+    The run goes on after step `start`: TensorBoard drops later steps that a process before this one wrote.
 
     It writes in a thread of its own. What the disk refuses it there is not said: the metrics themselves meet the same
     disk, and their failure is the run's.
@@ -26,7 +28,7 @@ def open_board(folder: Path, suffix: str) -> Any:
         if hide:
             del sys.modules["torch"]
     _let_its_thread_end_quietly()
-    return SummaryWriter(str(folder), filename_suffix=suffix)
+    return SummaryWriter(str(folder), filename_suffix=suffix, purge_step=start + 1)
 
 
 def close_board(board: Any) -> None:

@@ -134,9 +134,8 @@ class Checkpoints:
         args = {name: _restored_as(saved[name], None if problems else wanted[name]) for name in names}
         try:
             with _one_error_is_enough(), _reader() as checkpointer:
-                arrays = checkpointer.restore(
-                    self.folder / str(step), item=dict.fromkeys(names, 0), restore_args=args, transforms={}
-                )
+                asked = ocp.args.PyTreeRestore(dict.fromkeys(names, 0), restore_args=args, partial_restore=True)
+                arrays = checkpointer.restore(self.folder / str(step), args=asked)
         except Exception as error:  # Orbax reports damage with whatever its storage layers raise.
             raise _Damaged(_first_line(error)) from None
         arrays = {name: x if in_parts(x) else np.asarray(x) for name, x in arrays.items() if name in names}

@@ -129,11 +129,15 @@ def memory_errors(text: str) -> Iterator[None]:
 def _finite(state: State, folder: RunFolder, step: int) -> State:
     """`state`, if its parameters are finite: what is not must never become the last good checkpoint."""
     if not _are_finite(jax.tree.leaves(state["params"])):
-        raise NonFiniteError(
-            f"{folder.path.name}: a parameter is not finite after step {step}; the last checkpoint before it is kept: "
-            "lower train.learning_rate or train.clip_norm"
-        )
+        raise NonFiniteError(f"{folder.path.name}: a parameter is not finite after step {step}{_lower(folder)}")
     return state
+
+
+def _lower(folder: RunFolder) -> str:
+    """Return the end of the message about a run that diverged."""
+    steps = Checkpoints(folder.checkpoints).steps()
+    kept = f"; the checkpoint of step {steps[-1]} is kept" if steps else ""
+    return f"{kept}. Lower train.learning_rate or train.clip_norm."
 
 
 def _are_finite(arrays: list[Any]) -> bool:
@@ -164,7 +168,7 @@ class _Log:
         if processes.is_first():
             with disk_errors(self.folder.path):
                 suffix = f".{self.attempt}.{os.getpid()}"
-                self.board = open_board(self.folder.path / "tensorboard", suffix)
+                self.board = open_board(self.folder.path / "tensorboard", suffix, self.last_step)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -199,8 +203,8 @@ class _Log:
             where = self.last_step + first + 1
             self._append({"step": where, "loss": losses[first], "grad_norm": norms[first], "attempt": self.attempt})
             raise NonFiniteError(
-                f"{self.folder.path.name}: loss {losses[first]}, gradient norm {norms[first]} at step {where}; the "
-                "last checkpoint before it is kept: lower train.learning_rate or train.clip_norm"
+                f"{self.folder.path.name}: loss {losses[first]}, gradient norm {norms[first]} at step "
+                f"{where}{_lower(self.folder)}"
             )
         row = self._row(step, losses, norms) | self.start
         self._append(row)
@@ -216,7 +220,7 @@ class _Log:
         lines.append(self.folder.metrics_file, row)
         with interrupts.deferred():
             for name in SHOWN:
-                if row.get(name) is not None:
+                if row.get(name) is not None and math.isfinite(row[name]):  # else tensorboardX prints a warning
                     self.board.add_scalar(name, row[name], row["step"])
 
     def _row(self, step: int, losses: np.ndarray, norms: np.ndarray) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from posx.config import TrainConfig
@@ -15,14 +16,21 @@ Path = tuple[str, ...]
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:
-    """Linear warm-up from 0, then cosine to `final_learning_rate` at the last step."""
-    return optax.warmup_cosine_decay_schedule(
-        init_value=0.0,
-        peak_value=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        decay_steps=config.steps,
-        end_value=config.final_learning_rate,
-    )
+    """Return the learning rate of the update after n others, for n = 0 to `steps` - 1.
+
+    Linear: learning_rate / warmup_steps at the first update, learning_rate at update `warmup_steps`; then half a
+    cosine, to exactly `final_learning_rate` at the last update. 0 `warmup_steps` count as 1, and a run of no more
+    updates than that has no cosine.
+    """
+    peak, final, warmup = config.learning_rate, config.final_learning_rate, max(config.warmup_steps, 1)
+
+    def rate(n: Any) -> jax.Array:
+        update = jnp.asarray(n, jnp.float32) + 1
+        done = jnp.clip((update - warmup) / max(config.steps - warmup, 1), 0, 1)
+        cosine = final + (peak - final) * 0.5 * (1 + jnp.cos(jnp.pi * done))
+        return jnp.where(update < warmup, peak * update / warmup, cosine).astype(jnp.float32)
+
+    return rate
 
 
 def make_optimizer(config: TrainConfig, model: Model, rates: Rates | None = None) -> optax.GradientTransformation:

@@ -78,7 +78,7 @@ def _gradients(
         return part(*numbered)
     # Every a-th row makes a part: of rows cut over devices, each device then holds some of every part.
     parts = jax.tree.map(lambda x: x.reshape(-1, config.accumulation, *x.shape[1:]).swapaxes(0, 1), numbered)
-    zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
     total, _ = jax.lax.scan(lambda total, rows: (jax.tree.map(jnp.add, total, part(*rows)), None), zero, parts)
     return jax.tree.map(lambda x: x / config.accumulation, total)
 
@@ -98,7 +98,7 @@ def train_steps(
         state, metrics = train_step(model, config, carry[0], tokens[n], num_devices, rates)
         return state, {name: carry[1][name].at[n].set(value) for name, value in metrics.items()}
 
-    zeros = {name: jnp.zeros(tokens.shape[0]) for name in ("loss", "grad_norm")}
+    zeros = {name: jnp.zeros(tokens.shape[0], jnp.float32) for name in ("loss", "grad_norm")}
     return jax.lax.fori_loop(0, count, one, (state, zeros))
 
 

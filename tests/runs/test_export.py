@@ -1,5 +1,8 @@
 """A run as one file: what it gives back is what the run's folder gives, and damage is seen."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -25,6 +28,15 @@ def test_it_computes_what_the_run_does_and_others_can_read_its_arrays(whole, exp
     assert words.digest == tokenizer.digest and words.decode(words.encode("né")) == "né"
     arrays = load_file(exported)
     np.testing.assert_array_equal(arrays["embedding"], params["embedding"])
+
+
+def test_a_run_loads_with_64_bit_types_and_without_a_word(whole, exported):
+    """As a program of its own, whose logging nobody has set up."""
+    code = "import sys, posx, numpy as np\nfor path in sys.argv[1:]:\n    apply, params, _ = posx.load(path)\n"
+    code += "    print(apply(params, np.array([[1, 5, 9]])).dtype)"
+    words = [sys.executable, "-c", code, str(whole), str(exported)]
+    done = subprocess.run(words, capture_output=True, text=True, env=tiny.environment(JAX_ENABLE_X64="1"))
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["float32", "float32"], "")
 
 
 def test_a_flipped_bit_and_a_file_cut_short_are_seen(exported):
