@@ -15,7 +15,10 @@ import jax
 
 from posx.encodings.base import Dims, Encoding, Params
 from posx.encodings.shapes import Call, Hooks, Struct
-from posx.errors import ConfigError
+from posx.errors import ConfigError, other_names
+
+#: Shapes of parameters by name; "*" stands for any size.
+Shapes = dict[str, tuple[int | str, ...]]
 
 
 def check_sizes(encoding: Encoding, params: Params, call: Call) -> None:
@@ -36,26 +39,29 @@ def _check(encoding: Encoding, leaves: tuple[Any, ...], tree: Any) -> None:
         for name, size in (("num_heads", h), ("head_dim", d), ("num_kv_heads", g)):
             if (built_for := getattr(part, name, None)) and built_for != size:
                 raise ConfigError(f"{part} was built for {name}={built_for}, but {call.heads}")
-    given, wanted = _named(params), _params_of_init(encoding, h, d, g)
-    for name in filter(wanted.__contains__, given):
-        if len(given[name]) != len(wanted[name]) or any(
-            axis not in (size, "*") for size, axis in zip(given[name], wanted[name], strict=True)
+    wanted = _params_of_init(encoding, h, d, g)
+    if wanted is not None:
+        merged = ", with the shared arrays merged into each layer's own" if encoding.shared else ""
+        remedy = f"Give all that init(rng, dims) returns{merged}, and nothing else ({call.heads})."
+        check_params(str(encoding), named(params), wanted, remedy)
+    Hooks(encoding, params, call).check()
+
+
+def check_params(whose: str, given: Shapes, wanted: Shapes, remedy: str) -> None:
+    """Raise ConfigError, one line, unless `given` has the names and shapes of `wanted`: `whose` parameters."""
+    if other := other_names(given, wanted):
+        raise ConfigError(f"{whose}: params are not its own: {other}. {remedy}")
+    for name, shape in wanted.items():
+        if len(given[name]) != len(shape) or any(
+            axis not in (size, "*") for size, axis in zip(given[name], shape, strict=True)
         ):
-            raise ConfigError(
-                f"{encoding}: parameter {name!r} is {_text(given[name])}, but init gives {_text(wanted[name])} where "
-                f"{call.heads}"
-            )
-    try:
-        Hooks(encoding, params, call).check()
-    except ConfigError as error:
-        lacking = [name for name in wanted if name not in given]
-        if not (lacking and isinstance(error.__cause__, KeyError)):
-            raise
-        merged = ", the shared ones merged into each layer's own" if encoding.shared else ""
-        raise ConfigError(
-            f"{encoding} reads parameters that params lacks: {', '.join(lacking)}; give what init(rng, dims) "
-            f"returns{merged}"
-        ) from None
+            raise ConfigError(f"{whose}: parameter {name!r} is {_text(given[name])}, not {_text(shape)}. {remedy}")
+
+
+def named(params: Any) -> Shapes:
+    """Return the shapes of a tree of arrays by name: {"layers.layer_00.mlp.up": (m, f)}."""
+    found = jax.tree_util.tree_flatten_with_path(params)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in found}
 
 
 def parts(encoding: Encoding) -> Iterator[Encoding]:
@@ -68,24 +74,22 @@ def parts(encoding: Encoding) -> Iterator[Encoding]:
                 yield from parts(part)
 
 
-def _named(params: Params) -> dict[str, tuple[int, ...]]:
-    found = jax.tree_util.tree_flatten_with_path(params)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in found}
+def _params_of_init(encoding: Encoding, h: int, d: int, g: int) -> Shapes | None:
+    """Return the shapes that `init` gives for these heads, "*" on an axis that depends on other sizes of the model.
 
-
-def _params_of_init(encoding: Encoding, h: int, d: int, g: int) -> dict[str, tuple[int | str, ...]]:
-    """Shapes of the arrays that `init` gives for these heads, "*" where another model has another size."""
+    None if `init` fails for every model of these heads that is tried here; the hooks are checked all the same.
+    """
     try:
         one, other = (
-            _named(jax.eval_shape(functools.partial(encoding.init, dims=Dims(n * h * d, h, d, n, 64 * n, g)), _key()))
+            named(jax.eval_shape(functools.partial(encoding.init, dims=Dims(n * h * d, h, d, n, 64 * n, g)), _key()))
             for n in (2, 4)
         )
-    except Exception:  # no model of these sizes can have it: its hooks are asked all the same
-        return {}
-    return {
-        name: tuple(a if a == b else "*" for a, b in zip(shape, other[name], strict=True))
-        for name, shape in one.items()
-    }
+        return {
+            name: tuple(a if a == b else "*" for a, b in zip(shape, other[name], strict=True))
+            for name, shape in one.items()
+        }
+    except Exception:
+        return None
 
 
 def _key() -> Struct:

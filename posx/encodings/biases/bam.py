@@ -70,7 +70,10 @@ class Bam(Encoding):
         return {name: jnp.asarray(value, jnp.float32) for name, value in self._start().items() if name in self.learned}
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array:
-        known = {name: as_float(value) for name, value in self._start().items()} | params
-        shape, scale, loc = (known[name][:, None] for name in ("shape", "scale", "loc"))
+        fixed = self._start()
+        shape, scale, loc = (
+            (params[name] if name in self.learned else as_float(fixed[name]))[:, None]
+            for name in ("shape", "scale", "loc")
+        )
         away = jnp.abs(distance[None, :] + (jnp.exp(loc) - jnp.exp(-loc)))
         return -jnp.exp(scale) * (away + EPSILON) ** shape
