@@ -325,7 +325,7 @@ class Model:
         return min((e.max_position for e in self.encodings if e.max_position is not None), default=None)
 
     def _decoder(self, params: dict[str, Any]) -> Decoder:
-        """Return the modules with `params` in them. Raises ConfigError unless all have this model's names and shapes."""
+        """Return the modules with `params` in them. Raises ConfigError for other names or shapes than this model's."""
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):  # Flax would cut parameters over one
             graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(self, nnx.Rngs(params=0, position=0))))
         remedy = "Give the parameters that Model.init or posx.load returned for this model."

@@ -30,7 +30,7 @@ from posx.attention.history import seen_by
 from posx.attention.masks import Mask, causal, full, window
 from posx.attention.sizes import check_sizes, parts
 from posx.attention.tiles import Block, Order, Slots, Tokens, times
-from posx.encodings.base import Encoding, Features, Params, at_least_float32, wide_dtype
+from posx.encodings.base import Encoding, Features, Params, at_least_float32, require_encoding, wide_dtype
 from posx.encodings.shapes import Call
 from posx.errors import ConfigError
 from posx.machine.compiler import apart
@@ -111,6 +111,7 @@ def attend(
     """
     if isinstance(executor, str) and executor not in (*EXECUTORS, "auto"):
         raise ValueError(f"executor {executor!r} is unknown; allowed: {', '.join(EXECUTORS)}, auto")
+    require_encoding(encoding, "attend: encoding")
     _check_use(encoding, mask, keys_mapped)
     check_vectors(q, k, v)
     q_side, k_side, in_order = sides(

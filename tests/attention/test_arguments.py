@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
@@ -279,6 +280,15 @@ MISFITS = {
         r"^Shaw\(.*: missing: keys, values; unknown: 0\.keys, 0\.values\. Give all",
     ),
 }  # fmt: skip
+
+
+def test_a_spec_in_place_of_a_value_is_one_line():
+    message = r"={} is no encoding's value\. Give posx\.build\({}, dims\) instead\.$"
+    for spec in ("alibi", {"name": "rope"}, Alibi):
+        with pytest.raises(ConfigError, match="^attend: encoding" + message.format(*[re.escape(repr(spec))] * 2)):
+            attend(spec, {}, IN_ORDER)
+    with pytest.raises(ConfigError, match=r"^Chain: parts\[1\]" + message.format("'rope'", "'rope'")):
+        Chain((Nope(), "rope"))
 
 
 @pytest.mark.parametrize("case", MISFITS)
