@@ -244,6 +244,7 @@ def token_map(
 
     Where the hook looks back, vectors are what `history.seen_by` makes of them. Of n regimes come [b, t, h, n, d'].
     """
+    require_encoding(encoding, "token_map: encoding")
     if not encoding.acts_on(hook):
         return vectors
     pos, axis = _by_row(pos)
@@ -272,6 +273,7 @@ def batch_features(
       carry: what the call for the tokens before these gave (arrays [b, ...]); None at the start.
       idx, segment: arrival orders and document numbers [t] or [b, t]; None where slots stand in order, in one document.
     """
+    require_encoding(encoding, "batch_features: encoding")
     recent, carry = (None, None) if carry is None else carry
     seen, recent = seen_by(encoding, "features", x, idx, segment, recent)
     pos, axis = _by_row(pos)

@@ -8,7 +8,19 @@ from typing import Any, Self
 
 import jax
 
-from posx.encodings.base import BY_DISTANCE, FALLING, Dims, Encoding, Features, Mapped, Params, Relative, Tile, acting
+from posx.encodings.base import (
+    BY_DISTANCE,
+    FALLING,
+    Dims,
+    Encoding,
+    Features,
+    Mapped,
+    Params,
+    Relative,
+    Tile,
+    acting,
+    require_encoding,
+)
 
 
 def of_base(tree: dict[str, Any]) -> dict[str, Any]:
@@ -87,6 +99,7 @@ class Around(Encoding):
 
     def require_resolved(self) -> None:
         super().require_resolved()
+        require_encoding(self.base, f"{type(self).__name__}: base")
         self.base.require_resolved()
 
     def resolve(self, dims: Dims) -> Self:

@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.encodings import Alibi, Chain, Encoding, Nope, Relative, Shaw, Tupe
+from posx.encodings import Alibi, Chain, Dape, Encoding, Nope, Relative, Shaw, Tupe, Xpos
 from posx.errors import ConfigError, UndefinedLength
 
 B, T, H, G, D = 2, 9, 4, 2, 6
@@ -289,6 +289,12 @@ def test_a_spec_in_place_of_a_value_is_one_line():
             attend(spec, {}, IN_ORDER)
     with pytest.raises(ConfigError, match=r"^Chain: parts\[1\]" + message.format("'rope'", "'rope'")):
         Chain((Nope(), "rope"))
+    for inner, where in ((Dape("alibi"), "Dape: base"), (Xpos("alibi", 8.0, D), "Xpos: rope")):
+        with pytest.raises(ConfigError, match=f"^{where}" + message.format("'alibi'", "'alibi'")):
+            attend(inner, {}, IN_ORDER)
+    for call in (posx.attention.token_map, posx.attention.batch_features):
+        with pytest.raises(ConfigError, match=f"^{call.__name__}: encoding" + message.format("'fox'", "'fox'")):
+            call("fox", "key", {}, K, IN_ORDER, {})
 
 
 @pytest.mark.parametrize("case", MISFITS)
