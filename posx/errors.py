@@ -4,7 +4,7 @@ Message form: what was wrong (path and value), why, what is allowed or what to d
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -12,6 +12,13 @@ def nearest(name: str, known: Sequence[str]) -> str:
     by_lower = {word.lower(): word for word in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
     return f"did you mean {by_lower[close[0]]!r}? " if close else ""
+
+
+def other_names(given: Iterable[str], wanted: Iterable[str]) -> str:
+    """Return "missing: a, b; unknown: c" for the names that only one side has, or "" if both have the same."""
+    given, wanted = dict.fromkeys(given), dict.fromkeys(wanted)
+    kinds = {"missing": [n for n in wanted if n not in given], "unknown": [n for n in given if n not in wanted]}
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
 
 
 class PosxError(Exception):

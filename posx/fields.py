@@ -18,7 +18,7 @@ def typed_fields(cls: type, given: Mapping[str, Any], what: str, where: str) -> 
     open; "auto" leaves it so.
     """
     hints = typing.get_type_hints(cls)
-    known = [field.name for field in dataclasses.fields(cls)]
+    known = [field.name for field in dataclasses.fields(cls) if field.init]
     values = {}
     for key, value in given.items():
         if key not in known:

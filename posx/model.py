@@ -17,6 +17,7 @@ from flax import nnx
 
 from posx.attention import attend, batch_features, causal, cut, seen_by, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
+from posx.attention.sizes import check_params, named
 from posx.config.model import ModelConfig
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Dims, Encoding, Features, Spec
@@ -300,6 +301,7 @@ class Model:
 
     def tabulated(self, params: dict[str, Any], length: int) -> tuple[Model, dict[str, Any]]:
         """The same model for decoding up to `length` tokens: what encodings compute by distance is computed once."""
+        self._decoder(params)  # refuses those of another model
         layers, shared, encodings = dict(params["layers"]), dict(params.get("shared", {})), []
         for n, encoding in enumerate(self.encodings):
             if not encoding.acts_on("relative"):
@@ -325,9 +327,12 @@ class Model:
         return min((e.max_position for e in self.encodings if e.max_position is not None), default=None)
 
     def _decoder(self, params: dict[str, Any]) -> Decoder:
+        """Return the modules with `params` in them. Raises ConfigError for other names or shapes than this model's."""
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):  # Flax would cut parameters over one
             graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(self, nnx.Rngs(params=0, position=0))))
-        # Both trees sort their keys alike, so leaves correspond one to one.
+        remedy = "Give the parameters that Model.init or posx.load returned for this model."
+        check_params("this model", named(params), named(nnx.to_pure_dict(state)), remedy)
+        # Both trees sort their keys alike, so leaves of the same names correspond one to one.
         return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(params)))
 
 

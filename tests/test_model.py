@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +88,35 @@ def position_free(params) -> dict[str, np.ndarray]:
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
     return {name: leaf for name, leaf in named.items() if ".position" not in name and not name.startswith("shared")}
+
+
+CALLS = {
+    "logits": lambda model, params: model(params, text(), sequential(LENGTH)),
+    "log_probs": lambda model, params: model.log_probs(params, text(), sequential(LENGTH - 1), None, "auto"),
+    "cached": lambda model, params: model.cached(
+        params, text()[:, :1], *jnp.zeros((2, 2, 1), jnp.int32), model.empty_cache(2, 4)
+    ),
+    "tabulated": lambda model, params: model.tabulated(params, LENGTH),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_parameters_of_another_model_are_refused_by_name(call):
+    """BAM and KERPLE have two arrays [h] each, so that leaves taken in order would fit."""
+    other = (
+        "missing: shared.encoding_0.a, shared.encoding_0.p; unknown: shared.encoding_0.scale, shared.encoding_0.shape"
+    )
+    bam = start(small("bam"))
+    lacking = bam | {"shared": {"encoding_0": {"shape": np.ones(SMALL.num_heads, np.float32)}}}
+    for spec, params, message in (
+        ("kerple", bam, f"{other}. Give"),
+        ("bam", lacking, "missing: shared.encoding_0.scale. Give"),
+        ("nope", bam, "unknown: shared.encoding_0.scale, shared.encoding_0.shape. Give"),
+        ("bam", bam | {"final_norm": np.ones(1, np.float32)}, "parameter 'final_norm' is [1], not [24]. Give"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+            CALLS[call](small(spec), params)
+        assert "\n" not in str(caught.value)
 
 
 @every_encoding

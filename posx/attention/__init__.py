@@ -30,7 +30,7 @@ from posx.attention.history import seen_by
 from posx.attention.masks import Mask, causal, full, window
 from posx.attention.sizes import check_sizes, parts
 from posx.attention.tiles import Block, Order, Slots, Tokens, times
-from posx.encodings.base import Encoding, Features, Params, at_least_float32, wide_dtype
+from posx.encodings.base import Encoding, Features, Params, at_least_float32, require_encoding, wide_dtype
 from posx.encodings.shapes import Call
 from posx.errors import ConfigError
 from posx.machine.compiler import apart
@@ -111,6 +111,7 @@ def attend(
     """
     if isinstance(executor, str) and executor not in (*EXECUTORS, "auto"):
         raise ValueError(f"executor {executor!r} is unknown; allowed: {', '.join(EXECUTORS)}, auto")
+    require_encoding(encoding, "attend: encoding")
     _check_use(encoding, mask, keys_mapped)
     check_vectors(q, k, v)
     q_side, k_side, in_order = sides(
@@ -243,6 +244,7 @@ def token_map(
 
     Where the hook looks back, vectors are what `history.seen_by` makes of them. Of n regimes come [b, t, h, n, d'].
     """
+    require_encoding(encoding, "token_map: encoding")
     if not encoding.acts_on(hook):
         return vectors
     pos, axis = _by_row(pos)
@@ -271,6 +273,7 @@ def batch_features(
       carry: what the call for the tokens before these gave (arrays [b, ...]); None at the start.
       idx, segment: arrival orders and document numbers [t] or [b, t]; None where slots stand in order, in one document.
     """
+    require_encoding(encoding, "batch_features: encoding")
     recent, carry = (None, None) if carry is None else carry
     seen, recent = seen_by(encoding, "features", x, idx, segment, recent)
     pos, axis = _by_row(pos)

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.encodings.base import Encoding
-from posx.errors import UndefinedLength
+from posx.encodings.base import Encoding, check_defined
 
 #: A NumPy array where the values are known before tracing, else a JAX one.
 Known = np.ndarray | jax.Array
@@ -135,12 +134,8 @@ def check_positions(encoding: Encoding, pos: Known) -> None:
     """Raises UndefinedLength where positions known on the host go past what the encoding is defined for."""
     if encoding.integer_positions and not jnp.issubdtype(pos.dtype, jnp.integer):
         raise ValueError(f"{type(encoding).__name__} reads a table, so positions must be integers, not {pos.dtype}")
-    last = encoding.max_position
-    if last is None or not isinstance(pos, np.ndarray):
-        return
-    if pos.max(initial=0) > last or pos.min(initial=0) < 0:
-        got = f"{pos.min()} to {pos.max()}"
-        raise UndefinedLength(f"{encoding} is defined for positions 0 to {last}, but got {got}")
+    if isinstance(pos, np.ndarray) and pos.size:
+        check_defined(encoding, pos.min(), pos.max())
 
 
 def check_slots(encoding: Encoding, q: Side, k: Side, q_recent: Any, from_x: bool) -> None:
@@ -231,9 +226,14 @@ def settled(pos: Known, idx: Known) -> Known:
 
 
 def consecutive_offset(q_pos: Known, k_pos: Known) -> int | None:
-    """The first query's position less the first key's, if both sides are known to be whole numbers counting up by 1."""
+    """The first query's position less the first key's, if both sides are known to be whole numbers counting up by 1.
+
+    None if they are so far apart that floats do not hold their distances: `curve` is tabulated at floats.
+    """
     if not all(isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.dtype.kind == "i" for pos in (q_pos, k_pos)):
         return None
     if not all((np.diff(pos) == 1).all() for pos in (q_pos, k_pos)):
         return None
-    return int(q_pos[0]) - int(k_pos[0])
+    offset = int(q_pos[0]) - int(k_pos[0])
+    farthest = abs(offset) + max(len(q_pos), len(k_pos))
+    return offset if farthest <= 2 ** (np.finfo(jnp.result_type(float)).nmant + 1) else None

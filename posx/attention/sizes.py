@@ -16,7 +16,10 @@ import jax.numpy as jnp
 
 from posx.encodings.base import Dims, Encoding, Params
 from posx.encodings.shapes import Call, Hooks, Struct
-from posx.errors import ConfigError
+from posx.errors import ConfigError, other_names
+
+#: Shapes of parameters by name; "*" stands for any size.
+Shapes = dict[str, tuple[int | str, ...]]
 
 
 def check_sizes(encoding: Encoding, params: Params, call: Call) -> None:
@@ -37,28 +40,31 @@ def _check(encoding: Encoding, leaves: tuple[Any, ...], tree: Any) -> None:
         for name, size in (("num_heads", h), ("head_dim", d), ("num_kv_heads", g)):
             if (built_for := getattr(part, name, None)) and built_for != size:
                 raise ConfigError(f"{part} was built for {name}={built_for}, but {call.heads}")
-    given, wanted = _named(params), _params_of_init(encoding, h, d, g)
-    for name in filter(wanted.__contains__, given):
-        if len(given[name]) != len(wanted[name]) or any(
-            axis not in (size, "*") for size, axis in zip(given[name], wanted[name], strict=True)
-        ):
-            raise ConfigError(
-                f"{encoding}: parameter {name!r} is {_text(given[name])}, but init gives {_text(wanted[name])} where "
-                f"{call.heads}"
-            )
+    wanted = _shapes(functools.partial(_params_of, encoding), h, d, g)
+    if wanted is not None:
+        merged = ", with the shared arrays merged into each layer's own" if encoding.shared else ""
+        remedy = f"Give all that init(rng, dims) returns{merged}, and nothing else ({call.heads})."
+        check_params(str(encoding), named(params), wanted, remedy)
     if call.x is None and encoding.acts_on("features"):
         _check_features(encoding, call)
-    try:
-        Hooks(encoding, params, call).check()
-    except ConfigError as error:
-        lacking = [name for name in wanted if name not in given]
-        if not (lacking and isinstance(error.__cause__, KeyError)):
-            raise
-        merged = ", the shared ones merged into each layer's own" if encoding.shared else ""
-        raise ConfigError(
-            f"{encoding} reads parameters that params lacks: {', '.join(lacking)}; give what init(rng, dims) "
-            f"returns{merged}"
-        ) from None
+    Hooks(encoding, params, call).check()
+
+
+def check_params(whose: str, given: Shapes, wanted: Shapes, remedy: str) -> None:
+    """Raise ConfigError, one line, unless `given` has the names and shapes of `wanted`: `whose` parameters."""
+    if other := other_names(given, wanted):
+        raise ConfigError(f"{whose}: params are not its own: {other}. {remedy}")
+    for name, shape in wanted.items():
+        if len(given[name]) != len(shape) or any(
+            axis not in (size, "*") for size, axis in zip(given[name], shape, strict=True)
+        ):
+            raise ConfigError(f"{whose}: parameter {name!r} is {_text(given[name])}, not {_text(shape)}. {remedy}")
+
+
+def named(params: Any) -> Shapes:
+    """Return the shapes of a tree of arrays by name: {"layers.layer_00.mlp.up": (m, f)}."""
+    found = jax.tree_util.tree_flatten_with_path(params)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in found}
 
 
 def parts(encoding: Encoding) -> Iterator[Encoding]:
@@ -71,17 +77,12 @@ def parts(encoding: Encoding) -> Iterator[Encoding]:
                 yield from parts(part)
 
 
-def _named(params: Params) -> dict[str, tuple[int, ...]]:
-    found = jax.tree_util.tree_flatten_with_path(params)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in found}
-
-
 def _check_features(encoding: Encoding, call: Call) -> None:
     """Raises ConfigError if features out of a cache are not those that the encoding keeps of a token."""
     (h, d), (g, _) = call.q.shape, call.k.shape
-    wanted = _shapes(functools.partial(_features_of, encoding), h, d, g)
+    wanted = _shapes(functools.partial(_features_of, encoding), h, d, g) or {}
     for side, features in (("q_features", call.q_features), ("k_features", call.k_features)):
-        given = _named(features)
+        given = named(features)
         for name, axes in wanted.items():
             if name not in given:
                 has = ", ".join(given) or "nothing"
@@ -95,20 +96,19 @@ def _check_features(encoding: Encoding, call: Call) -> None:
                 )
 
 
-def _params_of_init(encoding: Encoding, h: int, d: int, g: int) -> dict[str, tuple[int | str, ...]]:
-    return _shapes(functools.partial(_params_of, encoding), h, d, g)
+def _shapes(made_for: Callable[[Dims], dict[str, Any]], h: int, d: int, g: int) -> Shapes | None:
+    """Return the shapes of the arrays made for these heads, "*" on an axis that depends on other sizes of the model.
 
-
-def _shapes(made_for: Callable[[Dims], dict[str, Any]], h: int, d: int, g: int) -> dict[str, tuple[int | str, ...]]:
-    """Shapes of the arrays that are made for these heads, "*" where another model has another size."""
+    None if they can be made for no model of these heads that is tried here; the hooks are checked all the same.
+    """
     try:
-        one, other = (_named(made_for(Dims(n * h * d, h, d, n, 64 * n, g))) for n in (2, 4))
-    except Exception:  # no model of these sizes can have it: its hooks are asked all the same
-        return {}
-    return {
-        name: tuple(a if a == b else "*" for a, b in zip(shape, other[name], strict=True))
-        for name, shape in one.items()
-    }
+        one, other = (named(made_for(Dims(n * h * d, h, d, n, 64 * n, g))) for n in (2, 4))
+        return {
+            name: tuple(a if a == b else "*" for a, b in zip(shape, other[name], strict=True))
+            for name, shape in one.items()
+        }
+    except Exception:
+        return None
 
 
 def _params_of(encoding: Encoding, dims: Dims) -> Params:

@@ -34,6 +34,10 @@ BEFORE: dict[str, dict[str, Any]] = {
 #: The same for the fields of encodings, by the name of the encoding.
 ENCODINGS_BEFORE: dict[str, dict[str, Any]] = {}
 
+#: Fields of encodings that no longer exist, and the value that they had in every run. Stored specs may hold them, and
+#: digests still do.
+ENCODINGS_PAST: dict[str, dict[str, Any]] = {"learned": {"stretched_to": 0}, "tupe": {"stretched_to": 0}}
+
 #: Settings that do not change what the weights become: they may differ when a work folder is used again.
 SAFE_TO_CHANGE = (
     "data.cache_dir", "train.dispatch_steps", "train.log_steps", "train.checkpoint_steps", "train.keep_checkpoints",
@@ -68,7 +72,7 @@ def from_stored(values: Any) -> RunConfig:
     elif version != SCHEMA_VERSION:
         raise ConfigError(f"schema_version={version!r} is not one of those this posx reads, 1 to {SCHEMA_VERSION}")
     sections = {name: _with_earlier(cls, _mapping(values, name), BEFORE[name], name) for name, cls in SECTIONS.items()}
-    run = RunConfig.from_json({"encoding": _mapping(values, "encoding"), **sections})
+    run = RunConfig.from_json({"encoding": without_past(_mapping(values, "encoding")), **sections})
     given_fields(run.encoding)
     resolved = _mapping(values, "resolved")
     layers, sizes = resolved.get("layers"), _mapping(resolved, "model")
@@ -76,7 +80,7 @@ def from_stored(values: Any) -> RunConfig:
         raise ConfigError(f"resolved.layers must name the encodings of all {run.model.num_layers} layers")
     model = dataclasses.replace(run.model, **typed_fields(ModelConfig, sizes, "resolved.model", "resolved.model."))
     data = _mapping(resolved, "data") if "data" in resolved else {}
-    encodings = tuple(from_spec(_whole(spec)) for spec in layers)
+    encodings = tuple(from_spec(_whole(without_past(spec))) for spec in layers)
     rates = _rates(resolved, encodings, model.dims(run.train.length))
     return dataclasses.replace(run, stored=Resolution(encodings, model, rates, data))
 
@@ -247,13 +251,23 @@ def _since(before: Mapping[str, Any], name: str, value: Any) -> bool:
 
 
 def _since_before(spec: Any) -> Any:
-    """`spec` without the fields that mean what was so before they existed."""
+    """`spec` without the fields that mean what was so before they existed, and with those that no longer exist."""
     if isinstance(spec, list | tuple):
         return [_since_before(part) for part in spec]
     if not isinstance(spec, dict):
         return spec
-    before = ENCODINGS_BEFORE.get(spec["name"], {})
-    return {name: _since_before(value) for name, value in spec.items() if _since(before, name, value)}
+    before, past = ENCODINGS_BEFORE.get(spec["name"], {}), ENCODINGS_PAST.get(spec["name"], {})
+    return past | {name: _since_before(value) for name, value in spec.items() if _since(before, name, value)}
+
+
+def without_past(spec: Any) -> Any:
+    """A stored spec without the fields that no longer exist, if they have the value that every run had."""
+    if isinstance(spec, list | tuple):
+        return [without_past(part) for part in spec]
+    if not isinstance(spec, Mapping):
+        return spec
+    past = ENCODINGS_PAST.get(str(spec.get("name")), {}).items()
+    return {key: without_past(value) for key, value in spec.items() if (key, value) not in past}
 
 
 def _whole(spec: Any) -> Any:

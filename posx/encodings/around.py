@@ -20,6 +20,7 @@ from posx.encodings.base import (
     Relative,
     Tile,
     acting,
+    require_encoding,
 )
 
 
@@ -104,6 +105,7 @@ class Around(Encoding):
 
     def require_resolved(self) -> None:
         super().require_resolved()
+        require_encoding(self.base, f"{type(self).__name__}: base")
         self.base.require_resolved()
 
     def resolve(self, dims: Dims) -> Self:

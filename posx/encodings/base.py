@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.encodings.checks import check_class, check_decorated
-from posx.errors import ConfigError
+from posx.errors import ConfigError, UndefinedLength
 
 Params = dict[str, Any]
 Features = dict[str, jax.Array]
@@ -136,6 +136,18 @@ def distances(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     return as_float(q_pos[:, None] - k_pos[None, :])
 
 
+def require_encoding(given: Any, where: str) -> None:
+    """Raise ConfigError unless `given` is an encoding's value. A spec needs the model's sizes to become one."""
+    if not isinstance(given, Encoding):
+        raise ConfigError(f"{where}={given!r} is no encoding's value. Give posx.build({given!r}, dims) instead.")
+
+
+def check_defined(encoding: Encoding, first: int, last: int) -> None:
+    """Raise UndefinedLength unless the encoding is defined for positions from `first` to `last`."""
+    if (limit := encoding.max_position) is not None and (first < 0 or last > limit):
+        raise UndefinedLength(f"{encoding} is defined for positions 0 to {limit}, but got {first} to {last}")
+
+
 def acting(encoding: Encoding, hooks: Iterable[str] = HOOKS) -> tuple[str, ...]:
     """Those of `hooks` that it defines."""
     return tuple(hook for hook in hooks if encoding.acts_on(hook))
@@ -172,8 +184,9 @@ class Encoding:
     #: vectors [t, 2, h, d], {"features": 3} gives `features` x [t, 4, m]. A token's own come first, then those before
     #: it in arrival order, as they were before any map; zeros where its document has none.
     history: ClassVar[Mapping[str, int]] = types.MappingProxyType({})
-    #: Keys after the query are all given the same, near or far, or more the further ahead, so that `attend` refuses
-    #: masks that show them. (Where all keys are given the same, as without positions, nothing is amiss.)
+    #: Keys after the query are all given the same, near or far, or more the further ahead, or are not among the keys
+    #: that the encoding counts, so that `attend` refuses masks that show them. (Where all keys are given the same, as
+    #: without positions, nothing is amiss.)
     causal_only: ClassVar[bool] = False
     #: How many times the model's learning rate its parameters are trained with, unless a run says otherwise: as many as
     #: a comparison at the training length chose (experiments/recipe, experiments/leaderboard), or 1.
@@ -306,8 +319,9 @@ class Encoding:
         return tuple(hook for hook in HOOKS if hook in found)
 
     def fill_open(self, **defaults: Any) -> Self:
-        """The value with `defaults` in those of the named fields that are open."""
-        return dataclasses.replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
+        """The value with `defaults` in those of the named fields that are open; itself if none is."""
+        opened = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **opened) if opened else self
 
     def require_resolved(self) -> None:
         """Raises ConfigError naming the fields that are still open."""

@@ -11,7 +11,19 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import BY_DISTANCE, FALLING, Dims, Encoding, Features, Mapped, Params, Relative, Tile, acting
+from posx.encodings.base import (
+    BY_DISTANCE,
+    FALLING,
+    Dims,
+    Encoding,
+    Features,
+    Mapped,
+    Params,
+    Relative,
+    Tile,
+    acting,
+    require_encoding,
+)
 from posx.errors import ConfigError
 
 
@@ -31,6 +43,8 @@ class Chain(Encoding):
     def __post_init__(self) -> None:
         if not self.parts:
             raise ConfigError("a chain needs at least one encoding")
+        for n, part in enumerate(self.parts):
+            require_encoding(part, f"Chain: parts[{n}]")
         if len(several := [part for part in self.parts if part.acts_on("regime")]) > 1:
             raise ConfigError(
                 f"{several[0]} and {several[1]} both have regimes of their own: a chain may have one such"

@@ -11,7 +11,7 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from typing import Any
 
 from posx.errors import ConfigError, nearest
@@ -92,6 +92,13 @@ def check_fact(where: str, name: str, value: Any, given: Any) -> None:
         fits, wanted = value is None or (whole and value >= 0), "a whole number of tokens, at least 0, or None"
     if not fits:
         raise ConfigError(f"{where}={value!r} must be {wanted}")
+
+
+def check_names(where: str, given: tuple[str, ...], known: Collection[str], least: int = 1) -> None:
+    """Raise ConfigError unless a field's tuple `given` names at least `least` of `known`, each of them once."""
+    if set(given) - set(known) or len(set(given)) < max(least, len(given)):
+        some = "one or more" if least else "none or more"
+        raise ConfigError(f"{where}={given} must name {some} of {', '.join(known)}, and each only once")
 
 
 def facts(contract: type) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The text of a spec: what is printed can be typed.
 
     rope    rope(base=500000)    rope + alibi    t5(max_distance=128)    my_module:MyEncoding(gain=3)
-    rope(frequencies=yarn(factor=8)) + log_length    learned(beyond=clamp)    tupe(untied=(0, 3))
+    dape(base=t5(max_distance=128)) + log_length    learned(beyond=clamp)    tupe(untied=(0, 3))
 
 Python's own grammar, read with `ast` and never evaluated: a name or a call with keywords, and + between the parts of a
 chain. A word that stands as a value is a text or a nested name, as its field has it.

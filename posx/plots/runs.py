@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posx.config.schema_1 import migrated
-from posx.config.stored import BEFORE, SAFE_TO_CHANGE
+from posx.config.stored import BEFORE, SAFE_TO_CHANGE, without_past
 from posx.encodings.rates import Rates, from_json, multipliers, special
 from posx.errors import ConfigError
 from posx.files.parse import parsed
@@ -44,7 +44,7 @@ class Run:
 
 def stored_run(path: str, config: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> Run:
     """The run of a folder's `config.json` and of one row of its results; either may be missing."""
-    config, row = config or {}, row or {}
+    config, row = without_past(config or {}), row or {}
     settings = _settings(config) or {f"encoding.{name}": value for name, value in _fields(row.get("encoding_value"))}
     train_len, seed = (
         row.get(name, _section(config, "train").get(key)) for name, key in (("train_len", "length"), ("seed", "seed"))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from posx.config.stored import from_stored
 from posx.data import Tokenizer, load_tokenizer
-from posx.errors import PosxError, WorkdirError
+from posx.errors import PosxError, WorkdirError, other_names
 from posx.files.atomic import disk_errors, write_bytes
 from posx.files.parse import parsed
 from posx.model import Model
@@ -85,10 +85,11 @@ def load_file(path: Path) -> tuple[Model, dict[str, Any], Tokenizer, int]:
     model = model_of(run, tokenizer.vocab_size)
     abstract = model.abstract()
     wanted = flatten(abstract)
+    if other := other_names(arrays, wanted):
+        raise WorkdirError(f"{path} holds other arrays than its settings ask for: {other}. Export the run again.")
     for name, leaf in wanted.items():
-        array = arrays.get(name)
-        kind = None if array is None else (array.shape, array.dtype)
-        if array is None or kind != (leaf.shape, leaf.dtype) or sha256_of(array) != digests.get(name):
-            raise WorkdirError(f"{path} is damaged: {name} is missing, of another shape, or not what its digest says")
+        array = arrays[name]
+        if (array.shape, array.dtype) != (leaf.shape, leaf.dtype) or sha256_of(array) != digests.get(name):
+            raise WorkdirError(f"{path} is damaged: {name} is of another shape, or not what its digest says")
     params = jax.tree.unflatten(jax.tree.structure(abstract), [jnp.asarray(arrays[name]) for name in wanted])
     return model, params, tokenizer, step

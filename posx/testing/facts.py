@@ -185,6 +185,7 @@ def check_tiling(subject: Subject, findings: Findings) -> None:
     if encoding.tiling == "any":
         return findings.nothing("'any', as the check of tiles shows")
     cut: Any = dataclasses.dataclass(frozen=True)(type(type(encoding).__name__, (type(encoding),), {"tiling": "any"}))
-    anyway: Encoding = cut(**{field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding)})
+    fields = [field.name for field in dataclasses.fields(encoding) if field.init]
+    anyway: Encoding = cut(**{name: getattr(encoding, name) for name in fields})
     other = Subject(anyway, subject.dims).tiles(subject.where)[0]
     findings.differ("tiling = 'rows', but in small tiles", other, subject.dense(subject.where)[0], SEEN)

@@ -201,8 +201,13 @@ def _reader() -> ocp.Checkpointer:
 
 
 def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """How what is wanted is not what was saved, one line each."""
+    """How what is wanted is not what was saved, one line each.
+
+    Whole trees may be left unread, such as "opt_state"; of a tree that is read, every array has to be wanted.
+    """
+    trees = {name.partition(".")[0] for name in wanted}
     problems = [f"{name} is missing" for name in wanted if name not in saved]
+    problems += [f"{name} is unknown" for name in saved if name not in wanted and name.partition(".")[0] in trees]
     for name in wanted.keys() & saved.keys():
         have, want = (
             (saved[name]["shape"], saved[name]["dtype"]),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.encodings import Alibi, Chain, Encoding, Nope, Relative, Shaw, Tupe
+from posx.encodings import Alibi, Chain, Dape, Encoding, Nope, Relative, Shaw, Tupe, Xpos
 from posx.errors import ConfigError, UndefinedLength
 
 B, T, H, G, D = 2, 9, 4, 2, 6
@@ -254,19 +255,46 @@ def built(name, dims):
 MISFITS = {
     "alibi of one head": (*built("alibi", ONE), r"^Alibi\(num_heads=1\) was built for num_heads=1, but q has 4 heads"),
     "alibi in a chain": (*built(["rope", "alibi"], ONE), r"^Alibi\(num_heads=1\) was built for num_heads=1"),
-    "t5 of one head": (*built("t5", ONE), r"^T5\(.*parameter 'table' is \[8, 1\], but init gives \[8, 4\]"),
-    "tupe of narrow heads": (*built("tupe", OTHER), r"parameter 'u_k' is \[24, 4, 4\], but init gives \[\*, 2, 6\]"),
-    "shaw of narrow heads": (*built("shaw", OTHER), r"parameter 'keys' is \[17, 4\], but init gives \[17, 6\]"),
-    "another table": (Shaw(2), SHAW, r"parameter 'keys' is \[7, 6\], but init gives \[5, 6\]"),
+    "t5 of one head": (*built("t5", ONE), r"^T5\(.*parameter 'table' is \[8, 1\], not \[8, 4\]"),
+    "tupe of narrow heads": (*built("tupe", OTHER), r"parameter 'u_k' is \[24, 4, 4\], not \[\*, 2, 6\]"),
+    "shaw of narrow heads": (*built("shaw", OTHER), r"parameter 'keys' is \[17, 4\], not \[17, 6\]"),
+    "another table": (Shaw(2), SHAW, r"parameter 'keys' is \[7, 6\], not \[5, 6\]"),
     "rope of wide heads": (
         *built("rope", ONE), r"^Rope\(.*rotary_dim=24\)\.query\(params, \[3, 4, 6\], .* \(q has 4 heads of 6, "
     ),
-    "no parameters": (built("t5", XL)[0], {}, r"^T5\(.*lacks: table; give what init.* returns, the shared ones merged"),
-    "half of them": (
-        built("transformer_xl", XL)[0], {"w_r": jnp.zeros((24, H, D))}, r"^TransformerXL\(.*lacks: u, v; give"
+    "no parameters": (
+        built("t5", XL)[0], {}, r"^T5\(.*: missing: table\. Give all that init\(rng, dims\) returns, with the shared",
     ),
-    "none in a chain": (Chain((Nope(), Shaw(3))), {}, r"^Chain\(.*lacks: 1.keys, 1.values; give"),
+    "half of them": (
+        built("transformer_xl", XL)[0], {"w_r": jnp.zeros((24, H, D))}, r"^TransformerXL\(.*: missing: u, v\. Give all",
+    ),
+    "none in a chain": (Chain((Nope(), Shaw(3))), {}, r"^Chain\(.*: missing: 1\.keys, 1\.values\. Give all"),
+    "bam without parameters": (built("bam", XL)[0], {}, r"^Bam\(.*: missing: scale, shape\. Give all"),
+    "bam with half of them": (built("bam", XL)[0], {"shape": jnp.ones(H)}, r"^Bam\(.*: missing: scale\. Give all"),
+    "another encoding's": (
+        built("kerple", XL)[0], built("bam", XL)[1], r"^Kerple\(.*: missing: a, p; unknown: scale, shape\. Give all"
+    ),
+    "more than there are": (Alibi(H), {"table": jnp.ones(H)}, r"^Alibi\(.*: unknown: table\. Give all"),
+    "the chain's for a part": (
+        Shaw(3), {f"0.{name}": x for name, x in SHAW.items()},
+        r"^Shaw\(.*: missing: keys, values; unknown: 0\.keys, 0\.values\. Give all",
+    ),
 }  # fmt: skip
+
+
+def test_a_spec_in_place_of_a_value_is_one_line():
+    message = r"={} is no encoding's value\. Give posx\.build\({}, dims\) instead\.$"
+    for spec in ("alibi", {"name": "rope"}, Alibi):
+        with pytest.raises(ConfigError, match="^attend: encoding" + message.format(*[re.escape(repr(spec))] * 2)):
+            attend(spec, {}, IN_ORDER)
+    with pytest.raises(ConfigError, match=r"^Chain: parts\[1\]" + message.format("'rope'", "'rope'")):
+        Chain((Nope(), "rope"))
+    for inner, where in ((Dape("alibi"), "Dape: base"), (Xpos("alibi", 8.0, D), "Xpos: rope")):
+        with pytest.raises(ConfigError, match=f"^{where}" + message.format("'alibi'", "'alibi'")):
+            attend(inner, {}, IN_ORDER)
+    for call in (posx.attention.token_map, posx.attention.batch_features):
+        with pytest.raises(ConfigError, match=f"^{call.__name__}: encoding" + message.format("'fox'", "'fox'")):
+            call("fox", "key", {}, K, IN_ORDER, {})
 
 
 @pytest.mark.parametrize("case", MISFITS)

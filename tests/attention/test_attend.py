@@ -231,6 +231,9 @@ def test_large_logits_do_not_overflow():
 class Low(Encoding):
     """A user's bias that is the same for all pairs."""
 
+    def init(self, rng, dims):
+        return {"level": jnp.zeros(())}
+
     def curve(self, params, distance):
         return jnp.full((1, len(distance)), params["level"])
 

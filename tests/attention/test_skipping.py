@@ -29,6 +29,9 @@ class Steep(Encoding):
 
     fades = True
 
+    def init(self, rng, dims):
+        return {"slopes": jnp.ones(dims.num_heads)}
+
     def temperature(self, params, pos, features):
         return 1 + as_float(pos) / T
 

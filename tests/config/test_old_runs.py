@@ -99,11 +99,28 @@ def same_numbers(folder) -> None:
 def test_settings_of_schema_1_give_the_encodings_they_were_resolved_to(other_rules, path):
     written = json.loads(path.read_text())
     run = stored.from_stored(written)
-    wanted = [text.replace("head_dim=32", "head_dim=0") for text in written["resolved"]["encodings"]]  # nothing read it
+    wanted = [
+        text.replace("head_dim=32", "head_dim=0").replace(", stretched_to=0", "")  # nothing read either of them
+        for text in written["resolved"]["encodings"]
+    ]
     assert layers(path) == wanted
     assert count(model_of(run, 257)) == written["resolved"]["num_params"]
     again = stored.from_stored(json.loads(json.dumps(stored.to_stored(run))))
     assert again == run and stored.digest(again) == stored.digest(run)
+
+
+def test_a_field_that_is_gone_is_dropped_but_keeps_the_name():
+    """`stretched_to` was 0 in every run, and its digest is in the rows of committed runs."""
+    folder = ROOT.parents[1] / "experiments/train_short_test_long/results/learned-L64-s0"
+    values = json.loads((folder / "config.json").read_text())
+    assert values["resolved"]["layers"][0]["stretched_to"] == 0
+    text, row = values["resolved"]["data"]["digest"], json.loads((folder / "eval.jsonl").read_text().splitlines()[0])
+    run = stored.from_stored(values)
+    assert stored.identity(run, text) == row["digest"]
+    assert "stretched_to" not in json.dumps(stored.to_stored(run))
+    values["resolved"]["layers"][0]["stretched_to"] = 96
+    with pytest.raises(posx.errors.ConfigError, match="no field 'stretched_to'"):
+        stored.from_stored(values)
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda p: p.parent.name)

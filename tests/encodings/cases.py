@@ -24,7 +24,7 @@ SPECS: dict[str, Any] = {
     "sinusoidal-concatenated": {"name": "sinusoidal", "layout": "concatenated", "exponent": "c/(m/2-1)", "base": 50.0},
     "learned": "learned",
     "learned-clamp": {"name": "learned", "num_positions": 20, "beyond": "clamp"},
-    "learned-interpolate": {"name": "learned", "num_positions": 20, "beyond": "interpolate", "stretched_to": 32},
+    "learned-interpolate": {"name": "learned", "num_positions": 20, "beyond": "interpolate"},
     "shaw": {"name": "shaw", "max_distance": 5},
     "shaw-keys": {"name": "shaw", "max_distance": 3, "values": False},
     "transformer_xl": "transformer_xl",
@@ -33,7 +33,7 @@ SPECS: dict[str, Any] = {
     "t5-unscaled": {"name": "t5", "num_buckets": 8, "max_distance": 20, "scaled": False, "per_layer": True},
     "t5-bidirectional": {"name": "t5", "bidirectional": True, "num_buckets": 8, "max_distance": 12},
     "tupe": "tupe",
-    "tupe-untied": {"name": "tupe", "untied": (0, 3), "num_positions": 20, "beyond": "interpolate", "stretched_to": 32},
+    "tupe-untied": {"name": "tupe", "untied": (0, 3), "num_positions": 20, "beyond": "interpolate"},
     "tupe-r": ["tupe", {"name": "t5", "num_buckets": 8, "max_distance": 20}],
     "deberta": {"name": "deberta", "max_distance": 7},
     "deberta-release": {"name": "deberta", "max_distance": 7, "release_index": True},
@@ -93,7 +93,8 @@ SPECS: dict[str, Any] = {
     "adaptive_temperature-plain": {"name": "adaptive_temperature", "plain_heads": 2},
     "log_length-rope": ["rope", {"name": "log_length", "train_len": 5}],
 }
-CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS) for case, spec in SPECS.items()}
+#: Resolved, and set for windows of 32 tokens, over which tables are interpolated.
+CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS).at_length(32) for case, spec in SPECS.items()}
 
 #: Between them these take every way through the executors, the cache and the model. Of the others the default tests
 #: check the formula; the rest where tests may be slow.

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import posx
+from posx.config import encoding_section
 from posx.encodings import Chain, encoding_name, from_spec, spec_of, spec_text
 from posx.errors import ConfigError
 from tests.encodings.cases import CASES, DIMS, SPECS
@@ -19,7 +20,7 @@ all_cases = pytest.mark.parametrize("case", CASES)
 
 @all_cases
 def test_built_values_survive_the_round_trip(case):
-    encoding = CASES[case]
+    encoding = CASES[case].at_length(0)
     again = posx.build(spec_of(encoding), DIMS)
     assert again == encoding
     assert hash(again) == hash(encoding)
@@ -34,7 +35,24 @@ def test_what_is_printed_can_be_typed(case):
     asked = from_spec(SPECS[case])
     text = spec_text(SPECS[case])
     assert from_spec(text) == asked and spec_text(text) == text and "None" not in text
-    assert posx.build(spec_text(CASES[case]), DIMS) == CASES[case]
+    assert posx.build(spec_text(CASES[case]), DIMS).at_length(32) == CASES[case]
+
+
+@pytest.mark.parametrize("name", ["learned", "tupe"])
+def test_the_length_of_a_table_is_no_setting(name):
+    """`at_length` sets it. It tells values apart, but is neither printed nor accepted."""
+    message = f"^encoding '{name}' has no field 'stretched_to'"
+    for spec in (f"{name}(beyond=interpolate, stretched_to=100)", {"name": name, "stretched_to": 0}):
+        with pytest.raises(ConfigError, match=message):
+            posx.build(spec, DIMS)
+    with pytest.raises(TypeError, match="stretched_to"):
+        posx.ENCODINGS[name](stretched_to=100)
+    table = posx.build(f"{name}(beyond=interpolate)", DIMS)
+    long = table.at_length(100)
+    assert long != table and long.max_position == 99 and long.at_length(16) == table.at_length(16)
+    assert posx.build(long, DIMS) == long and pickle.loads(pickle.dumps(long)) == long == copy.deepcopy(long)
+    printed = f"{spec_text(long)} {spec_of(long)} {long} {encoding_section(spec_text(long))}"
+    assert "stretched" not in printed and "100" not in printed
 
 
 @pytest.mark.parametrize(
@@ -208,8 +226,11 @@ def test_every_training_length_builds(name, length):
         ({"name": "t5", "num_buckets": 2, "max_distance": 9, "bidirectional": True}, r"t5: .* at least 4"),
         ({"name": "t5", "num_buckets": 32, "max_distance": 16}, r"t5: max_distance=16 must be above 16"),
         ({"name": "deberta", "terms": ()}, r"deberta: terms=\(\)"),
+        ("deberta(terms=(c2p, c2p))", r"deberta: terms=\('c2p', 'c2p'\) must name one or more of .*each only once"),
+        ("bam(learned=(shape, scale, shape))", r"bam: learned=.* must name none or more of .*each only once"),
+        ("grape_a(gates=(key, key))", r"grape_a: gates=.* must name one or more of query, key, and each only once"),
         ("kerple(form=square)", r"kerple: form='square' is unknown; allowed: log, power"),
-        ("bam(learned=(width,))", r"bam: learned=\('width',\) must name some of shape, scale, loc"),
+        ("bam(learned=(width,))", r"bam: learned=\('width',\) must name none or more of shape, scale, loc"),
         ("bam(initial_scale=-1)", r"bam: initial_scale=-1\.0 must be above 0"),
         ("sandwich(width=7)", r"sandwich: width=7 must be even"),
         ("sandwich(first=2)", r"sandwich: first=2 must be 0 or 1"),
@@ -227,7 +248,7 @@ def test_every_training_length_builds(name, length):
         ("llama4_temperature(attn_scale=-1)", r"llama4_temperature: attn_scale=-1\.0 must be at least 0"),
         ("adaptive_temperature(plain_heads=4)", r"adaptive_temperature: plain_heads=4 must be below num_heads=4"),
         ("adaptive_temperature(gamma_range=-1)", r"adaptive_temperature: gamma_range=-1\.0 must be at least 0"),
-        ({"name": "deberta", "terms": ("c2p", "p2p")}, r"deberta: terms=.* must name one or both of c2p, p2c"),
+        ({"name": "deberta", "terms": ("c2p", "p2p")}, r"deberta: terms=.* must name one or more of c2p, p2c"),
         ({"name": "deberta", "max_distance": 0}, r"deberta: max_distance=0"),
         ({"name": "deberta", "log_buckets": 5}, r"deberta: log_buckets=5"),
         ({"name": "deberta", "log_buckets": 8, "max_distance": 5}, r"deberta: log_buckets=8 needs max_distance .* 6"),

@@ -1,9 +1,16 @@
 """The text of a spec: read, written again the same, and one line at the word that is wrong."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+import posx
+from posx.encodings import grammar
 from posx.encodings.grammar import parse, unparse
 from posx.errors import ConfigError
+from posx.testing import DIMS
 
 READ = {
     "rope": {"name": "rope"},
@@ -14,8 +21,8 @@ READ = {
     "shaw(values=False, max_distance=auto)": {"name": "shaw", "values": False, "max_distance": "auto"},
     "rope + alibi+nope": [{"name": "rope"}, {"name": "alibi"}, {"name": "nope"}],
     "pkg.my_module:MyEncoding(gain=3, note='a: b')": {"name": "pkg.my_module:MyEncoding", "gain": 3, "note": "a: b"},
-    "rope(frequencies=yarn(factor=8)) + log_length": [
-        {"name": "rope", "frequencies": {"name": "yarn", "factor": 8}}, {"name": "log_length"},
+    "dape(base=t5(max_distance=128)) + log_length": [
+        {"name": "dape", "base": {"name": "t5", "max_distance": 128}}, {"name": "log_length"},
     ],
     "dape(base=kerple)": {"name": "dape", "base": "kerple"},
     "remap(of=rope+alibi, by=my:Far(k=(1,)))": {
@@ -28,6 +35,26 @@ READ = {
 def test_what_is_read_is_written_and_read_again(text):
     assert parse(text) == READ[text]
     assert parse(unparse(READ[text])) == READ[text]
+
+
+def documented() -> set[str]:
+    """The specs in the docstrings of posx/encodings: calls with fields, and sums."""
+    fields = r"\(\w+=(?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+    one = rf"\b(?:{'|'.join(posx.ENCODINGS)})\b(?:{fields})?"
+    found = set()
+    for path in Path(grammar.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                text = " ".join((ast.get_docstring(node) or "").split())
+                found |= {spec for spec in re.findall(rf"{one}(?:\s?\+\s?{one})*", text) if {*spec} & {*"(+"}}
+    return found
+
+
+def test_every_documented_spec_can_be_built():
+    specs = documented()
+    assert {"rope(base=500000)", "dape(base=t5(max_distance=128)) + log_length", "bam+ssmax"} <= specs
+    for spec in sorted(specs):
+        posx.build(spec, DIMS)
 
 
 @pytest.mark.parametrize(

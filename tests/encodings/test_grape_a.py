@@ -90,7 +90,7 @@ def test_channels_that_hold_positions_would_lose_what_differences_keep():
 
 
 def test_wrong_values_are_refused():
-    with pytest.raises(ConfigError, match="^grape_a: gates=.* must name one or both of query, key"):
+    with pytest.raises(ConfigError, match="^grape_a: gates=.* must name one or more of query, key"):
         GrapeA(H, ())
     with pytest.raises(ConfigError, match="^grape_a: num_heads=0 must be at least 1"):
         GrapeA(0)

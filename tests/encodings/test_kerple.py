@@ -78,6 +78,16 @@ def test_parameters_beyond_a_bound_count_as_their_mirror_image_and_are_never_stu
         assert (np.abs(slope(params)[name]) > 0).all()
 
 
+def test_every_stored_power_is_read_between_the_bounds():
+    """By the bias at distance 2: -2^p, whatever is stored. Between the bounds it is p itself, bit for bit."""
+    stored = np.float32([-1e6, -4.0, -2.0, -1e-3, 0, 0.01, 1.3, 2, 2.5, 3.98, 4, 6.5, 100, 3e8])
+    read = np.log2(-curve("power", p=stored, a=np.ones(len(stored)), r=[2])[:, 0])
+    assert (read > 0.0099).all() and (read < 2.00001).all()
+    assert_allclose(read[1:-2], [0.04, 1.98, 0.021, 0.02, 0.01, 1.3, 2, 1.5, 0.02, 0.02, 1.48], atol=3e-6)
+    start = np.asarray(Kerple("power").init(jax.random.key(0), DIMS)["p"])
+    assert_allclose(curve("power", p=start, r=[3])[:, 0], -A * 3**start, rtol=1e-6)
+
+
 @forms
 def test_gradients_are_finite_at_distance_0(form):
     def total(params, r):

@@ -53,8 +53,21 @@ def test_interpolate_stretches_end_to_end():
     middles = (TABLE["table"][1:] + TABLE["table"][:-1]) / 2
     assert_allclose(rows(stretched, *range(1, 15, 2)), middles, rtol=0, atol=1e-6)
     assert (encoding.max_position, stretched.max_position) == (7, 14)
-    assert np.isnan(rows(stretched, 15)).all()
+    assert np.isnan(jax.jit(stretched.embed)(TABLE, jnp.zeros((1, 6)), jnp.array([15]))).all()
     assert Learned(8).at_length(100) == Learned(8)
+
+
+def test_embed_refuses_positions_beyond_the_table():
+    """As `attend` does if they are known on the host. Traced ones give NaN."""
+    short, long = Learned(8, "interpolate"), Learned(8, "interpolate").at_length(20)
+    message = "^Learned.* is defined for positions 0 to {}, but got 0 to {}$"
+    for kind in (np.asarray, jnp.asarray):
+        with pytest.raises(posx.errors.UndefinedLength, match=message.format(7, 8)):
+            short.embed(TABLE, ZERO, kind([6, 7, 8]))
+        with pytest.raises(posx.errors.UndefinedLength, match=message.format(19, 20)):
+            long.embed(TABLE, ZERO, kind([6, 7, 20]))
+    assert np.isfinite(short.embed(TABLE, ZERO, np.array([5, 6, 7]))).all()
+    assert np.isnan(jax.jit(short.embed)(TABLE, ZERO, np.array([6, 7, 8]))).any()
 
 
 @pytest.mark.parametrize("name", ["learned", "tupe"])

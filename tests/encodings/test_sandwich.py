@@ -37,6 +37,22 @@ def test_it_is_the_inner_product_of_sinusoidal_vectors():
     assert_allclose(w, softmax(without_constant), atol=1e-5)
 
 
+@pytest.mark.parametrize("executor", ["dense", "blockwise"])
+def test_distances_that_leave_float32_are_served_exactly(executor):
+    """Biases at 2^24 + 1, + 2 and + 3 tokens, of which float32 holds one. Exact sums by NumPy in float64."""
+    encoding, r = Sandwich(num_heads=6), 2**24 + np.arange(1, 4)
+    waves = (np.cos(r[:, None] * 10_000.0 ** (-np.arange(64) / 64)) - 1).sum(axis=1)
+    wanted = waves * (6 / 8 / np.arange(1, 7))[:, None]
+    assert_allclose(encoding.bias({}, jnp.asarray(r), jnp.zeros(1, jnp.int32))[:, :, 0], wanted, atol=1e-4)
+    assert wanted[0, 0] == pytest.approx(-44.495, abs=1e-3)
+    # In an executor, by the weights of keys that are that far back, all of products 0.
+    q, eye = np.zeros((1, 3, 6, 3), np.float32), np.broadcast_to(np.eye(3, dtype=np.float32)[:, None], (3, 6, 3))[None]
+    q_pos, k_pos = np.arange(3, dtype=np.int32) + 2**24 + 1, np.arange(3, dtype=np.int32)
+    w = posx.attend(encoding, {}, q, q, eye, q_pos=q_pos, k_pos=k_pos, executor=executor, mask=posx.full())
+    bias = (np.cos((q_pos[:, None] - k_pos)[..., None] * 10_000.0 ** (-np.arange(64) / 64)) - 1).sum(axis=-1)
+    assert_allclose(w[0].swapaxes(0, 1), softmax(bias * (6 / 8 / np.arange(1, 7))[:, None, None]), atol=2e-5)
+
+
 def test_it_is_even_and_largest_at_distance_0_but_not_monotone():
     encoding = Sandwich(num_heads=4)
     near = np.asarray(encoding.curve({}, R))

@@ -12,6 +12,7 @@ from tests.encodings.probes import attention_weights, vectors
 T, H, D, K = 9, 2, 4, 3
 POS = jnp.arange(T)
 PARAMS = {"keys": vectors(2 * K + 1, D, seed=7), "values": vectors(2 * K + 1, D, seed=8)}
+KEYS_ONLY = {"keys": PARAMS["keys"]}
 Q, KEYS, V = (vectors(1, T, H, D, seed=n) for n in range(3))
 
 
@@ -35,8 +36,8 @@ def test_zero_tables_are_plain_attention():
 
 
 def test_values_are_a_field():
-    with_values, without = attended(Shaw(K), PARAMS), attended(Shaw(K, values=False), PARAMS)
-    w = attention_weights(Shaw(K, values=False), PARAMS, Q[0], KEYS[0], POS)
+    with_values, without = attended(Shaw(K), PARAMS), attended(Shaw(K, values=False), KEYS_ONLY)
+    w = attention_weights(Shaw(K, values=False), KEYS_ONLY, Q[0], KEYS[0], POS)
     rows = np.clip(np.arange(T)[None] - np.arange(T)[:, None], -K, K) + K
     assert_allclose(with_values - without, np.einsum("hqk,qkd->qhd", w, PARAMS["values"][rows])[None], atol=1e-5)
 
@@ -50,7 +51,7 @@ def test_reversed_text_with_flipped_tables_gives_reversed_outputs():
 def test_distances_beyond_k_are_all_k():
     q = np.broadcast_to(vectors(1, H, D), (T, H, D))
     same_key = np.broadcast_to(vectors(1, H, D, seed=1), (T, H, D))
-    w = np.asarray(attention_weights(Shaw(K, values=False), PARAMS, q, same_key, POS))
+    w = np.asarray(attention_weights(Shaw(K, values=False), KEYS_ONLY, q, same_key, POS))
     for i in range(T):
         before, after = w[:, i, : max(i - K + 1, 0)], w[:, i, i + K :]
         assert_allclose(before, np.broadcast_to(before[:, :1], before.shape), rtol=1e-5)

@@ -112,3 +112,12 @@ def test_one_bucket_for_all_of_the_future_needs_a_mask_that_hides_it():
 def test_sharing_is_a_field():
     assert sized(32, 128).shared == {"table"}
     assert sized(32, 128, per_layer=True).shared == frozenset()
+
+
+def test_distances_between_whole_ones_have_the_bucket_nearer_to_0():
+    """No whole distance reads bucket 4: -0.5 must not either."""
+    both, causal = sized(8, 20, bidirectional=True), sized(8, 20)
+    between = jnp.asarray([-3.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.5, 3.9])
+    assert_array_equal(both.bucket(between), both.bucket(jnp.trunc(between)))
+    assert_array_equal(both.bucket(between), [6, 5, 5, 0, 0, 0, 1, 2])
+    assert_array_equal(causal.bucket(between), [0, 0, 0, 0, 0, 0, 1, 3])

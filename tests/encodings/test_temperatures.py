@@ -151,6 +151,40 @@ def test_biases_are_not(first):
     assert_allclose(found, sharpened(plain_logits(Q, K), factor, -falls), atol=1e-5)
 
 
+COUNTING = ("log_length", "ssmax", "llama4_temperature", "adaptive_temperature")
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_keys_ahead_of_the_query_are_refused_if_keys_are_counted(name):
+    """SSMax multiplied the logits of the first query by ln 1 = 0, however many keys it saw."""
+    encoding = posx.build(name, DIMS)
+    x = tokens(1, T) if encoding.acts_on("features") else None
+    for given in (encoding, Chain((Nope(), encoding))):
+        with pytest.raises(posx.errors.ConfigError, match="is for causal masks"):
+            attention_weights(given, {}, Q, K, POS, mask=posx.full(), x=x)
+
+
+def test_every_temperature_holds_at_the_ends_of_int32():
+    ends, n = np.array([-(2**31), -1, 0, 2**31 - 2, 2**31 - 1], np.int32), np.array([1, 1, 1, 2**31 - 1, 2.0**31])
+    half = np.full((len(ends), H), 0.5, np.float32)
+    wanted = {
+        "log_length(train_len=64)": (np.maximum(np.log(n) / np.log(64), 1), {}, {}),
+        "ssmax": (0.5 * np.log(n), {"s": half[0]}, {}),
+        "llama4_temperature(floor_scale=8192)": (1 + 0.1 * np.log(1 + n // 8192), {}, {}),
+        "llama4_temperature(floor_scale=2147483647)": (1 + 0.1 * np.log(1 + n // (2**31 - 1)), {}, {}),
+        "llama4_temperature(floor_scale=1)": (1 + 0.1 * np.log(1 + n), {}, {}),
+        "adaptive_temperature": (1 + 0.5 * np.log(n + 1) ** 0.5, {}, {"beta": half, "gamma": half}),
+        "t5(scaled=False)": (np.full(5, DIMS.head_dim**0.5), {}, {}),
+        "tupe": (np.full(5, 0.5**0.5), {}, {}),
+        "deberta": (np.full(5, 3**-0.5), {}, {}),
+    }  # fmt: skip
+    for spec, (values, params, features) in wanted.items():
+        found = tau(posx.build(spec, DIMS), ends, params, features)
+        assert_allclose(np.atleast_2d(found)[-1], values, rtol=1e-6, err_msg=spec)
+    defined = {name for name in posx.ENCODINGS if posx.build(name, DIMS).acts_on("temperature")} | {"t5"}
+    assert defined == {spec.partition("(")[0] for spec in wanted}
+
+
 def test_the_number_of_keys_is_the_position_whatever_the_window():
     for encoding, params in ((LogLength(3), {}), (Ssmax(), {"s": np.ones(H, np.float32)})):
         whole = np.asarray(attention_weights(encoding, params, Q, K, POS, mask=posx.causal()))

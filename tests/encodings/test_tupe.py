@@ -14,12 +14,13 @@ PARAMS = {
     "table": vectors(T, M, seed=1), "norm_scale": vectors(M, seed=2), "norm_bias": vectors(M, seed=3),
     "u_q": 0.3 * vectors(M, H, D, seed=4), "u_k": vectors(M, H, D, seed=5), "theta": vectors(2, H, seed=6),
 }  # fmt: skip
+TIED = {name: array for name, array in PARAMS.items() if name != "theta"}
 POS = np.arange(T, dtype=np.int32)
 Q, K = vectors(T, H, D, seed=7), vectors(T, H, D, seed=8)
 
 
 def test_without_projections_it_is_plain_attention_at_scale_sqrt_2d():
-    zero = PARAMS | {"u_q": 0 * PARAMS["u_q"]}
+    zero = TIED | {"u_q": 0 * PARAMS["u_q"]}
     w = attention_weights(Tupe(T), zero, Q, K, POS)
     assert_allclose(w, attention_weights(Nope(), {}, Q / np.float32(np.sqrt(2)), K, POS), atol=1e-5)
 
@@ -36,7 +37,7 @@ def test_the_position_term_knows_no_content_and_is_not_symmetric():
     order = np.random.default_rng(0).permutation(T)
     assert_allclose(position_term(pos=POS[order]), term[:, order][:, :, order], atol=1e-5)
     assert np.abs(term - term.swapaxes(1, 2)).max() > 0.1
-    logits = np.log(attention_weights(Tupe(T), PARAMS, 0 * Q, K, POS))
+    logits = np.log(attention_weights(Tupe(T), TIED, 0 * Q, K, POS))
     assert_allclose(logits - logits[..., :1], term - term[..., :1], atol=1e-4)
 
 

@@ -14,7 +14,7 @@ from tests.encodings.cases import DIMS, SPECS, first, layer, params_of, projecti
 #: Two values per encoding whose parameters have the same shapes, so that only hyper-parameters tell them apart.
 PAIRS = {
     "sinusoidal": ({"base": 100.0}, {"layout": "concatenated"}),
-    "learned": ({"beyond": "interpolate", "stretched_to": 40}, {"beyond": "clamp"}),
+    "learned": ({"beyond": "interpolate"}, {"beyond": "clamp"}),
     "shaw": ({"max_distance": 4, "values": True}, {"max_distance": 4, "values": False}),
     "transformer_xl": ({"clamp_len": 3}, {"base": 50.0}),
     "t5": ({"num_buckets": 8, "max_distance": 16}, {"num_buckets": 8, "max_distance": 6}),
@@ -54,7 +54,7 @@ def test_every_encoding_with_fields_has_a_pair():
 
 @pytest.mark.parametrize("name", first(PAIRS))
 def test_two_values_in_one_process_do_not_touch_each_other(name):
-    pair = [posx.build({"name": name, **fields}, DIMS) for fields in PAIRS[name]]
+    pair = [posx.build({"name": name, **fields}, DIMS).at_length(40) for fields in PAIRS[name]]
     weights, x, programs = projections(), tokens(1, T), []
     for encoding in (*pair, *pair):
 

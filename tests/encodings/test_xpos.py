@@ -91,6 +91,9 @@ def test_nothing_overflows_over_a_million_tokens():
 def test_learned_decay_gets_its_gradient_in_tiles():
     @dataclasses.dataclass(frozen=True)
     class Fading(posx.Encoding):
+        def init(self, rng, dims):
+            return {"rate": jnp.zeros((dims.num_heads, dims.head_dim))}
+
         def decay(self, params):
             return params["rate"]
 

@@ -64,3 +64,16 @@ def test_what_cannot_be_exported_is_one_line(capsys, whole, tmp_path):
     ):
         code, _, err = tiny.call(capsys, "export", *words)
         assert code in (2, 4) and told in err and len(err.splitlines()) == 1
+
+
+def test_an_array_that_settings_do_not_ask_for_is_refused(exported):
+    """A table of every layer's own, where the settings share one."""
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    with safe_open(exported, "numpy") as file:
+        header = file.metadata()
+    arrays = load_file(exported) | {"layers.layer_00.attention.position.table": np.zeros(3, np.float32)}
+    save_file(arrays, exported, header)
+    with pytest.raises(WorkdirError, match=r"unknown: layers\.layer_00\.attention\.position\.table\. Export"):
+        posx.load(exported)

@@ -79,6 +79,12 @@ def test_a_part_of_the_tree_can_be_restored(folder):
     np.testing.assert_array_equal(found["params"]["layer"]["w"], state(10)["params"]["layer"]["w"])
 
 
+def test_an_array_that_nobody_asks_for_is_refused_by_name(folder):
+    params = {"layer": ABSTRACT["params"]["layer"]}
+    with pytest.raises(WorkdirError, match=r"of another model: params\.table is unknown$"):
+        Checkpoints(folder, 2).restore({"params": params})
+
+
 def truncate(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 

@@ -3,9 +3,10 @@
 import dataclasses
 
 import jax
+import numpy as np
 
 from posx.encodings.absolute.rows import Rows
-from posx.encodings.base import Dims, Params, TableRows, Tokens, at_least_float32, normal
+from posx.encodings.base import Dims, Params, TableRows, Tokens, at_least_float32, check_defined, normal
 from posx.errors import ConfigError
 
 
@@ -24,7 +25,7 @@ class Learned(Rows):
     num_positions: TableRows | None = None
     beyond: str = "error"
     std: float = 0.02
-    stretched_to: Tokens = 0
+    stretched_to: Tokens = dataclasses.field(default=0, init=False, repr=False)
 
     lr_multiplier = 10.0  # rows start at 0.02 and each is read once a window; what it gains: experiments/recipe
     paper = "arXiv 1705.03122"
@@ -47,5 +48,8 @@ class Learned(Rows):
         return {"table": normal(rng, (self.num_positions, dims.model_dim), self.std)}
 
     def embed(self, params: Params, x: jax.Array, pos: jax.Array) -> jax.Array:
+        """Add the rows. Raises UndefinedLength for positions past the last row, if they are known on the host."""
+        if not isinstance(pos, jax.core.Tracer) and getattr(pos, "is_fully_addressable", True):
+            check_defined(self, 0, np.max(pos, initial=0))
         wide = at_least_float32(x)
         return (wide + self._rows(params["table"], pos).astype(wide.dtype)).astype(x.dtype)

@@ -1,6 +1,6 @@
 """A learned vector for every position, and what happens where there is none."""
 
-import dataclasses
+import copy
 from typing import Self
 
 import jax
@@ -15,7 +15,8 @@ BEYOND = ("error", "clamp", "interpolate")
 class Rows(Encoding):
     """An encoding that reads a table [num_positions, m], by default one row for every training position.
 
-    What happens after the last row `beyond` says, see `Learned`. The fields are declared by each class, in its order.
+    `beyond` says what happens after the last row, see `Learned`. Each class declares the fields, in its own order.
+    `stretched_to` is no setting: only `at_length` sets it, so that no spec, config or constructor can name it.
     """
 
     num_positions: TableRows | None
@@ -43,7 +44,9 @@ class Rows(Encoding):
         return self.fill_open(num_positions=dims.train_len)
 
     def at_length(self, length: int) -> Self:
-        return dataclasses.replace(self, stretched_to=length if self.beyond == "interpolate" else 0)  # type: ignore
+        stretched = copy.copy(self)
+        object.__setattr__(stretched, "stretched_to", length if self.beyond == "interpolate" else 0)
+        return stretched
 
     def _rows(self, table: jax.Array, pos: jax.Array) -> jax.Array:
         """Rows of the table at pos [t]; NaN where the position has no row, so that no gather clamps silently."""

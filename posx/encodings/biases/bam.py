@@ -9,6 +9,7 @@ import numpy as np
 
 from posx.encodings.base import Dims, Encoding, Heads, Params, as_float
 from posx.encodings.biases.alibi import alibi_slopes
+from posx.encodings.checks import check_names
 from posx.errors import ConfigError
 
 #: Keeps the power and its derivatives finite where a key stands at the centre, in tokens.
@@ -25,11 +26,11 @@ class Bam(Encoding):
     `initial_scale` for all heads; loc at `initial_loc`. So it starts as ALiBi. The same in all layers unless
     `per_layer`. Added after the 1/sqrt(d) scale.
 
-    Reference: Bianchessi et al. 2025, arXiv 2505.22842, GGD-BAM, in the form of the released models/bam.py.
-    Differs: that file starts the parameter scale itself, not e^scale, at the slopes, and has shape fixed at 1 if it is
-    not learned. The train.py of a later release starts shape and scale at 0, one prior a layer, which is no position at
-    all at first: bam(shapes=(0, 0), initial_scale=1, per_layer=true). Its bam_ssmax multiplies the prior by s ln(n)
-    too; bam+ssmax multiplies products alone.
+    Reference: Bianchessi et al. 2025, arXiv 2505.22842, GGD-BAM, in the form of models/bam.py as released in May 2025,
+    which takes the logarithm of the slopes for scale as well.
+    Differs: that file has shape fixed at 1 if it is not learned. Its first revisions, until March 2025, have scale in
+    place of e^scale, inside the power. The released bam_ssmax multiplies the prior by s ln(n) too; bam+ssmax multiplies
+    products alone. bam(shapes=(0, 0), initial_scale=1, per_layer=true) starts without any position.
     """
 
     learned: tuple[str, ...] = ("shape", "scale")
@@ -45,8 +46,7 @@ class Bam(Encoding):
     paper = "arXiv 2505.22842"
 
     def __post_init__(self) -> None:
-        if set(self.learned) - {"shape", "scale", "loc"}:
-            raise ConfigError(f"bam: learned={self.learned} must name some of shape, scale, loc")
+        check_names("bam: learned", self.learned, ("shape", "scale", "loc"), least=0)
         if self.initial_scale < 0:
             raise ConfigError(f"bam: initial_scale={self.initial_scale} must be above 0, or 0 for ALiBi's slopes")
 
@@ -70,7 +70,10 @@ class Bam(Encoding):
         return {name: jnp.asarray(value, jnp.float32) for name, value in self._start().items() if name in self.learned}
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array:
-        known = {name: as_float(value) for name, value in self._start().items()} | params
-        shape, scale, loc = (known[name][:, None] for name in ("shape", "scale", "loc"))
+        fixed = self._start()
+        shape, scale, loc = (
+            (params[name] if name in self.learned else as_float(fixed[name]))[:, None]
+            for name in ("shape", "scale", "loc")
+        )
         away = jnp.abs(distance[None, :] + (jnp.exp(loc) - jnp.exp(-loc)))
         return -jnp.exp(scale) * (away + EPSILON) ** shape

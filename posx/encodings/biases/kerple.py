@@ -5,26 +5,28 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Params
+from posx.encodings.base import Dims, Encoding, Params, as_float
 from posx.errors import ConfigError
 
-#: The least p and a, and the largest p of the power form, beyond which it is no kernel.
+#: Bounds of p and a as they are read. With a power above 2 the bias would be no kernel.
 LEAST, LARGEST_POWER = 0.01, 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Kerple(Encoding):
-    """A learned penalty that grows with distance: bias_h(r) = -p_h ln(1 + a_h |r|) in the `form` "log",
-    -a_h |r|^p_h in the form "power", r = i - j in tokens.
+    """A learned penalty that grows with distance, r = i - j in tokens:
 
-    p and a have one value per head, the same in all layers unless `per_layer`. They start at U(0, 2) and U(0, 1) and
-    are kept in bounds where they are read, at least 0.01, and p of the power form at most 2: beyond a bound they count
-    as their mirror image in it, so that none is stuck there. Added after the 1/sqrt(d) scale.
+        bias_h(r) = -p_h ln(1 + a_h |r|)    if `form` is "log"
+        bias_h(r) = -a_h |r|^p_h            if `form` is "power"
+
+    p and a [h] start at U(0, 2) and U(0, 1). They are the same in all layers unless `per_layer`. Both are at least 0.01
+    where they are read, and p of the power form at most 2. A stored value beyond a bound is read as its mirror image in
+    that bound, so that its gradient is never 0. Added after the 1/sqrt(d) scale.
 
     Reference: Chi et al. 2022, arXiv 2205.09921; starts and bounds of the released ParallelKerpleLog and -Power.
-    Differs: the authors' code cuts the stored parameters at the bounds before each step. NeMo has -b ln(1 + a |r|^p)
-    with fixed a = 0 and p = 1, which is no bias whatever b. The power form's multiplicative weights e^(-a' |r|^p') are
-    left out.
+    Differs: the authors' code clips the stored parameters to the bounds before each step. NeMo learns b, a and p of
+    -b ln(1 + a |r|^p), which start at ALiBi's slopes, 1 and 1. The power form's multiplicative weights e^(-a' |r|^p')
+    are left out.
     """
 
     form: str = "log"
@@ -55,17 +57,22 @@ class Kerple(Encoding):
         }
 
     def curve(self, params: Params, distance: jax.Array) -> jax.Array:
-        a = _above(params["a"], LEAST)[:, None]
-        far = jnp.abs(distance)[None, :]
+        far, a = jnp.abs(as_float(distance))[None, :], _above(params["a"], LEAST)[:, None]
         if self.form == "log":
             return -_above(params["p"], LEAST)[:, None] * jnp.log1p(a * far)
-        p = LARGEST_POWER - _above(LARGEST_POWER - _above(params["p"], LEAST), 0.0)  # below its largest too
-        p = _above(p, LEAST)[:, None]
-        # At 0 the power has no finite derivative by distance where p < 1, so it is taken elsewhere.
-        power = jnp.where(far > 0, far, 1) ** p
+        # At 0 the power has no finite derivative by distance if p < 1, so it is evaluated elsewhere.
+        power = jnp.where(far > 0, far, 1) ** _within(params["p"], LEAST, LARGEST_POWER)[:, None]
         return jnp.where(far > 0, -a * power, 0)
 
 
 def _above(x: jax.Array, least: float) -> jax.Array:
-    """x, or its mirror image where it is below `least`: never below, and never without a gradient."""
+    """Return x, mirrored at `least` if it is below."""
     return jnp.where(x < least, 2 * least - x, x)
+
+
+def _within(x: jax.Array, least: float, most: float) -> jax.Array:
+    """Return x, mirrored at `least` and `most` until it is between them. Its slope is 1 or -1 everywhere."""
+    width = most - least
+    along = jnp.mod(x - least, 2 * width)
+    mirrored = least + jnp.where(along < width, along, 2 * width - along)
+    return jnp.where((x >= least) & (x <= most), x, mirrored)

@@ -43,6 +43,14 @@ class Sandwich(Encoding):
     def resolve(self, dims: Dims) -> Self:
         return self.fill_open(num_heads=dims.num_heads)
 
+    def acts_on(self, hook: str) -> bool:
+        return super().acts_on(hook)  # says that both hooks below are meant: they agree wherever floats are exact
+
+    def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+        """As `curve` has it, from distances that are still whole: a wave is another one a token on, at any distance."""
+        values = self.curve(params, (q_pos[:, None] - k_pos[None, :]).ravel())
+        return values.reshape(-1, q_pos.shape[0], k_pos.shape[0])
+
     def curve(self, params: Params, distance: jax.Array) -> jax.Array:
         self.require_resolved()
         frequencies = inverse_frequencies(self.base, self.width) * self.base ** (-2 * self.first / self.width)

@@ -42,13 +42,13 @@ class T5(Encoding):
     """bias_h(r) = table[bucket(r), h]: buckets of one token up to half of them, then logarithmic to max_distance.
 
     Causal: r = i - j, the future shares bucket 0. Bidirectional: half of the buckets for each side, keys after the
-    query in the upper half. Defaults at training length L: max_distance L/2, since the published 128 leaves buckets
-    untrained at L <= 128, and as many buckets, up to 32, as leave none without a distance. One table for all layers
-    unless `per_layer`.
+    query in the upper half. A distance between two whole ones has the bucket of the one nearer to 0. Defaults at
+    training length L: max_distance L/2, since the published 128 leaves buckets untrained at L <= 128, and as many
+    buckets, up to 32, as leave none without a distance. One table for all layers unless `per_layer`.
 
     Reference: Raffel et al. 2020, arXiv 1910.10683, section 2.1; table N(0, m^-1/2) as in HF's port.
-    Differs: T5 drops the 1/sqrt(d) of the logits and folds it into its initialisation; `scaled=False` gives that
-    (and reads `head_dim`, which `resolve` sets).
+    Differs: the sources have whole positions only. T5 drops the 1/sqrt(d) of the logits and folds it into its
+    initialisation; `scaled=False` gives that (and reads `head_dim`, which `resolve` sets).
     Sensitive: to the table's learning rate. At the model's own it is 0.15 nats a byte worse at L after 2 M bytes at
     4e-3, 0.37 at 1e-3, and what it loses beyond L is the table's delay too (experiments/recipe). GPT-NeoX and
     x-transformers multiply the table by sqrt(head width), which under Adam is a rate so many times higher.
@@ -112,7 +112,7 @@ class T5(Encoding):
         starts = jnp.asarray(bucket_starts(self._buckets_per_side, self.max_distance), distance.dtype)
         past = jnp.abs(distance) if self.bidirectional else jnp.maximum(distance, 0)
         index = jnp.searchsorted(starts, past, side="right", method="compare_all")
-        return jnp.where(distance < 0, index + self._buckets_per_side, index) if self.bidirectional else index
+        return jnp.where(distance <= -1, index + self._buckets_per_side, index) if self.bidirectional else index
 
     def acts_on(self, hook: str) -> bool:
         return super().acts_on(hook) and not (hook == "temperature" and self.scaled)

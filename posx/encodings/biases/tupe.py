@@ -21,7 +21,8 @@ class Tupe(Rows):
 
     Reference: Ke, He and Liu 2021, arXiv 2006.15595, equations 7, 8 and 10.
     Differs: with fewer key than query heads, which the paper has not, heads that share W_K share U_K. The released
-    code gives U_Q, U_K a bias vector and takes theta from two spare rows of the table.
+    code gives U_Q, U_K a bias vector and takes theta from two spare rows of the table. Its TUPE-R reads T5's buckets on
+    both sides of the query, and gives pairs that hold [CLS] two buckets of their own, which t5 has not.
     Sensitive: at 0.08 and more (10 times 8e-3, 30 times 4e-3) it no longer learns; below that 1 to 10 times the model's
     rate differ by less than 0.01 nats a byte at L.
     """
@@ -29,7 +30,7 @@ class Tupe(Rows):
     num_positions: TableRows | None = None
     beyond: str = "error"
     untied: tuple[Tokens, ...] = ()
-    stretched_to: Tokens = 0
+    stretched_to: Tokens = dataclasses.field(default=0, init=False, repr=False)
 
     paper = "arXiv 2006.15595"
 

@@ -20,6 +20,7 @@ from posx.encodings.base import (
     normal,
 )
 from posx.encodings.biases.alibi import alibi_slopes
+from posx.encodings.checks import check_names
 from posx.errors import ConfigError
 
 #: The parameter that gates each side.
@@ -51,8 +52,7 @@ class GrapeA(Encoding):
     paper = "arXiv 2512.07805"
 
     def __post_init__(self) -> None:
-        if not self.gates or set(self.gates) - set(GATES):
-            raise ConfigError(f"grape_a: gates={self.gates} must name one or both of {', '.join(GATES)}")
+        check_names("grape_a: gates", self.gates, GATES)
         if self.num_heads is not None and self.num_heads < 1:
             raise ConfigError(f"grape_a: num_heads={self.num_heads} must be at least 1")
 

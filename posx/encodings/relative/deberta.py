@@ -1,11 +1,13 @@
 """DeBERTa's disentangled attention."""
 
 import dataclasses
+import functools
 import math
 from typing import Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from posx.encodings.base import (
     Buckets,
@@ -19,7 +21,27 @@ from posx.encodings.base import (
     exact_einsum,
     normal,
 )
+from posx.encodings.checks import check_names
 from posx.errors import ConfigError
+
+
+@functools.cache
+def bucket_ends(log_buckets: int, max_distance: int) -> np.ndarray:
+    """Return the last distance (tokens) of each bucket from B/2 on: of bucket B/2 + j, int(mid (far/mid)^(j/(mid-1))).
+
+    mid = B/2 and far = max_distance - 1. Float64 finds them, exact integers decide if it is near a whole number.
+    """
+    mid, far = log_buckets // 2, max_distance - 1
+    found = []
+    for j in range(mid):
+        end = mid * (far / mid) ** (j / (mid - 1))
+        n = round(end)
+        if abs(end - n) > 1e-9 * end:
+            n = math.floor(end)
+        elif n ** (mid - 1) > mid ** (mid - 1 - j) * far**j:
+            n -= 1
+        found.append(n)
+    return np.array(found, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +55,11 @@ class Deberta(Encoding):
 
     Reference: He et al. 2021, arXiv 2006.03654, equations 2 to 4; v2 buckets arXiv 2111.09543.
     Differs: the authors' code and HF read p2c at delta(i, j); `release_index=True` does so. v1's bias on the position
-    query, and the absolute positions of the enhanced mask decoder (a masked-LM device), are left out.
+    query, and the absolute positions of the enhanced mask decoder (a masked-LM device), are left out. So is what the
+    v2 models have beside the buckets: LayerNorm of P, and the layer's own projections of content in place of W_k, W_q.
+    Bucket borders are exact here. The first release has the same ones, in float64; later ones and HF take logarithms in
+    float32, and put a single distance of some sizes one bucket lower, such as 3396 of B = 1024, max_distance = 4096.
+    HF does not clip distances first: there keys at max_distance or more ahead read row 0.
     Sensitive: to the rate (30 times a model's 4e-3: 0.16 nats a byte worse at L), and beyond L to k: with k = L all
     distances from k on read a row that training meets once a window (c2p) and one that causal training never meets
     (p2c); k = L/4 leaves none untrained, is as good at L and flat to 32 L where k = L rises (small study).
@@ -50,9 +76,7 @@ class Deberta(Encoding):
     paper = "arXiv 2006.03654"
 
     def __post_init__(self) -> None:
-        unknown = set(self.terms) - {"c2p", "p2c"}
-        if unknown or not self.terms:
-            raise ConfigError(f"deberta: terms={self.terms} must name one or both of c2p, p2c")
+        check_names("deberta: terms", self.terms, ("c2p", "p2c"))
         if self.max_distance is not None and self.max_distance < 1:
             raise ConfigError(f"deberta: max_distance={self.max_distance} must be at least 1")
         if self.log_buckets and (self.log_buckets < 4 or self.log_buckets % 2):
@@ -95,12 +119,11 @@ class Deberta(Encoding):
         """delta: row of P for whole signed distances i - j, any shape."""
         self.require_resolved()
         if self.log_buckets:
+            ends = np.minimum(bucket_ends(self.log_buckets, self.max_distance), np.iinfo(distance.dtype).max)
+            distance = jnp.clip(distance, -int(ends[-1]), int(ends[-1]))
+            far = jnp.searchsorted(jnp.asarray(ends, distance.dtype), jnp.abs(distance)).astype(distance.dtype)
             mid = self.log_buckets // 2
-            far = jnp.clip(jnp.abs(as_float(distance)), mid, self.max_distance - 1)
-            # A hair below the ceiling's argument, so that the exact powers do not round up to the next bucket.
-            share = jnp.log(far / mid) / math.log((self.max_distance - 1) / mid) * (mid - 1)
-            bucket = (jnp.ceil(share - 1e-5).astype(jnp.int32) + mid) * jnp.sign(distance)
-            distance = jnp.where(jnp.abs(distance) <= mid, distance, bucket)
+            distance = jnp.where(jnp.abs(distance) <= mid, distance, (mid + far) * jnp.sign(distance))
         return jnp.clip(distance + self._half, 0, 2 * self._half - 1)
 
     def temperature(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:

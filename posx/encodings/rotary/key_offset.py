@@ -16,7 +16,7 @@ class KeyOffset(Encoding):
 
     A query that meets what came before a token finds the token itself: induction in one layer. No position is read.
     The first token of a document has zeros there. Meant for the channels that RoPE leaves alone; as it looks back it
-    comes first: key_offset+rope(rotary_dim=n), n half of the head for the default `share` of 1/2.
+    comes first: key_offset+rope(rotary_dim=4) for heads of 8 channels, of which the default `share` leaves RoPE half.
 
     Reference: modded-nanogpt, github.com/KellerJordan/modded-nanogpt/pull/169 (no paper, nothing on arXiv).
     Differs: there the first token of a batch keeps its own channels, that of a later document gets those of the

@@ -6,7 +6,7 @@ from typing import Self
 import jax
 import numpy as np
 
-from posx.encodings.base import Channels, Dims, Encoding, Features, FloatTokens, Params, as_float
+from posx.encodings.base import Channels, Dims, Encoding, Features, FloatTokens, Params, as_float, require_encoding
 from posx.encodings.rotary.rope import Rope
 from posx.errors import ConfigError
 
@@ -44,6 +44,7 @@ class Xpos(Encoding):
 
     def require_resolved(self) -> None:
         super().require_resolved()
+        require_encoding(self.rope, "Xpos: rope")
         self.rope.require_resolved()
 
     def resolve(self, dims: Dims) -> Self:

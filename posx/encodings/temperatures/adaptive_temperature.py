@@ -32,6 +32,7 @@ class AdaptiveTemperature(Encoding):
 
     shift_invariant = False
     caches_mapped_keys = True
+    causal_only = True  # it counts the keys up to the query
     extrapolates = "helps others, in its paper with entmax; RoPE no further in our small study"
     paper = "arXiv 2506.16640"
 

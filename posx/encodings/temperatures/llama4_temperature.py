@@ -27,12 +27,13 @@ class Llama4Temperature(Encoding):
 
     shift_invariant = False
     caches_mapped_keys = True
+    causal_only = True  # it counts the keys up to the query
     extrapolates = "acts from token L on; RoPE no further in our small study"
     paper = "arXiv 2501.19399"
 
     def __post_init__(self) -> None:
-        if self.floor_scale is not None and self.floor_scale < 1:
-            raise ConfigError(f"llama4_temperature: floor_scale={self.floor_scale} must be at least 1")
+        if self.floor_scale is not None and not 1 <= self.floor_scale < 2**31:
+            raise ConfigError(f"llama4_temperature: floor_scale={self.floor_scale} must be at least 1 and below 2^31")
         if self.attn_scale < 0:
             raise ConfigError(f"llama4_temperature: attn_scale={self.attn_scale} must be at least 0")
 
@@ -41,6 +42,8 @@ class Llama4Temperature(Encoding):
 
     def temperature(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:
         self.require_resolved()
-        # Whole positions are divided as such: as float32, far ones could round up to the next step.
-        steps = (jnp.maximum(pos, 0) + 1) // self.floor_scale
-        return 1 + self.attn_scale * jnp.log1p(as_float(steps))
+        # Whole positions are divided as such: as float32, far ones could round up to the next step. p + 1 is never
+        # formed, as it would overflow at the last int32 position.
+        whole, rest = jnp.divmod(jnp.maximum(pos, 0), self.floor_scale)
+        steps = as_float(whole) + as_float((rest + 1) // self.floor_scale)
+        return 1 + self.attn_scale * jnp.log1p(steps)

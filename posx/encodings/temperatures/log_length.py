@@ -28,6 +28,7 @@ class LogLength(Encoding):
 
     shift_invariant = False
     caches_mapped_keys = True
+    causal_only = True  # it counts the keys up to the query
     extrapolates = "acts beyond L only; RoPE no further in our small study"
     paper = "arXiv 2202.12172"
 

@@ -28,6 +28,7 @@ class Ssmax(Encoding):
 
     shift_invariant = False
     caches_mapped_keys = True
+    causal_only = True  # it counts the keys up to the query
     lr_multiplier = 10.0  # with RoPE 0.04 nats a byte better than 1, see experiments/leaderboard
     extrapolates = "helps others, in papers: weights do not fade; RoPE no further in our small study"
     paper = "arXiv 2501.19399"
