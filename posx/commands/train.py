@@ -12,7 +12,7 @@ from posx import interrupts
 from posx.commands import work_folder
 from posx.config import RunConfig, run_config
 from posx.config.flags import repeated_run
-from posx.config.stored import like
+from posx.config.stored import repeated
 from posx.data.store import cache_folder
 from posx.errors import PosxError, Stopped, WorkdirError
 from posx.files.atomic import write_json
@@ -27,7 +27,7 @@ from posx.runs.folder import RunFolder
 
 
 def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
-    run = like(run_config(config), repeated_run(values))
+    run = repeated(run_config(config), repeated_run(values))
     return checked(RunFolder(work_folder(values)).as_started(run) if values["workdir"] else run)
 
 

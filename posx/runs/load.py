@@ -14,7 +14,7 @@ from posx.errors import WorkdirError
 from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say
-from posx.runs.describe import model_of
+from posx.runs.describe import model_of, notice_of_code
 from posx.runs.folder import RunFolder
 from posx.runs.text import saved_tokenizer
 from posx.training.checkpoints import Checkpoints
@@ -55,6 +55,7 @@ def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
 def load_model(folder: RunFolder, layout: Layout = Copies()) -> tuple[Model, dict[str, Any], Tokenizer, int]:
     """The model of a run, its newest good parameters, its tokenizer, and the step they are from."""
     run = folder.read_config()
+    notice_of_code(run, folder.path.name)
     tokenizer = saved_tokenizer(folder)
     model = model_of(run, tokenizer.vocab_size)
     restored = Checkpoints(folder.checkpoints).restore({"params": layout.placed(model.abstract())}, notice=say)
