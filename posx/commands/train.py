@@ -18,6 +18,7 @@ from posx.errors import PosxError, Stopped, WorkdirError
 from posx.files.atomic import write_json
 from posx.files.locks import holder
 from posx.machine import processes
+from posx.machine.backend import start_devices
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
 from posx.runs import environment
@@ -48,6 +49,7 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
         if processes.are_asked(values) and (who := holder(folder.path / ".lock")):
             raise WorkdirError(f"work folder {folder.path} is in use by {who}")
         processes.join(values)
+    start_devices()
     run = processes.together(lambda: _asked(values, config))
     if values["dry_run"]:
         print(describe(run, values["mesh"]))
