@@ -795,7 +795,7 @@ def test_an_interrupt_leaves_no_traceback(site, tmp_path, ctrl_c):
     tiny.until(lambda: metrics.exists() and metrics.stat().st_size, process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=1800)
-    assert process.returncode == 130 and "interrupted" in one_line(err)
+    assert process.returncode == 130 and "stopped and saved at step" in one_line(err)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the very thing on test
