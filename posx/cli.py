@@ -16,7 +16,7 @@ from posx import interrupts
 from posx.commands import COMMANDS, COMMON, Command, function, work_folder
 from posx.errors import ConfigError, OutOfMemoryError, PosxError, Stopped, nearest
 from posx.files.atomic import disk_full
-from posx.machine.backend import no_device
+from posx.machine.backend import no_device, set_options
 from posx.progress import say, unheard
 from posx.words import Words
 
@@ -99,8 +99,7 @@ def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if words else 2
-    if os.environ.pop("JAX_ENABLE_X64", "").lower() not in ("", "0", "false", "off", "no"):  # JAX is not loaded yet
-        say("notice: JAX_ENABLE_X64 is not used: runs are of float32, so that the same settings give the same bits")
+    set_options()
     command = COMMANDS.get(words[0])
     if command is None:
         raise ConfigError(

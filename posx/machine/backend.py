@@ -1,4 +1,4 @@
-"""Which kind of machine JAX will compute on, and one line if there is none of the kind that was asked for."""
+"""JAX's options and devices as posx has them: what is set, what is recorded, and one line if there is no device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,57 @@ import sys
 from importlib import metadata
 
 from posx.errors import ConfigError
+from posx.progress import say
+
+#: Variables that choose another type of numbers or other random ones, or that forbid what every run does, as posx sets
+#: them: the same settings give the same numbers, whatever else a user's shell is set up for.
+SET = {
+    "JAX_ENABLE_X64": "0", "JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow",
+    "JAX_DEFAULT_PRNG_IMPL": "threefry2x32", "JAX_THREEFRY_PARTITIONABLE": "1", "JAX_ENABLE_CUSTOM_PRNG": "0",
+    "JAX_RANDOM_SEED_OFFSET": "0", "JAX_TRANSFER_GUARD": "allow", "JAX_NO_TRACING": "0", "JAX_NO_EXECUTION": "0",
+}  # fmt: skip
+
+#: Options beside them that decide how the numbers are computed: they are the user's, and a run records them.
+RECORDED = (
+    "jax_default_matmul_precision", "jax_disable_jit", "jax_disable_most_optimizations", "jax_softmax_custom_jvp",
+    "jax_optimization_level", "jax_exec_time_optimization_effort", "jax_memory_fitting_level",
+    "jax_memory_fitting_effort", "jax_use_shardy_partitioner", "jax_enable_pgle",
+)  # fmt: skip
+
+
+def set_options() -> None:
+    """Set the variables in SET, for this process and those that it starts; before JAX is imported, else nothing.
+
+    A notice names each variable that the user has set otherwise.
+    """
+    if "jax" in sys.modules:
+        return
+    for name, value in SET.items():
+        given = os.environ.get(name, value)
+        if _meaning(given) != _meaning(value):
+            why = f"posx sets it to {value}, so that the same settings give the same bits"
+            say(f"notice: {name}={given} is not used: {why}")
+        os.environ[name] = value
+
+
+def _meaning(text: str) -> str:
+    text = text.lower()
+    return (
+        "0"
+        if text in ("", "n", "no", "f", "false", "off")
+        else "1"
+        if text in ("y", "yes", "t", "true", "on")
+        else text
+    )
+
+
+def options() -> dict[str, str]:
+    """Return JAX's options that decide numbers, by their names, as they are now; those that this JAX does not know are
+    left out."""
+    import jax
+
+    names = (*(name.lower() for name in SET), *RECORDED)
+    return {name: str(getattr(jax.config, name)) for name in sorted(names) if hasattr(jax.config, name)}
 
 
 def start_devices() -> None:
