@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,16 @@ class RunFolder:
     """Paths of one run. `config.json`, `env.json`, `metrics.jsonl`, `eval.jsonl`, `checkpoints/`, `DONE`."""
 
     path: Path
+
+    def __post_init__(self) -> None:
+        """Raises WorkdirError for a path that the libraries below, which take UTF-8, could not open."""
+        try:
+            str(self.path).encode("utf-8")
+        except UnicodeEncodeError:
+            raise WorkdirError(
+                f"work folder {str(self.path)!a}: its name is no UTF-8 text where Python reads names as "
+                f"{sys.getfilesystemencoding()}. Unset PYTHONUTF8 and set LC_ALL=C.UTF-8, or use a path in ASCII"
+            ) from None
 
     @property
     def config_file(self) -> Path:

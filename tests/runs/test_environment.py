@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import pytest
+
 from posx.machine.backend import SET
 from tests import tiny
 
@@ -25,6 +27,16 @@ def test_jax_variables_change_no_number_of_a_run(site, whole, tmp_path):
     assert first["step"] == wanted["step"] == 1 and first["loss"] == wanted["loss"]
     found, usual = (json.loads((folder / "env.json").read_text())["jax"] for folder in (tmp_path / "run", whole))
     assert found == usual and found["jax_default_prng_impl"] == "threefry2x32" and found["jax_enable_x64"] == "False"
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "generate", "sweep"])
+def test_a_path_that_cannot_be_passed_on_is_refused(site, whole, tmp_path, command):
+    workdir = tmp_path / "\u00e9"
+    shutil.copytree(whole, workdir)
+    config = [f"--config={site / 'tiny.py'}"] if command in ("train", "sweep") else []
+    code, _, err = tiny.run(command, *config, f"--workdir={workdir}", PYTHONUTF8="0", LC_ALL="C")
+    assert code == 4 and len(err.splitlines()) == 1 and "is no UTF-8 text where Python reads names as ascii" in err
+    assert "set LC_ALL=C.UTF-8" in err and (workdir / "DONE").exists()
 
 
 def test_options_that_decide_bits_are_said_on_resuming(capsys, site, whole, tmp_path):
