@@ -116,6 +116,17 @@ def test_code_of_a_run_is_in_its_settings(place):
     assert code == 0 and "the code of mine:SqrtBias" in err
 
 
+def test_a_figure_names_the_code_of_runs_that_differ_in_nothing_else(place):
+    place.write("cbrt")
+    assert place.train("other")[0] == 0
+    code, _, err = place.call("plot", workdir=".")
+    assert code == 0, err
+    table = (place.folder / "table.md").read_text()
+    for run in ("run", "other"):
+        (digest,) = json.loads((place.folder / run / "config.json").read_text())["resolved"]["code"].values()
+        assert f"| mine:SqrtBias, code={digest} | 1 |" in table
+
+
 def test_a_sweep_puts_a_run_of_edited_code_beside_the_old(site, trained, tmp_path):
     """The workers are processes of their own, which read the settings that the sweep has left them."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
