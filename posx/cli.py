@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -15,8 +16,12 @@ from posx import interrupts
 from posx.commands import COMMANDS, COMMON, Command, function, work_folder
 from posx.errors import ConfigError, OutOfMemoryError, PosxError, Stopped, nearest
 from posx.files.atomic import disk_full
+from posx.machine.backend import no_device, set_options
 from posx.progress import say, unheard
 from posx.words import Words
+
+#: What JAX says of an environment variable that it cannot read.
+_NO_VALUE = re.compile(r"^(?:Invalid value .* for JAX flag|invalid truth value .* for environment) '?(jax_\w+)", re.I)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,8 +88,10 @@ def _foreseen(error: BaseException) -> tuple[int, str] | None:
         unheard(sys.stdout)
         return OutOfMemoryError.exit_code, "no space left where the results of this command are written"
     if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
-        asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r}"
-        return ConfigError.exit_code, f"JAX finds no device under {asked}: {error or 'it has no such plugin'}"
+        return ConfigError.exit_code, str(no_device(str(error)))
+    if isinstance(error, ValueError) and (found := _NO_VALUE.search(str(error))):  # where JAX is imported
+        name = found[1].upper()
+        return ConfigError.exit_code, f"{name}={os.environ.get(name, '')}: JAX takes no such value. Correct or unset it"
     return None
 
 
@@ -92,8 +99,7 @@ def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if words else 2
-    if os.environ.pop("JAX_ENABLE_X64", "").lower() not in ("", "0", "false", "off", "no"):  # JAX is not loaded yet
-        say("notice: JAX_ENABLE_X64 is not used: runs are of float32, so that the same settings give the same bits")
+    set_options()
     command = COMMANDS.get(words[0])
     if command is None:
         raise ConfigError(

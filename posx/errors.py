@@ -78,6 +78,12 @@ class Stopped(PosxError):
         super().__init__(f"{what or 'stopped'}; the same command goes on")
 
 
+class Interrupted(Stopped):
+    """A run that saved its last step after Ctrl-C (exit code 130, which no launcher starts again)."""
+
+    exit_code = 130
+
+
 class Lost(Stopped):
     """One of several processes that make a run together is gone: the others end as well."""
 

@@ -1,11 +1,11 @@
-"""Ctrl-C and SIGTERM (or SIGUSR1, SIGUSR2), neither of which can get lost.
+"""Ctrl-C and SIGTERM (or SIGHUP, SIGUSR1, SIGUSR2), neither of which can get lost.
 
 Python runs a signal's handler wherever the main thread happens to be. While a library is being loaded nothing can be
 raised: native code that is left half-way crashes. What is raised inside a destructor or a garbage collection's callback
 (JAX has both) would be printed and dropped, and a long run would go on. In both cases it is raised a moment later, and
 where that cannot be, the signal is remembered and loops ask.
 
-Ctrl-C stops where it is; SIGTERM, which a scheduler sends some seconds before it kills, leaves a run the time to save.
+Both leave a run the time to save its last step; a second Ctrl-C ends it at once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Terminated(KeyboardInterrupt):
     """A SIGTERM. No `except Exception` on the way holds it up."""
 
 
-#: Signals by which a scheduler says that it is about to end a run: SLURM sends one of the user's some time before.
-ENDING = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+#: Signals that a run is about to be ended: SLURM sends one of the user's some time before, a closed terminal SIGHUP.
+ENDING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 #: From one look whether a library is loaded to the next.
 LATER_SECONDS = 0.02
@@ -39,16 +39,20 @@ _over = False
 
 
 def remember_interrupts() -> None:
-    """From now on Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 are remembered as well as raised.
+    """From now on Ctrl-C and the signals in ENDING are remembered as well as raised.
 
-    Where one is ignored, as Ctrl-C in a shell's background jobs, it stays so. Only the main thread can set this.
+    A signal that is ignored, as Ctrl-C in a shell's background jobs or SIGHUP under nohup, stays ignored. Only the main
+    thread can set this.
     """
 
     def interrupted(_: int, frame: FrameType | None) -> None:
         global _seen
         again, _seen = _seen, True
-        if again or not _waits:
+        if again or not (_waits or _saves):
             _raise(KeyboardInterrupt(), None if again else frame)
+        elif _saves:
+            with contextlib.suppress(OSError):  # not by `print`, in which the signal may have come
+                os.write(2, b"\nnotice: stopping after this step, to save it; Ctrl-C again ends at once\n")
 
     def terminated(_: int, frame: FrameType | None) -> None:
         global _terminated
@@ -118,9 +122,9 @@ def _is_loading(frame: FrameType | None) -> bool:
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt if there was a Ctrl-C since `remember_interrupts`, Terminated if there was a SIGTERM
-    which nothing is to be saved for."""
-    if _seen:
+    """Raises KeyboardInterrupt if there was a Ctrl-C since `remember_interrupts`, Terminated if there was a SIGTERM;
+    nothing within `saved_first`."""
+    if _seen and not _saves:
         raise KeyboardInterrupt
     if _terminated and not _saves:
         raise Terminated
@@ -150,7 +154,8 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def saved_first() -> Iterator[None]:
-    """A SIGTERM raises nothing inside: a loop there asks whether it was `terminated`, saves and raises `Stopped`."""
+    """A first signal raises nothing inside: a loop there asks whether there was one, saves and raises `Stopped`, or
+    `Interrupted` after a Ctrl-C."""
     global _saves
     _saves = True
     try:

@@ -179,6 +179,48 @@ def test_bad_config_files_name_file_and_line(capsys, tmp_path, text, wanted):
     assert not (tmp_path / "new").exists()
 
 
+COMPUTES = """
+import dataclasses, os, random, runpy
+from posx.encodings import Alibi
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Alibi):
+    pass
+
+def get_config(arg="alibi"):
+    config = runpy.run_path({tiny!r})["get_config"]({encoding})
+    config.train.seed = {seed}
+    return config
+"""
+
+
+@pytest.mark.parametrize(
+    ("seed", "encoding", "wanted"),
+    [
+        ("random.randrange(2**31)", "arg", ("train.seed is ", "at one execution and", "Compute it from a fixed seed")),
+        ("random.Random(0).randrange(9)", 'f"{__name__}:Mine"', ("Name it computes:CLASS",)),
+    ],
+)
+def test_a_config_file_that_gives_no_fixed_run_is_refused(capsys, tmp_path, site, seed, encoding, wanted):
+    path = tmp_path / "computes.py"
+    path.write_text(COMPUTES.format(tiny=str(site / "tiny.py"), seed=seed, encoding=encoding))
+    for command in ("train", "sweep"):
+        code, _, err = tiny.call(capsys, command, f"--config={path}", f"--workdir={tmp_path / 'run'}")
+        assert code == 2 and len(err.splitlines()) == 1 and all(words in err for words in wanted), err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_config_file_that_computes_other_values_is_refused(capsys, monkeypatch, tmp_path, site, whole):
+    path = tmp_path / "computes.py"
+    path.write_text(COMPUTES.format(tiny=str(site / "tiny.py"), seed="int(os.environ['SEED'])", encoding="arg"))
+    for seed, wanted in (("0", 0), ("7", 4)):
+        monkeypatch.setenv("SEED", seed)
+        code, _, err = tiny.call(
+            capsys, "train", f"--config={path}:t5", f"--workdir={shutil.copytree(whole, tmp_path / seed)}"
+        )
+        assert code == wanted and ("train.seed: 0 -> 7" in err) == bool(wanted), err
+
+
 def test_an_unknown_key_set_inside_a_config_file_is_refused(capsys, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(CONFIG_FILES["extra key"][0])
@@ -835,7 +877,7 @@ def test_an_interrupt_leaves_no_traceback(site, tmp_path, ctrl_c):
     tiny.until(lambda: metrics.exists() and metrics.stat().st_size, process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=1800)
-    assert process.returncode == 130 and "interrupted" in one_line(err)
+    assert process.returncode == 130 and "stopped and saved at step" in one_line(err)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the very thing on test

@@ -2,12 +2,15 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
 
 from posx import cli, interrupts
+from posx.files import lines
+from tests import tiny
 
 
 def press():
@@ -16,7 +19,7 @@ def press():
 
 @pytest.fixture(autouse=True)
 def handler():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupts.remember_interrupts()
     yield
@@ -57,6 +60,56 @@ def test_a_sigterm_is_raised_at_once_but_where_something_is_saved_first():
         os.kill(os.getpid(), signal.SIGTERM)
         interrupts.check()
         assert interrupts.terminated()
+
+
+def test_a_first_ctrl_c_lets_a_loop_save_and_a_second_ends_it(capfd):
+    saved = []
+    with pytest.raises(KeyboardInterrupt), interrupts.saved_first():
+        press()
+        interrupts.check()
+        saved.append(interrupts.interrupted())
+        press()
+        saved.append("not reached")
+    assert saved == [True] and "Ctrl-C again ends at once" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 75)])
+def test_a_signalled_run_saves_its_last_step(site, tmp_path, number, code):
+    workdir = tmp_path / "run"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background jobs it is ignored
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    process = tiny.start("train", f"--config={site / 'tiny.py'}:t5", f"--workdir={workdir}")
+    signal.signal(signal.SIGHUP, before)
+    tiny.until(lambda: last_step(workdir) > tiny.CHECKPOINT_STEPS, process)
+    process.send_signal(number)
+    err = process.communicate()[1]
+    saved = max(int(path.stem) for path in (workdir / "checkpoints").glob("*.json"))
+    assert process.returncode == code and saved == last_step(workdir) < tiny.STEPS, err
+    assert err.endswith(f"posx: run: stopped and saved at step {saved}; the same command goes on\n"), err
+    assert not (workdir / "status.json").exists()
+
+
+def test_ctrl_c_to_a_sweep_lets_its_runs_save(site, tmp_path):
+    """A terminal sends it to all processes of the command."""
+    words = ["sweep", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path}", "--config.sweep.encodings=t5"]
+    words += ["--config.train.steps=9000", "--config.train.checkpoint_steps=9000"]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "posx.cli", *words], env=tiny.environment(), text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    run = tmp_path / "t5-L16-s0"
+    tiny.until(lambda: last_step(run), process)
+    os.killpg(process.pid, signal.SIGINT)
+    err = process.communicate()[1]
+    assert process.returncode == 130 and "Traceback" not in err, err
+    saved = [int(path.stem) for path in (run / "checkpoints").glob("*.json")]
+    assert saved == [last_step(run)] and f"stopped and saved at step {saved[0]}" in (run / "log.txt").read_text()
+
+
+def last_step(workdir) -> int:
+    """The newest step of a run's metrics; 0 before its first."""
+    return max((row["step"] for row in lines.read(workdir / "metrics.jsonl")), default=0)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import jax
 
 from posx.encodings import Dims, build
 from posx.errors import ConfigError, PosxError
+from posx.machine.backend import start_devices
 from posx.testing import CHECKS, DIMS, check_encoding
 
 
@@ -24,6 +25,7 @@ def main(values: dict[str, Any], _: None) -> None:
         return
     if "JAX_PLATFORMS" not in os.environ:  # the comparisons are in float64, and small
         jax.config.update("jax_platforms", "cpu")
+    start_devices()
     only = tuple(filter(None, values["only"].split(",")))
     report = check_encoding(
         name, dims, only=only, bidirectional=values["bidirectional"], log=lambda line: print(line, flush=True)

@@ -21,6 +21,7 @@ from posx.config import DataConfig
 from posx.data.store import cache_folder
 from posx.encodings import ENCODINGS, Dims, Encoding, build
 from posx.errors import PosxError
+from posx.machine.backend import start_devices
 from posx.machine.compile_cache import most_bytes
 from posx.machine.cores import usable_cores
 from posx.machine.devices import use_every_core
@@ -54,6 +55,7 @@ def main(values: dict[str, Any], _: None) -> None:
         print("would describe this machine and check sums of products and attention on it")
         return
     use_every_core()
+    start_devices()
     for what, text in facts():
         print(f"{what:24} {text}", flush=True)
     failed = []

@@ -19,10 +19,12 @@ from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, from_spec, s
 from posx.encodings.grammar import spelt
 from posx.encodings.rates import rates_of, told
 from posx.errors import ConfigError
+from posx.machine.backend import start_devices
 
 
 def main(values: dict[str, Any], _: None) -> None:
     dims = _dims({size: values[size] for size in _SIZES})
+    start_devices()
     if not values["operand"]:
         _print_table([_HEAD, *(_row(name, dims) for name in ENCODINGS)])
         return

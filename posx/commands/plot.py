@@ -6,6 +6,7 @@ from typing import Any
 
 from posx.commands import FIGURES, work_folder
 from posx.errors import ConfigError, nearest
+from posx.machine.backend import start_devices
 
 
 def main(values: dict[str, Any], _: None) -> None:
@@ -16,6 +17,8 @@ def main(values: dict[str, Any], _: None) -> None:
     if values["dry_run"]:
         print(f"would draw {values['what']} from {work_folder(values)}")
         return
+    if values["what"] == "encodings":  # the others are drawn from files
+        start_devices()
     from posx import plots  # Matplotlib: once the settings are known to be right
 
     for path in plots.plot(work_folder(values), values["what"]):

@@ -13,13 +13,14 @@ from posx import interrupts
 from posx.commands import work_folder
 from posx.config import RunConfig, run_config
 from posx.config.flags import repeated_run
-from posx.config.stored import like
+from posx.config.stored import repeated
 from posx.data.store import cache_folder
 from posx.errors import PosxError, Stopped, WorkdirError
 from posx.files.atomic import write_json
 from posx.files.locks import holder
 from posx.files.rows import result_of
 from posx.machine import processes
+from posx.machine.backend import start_devices
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
 from posx.progress import say
@@ -30,7 +31,7 @@ from posx.runs.folder import RunFolder
 
 
 def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
-    run = like(run_config(config), repeated_run(values))
+    run = repeated(run_config(config), repeated_run(values))
     return checked(RunFolder(work_folder(values)).as_started(run) if values["workdir"] else run)
 
 
@@ -63,6 +64,7 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
         if processes.are_asked(values) and (who := holder(folder.path / ".lock")):
             raise WorkdirError(f"work folder {folder.path} is in use by {who}")
         processes.join(values)
+    start_devices()
     run = processes.together(lambda: _asked(values, config))
     if values["dry_run"]:
         print(describe(run, values["mesh"]))

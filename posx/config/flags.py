@@ -5,9 +5,12 @@ A wrong key, word or value raises ConfigError with what was given, where, and th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib.util
+import io
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +27,9 @@ from posx.errors import ConfigError
 from posx.fields import typed_fields
 from posx.files.parse import parsed
 from posx.words import Words, listed, parse_flags
+
+#: The __name__ of a config file while it is executed.
+_EXECUTED = "posx_user_config"
 
 
 def config_of(given: Words) -> ConfigDict:
@@ -69,15 +75,9 @@ def load_config(where: Mapping[str, str]) -> ConfigDict:
         what = "is a folder" if path.is_dir() else "does not exist"
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1, cutoff=0.4)
         raise ConfigError(f"config file {text} {what}{f'; did you mean {path.parent / near[0]}?' if near else ''}")
-    module = _execute(path)
-    if not callable(getattr(module, "get_config", None)):
-        raise ConfigError(f"config file {text} defines no get_config(arg)")
-    try:
-        config = module.get_config(argument) if argument else module.get_config()
-    except ConfigError as error:
-        raise ConfigError(f"config file {text}: {error}") from None
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"config file {text}, {_own_frame(error, path)}: {type(error).__name__}: {error}") from None
+    config = _made_by(path, text, argument)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        again = _made_by(path, text, argument)
     if not isinstance(config, ConfigDict):
         raise ConfigError(f"config file {text}: get_config must return a ConfigDict, not {type(config).__name__}")
     missing = [name for name in ("encoding", "model", "data", "train", "eval", "sweep") if name not in config]
@@ -85,20 +85,53 @@ def load_config(where: Mapping[str, str]) -> ConfigDict:
         raise ConfigError(f"config file {text}: section {missing[0]!r} is missing; start from posx.config.base_config")
     if not isinstance(config.sweep.get("axes"), Mapping | ConfigDict):
         raise ConfigError(f"config file {text}: sweep.axes must map settings to their values; {{}} is none")
+    _check_the_same(text, config, again)
     return config
 
 
+def _made_by(path: Path, text: str, argument: str) -> Any:
+    """Return what get_config of the file gives; `text` names it in messages. Raises ConfigError."""
+    module = _execute(path)
+    if not callable(getattr(module, "get_config", None)):
+        raise ConfigError(f"config file {text} defines no get_config(arg)")
+    try:
+        return module.get_config(argument) if argument else module.get_config()
+    except ConfigError as error:
+        if f"'{_EXECUTED}:" in str(error):
+            raise ConfigError(
+                f"config file {text}: an encoding is named by a module that can be imported, which a config file under "
+                f"its __name__ is not. Name it {path.stem}:CLASS and run posx in the folder of {path.name}"
+            ) from None
+        raise ConfigError(f"config file {text}: {error}") from None
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"config file {text}, {_own_frame(error, path)}: {type(error).__name__}: {error}") from None
+
+
+def _check_the_same(text: str, config: ConfigDict, again: ConfigDict) -> None:
+    """Raises ConfigError if two executions of a config file differ: each call of posx would begin another run."""
+    first, second = (settings(c) | {f"sweep.axes.{k}": v for k, v in c.sweep.axes.items()} for c in (config, again))
+    for name in first.keys() | second.keys():
+        one, other = (repr(found.get(name)) for found in (first, second))
+        if one != other and first.get(name) != second.get(name):
+            raise ConfigError(
+                f"config file {text}: {name} is {one[:60]} at one execution and {other[:60]} at the next, so that no "
+                "command could resume the run. Compute it from a fixed seed, or write the value into the file"
+            )
+
+
 def _execute(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("posx_user_config", path)
+    spec = importlib.util.spec_from_file_location(_EXECUTED, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"config file {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[_EXECUTED] = importlib.util.module_from_spec(spec)  # where dataclasses look for its names
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise ConfigError(f"config file {path}, line {error.lineno}: {error.msg}") from None
     except (Exception, SystemExit) as error:
         raise ConfigError(f"config file {path}, {_own_frame(error, path)}: {type(error).__name__}: {error}") from None
+    finally:
+        del sys.modules[_EXECUTED]
     return module
 
 

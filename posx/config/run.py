@@ -14,7 +14,7 @@ from posx.config.evaluation import EvalConfig
 from posx.config.model import ModelConfig
 from posx.config.sweep import sweep_section
 from posx.config.train import TrainConfig
-from posx.encodings import CHAIN, Chain, Encoding, Spec, encoding_name, from_spec, spec_text
+from posx.encodings import CHAIN, Chain, Encoding, Spec, code_of, encoding_name, from_spec, spec_text
 from posx.encodings.rates import Rates, rates_of_layers
 from posx.errors import ConfigError
 from posx.fields import typed_fields
@@ -26,12 +26,14 @@ class Resolution:
 
     `rates`: how the parameters of each layer's encoding are trained, those that are not named at Rate().
     `data` says where the text of a run that was started lay, paths absolute, and with "digest" what it was.
+    `code`: digests of the user's own classes among the encodings, by name.
     """
 
     layers: tuple[Encoding, ...]
     model: ModelConfig
     rates: Rates = ()
     data: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    code: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ class RunConfig:
             return self.stored
         layers, dims = self.model.encodings(self.encoding, self.train.length), self.model.dims(self.train.length)
         rates = rates_of_layers(layers, dims, self.train.position_lr_multiplier)
-        return Resolution(layers, self.model.resolved(), rates)
+        return Resolution(layers, self.model.resolved(), rates, code=code_of(layers))
 
     def to_json(self) -> dict[str, Any]:
         """What was asked for as plain values, tuples as lists."""

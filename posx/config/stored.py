@@ -14,7 +14,7 @@ from typing import Any
 
 from posx.config import SECTIONS, Resolution, RunConfig, schema_1
 from posx.config.model import ModelConfig
-from posx.encodings import Chain, Dims, Encoding, Spec, encoding_class, from_spec, given_fields, spec_of
+from posx.encodings import Chain, Dims, Encoding, Spec, code_of, encoding_class, from_spec, given_fields, spec_of
 from posx.encodings.grammar import parse
 from posx.encodings.rates import Rate, Rates, from_json, rates_of_layers, special, to_json
 from posx.errors import ConfigError
@@ -57,7 +57,7 @@ def to_stored(run: RunConfig, **facts: Any) -> dict[str, Any]:
     sizes = {name: value for name, value in vars(found.model).items() if value != getattr(run.model, name)}
     resolved = {"layers": [spec_of(encoding) for encoding in found.layers], "model": sizes}
     resolved["rates"] = to_json(found.rates)
-    resolved |= ({"data": dict(found.data)} if found.data else {}) | facts
+    resolved |= {name: dict(told) for name in ("data", "code") if (told := getattr(found, name))} | facts
     return {"schema_version": SCHEMA_VERSION, **run.to_json(), "resolved": resolved}
 
 
@@ -79,10 +79,10 @@ def from_stored(values: Any) -> RunConfig:
     if not isinstance(layers, list) or len(layers) != run.model.num_layers:
         raise ConfigError(f"resolved.layers must name the encodings of all {run.model.num_layers} layers")
     model = dataclasses.replace(run.model, **typed_fields(ModelConfig, sizes, "resolved.model", "resolved.model."))
-    data = _mapping(resolved, "data") if "data" in resolved else {}
+    data, code = (_mapping(resolved, name) if name in resolved else {} for name in ("data", "code"))
     encodings = tuple(from_spec(_whole(without_past(spec))) for spec in layers)
     rates = _rates(resolved, encodings, model.dims(run.train.length))
-    return dataclasses.replace(run, stored=Resolution(encodings, model, rates, data))
+    return dataclasses.replace(run, stored=Resolution(encodings, model, rates, data, code))
 
 
 def _rates(resolved: Mapping[str, Any], layers: tuple[Encoding, ...], dims: Dims) -> Rates:
@@ -119,7 +119,30 @@ def like(run: RunConfig, stored: RunConfig | None) -> RunConfig:
     if not same:
         return run
     model = dataclasses.replace(run.model, **sizes)
-    return dataclasses.replace(run, stored=Resolution(found.layers, model, _rates_asked(run, stored)))
+    rates, code = _rates_asked(run, stored), code_of(found.layers)
+    return dataclasses.replace(run, stored=Resolution(found.layers, model, rates, code=code))
+
+
+def repeated(run: RunConfig, earlier: RunConfig | None) -> RunConfig:
+    """Return `like(run, earlier)` for a command that names the config.json of the run that it repeats.
+
+    Raises ConfigError if that run's own encodings have other code by now.
+    """
+    found = like(run, earlier)
+    if earlier is not None and found.stored is not None and (changes := code_changes(earlier)):
+        raise ConfigError(
+            f"--config_json: {changes} since that file was written. Restore the code, or name the settings with "
+            "--config to train with the code as it is now"
+        )
+    return found
+
+
+def code_changes(run: RunConfig) -> str:
+    """Say which of a stored run's own encodings have other code by now; empty if none has."""
+    before, now = run.resolution.code, code_of(run.resolution.layers)
+    changed = [f"{name} (digest {before.get(name, 'unknown')}, now {now[name]})" for name in now]
+    changed = [text for name, text in zip(now, changed, strict=True) if before.get(name) != now[name]]
+    return f"the code of {' and of '.join(changed)} has changed" if changed else ""
 
 
 def _rates_asked(run: RunConfig, stored: RunConfig) -> Rates:
@@ -183,6 +206,8 @@ def _digest(run: RunConfig, counts: Callable[[str], bool], text: str = "") -> st
     kept["layers"] = [_since_before(spec_of(encoding)) for encoding in run.resolution.layers]
     if rates := special(run.resolution.rates):
         kept["rates"] = rates
+    if code := run.resolution.code:
+        kept["code"] = dict(code)
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -216,6 +241,7 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
     if old.resolution.layers == new.resolution.layers:  # else the encodings tell
         for leaves, run in zip((a, b), runs, strict=True):
             leaves |= {f"rates.{place}": rate for place, rate in special(run.resolution.rates).items()}
+            leaves |= {f"code.{name}": code for name, code in run.resolution.code.items()}
     return [
         f"{path}: {a.get(path)!r} -> {b.get(path)!r}"
         for path in sorted(a.keys() | b.keys())

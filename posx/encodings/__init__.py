@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from posx.encodings.base import HOOKS, Dims, Encoding, Features, Params, Relative, Tile
 from posx.encodings.chain import Chain
 from posx.encodings.checks import check_decorated
 from posx.encodings.grammar import parse, unparse
+from posx.encodings.sources import source_digest
 from posx.encodings.values import check_value
 from posx.errors import ConfigError, nearest
 from posx.fields import typed_fields
@@ -91,6 +92,7 @@ def encoding_class(name: str) -> type[Encoding]:
     if not (isinstance(found, type) and issubclass(found, Encoding)):
         raise ConfigError(f"encoding {name!r} is not a frozen dataclass that derives from posx.Encoding")
     check_decorated(found)
+    source_digest(found)  # now, while the file is what was imported
     return found
 
 
@@ -164,6 +166,25 @@ def spec_of(encoding: Encoding) -> dict[str, Any] | list[Any]:
     return {"name": encoding_name(encoding), **{key: _plain(value) for key, value in values.items()}}
 
 
+def code_of(layers: Iterable[Encoding]) -> dict[str, str]:
+    """{name: digest of its source} of the user's own classes among `layers`, in chains and fields too; see `sources`.
+
+    Encodings of posx are not among them.
+    """
+    values = [inner for encoding in dict.fromkeys(layers) for inner in _within(encoding)]
+    digests = {encoding_name(value): source_digest(type(value)) for value in values}
+    return {name: digest for name, digest in sorted(digests.items()) if digest}
+
+
+def _within(value: Any) -> Iterator[Encoding]:
+    """Yield the encodings that `value` is or holds."""
+    if isinstance(value, Encoding):
+        yield value
+        value = tuple(getattr(value, field.name) for field in dataclasses.fields(value))
+    for inner in value if isinstance(value, tuple) else ():
+        yield from _within(inner)
+
+
 def _told(value: Any) -> Any:
     """`value` as a spec that names only what is not the default."""
     if isinstance(value, Chain):
@@ -215,5 +236,5 @@ def _called(what: str, function: Callable, *args: Any, **fields: Any) -> Any:
 
 __all__ = [
     "CHAIN", "ENCODINGS", "HOOKS", "Chain", "Dims", "Encoding", "Features", "Params", "Relative", "Tile",
-    "build", "encoding_class", "encoding_name", "from_spec", "given_fields", "spec_of", "spec_text",
+    "build", "code_of", "encoding_class", "encoding_name", "from_spec", "given_fields", "spec_of", "spec_text",
 ]  # fmt: skip

@@ -63,4 +63,5 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "block_nll": lambda value: isinstance(value, list) and all(number(one) is not None for one in value),
     "layers": lambda value: _is_text(value) or (isinstance(value, list) and all(map(_is_text, value))),
     "encoding_value": _is_text,
+    "code": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
 }

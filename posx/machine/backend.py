@@ -1,4 +1,4 @@
-"""Which kind of machine JAX will compute on, found out without starting it in this process."""
+"""JAX's options and devices as posx has them: what is set, what is recorded, and one line if there is no device."""
 
 from __future__ import annotations
 
@@ -9,18 +9,100 @@ import subprocess
 import sys
 from importlib import metadata
 
+from posx.errors import ConfigError
+from posx.progress import say
+
+#: Variables that choose another type of numbers or other random ones, or that forbid what every run does, as posx sets
+#: them: the same settings give the same numbers, whatever else a user's shell is set up for.
+SET = {
+    "JAX_ENABLE_X64": "0", "JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow",
+    "JAX_DEFAULT_PRNG_IMPL": "threefry2x32", "JAX_THREEFRY_PARTITIONABLE": "1", "JAX_ENABLE_CUSTOM_PRNG": "0",
+    "JAX_RANDOM_SEED_OFFSET": "0", "JAX_TRANSFER_GUARD": "allow", "JAX_NO_TRACING": "0", "JAX_NO_EXECUTION": "0",
+}  # fmt: skip
+
+#: Options beside them that decide how the numbers are computed: they are the user's, and a run records them.
+RECORDED = (
+    "jax_default_matmul_precision", "jax_disable_jit", "jax_disable_most_optimizations", "jax_softmax_custom_jvp",
+    "jax_optimization_level", "jax_exec_time_optimization_effort", "jax_memory_fitting_level",
+    "jax_memory_fitting_effort", "jax_use_shardy_partitioner", "jax_enable_pgle",
+)  # fmt: skip
+
+
+def set_options() -> None:
+    """Set the variables in SET, for this process and those that it starts; before JAX is imported, else nothing.
+
+    A notice names each variable that the user has set otherwise.
+    """
+    if "jax" in sys.modules:
+        return
+    for name, value in SET.items():
+        given = os.environ.get(name, value)
+        if _meaning(given) != _meaning(value):
+            why = f"posx sets it to {value}, so that the same settings give the same bits"
+            say(f"notice: {name}={given} is not used: {why}")
+        os.environ[name] = value
+
+
+def _meaning(text: str) -> str:
+    text = text.lower()
+    return (
+        "0"
+        if text in ("", "n", "no", "f", "false", "off")
+        else "1"
+        if text in ("y", "yes", "t", "true", "on")
+        else text
+    )
+
+
+def options() -> dict[str, str]:
+    """Return JAX's options that decide numbers, by their names, as they are now; those that this JAX does not know are
+    left out."""
+    import jax
+
+    names = (*(name.lower() for name in SET), *RECORDED)
+    return {name: str(getattr(jax.config, name)) for name in sorted(names) if hasattr(jax.config, name)}
+
+
+def start_devices() -> None:
+    """Start JAX's devices. Raises ConfigError if there is none of the kind that JAX_PLATFORMS names."""
+    import jax
+
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        raise no_device(str(error)) from None
+
+
+def no_device(reason: str) -> ConfigError:
+    """Return the error of a process that finds no device; `reason` is what JAX says, which may be nothing."""
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    reason = " ".join(reason.split()) or "its plugin is not installed"
+    if not asked:
+        return ConfigError(f"JAX finds no device: {reason}")
+    return ConfigError(
+        f"JAX_PLATFORMS={asked}: JAX finds no such device: {reason}. Unset JAX_PLATFORMS to use what this machine has; "
+        "the extras cuda12, cuda13 and tpu of posx install the plugins"
+    )
+
 
 @functools.cache
 def on_cpus() -> bool:
-    """Whether JAX computes on CPUs here: as the user says, else as what is installed and what a process finds."""
+    """Whether JAX computes on CPUs here: as the user says, else as what is installed and what a process finds.
+
+    JAX is not started in this process, which would take an accelerator away from others. Raises ConfigError if it finds
+    no device.
+    """
     platforms = os.environ.get("JAX_PLATFORMS", "")
-    if platforms:
-        return platforms.split(",")[0] == "cpu"
+    if platforms == "cpu":
+        return True
     others = any(map(importlib.util.find_spec, ("jax_plugins", "libtpu"))) or metadata.entry_points(group="jax_plugins")
-    if not others:
+    if not (platforms or others):
         return True
     asked = [sys.executable, "-P", "-c", "import jax; print(jax.default_backend())"]
     done = subprocess.run(
         asked, capture_output=True, encoding="utf-8", errors="replace", check=False, stdin=subprocess.DEVNULL
     )
+    if done.returncode and platforms:
+        kind, _, reason = (done.stderr.strip().splitlines() or [""])[-1].partition(": ")
+        raise no_device(reason if kind.endswith("Error") else "")
     return done.stdout.split()[-1:] in ([], ["cpu"])

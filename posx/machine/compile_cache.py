@@ -7,12 +7,15 @@ be deleted at any time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
+import re
 import tempfile
 import time
 import warnings
+import zlib
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -59,16 +62,53 @@ def use_compile_cache(root: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        say(f"notice: compiled programs are not kept, {folder} cannot be written ({error.strerror})")
+        why = f"the cache folder {folder} cannot be used ({error.strerror})"
+        say(f"notice: {why}; this command keeps no compiled programs")
         return
     prune(folder.parent, most, folder.name)
     jax.config.update("jax_compilation_cache_max_size", -1)  # see `pruning`
-    # An entry torn by a kill is recompiled; JAX would print a warning with a file name for each of them.
-    warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
+    jax.config.update("jax_raise_persistent_cache_errors", False)
+    _delete_torn(folder)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # By default only programs that took a second to compile are kept; here a start is made of many that take less.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+#: What JAX warns of if it can read or write no entry for the program of this name.
+_UNREADABLE = re.compile("Error (?:reading|writing) persistent compilation cache entry for '([^']+)'")
+
+
+def _delete_torn(folder: Path) -> None:
+    """From now on delete each entry of `folder` that JAX cannot read, instead of warning of it.
+
+    A killed process or a full disk leaves an entry torn. JAX compiles its program anew, but never writes over an entry:
+    every later start would compile the program again. Deleted here, between JAX's reading and its writing, the entry is
+    written whole in this very process.
+    """
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
+        if found := _UNREADABLE.match(str(message)):
+            entries = [path for path in folder.glob("*-cache") if path.name.rsplit("-", 2)[0] == found[1]]
+            for path in list(filter(_is_torn, entries)) or entries:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+        else:
+            shown(message, *where, **more)
+
+    warnings.filterwarnings("always", message=_UNREADABLE.pattern)
+    warnings.showwarning = show
+
+
+def _is_torn(entry: Path) -> bool:
+    """Whether a file is not whole; one that JAX has packed with Zstandard counts as torn, as Python cannot read it."""
+    try:
+        stream = zlib.decompressobj()
+        stream.decompress(entry.read_bytes())
+        return not stream.eof
+    except (OSError, zlib.error):
+        return True
 
 
 def most_bytes() -> int:

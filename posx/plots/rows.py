@@ -18,7 +18,7 @@ from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
 from posx.files import lines
 from posx.files.rows import is_measurement, number, whole
-from posx.plots.runs import Run, asked_targets, data_digest, read_config, stored_run
+from posx.plots.runs import Run, asked_targets, code_digests, data_digest, read_config, stored_run
 
 FAILED = ("undefined", "nonfinite", "oom")
 PER_POSITION = PerPosition.name
@@ -60,7 +60,14 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
                 _LOG.warning("%s: a row without encoding or lengths left out", folder_of_run)
                 continue
             row = {"run_id": folder_of_run.name} | whole(stored)
-            key = (row["protocol"], targets_key(row), row["eval_len"], str(row.get("stride")), row.get("step"))
+            key = (
+                row["protocol"],
+                targets_key(row),
+                row["eval_len"],
+                str(row.get("stride")),
+                row.get("step"),
+                _code(row),
+            )
             latest.pop(key, None)
             latest[key] = row
         found += rows_of(folder_of_run, folder, list(latest.values()))
@@ -90,18 +97,20 @@ def _of_run(path: str, config: Mapping[str, Any] | None, rows: Sequence[dict[str
     """The rows of one run that its curves are made of: of one text, one step of training and one set of targets."""
     if not rows:
         return []
-    text = _text_of(rows, data_digest(config))
-    last = max((_step(row) for row in rows if _text(row) == text), default=-1)
+    text, code = _text_of(rows, data_digest(config)), _code_of(rows, code_digests(config))
+    last = max((_step(row) for row in rows if _text(row) == text and _code(row) == code), default=-1)
     kept: list[dict[str, Any]] = []
     left_out: list[tuple[str, str]] = []
     for protocol in sorted({row["protocol"] for row in rows}):
         mine = [row for row in rows if row["protocol"] == protocol]
         own, said = _only([_text(row) == text for row in mine], mine, "measured on other text (not comparable)")
+        why = "measured with other code of the encoding (not comparable)"
+        own, edited = _only([_code(row) == code for row in own], own, why)
         latest, early = _only([_step(row) in (last, -1) for row in own], own, "measured earlier in training")
         choose = _longest if protocol == PER_POSITION else functools.partial(_same_targets, asked=asked_targets(config))
         choices = [choose(slid) for slid in by_stride(latest).values()]
         kept += [row for chosen, _ in choices for row in chosen]
-        left_out += [(protocol, words) for words in (said, early, *(others for _, others in choices)) if words]
+        left_out += [(protocol, words) for words in (said, edited, early, *(others for _, others in choices)) if words]
     run = dataclasses.replace(stored_run(path, config, kept[-1]), left_out=tuple(left_out))
     return [Row(row, run) for row in rows if any(row is one for one in kept)]
 
@@ -113,6 +122,17 @@ def _text(row: Mapping[str, Any]) -> str:
 def _text_of(rows: Sequence[dict[str, Any]], own: str) -> str:
     """The text that a run is shown on: its `own` if there is a row on it, else that of its first row."""
     return own if any(_text(row) == own for row in rows) else _text(rows[0])
+
+
+def _code(row: Mapping[str, Any]) -> str:
+    """The code of a user's own encodings that a row was measured with; "" if they are all of posx."""
+    return str(row.get("code", ""))
+
+
+def _code_of(rows: Sequence[dict[str, Any]], own: Mapping[str, Any]) -> str:
+    """The code that a run is shown with: its `own` if there is a row of it, else that of its first row."""
+    said = str(own) if own else ""
+    return said if any(_code(row) == said for row in rows) else _code(rows[0])
 
 
 def _step(row: Mapping[str, Any]) -> int:

@@ -53,6 +53,8 @@ def stored_run(path: str, config: Mapping[str, Any] | None, row: Mapping[str, An
     text = path if text is None else text
     if "data_source" in row:
         settings["data.source"] = row["data_source"]
+    if code := row.get("code", code_digests(config)):
+        settings["code"] = ",".join(map(str, code.values()))
     rates = _rates(config)
     if "train.position_lr_multiplier" in settings:  # by what it came to
         factors = multipliers(rates) or [1.0]
@@ -84,6 +86,11 @@ def read_config(folder: pathlib.Path) -> Mapping[str, Any] | None:
 def data_digest(config: Mapping[str, Any] | None) -> str:
     """Of the text that a run was trained on; "" where its config.json does not say."""
     return str(_section(_section(config or {}, "resolved"), "data").get("digest", ""))
+
+
+def code_digests(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """{name: digest of its source} of the user's own encodings of a run."""
+    return _section(_section(config or {}, "resolved"), "code")
 
 
 def asked_targets(config: Mapping[str, Any] | None) -> frozenset[int]:

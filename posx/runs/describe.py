@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from posx.attention import causal, choose_executor
 from posx.config import RunConfig
+from posx.config.stored import code_changes
 from posx.cross_entropy import LARGEST_LOGITS
 from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
@@ -18,6 +19,7 @@ from posx.encodings.base import PAIRWISE, acting
 from posx.evaluation.protocols import run_protocols
 from posx.machine import processes
 from posx.machine.devices import devices_for, mesh_of
+from posx.progress import say
 from posx.runs import text
 from posx.runs.folder import RunFolder
 
@@ -33,6 +35,12 @@ def model_of(run: RunConfig, vocab_size: int) -> Model:
 
     found = run.resolution
     return Model(found.model, found.layers, vocab_size, found.model.dims(run.train.length))
+
+
+def notice_of_code(run: RunConfig, name: str) -> None:
+    """Say if the user's own encodings of a trained run have other code by now."""
+    if changes := code_changes(run):
+        say(f"notice: {name}: {changes} since this run was trained; its results now are kept apart from those of then")
 
 
 def executor_of(run: RunConfig, encoding: Encoding) -> str:

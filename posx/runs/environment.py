@@ -16,6 +16,7 @@ from posx.data import Dataset
 from posx.errors import WorkdirError
 from posx.files.atomic import write_json
 from posx.files.parse import parsed
+from posx.machine.backend import options
 from posx.machine.cores import cpu_name, usable_cores
 from posx.machine.devices import PATIENCE
 from posx.progress import say
@@ -23,6 +24,12 @@ from posx.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from posx.training.layout import Layout
+
+
+#: Variables that XLA, its kernels and BLAS read and that may change bits.
+VARIABLES = (
+    "NPROC", "OMP_NUM_THREADS", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG",
+)  # fmt: skip
 
 
 def devices_of(folder: RunFolder) -> int | None:
@@ -82,6 +89,7 @@ def environment(dataset: Dataset, layout: Layout) -> dict[str, Any]:
         "cpu": cpu_name(),
         "num_cpus": len(usable_cores()),
         "threads": _threads(),
+        "jax": options(),
         "data_source": dataset.source,
         "data_digest": dataset.digest,
         "tokenizer": dataset.tokenizer.name,
@@ -91,7 +99,7 @@ def environment(dataset: Dataset, layout: Layout) -> dict[str, Any]:
 
 def _threads() -> dict[str, str]:
     """What the user, or posx, has told XLA and BLAS that may change bits; patience does not."""
-    found = {name: os.environ[name] for name in ("NPROC", "OMP_NUM_THREADS", "XLA_FLAGS") if name in os.environ}
+    found = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     if "XLA_FLAGS" in found:
         words = found["XLA_FLAGS"].split()
         found["XLA_FLAGS"] = " ".join(word for word in words if word.partition("=")[0] not in PATIENCE)
@@ -101,7 +109,10 @@ def _threads() -> dict[str, str]:
 def layout_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Differences between two environments that break bit-for-bit resuming."""
     names = ("versions", "backend", "device", "num_devices", "num_cpus", "threads", "layout", "processes")
-    old = {"layout": str(old.get("num_devices")), "processes": 1} | dict(old)  # older runs do not say these
+    older = {"layout": str(old.get("num_devices")), "processes": 1, **new["jax"]}  # older runs do not say these
+    before = old.get("jax")
+    old, new = {**older, **old, **(before if isinstance(before, dict) else {})}, {**new, **new["jax"]}
+    names += tuple(new["jax"])
     return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if old.get(name) != new.get(name)]
 
 

@@ -14,7 +14,7 @@ from posx import interrupts
 from posx.config import EvalConfig, RunConfig
 from posx.config.stored import identity
 from posx.data import Dataset
-from posx.encodings import spec_text
+from posx.encodings import code_of, spec_text
 from posx.encodings.rates import told
 from posx.errors import UndefinedLength
 from posx.evaluation.measured import Measured
@@ -134,6 +134,7 @@ def evaluate_run(
     here = {name: facts[name] for name in ("step", "data_digest")}
     measured_before = map(whole, processes.told(folder.measured))
     stored = [row for row in measured_before if row.keys() >= TOLD and here.items() <= row.items()]
+    stored = [row for row in stored if row.get("code", {}) == facts.get("code", {})]
     rows: list[dict[str, Any]] = []
     missing: list[tuple[Question, int]] = []
     for one in questions(
@@ -182,7 +183,8 @@ def _say_why(one: Question, name: str) -> None:
 
 
 def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, step: int) -> dict[str, Any]:
-    """What all rows of a run say."""
+    """What all rows of a run say. code: of the user's own encodings, as they are now."""
+    code = code_of(model.encodings)
     return {
         "schema_version": ROW_VERSION,
         "run_id": folder.path.name,
@@ -199,6 +201,7 @@ def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, st
         "data_source": dataset.source,
         "data_digest": dataset.digest,
         "dtype": run.model.dtype,
+        **({"code": code} if code else {}),
     }
 
 

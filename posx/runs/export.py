@@ -18,7 +18,7 @@ from posx.errors import PosxError, WorkdirError, other_names
 from posx.files.atomic import disk_errors, write_bytes
 from posx.files.parse import parsed
 from posx.model import Model
-from posx.runs.describe import model_of
+from posx.runs.describe import model_of, notice_of_code
 from posx.runs.folder import RunFolder
 from posx.runs.load import load_model
 from posx.training.checkpoints import flatten
@@ -82,6 +82,7 @@ def load_file(path: Path) -> tuple[Model, dict[str, Any], Tokenizer, int]:
         if isinstance(error, WorkdirError):
             raise
         raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    notice_of_code(run, path.name)
     model = model_of(run, tokenizer.vocab_size)
     abstract = model.abstract()
     wanted = flatten(abstract)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from posx.config import RunConfig
-from posx.config.stored import differences, digest, digests, from_stored, like, on_text_of, to_stored
+from posx.config.stored import code_changes, differences, digest, digests, from_stored, like, on_text_of, to_stored
 from posx.errors import WorkdirError
 from posx.files import lines
 from posx.files.atomic import clear, write_json
@@ -25,6 +26,16 @@ class RunFolder:
     """Paths of one run. `config.json`, `env.json`, `metrics.jsonl`, `eval.jsonl`, `checkpoints/`, `DONE`."""
 
     path: Path
+
+    def __post_init__(self) -> None:
+        """Raises WorkdirError for a path that the libraries below, which take UTF-8, could not open."""
+        try:
+            str(self.path).encode("utf-8")
+        except UnicodeEncodeError:
+            raise WorkdirError(
+                f"work folder {str(self.path)!a}: its name is no UTF-8 text where Python reads names as "
+                f"{sys.getfilesystemencoding()}. Unset PYTHONUTF8 and set LC_ALL=C.UTF-8, or use a path in ASCII"
+            ) from None
 
     @property
     def config_file(self) -> Path:
@@ -103,6 +114,11 @@ class RunFolder:
             return run
         held = self.read_config()
         if changed := differences(held, like(run, held)):
+            if all(change.startswith("code.") for change in changed):
+                raise WorkdirError(
+                    f"{self.path}: {code_changes(held)} since this run was trained. Restore the code to resume, or use "
+                    "another --workdir"
+                )
             raise WorkdirError(
                 f"{self.path} holds a run of another config ({'; '.join(changed)}): use another --workdir, or the same "
                 "settings to resume"
@@ -116,13 +132,13 @@ class RunFolder:
         except WorkdirError:
             return run
 
-    def holds_another(self, run: RunConfig) -> bool:
-        """Whether a run was started here that `run` does not resume."""
+    def differences(self, run: RunConfig) -> list[str]:
+        """Return why `run` does not resume the run that was started here; nothing if it does, or if there is none."""
         try:
             held = self.read_config()
         except WorkdirError:  # none, or one that cannot be read: whoever trains here says so
-            return False
-        return bool(differences(held, like(run, held)))
+            return []
+        return differences(held, like(run, held))
 
     def finished(self, run: RunConfig, data_digest: str = "") -> bool:
         """Whether `run` was trained and evaluated to the end here.

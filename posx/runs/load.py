@@ -11,10 +11,11 @@ import jax.numpy as jnp
 
 from posx.data import Tokenizer
 from posx.errors import WorkdirError
+from posx.machine.backend import start_devices
 from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say
-from posx.runs.describe import model_of
+from posx.runs.describe import model_of, notice_of_code
 from posx.runs.folder import RunFolder
 from posx.runs.text import saved_tokenizer
 from posx.training.checkpoints import Checkpoints
@@ -54,7 +55,9 @@ def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
 
 def load_model(folder: RunFolder, layout: Layout = Copies()) -> tuple[Model, dict[str, Any], Tokenizer, int]:
     """The model of a run, its newest good parameters, its tokenizer, and the step they are from."""
+    start_devices()  # else it would be the checkpoints that cannot be read
     run = folder.read_config()
+    notice_of_code(run, folder.path.name)
     tokenizer = saved_tokenizer(folder)
     model = model_of(run, tokenizer.vocab_size)
     restored = Checkpoints(folder.checkpoints).restore({"params": layout.placed(model.abstract())}, notice=say)

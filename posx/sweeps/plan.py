@@ -14,7 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.config import RunConfig
-from posx.config.stored import identity, like, to_stored
+from posx.config.stored import identity, like, repeated, to_stored
 from posx.data import check_length, prepare
 from posx.errors import ConfigError, PosxError
 from posx.evaluation.protocols import Nonoverlapping, rows_owed
@@ -124,7 +124,7 @@ def plan(config: ConfigDict, workdir: Path, earlier: RunConfig | None = None) ->
     jobs, found = [], []
     for name, point in zip(names_of(points), points, strict=True):
         folder = RunFolder(workdir / name)
-        run = folder.as_started(like(run_at(config, point), earlier))
+        run = folder.as_started(repeated(run_at(config, point), earlier))
         found += [f"{name}: {problem}" for problem in problems(run)]
         jobs.append(Job(run, folder, point))
     if found:
@@ -155,14 +155,14 @@ def _in_their_folders(jobs: Sequence[Job], workdir: Path) -> list[Job]:
     taken = {job.folder.path for job in found if job is not None}
     placed, beside = [], []
     for job, there in zip(jobs, found, strict=True):
-        if there is None and (job.folder.path in taken or job.folder.holds_another(job.run)):
+        apart = [] if there else job.folder.differences(job.run)
+        if there is None and (apart or job.folder.path in taken):
             there = dataclasses.replace(job, folder=RunFolder(workdir / f"{job.name}-{identity(job.run)}"))
-            beside.append(f"{job.name} ({there.name})")
+            beside.append(f"{there.name} ({'; '.join(apart) or 'its name is taken'})")
         placed.append(there or job)
     if beside:
-        say(
-            f"notice: runs of other settings have the names of {len(beside)} new ones, as {beside[0]}; these lie beside"
-        )
+        taken_names = "1 folder name is" if len(beside) == 1 else f"{len(beside)} folder names are"
+        say(f"notice: {taken_names} taken by runs with other settings; the new runs go beside, as {beside[0]}")
     return placed
 
 

@@ -18,7 +18,7 @@ from posx import interrupts
 from posx.config import RunConfig, TrainConfig
 from posx.data import Dataset, batch
 from posx.data.store import cache_folder
-from posx.errors import NonFiniteError, OutOfMemoryError, Stopped
+from posx.errors import Interrupted, NonFiniteError, OutOfMemoryError, Stopped
 from posx.files import lines
 from posx.files.atomic import disk_errors
 from posx.machine import processes
@@ -62,7 +62,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, lay
         with interrupts.saved_first(), log, Watchdog(folder.path, config.dispatch_steps) as watchdog:
             for steps in dispatches(config, start):
                 interrupts.check()
-                if stops(interrupts.terminated()):
+                if stops(interrupts.terminated() or interrupts.interrupted()):
                     _save_and_stop(checkpoints, layout.to_save(state), folder, steps.start, log)
                 tokens = layout.tokens(shape, functools.partial(_batches, dataset, config, steps))
                 state, metrics = layout.steps(model, config, state, tokens, len(steps), rates)
@@ -82,12 +82,13 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, lay
 
 
 def _save_and_stop(checkpoints: Checkpoints, state: State, folder: RunFolder, step: int, log: _Log) -> None:
-    """Keeps what was done up to `step`, metrics too, and raises Stopped."""
+    """Keeps what was done up to `step`, metrics too, and raises Stopped, or Interrupted."""
     if log.pending:
         log.write(step)
     if step and step not in processes.told(checkpoints.steps):
         checkpoints.save(step, _finite(state, folder, step))
-    raise Stopped(f"{folder.path.name}: stopped and saved at step {step}")
+    error = Interrupted if interrupts.interrupted() else Stopped
+    raise error(f"{folder.path.name}: stopped and saved at step {step}")
 
 
 def dispatches(config: TrainConfig, start: int) -> Iterator[range]:

@@ -159,7 +159,7 @@ def dtypes(scene: Scene) -> None:
 
 @fault(16, "JAX_ENABLE_X64=1", "0; as without it, bit for bit; said")
 def x64(scene: Scene) -> str:
-    scene.posx(*scene.train(), env={"JAX_ENABLE_X64": "1"}).must(0, "JAX_ENABLE_X64 is not used")
+    scene.posx(*scene.train(), env={"JAX_ENABLE_X64": "1"}).must(0, "JAX_ENABLE_X64=1 is not used")
     scene.must_end_like_whole()
     return "0; the same bits"
 

@@ -301,7 +301,8 @@ def test_what_is_asked_inside_other_encodings_is_compared_as_well(other_rules):
     old = ["rope", {"name": f"{__name__}:Around", "inner": {"name": "alibi", "num_heads": 4}}]
     dims = run(old).model.dims(64)
     value = Chain((Rope(rotary_dim=32), Around(Alibi(4), 1.5, ())))
-    held = dataclasses.replace(run(old), stored=posx.config.Resolution((value,) * 4, run(old).model.resolved()))
+    found = posx.config.Resolution((value,) * 4, run(old).model.resolved(), code=encodings.code_of([value]))
+    held = dataclasses.replace(run(old), stored=found)
     assert posx.build(old, dims) != value
     for same in (old, [{"name": "rope", "rotary_dim": 32}, old[1] | {"gain": 1.5}]):
         assert stored.like(run(same), held).resolution == held.resolution

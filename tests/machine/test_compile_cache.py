@@ -93,11 +93,22 @@ def test_a_process_killed_while_it_writes_leaves_a_cache_that_serves(tmp_path):
     assert hits > 0 and misses == 0 and not said
 
 
-def test_a_broken_entry_is_compiled_again_without_a_word(filled):
-    for path in (filled / "compiled" / machine_key()).glob("*-cache"):
-        path.write_bytes(path.read_bytes()[:20])
-    hits, misses, said = compiling(filled)
-    assert hits == 0 and misses > 0 and not said
+@pytest.mark.parametrize("strict", [{}, {"PYTHONWARNINGS": "error", "JAX_RAISE_PERSISTENT_CACHE_ERRORS": "1"}])
+def test_a_torn_entry_is_compiled_and_written_once_more(filled, strict):
+    programs = sorted((filled / "compiled" / machine_key()).glob("*-cache"))
+    torn = programs[-1]
+    whole, others = torn.stat().st_size, [path.stat().st_mtime_ns for path in programs[:-1]]
+    torn.write_bytes(torn.read_bytes()[:20])
+    assert compiling(filled, **strict) == (len(programs) - 1, 1, "")
+    assert torn.stat().st_size > whole // 2 and others == [path.stat().st_mtime_ns for path in programs[:-1]]
+    assert compiling(filled, **strict) == (len(programs), 0, "")
+
+
+def test_other_warnings_are_still_shown(filled):
+    warns = COMPILES + "import warnings; warnings.warn('Error reading something else')"
+    words = [sys.executable, "-c", warns, str(filled)]
+    done = subprocess.run(words, env=tiny.environment(), capture_output=True, text=True)
+    assert done.returncode == 0 and "UserWarning: Error reading something else" in done.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_one_notice(tmp_path):

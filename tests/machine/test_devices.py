@@ -59,3 +59,22 @@ def test_more_devices_than_cores_go_on_after_a_long_stop(tmp_path):
     _, err = process.communicate(timeout=900)
     assert process.returncode == 0 and "rendezvous" not in err and "waiting" not in err, err
     assert json.loads((tmp_path / "run" / "env.json").read_text())["num_devices"] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("JAX_PLATFORMS", "cuda", "JAX_PLATFORMS=cuda: JAX finds no such device: its plugin is not installed. Unset"),
+        ("JAX_PLATFORMS", "foo", "'foo' is not in the list of known backends"),
+        ("JAX_NUM_CPU_DEVICES", "x", "JAX_NUM_CPU_DEVICES=x: JAX takes no such value"),
+    ],
+)
+def test_devices_that_do_not_exist_are_one_line(site, whole, name, value, wanted):
+    config = f"--config={site / 'tiny.py'}"
+    commands = ["encodings rope", "check rope --only=eager", f"evaluate --workdir={whole}"]
+    if value == "cuda":  # whose error says nothing
+        commands += [f"train {config} --workdir={whole}", f"sweep {config} --workdir={whole} --dry_run"]
+        commands += [f"generate --workdir={whole} --prompt=a", f"export --workdir={whole} --to=x.safetensors", "doctor"]
+    for words in commands:
+        code, _, err = tiny.run(*words.split(), **{name: value})
+        assert code == 2 and len(err.splitlines()) == 1 and wanted in err, (words, err)

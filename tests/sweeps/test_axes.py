@@ -186,7 +186,7 @@ def test_a_config_files_argument_may_be_no_encoding(capsys, site, tmp_path):
 def test_no_two_jobs_share_a_folder_whatever_was_there_before(tmp_path, capsys):
     first, second = (started(tmp_path, train__learning_rate=(rate,)) for rate in (1e-3, 2e-3))
     assert first == "rope-L64-s0" and second.startswith("rope-L64-s0-")
-    assert "notice: " in (err := capsys.readouterr().err) and f"{first} ({second})" in err
+    assert f"the new runs go beside, as {second} (train.learning_rate: 0.001 -> 0.002)" in capsys.readouterr().err
     assert started(tmp_path, train__learning_rate=(2e-3,)) == second
     names = list(planned(tmp_path, train__learning_rate=(2e-3, 1e-3, 3e-3)))
     assert names == [second, first, "rope-L64-s0-learning_rate=0.003"]

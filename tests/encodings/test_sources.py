@@ -1,0 +1,159 @@
+"""Digests of the code of a user's own encodings: all that the class reaches counts, and nothing else."""
+
+import dataclasses
+import importlib
+import sys
+import textwrap
+
+import pytest
+
+from posx.encodings import Alibi, Chain, Dape, Encoding, code_of
+from posx.encodings.sources import source_digest
+
+MINE = '''
+    """Two encodings and what they use."""
+    import dataclasses
+    import jax.numpy as jnp
+    import shapes
+    from posx import Encoding
+    from kit import growth as grow, unused
+    from kit.more import *
+
+    SCALE = {"slope": 1.0}
+    SCALE["slope"] = 0.5
+    POWER, LEAST = 0.5, 1
+
+    class Base(Encoding):
+        """The base."""
+        def scaled(self, d):
+            return SCALE["slope"] * grow(d) ** POWER
+
+    def bias(d):
+        return 3 * d
+
+    @dataclasses.dataclass(frozen=True)
+    class Mine(Base):
+        gain: float = 1.0
+
+        def bias(self, params, q_pos, k_pos):
+            """Of pairs."""
+            import late
+            bias = late.capped(shapes.curved(q_pos - k_pos))  # a name of its own
+            return self.gain * self.scaled(bias) + offset(LEAST)
+
+    @dataclasses.dataclass(frozen=True)
+    class Other(Encoding):
+        def bias(self, params, q_pos, k_pos):
+            return bias(q_pos)
+
+    def make(slope):
+        @dataclasses.dataclass(frozen=True)
+        class Made(Encoding):
+            def bias(self, params, q_pos, k_pos):
+                return slope * q_pos
+        return Made
+
+    Made = make(2.0)
+
+    if __name__ == "__main__":
+        print(Mine())
+'''
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(Encoding):
+    """An encoding that is not of posx."""
+
+
+FILES = {
+    "mine.py": MINE,
+    "kit/__init__.py": "from .inner import growth\ndef unused(x):\n    return x\n",
+    "kit/inner.py": "def growth(x):\n    return x * RATE\nRATE = 2\nOTHER = 1\n",
+    "kit/more.py": "def offset(x):\n    return x + 1\n",
+    "shapes.py": "def curved(x):\n    return x\ndef flat(x):\n    return 0\n",
+    "late.py": "def capped(x):\n    return x\n",
+}
+
+
+@pytest.fixture
+def digest(tmp_path, monkeypatch):
+    """The digest of a class of mine.py, with one text of one file replaced."""
+    places = iter(range(9))
+
+    def of(file="mine.py", old="", new="", name="Mine"):
+        place = tmp_path / str(next(places))
+        for path, text in FILES.items():
+            (place / path).parent.mkdir(parents=True, exist_ok=True)
+            assert old in text or path != file
+            (place / path).write_text(
+                textwrap.dedent(text).replace(old, new) if path == file and old else textwrap.dedent(text)
+            )
+        with monkeypatch.context() as only:
+            only.syspath_prepend(place)
+            try:
+                return source_digest(getattr(importlib.import_module("mine"), name))
+            finally:
+                for module in [m for m in sys.modules if m.partition(".")[0] in ("mine", "kit", "shapes", "late")]:
+                    del sys.modules[module]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("mine.py", "self.gain * ", "2 * self.gain * "),  # the class itself
+        ("mine.py", "gain: float = 1.0", "gain: float = 1.5"),
+        ("mine.py", "grow(d) ** POWER", "grow(d)"),  # its base
+        ("mine.py", "POWER, LEAST = 0.5, 1", "POWER, LEAST = 0.5, 2"),  # constants
+        ("mine.py", 'SCALE["slope"] = 0.5', 'SCALE["slope"] = 0.25'),
+        ("mine.py", "growth as grow", "unused as grow"),
+        ("kit/inner.py", "x * RATE", "x + RATE"),  # other files, by whatever import
+        ("kit/inner.py", "RATE = 2", "RATE = 3"),
+        ("kit/more.py", "x + 1", "x + 2"),
+        ("shapes.py", "return x", "return x * x"),
+        ("late.py", "return x", "return min(x, 9)"),
+    ],
+)
+def test_source_digest_changes_with_what_the_class_uses(digest, file, old, new):
+    assert digest() != digest(file, old, new)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("mine.py", "# a name of its own", "# another comment"),
+        ("mine.py", '"""Of pairs."""', '"""Of all pairs."""'),
+        ("mine.py", '"""The base."""', ""),
+        ("mine.py", "self.gain * self.scaled(bias)", "(self.gain\n                * self.scaled(bias))"),
+        ("mine.py", "return bias(q_pos)", "return -bias(q_pos)"),  # another encoding
+        ("mine.py", "return 3 * d", "return 4 * d"),  # of which a local variable has the name
+        ("mine.py", "grow, unused", "grow"),
+        ("mine.py", "print(Mine())", "print(Mine(2.0))"),
+        ("kit/inner.py", "OTHER = 1", "OTHER = 2"),
+        ("shapes.py", "return 0", "return 1"),
+    ],
+)
+def test_source_digest_leaves_out_what_the_class_does_not_use(digest, file, old, new):
+    assert digest() == digest(file, old, new)
+
+
+def test_source_digest_of_a_made_class_holds_its_arguments(digest):
+    assert digest(name="Made") != digest("mine.py", "make(2.0)", "make(3.0)", name="Made")
+    assert digest(name="Made") != digest("mine.py", "slope * q_pos", "slope + q_pos", name="Made")
+
+
+def test_source_digest_of_a_class_without_a_file():
+    def typed(body):
+        names = {"__name__": "typed_in"}
+        exec(f"class Mine:\n    def bias(self, x):\n        return {body}\n", names)
+        return source_digest(names["Mine"])
+
+    assert typed("x * 2") == typed("x * 2") != typed("x * 3")
+
+
+def test_code_of_finds_encodings_within_others_and_none_of_posx():
+    name = f"{Own.__module__}:{Own.__qualname__}"
+    assert code_of([Alibi(4), Chain((Alibi(4), Alibi(4)))]) == {}
+    wanted = {name: source_digest(Own)}
+    assert code_of([Chain((Alibi(4), Own()))]) == code_of([Dape(base=Own())]) == wanted and len(wanted[name]) == 12
