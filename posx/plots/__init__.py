@@ -1,20 +1,23 @@
 """Figures and tables from stored rows (`posx plot`). Only "encodings" imports JAX; the rest reads files."""
 
+from __future__ import annotations
+
 import difflib
 import functools
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from posx.errors import ConfigError, WorkdirError
 from posx.files.atomic import disk_errors, write_bytes
-from posx.plots import curves, lengths, look, positions
+from posx.plots import backend, curves, lengths, look, positions  # noqa: F401  backend goes first
 from posx.plots.groups import Panel, panels
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, read_rows, unfinished
 from posx.plots.tables import table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["WHAT", "has_figures", "picture", "plot", "read_rows", "table"]
 
