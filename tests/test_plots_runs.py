@@ -141,6 +141,65 @@ def test_a_hybrid_is_never_drawn_as_its_first_encoding(tmp_path: pathlib.Path, d
     assert [cells(table, name)[2] for name in ("rope", "rope, nope", "rope, rope, nope")] == ["4.000", "5.000", "6.000"]
 
 
+def test_labels_name_what_differs_between_encodings(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "t5", measured("t5", ppl=4.0), config("t5", train__steps=30))
+    put(tmp_path, "alibi", measured("alibi", ppl=5.0), config("alibi", train__steps=90, model__model_dim=96))
+    for run in ("t5", "alibi"):
+        (tmp_path / run / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n{"step": 9, "loss": 2.5}\n')
+    drawn = draw(tmp_path)
+    names = ["alibi, model_dim=96, steps=90", "t5, model_dim=128, steps=30"]
+    assert [entries(drawn[kind]) for kind in ("extrapolation", "ratio", "training")] == 3 * [names]
+    table = plots.table(plots.read_rows(tmp_path))
+    assert [cells(table, name)[2] for name in names] == ["5.000", "4.000"]
+
+
+def test_a_setting_that_one_curve_has_otherwise_is_stated_once(tmp_path: pathlib.Path, draw: Draw) -> None:
+    for text in ("rope", "t5", "nope", "alibi"):
+        put(tmp_path, text, measured(text), config(text, train__learning_rate=0.004 if text == "t5" else 0.002))
+    put(tmp_path, "t5-slow", measured("t5"), config("t5", train__learning_rate=0.002))
+    note = "If a label does not say otherwise: learning_rate=0.002"
+    figure, table = draw(tmp_path)["extrapolation"], plots.table(plots.read_rows(tmp_path))
+    assert entries(figure) == ["alibi", "nope", "rope", "t5, learning_rate=0.002", "t5, learning_rate=0.004"]
+    assert note in words(figure) and note in table
+
+
+def test_open_settings_differ_only_if_they_resolve_to_others(tmp_path: pathlib.Path) -> None:
+    """mlp_dim=0 is four times model_dim, and position_lr_multiplier=0 the own one of each encoding."""
+    for seed, (text, width, asked) in enumerate((("rope", 128, 0), ("rope", 128, 512), ("t5", 64, 0))):
+        made = config(text, train__seed=seed, model__model_dim=width, model__mlp_dim=asked)
+        made["train"]["position_lr_multiplier"] = 0.0
+        rates = [{"table": {"lr_multiplier": 10.0, "decays": False}}] if text == "t5" else [{}]
+        made["resolved"] = {"model": {"mlp_dim": 4 * width} if asked == 0 else {}, "rates": rates}
+        put(tmp_path, f"run{seed}", measured(text, seed=seed), made)
+    table = plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "rope, model_dim=128")[1] == "2" and cells(table, "t5, model_dim=64")[1] == "1"
+
+
+def test_the_same_text_at_another_path_is_no_difference(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """Also of a run that has no rows, by the digest in its config.json."""
+    found = {"resolved": {"data": {"digest": "9f2c11d0aa", "source": "/abs/d/two"}}}
+    rows = measured("alibi", data_source="/abs/d/two", dtype="float32")
+    for seed, (source, made) in enumerate((("d/two", rows), ("/abs/d/two", []))):
+        asked = config("alibi", data__source=source, train__seed=seed, model__dtype="float32")
+        put(tmp_path, f"s{seed}", made, asked | found)
+        (tmp_path / f"s{seed}" / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n{"step": 9, "loss": 2.5}\n')
+    assert entries(draw(tmp_path, "training")["training"]) == ["alibi (2 runs)"]
+
+
+def test_texts_and_tokenizers_are_compared_by_content(tmp_path: pathlib.Path) -> None:
+    """Two texts whose paths are alike are told apart by their digests; one tokenizer at two paths is no difference."""
+    for number, text in enumerate(("alibi", "rope")):
+        made = config(text, data__tokenizer=f"/{number}/tokenizer.json")
+        made["resolved"] = {"data": {"digest": f"{number}" * 16, "source": "novels"}}
+        put(tmp_path, text, measured(text, data_digest=f"{number}" * 16), made)
+        (tmp_path / text / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
+    table = plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "alibi, text=000000000000") and cells(table, "rope, text=111111111111")
+    (tmp_path / "rope" / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
+    table = plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "alibi, tokenizer=/0/tokenizer.json") and cells(table, "rope, tokenizer=/1/tokenizer.json")
+
+
 def test_labels_can_be_typed(tmp_path: pathlib.Path, draw: Draw) -> None:
     texts = ["rope", "rope(base=500000)", "rope(base=500000)+alibi", "my_module:Mine(gain=3)"]
     for number, text in enumerate(texts):
@@ -175,7 +234,10 @@ def test_seeds_of_before_and_of_now_are_one_curve(tmp_path: pathlib.Path) -> Non
     old |= {"schema_version": 1, "encoding": {"name": "t5", **asked, "head_dim": "auto"}}
     old["resolved"] = {"encodings": [value]}
     new["encoding"] |= asked | {"head_dim": 0}
-    new["resolved"] = {"layers": [{"name": "t5", **came_to, "head_dim": 0}]}
+    new["resolved"] = {
+        "layers": [{"name": "t5", **came_to, "head_dim": 0}],
+        "model": {"num_kv_heads": 4, "mlp_dim": 512},
+    }
     put(tmp_path, "old", measured("t5", ppl=4.0, schema_version=1, encoding_value=value), old)
     put(tmp_path, "new", measured("t5", ppl=5.0, seed=1), new)
     assert cells(plots.table(plots.read_rows(tmp_path)), "t5")[1:3] == ["2", "4.500 ± 0.707"]
@@ -343,13 +405,27 @@ def test_one_figure_across_training_lengths(tmp_path: pathlib.Path, draw: Draw) 
     }
     figure = drawn["extrapolation-lengths"]
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["alibi", "rope"]
-    assert entries(figure) == ["L = 128", "L = 256", "L = 64"]
+    assert entries(figure) == ["L = 128 batch_size=64", "L = 256 batch_size=16", "L = 64 batch_size=64"]
     for ax in figure.axes:
         curves = [one for one in ax.lines if len(one.get_xdata()) == 4]
         marks = [one for one in ax.lines if len(set(one.get_xdata())) == 1]
         assert len(curves) == 3 and [one.get_xdata()[0] for one in marks] == [64, 128, 256]
         assert (ax.get_xlim(), ax.get_ylim()) == (figure.axes[0].get_xlim(), figure.axes[0].get_ylim())
     assert "Tokens per training step differ: 4,096 (L = 64, L = 256), 8,192 (L = 128)" in words(figure)
+
+
+def test_the_figure_across_lengths_names_what_differs(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """In titles; what follows from the length, in the legend of lengths."""
+    for number, (length, text, width) in enumerate((
+        (64, "rope", 128), (128, "rope", 128), (64, "alibi", 96), (128, "alibi", 128)
+    )):  # fmt: skip
+        asked = config(text, train__length=length, train__steps=64 * 500 // length, model__model_dim=width)
+        put(tmp_path, f"{number}", measured(text, train_len=length), asked)
+    figure = draw(tmp_path)["extrapolation-lengths"]
+    titles = ["alibi, model_dim=128", "alibi, model_dim=96", "rope"]
+    assert [ax.get_title(loc="left") for ax in figure.axes if ax.get_visible()] == titles
+    assert entries(figure) == ["L = 128 steps=250", "L = 64 steps=500"]
+    assert "If a label does not say otherwise: model_dim=128" in words(figure)
 
 
 def test_the_figure_across_training_lengths_stays_when_one_run_is_measured_under_another_protocol(
@@ -375,7 +451,7 @@ def test_tokens_per_step_are_stated_where_they_differ(tmp_path: pathlib.Path, dr
     put(tmp_path, "b", measured("alibi"), config("alibi"))
     assert not any("Tokens per" in text for text in words(draw(tmp_path)["extrapolation"]))
     put(tmp_path, "c", measured("t5"), config("t5", train__batch_size=16))
-    note = "Tokens per training step differ: 1,024 (t5), 4,096 (alibi, rope)"
+    note = "Tokens per training step differ: 1,024 (t5, batch_size=16), 4,096 (alibi, rope)"
     assert note in words(draw(tmp_path)["ratio"]) and note in plots.table(plots.read_rows(tmp_path))
 
 

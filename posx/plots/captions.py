@@ -1,11 +1,11 @@
 """What figures and tables say in words: what was scored, what bars and bands are, warnings, failures, omissions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from posx.evaluation.statistics import targets_key
 from posx.plots import look, rows
-from posx.plots.groups import Group, Panel
+from posx.plots.groups import Group, Panel, common_settings
 from posx.plots.points import Curve, Point
 from posx.plots.runs import Run
 
@@ -104,14 +104,25 @@ def unlike_windows(panel: Panel) -> list[str]:
     ]
 
 
-def notes(panels: Sequence[Panel], curves: Sequence[Curve], missing: Sequence[str] = (), unit: str = "") -> list[str]:
-    """What stands under the axes: failures, what was left out, runs without results or the end, unlike training."""
-    lines = failures(curves, unit) + fewer_runs(curves, unit)
+def notes(
+    panels: Sequence[Panel], curves: Sequence[Curve], missing: Sequence[str] = (), unit: str = "",
+    on_axes: Collection[str] = (),
+) -> list[str]:  # fmt: skip
+    """Return the lines under the axes: settings, failures, omissions, runs without results or the end of training."""
+    groups = [group for panel in panels for group in panel.groups]
+    lines = unless_named(groups, on_axes) + failures(curves, unit) + fewer_runs(curves, unit)
     lines += left_out([run for panel in panels for run in panel.runs], panels[0].protocol)
     lines += before_the_end([row for panel in panels for row in panel.rows])
     if missing:
         lines.append(f"No results yet: {named(missing)}" + _others(missing, "runs"))
-    return lines + tokens_per_step([group for panel in panels for group in panel.groups])
+    return lines + tokens_per_step(groups)
+
+
+def unless_named(groups: Sequence[Group], on_axes: Collection[str] = ()) -> list[str]:
+    """Return a line on the settings that most curves share, so that only the labels of the others name them."""
+    common = common_settings([group.runs[0] for group in groups], on_axes)
+    parts = [f"{name.rpartition('.')[2]}={value}" for name, value in common.items()]
+    return [f"If a label does not say otherwise: {', '.join(parts)}"] if parts else []
 
 
 def _runs(panel: Panel) -> list[Run]:

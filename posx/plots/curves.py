@@ -169,7 +169,7 @@ def training(runs: Sequence[positions.TrainingRun]) -> Figure:
         "Training loss",
         [f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"],
     )
-    look.notes(made, captions.tokens_per_step(groups))
+    look.notes(made, [*captions.unless_named(groups), *captions.tokens_per_step(groups)])
     return made
 
 
