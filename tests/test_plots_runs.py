@@ -499,6 +499,58 @@ def test_a_curve_looks_the_same_in_every_figure(tmp_path: pathlib.Path, draw: Dr
         assert all(line(figure, text).get_marker() not in ("", "None") for figure in drawn.values()), "not colour alone"
 
 
+def test_the_targets_that_all_runs_have_are_used(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """Also where a run's own evaluation has others."""
+    own = measured("t5", ppl=9.0, targets="ff", max_targets=4096)
+    put(tmp_path, "t5", [*own, *measured("t5", ppl=4.0, max_targets=8192)], config("t5", eval__num_targets=4096))
+    put(tmp_path, "alibi", measured("alibi", ppl=5.0, max_targets=8192), config("alibi", eval__num_targets=8192))
+    figure, table = draw(tmp_path)["extrapolation"], plots.table(plots.read_rows(tmp_path))
+    assert [cells(table, name)[2] for name in ("t5", "alibi")] == ["4.000", "5.000"]
+    assert list(line(figure, "t5").get_ydata()) == [4.0, 8.0, 16.0]
+    assert "t5: 3 rows left out, scored on other targets (not comparable)" in words(figure)
+    assert not any("different targets" in text for text in words(figure))
+
+
+def test_a_run_on_other_targets_has_no_value_there(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """The targets are those that most runs have, and the command under the figure gives them to all."""
+    for text in ("rope", "nope"):
+        put(tmp_path, text, measured(text, max_targets=8192), config(text, eval__num_targets=8192))
+    others = measured("alibi", ppl=5.0, targets="ff", max_targets=4096, anchor=512)
+    put(tmp_path, "alibi", others, config("alibi", eval__num_targets=4096))
+    figure, table = draw(tmp_path)["extrapolation"], plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "alibi")[1:3] == ["0", "on other targets"] and cells(table, "rope")[2] == "4.000"
+    assert "alibi (no value)" in entries(figure) and "alibi: on other targets at 64, 128, 256" in words(figure)
+    command = (
+        "To compare all runs: posx evaluate --workdir FOLDER --protocol nonoverlapping --lengths 64,128,256,512 "
+        "--num_targets 8192"
+    )
+    assert command in table and not any("different targets" in text for text in words(figure))
+
+
+def test_a_run_that_ended_with_nan_stands_in_table_and_figures(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "good", measured("alibi"), config("alibi", train__learning_rate=1e-3))
+    put(tmp_path, "bad", [], config("alibi", train__learning_rate=1e30))
+    (tmp_path / "bad" / "eval.jsonl").unlink()
+    logged = '{"step": 1, "loss": 5.5, "grad_norm": 2.0}\n{"step": 2, "loss": 5.4, "grad_norm": "nan"}\n'
+    (tmp_path / "bad" / "metrics.jsonl").write_text(logged)
+    drawn, table = draw(tmp_path), (tmp_path / "table.md").read_text()
+    assert cells(table, "alibi, learning_rate=1e+30")[1:3] == ["0", "ended with NaN"]
+    assert cells(table, "alibi, learning_rate=0.001")[2] == "4.000"
+    for text in (table, *(" ".join(words(drawn[kind])) for kind in ("extrapolation", "ratio"))):
+        assert "Training ended with NaN: bad at step 2" in text and "No results" not in text
+    assert "alibi, learning_rate=1e+30 (no value)" in entries(drawn["extrapolation"])
+    assert "ended with NaN" in entries(drawn["training"])
+
+
+def test_a_failed_run_is_named_with_its_reason(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "good", measured("alibi"), config("alibi"))
+    put(tmp_path, "bad", [], config("rope"))
+    (tmp_path / "bad" / "eval.jsonl").unlink()
+    (tmp_path / "bad" / "status.json").write_text(json.dumps({"code": 3, "reason": "the disk is full"}))
+    assert "bad failed: the disk is full" in words(draw(tmp_path)["ratio"])
+    assert "bad failed: the disk is full" in (tmp_path / "table.md").read_text()
+
+
 def test_runs_without_results_are_named_by_path(tmp_path: pathlib.Path, draw: Draw) -> None:
     put(tmp_path, "first/rope-s0", measured(), config())
     (tmp_path / "second" / "rope-s0").mkdir(parents=True)

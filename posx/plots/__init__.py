@@ -57,7 +57,7 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     _remove_stale(figures, kinds, written)
     if what == "all":
         with disk_errors(folder / "table.md"):
-            write_bytes(folder / "table.md", (table(stored) + "\n").encode())
+            write_bytes(folder / "table.md", (table(stored, unfinished(folder)) + "\n").encode())
     return written
 
 

@@ -4,7 +4,7 @@ Every function returns an unsaved figure; lengths and positions in tokens, loss 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,9 +13,20 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from posx.plots import captions, look, positions
-from posx.plots.drawing import draw_curve, extent, headings, legend_of, line_style, mark_failures, nothing, sparse
+from posx.plots.drawing import (
+    draw_curve,
+    extent,
+    headings,
+    legend_of,
+    line_style,
+    mark_failures,
+    mark_of,
+    nothing,
+    sparse,
+)
 from posx.plots.groups import Panel, groups_of_runs
 from posx.plots.points import Curve, perplexity_curves, ratio_curves
+from posx.plots.rows import perplexity
 
 _RIGHT = 0.80  # of the figure's width; the legend stands right of it
 
@@ -29,10 +40,9 @@ def _pair(made: Figure, wspace: float = 0.24) -> tuple[Axes, Axes]:
 
 def _bits_axis(ax: Axes, panel: Panel) -> None:
     """Bits per byte on the right of perplexity per token, where all rows have as many bytes a token."""
-    sizes = {
-        row["num_bytes"] / row["num_targets"] for row in panel.rows if row.get("num_bytes") and row.get("num_targets")
-    }
-    if len(sizes) != 1 or any(not row.get("num_bytes") for row in panel.rows):
+    scored = [row for row in panel.rows if perplexity(row) is not None]
+    sizes = {row["num_bytes"] / row["num_targets"] for row in scored if row.get("num_bytes") and row.get("num_targets")}
+    if len(sizes) != 1 or any(not row.get("num_bytes") for row in scored):
         return
     factor = math.log(2) * sizes.pop()
     right = ax.secondary_yaxis(
@@ -44,7 +54,7 @@ def _bits_axis(ax: Axes, panel: Panel) -> None:
     right.set_ylabel("bits per byte")
 
 
-def extrapolation(panel: Panel, missing: Sequence[str] = ()) -> Figure:
+def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     """Perplexity against evaluation length: the full range, and a close view of [0.9, 1.5] times the best at L."""
     curves = perplexity_curves(panel)
     made = look.figure(12.5, 4.6)
@@ -91,7 +101,7 @@ def _outside(curve: Curve, low: float, high: float) -> bool:
     return bool(means) and not any(low <= mean <= high for mean in means)
 
 
-def ratio(panel: Panel, missing: Sequence[str] = ()) -> Figure:
+def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     """R_k = ppl(kL) / ppl(L) against k, log-log: 1 is no loss from a text k times longer than in training."""
     curves = ratio_curves(panel)
     made = look.figure(8.6, 4.8)
@@ -122,7 +132,7 @@ def ratio(panel: Panel, missing: Sequence[str] = ()) -> Figure:
     return made
 
 
-def per_position(panel: Panel, missing: Sequence[str] = ()) -> Figure:
+def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     """Mean loss of the targets in each stored bin of positions, and the perplexity of all targets up to there."""
     made = look.figure(11.5, 4.6)
     left, right = _pair(made)
@@ -152,18 +162,25 @@ def training(runs: Sequence[positions.TrainingRun]) -> Figure:
     groups = groups_of_runs([one.run for one in runs])
     whose = {run: number for number, group in enumerate(groups) for run in group.runs}
     seen: dict[int, Line2D] = {}
-    for turn, one in enumerate(sorted(runs, key=lambda one: (-one.losses[-1], one.run.path))):
-        style = line_style(groups[whose[one.run]].look) | {"markevery": sparse(turn)}
+    for turn, one in enumerate(sorted(runs, key=lambda one: (-one.last[1], one.run.path))):
+        style = line_style(groups[whose[one.run]].look) | {"markevery": sparse(turn) if len(one.steps) > 1 else None}
         (line,) = ax.plot(one.steps, one.losses, **style, linewidth=1.3, alpha=0.9)
         seen.setdefault(whose[one.run], line)
+        if not math.isfinite(one.losses[-1]):
+            ax.add_line(mark_of("diverged", *one.last, color=style["color"]))
     finite = [loss for one in runs for loss in one.losses if math.isfinite(loss) and loss > 0]
     if finite:
         look.log_axis(ax, finite)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set_xlabel("optimiser step")
     ax.set_ylabel("training loss (nats per token)")
-    several = [f" ({len(groups[n].runs)} runs)" if len(groups[n].runs) > 1 else "" for n in seen]
-    names = [look.wrapped(groups[n].label) + many for n, many in zip(seen, several, strict=True)]
-    look.legend(made, list(seen.values()), names, 0.775, 0.985)
+    handles = {groups[n].label: (line, len(groups[n].runs)) for n, line in seen.items()}
+    names = [look.wrapped(name) + (f" ({n} runs)" if n > 1 else "") for name, (_, n) in sorted(handles.items())]
+    lines = [line for _, (line, _) in sorted(handles.items(), key=lambda pair: pair[0])]
+    if any(not math.isfinite(one.losses[-1]) for one in runs):
+        lines.append(mark_of("diverged"))
+        names.append(captions.FAILURE_NAMES["diverged"])
+    look.legend(made, lines, names, 0.775, 0.985)
     look.headings(
         made,
         "Training loss",

@@ -149,7 +149,8 @@ def labels(curves: Sequence[Sequence[Run]], on_axes: Collection[str] = ()) -> li
             if name in run.settings and not name.startswith("encoding.")
             if name in own or common.get(name) != _value(run, name)
         ]
-        if len({one.data for one in runs}) > 1 and not any(name.startswith("data.") for name in differ):
+        unnamed = not any(name.startswith("data.") for name in differ)
+        if run.data and unnamed and len({one.data for one in runs if one.data}) > 1:
             others.append(f"text={run.data[:12]}")
         bare = re.fullmatch(r"[\w.:]+", run.text)
         text = [f"{run.text}({', '.join(fields)})"] if fields and bare else [run.text, *fields]
@@ -194,7 +195,7 @@ def _differing(runs: Sequence[Run], on_axes: Collection[str]) -> list[str]:
     texts: dict[str, list[Run]] = collections.defaultdict(list)
     for run in runs:
         texts[run.text].append(run)
-    same_data = len({run.data for run in runs}) == 1
+    same_data = len({run.data for run in runs}) == 1 and bool(runs[0].data)
     names = {name for run in runs for name in run.settings if name not in on_axes}
     return [
         name

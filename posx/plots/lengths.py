@@ -1,7 +1,7 @@
 """One figure across training lengths: what a longer training window changes, encoding by encoding."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ _MARKERS = ("o", "s", "^", "D", "v")
 _DASHES: tuple[Any, ...] = ("-", (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)))
 
 
-def across(panels: Sequence[Panel], missing: Sequence[str] = ()) -> Figure:
+def across(panels: Sequence[Panel], missing: Mapping[str, str] | None = None) -> Figure:
     """Perplexity against evaluation length, a small panel an encoding, a curve a training length, on shared axes."""
     runs = [group.runs for panel in panels for group in panel.groups]
     by_length = settings_by_length([own[0] for own in runs])

@@ -32,7 +32,7 @@ class Run:
     seed: Any = dataclasses.field(default=None, compare=False)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)  # {"train.steps": 1200}
     resolved: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)  # {"model.mlp_dim": 128}
-    data: str = dataclasses.field(default="", compare=False)  # digest of text and tokenizer, else where the text lies
+    data: str = dataclasses.field(default="", compare=False)  # digest of text and tokenizer, if known
     asked: str = dataclasses.field(default="", compare=False)  # all settings but length, seed and the encodings
     kind: str = dataclasses.field(default="", compare=False)  # those, and what the encodings and the data came to
     left_out: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)  # (protocol, what and why)
@@ -57,7 +57,7 @@ def stored_run(path: str, config: Mapping[str, Any] | None, row: Mapping[str, An
     resolved = _open_settings(config)
     if "train.position_lr_multiplier" in settings and "rates" not in _section(config, "resolved"):
         settings["train.position_lr_multiplier"] = 1.0  # what it was before it could be set
-    digest = row.get("data_digest") or data_digest(config)
+    digest = str(row.get("data_digest") or data_digest(config))
     if digest != data_digest(config) and "data_source" in row:  # measured on another text than it was trained on
         settings["data.source"] = resolved["data.source"] = row["data_source"]
     if settings.get("data.tokenizer") != "bpe":
@@ -67,12 +67,12 @@ def stored_run(path: str, config: Mapping[str, Any] | None, row: Mapping[str, An
     decisive = {name: value for name, value in (settings | resolved).items() if not name.startswith(elsewhere)}
     rates = _rates(config)
     trained_otherwise = [special(rates)] if special(rates) else []
-    data = str(digest or settings.get("data.source"))
+    data = digest or str(settings.get("data.source"))
     dtype = row.get("dtype", settings.get("model.dtype"))
     measured = [_fields(_resolved(config, row)), trained_otherwise, data, "" if digest else row.get("tokenizer"), dtype]
     asked = json.dumps(decisive, sort_keys=True)
     kind = json.dumps([asked, *measured])
-    return Run(path, text, train_len, seed, settings, resolved, data, asked, kind)
+    return Run(path, text, train_len, seed, settings, resolved, digest, asked, kind)
 
 
 def read_config(folder: pathlib.Path) -> Mapping[str, Any] | None:
