@@ -475,16 +475,41 @@ def test_figures_and_table_are_of_the_same_rows(tmp_path: pathlib.Path, draw: Dr
 
 
 def test_no_two_curves_are_drawn_alike() -> None:
-    fields = [f"rope(base={base})" for base in range(12)]
+    fields = [f"rope(base={base})" for base in range(8)]
     chains = [f"{first}+{second}" for first in AT_TRAIN for second in ("alibi", "my.module:Mine(gain=3)")]
     texts = [*AT_TRAIN, *fields, *chains, "rope, nope", "rope, rope, nope"]
     drawn = palette.looks([(text, rate) for text in texts for rate in (1, 2)])
     assert len({(one.color, str(one.dashes)) for one in drawn.values()}) == len(drawn)
     assert len({(one.marker, str(one.dashes)) for one in drawn.values()}) == len(drawn)
     for name, fixed in palette.LOOKS.items():
-        assert drawn[name, 1] == fixed and drawn[name, 2].color == fixed.color
+        assert (drawn[name, 1].color, drawn[name, 1].marker) == (fixed.color, fixed.marker)
+        assert palette.looks([(text, 1) for text in texts])[name, 1] == fixed
     assert drawn["rope(base=0)", 1].color == palette.LOOKS["rope"].color
     assert drawn["rope+alibi", 1].color not in {one.color for one in palette.LOOKS.values()}
+
+
+def test_dashes_stand_for_the_varied_setting(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """The same value has the same dashes in all encodings; the colour stands for the encoding."""
+    texts = ("t5", "alibi", "learned", "my_encoding:Mine")
+    for text in texts:
+        for rate in (0.001, 0.003):
+            run = f"{text[:5]}-{rate}"
+            put(tmp_path, run, measured(text, ppl=4.0 + rate), config(text, train__learning_rate=rate))
+            (tmp_path / run / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n{"step": 9, "loss": 2.5}\n')
+    drawn = draw(tmp_path)
+    for kind in ("extrapolation", "ratio", "training"):
+        labels = [f"{text}, learning_rate={rate}" for text in texts for rate in (0.001, 0.003)]
+        colors, dashes, _ = zip(*(_drawn(line(drawn[kind], label)) for label in labels), strict=True)
+        assert set(dashes[::2]) == {dashes[0]} != {dashes[1]} == set(dashes[1::2])
+        assert colors[::2] == colors[1::2] and len(set(colors)) == len(texts)
+        assert [text.get_text() for text in drawn[kind].legends[0].get_texts()] == sorted(labels)
+
+
+def test_one_curve_is_drawn_once(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "a", measured("rope"))
+    assert len([ax for ax in draw(tmp_path)["extrapolation"].axes if ax.get_xlabel()]) == 1
+    put(tmp_path, "b", measured("alibi", ppl=5.0))
+    assert len([ax for ax in draw(tmp_path)["extrapolation"].axes if ax.get_xlabel()]) == 2
 
 
 def test_a_curve_looks_the_same_in_every_figure(tmp_path: pathlib.Path, draw: Draw) -> None:

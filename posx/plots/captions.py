@@ -162,7 +162,9 @@ def _runs(panel: Panel) -> list[Run]:
 
 
 def named(names: Sequence[str], most: int = _MOST_NAMES) -> str:
-    return ", ".join(look.shown(name, 40) for name in names[:most])
+    """Join names, which hold commas themselves, with semicolons if any of these does."""
+    short = [look.shown(name, 60) for name in names[:most]]
+    return ("; " if any(", " in name for name in short) else ", ").join(short)
 
 
 def _others(names: Sequence[Any], word: str) -> str:

@@ -38,6 +38,11 @@ def _pair(made: Figure, wspace: float = 0.24) -> tuple[Axes, Axes]:
     return left, right
 
 
+def _alone(made: Figure) -> Axes:
+    """Return the axes of a figure that has a single plot."""
+    return made.subplots(gridspec_kw={"left": look.MARGIN + 0.02, "right": 0.76, "top": 0.98, "bottom": 0.13})
+
+
 def _bits_axis(ax: Axes, panel: Panel) -> None:
     """Bits per byte on the right of perplexity per token, where all rows have as many bytes a token."""
     scored = [row for row in panel.rows if perplexity(row) is not None]
@@ -57,21 +62,25 @@ def _bits_axis(ax: Axes, panel: Panel) -> None:
 def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     """Perplexity against evaluation length: the full range, and a close view of [0.9, 1.5] times the best at L."""
     curves = perplexity_curves(panel)
-    made = look.figure(12.5, 4.6)
-    full, close = _pair(made, wspace=0.38)
+    several = sum(any(point.values for point in curve.points) for curve in curves) > 1  # else one view shows all
+    made = look.figure(12.5, 4.6) if several else look.figure(8.6, 4.6)
+    full, *closer = _pair(made, wspace=0.38) if several else [_alone(made)]
     lengths = sorted({row["eval_len"] for row in panel.rows} | {panel.train_len})
     values = extent(curves)
-    for ax in (full, close):
+    for ax in (full, *closer):
         for curve in curves:
             draw_curve(ax, curve, bars=ax is full)  # they would hide what the close view is for
         look.train_line(ax, panel.train_len)
         look.length_axis(ax, lengths, panel.train_len)
         ax.set_xlabel("evaluation length (tokens)")
-    full.set_ylabel("perplexity per token (all, log scale)")
-    close.set_ylabel("perplexity per token (near the best at L, linear)")
+    full.set_ylabel("perplexity per token (all, log scale)" if several else "perplexity per token (log scale)")
     outside: list[str] = []
     if values:
         look.log_axis(full, values)
+    else:
+        nothing(full, "no finite perplexity")
+    for close in closer:
+        close.set_ylabel("perplexity per token (near the best at L, linear)")
         at_train = [
             point.mean for curve in curves for point in curve.points if point.x == panel.train_len and point.values
         ]
@@ -80,16 +89,13 @@ def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Fig
         close.set_ylim(low, high)
         close.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
         outside = [curve.label for curve in curves if _outside(curve, low, high)]
-        for ax in (full, close):
-            _bits_axis(ax, panel)
-    else:
-        nothing(full, "no finite perplexity")
-        nothing(close, "no finite perplexity")
+    for ax in (full, *closer) if values else ():
+        _bits_axis(ax, panel)
     lanes = mark_failures(full, curves)
     same = "" if captions.mixture(panel.rows) else ", the same text for all curves"
-    interval = f"95 % interval over text (left){same}"
+    interval = f"95 % interval over text{' (left)' if several else ''}{same}"
     headings(made, "Perplexity at and beyond the training length", [panel], curves, interval, lanes)
-    legend_of(made, curves, _RIGHT + 0.045, panel.seeds)
+    legend_of(made, curves, _RIGHT + 0.045 if several else 0.83, panel.seeds)
     beyond = [f"Outside the right panel: {captions.named(outside, len(outside))}"] if outside else []
     look.notes(made, [*captions.notes([panel], curves, missing), *beyond])
     return made
@@ -105,7 +111,7 @@ def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     """R_k = ppl(kL) / ppl(L) against k, log-log: 1 is no loss from a text k times longer than in training."""
     curves = ratio_curves(panel)
     made = look.figure(8.6, 4.8)
-    ax = made.subplots(gridspec_kw={"left": look.MARGIN + 0.02, "right": 0.76, "top": 0.98, "bottom": 0.12})
+    ax = _alone(made)
     for curve in curves:
         draw_curve(ax, curve)
     factors = sorted({point.x for curve in curves for point in curve.points}) or [1.0]
@@ -158,7 +164,7 @@ def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figu
 def training(runs: Sequence[positions.TrainingRun]) -> Figure:
     """Training loss in nats per token against optimiser step, one thin line per run."""
     made = look.figure(8.6, 4.4)
-    ax = made.subplots(gridspec_kw={"left": look.MARGIN + 0.02, "right": 0.76, "top": 0.98, "bottom": 0.13})
+    ax = _alone(made)
     groups = groups_of_runs([one.run for one in runs])
     whose = {run: number for number, group in enumerate(groups) for run in group.runs}
     seen: dict[int, Line2D] = {}

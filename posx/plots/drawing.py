@@ -94,7 +94,9 @@ def legend_of(made: Figure, curves: Sequence[Curve], right: float, seeds: int | 
 def mark_of(kind: str, *at: float, color: str = "#555555") -> Line2D:
     """Return a failure mark at a point, or for a legend."""
     x, y = ([place] for place in at) if at else ([], [])
-    return Line2D(x, y, color=color, linestyle="", marker=FAILURE_MARKS[kind], markerfacecolor="none", markersize=8)
+    made = Line2D(x, y, color=color, linestyle="", marker=FAILURE_MARKS[kind], markerfacecolor="none", markersize=8)
+    made.set_zorder(5)
+    return made
 
 
 def nothing(ax: Axes, text: str) -> None:

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from posx.plots import palette
@@ -84,11 +84,12 @@ def groups_of_runs(runs: Iterable[Run]) -> list[Group]:
 
 def _drawn(curves: Sequence[Sequence[Run]], one_figure: bool = False) -> list[Look]:
     """A look for each curve, the same at all training lengths unless all of them stand in one figure."""
-    counts: collections.Counter[Hashable] = collections.Counter()
-    places: list[tuple[str, Hashable]] = []
+    counts: collections.Counter[Any] = collections.Counter()
+    places: list[tuple[str, Any]] = []
     for runs in curves:
-        alike = (runs[0].text, runs[0].asked, None if one_figure else runs[0].train_len)
-        places.append((runs[0].text, (runs[0].asked, counts[alike])))
+        others = (runs[0].asked, (runs[0].train_len or 0) if one_figure else 0)
+        alike = (runs[0].text, *others, runs[0].train_len)
+        places.append((runs[0].text, (*others, counts[alike])))
         counts[alike] += 1
     found = palette.looks(places)
     return [found[place] for place in places]
