@@ -428,6 +428,22 @@ def test_the_figure_across_lengths_names_what_differs(tmp_path: pathlib.Path, dr
     assert "If a label does not say otherwise: model_dim=128" in words(figure)
 
 
+def test_long_titles_stay_clear_of_other_panels(tmp_path: pathlib.Path, draw: Draw) -> None:
+    long = ("my_encodings:AnotherOfThem(gain=3)", "alibi+my_encodings:Mine(first=1, second=2)", "rope", "t5", "alibi")
+    for number, text in enumerate(long):
+        for length, width in ((64, 64), (128, 64), (64, 128), (128, 128)):
+            asked = config(text, train__length=length, model__model_dim=width, train__steps=1000 + width)
+            put(tmp_path, f"{number}-{length}-{width}", measured(text, train_len=length), asked)
+    figure = draw(tmp_path)["extrapolation-lengths"]
+    figure.draw_without_rendering()
+    panels = [ax for ax in figure.axes if ax.get_visible()]
+    titles = [ax._left_title.get_window_extent() for ax in panels]
+    assert max(title.get_text().count("\n") for title in (ax._left_title for ax in panels)) >= 2
+    for number, (ax, title) in enumerate(zip(panels, titles, strict=True)):
+        others = [one.get_window_extent() for one in panels if one is not ax] + titles[number + 1 :]
+        assert not any(title.overlaps(other) for other in others)
+
+
 def test_the_figure_across_training_lengths_stays_when_one_run_is_measured_under_another_protocol(
     tmp_path: pathlib.Path, draw: Draw
 ) -> None:

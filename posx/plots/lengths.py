@@ -33,10 +33,12 @@ def across(panels: Sequence[Panel], missing: Mapping[str, str] | None = None) ->
             drawn.setdefault(own[curve.label], []).append((panel, curve))
     columns = min(_COLUMNS, len(drawn))
     down = math.ceil(len(drawn) / columns)
-    made = look.figure(2.2 + 2.6 * columns, 0.7 + 2.3 * down)
+    titles = {name: look.wrapped(name, 30) for name in drawn}
+    above = 0.2 * max(title.count("\n") for title in titles.values())  # of the titles, in inches, beyond one line
+    made = look.figure(2.2 + 2.6 * columns, 0.7 + (2.3 + above) * down)
     width, height = made.get_size_inches()
-    grid = {"left": 0.9 / width, "right": 1 - 1.2 / width, "top": 1 - 0.3 / height, "bottom": 0.6 / height}
-    spaces = {"hspace": 0.28, "wspace": 0.1}
+    grid = {"left": 0.9 / width, "right": 1 - 1.2 / width, "top": 1 - (0.3 + above) / height, "bottom": 0.6 / height}
+    spaces = {"hspace": (0.5 + above) / 1.8, "wspace": 0.1}
     axes = made.subplots(down, columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=grid | spaces).ravel()
     looks = {panel.train_len: _look(number) for number, panel in enumerate(panels)}
     for ax, name in zip(axes, sorted(drawn), strict=False):
@@ -44,7 +46,7 @@ def across(panels: Sequence[Panel], missing: Mapping[str, str] | None = None) ->
             style = looks[panel.train_len]
             draw_curve(ax, Curve(curve.label, style, curve.points), bars=False)
             ax.axvline(panel.train_len, color=style.color, linestyle=style.dashes, linewidth=1.0, zorder=1)
-        ax.set_title(look.wrapped(name, 30, 2))
+        ax.set_title(titles[name])
     for number, spare in enumerate(axes[len(drawn) :], len(drawn)):
         spare.set_visible(False)
         axes[number - columns].tick_params(labelbottom=True)
