@@ -93,7 +93,7 @@ def test_what_depends_on_the_text_is_drawn_for_random_tokens() -> None:
 def test_arrays_that_start_at_zero_are_drawn_at_random() -> None:
     """Those of CoPE, whose picture would be empty."""
     figure = pictures.encodings([models.initial("cope", build("cope", DIMS), DIMS)])
-    titles = [ax.get_title(loc="left") for ax in figure.axes]
+    titles = [ax.get_title() for ax in figure.axes]
     assert "change of logits, random tokens and arrays, head 1" in titles
     assert np.nanmax(np.abs(figure.axes[0].images[0].get_array())) > 0.01
 
