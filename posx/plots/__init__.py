@@ -19,6 +19,8 @@ from posx.plots.tables import table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from posx.runs.folder import RunFolder
+
 __all__ = ["WHAT", "has_figures", "picture", "plot", "read_rows", "table"]
 
 WHAT = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
@@ -69,13 +71,16 @@ def _encodings(folder: pathlib.Path, figures: pathlib.Path) -> list[pathlib.Path
     return _save(functools.partial(pictures.encodings, subjects), figures, "encodings")
 
 
-def picture(name: str, encoding: Any, dims: Any, figures: pathlib.Path) -> list[pathlib.Path]:
-    """Draws one encoding, as initialised for `dims`, into the folder `figures`; returns the paths."""
+def picture(
+    name: str, encoding: Any, dims: Any, figures: pathlib.Path, run: RunFolder | None = None
+) -> list[pathlib.Path]:
+    """Draws one encoding, as trained in `run` or as initialised for `dims`, into `figures`; returns the paths."""
     from posx.plots import models, pictures
 
-    subjects = [models.initial(name, encoding, dims)]
+    trained = models.of_run(run, run.read_config(), run.path.name, name) if run else []
+    subject = next((one for one in trained if one.encoding == encoding), None) or models.initial(name, encoding, dims)
     file = "encoding-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60]
-    return _save(functools.partial(pictures.encodings, subjects), figures, file)
+    return _save(functools.partial(pictures.encodings, [subject]), figures, file)
 
 
 def has_figures(folder: pathlib.Path) -> bool:
