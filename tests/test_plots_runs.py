@@ -392,6 +392,10 @@ def test_curves_outside_the_close_view_are_named(tmp_path: pathlib.Path, draw: D
     put(tmp_path, "b", measured("nope", ppl=7.0))
     put(tmp_path, "c", measured("alibi", ppl=5.5))
     assert "Outside the right panel: nope" in words(draw(tmp_path)["extrapolation"])
+    put(tmp_path, "d", measured("nope", ppl=8.0), config("nope", train__steps=30))
+    put(tmp_path, "e", measured("nope", ppl=9.0), config("nope", train__steps=60))
+    outside = "Outside the right panel: nope, steps=60; nope, steps=30; nope, b"
+    assert outside in words(draw(tmp_path)["extrapolation"])
 
 
 def test_one_figure_across_training_lengths(tmp_path: pathlib.Path, draw: Draw) -> None:
