@@ -30,6 +30,7 @@ from posx.progress import Meter
 from posx.training import loop
 from posx.training.checkpoints import Checkpoints
 from tests import tiny
+from tests.made_rows import words as words_of
 
 
 @pytest.fixture
@@ -433,7 +434,7 @@ def test_print_config_and_dry_run_write_nothing(capsys, site, whole, tmp_path, m
     if COMMANDS[command].takes_config:
         words = [f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'new'}", f"--config.data.cache_dir={cache}"]
     else:
-        words = [*(["alibi"] if COMMANDS[command].operand else []), f"--workdir={whole}"]
+        words = [*(["t5"] if COMMANDS[command].operand else []), f"--workdir={whole}"]
     if command == "export":
         words += ["--to=model.safetensors"]
     code, out, err = tiny.call(capsys, command, *words, flag)
@@ -482,6 +483,44 @@ def test_one_encoding_of_the_catalogue_with_its_picture(capsys, tmp_path):
     assert code == 0 and "bias_h(r) = -slope_h * |r|" in out and "Press, Smith and Lewis 2022" in out
     code, _, err = tiny.call(capsys, "encodings", "albi")
     assert code == 2 and "did you mean 'alibi'" in err and "Traceback" not in err
+
+
+def test_an_encoding_of_a_run_is_shown_as_trained(capsys, workdir, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("posx.plots.look.save", lambda made, figures, name: drawn.append((made, figures)) or [])
+    code, out, err = tiny.call(capsys, "encodings", "t5", f"--workdir={workdir}")
+    assert code == 0, err
+    assert "model_dim=32, num_heads=2, head_dim=16, num_layers=1, train_len=16" in out
+    ((figure, figures),) = drawn
+    assert any(f"2 heads of 16, L = 16 · trained in {workdir.name}, step 32" in text for text in words_of(figure))
+    assert figures == workdir / "figures"
+
+
+def test_an_encoding_that_a_run_does_not_have_is_refused(capsys, workdir):
+    line = refused(
+        capsys, 2, ["encodings", "alibi", f"--workdir={workdir}"], "was trained with t5", "posx encodings t5"
+    )
+    assert f"--workdir {workdir}" in line
+    refused(capsys, 2, ["encodings", "t5", f"--workdir={workdir}", "--num_heads=8"], "sizes of its own")
+    refused(capsys, 2, ["encodings", "t5", f"--workdir={workdir.parent}"], "Name one of them", str(workdir.parent))
+
+
+def test_a_picture_is_written_only_where_asked(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = tiny.call(capsys, "encodings", "alibi")
+    assert code == 0 and out.startswith("alibi\n") and "add --workdir FOLDER" in out and not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    code, out, err = tiny.call(capsys, "encodings", "alibi", f"--workdir={tmp_path / 'file'}")
+    assert code == 4 and out.startswith("alibi\n") and len(err.splitlines()) == 1 and "could not be written" in err
+
+
+@pytest.mark.parametrize("columns", [70, 100, 180])
+def test_the_catalogue_fits_the_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = tiny.call(capsys, "encodings")
+    assert max(map(len, out.splitlines())) <= columns
+    assert [name for name in re.findall(r"^(\w+)  ", out, flags=re.M) if name != "name"] == list(posx.ENCODINGS)
+    assert "kernels: tiles; paper: arXiv 1803.02155;" in re.sub(r"\s+", " ", out)
 
 
 def page(capsys, *words: str) -> dict[str, str]:

@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
 import pathlib
 import re
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -148,6 +151,23 @@ def test_the_users_own_matplotlib_settings_neither_matter_nor_change(tmp_path: p
     with matplotlib.rc_context({"font.size": 31.0, "axes.linewidth": 9.0}):
         assert plots.plot(folder, "ratio")[1].read_bytes() == plain
         assert matplotlib.rcParams["font.size"] == 31.0
+
+
+@pytest.mark.parametrize(("asked", "backend"), [("nonsense", None), ("svg", "svg")])
+def test_figures_do_not_depend_on_mplbackend(tmp_path: pathlib.Path, asked: str, backend: str | None) -> None:
+    """Jupyter and Colab set it for the commands that a notebook starts; a usable one stays the user's."""
+    folder = write(tmp_path, [row("alibi", length) for length in LENGTHS])
+    plain = plots.plot(folder, "ratio")[1].read_bytes()
+    program = (
+        "import pathlib, sys; from posx import plots; plots.plot(sys.argv[1], 'ratio'); import matplotlib, os\n"
+        "print(os.environ['MPLBACKEND'], matplotlib.get_backend(auto_select=False))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)],
+        env={**os.environ, "MPLBACKEND": asked}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.split() == [asked, str(backend)], done.stderr
+    assert (folder / "figures" / "ratio.svg").read_bytes() == plain
 
 
 def test_an_encoding_has_one_colour_everywhere() -> None:

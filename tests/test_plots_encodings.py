@@ -11,8 +11,9 @@ import pytest
 
 from posx import build, load, plots
 from posx.encodings.biases.alibi import alibi_slopes
-from posx.plots import effects, models
+from posx.plots import effects, models, pictures
 from posx.plots.models import Subject
+from tests.made_rows import words
 
 DIMS = models.Dims(model_dim=16, num_heads=2, head_dim=8, num_layers=1, train_len=8)
 
@@ -87,3 +88,15 @@ def test_what_depends_on_the_text_is_drawn_for_random_tokens() -> None:
     np.testing.assert_allclose(changed, np.where(far >= 0, wanted, np.nan), atol=1e-3)
     assert np.nanmax(np.abs(effects.on_random_tokens(subject("cope")))) < 1e-4
     assert effects.on_random_tokens(subject("nope")) is None
+
+
+def test_arrays_that_start_at_zero_are_drawn_at_random() -> None:
+    """Those of CoPE, whose picture would be empty."""
+    figure = pictures.encodings([models.initial("cope", build("cope", DIMS), DIMS)])
+    titles = [ax.get_title() for ax in figure.axes]
+    assert "change of logits, random tokens and arrays, head 1" in titles
+    assert np.nanmax(np.abs(figure.axes[0].images[0].get_array())) > 0.01
+
+
+def test_the_curves_of_heads_are_named() -> None:
+    assert {"head 1", "head 2"} <= set(words(pictures.encodings([models.initial("alibi", build("alibi", DIMS), DIMS)])))

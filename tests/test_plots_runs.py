@@ -141,6 +141,65 @@ def test_a_hybrid_is_never_drawn_as_its_first_encoding(tmp_path: pathlib.Path, d
     assert [cells(table, name)[2] for name in ("rope", "rope, nope", "rope, rope, nope")] == ["4.000", "5.000", "6.000"]
 
 
+def test_labels_name_what_differs_between_encodings(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "t5", measured("t5", ppl=4.0), config("t5", train__steps=30))
+    put(tmp_path, "alibi", measured("alibi", ppl=5.0), config("alibi", train__steps=90, model__model_dim=96))
+    for run in ("t5", "alibi"):
+        (tmp_path / run / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n{"step": 9, "loss": 2.5}\n')
+    drawn = draw(tmp_path)
+    names = ["alibi, model_dim=96, steps=90", "t5, model_dim=128, steps=30"]
+    assert [entries(drawn[kind]) for kind in ("extrapolation", "ratio", "training")] == 3 * [names]
+    table = plots.table(plots.read_rows(tmp_path))
+    assert [cells(table, name)[2] for name in names] == ["5.000", "4.000"]
+
+
+def test_a_setting_that_one_curve_has_otherwise_is_stated_once(tmp_path: pathlib.Path, draw: Draw) -> None:
+    for text in ("rope", "t5", "nope", "alibi"):
+        put(tmp_path, text, measured(text), config(text, train__learning_rate=0.004 if text == "t5" else 0.002))
+    put(tmp_path, "t5-slow", measured("t5"), config("t5", train__learning_rate=0.002))
+    note = "If a label does not say otherwise: learning_rate=0.002"
+    figure, table = draw(tmp_path)["extrapolation"], plots.table(plots.read_rows(tmp_path))
+    assert entries(figure) == ["alibi", "nope", "rope", "t5, learning_rate=0.002", "t5, learning_rate=0.004"]
+    assert note in words(figure) and note in table
+
+
+def test_open_settings_differ_only_if_they_resolve_to_others(tmp_path: pathlib.Path) -> None:
+    """mlp_dim=0 is four times model_dim, and position_lr_multiplier=0 the own one of each encoding."""
+    for seed, (text, width, asked) in enumerate((("rope", 128, 0), ("rope", 128, 512), ("t5", 64, 0))):
+        made = config(text, train__seed=seed, model__model_dim=width, model__mlp_dim=asked)
+        made["train"]["position_lr_multiplier"] = 0.0
+        rates = [{"table": {"lr_multiplier": 10.0, "decays": False}}] if text == "t5" else [{}]
+        made["resolved"] = {"model": {"mlp_dim": 4 * width} if asked == 0 else {}, "rates": rates}
+        put(tmp_path, f"run{seed}", measured(text, seed=seed), made)
+    table = plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "rope, model_dim=128")[1] == "2" and cells(table, "t5, model_dim=64")[1] == "1"
+
+
+def test_the_same_text_at_another_path_is_no_difference(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """Also of a run that has no rows, by the digest in its config.json."""
+    found = {"resolved": {"data": {"digest": "9f2c11d0aa", "source": "/abs/d/two"}}}
+    rows = measured("alibi", data_source="/abs/d/two", dtype="float32")
+    for seed, (source, made) in enumerate((("d/two", rows), ("/abs/d/two", []))):
+        asked = config("alibi", data__source=source, train__seed=seed, model__dtype="float32")
+        put(tmp_path, f"s{seed}", made, asked | found)
+        (tmp_path / f"s{seed}" / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n{"step": 9, "loss": 2.5}\n')
+    assert entries(draw(tmp_path, "training")["training"]) == ["alibi (2 runs)"]
+
+
+def test_texts_and_tokenizers_are_compared_by_content(tmp_path: pathlib.Path) -> None:
+    """Two texts whose paths are alike are told apart by their digests; one tokenizer at two paths is no difference."""
+    for number, text in enumerate(("alibi", "rope")):
+        made = config(text, data__tokenizer=f"/{number}/tokenizer.json")
+        made["resolved"] = {"data": {"digest": f"{number}" * 16, "source": "novels"}}
+        put(tmp_path, text, measured(text, data_digest=f"{number}" * 16), made)
+        (tmp_path / text / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
+    table = plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "alibi, text=000000000000") and cells(table, "rope, text=111111111111")
+    (tmp_path / "rope" / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
+    table = plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "alibi, tokenizer=/0/tokenizer.json") and cells(table, "rope, tokenizer=/1/tokenizer.json")
+
+
 def test_labels_can_be_typed(tmp_path: pathlib.Path, draw: Draw) -> None:
     texts = ["rope", "rope(base=500000)", "rope(base=500000)+alibi", "my_module:Mine(gain=3)"]
     for number, text in enumerate(texts):
@@ -175,7 +234,10 @@ def test_seeds_of_before_and_of_now_are_one_curve(tmp_path: pathlib.Path) -> Non
     old |= {"schema_version": 1, "encoding": {"name": "t5", **asked, "head_dim": "auto"}}
     old["resolved"] = {"encodings": [value]}
     new["encoding"] |= asked | {"head_dim": 0}
-    new["resolved"] = {"layers": [{"name": "t5", **came_to, "head_dim": 0}]}
+    new["resolved"] = {
+        "layers": [{"name": "t5", **came_to, "head_dim": 0}],
+        "model": {"num_kv_heads": 4, "mlp_dim": 512},
+    }
     put(tmp_path, "old", measured("t5", ppl=4.0, schema_version=1, encoding_value=value), old)
     put(tmp_path, "new", measured("t5", ppl=5.0, seed=1), new)
     assert cells(plots.table(plots.read_rows(tmp_path)), "t5")[1:3] == ["2", "4.500 ± 0.707"]
@@ -330,6 +392,11 @@ def test_curves_outside_the_close_view_are_named(tmp_path: pathlib.Path, draw: D
     put(tmp_path, "b", measured("nope", ppl=7.0))
     put(tmp_path, "c", measured("alibi", ppl=5.5))
     assert "Outside the right panel: nope" in words(draw(tmp_path)["extrapolation"])
+    put(tmp_path, "d", measured("nope", ppl=8.0), config("nope", train__steps=30))
+    put(tmp_path, "e", measured("nope", ppl=9.0), config("nope", train__steps=60))
+    outside = "Outside the right panel: nope, steps=60; nope, steps=30; nope"
+    said = [text for text in words(draw(tmp_path)["extrapolation"]) if "Outside" in text]
+    assert said == [outside]
 
 
 def test_one_figure_across_training_lengths(tmp_path: pathlib.Path, draw: Draw) -> None:
@@ -343,13 +410,43 @@ def test_one_figure_across_training_lengths(tmp_path: pathlib.Path, draw: Draw) 
     }
     figure = drawn["extrapolation-lengths"]
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["alibi", "rope"]
-    assert entries(figure) == ["L = 128", "L = 256", "L = 64"]
+    assert entries(figure) == ["L = 128 batch_size=64", "L = 256 batch_size=16", "L = 64 batch_size=64"]
     for ax in figure.axes:
         curves = [one for one in ax.lines if len(one.get_xdata()) == 4]
         marks = [one for one in ax.lines if len(set(one.get_xdata())) == 1]
         assert len(curves) == 3 and [one.get_xdata()[0] for one in marks] == [64, 128, 256]
         assert (ax.get_xlim(), ax.get_ylim()) == (figure.axes[0].get_xlim(), figure.axes[0].get_ylim())
     assert "Tokens per training step differ: 4,096 (L = 64, L = 256), 8,192 (L = 128)" in words(figure)
+
+
+def test_the_figure_across_lengths_names_what_differs(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """In titles; what follows from the length, in the legend of lengths."""
+    for number, (length, text, width) in enumerate((
+        (64, "rope", 128), (128, "rope", 128), (64, "alibi", 96), (128, "alibi", 128)
+    )):  # fmt: skip
+        asked = config(text, train__length=length, train__steps=64 * 500 // length, model__model_dim=width)
+        put(tmp_path, f"{number}", measured(text, train_len=length), asked)
+    figure = draw(tmp_path)["extrapolation-lengths"]
+    titles = ["alibi, model_dim=128", "alibi, model_dim=96", "rope"]
+    assert [ax.get_title(loc="left") for ax in figure.axes if ax.get_visible()] == titles
+    assert entries(figure) == ["L = 128 steps=250", "L = 64 steps=500"]
+    assert "If a label does not say otherwise: model_dim=128" in words(figure)
+
+
+def test_long_titles_stay_clear_of_other_panels(tmp_path: pathlib.Path, draw: Draw) -> None:
+    long = ("my_encodings:AnotherOfThem(gain=3)", "alibi+my_encodings:Mine(first=1, second=2)", "rope", "t5", "alibi")
+    for number, text in enumerate(long):
+        for length, width in ((64, 64), (128, 64), (64, 128), (128, 128)):
+            asked = config(text, train__length=length, model__model_dim=width, train__steps=1000 + width)
+            put(tmp_path, f"{number}-{length}-{width}", measured(text, train_len=length), asked)
+    figure = draw(tmp_path)["extrapolation-lengths"]
+    figure.draw_without_rendering()
+    panels = [ax for ax in figure.axes if ax.get_visible()]
+    titles = [ax._left_title.get_window_extent() for ax in panels]
+    assert max(title.get_text().count("\n") for title in (ax._left_title for ax in panels)) >= 2
+    for number, (ax, title) in enumerate(zip(panels, titles, strict=True)):
+        others = [one.get_window_extent() for one in panels if one is not ax] + titles[number + 1 :]
+        assert not any(title.overlaps(other) for other in others)
 
 
 def test_the_figure_across_training_lengths_stays_when_one_run_is_measured_under_another_protocol(
@@ -375,7 +472,7 @@ def test_tokens_per_step_are_stated_where_they_differ(tmp_path: pathlib.Path, dr
     put(tmp_path, "b", measured("alibi"), config("alibi"))
     assert not any("Tokens per" in text for text in words(draw(tmp_path)["extrapolation"]))
     put(tmp_path, "c", measured("t5"), config("t5", train__batch_size=16))
-    note = "Tokens per training step differ: 1,024 (t5), 4,096 (alibi, rope)"
+    note = "Tokens per training step differ: 1,024 (t5, batch_size=16), 4,096 (alibi, rope)"
     assert note in words(draw(tmp_path)["ratio"]) and note in plots.table(plots.read_rows(tmp_path))
 
 
@@ -399,16 +496,41 @@ def test_figures_and_table_are_of_the_same_rows(tmp_path: pathlib.Path, draw: Dr
 
 
 def test_no_two_curves_are_drawn_alike() -> None:
-    fields = [f"rope(base={base})" for base in range(12)]
+    fields = [f"rope(base={base})" for base in range(8)]
     chains = [f"{first}+{second}" for first in AT_TRAIN for second in ("alibi", "my.module:Mine(gain=3)")]
     texts = [*AT_TRAIN, *fields, *chains, "rope, nope", "rope, rope, nope"]
     drawn = palette.looks([(text, rate) for text in texts for rate in (1, 2)])
     assert len({(one.color, str(one.dashes)) for one in drawn.values()}) == len(drawn)
     assert len({(one.marker, str(one.dashes)) for one in drawn.values()}) == len(drawn)
     for name, fixed in palette.LOOKS.items():
-        assert drawn[name, 1] == fixed and drawn[name, 2].color == fixed.color
+        assert (drawn[name, 1].color, drawn[name, 1].marker) == (fixed.color, fixed.marker)
+        assert palette.looks([(text, 1) for text in texts])[name, 1] == fixed
     assert drawn["rope(base=0)", 1].color == palette.LOOKS["rope"].color
     assert drawn["rope+alibi", 1].color not in {one.color for one in palette.LOOKS.values()}
+
+
+def test_dashes_stand_for_the_varied_setting(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """The same value has the same dashes in all encodings; the colour stands for the encoding."""
+    texts = ("t5", "alibi", "learned", "my_encoding:Mine")
+    for text in texts:
+        for rate in (0.001, 0.003):
+            run = f"{text[:5]}-{rate}"
+            put(tmp_path, run, measured(text, ppl=4.0 + rate), config(text, train__learning_rate=rate))
+            (tmp_path / run / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n{"step": 9, "loss": 2.5}\n')
+    drawn = draw(tmp_path)
+    for kind in ("extrapolation", "ratio", "training"):
+        labels = [f"{text}, learning_rate={rate}" for text in texts for rate in (0.001, 0.003)]
+        colors, dashes, _ = zip(*(_drawn(line(drawn[kind], label)) for label in labels), strict=True)
+        assert set(dashes[::2]) == {dashes[0]} != {dashes[1]} == set(dashes[1::2])
+        assert colors[::2] == colors[1::2] and len(set(colors)) == len(texts)
+        assert [text.get_text() for text in drawn[kind].legends[0].get_texts()] == sorted(labels)
+
+
+def test_one_curve_is_drawn_once(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "a", measured("rope"))
+    assert len([ax for ax in draw(tmp_path)["extrapolation"].axes if ax.get_xlabel()]) == 1
+    put(tmp_path, "b", measured("alibi", ppl=5.0))
+    assert len([ax for ax in draw(tmp_path)["extrapolation"].axes if ax.get_xlabel()]) == 2
 
 
 def test_a_curve_looks_the_same_in_every_figure(tmp_path: pathlib.Path, draw: Draw) -> None:
@@ -421,6 +543,58 @@ def test_a_curve_looks_the_same_in_every_figure(tmp_path: pathlib.Path, draw: Dr
     for text in ("rope(base=2)", "rope(base=3)"):
         assert len({_drawn(line(figure, text)) for figure in drawn.values()}) == 1 and len(drawn) == 4
         assert all(line(figure, text).get_marker() not in ("", "None") for figure in drawn.values()), "not colour alone"
+
+
+def test_the_targets_that_all_runs_have_are_used(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """Also where a run's own evaluation has others."""
+    own = measured("t5", ppl=9.0, targets="ff", max_targets=4096)
+    put(tmp_path, "t5", [*own, *measured("t5", ppl=4.0, max_targets=8192)], config("t5", eval__num_targets=4096))
+    put(tmp_path, "alibi", measured("alibi", ppl=5.0, max_targets=8192), config("alibi", eval__num_targets=8192))
+    figure, table = draw(tmp_path)["extrapolation"], plots.table(plots.read_rows(tmp_path))
+    assert [cells(table, name)[2] for name in ("t5", "alibi")] == ["4.000", "5.000"]
+    assert list(line(figure, "t5").get_ydata()) == [4.0, 8.0, 16.0]
+    assert "t5: 3 rows left out, scored on other targets (not comparable)" in words(figure)
+    assert not any("different targets" in text for text in words(figure))
+
+
+def test_a_run_on_other_targets_has_no_value_there(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """The targets are those that most runs have, and the command under the figure gives them to all."""
+    for text in ("rope", "nope"):
+        put(tmp_path, text, measured(text, max_targets=8192), config(text, eval__num_targets=8192))
+    others = measured("alibi", ppl=5.0, targets="ff", max_targets=4096, anchor=512)
+    put(tmp_path, "alibi", others, config("alibi", eval__num_targets=4096))
+    figure, table = draw(tmp_path)["extrapolation"], plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "alibi")[1:3] == ["0", "on other targets"] and cells(table, "rope")[2] == "4.000"
+    assert "alibi (no value)" in entries(figure) and "alibi: on other targets at 64, 128, 256" in words(figure)
+    command = (
+        "To compare all runs: posx evaluate --workdir FOLDER --protocol nonoverlapping --lengths 64,128,256,512 "
+        "--num_targets 8192"
+    )
+    assert command in table and not any("different targets" in text for text in words(figure))
+
+
+def test_a_run_that_ended_with_nan_stands_in_table_and_figures(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "good", measured("alibi"), config("alibi", train__learning_rate=1e-3))
+    put(tmp_path, "bad", [], config("alibi", train__learning_rate=1e30))
+    (tmp_path / "bad" / "eval.jsonl").unlink()
+    logged = '{"step": 1, "loss": 5.5, "grad_norm": 2.0}\n{"step": 2, "loss": 5.4, "grad_norm": "nan"}\n'
+    (tmp_path / "bad" / "metrics.jsonl").write_text(logged)
+    drawn, table = draw(tmp_path), (tmp_path / "table.md").read_text()
+    assert cells(table, "alibi, learning_rate=1e+30")[1:3] == ["0", "ended with NaN"]
+    assert cells(table, "alibi, learning_rate=0.001")[2] == "4.000"
+    for text in (table, *(" ".join(words(drawn[kind])) for kind in ("extrapolation", "ratio"))):
+        assert "Training ended with NaN: bad at step 2" in text and "No results" not in text
+    assert "alibi, learning_rate=1e+30 (no value)" in entries(drawn["extrapolation"])
+    assert "ended with NaN" in entries(drawn["training"])
+
+
+def test_a_failed_run_is_named_with_its_reason(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "good", measured("alibi"), config("alibi"))
+    put(tmp_path, "bad", [], config("rope"))
+    (tmp_path / "bad" / "eval.jsonl").unlink()
+    (tmp_path / "bad" / "status.json").write_text(json.dumps({"code": 3, "reason": "the disk is full"}))
+    assert "bad failed: the disk is full" in words(draw(tmp_path)["ratio"])
+    assert "bad failed: the disk is full" in (tmp_path / "table.md").read_text()
 
 
 def test_runs_without_results_are_named_by_path(tmp_path: pathlib.Path, draw: Draw) -> None:

@@ -29,7 +29,7 @@ class Study:
         #: By encoding and protocol, then by length in training lengths, then by seed; NaN where a run failed.
         self.nll: dict[tuple[str, str], dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
         for panel in panels(read_rows(folder)):
-            said = [captions.mixture(panel.rows), *captions.before_the_end(panel.rows)]
+            said = [captions.mixture(panel.rows), *captions.apart(panel.rows), *captions.before_the_end(panel.rows)]
             if any(said := [*said, *captions.left_out(panel.runs, panel.protocol)]):
                 raise SystemExit("; ".join(filter(None, said)))
             for group in panel.groups:

@@ -6,6 +6,10 @@ import dataclasses
 import inspect
 import math
 import pathlib
+import shlex
+import shutil
+import sys
+import textwrap
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -13,29 +17,70 @@ from typing import Any
 import jax
 
 from posx.attention import causal, refusal
-from posx.commands import work_folder
+from posx.commands import COMMANDS, work_folder
 from posx.config.model import ModelConfig
 from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, from_spec, spec_text
 from posx.encodings.grammar import spelt
 from posx.encodings.rates import rates_of, told
 from posx.errors import ConfigError
 from posx.machine.backend import start_devices
+from posx.runs.folder import RunFolder
 
 
 def main(values: dict[str, Any], _: None) -> None:
     dims = _dims({size: values[size] for size in _SIZES})
     start_devices()
-    if not values["operand"]:
+    spec = values["operand"]
+    if not spec:
         _print_table([_HEAD, *(_row(name, dims) for name in ENCODINGS)])
         return
-    encoding = build(values["operand"], dims)
-    print(_page(values["operand"], encoding, dims))
+    folder = work_folder(values) if values["workdir"] else None
+    run = _run_in(folder) if folder else None
+    encoding, dims = _trained(values, run) if run else (build(spec, dims), dims)
+    print(_page(spec, encoding, dims))
     if values["dry_run"]:
         return
-    for path in _picture(spec_text(values["operand"]), encoding, dims, work_folder(values, needed=False)):
+    if folder is None:
+        print("\nTo draw a picture of it, add --workdir FOLDER: the files go to FOLDER/figures.")
+        return
+    sys.stdout.flush()  # a folder that cannot be written takes nothing from the text
+    from posx import plots  # Matplotlib, which the text does not need
+
+    for path in plots.picture(spec_text(spec), encoding, dims, folder / "figures", run):
         print(path)
 
 
+def _run_in(folder: pathlib.Path) -> RunFolder | None:
+    """Return the run in `folder`, or None for a folder without runs. Raises ConfigError for one of several runs."""
+    from posx.plots.rows import is_run, run_folders
+
+    runs = [path for path in run_folders(folder, "config.json") if is_run(path)] if folder.is_dir() else []
+    if runs and runs != [folder]:
+        raise ConfigError(f"--workdir={folder} holds {len(runs)} runs. Name one of them, for example {runs[0]}")
+    return RunFolder(folder) if runs else None
+
+
+def _trained(values: dict[str, Any], run: RunFolder) -> tuple[Encoding, Dims]:
+    """Return the encoding of a run that was asked for, as it was resolved for that run, and the run's sizes."""
+    usual = COMMANDS["encodings"].flags
+    for size in _SIZES:
+        if values[size] != usual[size][0]:
+            raise ConfigError(f"--{size}={values[size]}: {run.path} is a run and has sizes of its own. Leave it out.")
+    config = run.read_config()
+    dims, spec = config.resolution.model.dims(config.train.length), spec_text(values["operand"])
+    texts = [spec_text(layer) for layer in config.layers]
+    for text, encoding in zip(texts, config.resolution.layers, strict=True):
+        if text == spec:
+            return encoding, dims
+    known = " and ".join(dict.fromkeys(texts))
+    raise ConfigError(
+        f"{spec}: {run.path} was trained with {known}. For that, use: posx encodings "
+        f"{shlex.quote(texts[0])} --workdir {shlex.quote(values['workdir'])}"
+    )
+
+
+#: The least width, in characters, of a last column that is wrapped.
+_LAST = 40
 #: Flags of this command; 0 key and value heads are as many as query heads.
 _SIZES = ("model_dim", "num_heads", "num_layers", "train_len", "num_kv_heads")
 _HEAD = (
@@ -47,8 +92,8 @@ _HEAD = (
     "prefix-consistent",
     "defined to",
     "kernels",
-    "beyond L",
     "paper",
+    "beyond L",
 )
 
 
@@ -103,14 +148,26 @@ def _arrays(encoding: Encoding, dims: Dims) -> dict[str, Any]:
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
-    """In columns; what stands in a row in the place of its cells widens none of them."""
-    widths = [max(len(row[n]) for row in rows if len(row) == len(_HEAD) or n == 0) for n in range(len(_HEAD))]
+    """Print rows in columns. On a narrower terminal the last columns are one, which is wrapped under itself.
+
+    A text in place of a row's cells widens no column.
+    """
+    widths = [max(len(row[n]) for row in rows if len(row) == len(_HEAD) or n == 0) + 2 for n in range(len(_HEAD))]
+    columns, kept = shutil.get_terminal_size((0, 0)).columns or sys.maxsize, len(_HEAD) - 1
+    while kept > 1 and sum(widths[:kept]) + min(sum(widths[kept:]), _LAST) > columns:
+        kept -= 1
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
-    print(
-        "\nL: the training length. learned: numbers once and in each layer, at these sizes (--model_dim and others);"
-        "\nrate: times that of the model; kernels: executors that can serve it. posx encodings NAME shows one."
+        own = kept if len(row) == len(_HEAD) else 1
+        start = "".join(cell.ljust(width) for cell, width in zip(row[:own], widths, strict=False))
+        named = own < len(_HEAD) - 1 and len(row) == len(_HEAD) and row is not _HEAD
+        cells = [f"{head}: {cell}" for head, cell in zip(_HEAD[own:], row[own:], strict=True)] if named else row[own:]
+        lines = textwrap.wrap("; ".join(cells), max(columns - len(start), 20), break_on_hyphens=False) or [""]
+        print(f"\n{' ' * len(start)}".join([start + lines[0], *lines[1:]]).rstrip())
+    said = (
+        "L: the training length. learned: numbers once and in each layer, at these sizes (--model_dim and others); "
+        "rate: times that of the model; kernels: executors that can serve it. posx encodings NAME shows one."
     )
+    print("\n" + textwrap.fill(said, min(columns, 120), break_on_hyphens=False))
 
 
 def _page(spec: str, encoding: Encoding, dims: Dims) -> str:
@@ -194,9 +251,3 @@ def _said_of(field: dataclasses.Field[Any], given: Any) -> str:
     if field.default is dataclasses.MISSING or given == field.default:
         return ""
     return f" (default: {'set from the sizes' if field.default is None else _shown(field.default)})"
-
-
-def _picture(name: str, encoding: Encoding, dims: Dims, folder: pathlib.Path) -> list[pathlib.Path]:
-    from posx import plots  # Matplotlib, which the table does not need
-
-    return plots.picture(name, encoding, dims, folder / "figures")

@@ -63,8 +63,9 @@ def main(values: dict[str, Any], _: None) -> None:
     else:
         measured, more = _side_by_side(values, asked)
         failed |= more
-    rows = [row for folder, found in measured.items() for row in rows_of(folder.path, workdir, found)]
-    processes.first(lambda: _show(values, workdir, rows))
+    rows = [row for found in measured.values() for row in found]
+    shown = rows_of({folder.path: found for folder, found in measured.items()}, workdir)
+    processes.first(lambda: _show(values, workdir, rows, shown))
     told = [f"{name}: {reason}" for name, reason in failed.items()]
     told += [listed([row]) for row in rows if row["status"] in ("oom", "nonfinite")]
     if told:
@@ -88,14 +89,15 @@ def _asked_of_each(values: dict[str, Any], workdir: Path) -> tuple[dict[RunFolde
     return asked, failed
 
 
-def _show(values: dict[str, Any], workdir: Path, rows: Sequence[Row]) -> None:
+def _show(values: dict[str, Any], workdir: Path, rows: Sequence[dict[str, Any]], shown: Sequence[Row]) -> None:
+    """Print the rows as JSON, or the table of those that are `shown` and draw the figures again."""
     from posx.plots.tables import table
 
     if values["json"]:
         for row in rows:
             print(json.dumps(finite(row)))
     elif rows:
-        print(table(rows))
+        print(table(shown))
         sys.stdout.flush()  # before what takes longer
         for place in (workdir, *workdir.parents[:2]):  # the run, its sweep, the folder of sweeps
             _draw_again(place)

@@ -1,20 +1,25 @@
 """Figures and tables from stored rows (`posx plot`). Only "encodings" imports JAX; the rest reads files."""
 
+from __future__ import annotations
+
 import difflib
 import functools
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from posx.errors import ConfigError, WorkdirError
 from posx.files.atomic import disk_errors, write_bytes
-from posx.plots import curves, lengths, look, positions
+from posx.plots import backend, curves, lengths, look, positions  # noqa: F401  backend goes first
 from posx.plots.groups import Panel, panels
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, read_rows, unfinished
 from posx.plots.tables import table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from posx.runs.folder import RunFolder
 
 __all__ = ["WHAT", "has_figures", "picture", "plot", "read_rows", "table"]
 
@@ -54,7 +59,7 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     _remove_stale(figures, kinds, written)
     if what == "all":
         with disk_errors(folder / "table.md"):
-            write_bytes(folder / "table.md", (table(stored) + "\n").encode())
+            write_bytes(folder / "table.md", (table(stored, unfinished(folder)) + "\n").encode())
     return written
 
 
@@ -66,13 +71,16 @@ def _encodings(folder: pathlib.Path, figures: pathlib.Path) -> list[pathlib.Path
     return _save(functools.partial(pictures.encodings, subjects), figures, "encodings")
 
 
-def picture(name: str, encoding: Any, dims: Any, figures: pathlib.Path) -> list[pathlib.Path]:
-    """Draws one encoding, as initialised for `dims`, into the folder `figures`; returns the paths."""
+def picture(
+    name: str, encoding: Any, dims: Any, figures: pathlib.Path, run: RunFolder | None = None
+) -> list[pathlib.Path]:
+    """Draws one encoding, as trained in `run` or as initialised for `dims`, into `figures`; returns the paths."""
     from posx.plots import models, pictures
 
-    subjects = [models.initial(name, encoding, dims)]
+    trained = models.of_run(run, run.read_config(), run.path.name, name) if run else []
+    subject = next((one for one in trained if one.encoding == encoding), None) or models.initial(name, encoding, dims)
     file = "encoding-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60]
-    return _save(functools.partial(pictures.encodings, subjects), figures, file)
+    return _save(functools.partial(pictures.encodings, [subject]), figures, file)
 
 
 def has_figures(folder: pathlib.Path) -> bool:

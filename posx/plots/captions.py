@@ -1,15 +1,21 @@
 """What figures and tables say in words: what was scored, what bars and bands are, warnings, failures, omissions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from posx.evaluation.statistics import targets_key
 from posx.plots import look, rows
-from posx.plots.groups import Group, Panel
+from posx.plots.groups import Group, Panel, common_settings
 from posx.plots.points import Curve, Point
 from posx.plots.runs import Run
 
-FAILURE_NAMES = {"undefined": "undefined", "nonfinite": "not finite", "oom": "out of memory"}
+FAILURE_NAMES = {
+    "undefined": "undefined",
+    "nonfinite": "not finite",
+    "oom": "out of memory",
+    "diverged": "ended with NaN",
+    "apart": "on other targets",
+}
 _MOST_NAMES = 4
 Rows = Sequence[Mapping[str, Any]]
 
@@ -78,7 +84,10 @@ def mixture(panel_rows: Rows) -> str:
     for key, word in (("data_digest", "corpora"), ("tokenizer", "tokenizers")):
         if len({str(row[key]) for row in panel_rows if row.get(key)}) > 1:
             return f"different {word}: not comparable"
-    if len({targets_key(row) for row in panel_rows}) > 1:
+    scored = [row for row in panel_rows if row.get("status") not in ("diverged", "apart")]
+    # Losses per position in windows of other lengths are on other targets, which a note says.
+    windows = {row["eval_len"] if row["protocol"] == rows.PER_POSITION else None for row in scored}
+    if len({targets_key(row) for row in scored}) > len(windows):
         return "scored on different targets: evaluate all runs again to compare them"
     return ""
 
@@ -104,14 +113,48 @@ def unlike_windows(panel: Panel) -> list[str]:
     ]
 
 
-def notes(panels: Sequence[Panel], curves: Sequence[Curve], missing: Sequence[str] = (), unit: str = "") -> list[str]:
-    """What stands under the axes: failures, what was left out, runs without results or the end, unlike training."""
-    lines = failures(curves, unit) + fewer_runs(curves, unit)
+def notes(
+    panels: Sequence[Panel], curves: Sequence[Curve], missing: Mapping[str, str] | None, unit: str = "",
+    on_axes: Collection[str] = (),
+) -> list[str]:  # fmt: skip
+    """Return the lines under the axes: settings, failures, omissions, runs without results or the end of training."""
+    groups = [group for panel in panels for group in panel.groups]
+    lines = unless_named(groups, on_axes) + failures(curves, unit) + fewer_runs(curves, unit)
     lines += left_out([run for panel in panels for run in panel.runs], panels[0].protocol)
-    lines += before_the_end([row for panel in panels for row in panel.rows])
-    if missing:
-        lines.append(f"No results yet: {named(missing)}" + _others(missing, "runs"))
-    return lines + tokens_per_step([group for panel in panels for group in panel.groups])
+    stored = [row for panel in panels for row in panel.rows]
+    lines += apart(stored) + before_the_end(stored) + without_results(missing or {})
+    return lines + tokens_per_step(groups)
+
+
+def apart(stored: Sequence[rows.Row]) -> list[str]:
+    """Return the command that measures the runs which have no value here on the targets of the others."""
+    left = {row.run.path for row in stored if row.get("status") == "apart"}
+    values = [row for row in stored if rows.perplexity(row) is not None]
+    if not (left and values):
+        return []
+    numbers = {max(row["eval_len"], row.get("anchor", 0)) for row in stored} | {row["eval_len"] for row in stored}
+    words = [f"--protocol {stored[0]['protocol']} --lengths {','.join(map(str, sorted(numbers)))}"]
+    most = values[0].get("max_targets")
+    words.append(f"--num_targets {most}" if most else "--config.eval.num_targets=0 --config.eval.sliding_targets=0")
+    if stored[0]["protocol"] == "sliding" and values[0].get("stride"):
+        words.append(f"--stride {values[0]['stride']}")
+    return [f"To compare all runs: posx evaluate --workdir FOLDER {' '.join(words)}"]
+
+
+def without_results(missing: Mapping[str, str]) -> list[str]:
+    """Return lines on runs without a row: those that failed, and why, and those that may still come."""
+    failed = [f"{look.shown(name, 60)} failed: {look.shown(why, 160)}" for name, why in missing.items() if why]
+    waiting = [name for name, why in missing.items() if not why]
+    if waiting:
+        failed.append(f"No results yet: {named(waiting)}" + _others(waiting, "runs"))
+    return failed if len(failed) <= 8 else [*failed[:7], f"and {len(failed) - 7} more runs without results"]
+
+
+def unless_named(groups: Sequence[Group], on_axes: Collection[str] = ()) -> list[str]:
+    """Return a line on the settings that most curves share, so that only the labels of the others name them."""
+    common = common_settings([group.runs[0] for group in groups], on_axes)
+    parts = [f"{name.rpartition('.')[2]}={value}" for name, value in common.items()]
+    return [f"If a label does not say otherwise: {', '.join(parts)}"] if parts else []
 
 
 def _runs(panel: Panel) -> list[Run]:
@@ -119,7 +162,9 @@ def _runs(panel: Panel) -> list[Run]:
 
 
 def named(names: Sequence[str], most: int = _MOST_NAMES) -> str:
-    return ", ".join(look.shown(name, 40) for name in names[:most])
+    """Join names, which hold commas themselves, with semicolons if any of these does."""
+    short = [look.shown(name, 60) for name in names[:most]]
+    return ("; " if any(", " in name for name in short) else ", ").join(short)
 
 
 def _others(names: Sequence[Any], word: str) -> str:
@@ -139,18 +184,16 @@ def left_out(runs: Sequence[Run], protocol: str) -> list[str]:
 
 
 def before_the_end(stored: Sequence[rows.Row]) -> list[str]:
-    """Runs that were measured while they had training before them: beside others they look worse than they are."""
-    last = {row.run: (row.get("step"), row.run.settings.get("train.steps")) for row in stored}
-    early = [
-        f"{look.shown(run.path, 40)} (step {step:,} of {steps:,})"
-        for run, (step, steps) in last.items()
-        if isinstance(step, int) and isinstance(steps, int) and step < steps
-    ]
-    return (
-        [f"Measured before the end of training: {', '.join(early[:_MOST_NAMES])}{_others(early, 'runs')}"]
-        if early
-        else []
-    )
+    """Return lines on runs that were measured before the end of training, and on those that ended with NaN."""
+    last = {row.run: (row.get("step"), row.run.settings.get("train.steps"), row.get("status")) for row in stored}
+    early: dict[str, list[str]] = {"Measured before the end of training": [], "Training ended with NaN": []}
+    for run, (step, steps, status) in last.items():
+        name = look.shown(run.path, 60)
+        if status == "diverged":
+            early["Training ended with NaN"].append(f"{name} at step {step:,}")
+        elif isinstance(step, int) and isinstance(steps, int) and step < steps:
+            early["Measured before the end of training"].append(f"{name} (step {step:,} of {steps:,})")
+    return [f"{said}: {', '.join(of[:_MOST_NAMES])}{_others(of, 'runs')}" for said, of in early.items() if of]
 
 
 def tokens_per_step(groups: Sequence[Group]) -> list[str]:
@@ -172,7 +215,7 @@ def failures(curves: Sequence[Curve], unit: str) -> list[str]:
     """One line per curve and kind of failure: where, and for how many runs where some succeeded."""
     lines = []
     for curve in curves:
-        for kind in rows.FAILED:
+        for kind in [kind for kind in rows.FAILED if kind != "diverged"]:  # these runs are named with their step
             points = [point for point in curve.points if kind in point.failures]
             if not points:
                 continue

@@ -4,7 +4,7 @@ Every function returns an unsaved figure; lengths and positions in tokens, loss 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,9 +13,20 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from posx.plots import captions, look, positions
-from posx.plots.drawing import draw_curve, extent, headings, legend_of, line_style, mark_failures, nothing, sparse
+from posx.plots.drawing import (
+    draw_curve,
+    extent,
+    headings,
+    legend_of,
+    line_style,
+    mark_failures,
+    mark_of,
+    nothing,
+    sparse,
+)
 from posx.plots.groups import Panel, groups_of_runs
 from posx.plots.points import Curve, nearly_all_text, perplexity_curves, ratio_curves
+from posx.plots.rows import perplexity
 
 _RIGHT = 0.80  # of the figure's width; the legend stands right of it
 
@@ -27,13 +38,17 @@ def _pair(made: Figure, wspace: float = 0.24) -> tuple[Axes, Axes]:
     return left, right
 
 
+def _alone(made: Figure) -> Axes:
+    """Return the axes of a figure that has a single plot."""
+    return made.subplots(gridspec_kw={"left": look.MARGIN + 0.02, "right": 0.76, "top": 0.98, "bottom": 0.13})
+
+
 def _bits_axis(ax: Axes, panel: Panel) -> None:
     """Bits per byte on the right of perplexity per token, if all rows have as many bytes a token and hardly any
     separators, which only perplexity counts."""
-    sizes = {
-        row["num_bytes"] / row["num_targets"] for row in panel.rows if row.get("num_bytes") and row.get("num_targets")
-    }
-    if len(sizes) != 1 or not all(row.get("num_bytes") and nearly_all_text(row) for row in panel.rows):
+    scored = [row for row in panel.rows if perplexity(row) is not None]
+    sizes = {row["num_bytes"] / row["num_targets"] for row in scored if row.get("num_bytes") and row.get("num_targets")}
+    if len(sizes) != 1 or not all(row.get("num_bytes") and nearly_all_text(row) for row in scored):
         return
     factor = math.log(2) * sizes.pop()
     right = ax.secondary_yaxis(
@@ -45,24 +60,28 @@ def _bits_axis(ax: Axes, panel: Panel) -> None:
     right.set_ylabel("bits per byte")
 
 
-def extrapolation(panel: Panel, missing: Sequence[str] = ()) -> Figure:
+def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     """Perplexity against evaluation length: the full range, and a close view of [0.9, 1.5] times the best at L."""
     curves = perplexity_curves(panel)
-    made = look.figure(12.5, 4.6)
-    full, close = _pair(made, wspace=0.38)
+    several = sum(any(point.values for point in curve.points) for curve in curves) > 1  # else one view shows all
+    made = look.figure(12.5, 4.6) if several else look.figure(8.6, 4.6)
+    full, *closer = _pair(made, wspace=0.38) if several else [_alone(made)]
     lengths = sorted({row["eval_len"] for row in panel.rows} | {panel.train_len})
     values = extent(curves)
-    for ax in (full, close):
+    for ax in (full, *closer):
         for curve in curves:
             draw_curve(ax, curve, bars=ax is full)  # they would hide what the close view is for
         look.train_line(ax, panel.train_len)
         look.length_axis(ax, lengths, panel.train_len)
         ax.set_xlabel("evaluation length (tokens)")
-    full.set_ylabel("perplexity per token (all, log scale)")
-    close.set_ylabel("perplexity per token (near the best at L, linear)")
+    full.set_ylabel("perplexity per token (all, log scale)" if several else "perplexity per token (log scale)")
     outside: list[str] = []
     if values:
         look.log_axis(full, values)
+    else:
+        nothing(full, "no finite perplexity")
+    for close in closer:
+        close.set_ylabel("perplexity per token (near the best at L, linear)")
         at_train = [
             point.mean for curve in curves for point in curve.points if point.x == panel.train_len and point.values
         ]
@@ -71,16 +90,13 @@ def extrapolation(panel: Panel, missing: Sequence[str] = ()) -> Figure:
         close.set_ylim(low, high)
         close.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
         outside = [curve.label for curve in curves if _outside(curve, low, high)]
-        for ax in (full, close):
-            _bits_axis(ax, panel)
-    else:
-        nothing(full, "no finite perplexity")
-        nothing(close, "no finite perplexity")
+    for ax in (full, *closer) if values else ():
+        _bits_axis(ax, panel)
     lanes = mark_failures(full, curves)
     same = "" if captions.mixture(panel.rows) else ", the same text for all curves"
-    interval = f"95 % interval over text (left){same}"
+    interval = f"95 % interval over text{' (left)' if several else ''}{same}"
     headings(made, "Perplexity at and beyond the training length", [panel], curves, interval, lanes)
-    legend_of(made, curves, _RIGHT + 0.045, panel.seeds)
+    legend_of(made, curves, _RIGHT + 0.045 if several else 0.83, panel.seeds)
     beyond = [f"Outside the right panel: {captions.named(outside, len(outside))}"] if outside else []
     look.notes(made, [*captions.notes([panel], curves, missing), *beyond])
     return made
@@ -92,11 +108,11 @@ def _outside(curve: Curve, low: float, high: float) -> bool:
     return bool(means) and not any(low <= mean <= high for mean in means)
 
 
-def ratio(panel: Panel, missing: Sequence[str] = ()) -> Figure:
+def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     """R_k = ppl(kL) / ppl(L) against k, log-log: 1 is no loss from a text k times longer than in training."""
     curves = ratio_curves(panel)
     made = look.figure(8.6, 4.8)
-    ax = made.subplots(gridspec_kw={"left": look.MARGIN + 0.02, "right": 0.76, "top": 0.98, "bottom": 0.12})
+    ax = _alone(made)
     for curve in curves:
         draw_curve(ax, curve)
     factors = sorted({point.x for curve in curves for point in curve.points}) or [1.0]
@@ -123,7 +139,7 @@ def ratio(panel: Panel, missing: Sequence[str] = ()) -> Figure:
     return made
 
 
-def per_position(panel: Panel, missing: Sequence[str] = ()) -> Figure:
+def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     """Mean loss of the targets in each stored bin of positions, and the perplexity of all targets up to there."""
     made = look.figure(11.5, 4.6)
     left, right = _pair(made)
@@ -149,28 +165,35 @@ def per_position(panel: Panel, missing: Sequence[str] = ()) -> Figure:
 def training(runs: Sequence[positions.TrainingRun]) -> Figure:
     """Training loss in nats per token against optimiser step, one thin line per run."""
     made = look.figure(8.6, 4.4)
-    ax = made.subplots(gridspec_kw={"left": look.MARGIN + 0.02, "right": 0.76, "top": 0.98, "bottom": 0.13})
+    ax = _alone(made)
     groups = groups_of_runs([one.run for one in runs])
     whose = {run: number for number, group in enumerate(groups) for run in group.runs}
     seen: dict[int, Line2D] = {}
-    for turn, one in enumerate(sorted(runs, key=lambda one: (-one.losses[-1], one.run.path))):
-        style = line_style(groups[whose[one.run]].look) | {"markevery": sparse(turn)}
+    for turn, one in enumerate(sorted(runs, key=lambda one: (-one.last[1], one.run.path))):
+        style = line_style(groups[whose[one.run]].look) | {"markevery": sparse(turn) if len(one.steps) > 1 else None}
         (line,) = ax.plot(one.steps, one.losses, **style, linewidth=1.3, alpha=0.9)
         seen.setdefault(whose[one.run], line)
+        if not math.isfinite(one.losses[-1]):
+            ax.add_line(mark_of("diverged", *one.last, color=style["color"]))
     finite = [loss for one in runs for loss in one.losses if math.isfinite(loss) and loss > 0]
     if finite:
         look.log_axis(ax, finite)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set_xlabel("optimiser step")
     ax.set_ylabel("training loss (nats per token)")
-    several = [f" ({len(groups[n].runs)} runs)" if len(groups[n].runs) > 1 else "" for n in seen]
-    names = [look.wrapped(groups[n].label) + many for n, many in zip(seen, several, strict=True)]
-    look.legend(made, list(seen.values()), names, 0.775, 0.985)
+    handles = {groups[n].label: (line, len(groups[n].runs)) for n, line in seen.items()}
+    names = [look.wrapped(name) + (f" ({n} runs)" if n > 1 else "") for name, (_, n) in sorted(handles.items())]
+    lines = [line for _, (line, _) in sorted(handles.items(), key=lambda pair: pair[0])]
+    if any(not math.isfinite(one.losses[-1]) for one in runs):
+        lines.append(mark_of("diverged"))
+        names.append(captions.FAILURE_NAMES["diverged"])
+    look.legend(made, lines, names, 0.775, 0.985)
     look.headings(
         made,
         "Training loss",
         [f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"],
     )
-    look.notes(made, captions.tokens_per_step(groups))
+    look.notes(made, [*captions.unless_named(groups), *captions.tokens_per_step(groups)])
     return made
 
 

@@ -15,7 +15,7 @@ from posx.plots.groups import Panel
 from posx.plots.look import Look
 from posx.plots.points import Curve
 
-FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x"}
+FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x", "diverged": "*", "apart": "+"}
 LANE = 0.037  # of the axes' height
 _RUNAWAY = 1e30  # above every axis; matplotlib's own arithmetic overflows somewhere beyond
 _APART = 0.14  # of the axes' diagonal, between the markers on a line of many points
@@ -81,13 +81,22 @@ def mark_failures(ax: Axes, curves: Sequence[Curve]) -> int:
 
 
 def legend_of(made: Figure, curves: Sequence[Curve], right: float, seeds: int | None = None) -> None:
-    """Right of the axes, curves in the order of their right ends, then the failure marks in use."""
+    """Draw the legend right of the axes: curves by name, as in all figures, then the failure marks in use."""
+    curves = sorted(curves, key=lambda curve: curve.label)
     handles, texts = [Line2D([], [], **line_style(curve.look)) for curve in curves], captions.labels(curves, seeds)
-    for kind, mark in FAILURE_MARKS.items():
+    for kind in FAILURE_MARKS:
         if any(kind in point.failures for curve in curves for point in curve.points):
-            handles.append(Line2D([], [], color="#555555", linestyle="", marker=mark, markerfacecolor="none"))
+            handles.append(mark_of(kind))
             texts.append(captions.FAILURE_NAMES[kind])
     look.legend(made, handles, texts, right + 0.015, 0.985)
+
+
+def mark_of(kind: str, *at: float, color: str = "#555555") -> Line2D:
+    """Return a failure mark at a point, or for a legend."""
+    x, y = ([place] for place in at) if at else ([], [])
+    made = Line2D(x, y, color=color, linestyle="", marker=FAILURE_MARKS[kind], markerfacecolor="none", markersize=8)
+    made.set_zorder(5)
+    return made
 
 
 def nothing(ax: Axes, text: str) -> None:

@@ -4,6 +4,7 @@ Positions and distances in tokens, logits as they enter the softmax. Whatever th
 content-free part + what the content gives; the first is the logit of vectors that are zero.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -160,11 +161,22 @@ def on_random_tokens(subject: Subject) -> np.ndarray | None:
     return np.where(np.tri(n, dtype=bool), changed, np.nan)
 
 
+def with_random_arrays(subject: Subject) -> Subject:
+    """Return the subject with random arrays, if it is not trained: those that start at zero show nothing."""
+    if subject.trained:
+        return subject
+    rng, scale = np.random.default_rng(0), 1 / math.sqrt(subject.dims.head_dim)
+    params = {name: scale * rng.standard_normal(array.shape) for name, array in subject.params.items()}
+    return dataclasses.replace(
+        subject, params={name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
+    )
+
+
 def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:
-    """{what the vectors meet: [distance]}: their lengths, mean over heads; those of all distances alike as well."""
+    """Return {what the vectors are for: [distance]}: their lengths, mean over heads."""
     n = num_positions(subject)
     found = at_length(subject, n).relative(subject.params, jnp.arange(n, dtype=jnp.int32))
-    vectors = {"meet queries": found.query, "meet keys": found.key, "added to values": found.value}
+    vectors = {"for queries": found.query, "for keys": found.key, "added to values": found.value}
     return {
         name: np.linalg.norm(np.asarray(values), axis=-1).mean(axis=1)
         for name, values in vectors.items()

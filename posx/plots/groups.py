@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import os
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from posx.plots import palette
@@ -84,11 +84,12 @@ def groups_of_runs(runs: Iterable[Run]) -> list[Group]:
 
 def _drawn(curves: Sequence[Sequence[Run]], one_figure: bool = False) -> list[Look]:
     """A look for each curve, the same at all training lengths unless all of them stand in one figure."""
-    counts: collections.Counter[Hashable] = collections.Counter()
-    places: list[tuple[str, Hashable]] = []
+    counts: collections.Counter[Any] = collections.Counter()
+    places: list[tuple[str, Any]] = []
     for runs in curves:
-        alike = (runs[0].text, runs[0].asked, None if one_figure else runs[0].train_len)
-        places.append((runs[0].text, (runs[0].asked, counts[alike])))
+        others = (runs[0].asked, (runs[0].train_len or 0) if one_figure else 0)
+        alike = (runs[0].text, *others, runs[0].train_len)
+        places.append((runs[0].text, (*others, counts[alike])))
         counts[alike] += 1
     found = palette.looks(places)
     return [found[place] for place in places]
@@ -129,38 +130,93 @@ def _first_path(runs: Sequence[Run]) -> str:
     return runs[0].path
 
 
-def labels(curves: Sequence[Sequence[Run]]) -> list[str]:
-    """A label for each curve of one figure: the encoding, then the settings in which it differs from its namesakes."""
-    namesakes: dict[str, list[Run]] = collections.defaultdict(list)
-    for runs in curves:
-        namesakes[runs[0].text].append(runs[0])
-    named = {
-        run: label for rivals in namesakes.values() for run, label in zip(rivals, _told_apart(rivals), strict=True)
-    }
-    found = [named[runs[0]] for runs in curves]
-    for path in (_path, _first_path):
-        shared = collections.Counter(found)
-        pairs = zip(found, curves, strict=True)
-        found = [f"{label}, {path(runs)}" if shared[label] > 1 else label for label, runs in pairs]
-    return found
+def labels(curves: Sequence[Sequence[Run]], on_axes: Collection[str] = ()) -> list[str]:
+    """Return a label for each curve of one figure: the encoding, then the settings in which the curves differ.
 
-
-def _told_apart(rivals: Sequence[Run]) -> list[str]:
-    """Their encoding, its fields and the other settings, as far as not all of them agree."""
-    asked = [{**run.settings, "train.length": run.train_len} for run in rivals]
-    every = {name for settings in asked for name in settings}
-    if len({run.data for run in rivals}) == 1:
-        every -= {"data.source"}
-    differ = [name for name in sorted(every) if len({_spelt(settings.get(name)) for settings in asked}) > 1]
+    Args:
+        curves: the runs of each curve.
+        on_axes: settings that the figure shows otherwise, such as "train.length"; no label names them.
+    """
+    runs = [own[0] for own in curves]
+    differ, common = _differing(runs, on_axes), common_settings(runs, on_axes)
     found = []
-    for run, settings in zip(rivals, asked, strict=True):
-        own = [name for name in differ if name in settings]
-        fields = [f"{name.partition('.')[2]}={_spelt(settings[name])}" for name in own if name.startswith("encoding.")]
-        others = [f"{_short(n, every)}={_spelt(settings[n])}" for n in own if not n.startswith("encoding.")]
+    for run in runs:
+        namesakes = [one for one in runs if one.text == run.text]
+        own = [name for name in differ if name in run.settings and _differs(name, namesakes)]
+        fields = [f"{name.partition('.')[2]}={_value(run, name)}" for name in own if name.startswith("encoding.")]
+        others = [
+            f"{_short(name, run.settings)}={_value(run, name)}"
+            for name in differ
+            if name in run.settings and not name.startswith("encoding.")
+            if name in own or common.get(name) != _value(run, name)
+        ]
+        unnamed = not any(name.startswith("data.") for name in differ)
+        if run.data and unnamed and len({one.data for one in runs if one.data}) > 1:
+            others.append(f"text={run.data[:12]}")
         bare = re.fullmatch(r"[\w.:]+", run.text)
         text = [f"{run.text}({', '.join(fields)})"] if fields and bare else [run.text, *fields]
         found.append(", ".join([*text, *others]))
+    for path in (_path, _first_path):
+        shared = collections.Counter(zip(found, (run.train_len for run in runs), strict=True))
+        pairs = zip(found, curves, strict=True)
+        found = [f"{label}, {path(own)}" if shared[label, own[0].train_len] > 1 else label for label, own in pairs]
     return found
+
+
+def common_settings(runs: Sequence[Run], on_axes: Collection[str] = ()) -> dict[str, str]:
+    """Return {setting: value} of the settings in which a few of the curves differ from most of them.
+
+    Labels name such a setting only where it differs from this value, or from that of a curve of the same encoding.
+    """
+    found = {}
+    for name in _differing(runs, on_axes):
+        counts = collections.Counter(_value(run, name) for run in runs if name in run.settings)
+        value, most = counts.most_common(1)[0]
+        if most > max(1, len(runs) / 2) and not name.startswith("encoding."):
+            found[name] = value
+    return found
+
+
+def settings_by_length(runs: Sequence[Run]) -> dict[str, dict[int | None, str]]:
+    """Return {setting: {training length: value}} of the settings that follow from the training length of a run."""
+    found = {}
+    for name in _differing(runs, ("train.length",)):
+        pairs = {(run.train_len, _value(run, name)) for run in runs}
+        known = all(name in run.settings for run in runs) and not name.startswith("encoding.")
+        if known and len(pairs) == len({run.train_len for run in runs}):
+            found[name] = dict(pairs)
+    return found
+
+
+def _differing(runs: Sequence[Run], on_axes: Collection[str]) -> list[str]:
+    """Return the settings in which runs differ: fields of encodings among runs of one text, others among all runs.
+
+    Equal digests of the data are equal data, whatever its settings are.
+    """
+    texts: dict[str, list[Run]] = collections.defaultdict(list)
+    for run in runs:
+        texts[run.text].append(run)
+    same_data = len({run.data for run in runs}) == 1 and bool(runs[0].data)
+    names = {name for run in runs for name in run.settings if name not in on_axes}
+    return [
+        name
+        for name in sorted(names)
+        if not (same_data and name.startswith("data."))
+        if any(_differs(name, own) for own in (texts.values() if name.startswith("encoding.") else [runs]))
+    ]
+
+
+def _differs(name: str, runs: Sequence[Run]) -> bool:
+    """Return whether a setting differs in what was asked for and in what it was resolved to."""
+    known = [run for run in runs if name in run.settings or name.startswith("encoding.")]
+    asked = {_spelt(run.settings.get(name)) for run in known}
+    return len(asked) > 1 and len({_spelt(run.resolved.get(name, run.settings.get(name))) for run in known}) > 1
+
+
+def _value(run: Run, name: str) -> str:
+    """Return a setting as labels show it: resolved, but paths as they were typed."""
+    asked = run.settings.get(name)
+    return _spelt(asked if name.startswith("data.") else run.resolved.get(name, asked))
 
 
 def _short(name: str, names: Iterable[str]) -> str:

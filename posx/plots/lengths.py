@@ -1,7 +1,7 @@
 """One figure across training lengths: what a longer training window changes, encoding by encoding."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from posx.plots import captions, look
 from posx.plots.drawing import draw_curve, extent, headings, line_style
-from posx.plots.groups import Panel
+from posx.plots.groups import Panel, labels, settings_by_length
 from posx.plots.palette import Look
 from posx.plots.points import Curve, perplexity_curves
 
@@ -20,18 +20,25 @@ _MARKERS = ("o", "s", "^", "D", "v")
 _DASHES: tuple[Any, ...] = ("-", (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)))
 
 
-def across(panels: Sequence[Panel], missing: Sequence[str] = ()) -> Figure:
+def across(panels: Sequence[Panel], missing: Mapping[str, str] | None = None) -> Figure:
     """Perplexity against evaluation length, a small panel an encoding, a curve a training length, on shared axes."""
+    runs = [group.runs for panel in panels for group in panel.groups]
+    by_length = settings_by_length([own[0] for own in runs])
+    on_axes = ("train.length", *by_length)
+    names = iter(labels(runs, on_axes))
     drawn: dict[str, list[tuple[Panel, Curve]]] = {}
     for panel in panels:
+        own = {group.label: next(names) for group in panel.groups}
         for curve in perplexity_curves(panel):
-            drawn.setdefault(curve.label, []).append((panel, curve))
+            drawn.setdefault(own[curve.label], []).append((panel, curve))
     columns = min(_COLUMNS, len(drawn))
     down = math.ceil(len(drawn) / columns)
-    made = look.figure(2.2 + 2.6 * columns, 0.7 + 2.3 * down)
+    titles = {name: look.wrapped(name, 30) for name in drawn}
+    above = 0.2 * max(title.count("\n") for title in titles.values())  # of the titles, in inches, beyond one line
+    made = look.figure(2.2 + 2.6 * columns, 0.7 + (2.3 + above) * down)
     width, height = made.get_size_inches()
-    grid = {"left": 0.9 / width, "right": 1 - 1.2 / width, "top": 1 - 0.3 / height, "bottom": 0.6 / height}
-    spaces = {"hspace": 0.28, "wspace": 0.1}
+    grid = {"left": 0.9 / width, "right": 1 - 1.2 / width, "top": 1 - (0.3 + above) / height, "bottom": 0.6 / height}
+    spaces = {"hspace": (0.5 + above) / 1.8, "wspace": 0.1}
     axes = made.subplots(down, columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=grid | spaces).ravel()
     looks = {panel.train_len: _look(number) for number, panel in enumerate(panels)}
     for ax, name in zip(axes, sorted(drawn), strict=False):
@@ -39,21 +46,23 @@ def across(panels: Sequence[Panel], missing: Sequence[str] = ()) -> Figure:
             style = looks[panel.train_len]
             draw_curve(ax, Curve(curve.label, style, curve.points), bars=False)
             ax.axvline(panel.train_len, color=style.color, linestyle=style.dashes, linewidth=1.0, zorder=1)
-        ax.set_title(look.wrapped(name, 30, 2))
+        ax.set_title(titles[name])
     for number, spare in enumerate(axes[len(drawn) :], len(drawn)):
         spare.set_visible(False)
         axes[number - columns].tick_params(labelbottom=True)
     lengths = sorted({row["eval_len"] for panel in panels for row in panel.rows} | set(looks))
     look.length_axis(axes[0], lengths, min(looks))
-    named = [Curve(f"{c.label}, L = {p.train_len}", c.look, c.points) for pairs in drawn.values() for p, c in pairs]
+    named = [Curve(f"{name}, L = {p.train_len}", c.look, c.points) for name, pairs in drawn.items() for p, c in pairs]
     if values := extent(named):
         look.log_axis(axes[0], values)
     made.supxlabel("evaluation length (tokens)", size=10, y=0.12 / height, va="bottom")
     made.supylabel("perplexity per token (log scale)", size=10, x=0.3 / width)
     handles = [Line2D([], [], **line_style(style)) for style in looks.values()]
-    look.legend(made, handles, [f"L = {length}" for length in looks], 1 - 1.1 / width, 1 - 0.3 / height)
+    ends = {length: [f"{name.rpartition('.')[2]}={of[length]}" for name, of in by_length.items()] for length in looks}
+    lines = ["\n  ".join([f"L = {length}", *ends[length]]) for length in looks]
+    look.legend(made, handles, lines, 1 - 1.1 / width, 1 - 0.3 / height)
     headings(made, "Perplexity across training lengths (each marked by its vertical line)", panels, named)
-    look.notes(made, captions.notes(panels, named, missing))
+    look.notes(made, captions.notes(panels, named, missing, on_axes=on_axes))
     return made
 
 

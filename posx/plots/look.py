@@ -65,9 +65,10 @@ def shown(text: str, width: int = 34) -> str:
 
 
 def wrapped(text: str, width: int = 38, lines: int = 4) -> str:
-    """`text` as `shown`, over some lines, broken where one of its parts ends."""
+    """Return `text` as `shown`, over some lines, broken where one of its parts ends, or within one too long."""
     broken = [""]
-    for part in re.split(r"(?<=[,+])(?=[ \w])", shown(text, width * lines)):
+    pieces = re.split(r"(?<=[,+(])(?=[ \w])", shown(text, width * lines))
+    for part in [part for piece in pieces for part in textwrap.wrap(piece, width, drop_whitespace=False) or [piece]]:
         fits = len(broken[-1]) + len(part) <= width
         broken = [*broken[:-1], broken[-1] + part] if fits or not broken[-1] else [*broken, "  " + part.strip()]
     return "\n".join(broken)

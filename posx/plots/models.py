@@ -50,7 +50,7 @@ def encodings_of(folder: pathlib.Path, stored: Sequence[Row]) -> list[Subject]:
         text = texts.get(name) or stored_run(name, read_config(path), None).text
         try:
             run = RunFolder(path).read_config()
-            for subject in _of_run(RunFolder(path), run, name, text):
+            for subject in of_run(RunFolder(path), run, name, text):
                 key = (subject.name, subject.encoding, subject.dims)
                 if key not in found or subject.trained > found[key].trained:
                     found[key] = subject
@@ -59,7 +59,7 @@ def encodings_of(folder: pathlib.Path, stored: Sequence[Row]) -> list[Subject]:
     return sorted(found.values(), key=lambda subject: (subject.name, subject.dims.train_len))
 
 
-def _of_run(folder: RunFolder, run: RunConfig, name: str, text: str) -> list[Subject]:
+def of_run(folder: RunFolder, run: RunConfig, name: str, text: str) -> list[Subject]:
     """The distinct encodings of one run's layers, each as the first layer that has it sees it."""
     layers = run.resolution.layers
     several = len(set(layers)) > 1

@@ -1,10 +1,11 @@
 """Colours, markers and dashes: a registry name keeps its colour everywhere, and no two curves are drawn alike."""
 
+import collections
 import colorsys
 import dataclasses
 import hashlib
 import re
-from collections.abc import Collection, Hashable
+from collections.abc import Collection
 from typing import Any
 
 
@@ -62,38 +63,41 @@ def family(text: str) -> str:
     return text
 
 
-def looks(curves: Collection[tuple[str, Hashable]]) -> dict[tuple[str, Hashable], Look]:
-    """A look for each (text of the encoding, what else tells it apart), all of which may stand in one figure.
+def looks(curves: Collection[tuple[str, Any]]) -> dict[tuple[str, Any], Look]:
+    """Return a look for each (text of the encoding, its other settings), all of which may be in one figure.
 
-    The plain names come first, as `look` has them. Variants of a name keep its colour. No two share colour and dashes,
-    and no two marker and dashes, so that they are told apart without colours too.
+    The colour stands for the name of the encoding. If the other settings differ, the dashes stand for them, the same in
+    all encodings, with a solid line for the most frequent; else variants of a name differ in their dashes. The plain
+    names come first, as `look` has them. No two share colour and dashes, and no two marker and dashes, so that they are
+    told apart without colours too.
     """
-    order = sorted(set(curves), key=lambda curve: (curve[0] != family(curve[0]), curve[0], str(curve[1])))
-    variants: dict[str, int] = {}
-    colors = _colors({family(text) for text, _ in order})
-    found: dict[tuple[str, Hashable], Look] = {}
+    order = sorted(set(curves), key=lambda curve: (curve[0] not in LOOKS, curve))
+    counts = collections.Counter(other for _, other in order)
+    values = sorted(counts, key=lambda other: (-counts[other], other))
+    variants: dict[str, list[str]] = {}
+    for text, _ in order:
+        own = variants.setdefault(family(text), [family(text)])
+        own += [] if text in own else [text]
+    colors = _colors(variants)
+    found: dict[tuple[str, Any], Look] = {}
     # A plain name has its own dashes only if all plain names are given theirs before any variant takes them.
-    ranks = []
-    for text, other in order:
-        name = family(text)
-        variants[name] = variants.get(name, -1 if text == name else 0) + 1
-        ranks.append((variants[name], (text, other)))
+    ranks = [(variants[family(text)].index(text), (text, other)) for text, other in order]
     for rank, (text, other) in sorted(ranks, key=lambda pair: pair[0]):
         first = dataclasses.replace(look(family(text)), color=colors[family(text)])
-        found[text, other] = _free(first, rank, set(found.values()))
+        if len(values) > 1:
+            first = dataclasses.replace(first, dashes=_DASHES[values.index(other) % len(_DASHES)])
+        found[text, other] = _free(first, rank, set(found.values()), keep_dashes=len(values) > 1)
     return {curve: found[curve] for curve in order}
 
 
-def _free(first: Look, rank: int, taken: Collection[Look]) -> Look:
-    """`first` with the dashes and the marker of its `rank`, or the next ones that make it unlike all that are taken.
-
-    Where its colour is there in all dashes, a shade of it is next.
-    """
+def _free(first: Look, rank: int, taken: Collection[Look], keep_dashes: bool) -> Look:
+    """Return `first` in the `rank`-th dashes, or shade, and marker; the next ones if another look has these."""
     dashes = [first.dashes, *(one for one in _DASHES if one != first.dashes)]
     markers = [first.marker, *(one for one in _MARKERS if one != first.marker)]
     lines, points = ({(getattr(one, kind), one.dashes) for one in taken} for kind in ("color", "marker"))
     for turn in range(rank, rank + _SHADES * len(dashes)):
-        color, line = _shade(first.color, turn // len(dashes)), dashes[turn % len(dashes)]
+        level, number = (turn, turn // _SHADES) if keep_dashes else (turn // len(dashes), turn)
+        color, line = _shade(first.color, level % _SHADES), dashes[number % len(dashes)]
         free = (markers[(rank + step) % len(markers)] for step in range(len(markers)))
         marker = next((one for one in free if (one, line) not in points), None)
         if marker and (color, line) not in lines:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from posx.plots import effects, look
 from posx.plots.effects import rope_bound
@@ -21,7 +21,7 @@ _HEAD_COLORS = ("#332288", "#0072B2", "#56B4E9", "#009E73", "#8A8A1F", "#E69F00"
 _LINES = (("#0072B2", "-"), ("#D55E00", (0, (5, 2))), ("#009E73", (0, (1.5, 1.5))))
 #: Hooks of which no panel tells anything: what they do hangs on the text.
 _NOT_DRAWN = ("features", "value", "score", "mix", "output")
-_WIDTH, _HEIGHT, _LINE = 3.6, 3.0, 0.7  # of a panel with what stands around it, and of a row without, in inches
+_WIDTH, _HEIGHT, _LINE = 3.9, 3.0, 0.7  # of a panel with what stands around it, and of a row without, in inches
 Draw = Callable[[Axes], None]
 
 
@@ -37,7 +37,7 @@ def encodings(subjects: Sequence[Subject]) -> Figure:
         made.text(0.15 / width, (top - 0.36) / height, _facts(subject, panels), size=8.5, color="#555555", va="top")
         for right, draw in enumerate(panels):
             corner = (0.7 + _WIDTH * right) / width, (top - _HEIGHT + 0.6) / height
-            draw(made.add_axes((*corner, (_WIDTH - 1.0) / width, (_HEIGHT - 1.35) / height)))
+            draw(made.add_axes((*corner, (_WIDTH - 1.25) / width, (_HEIGHT - 1.35) / height)))
         top -= _HEIGHT if panels else _LINE
     lengths = ", ".join(f"{length}" for length in sorted({subject.dims.train_len for subject in subjects}))
     text = f"Computed from the encodings; dashed: L = {lengths}; positions and distances in tokens, biases in logits"
@@ -64,31 +64,35 @@ def _panels(subject: Subject) -> list[Draw]:
     if added is not None:
         limit = float(np.abs(added).max())
         found.append(lambda ax: _show(ax, added, "RdBu_r", "added to embeddings", "channel", "position", limit))
-        title = "products of what is added"
+        title = "inner products of the added vectors"
         found.append(lambda ax: _show(ax, added @ added.T, "cividis", title, "position q", "position p"))
     whole = effects.content_free(subject, min(effects.num_positions(subject), effects.MOST_POSITIONS))
     if whole is not None:
         found += _content_free(subject, whole)
     match = effects.match_by_distance(subject)
     if match is not None:
-        title = "one vector as q and k: mean q·k"
-        found.append(lambda ax: _lines(ax, match[0], _told_apart(match[1]), subject, title, "of unit vectors"))
+        title = "q·k of one vector as query and key"
+        found.append(lambda ax: _lines(ax, match[0], _told_apart(match[1]), subject, title, "mean over unit vectors"))
     for part in effects.rotations(subject.encoding):
         found.append(functools.partial(_bound, subject=subject, part=part))
     factors = effects.temperatures(subject)
     if factors is not None:
         lines, of = _told_apart(factors), "position of the query i"
-        found.append(lambda ax: _lines(ax, np.arange(factors.shape[1]), lines, subject, "temperature", "factor", of))
+        found.append(lambda ax: _lines(ax, np.arange(factors.shape[1]), lines, subject, "logit scale", "factor", of))
     lengths = effects.relative_lengths(subject)
     if lengths:
         distances = np.arange(effects.num_positions(subject))
-        title = "vectors by distance"
+        title = "length of the vectors of each distance"
         found.append(lambda ax: _lines(ax, distances, lengths, subject, title, "length, mean over heads"))
     if not found and (changed := effects.on_random_tokens(subject)) is not None:
-        head = (len(changed) - 1) // 2
-        limit, title = float(np.nanmax(np.abs(changed))), f"change of logits, random tokens, head {head + 1}"
-        if limit > 0:
-            found.append(lambda ax: _show(ax, changed[head], "RdBu_r", title, "key j", "query i", limit))
+        arrays = ""
+        if np.nanmax(np.abs(changed)) < 1e-6:  # arrays that start at zero
+            arrays, changed = " and arrays", effects.on_random_tokens(effects.with_random_arrays(subject))
+        if changed is not None and np.nanmax(np.abs(changed)) > 1e-6:
+            head = (len(changed) - 1) // 2
+            values, title = changed[head], f"change of logits, random tokens{arrays}, head {head + 1}"
+            limit = float(np.nanmax(np.abs(changed)))
+            found.append(lambda ax: _show(ax, values, "RdBu_r", title, "key j", "query i", limit))
     return found
 
 
@@ -113,7 +117,7 @@ def _told_apart(values: np.ndarray) -> dict[str, np.ndarray]:
 def _bound(ax: Axes, subject: Subject, part: effects.Rope) -> None:
     distances, width = np.arange(effects.num_positions(subject)), part.rotary_dim or subject.dims.head_dim
     bound = {"": rope_bound(width, distances, part.base)}
-    _lines(ax, distances, bound, subject, f"bound on q·k, d = {width}, base = {part.base:g}", "(2/d) Σ |S_c|")
+    _lines(ax, distances, bound, subject, f"RoFormer's bound on q·k, base = {part.base:g}", "relative upper bound")
     ax.set_ylim(bottom=0.0)
 
 
@@ -125,7 +129,8 @@ def _show(ax: Axes, values: np.ndarray, colors: str, title: str, x: str, y: str,
     ax.grid(False)
     bar = ax.figure.colorbar(image, ax=ax, fraction=0.05, pad=0.03)
     bar.outline.set_visible(False)
-    bar.locator = MaxNLocator(5)
+    bar.locator, bar.formatter = MaxNLocator(5), ScalarFormatter()
+    bar.formatter.set_powerlimits((-2, 4))  # long numbers would run into the next panel
     bar.ax.tick_params(labelsize=8.5)
 
 
@@ -142,7 +147,7 @@ def _lines(
 
 
 def _heads(ax: Axes, bias: np.ndarray, train_len: int, title: str) -> None:
-    """One curve per head [head, distance], its number (from 1) at its right end."""
+    """Draw one curve per head [head, distance], with "head 1" and so on at the right ends."""
     distances, colors = np.arange(bias.shape[1]), [_HEAD_COLORS[n % len(_HEAD_COLORS)] for n in range(len(bias))]
     bias = np.where(np.isfinite(bias), bias, np.nan)
     for values, color in zip(bias, colors, strict=True):
@@ -150,7 +155,7 @@ def _heads(ax: Axes, bias: np.ndarray, train_len: int, title: str) -> None:
     low, high = ax.get_ylim()
     heights = _spread([float(value) for value in np.nan_to_num(bias[:, -1], nan=low)], 0.07 * (high - low))
     for head, (height, color) in enumerate(zip(heights, colors, strict=True)):
-        ax.text(1.01, height, f"{head + 1}", transform=ax.get_yaxis_transform(), va="center", size=8.5, color=color)
+        ax.text(1.01, height, f"head {head + 1}", transform=ax.get_yaxis_transform(), va="center", size=8, color=color)
     ax.set_ylim(min(low, *heights), max(high, *heights))
     ax.set_xlim(0, distances[-1])
     _mark(ax, train_len)

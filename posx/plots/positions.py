@@ -25,7 +25,13 @@ class TrainingRun:
 
     run: Run
     steps: tuple[float, ...]
-    losses: tuple[float, ...]
+    losses: tuple[float, ...]  # NaN last where training ended with it
+
+    @property
+    def last(self) -> tuple[float, float]:
+        """The last step with a finite loss, and that loss."""
+        pairs = [pair for pair in zip(self.steps, self.losses, strict=True) if math.isfinite(pair[1])]
+        return pairs[-1] if pairs else (self.steps[-1], math.nan)
 
 
 def _averaged(panel: Panel, kind: str) -> list[Curve]:
@@ -97,8 +103,8 @@ def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> list[Tra
         for row in lines.read(folder_of_run / "metrics.jsonl", logging.getLogger(__name__).warning):
             step = number(row.get("step"))
             if step is not None and "loss" in row:
-                loss = number(row["loss"])
-                losses[step] = math.nan if loss is None else loss
+                loss, norm = number(row["loss"]), number(row.get("grad_norm", 0.0))
+                losses[step] = math.nan if loss is None or norm is None else loss
         if any(math.isfinite(loss) for loss in losses.values()):
             steps, values = _thinned(np.array(sorted(losses)), np.array([losses[step] for step in sorted(losses)]))
             path = rows.name_of(folder_of_run, folder)

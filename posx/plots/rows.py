@@ -4,8 +4,8 @@ Units: lengths and positions in tokens, `nll` in nats per token, `ppl` = exp(nll
 """
 
 import collections
+import contextlib
 import dataclasses
-import functools
 import logging
 import math
 import pathlib
@@ -17,13 +17,21 @@ from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
 from posx.files import lines
+from posx.files.parse import parsed
 from posx.files.rows import is_measurement, number, whole
 from posx.plots.runs import Run, asked_targets, code_digests, data_digest, read_config, stored_run
 
-FAILED = ("undefined", "nonfinite", "oom")
+#: Why a row has no perplexity. The last two are given here: the run has no results, or none that compare.
+FAILED = ("undefined", "nonfinite", "oom", "diverged", "apart")
 PER_POSITION = PerPosition.name
 #: What captions call each protocol.
 PROTOCOLS = {name: protocol.title for name, protocol in protocols.PROTOCOLS.items()}
+#: What an evaluation adds to a row.
+_SCORED = (
+    "ppl", "nll", "bpb", "nll_interval", "block_nll", "num_targets", "num_bytes", "num_documents", "num_stretches",
+)  # fmt: skip
+#: Of each run the rows that are chosen, and in words what is left out.
+_Chosen = dict[Any, tuple[list[dict[str, Any]], str]]
 _LOG = logging.getLogger(__name__)
 _LEVELS = ("{}", "*/{}", "*/*/{}")  # a run, a sweep, a folder of sweeps
 
@@ -45,14 +53,15 @@ def run_folders(folder: pathlib.Path, holding: str) -> list[pathlib.Path]:
 
 
 def read_rows(folder: str | pathlib.Path) -> list[Row]:
-    """Every usable row of the `eval.jsonl` files of a run or a sweep, by the path of the run.
+    """Return the usable rows of the `eval.jsonl` files of a run or a sweep, by the path of the run.
 
-    The last row of a measurement wins: a resumed evaluation replaces its first attempt. A curve mixes neither texts
-    nor steps of training nor sets of targets: the run's own text is taken, its last step, and under each protocol and
-    stride the targets of most lengths; of its losses per position those of the longest windows. The row's `run` says
-    what was left out, and so do figures and tables.
+    The last row of a measurement wins: a resumed evaluation replaces its first attempt. Rows of one run are of its own
+    text and its last step of training. Rows of one figure are on one set of targets: the one that most runs have. A run
+    without it keeps its lengths, with the status "apart" and no values. Losses per position are those of the longest
+    windows. A run whose training ended with NaN has one row, of the status "diverged". The row's `run` says what else
+    was left out, and figures and tables repeat it.
     """
-    found = []
+    measured = {}
     for folder_of_run in run_folders(pathlib.Path(folder), "eval.jsonl"):
         latest: dict[tuple[Any, ...], dict[str, Any]] = {}
         for stored in lines.read(folder_of_run / "eval.jsonl", _LOG.warning):
@@ -70,13 +79,56 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
             )
             latest.pop(key, None)
             latest[key] = row
-        found += rows_of(folder_of_run, folder, list(latest.values()))
+        measured[folder_of_run] = list(latest.values())
+    return rows_of(measured, folder) + _diverged(folder)
+
+
+def rows_of(measured: Mapping[pathlib.Path, Sequence[dict[str, Any]]], folder: str | pathlib.Path) -> list[Row]:
+    """Return the rows of run folders as `read_rows` does. Runs are named by their paths below `folder`."""
+    configs = {run: read_config(run) for run in measured}
+    current = {run: _of_run(configs[run], rows) for run, rows in measured.items()}
+    asked = {run: asked_targets(config) for run, config in configs.items()}
+    panels: dict[tuple[Any, ...], list[dict[str, Any]]] = collections.defaultdict(list)
+    whose = {}
+    for run, (rows, _) in current.items():
+        for row in rows:
+            panels[_text(row), row["train_len"], row["protocol"]].append(row)
+            whose[id(row)] = run
+    kept: dict[pathlib.Path, list[dict[str, Any]]] = collections.defaultdict(list)
+    left_out = {run: [*said] for run, (_, said) in current.items()}
+    for (_, _, protocol), members in panels.items():
+        for slid in by_stride(members).values():
+            by_run: dict[pathlib.Path, list[dict[str, Any]]] = collections.defaultdict(list)
+            for row in slid:
+                by_run[whose[id(row)]].append(row)
+            for run, (rows, words) in (_longest if protocol == PER_POSITION else _same_targets)(by_run, asked).items():
+                kept[run] += rows
+                left_out[run] += [(protocol, words)] if words else []
+    found = []
+    for run, rows in kept.items():
+        whole_run = stored_run(name_of(run, folder), configs[run], rows[-1])
+        found += [Row(row, dataclasses.replace(whole_run, left_out=tuple(left_out[run]))) for row in rows]
     return found
 
 
-def rows_of(run: pathlib.Path, folder: str | pathlib.Path, rows: Sequence[dict[str, Any]]) -> list[Row]:
-    """Rows of the run folder `run`, named by its path below `folder`, as `read_rows` gives them."""
-    return _of_run(name_of(run, folder), read_config(run), rows)
+def _diverged(folder: str | pathlib.Path) -> list[Row]:
+    """Return a row without a value for every run that has no results because its training ended with NaN."""
+    found = []
+    for folder_of_run in _without_results(folder):
+        step = _ended_with_nan(folder_of_run)
+        run = stored_run(name_of(folder_of_run, folder), read_config(folder_of_run), None)
+        if step is not None and isinstance(run.train_len, int):
+            lengths = dict.fromkeys(("train_len", "eval_len", "stride"), run.train_len)
+            facts = {"run_id": run.path, "encoding": run.text, "seed": run.seed, "step": step, "status": "diverged"}
+            found.append(Row({"protocol": protocols.Nonoverlapping.name, **facts, **lengths}, run))
+    return found
+
+
+def _ended_with_nan(run: pathlib.Path) -> int | None:
+    """Return the last step of training if its loss or gradient was not finite."""
+    last = (lines.read(run / "metrics.jsonl") or [{}])[-1]
+    bad = any(name in last and number(last[name]) is None for name in ("loss", "grad_norm"))
+    return last["step"] if bad and isinstance(last.get("step"), int) else None
 
 
 def name_of(run: pathlib.Path, folder: str | pathlib.Path) -> str:
@@ -93,10 +145,12 @@ def as_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     return [row if isinstance(row, Row) else Row(row, runs[str(row.get("run_id"))]) for row in plain]
 
 
-def _of_run(path: str, config: Mapping[str, Any] | None, rows: Sequence[dict[str, Any]]) -> list[Row]:
-    """The rows of one run that its curves are made of: of one text, one step of training and one set of targets."""
+def _of_run(
+    config: Mapping[str, Any] | None, rows: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """Return the rows of one run that are of its own text, code and last step, and (protocol, what is left out)."""
     if not rows:
-        return []
+        return [], []
     text, code = _text_of(rows, data_digest(config)), _code_of(rows, code_digests(config))
     last = max((_step(row) for row in rows if _text(row) == text and _code(row) == code), default=-1)
     kept: list[dict[str, Any]] = []
@@ -107,12 +161,9 @@ def _of_run(path: str, config: Mapping[str, Any] | None, rows: Sequence[dict[str
         why = "measured with other code of the encoding (not comparable)"
         own, edited = _only([_code(row) == code for row in own], own, why)
         latest, early = _only([_step(row) in (last, -1) for row in own], own, "measured earlier in training")
-        choose = _longest if protocol == PER_POSITION else functools.partial(_same_targets, asked=asked_targets(config))
-        choices = [choose(slid) for slid in by_stride(latest).values()]
-        kept += [row for chosen, _ in choices for row in chosen]
-        left_out += [(protocol, words) for words in (said, edited, early, *(others for _, others in choices)) if words]
-    run = dataclasses.replace(stored_run(path, config, kept[-1]), left_out=tuple(left_out))
-    return [Row(row, run) for row in rows if any(row is one for one in kept)]
+        kept += latest
+        left_out += [(protocol, words) for words in (said, edited, early) if words]
+    return [row for row in rows if any(row is one for one in kept)], left_out
 
 
 def _text(row: Mapping[str, Any]) -> str:
@@ -159,22 +210,46 @@ def by_stride(rows: Iterable[Any]) -> dict[Any, list[Any]]:
     return found
 
 
-def _same_targets(rows: Sequence[dict[str, Any]], asked: Collection[int]) -> tuple[list[dict[str, Any]], str]:
-    """The rows on one set of targets, and what is left out: on one of as many targets as the run's own config has
-    `asked` for, if there is any; of those on the one measured at most lengths, of equals the one measured last."""
-    counts = collections.Counter(targets_key(row) for row in rows)
-    own = {targets_key(row): row.get("max_targets") in asked for row in rows}
-    last = {targets_key(row): place for place, row in enumerate(rows)}
-    chosen = max(counts, key=lambda targets: (own[targets], counts[targets], last[targets]))
-    return _only([targets_key(row) == chosen for row in rows], rows, "scored on other targets (not comparable)")
+def _same_targets(by_run: Mapping[Any, Sequence[dict[str, Any]]], asked: Mapping[Any, Collection[int]]) -> _Chosen:
+    """Choose for all runs the rows on one set of targets.
+
+    The set that most runs have; of equals that with as many targets as most configs have `asked` for, then the one
+    measured at most lengths, then the one measured last. A run without it keeps rows of the status "apart".
+    """
+    every = [(targets_key(row), run, row) for run, rows in by_run.items() for row in rows]
+    runs = {targets: len({run for one, run, _ in every if one == targets}) for targets, _, _ in every}
+    own = collections.Counter(
+        targets for targets, run in {(t, run) for t, run, row in every if row.get("max_targets") in asked[run]}
+    )
+    counts = collections.Counter(targets for targets, _, _ in every)
+    last = {targets: place for place, (targets, _, _) in enumerate(every)}
+    chosen = max(counts, key=lambda targets: (runs[targets], own[targets], counts[targets], last[targets]))
+    found = {}
+    for run, rows in by_run.items():
+        mine = [targets_key(row) == chosen for row in rows]
+        apart = {row["eval_len"]: {name: row[name] for name in row if name not in _SCORED} for row in rows}
+        found[run] = (
+            _only(mine, rows, "scored on other targets (not comparable)")
+            if any(mine)
+            else ([row | {"status": "apart"} for row in apart.values()], "")
+        )
+    return found
 
 
-def _longest(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The row of the longest windows, of equals the last; what is left out. A row without losses is none."""
-    kept = max(enumerate(rows), key=lambda pair: (complete(pair[1]), pair[1]["eval_len"], pair[0]))[1]
-    others = [f"{row['eval_len']:,}" for row in rows if row is not kept and complete(row)]
-    words = f"windows of {', '.join(others)} tokens left out, those of {kept['eval_len']:,} are drawn" if others else ""
-    return [kept], words
+def _longest(by_run: Mapping[Any, Sequence[dict[str, Any]]], asked: Mapping[Any, Collection[int]]) -> _Chosen:
+    """Choose for each run the row of its longest windows, if several on the targets that most runs have.
+
+    A row without losses is none, and of equals the last counts.
+    """
+    runs = collections.Counter(key for rows in by_run.values() for key in {targets_key(row) for row in rows})
+    found = {}
+    for run, rows in by_run.items():
+        ranks = [(complete(row), row["eval_len"], runs[targets_key(row)], place) for place, row in enumerate(rows)]
+        kept = rows[max(ranks)[-1]]
+        others = [f"{row['eval_len']:,}" for row in rows if row is not kept and complete(row)]
+        drawn = f"those of {kept['eval_len']:,} are drawn"
+        found[run] = [kept], f"windows of {', '.join(others)} tokens left out, {drawn}" if others else ""
+    return found
 
 
 def complete(row: Mapping[str, Any]) -> bool:
@@ -186,10 +261,21 @@ def complete(row: Mapping[str, Any]) -> bool:
     return whole and len(edges) == len(nll) + 1 == len(targets) + 1
 
 
-def unfinished(folder: str | pathlib.Path) -> list[str]:
-    """Paths of the runs that were started (they have a config.json) and have no result yet."""
+def unfinished(folder: str | pathlib.Path) -> dict[str, str]:
+    """Return {path: why it failed} of the runs that were started and have no row; "" if nothing says that it failed."""
+    found = {}
+    for run in _without_results(folder):
+        if _ended_with_nan(run) is None:
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                found[name_of(run, folder)] = ""
+                found[name_of(run, folder)] = str(parsed((run / "status.json").read_text("utf-8"))["reason"])
+    return found
+
+
+def _without_results(folder: str | pathlib.Path) -> list[pathlib.Path]:
+    """Return the runs that were started (they have a config.json) and have no results."""
     started = run_folders(pathlib.Path(folder), "config.json")
-    return [name_of(run, folder) for run in started if not (run / "eval.jsonl").is_file() and is_run(run)]
+    return [run for run in started if not (run / "eval.jsonl").is_file() and is_run(run)]
 
 
 def is_run(folder: pathlib.Path) -> bool:

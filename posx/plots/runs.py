@@ -5,6 +5,7 @@ Read from `config.json` and a row of `eval.jsonl`, whichever there are. Imports 
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import pathlib
 import re
@@ -30,7 +31,8 @@ class Run:
     train_len: int | None = dataclasses.field(default=None, compare=False)
     seed: Any = dataclasses.field(default=None, compare=False)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)  # {"train.steps": 1200}
-    data: str = dataclasses.field(default="", compare=False)  # names the text, wherever it lies
+    resolved: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)  # {"model.mlp_dim": 128}
+    data: str = dataclasses.field(default="", compare=False)  # digest of text and tokenizer, if known
     asked: str = dataclasses.field(default="", compare=False)  # all settings but length, seed and the encodings
     kind: str = dataclasses.field(default="", compare=False)  # those, and what the encodings and the data came to
     left_out: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)  # (protocol, what and why)
@@ -51,27 +53,35 @@ def stored_run(path: str, config: Mapping[str, Any] | None, row: Mapping[str, An
     )
     text = _text(config, row)
     text = path if text is None else text
-    if "data_source" in row:
-        settings["data.source"] = row["data_source"]
     if code := row.get("code", code_digests(config)):
         settings["code"] = ",".join(map(str, code.values()))
+    settings["train.length"] = train_len
+    resolved = _open_settings(config)
+    if "train.position_lr_multiplier" in settings and "rates" not in _section(config, "resolved"):
+        settings["train.position_lr_multiplier"] = 1.0  # what it was before it could be set
+    digest = str(row.get("data_digest") or data_digest(config))
+    if digest != data_digest(config) and "data_source" in row:  # measured on another text than it was trained on
+        settings["data.source"] = resolved["data.source"] = row["data_source"]
+    if settings.get("data.tokenizer") != "bpe":
+        settings.pop("data.vocab_size", None)  # without effect
+    # Stand in the kind or beside it. The digest stands for all settings of the data.
+    elsewhere = ("encoding.", "data." if digest else "data.source", "train.length", "train.position_lr_multiplier")
+    decisive = {name: value for name, value in (settings | resolved).items() if not name.startswith(elsewhere)}
     rates = _rates(config)
-    if "train.position_lr_multiplier" in settings:  # by what it came to
-        factors = multipliers(rates) or [1.0]
-        settings["train.position_lr_multiplier"] = factors[0] if len(factors) == 1 else factors
-    # The four stand in the kind or beside it.
-    elsewhere = ("encoding.", "data.source", "train.length", "train.position_lr_multiplier")
-    decisive = {name: value for name, value in settings.items() if not name.startswith(elsewhere)}
-    data = str(row.get("data_digest", settings.get("data.source")))
     trained_otherwise = [special(rates)] if special(rates) else []
-    measured = [_fields(_resolved(config, row)), trained_otherwise, data, row.get("tokenizer"), row.get("dtype")]
+    data = digest or str(settings.get("data.source"))
+    dtype = row.get("dtype", settings.get("model.dtype"))
+    measured = [_fields(_resolved(config, row)), trained_otherwise, data, "" if digest else row.get("tokenizer"), dtype]
     asked = json.dumps(decisive, sort_keys=True)
     kind = json.dumps([asked, *measured])
-    return Run(path, text, train_len, seed, settings, data, asked, kind)
+    return Run(path, text, train_len, seed, settings, resolved, digest, asked, kind)
 
 
 def read_config(folder: pathlib.Path) -> Mapping[str, Any] | None:
-    """What a run folder's `config.json` holds, the first schema as the second; None where there is none to be read."""
+    """Return a run folder's `config.json`, the first schema as the second; None if there is none that can be read.
+
+    The place of a tokenizer's file is replaced by the digest of the tokenizer that lies in the folder.
+    """
     try:
         values = parsed((folder / "config.json").read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
@@ -79,7 +89,11 @@ def read_config(folder: pathlib.Path) -> Mapping[str, Any] | None:
     if not isinstance(values, dict):
         return None
     with contextlib.suppress(ConfigError):
-        return migrated(values) if values.get("schema_version") == 1 else values
+        values = migrated(values) if values.get("schema_version") == 1 else values
+    if data := _section(_section(values, "resolved"), "data"):
+        with contextlib.suppress(OSError):
+            digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
+            values["resolved"]["data"] = {**data, "tokenizer": digest}
     return values
 
 
@@ -114,6 +128,16 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in found.items() if not name.startswith((*SAFE_TO_CHANGE, *_NOT_NAMED))}
     fields = {f"encoding.{name}": value for name, value in _section(config, "encoding").items() if name != "name"}
     return kept | fields if kept else {}
+
+
+def _open_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {"section.name": value} of settings that config.json holds a resolved value of."""
+    resolved = _section(config, "resolved")
+    found = {f"model.{name}": value for name, value in _section(resolved, "model").items()}
+    places = _section(resolved, "data")
+    found |= {f"data.{name}": places[name] for name in ("source", "validation", "tokenizer") if name in places}
+    factors = multipliers(_rates(config)) or [1.0]
+    return found | {"train.position_lr_multiplier": factors[0] if len(factors) == 1 else factors}
 
 
 def _text(config: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:

@@ -12,17 +12,18 @@ MOST_FACTORS = 8
 _EMPTY = "-"
 
 
-def table(stored: Iterable[Mapping[str, Any]]) -> str:
+def table(stored: Iterable[Mapping[str, Any]], missing: Mapping[str, str] | None = None) -> str:
     """One Markdown table per training length and protocol; an empty string where there is nothing to show.
 
     Cells are means over the seeds that have a value, with the sample standard deviation over seeds where n > 1, and the
-    95 % interval over text; "-" is what was not measured. Columns without any value are left out.
+    95 % interval over text; "-" is what was not measured. Columns without any value are left out. `missing` are runs
+    without a row, {path: why it failed}.
     """
     shown = [panel for panel in panels(stored) if panel.protocol != rows.PER_POSITION]
-    return "\n\n".join(panel_table(panel) for panel in shown)
+    return "\n\n".join(panel_table(panel, missing) for panel in shown)
 
 
-def panel_table(panel: Panel) -> str:
+def panel_table(panel: Panel, missing: Mapping[str, str] | None = None) -> str:
     """The table of one training length and protocol, under lines that state both, what was scored, and the spreads."""
     curves, columns = perplexity_curves(panel), _columns(panel)
     shown = {title: [_at(found[curve.label], x) for curve in curves] for title, (found, x) in columns.items()}
@@ -39,7 +40,7 @@ def panel_table(panel: Panel) -> str:
         _line([_escaped(look.shown(curve.label, 160)), _seeds(curve), *(column[n] for column in cells.values())])
         for n, curve in enumerate(curves)
     ]
-    notes = [_escaped(note) for note in [*captions.fewer_runs(curves, ""), *captions.notes([panel], [])]]
+    notes = [_escaped(note) for note in [*captions.fewer_runs(curves, ""), *captions.notes([panel], [], missing)]]
     if left := _without_column(panel, columns):
         notes.append(f"Measured too, in eval.jsonl: {', '.join(f'{length:.6g}' for length in left)} tokens")
     ruler = _line(["---", *["---:"] * (len(cells) + 1)])
