@@ -153,6 +153,11 @@ def usage(name: str = "") -> str:
             "  --config.A.B=V     overrides one setting; --print_config shows all",
             *lines,
         ]
+    if name == "sweep":
+        lines += [
+            "  --config.sweep.axes.A.B=V,W    runs for each value of a setting, in every combination with other axes",
+            "  --config.sweep.zip=A.B+C.D     these axes advance together: first value with first, second with second",
+        ]
     lines += [f"  --config.{section}.X=V   sets {section}.X of the run anew" for section in command.sections]
     return "\n".join([f"posx {f'{name} {command.operand}'.strip()}: {command.text}", "", *lines])
 

@@ -1,4 +1,4 @@
-"""From words on a command line to settings: `posx.words` and ml_collections underneath, one clear line on top.
+"""From words on a command line to settings: `posx.words` and `overrides` underneath, one clear line on top.
 
 A wrong key, word or value raises ConfigError with what was given, where, and the nearest valid name.
 """
@@ -13,26 +13,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from posx.config import SECTIONS, RunConfig, base_config
-from posx.config.overrides import initials, overridden, setting_of, settings
+from posx.config.overrides import initials, override, setting_of, settings
 from posx.config.stored import ENCODINGS_BEFORE, from_stored
 from posx.encodings import spec_text
 from posx.errors import ConfigError
-from posx.fields import typed_fields
 from posx.files.parse import parsed
-from posx.words import Words, listed, parse_flags
+from posx.words import Words, listed
 
 
 def config_of(given: Words) -> ConfigDict:
     """The config that a command's words name, with what they set in it. Raises ConfigError."""
-    config, values = load_config(given.config), flags.FlagValues()
-    words = overridden(config, given.overrides)
-    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["posx", *words], lock_config=True)
-    parse_flags(values, words)
-    return values["config"].value
+    config = load_config(given.config).lock()
+    override(config, given.overrides)
+    return config
 
 
 def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -45,15 +41,12 @@ def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> d
         if key.partition(".")[0] in {"encoding", "sweep", *SECTIONS} - set(sections):
             allowed = " and ".join(f"--config.{name}.*" for name in sections)
             raise ConfigError(f"{word}: a trained run keeps its {key.partition('.')[0]} settings; this takes {allowed}")
-    values, config = flags.FlagValues(), ConfigDict({name: dataclasses.asdict(getattr(run, name)) for name in sections})
-    read = overridden(config, words)
-    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["posx", *read], lock_config=True)
-    parse_flags(values, read)
+    config = ConfigDict({name: dataclasses.asdict(getattr(run, name)) for name in sections})
+    override(config, words)
     found: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for key in keys:
         section, _, name = key.partition(".")
-        given = {name: values.config[section][name]}
-        found[section] |= typed_fields(SECTIONS[section], given, f"config section {section!r}", f"{section}.")
+        found[section][name] = config[section][name]
     return found
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +24,9 @@ from posx.runs import text
 from posx.runs.checks import check_stream, problems
 from posx.runs.describe import Expected, expected_in
 from posx.runs.folder import RunFolder
-from posx.sweeps.axes import Point, axes_of, names_of, run_at, text_of
+from posx.sweeps.axes import Point, names_of, points_of, run_at, text_of
 from posx.sweeps.schedule import CORE_SPEED, START, Cost
 from posx.sweeps.tasks import ALONE
-
-MOST_RUNS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +112,7 @@ def plan(config: ConfigDict, workdir: Path, earlier: RunConfig | None = None) ->
 
     `earlier` is the run that `config` repeats, if any: what it left open stays what it was.
     """
-    axes = axes_of(config)
-    if (count := math.prod(map(len, axes.values()))) > MOST_RUNS:
-        raise ConfigError(f"this sweep has {count} runs, more than {MOST_RUNS}: split it")
-    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    points = points_of(config)
     jobs, found = [], []
     for name, point in zip(names_of(points), points, strict=True):
         folder = RunFolder(workdir / name)

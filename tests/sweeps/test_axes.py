@@ -116,8 +116,8 @@ def test_names_that_would_be_too_long_or_the_same_are_told_apart(tmp_path):
         ({"encoding": ("RoPE",)}, "did you mean 'rope'"),
         ({"encoding": ("chain",)}, "write the parts of a chain with +"),
         ({"encoding__slope": (1, 2)}, "encoding 'rope' has no field 'slope'"),
-        ({"train__steps": (100, "many")}, "train.steps='many' must be of type int"),
-        ({"encoding__base": (int("9" * 400),)}, "encoding.base=inf must be a finite number"),
+        ({"train__steps": (100, "many")}, "sweep.axes.train.steps=many: not a whole number"),
+        ({"encoding__base": (int("9" * 400),)}, "9999: not a finite number"),
         ({"train__length": (64, 1)}, "train.length=1 must be at least 2"),
         ({"eval__stride": (8, 16)}, "eval.stride=8 and 16 are the same run"),
         ({"encoding": ("t5", "t5(num_buckets=30)")}, "encoding=t5 and t5(num_buckets=30) are the same run"),
@@ -262,10 +262,110 @@ def test_axes_of_a_config_file_that_are_no_mapping(tmp_path):
         load_config({"config": str(tmp_path / "none.py")})
 
 
+@pytest.mark.parametrize("values", ["3", "'1e-3,2e-3'", "{1e-3: 2e-3}", "{1e-3, 2e-3}", "None", "len"])
+def test_axis_of_a_file_that_is_no_tuple_is_one_line(capsys, tmp_path, values):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from posx.config import base_config\n\ndef get_config():\n    config = base_config('rope')\n"
+        f"    config.sweep.axes = {{'train.learning_rate': {values}}}\n    return config\n"
+    )
+    for word in ("--print_config", "--dry_run"):
+        code, _, err = tiny.call(capsys, "sweep", f"--config={path}", word)
+        assert code == 2 and "sweep.axes.train.learning_rate=" in err and "must be a tuple of values" in err
+        assert len(err.splitlines()) == 1
+
+
 def test_a_sweep_of_an_earlier_run_is_that_run_at_the_axes_it_is_given(capsys, whole, tmp_path):
     words = ["sweep", f"--config_json={whole / 'config.json'}", f"--workdir={tmp_path}", "--dry_run"]
     code, out, err = tiny.call(capsys, *words, "--config.sweep.axes.train.seed=(3, 4)")
     assert code == 0 and [line.split()[0] for line in out.splitlines()[1:3]] == ["t5-L16-s3", "t5-L16-s4"], err
+
+
+def sweep_of(site, workdir, *words):
+    """The words of a dry run of one encoding."""
+    return [
+        "sweep", f"--config={site / 'tiny.py'}", f"--workdir={workdir}", "--config.sweep.encodings=rope", "--dry_run",
+        *words,
+    ]  # fmt: skip
+
+
+WIDTHS = ("--config.sweep.axes.model.model_dim=32,64,64", "--config.sweep.axes.model.num_heads=2,4,8")
+
+
+def test_zipped_axes_advance_together_as_one_axis(capsys, site, tmp_path):
+    together = ["--config.sweep.zip=model.model_dim+model.num_heads", "--config.sweep.seeds=0,1"]
+    code, out, err = tiny.call(capsys, *sweep_of(site, tmp_path, *WIDTHS, *together))
+    assert code == 0 and not err, err
+    header, *rows = [line.split() for line in out.split("\n\n")[0].splitlines()]
+    assert header[:4] == ["run", "model.model_dim", "model.num_heads", "train.seed"]
+    assert [row[0] for row in rows] == [
+        f"rope-L16-s{seed}-model_dim={width}-num_heads={heads}"
+        for width, heads in ((32, 2), (64, 4), (64, 8))
+        for seed in (0, 1)
+    ]
+    _, printed, _ = tiny.call(capsys, *sweep_of(site, tmp_path, *WIDTHS, *together), "--print_config")
+    typed = [shlex.split(line)[0] for line in printed.splitlines() if line.startswith(("-", "'"))]
+    assert together[0] in typed
+    code, again, _ = tiny.call(capsys, "sweep", f"--config={site / 'tiny.py'}", "--dry_run", *typed)
+    assert code == 0 and [line.split()[0] for line in again.splitlines()[1:7]] == [row[0] for row in rows]
+
+
+def test_zip_takes_lists_by_short_and_long_names(tmp_path):
+    config = config_of(train__learning_rate=(1e-3, 2e-3), data__source=("a", "b"), data__tokenizer=("bytes", "bpe"))
+    config.sweep.encodings = ("rope", "alibi")
+    found = []
+    for name in ("encoding", "encodings"):
+        config.sweep.zip = (f"{name} + train.learning_rate", "data.source+data.tokenizer")
+        found.append([job.run for job in plan(config, tmp_path)])
+    told = [(r.encoding["name"], r.train.learning_rate, r.data.source, r.data.tokenizer) for r in found[0]]
+    assert told == [
+        (*pair, *text) for pair in (("rope", 1e-3), ("alibi", 2e-3)) for text in (("a", "bytes"), ("b", "bpe"))
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["model.model_dim+model.num_heads"], "model.model_dim has 3 values, model.num_heads has 2 values"),
+        (["model.model_dim+train.learnin_rate"], "nearest: train.learning_rate"),
+        (["model.model_dim+train.steps"], "train.steps has no axis. Add --config.sweep.axes.train.steps=VALUES"),
+        (["model.model_dim"], "one axis alone"),
+        (["model.model_dim+model.model_dim"], "model.model_dim is joined twice"),
+        (["model.model_dim+encodings,seeds+model.model_dim"], "is joined twice"),
+    ],
+)
+def test_axes_that_cannot_be_zipped_are_one_line(capsys, site, tmp_path, words, wanted):
+    axes = ["--config.sweep.axes.model.model_dim=32,64,96", "--config.sweep.axes.model.num_heads=2,4"]
+    more = ["--config.sweep.encodings=rope,alibi,t5", "--config.sweep.axes.train.seed=0,1,2"]
+    words = ["sweep", f"--config={site / 'tiny.py'}", "--dry_run", *axes, *more, f"--config.sweep.zip={words[0]}"]
+    code, _, err = tiny.call(capsys, *words)
+    assert code == 2 and wanted in err and len(err.splitlines()) == 1, err
+
+
+def test_two_equal_steps_of_zipped_axes_are_refused(tmp_path):
+    config = config_of(model__model_dim=(64, 128, 64), model__num_heads=(4, 8, 4))
+    config.sweep.zip = ("model.model_dim+model.num_heads",)
+    with pytest.raises(ConfigError, match=r"model.model_dim\+model.num_heads names a value twice: 64 with 4"):
+        plan(config, tmp_path)
+
+
+def test_zipped_sweep_runs_and_resumes(capsys, site, tmp_path):
+    words = [
+        "sweep", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'zip'}", "--config.sweep.encodings=rope",
+        "--config.sweep.axes.model.model_dim=32,64", "--config.sweep.axes.model.num_heads=2,4",
+        "--config.sweep.zip=model.model_dim+model.num_heads", "--config.train.steps=3",
+        "--config.eval.lengths=16", "--config.eval.protocols=nonoverlapping", "--config.eval.num_targets=32",
+    ]  # fmt: skip
+    code, out, err = tiny.call(capsys, *words)
+    assert code == 0, err
+    names = ["rope-L16-s0-model_dim=32-num_heads=2", "rope-L16-s0-model_dim=64-num_heads=4"]
+    assert sorted(path.parent.name for path in (tmp_path / "zip").glob("*/DONE")) == names
+    assert "| rope, model_dim=32, num_heads=2 |" in out and "| rope, model_dim=64, num_heads=4 |" in out
+    code, _, err = tiny.call(capsys, *words)
+    assert code == 0 and "2 of 2 runs are finished already" in err
+    one = from_stored(json.loads((tmp_path / "zip" / names[1] / "config.json").read_text()))
+    assert (one.model.model_dim, one.model.num_heads) == (64, 4)
 
 
 def test_multiples_of_a_rate_at_which_nothing_learns_are_one_run(tmp_path):
