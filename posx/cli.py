@@ -119,8 +119,10 @@ def _config(command: Command, given: Words) -> Any:
 
     config = flags.config_of(given) if command.takes_config else None
     if given.stray:
-        meant = flags.meant(given.stray[0], config, {**COMMON, **command.flags})
-        raise ConfigError(f"stray word {given.stray[0]!r}; {meant}")
+        word = given.stray[0]
+        meant = flags.meant(word, flags.setting_names(config, command.sections), {**COMMON, **command.flags})
+        what = f"unknown flag {word.partition('=')[0]}" if word.startswith("-") else f"stray word {word!r}"
+        raise ConfigError(f"{what}; {meant}")
     return config
 
 
@@ -143,7 +145,9 @@ def usage(name: str = "") -> str:
                           "  posx sweep --config configs/quick.py --workdir runs/quick"])  # fmt: skip
     command = COMMANDS[name]
     lines = [
-        f"  --{flag}{text}" if flag.endswith(".") else f"  --{flag:16} {text} (default: {default!r})"
+        f"  --{flag}{text}"
+        if flag.endswith(".")
+        else f"  --{flag:16} {text}{'' if isinstance(default, type) else f' (default: {default!r})'}"
         for flag, (default, text) in {**COMMON, **command.flags}.items()
     ]
     if command.takes_config:

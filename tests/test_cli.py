@@ -59,7 +59,24 @@ BAD_WORDS = {
     "unknown key, short name": (["train", "--config.train.lr=2"], ["unknown config key", "learning_rate"]),
     "section as a value": (["train", "--config.model=3"], ["unknown config key 'model'"]),
     "unknown flag": (["train", "--workdri=x"], ["unknown flag --workdri", "did you mean --workdir"]),
-    "another command's flag": (["train", "--num_tokens=3"], ["unknown flag --num_tokens"]),
+    "another command's flag": (["train", "--num_tokens=3"], ["unknown flag --num_tokens", "eval.num_targets"]),
+    "unknown flag of a command without settings": (["plot", "--steps=5"], ["unknown flag --steps; flags of this"]),
+    "setting without its path": (["train", "--steps=5"], ["unknown flag --steps", "mean --config.train.steps=5?"]),
+    "setting with hyphens": (["sweep", "--learning-rate=5"], ["mean --config.train.learning_rate=5?"]),
+    "setting of evaluate without its path": (["evaluate", "--batch_tokens=5"], ["mean --config.eval.batch_tokens=5?"]),
+    "encoding without its path": (["train", "--encoding=t5"], ["mean --config.encoding=t5?"]),
+    "wrong value of a flag": (["generate", "--num_tokens=many"], ["posx: --num_tokens=many: not a whole number"]),
+    "wrong number": (["sweep", "--gpus=some"], ["posx: --gpus=some: not a number"]),
+    "wrong switch": (["train", "--dry_run=maybe"], ["posx: --dry_run=maybe: not true or false"]),
+    "flag twice": (["plot", "--workdir=A", "--workdir", "B"], ["--workdir is given 2 times: give it once"]),
+    "config twice": (["train", "--config=other.py"], ["--config is given twice", "other.py"]),
+    "family twice": (["sweep", "--slurm.time=1", "--slurm.time=2"], ["--slurm.time is given twice"]),
+    "setting twice": (
+        ["train", "--config.train.steps=5", "--config.train.steps=6"],
+        ["--config.train.steps=5 and --config.train.steps=6 are about the same setting"],
+    ),
+    "no process": (["train", "--process=-1", "--workdir=new"], ["--process=-1", "count from 1 and from 0"]),
+    "no processes": (["train", "--processes=0", "--workdir=new"], ["--processes=0", "count from 1 and from 0"]),
     "stray word": (["train", "steps=3"], ["stray word 'steps=3'", "--config.train.steps=3"]),
     "stray word without dashes": (["train", "config.lr=2"], ["'config.lr=2'", "--config.train.learning_rate=2"]),
     "wrong type": (["train", "--config.train.steps=many"], ["posx: --config.train.steps=many: not a whole number"]),
@@ -354,7 +371,7 @@ def test_a_run_that_was_never_trained(capsys, site, tmp_path, whole):
 
 BAD_QUESTIONS = {
     "lengths": (["evaluate", "--lengths=64,16"], ["(64, 16)", "increase"]),
-    "not numbers": (["evaluate", "--lengths=16,b"], ["--lengths='16,b'", "whole numbers"]),
+    "not numbers": (["evaluate", "--lengths=16,b"], ["--lengths=16,b: b is not", "whole numbers"]),
     "protocol": (["evaluate", "--protocol=slidin"], ["'slidin' is unknown", "sliding"]),
     "stride": (["evaluate", "--protocol=sliding", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
     "stride of P2": (["evaluate", "--protocol=P2", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
@@ -368,7 +385,7 @@ BAD_QUESTIONS = {
     "top_k": (["generate", "--top_k=-1"], ["top_k=-1"]),
     "num_tokens": (["generate", "--num_tokens=0"], ["--num_tokens=0"]),
     "number": (["generate", "--num_tokens=ten"], ["num_tokens", "ten"]),
-    "seed": (["generate", f"--seed={2**70}"], ["--seed=", "below 2**32"]),
+    "seed": (["generate", f"--seed={2**70}"], ["--seed=", "beyond all range"]),
 }
 
 
@@ -544,6 +561,17 @@ def test_evaluate_computes_only_what_is_missing(capsys, workdir):
     after = (workdir / "eval.jsonl").read_bytes()
     assert tiny.call(capsys, *asked)[0] == 0
     assert (workdir / "eval.jsonl").read_bytes() == after
+
+
+def test_no_targets_are_all_targets_as_in_the_settings(capsys, workdir):
+    words = ["evaluate", f"--workdir={workdir}", "--lengths=32,320"]
+    refused(capsys, 2, [*words, "--num_targets=300"], "at least as many targets, or 0 for all")
+    code, _, err = tiny.call(capsys, *words, "--num_targets=0", "--protocol=nonoverlapping")
+    assert code == 0, err
+    (row,) = [row for row in tiny.rows(workdir / "eval.jsonl") if row["eval_len"] == 320]
+    assert row["num_targets"] > 300
+    code, out, _ = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--dry_run")
+    assert code == 0 and "(16, 32)" in out
 
 
 def test_a_lost_sliding_row_alone_is_measured_again_on_the_same_targets(capsys, workdir):

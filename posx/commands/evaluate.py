@@ -105,7 +105,8 @@ def _side_by_side(
     values: dict[str, Any], asked: dict[RunFolder, Asked]
 ) -> tuple[dict[RunFolder, list[dict[str, Any]]], dict[str, str]]:
     """The rows of each run, measured in processes of their own, and {name: why it failed} of those without."""
-    words = [f"--{name}={values[name]}" for name in (*MEASURING, "debug") if values[name]] + values["overrides"]
+    words = [f"--{name}={values[name]}" for name in MEASURING if values[name] not in (None, "")]
+    words += ["--debug"] * values["debug"] + values["overrides"]
     with tempfile.TemporaryDirectory() as outputs:
         tasks = [
             Evaluation(dataclasses.replace(run, eval=config), folder, tuple(words), Path(outputs, str(number)))
@@ -163,9 +164,9 @@ def _eval_config(values: dict[str, Any], config: EvalConfig) -> EvalConfig:
         asked["lengths"] = asked["sliding_lengths"] = tuple_of_ints(values["lengths"], "lengths")
     if values["protocol"]:
         asked["protocols"] = tuple(values["protocol"].split(","))
-    if values["stride"]:
+    if values["stride"] is not None:
         asked["stride"] = values["stride"]
-    if values["num_targets"]:
+    if values["num_targets"] is not None:
         asked["num_targets"] = asked["sliding_targets"] = values["num_targets"]
     if values["executor"]:
         asked["executor"] = values["executor"]

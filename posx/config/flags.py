@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import importlib.util
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from posx.config.overrides import initials, override, setting_of, settings
 from posx.config.stored import ENCODINGS_BEFORE, from_stored
 from posx.encodings import spec_text
 from posx.errors import ConfigError
+from posx.fields import typed
 from posx.files.parse import parsed
 from posx.words import Words, listed
 
@@ -128,13 +129,11 @@ def asked_before(run: RunConfig) -> ConfigDict:
     return config
 
 
-def meant(word: str, config: ConfigDict | None, own: Mapping[str, Any]) -> str:
-    """What a stray word may have been, of the settings of `config` and a command's `own` flags."""
+def meant(word: str, names: Iterable[str], own: Mapping[str, Any]) -> str:
+    """Return what a stray word or flag may have been, of the settings `names` and a command's `own` flags."""
     key, equals, value = word.partition("=")
-    candidates = {f"--{name}": name for name in own}
-    if config is not None:
-        candidates |= {f"--config.{name}": name.rsplit(".", 1)[-1] for name in settings(config)}
-    wanted = key.removeprefix("config.").rsplit(".", 1)[-1]
+    candidates = {f"--{name}": name for name in own} | {f"--config.{name}": name.rsplit(".", 1)[-1] for name in names}
+    wanted = key.lstrip("-").removeprefix("config.").rsplit(".", 1)[-1].replace("-", "_")
     near = difflib.get_close_matches(wanted, list(candidates.values()), n=1, cutoff=0.6)
     near = near or [name for name in candidates.values() if wanted in (*name.split("_"), initials(name))][:1]
     if not near:
@@ -143,11 +142,13 @@ def meant(word: str, config: ConfigDict | None, own: Mapping[str, Any]) -> str:
     return f"did you mean {flag}{f'={value}' if equals else ''}?"
 
 
+def setting_names(config: ConfigDict | None, sections: Sequence[str]) -> list[str]:
+    """Return the settings that a command takes: those of its `config`, or those of some `sections` of a stored run."""
+    if config is not None:
+        return ["encoding", *settings(config)]
+    return [name for name in settings(base_config()) if name.startswith(tuple(f"{section}." for section in sections))]
+
+
 def tuple_of_ints(text: str, flag: str) -> tuple[int, ...]:
     """ "64,128" as (64, 128). Raises ConfigError."""
-    try:
-        return tuple(int(item) for item in text.split(",") if item.strip())
-    except ValueError:
-        raise ConfigError(
-            f"--{flag}={text!r} must be whole numbers with commas between them, for example 64,128"
-        ) from None
+    return typed(text, tuple[int, ...], f"--{flag}")
