@@ -11,8 +11,8 @@ FILES = {path.relative_to(ROOT).with_suffix("").as_posix(): ast.parse(path.read_
 #: Lower layers first. A room, which is a folder or a file, imports from itself and from the layers before its own.
 LAYERS = [
     ("errors", "positions", "progress"),
-    ("interrupts",),
-    ("fields", "files/", "words"),
+    ("fields", "interrupts"),
+    ("files/", "words"),
     ("machine/",),
     ("encodings/",),
     ("attention/",),

@@ -90,7 +90,16 @@ BAD_WORDS = {
     "unknown dtype": (["train", "--config.model.dtype=float64"], ["model.dtype='float64'", "bfloat16"]),
     "unknown remat": (["train", "--config.model.remat=all"], ["model.remat='all'", "layer"]),
     "no steps in a call": (["train", "--config.train.dispatch_steps=0"], ["train.dispatch_steps=0", "at least 1"]),
-    "unknown layer": (["train", "--config.model.layer_policy=encoding,nop"], ["unknown encoding 'nop'", "nope"]),
+    "unknown layer": (["train", "--config.model.layer_policy=nop"], ["unknown encoding 'nop'", "nope"]),
+    "layers that never occur": (
+        ["train", "--config.model.num_layers=2", "--config.model.layer_policy=encoding,encoding,rope,nope"],
+        ["model.layer_policy=encoding,encoding,rope,nope: rope and nope would be in none of the 2 layers"],
+    ),
+    "seeds of one run": (["train", "--config.sweep.seeds=0,1"], ["posx train makes one run", "--config.train.seed="]),
+    "an axis of one run": (
+        ["train", "--config.sweep.axes.model.model_dim=32,64"], ["posx sweep", "--config.model.model_dim=VALUE"],
+    ),
+    "zipped axes of one run": (["train", "--config.sweep.zip=a+b"], ["posx train makes one run"]),
     "width": (["train", "--config.model.model_dim=30", "--config.model.num_heads=4"], ["model_dim=30", "num_heads=4"]),
     "key/value heads": (["train", "--config.model.num_heads=4", "--config.model.num_kv_heads=3"], ["num_kv_heads=3"]),
     "many at once": (
@@ -371,7 +380,7 @@ def test_a_run_that_was_never_trained(capsys, site, tmp_path, whole):
 
 BAD_QUESTIONS = {
     "lengths": (["evaluate", "--lengths=64,16"], ["(64, 16)", "increase"]),
-    "not numbers": (["evaluate", "--lengths=16,b"], ["--lengths=16,b: b is not", "whole numbers"]),
+    "not numbers": (["evaluate", "--lengths=16,b"], ["--lengths=16,b: b is not a whole number"]),
     "protocol": (["evaluate", "--protocol=slidin"], ["'slidin' is unknown", "sliding"]),
     "stride": (["evaluate", "--protocol=sliding", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
     "stride of P2": (["evaluate", "--protocol=P2", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),

@@ -18,6 +18,7 @@ from posx import interrupts
 from posx.commands import COMMANDS, MEASURING, work_folder
 from posx.config import EvalConfig, RunConfig
 from posx.config.flags import set_anew, tuple_of_ints
+from posx.config.overrides import setting_of
 from posx.data import Dataset
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, WorkdirError
@@ -27,7 +28,7 @@ from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
 from posx.progress import Meter, say
 from posx.runs import text
-from posx.runs.checks import check_stream, checked
+from posx.runs.checks import check_stream, checked, say_unused
 from posx.runs.folder import RunFolder, runs_in
 from posx.sweeps.engines.here import here
 from posx.sweeps.evaluation import Evaluation
@@ -50,6 +51,10 @@ def main(values: dict[str, Any], _: None) -> None:
     asked, failed = processes.together(lambda: _asked_of_each(values, workdir))
     for name, reason in failed.items():
         say(f"{name}: {reason}")
+    if not values["stop_with_stdin"]:  # else the sweep's own process has said it
+        words = {word: setting_of(word) for word in values["overrides"]}
+        words |= {f"--stride={values['stride']}": "eval.stride"} if values["stride"] is not None else {}
+        say_unused((dataclasses.replace(run, eval=config) for run, config, _ in asked.values()), words)
     from posx.plots.rows import rows_of  # Flax, Orbax, Matplotlib: once the settings are known to be right
     from posx.runs.runner import listed
 

@@ -16,7 +16,7 @@ from posx.encodings import from_spec
 from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, WorkdirError
 from posx.files.copies import Copies
 from posx.progress import say
-from posx.runs.checks import check_writable
+from posx.runs.checks import check_writable, say_unused
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import text_of
 from posx.sweeps.engines import slurm
@@ -37,6 +37,8 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
     if not only_told:
         check_writable(workdir)
     local = here(jobs, values["jobs"])
+    names = {word: setting_of(word).removeprefix("sweep.axes.") for word in values["overrides"]}
+    say_unused((job.run for job in jobs), names)
     for word in _unused(values, config, jobs):
         say(f"notice: {word} is not used: the sweep sets {setting_of(word)} itself, see config.sweep")
     if only_told:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import jax
@@ -11,10 +12,12 @@ import jax
 from posx.attention import causal, refusal
 from posx.config import EvalConfig, RunConfig
 from posx.data import Dataset
+from posx.data.corpus import is_path
 from posx.encodings import spec_text
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
 from posx.evaluation import protocols
 from posx.machine.cores import own_memory
+from posx.progress import say
 
 
 def problems(run: RunConfig) -> list[str]:
@@ -49,6 +52,38 @@ def _check_encodings(run: RunConfig) -> None:
         for encoding in layers if executor == "fused" else ():
             if why := refusal(encoding, causal(), in_order=True, segments=False):
                 raise ConfigError(f"{section}.executor='fused' cannot serve {encoding}: {why}; use blockwise or auto")
+
+
+def unused(run: RunConfig) -> dict[str, str]:
+    """Return {setting: why} of the settings that no part of `run` uses. `run` must be checked."""
+    found = {}
+    if "encoding" not in run.model.layer_policy:
+        found["encoding"] = "no layer of model.layer_policy is 'encoding'"
+    if not any(run.resolution.rates):
+        found["train.position_lr_multiplier"] = "the encoding has no parameters"
+    if run.data.tokenizer != "bpe":
+        found["data.vocab_size"] = f"only data.tokenizer=bpe is trained, data.tokenizer={run.data.tokenizer} is not"
+    if run.data.source == "stdlib" or is_path(run.data.source):
+        why = f"data.source={run.data.source} is no data set of the hub"
+        found |= dict.fromkeys(("data.subset", "data.train_split", "data.validation_split"), why)
+    if run.data.validation:
+        found["data.validation_fraction"] = "data.validation names the held-out text"
+    named = set(map(protocols.protocol_class, run.eval.protocols))
+    if protocols.Sliding not in named:
+        found |= dict.fromkeys(("eval.stride", "eval.sliding_targets"), "eval.protocols has no sliding")
+    if named == {protocols.Sliding}:
+        found["eval.num_targets"] = "eval.protocols has only sliding, which scores eval.sliding_targets"
+    return found
+
+
+def say_unused(runs: Iterable[RunConfig], words: Mapping[str, str]) -> None:
+    """Say which of `words`, {word of the command: setting}, none of the runs uses."""
+    reasons = list(map(unused, runs))
+    for word, setting in words.items():
+        name = "encoding" if setting.startswith("encoding.") else setting
+        found = [why[name] for why in reasons if name in why]
+        if len(found) == len(reasons) > 0:
+            say(f"notice: {word} is not used: {found[0]}")
 
 
 def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:

@@ -119,7 +119,11 @@ def test_names_that_would_be_too_long_or_the_same_are_told_apart(tmp_path):
         ({"train__steps": (100, "many")}, "sweep.axes.train.steps=many: not a whole number"),
         ({"encoding__base": (int("9" * 400),)}, "9999: not a finite number"),
         ({"train__length": (64, 1)}, "train.length=1 must be at least 2"),
-        ({"eval__stride": (8, 16)}, "eval.stride=8 and 16 are the same run"),
+        ({"eval__stride": (8, 16)}, "eval.stride=8 and 16 are the same run: eval.protocols has no sliding"),
+        ({"data__vocab_size": (300, 400)}, "data.vocab_size=300 and 400 are the same run: only data.tokenizer=bpe"),
+        ({"train__position_lr_multiplier": (1.0, 3.0)}, "are the same run: the encoding has no parameters"),
+        ({"eval__protocols": (("sliding",), "sliding")}, "names a value twice"),
+        ({"train__weight_decay": (-0.0, 0.0)}, "names a value twice"),
         ({"encoding": ("t5", "t5(num_buckets=30)")}, "encoding=t5 and t5(num_buckets=30) are the same run"),
         ({"train__seed": tuple(range(1001))}, "has 1001 runs, more than 1000"),
     ],
@@ -172,6 +176,32 @@ def test_settings_that_a_sweep_does_not_use_are_named(capsys, site):
     assert [line.split()[1] for line in err.splitlines()] == ["--config.encoding=nope", "--config.train.length=32"]
     code, _, err = tiny.call(capsys, *words, "--config.encoding=rope(base=50)")  # the rope that is meant
     assert code == 0 and "rope(base=50)" not in err
+
+
+def test_value_that_only_some_runs_use_makes_no_equal_runs(tmp_path):
+    runs = planned(tmp_path, data__tokenizer=("bytes", "bpe"), data__vocab_size=(300, 400))
+    assert [(run.data.tokenizer, run.data.vocab_size) for run in runs.values()] == [
+        ("bytes", 300), ("bpe", 300), ("bpe", 400),
+    ]  # fmt: skip
+
+
+def test_settings_that_no_run_uses_are_named(capsys, site, whole):
+    words = ["--config.eval.stride=4", "--config.data.vocab_size=999", "--config.data.subset=x"]
+    more = ["--config.train.position_lr_multiplier=3", "--config.train.steps=9"]
+    code, _, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:rope", "--dry_run", *words, *more)
+    assert code == 0 and [line.split()[1] for line in err.splitlines()] == [*words, more[0]]
+    code, _, err = tiny.call(capsys, "sweep", f"--config={site / 'tiny.py'}", "--dry_run", *words, *more)
+    assert code == 0 and [line.split()[1] for line in err.splitlines()] == [*words, more[0]]
+    used = ["--config.eval.protocols=sliding", "--config.eval.stride=4"]
+    code, _, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:t5", "--dry_run", *used, more[0])
+    assert code == 0 and not err
+    none = ["--config.model.layer_policy=nope", "--config.encoding.num_buckets=8"]
+    code, _, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:t5", "--dry_run", *none)
+    assert code == 0 and f"{none[1]} is not used: no layer of model.layer_policy is 'encoding'" in err
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={whole}", "--dry_run", "--stride=4")
+    assert code == 0 and "--stride=4 is not used: eval.protocols has no sliding" in err
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={whole}", "--dry_run", "--stride=4", "--protocol=P2")
+    assert code == 0 and not err
 
 
 def test_a_config_files_argument_may_be_no_encoding(capsys, site, tmp_path):
