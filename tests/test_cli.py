@@ -717,7 +717,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, site, tmp_p
 def test_a_model_that_no_memory_holds_is_refused_before_anything_starts(capsys, site, tmp_path, monkeypatch):
     monkeypatch.setattr("posx.runs.checks.own_memory", lambda: 100_000.0)
     words = ["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'new'}"]
-    refused(capsys, 6, words, "MB of memory", "this process may use 0 MB", "lower the model's sizes")
+    refused(capsys, 6, words, "kB of memory", "this process may use 100 kB", "lower the model's sizes")
     assert not (tmp_path / "new" / "config.json").exists()
 
 
@@ -729,6 +729,32 @@ def test_parameters_that_overflow_are_not_saved(capsys, site, tmp_path):
     refused(capsys, 5, ["train", *words, *overflow], "a parameter is not finite after step 2")
     assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [1]
     assert not (tmp_path / "run" / "DONE").exists()
+
+
+def test_runs_and_sweeps_do_not_share_a_folder(capsys, site, whole, tmp_path):
+    sweep = tmp_path / "sweeps" / "quick"
+    shutil.copytree(whole, sweep / "t5")
+    config = f"--config={site / 'tiny.py'}"
+    refused(capsys, 4, ["train", config, f"--workdir={sweep}"], "t5 is one of its runs", f"--workdir {sweep}-train")
+    refused(capsys, 4, ["train", config, f"--workdir={sweep.parent}", "--dry_run"], "quick is one of them", "/new")
+    refused(capsys, 4, ["sweep", config, f"--workdir={sweep.parent}"], "quick is one of them", "/new")
+    refused(capsys, 4, ["sweep", config, f"--workdir={sweep / 't5'}"], "holds a run", f"--workdir {sweep}/t5-sweep")
+    assert {path.name for path in sweep.iterdir()} == {"t5"} and not (sweep.parent / "config.json").exists()
+    code, _, err = tiny.call(capsys, "train", f"{config}:t5", f"--workdir={sweep / 't5'}", "--dry_run")
+    assert code == 0 and not err
+    code, _, err = tiny.call(capsys, "sweep", config, f"--workdir={sweep}", "--dry_run")
+    assert code == 0 and not err
+
+
+def test_dry_run_of_an_engine_speaks_of_it_and_says_if_it_is_missing(capsys, site, monkeypatch):
+    words = ["sweep", f"--config={site / 'tiny.py'}", "--on=ray", "--cpus=2", "--jobs=3"]
+    code, out, err = tiny.call(capsys, *words, "--dry_run")
+    assert code == 0 and "on 2 CPUs a run, ray decides how many go at once" in out and "at a time" not in out
+    assert "--jobs=3 is not used: --on ray decides" in err and "not installed" not in err
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, out, err = tiny.call(capsys, *words, "--dry_run")
+    assert code == 0 and "notice: --on ray needs ray, which is not installed: pip install 'posx[ray]'" in err
+    refused(capsys, 2, [*words, "--workdir=new"], "--on ray needs ray, which is not installed")
 
 
 def test_the_real_command_prints_one_line(site, tmp_path):

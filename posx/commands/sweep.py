@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from posx.encodings import from_spec
 from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, WorkdirError
 from posx.files.copies import Copies
 from posx.progress import say
-from posx.runs.checks import check_writable, say_unused
+from posx.runs.checks import check_work_folder, check_writable, say_unused
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import text_of
 from posx.sweeps.engines import slurm
@@ -26,13 +27,16 @@ from posx.sweeps.plan import Job, plan, unfinished
 from posx.sweeps.preview import preview, status
 from posx.sweeps.work import Engine, run_all
 
-ENGINES = ("ray", "slurm")
+#: {engine: the module that it needs}.
+ENGINES = {"ray": "ray", "slurm": "submitit"}
 
 
 def main(values: dict[str, Any], config: ConfigDict) -> None:
     where = _where(values)
     only_told = values["dry_run"] or values["status"]
     workdir = work_folder(values, needed=not values["dry_run"])
+    if values["workdir"]:
+        check_work_folder(workdir, sweep=True)
     jobs = plan(config, workdir, repeated_run(values))
     if not only_told:
         check_writable(workdir)
@@ -42,7 +46,9 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
     for word in _unused(values, config, jobs):
         say(f"notice: {word} is not used: the sweep sets {setting_of(word)} itself, see config.sweep")
     if only_told:
-        print(status(jobs, workdir) if values["status"] else preview(jobs, local.schedule))
+        print(
+            status(jobs, workdir) if values["status"] else preview(jobs, local.schedule, values["on"], values["cpus"])
+        )
         return
     copies = Copies(values["copy_to"]) if values["copy_to"] else None
     todo = unfinished(jobs)
@@ -92,6 +98,13 @@ def _where(values: dict[str, Any]) -> str:
     unused = [f"--{name}" for name, usual in (("cpus", 1), ("gpus", 0), ("slurm.", {})) if values[name] != usual]
     if unused and not where:
         raise ConfigError(f"{', '.join(unused)}: for runs that are made elsewhere, which --on says")
+    if where and importlib.util.find_spec(ENGINES[where]) is None:
+        missing = f"--on {where} needs {ENGINES[where]}, which is not installed: pip install 'posx[{where}]'"
+        if not (values["dry_run"] or values["status"]):
+            raise ConfigError(missing)
+        say(f"notice: {missing}")
+    if where and values["jobs"]:
+        say(f"notice: --jobs={values['jobs']} is not used: --on {where} decides how many runs go at once")
     return where
 
 

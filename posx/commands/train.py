@@ -23,7 +23,7 @@ from posx.machine import processes
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
 from posx.runs import environment
-from posx.runs.checks import checked, say_unused
+from posx.runs.checks import check_work_folder, checked, say_unused
 from posx.runs.describe import describe
 from posx.runs.folder import RunFolder
 
@@ -36,7 +36,10 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
             one = "" if setting.startswith("sweep.") else f", or give this run its value with --config.{setting}=VALUE"
             raise ConfigError(f"{word}: posx train makes one run. Make several with posx sweep{one}")
     run = like(run_config(config), repeated_run(values))
-    run = checked(RunFolder(work_folder(values)).as_started(run) if values["workdir"] else run)
+    if values["workdir"]:
+        check_work_folder(work_folder(values), sweep=False)
+        run = RunFolder(work_folder(values)).as_started(run)
+    run = checked(run)
     say_unused([run], names)
     return run
 

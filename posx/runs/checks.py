@@ -17,7 +17,9 @@ from posx.encodings import spec_text
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
 from posx.evaluation import protocols
 from posx.machine.cores import own_memory
-from posx.progress import say
+from posx.progress import say, size
+
+CONFIG = "config.json"  # what tells a run's folder
 
 
 def problems(run: RunConfig) -> list[str]:
@@ -110,14 +112,38 @@ def check_writable(path: Path) -> None:
         raise WorkdirError(f"work folder {path} cannot be written: {error.strerror}") from None
 
 
+def check_work_folder(path: Path, sweep: bool) -> None:
+    """Raises WorkdirError for a run in the folder of a sweep, a sweep in that of a run, and either in that of sweeps.
+
+    Figures, tables and evaluations of the folder would take one for the other.
+    """
+    if (path / CONFIG).exists():
+        if sweep:
+            raise WorkdirError(f"work folder {path} holds a run. Give the sweep its own: --workdir {path}-sweep")
+        return
+    runs = list(path.glob(f"*/{CONFIG}"))
+    sweeps = [file.parents[1].name for file in path.glob(f"*/*/{CONFIG}") if not (file.parents[1] / CONFIG).exists()]
+    if runs and not sweep:
+        raise WorkdirError(
+            f"work folder {path} holds a sweep, {runs[0].parent.name} is one of its runs. Give this run a folder of "
+            f"its own: --workdir {path}-train"
+        )
+    if sweeps and not runs:
+        what = "sweep" if sweep else "run"
+        raise WorkdirError(
+            f"work folder {path} holds sweeps, {sweeps[0]} is one of them. Give this {what} a folder of its own: "
+            f"--workdir {path / 'new'}"
+        )
+
+
 def check_memory(num_params: int) -> None:
     """Raises OutOfMemoryError if weights, gradients and two moments in float32 cannot fit into a CPU's memory, where
     XLA would crash or the system kill the process. That more is needed shows when it is asked for."""
     needed, have = 16 * num_params, own_memory()
     if jax.default_backend() == "cpu" and needed > have:
         raise OutOfMemoryError(
-            f"weights, gradients and moments of this model take {needed / 1e6:,.0f} MB of memory, this process may use "
-            f"{have / 1e6:,.0f} MB: lower the model's sizes"
+            f"weights, gradients and moments of this model take {size(needed)} of memory, this process may use "
+            f"{size(have)}: lower the model's sizes"
         )
 
 
@@ -126,6 +152,6 @@ def check_disk(path: Path, needed: int) -> None:
     free = shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
     if free < needed:
         raise OutOfMemoryError(
-            f"{path} has {free / 1e6:,.0f} MB free, its checkpoints need {needed / 1e6:,.0f} MB: free space, or lower "
+            f"{path} has {size(free)} free, its checkpoints need {size(needed)}: free space, or lower "
             "train.keep_checkpoints"
         )
