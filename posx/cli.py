@@ -105,7 +105,7 @@ def _run(words: list[str]) -> int:
     given = command.read(words[1:])
     config = _config(command, given)
     if given.values["print_config"]:
-        print(_settings(given.values, config))
+        print(_settings(given.values, config, sweep=words[0] == "sweep"))
     else:
         function(words[0])(given.values, config)
     return 0
@@ -126,7 +126,7 @@ def _config(command: Command, given: Words) -> Any:
     return config
 
 
-def _settings(values: dict[str, Any], config: Any) -> str:
+def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:
     """What `--print_config` shows: the settings of `config`, or those of the run in the work folder."""
     if config is None and not values["workdir"]:
         return "this command has no settings but its flags"
@@ -134,7 +134,8 @@ def _settings(values: dict[str, Any], config: Any) -> str:
     from posx.config.overrides import printed
     from posx.runs.folder import runs_in
 
-    return printed(asked_before(runs_in(work_folder(values))[0].read_config()) if config is None else config)
+    config = asked_before(runs_in(work_folder(values))[0].read_config()) if config is None else config
+    return printed(config, sweep)
 
 
 def usage(name: str = "") -> str:

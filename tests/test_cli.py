@@ -437,6 +437,12 @@ def test_print_config_shows_the_overrides(capsys, site):
         capsys, "train", f"--config={tiny.ROOT / 'configs' / 'novels_cpu.py'}:rope", *words, "--print_config"
     )
     assert again == out
+    code, told, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:rope", *words, "--dry_run")
+    assert (
+        code == 0
+        and "77 steps" in told
+        and [line.split()[1] for line in err.splitlines()] == ["--config.eval.sliding_targets=64"]
+    )
 
 
 def test_the_catalogue_lists_every_encoding(capsys):
@@ -581,6 +587,12 @@ def test_no_targets_are_all_targets_as_in_the_settings(capsys, workdir):
     assert row["num_targets"] > 300
     code, out, _ = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--dry_run")
     assert code == 0 and "(16, 32)" in out
+
+
+def test_lists_of_flags_may_have_spaces_and_quotes(capsys, workdir):
+    words = ["evaluate", f"--workdir={workdir}", "--dry_run", "--lengths= 16, '32'"]
+    code, out, _ = tiny.call(capsys, *words, "--protocol=nonoverlapping, sliding")
+    assert code == 0 and "nonoverlapping, sliding at (16, 32)" in out
 
 
 def test_a_lost_sliding_row_alone_is_measured_again_on_the_same_targets(capsys, workdir):

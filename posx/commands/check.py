@@ -9,6 +9,7 @@ import jax
 
 from posx.encodings import Dims, build
 from posx.errors import ConfigError, PosxError
+from posx.fields import items_of
 from posx.testing import CHECKS, DIMS, check_encoding
 
 
@@ -24,7 +25,7 @@ def main(values: dict[str, Any], _: None) -> None:
         return
     if "JAX_PLATFORMS" not in os.environ:  # the comparisons are in float64, and small
         jax.config.update("jax_platforms", "cpu")
-    only = tuple(filter(None, values["only"].split(",")))
+    only = tuple(items_of(values["only"]))
     report = check_encoding(
         name, dims, only=only, bidirectional=values["bidirectional"], log=lambda line: print(line, flush=True)
     )

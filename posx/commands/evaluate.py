@@ -22,6 +22,7 @@ from posx.config.overrides import setting_of
 from posx.data import Dataset
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, WorkdirError
+from posx.fields import items_of
 from posx.files.atomic import finite
 from posx.machine import processes
 from posx.machine.compile_cache import use_compile_cache
@@ -168,7 +169,7 @@ def _eval_config(values: dict[str, Any], config: EvalConfig) -> EvalConfig:
     if values["lengths"]:
         asked["lengths"] = asked["sliding_lengths"] = tuple_of_ints(values["lengths"], "lengths")
     if values["protocol"]:
-        asked["protocols"] = tuple(values["protocol"].split(","))
+        asked["protocols"] = tuple(items_of(values["protocol"]))
     if values["stride"] is not None:
         asked["stride"] = values["stride"]
     if values["num_targets"] is not None:

@@ -40,17 +40,23 @@ def override(config: ConfigDict, words: Sequence[str]) -> None:
             _set(config, word, key)
 
 
-def printed(config: ConfigDict) -> str:
-    """Every setting as the word that sets it, a line each: first what is not the default. Raises ConfigError."""
+def printed(config: ConfigDict, sweep: bool = True) -> str:
+    """Return every setting as the word that sets it, a line each: first what is not the default.
+
+    `sweep` tells whether the command that prints them makes one; others refuse those words. Raises ConfigError for axes
+    that cannot be read.
+    """
     defaults = settings(base_config(config.encoding.name if config.encoding.name != CHAIN else "nope"))
     lines: dict[bool, list[str]] = {True: [_word("encoding", spec_text(config.encoding.to_dict()))], False: []}
     for key, value in settings(config).items():
         if key == "encoding.name" or LISTS.get(key.removeprefix("sweep.")) in config.sweep.axes:
             continue
+        if key.startswith("sweep.") and not sweep:
+            continue
         is_default = value == defaults.get(key)
         if is_default or not key.startswith("encoding."):  # the text above has the others
             lines[not is_default].append(_word(key, value))
-    for setting, given in config.sweep.axes.items():
+    for setting, given in config.sweep.axes.items() if sweep else ():
         values = axis_values(config, setting, given)
         values = tuple(map(spec_text, values)) if setting == "encoding" else values
         lines[True].append(_word(f"{_AXES}{setting}", values))

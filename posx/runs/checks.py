@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 from posx.attention import causal, refusal
-from posx.config import EvalConfig, RunConfig
+from posx.config import SECTIONS, EvalConfig, RunConfig
 from posx.data import Dataset
 from posx.data.corpus import is_path
 from posx.encodings import spec_text
@@ -79,13 +79,17 @@ def unused(run: RunConfig) -> dict[str, str]:
 
 
 def say_unused(runs: Iterable[RunConfig], words: Mapping[str, str]) -> None:
-    """Say which of `words`, {word of the command: setting}, none of the runs uses."""
-    reasons = list(map(unused, runs))
+    """Say which of `words`, {word of the command: setting}, none of the runs uses; defaults are not worth a word."""
+    found = [(run, unused(run)) for run in runs]
     for word, setting in words.items():
-        name = "encoding" if setting.startswith("encoding.") else setting
-        found = [why[name] for why in reasons if name in why]
-        if len(found) == len(reasons) > 0:
-            say(f"notice: {word} is not used: {found[0]}")
+        section, _, name = setting.partition(".")
+        setting = "encoding" if section == "encoding" else setting
+        idle = [run for run, why in found if setting in why]
+        usual = section in SECTIONS and all(
+            getattr(getattr(run, section), name) == getattr(SECTIONS[section](), name) for run in idle
+        )
+        if len(idle) == len(found) > 0 and not usual:
+            say(f"notice: {word} is not used: {found[0][1][setting]}")
 
 
 def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
