@@ -168,6 +168,8 @@ def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> 
     spec = values.get("config", "").partition(":")[2]
     words = [*([f"--config.encoding={spec}"] if _names_an_encoding(spec) else []), *values["overrides"]]
     names = {word: setting_of(word) for word in words}
+    for word, name in names.items():  # a field belongs to the encoding that the config has chosen
+        names[word] = "encoding" if name.startswith("encoding.") and name not in used else name
     return [word for word, name in names.items() if name in used and text_of(name, given.get(name)) not in used[name]]
 
 

@@ -176,6 +176,13 @@ def test_settings_that_a_sweep_does_not_use_are_named(capsys, site):
     assert [line.split()[1] for line in err.splitlines()] == ["--config.encoding=nope", "--config.train.length=32"]
     code, _, err = tiny.call(capsys, *words, "--config.encoding=rope(base=50)")  # the rope that is meant
     assert code == 0 and "rope(base=50)" not in err
+    field = ["--config.encoding=rope", "--config.encoding.base=50"]
+    code, out, err = tiny.call(capsys, *words, *field)
+    assert code == 0 and not err and "rope(base=50," in out
+    code, _, err = tiny.call(capsys, *words, *field, "--config.sweep.axes.encoding=t5,alibi")
+    assert code == 2 and "about the same setting" in err
+    code, _, err = tiny.call(capsys, *words[:-1], *field, "--config.sweep.encodings=t5,alibi")
+    assert code == 0 and [line.split()[1] for line in err.splitlines()] == ["--config.encoding=nope", *field]
 
 
 def test_value_that_only_some_runs_use_makes_no_equal_runs(tmp_path):
