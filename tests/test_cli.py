@@ -114,6 +114,9 @@ BAD_WORDS = {
     "a length twice": (["train", "--config.eval.lengths=16,16"], ["eval.lengths=(16, 16)", "once"]),
     "no lengths": (["train", "--config.eval.lengths=()"], ["eval.lengths is empty"]),
     "unknown protocol": (["train", "--config.eval.protocols=slidng"], ["'slidng' is unknown", "sliding"]),
+    "a protocol twice": (
+        ["train", "--config.eval.protocols=P1,nonoverlapping"], ["P1,nonoverlapping names nonoverlapping twice"],
+    ),
     "stride": (
         ["train", "--config.eval.protocols=sliding", "--config.eval.stride=17"],
         ["eval.stride=17", "shortest sliding window, 16"],
