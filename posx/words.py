@@ -82,9 +82,11 @@ def _parse(values: flags.FlagValues, words: Sequence[str]) -> list[str]:
     except flags.Error as error:
         raise ConfigError(" ".join(str(error).split())) from None
     for name in values:
-        if values[name].present > 1:
-            raise ConfigError(f"--{name} is given {values[name].present} times: give it once")
-    for word in rest[:1]:
+        flag = values[name]
+        if flag.present > 1 and not (flag.boolean and f"--no{name}" not in words):  # a switch twice loses nothing
+            raise ConfigError(f"--{name} is given {flag.present} times: give it once")
+    rest = [word for word in rest if word != "--"]
+    for word in rest[:1] if "--" not in words else ():
         name = word.lstrip("-").partition("=")[0]
         near = difflib.get_close_matches(name, list(values), n=1, cutoff=0.7)
         if word.startswith("-") and near:

@@ -69,6 +69,7 @@ BAD_WORDS = {
     "wrong number": (["sweep", "--gpus=some"], ["posx: --gpus=some: not a number"]),
     "wrong switch": (["train", "--dry_run=maybe"], ["posx: --dry_run=maybe: not true or false"]),
     "flag twice": (["plot", "--workdir=A", "--workdir", "B"], ["--workdir is given 2 times: give it once"]),
+    "a switch and its opposite": (["train", "--dry_run", "--nodry_run"], ["--dry_run is given 2 times"]),
     "config twice": (["train", "--config=other.py"], ["--config is given twice", "other.py"]),
     "family twice": (["sweep", "--slurm.time=1", "--slurm.time=2"], ["--slurm.time is given twice"]),
     "setting twice": (

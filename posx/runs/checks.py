@@ -121,21 +121,25 @@ def check_work_folder(path: Path, sweep: bool) -> None:
 
     Figures, tables and evaluations of the folder would take one for the other.
     """
-    if (path / CONFIG).exists():
+    try:
+        single = (path / CONFIG).exists()
+        runs = [file.parent for file in path.glob(f"*/{CONFIG}")]
+        sweeps = [file.parents[1] for file in path.glob(f"*/*/{CONFIG}") if file.parents[1] not in runs]
+    except OSError:  # whoever writes there says what is wrong with the path
+        return
+    if single:
         if sweep:
             raise WorkdirError(f"work folder {path} holds a run. Give the sweep its own: --workdir {path}-sweep")
         return
-    runs = list(path.glob(f"*/{CONFIG}"))
-    sweeps = [file.parents[1].name for file in path.glob(f"*/*/{CONFIG}") if not (file.parents[1] / CONFIG).exists()]
     if runs and not sweep:
         raise WorkdirError(
-            f"work folder {path} holds a sweep, {runs[0].parent.name} is one of its runs. Give this run a folder of "
+            f"work folder {path} holds a sweep, {runs[0].name} is one of its runs. Give this run a folder of "
             f"its own: --workdir {path}-train"
         )
     if sweeps and not runs:
         what = "sweep" if sweep else "run"
         raise WorkdirError(
-            f"work folder {path} holds sweeps, {sweeps[0]} is one of them. Give this {what} a folder of its own: "
+            f"work folder {path} holds sweeps, {sweeps[0].name} is one of them. Give this {what} a folder of its own: "
             f"--workdir {path / 'new'}"
         )
 
