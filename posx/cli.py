@@ -111,7 +111,7 @@ def _run(words: list[str]) -> int:
     given = command.read(words[1:])
     config = _config(command, given)
     if given.values["print_config"]:
-        print(_settings(given.values, config))
+        print(_settings(given.values, config, sweep=words[0] == "sweep"))
     else:
         function(words[0])(given.values, config)
     return 0
@@ -125,12 +125,14 @@ def _config(command: Command, given: Words) -> Any:
 
     config = flags.config_of(given) if command.takes_config else None
     if given.stray:
-        meant = flags.meant(given.stray[0], config, {**COMMON, **command.flags})
-        raise ConfigError(f"stray word {given.stray[0]!r}; {meant}")
+        word = given.stray[0]
+        meant = flags.meant(word, flags.setting_names(config, command.sections), {**COMMON, **command.flags})
+        what = f"unknown flag {word.partition('=')[0]}" if word.startswith("-") else f"stray word {word!r}"
+        raise ConfigError(f"{what}; {meant}")
     return config
 
 
-def _settings(values: dict[str, Any], config: Any) -> str:
+def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:
     """What `--print_config` shows: the settings of `config`, or those of the run in the work folder."""
     if config is None and not values["workdir"]:
         return "this command has no settings but its flags"
@@ -138,7 +140,8 @@ def _settings(values: dict[str, Any], config: Any) -> str:
     from posx.config.overrides import printed
     from posx.runs.folder import runs_in
 
-    return printed(asked_before(runs_in(work_folder(values))[0].read_config()) if config is None else config)
+    config = asked_before(runs_in(work_folder(values))[0].read_config()) if config is None else config
+    return printed(config, sweep)
 
 
 def usage(name: str = "") -> str:
@@ -149,7 +152,9 @@ def usage(name: str = "") -> str:
                           "  posx sweep --config configs/quick.py --workdir runs/quick"])  # fmt: skip
     command = COMMANDS[name]
     lines = [
-        f"  --{flag}{text}" if flag.endswith(".") else f"  --{flag:16} {text} (default: {default!r})"
+        f"  --{flag}{text}"
+        if flag.endswith(".")
+        else f"  --{flag:16} {text}{'' if isinstance(default, type) else f' (default: {default!r})'}"
         for flag, (default, text) in {**COMMON, **command.flags}.items()
     ]
     if command.takes_config:
@@ -158,6 +163,11 @@ def usage(name: str = "") -> str:
             "  --config_json      the config.json of an earlier run instead",
             "  --config.A.B=V     overrides one setting; --print_config shows all",
             *lines,
+        ]
+    if name == "sweep":
+        lines += [
+            "  --config.sweep.axes.A.B=V,W    runs for each value of a setting, in every combination with other axes",
+            "  --config.sweep.zip=A.B+C.D     these axes advance together: first value with first, second with second",
         ]
     lines += [f"  --config.{section}.X=V   sets {section}.X of the run anew" for section in command.sections]
     return "\n".join([f"posx {f'{name} {command.operand}'.strip()}: {command.text}", "", *lines])

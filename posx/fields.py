@@ -10,12 +10,19 @@ from typing import Any
 
 from posx.errors import ConfigError, nearest
 
+#: How messages call a value of each type.
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+#: Texts that leave a field open, if it may be None.
+_OPEN = ("auto", "none", "None")
+_BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+
 
 def typed_fields(cls: type, given: Mapping[str, Any], what: str, where: str) -> dict[str, Any]:
     """`given` with every value of its field's type. Raises ConfigError naming an unknown key and the nearest known.
 
     `what` names the class in messages, `where` is the path that stands before the field. A field that may be None is
-    open; "auto" leaves it so.
+    open; "auto" and "none" leave it so.
     """
     hints = typing.get_type_hints(cls)
     known = [field.name for field in dataclasses.fields(cls) if field.init]
@@ -24,36 +31,99 @@ def typed_fields(cls: type, given: Mapping[str, Any], what: str, where: str) -> 
         if key not in known:
             raise ConfigError(f"{what} has no field {key!r}; {nearest(key, known)}fields: {', '.join(known) or 'none'}")
         options = typing.get_args(hints[key])
-        if type(None) not in options or value not in (None, "auto"):
+        if type(None) not in options or not (value is None or (isinstance(value, str) and value in _OPEN)):
             wanted = next((t for t in options if t is not type(None)), None) if type(None) in options else hints[key]
             values[key] = typed(value, wanted, f"{where}{key}")
     return values
 
 
-def typed(value: Any, wanted: Any, where: str) -> Any:
-    """`value` as `wanted`: bool, int, float, str, or a tuple of one of them; text is read as a number where one is due.
+def typed(value: Any, wanted: Any, where: str, whole: Any = None) -> Any:
+    """Return `value` as `wanted`: bool, int, float, str, or a tuple of one of them.
 
-    Raises ConfigError for any other type and for numbers that are not finite.
+    Text is read as a number, or as items with commas between them, if one is wanted. Equal values come out equal,
+    however they were written: 200.0 is the whole number 200, and -0.0 is 0.0.
+
+    Args:
+      value: what was given.
+      wanted: a type, as `typing.get_type_hints` returns it.
+      where: the name of the setting, with which messages begin.
+      whole: the value that `value` is an item of, if it is one.
+
+    Raises:
+      ConfigError: the value has another type, or is a number that is not finite.
     """
     if typing.get_origin(wanted) is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where}={value!r} must be a tuple")
-        return tuple(typed(item, typing.get_args(wanted)[0], where) for item in value)
-    if not isinstance(wanted, type) or wanted not in (bool, int, float, str):
+        items = items_of(value) if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise ConfigError(f"{where}={value!r}: not a tuple. Write ({value!r},) for one value")
+        whole = value if whole is None else whole
+        return tuple(typed(item, typing.get_args(wanted)[0], where, whole) for item in items)
+    if not isinstance(wanted, type) or wanted not in KINDS:
         return value  # a nested value, such as an encoding inside another, is checked by its own class
-    if wanted in (int, float) and isinstance(value, str):
+    found = _read(value, wanted) if isinstance(value, str) else value
+    if wanted is int and isinstance(found, float) and found.is_integer():
+        found = int(found)
+    if wanted is float and isinstance(found, int) and not isinstance(found, bool):
+        found = float(found) if abs(found) < 1e300 else math.inf
+    problem = ""
+    if not isinstance(found, wanted) or (wanted is int and isinstance(found, bool)):
+        problem = f"not {KINDS[wanted]}"
+    elif wanted is int and abs(found) >= 2**48:  # no size, count or step; some would be looped over
+        problem = "beyond all range"
+    elif wanted is float and not math.isfinite(found):
+        problem = "not a finite number"
+    if problem:
+        item = "" if whole is None else f"{str(value)[:60]} is "
+        raise ConfigError(f"{where}={str(value if whole is None else whole)[:60]}: {item}{problem}")
+    return found + 0.0 if wanted is float else found  # -0.0 is 0.0
+
+
+def _read(text: str, wanted: type) -> Any:
+    """Return the value of type `wanted` that `text` spells; `text` itself if it spells none."""
+    if wanted is bool:
+        return _BOOLS.get(text.strip().lower(), text)
+    for kind in (int, float) if wanted in (int, float) else ():
         try:
-            value = wanted(value)
+            return kind(text)
         except ValueError:
-            raise ConfigError(f"{where}={value!r} must be of type {wanted.__name__}") from None
-    if wanted is bool and isinstance(value, str) and value.lower() in ("true", "false"):
-        value = value.lower() == "true"
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value) if abs(value) < 1e300 else math.inf
-    if isinstance(value, int) and abs(value) >= 2**48:  # no size, count or step; some would be looped over
-        raise ConfigError(f"{where}: {str(value)[:20]}... is beyond all range")
-    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        raise ConfigError(f"{where}={value!r} must be of type {wanted.__name__}")
-    if wanted is float and not math.isfinite(value):
-        raise ConfigError(f"{where}={value} must be a finite number")
-    return value
+            pass
+    return text
+
+
+def items_of(text: str) -> list[str]:
+    """Return the texts between the commas of `text`, without brackets around all of it and quotes around each."""
+    text = text.strip()
+    return [unquoted(item) for item in split(unbracketed(text) or unquoted(text))]
+
+
+def unbracketed(text: str) -> str:
+    """Return what one pair of brackets around all of `text` encloses, "()" as "," so that it holds no item.
+
+    Return nothing for a text without such brackets.
+    """
+    whole = text[:1] + text[-1:] in ("()", "[]") and len(split(text)) == 1
+    return (text[1:-1].strip() or ",") if whole else ""
+
+
+def unquoted(text: str) -> str:
+    """Return `text` without the spaces around it, and without the quotes around all that is left."""
+    text = text.strip()
+    return text[1:-1] if len(text) > 1 and text[0] in "'\"" and text.find(text[0], 1) == len(text) - 1 else text
+
+
+def split(text: str) -> list[str]:
+    """The texts between the commas of `text`, those within brackets or quotes left alone: "a, b(c=1, d=2)" is two.
+
+    A quote opens at the start of a text or of a value in brackets: the one in "it's" is a letter.
+    """
+    found, start, depth, quote, before = [], 0, 0, "", ","
+    for place, letter in enumerate(text):
+        if quote or (letter in "'\"" and before in "([{,=:"):
+            quote = "" if letter == quote else quote or letter
+        elif letter == "," and not depth:
+            found.append(text[start:place])
+            start = place + 1
+        else:
+            depth += (letter in "([{") - (letter in ")]}")
+        before = before if letter == " " else letter
+    return [item.strip() for item in (*found, text[start:]) if item.strip()]

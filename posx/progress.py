@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
 from typing import Any, TextIO
 
 LINE_SECONDS = 10.0
+DAY, YEAR = 86400, 365.25 * 86400  # seconds
 
 _quiet = False
 
@@ -20,8 +22,12 @@ def be_quiet() -> None:
 
 
 def duration(seconds: float) -> str:
-    """ "1 h 02 min", "3 min 20 s", "12 s"."""
+    """ "2.5 years", "3 d 04 h", "1 h 02 min", "3 min 20 s", "12 s"."""
     whole = max(round(seconds), 0)
+    if whole >= YEAR:
+        return f"{whole / YEAR:,.1f} years"
+    if whole >= 2 * DAY:
+        return f"{whole // DAY} d {whole % DAY // 3600:02d} h"
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
@@ -30,6 +36,14 @@ def duration(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """ "1 document", "1,200 documents"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as text: "2.7 TB", "18.2 MB", "4 kB"."""
+    for unit, least in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= least:
+            return f"{count / least:,.1f} {unit}"
+    return f"{math.ceil(count / 1e3):,} kB"
 
 
 class Meter:

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from posx.errors import ConfigError
+from posx.fields import typed
 
-#: {name: (default, help)}. A name that ends with a dot stands for all that begin so: {the rest: text given}.
+#: {name: (default, help)}. A type in the place of a default stands for None, which is no value of the flag. A name that
+#: ends with a dot stands for all that begin so: {the rest: text given}.
 Flags = Mapping[str, tuple[Any, str]]
 
 
@@ -31,33 +33,65 @@ class Words(NamedTuple):
 
 
 def words_of(words: Sequence[str], known: Flags) -> Words:
-    """`words` taken apart. Raises ConfigError for a flag that is not `known`, with the nearest, and for a wrong value.
+    """`words` taken apart. Whether there are such settings is not looked at.
 
-    Whether there are such settings is not looked at.
+    Raises:
+      ConfigError: a flag is misspelt, is given twice, or cannot have its value.
     """
     config, words = _split_config(list(words))
     overrides = [word for word in words if is_override(word)]
     families = {name: _family(words, name) for name in known if name.endswith(".")}
     words = [word for word in words if not word.startswith(tuple(f"--{name}" for name in families))]
     values = flags.FlagValues()
-    kinds: dict[type, Any] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float}
     for name, (default, text) in ((n, flag) for n, flag in known.items() if n not in families):
-        kinds.get(type(default), flags.DEFINE_string)(name, default, text, flag_values=values)
-    stray = parse_flags(values, [word for word in words if word not in overrides])
+        flags.DEFINE_flag(_flag(name, default, text), values)
+    stray = _parse(values, [word for word in words if word not in overrides])
     given = families | {name: values[name].value for name in known if name not in families}
     return Words(given, config, overrides, stray)
 
 
-def parse_flags(values: flags.FlagValues, words: Sequence[str]) -> list[str]:
-    """Sets the flags of `values` that are among `words`; the other words come back. Raises ConfigError."""
+def _flag(name: str, default: Any, text: str) -> flags.Flag:
+    kind = default if isinstance(default, type) else type(default)
+    if kind is bool:
+        flag: flags.Flag = flags.BooleanFlag(name, default, text)
+        flag.parser = _Value(name, kind)
+        return flag
+    return flags.Flag(_Value(name, kind), None, name, None if default is kind else default, text)
+
+
+class _Value(flags.ArgumentParser):
+    """The value of a flag, read and refused as those of settings are."""
+
+    def __init__(self, name: str, kind: type):
+        super().__init__()
+        self.name, self.kind = name, kind
+
+    def parse(self, argument: Any) -> Any:
+        return typed(argument, self.kind, f"--{self.name}")
+
+
+def _parse(values: flags.FlagValues, words: Sequence[str]) -> list[str]:
+    """Sets the flags of `values` that are among `words`. The other words come back, unknown flags too.
+
+    Raises ConfigError, also for an unknown flag whose name is near that of one in `values`.
+    """
     try:
-        return values(["posx", *words])[1:]
-    except flags.UnrecognizedFlagError as error:
-        near = difflib.get_close_matches(error.flagname, [n for n in values if "." not in n], n=1, cutoff=0.4)
-        meant = f"did you mean --{near[0]}? " if near else ""
-        raise ConfigError(f"unknown flag --{error.flagname}; {meant}see posx --help") from None
-    except (flags.Error, TypeError, ValueError, KeyError) as error:
+        rest = values(["posx", *words], known_only=True)[1:]
+    except flags.IllegalFlagValueError as error:
+        raise ConfigError(str(error.__context__ or error)) from None
+    except flags.Error as error:
         raise ConfigError(" ".join(str(error).split())) from None
+    for name in values:
+        flag = values[name]
+        if flag.present > 1 and not (flag.boolean and f"--no{name}" not in words):  # a switch twice loses nothing
+            raise ConfigError(f"--{name} is given {flag.present} times: give it once")
+    rest = [word for word in rest if word != "--"]
+    for word in rest[:1] if "--" not in words else ():
+        name = word.lstrip("-").partition("=")[0]
+        near = difflib.get_close_matches(name, list(values), n=1, cutoff=0.7)
+        if word.startswith("-") and near:
+            raise ConfigError(f"unknown flag --{name}; did you mean --{near[0]}? see posx --help")
+    return rest
 
 
 def is_override(word: str) -> bool:
@@ -77,6 +111,8 @@ def _family(words: Sequence[str], name: str) -> dict[str, str]:
             key, equals, value = word.removeprefix(f"--{name}").partition("=")
             if not (key and equals):
                 raise ConfigError(f"{word} needs a name and a value, as --{name}X=V")
+            if key in found:
+                raise ConfigError(f"--{name}{key} is given twice: give it once")
             found[key] = value
     return found
 
@@ -94,6 +130,8 @@ def _split_config(words: list[str]) -> tuple[dict[str, str], list[str]]:
                 if position == len(words):
                     raise ConfigError(f"--{name} needs a file, for example --{name}=configs/quick.py")
                 value = words[position]
+            if name in taken:
+                raise ConfigError(f"--{name} is given twice ({taken[name]} and {value}): give it once")
             taken[name] = value
         else:
             rest.append(words[position])

@@ -14,8 +14,8 @@ FILES = {
 #: Lower layers first. A room, which is a folder or a file, imports from itself and from the layers before its own.
 LAYERS = [
     ("errors", "positions", "progress"),
-    ("interrupts",),
-    ("fields", "files/", "words"),
+    ("fields", "interrupts"),
+    ("files/", "words"),
     ("machine/",),
     ("encodings/",),
     ("attention/",),

@@ -63,13 +63,31 @@ BAD_WORDS = {
     "unknown key, short name": (["train", "--config.train.lr=2"], ["unknown config key", "learning_rate"]),
     "section as a value": (["train", "--config.model=3"], ["unknown config key 'model'"]),
     "unknown flag": (["train", "--workdri=x"], ["unknown flag --workdri", "did you mean --workdir"]),
-    "another command's flag": (["train", "--num_tokens=3"], ["unknown flag --num_tokens"]),
+    "another command's flag": (["train", "--num_tokens=3"], ["unknown flag --num_tokens", "eval.num_targets"]),
+    "unknown flag of a command without settings": (["plot", "--steps=5"], ["unknown flag --steps; flags of this"]),
+    "setting without its path": (["train", "--steps=5"], ["unknown flag --steps", "mean --config.train.steps=5?"]),
+    "setting with hyphens": (["sweep", "--learning-rate=5"], ["mean --config.train.learning_rate=5?"]),
+    "setting of evaluate without its path": (["evaluate", "--batch_tokens=5"], ["mean --config.eval.batch_tokens=5?"]),
+    "encoding without its path": (["train", "--encoding=t5"], ["mean --config.encoding=t5?"]),
+    "wrong value of a flag": (["generate", "--num_tokens=many"], ["posx: --num_tokens=many: not a whole number"]),
+    "wrong number": (["sweep", "--gpus=some"], ["posx: --gpus=some: not a number"]),
+    "wrong switch": (["train", "--dry_run=maybe"], ["posx: --dry_run=maybe: not true or false"]),
+    "flag twice": (["plot", "--workdir=A", "--workdir", "B"], ["--workdir is given 2 times: give it once"]),
+    "a switch and its opposite": (["train", "--dry_run", "--nodry_run"], ["--dry_run is given 2 times"]),
+    "config twice": (["train", "--config=other.py"], ["--config is given twice", "other.py"]),
+    "family twice": (["sweep", "--slurm.time=1", "--slurm.time=2"], ["--slurm.time is given twice"]),
+    "setting twice": (
+        ["train", "--config.train.steps=5", "--config.train.steps=6"],
+        ["--config.train.steps=5 and --config.train.steps=6 are about the same setting"],
+    ),
+    "no process": (["train", "--process=-1", "--workdir=new"], ["--process=-1", "count from 1 and from 0"]),
+    "no processes": (["train", "--processes=0", "--workdir=new"], ["--processes=0", "count from 1 and from 0"]),
     "stray word": (["train", "steps=3"], ["stray word 'steps=3'", "--config.train.steps=3"]),
     "stray word without dashes": (["train", "config.lr=2"], ["'config.lr=2'", "--config.train.learning_rate=2"]),
-    "wrong type": (["train", "--config.train.steps=many"], ["steps", "many"]),
+    "wrong type": (["train", "--config.train.steps=many"], ["posx: --config.train.steps=many: not a whole number"]),
     "fraction for a whole number": (["train", "--config.train.steps=1.5"], ["steps", "1.5"]),
     "no value": (["train", "--config.train.steps"], ["--config.train.steps has no value"]),
-    "wrong tuple": (["train", "--config.eval.lengths=16,x"], ["eval.lengths", "16,x"]),
+    "wrong tuple": (["train", "--config.eval.lengths=16,x"], ["--config.eval.lengths=16,x: x is not a whole number"]),
     "NaN": (["train", "--config.train.learning_rate=nan"], ["train.learning_rate=nan", "finite"]),
     "unknown field of the encoding": (["train", "--config.encoding.slope=2"], ["unknown config key 'encoding.slope'"]),
     "unknown executor": (["train", "--config.train.executor=fast"], ["train.executor='fast'", "dense"]),
@@ -77,7 +95,16 @@ BAD_WORDS = {
     "unknown dtype": (["train", "--config.model.dtype=float64"], ["model.dtype='float64'", "bfloat16"]),
     "unknown remat": (["train", "--config.model.remat=all"], ["model.remat='all'", "layer"]),
     "no steps in a call": (["train", "--config.train.dispatch_steps=0"], ["train.dispatch_steps=0", "at least 1"]),
-    "unknown layer": (["train", "--config.model.layer_policy=encoding,nop"], ["unknown encoding 'nop'", "nope"]),
+    "unknown layer": (["train", "--config.model.layer_policy=nop"], ["unknown encoding 'nop'", "nope"]),
+    "layers that never occur": (
+        ["train", "--config.model.num_layers=2", "--config.model.layer_policy=encoding,encoding,rope,nope"],
+        ["model.layer_policy=encoding,encoding,rope,nope: rope and nope would be in none of the 2 layers"],
+    ),
+    "seeds of one run": (["train", "--config.sweep.seeds=0,1"], ["posx train makes one run", "--config.train.seed="]),
+    "an axis of one run": (
+        ["train", "--config.sweep.axes.model.model_dim=32,64"], ["posx sweep", "--config.model.model_dim=VALUE"],
+    ),
+    "zipped axes of one run": (["train", "--config.sweep.zip=a+b"], ["posx train makes one run"]),
     "width": (["train", "--config.model.model_dim=30", "--config.model.num_heads=4"], ["model_dim=30", "num_heads=4"]),
     "key/value heads": (["train", "--config.model.num_heads=4", "--config.model.num_kv_heads=3"], ["num_kv_heads=3"]),
     "many at once": (
@@ -92,6 +119,9 @@ BAD_WORDS = {
     "a length twice": (["train", "--config.eval.lengths=16,16"], ["eval.lengths=(16, 16)", "once"]),
     "no lengths": (["train", "--config.eval.lengths=()"], ["eval.lengths is empty"]),
     "unknown protocol": (["train", "--config.eval.protocols=slidng"], ["'slidng' is unknown", "sliding"]),
+    "a protocol twice": (
+        ["train", "--config.eval.protocols=P1,nonoverlapping"], ["P1,nonoverlapping names nonoverlapping twice"],
+    ),
     "stride": (
         ["train", "--config.eval.protocols=sliding", "--config.eval.stride=17"],
         ["eval.stride=17", "shortest sliding window, 16"],
@@ -400,7 +430,7 @@ def test_a_run_that_was_never_trained(capsys, site, tmp_path, whole):
 
 BAD_QUESTIONS = {
     "lengths": (["evaluate", "--lengths=64,16"], ["(64, 16)", "increase"]),
-    "not numbers": (["evaluate", "--lengths=16,b"], ["--lengths='16,b'", "whole numbers"]),
+    "not numbers": (["evaluate", "--lengths=16,b"], ["--lengths=16,b: b is not a whole number"]),
     "protocol": (["evaluate", "--protocol=slidin"], ["'slidin' is unknown", "sliding"]),
     "stride": (["evaluate", "--protocol=sliding", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
     "stride of P2": (["evaluate", "--protocol=P2", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
@@ -414,7 +444,7 @@ BAD_QUESTIONS = {
     "top_k": (["generate", "--top_k=-1"], ["top_k=-1"]),
     "num_tokens": (["generate", "--num_tokens=0"], ["--num_tokens=0"]),
     "number": (["generate", "--num_tokens=ten"], ["num_tokens", "ten"]),
-    "seed": (["generate", f"--seed={2**70}"], ["--seed=", "below 2**32"]),
+    "seed": (["generate", f"--seed={2**70}"], ["--seed=", "beyond all range"]),
 }
 
 
@@ -457,6 +487,12 @@ def test_print_config_shows_the_overrides(capsys, site):
         capsys, "train", f"--config={tiny.ROOT / 'configs' / 'novels_cpu.py'}:rope", *words, "--print_config"
     )
     assert again == out
+    code, told, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:rope", *words, "--dry_run")
+    assert (
+        code == 0
+        and "77 steps" in told
+        and [line.split()[1] for line in err.splitlines()] == ["--config.eval.sliding_targets=64"]
+    )
 
 
 def test_the_catalogue_lists_every_encoding(capsys):
@@ -672,6 +708,23 @@ def test_evaluate_computes_only_what_is_missing(capsys, workdir):
     assert (workdir / "eval.jsonl").read_bytes() == after
 
 
+def test_no_targets_are_all_targets_as_in_the_settings(capsys, workdir):
+    words = ["evaluate", f"--workdir={workdir}", "--lengths=32,320"]
+    refused(capsys, 2, [*words, "--num_targets=300"], "at least as many targets, or 0 for all")
+    code, _, err = tiny.call(capsys, *words, "--num_targets=0", "--protocol=nonoverlapping")
+    assert code == 0, err
+    (row,) = [row for row in tiny.rows(workdir / "eval.jsonl") if row["eval_len"] == 320]
+    assert row["num_targets"] > 300
+    code, out, _ = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--dry_run")
+    assert code == 0 and "(16, 32)" in out
+
+
+def test_lists_of_flags_may_have_spaces_and_quotes(capsys, workdir):
+    words = ["evaluate", f"--workdir={workdir}", "--dry_run", "--lengths= 16, '32'"]
+    code, out, _ = tiny.call(capsys, *words, "--protocol=nonoverlapping, sliding")
+    assert code == 0 and "nonoverlapping, sliding at (16, 32)" in out
+
+
 def test_a_lost_sliding_row_alone_is_measured_again_on_the_same_targets(capsys, workdir):
     asked = ["evaluate", f"--workdir={workdir}", "--lengths=16,32,64", "--protocol=sliding"]
     assert tiny.call(capsys, *asked)[0] == 0
@@ -843,7 +896,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, caplog, sit
 def test_a_model_that_no_memory_holds_is_refused_before_anything_starts(capsys, site, tmp_path, monkeypatch):
     monkeypatch.setattr("posx.runs.checks.own_memory", lambda: 100_000.0)
     words = ["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'new'}"]
-    refused(capsys, 6, words, "MB of memory", "this process may use 0 MB", "lower the model's sizes")
+    refused(capsys, 6, words, "kB of memory", "this process may use 100 kB", "lower the model's sizes")
     assert not (tmp_path / "new" / "config.json").exists()
 
 
@@ -855,6 +908,32 @@ def test_parameters_that_overflow_are_not_saved(capsys, site, tmp_path):
     line = refused(capsys, 5, ["train", *words, *overflow], "a parameter is not finite after step 1. Lower")
     assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [] and "kept" not in line
     assert not (tmp_path / "run" / "DONE").exists()
+
+
+def test_runs_and_sweeps_do_not_share_a_folder(capsys, site, whole, tmp_path):
+    sweep = tmp_path / "sweeps" / "quick"
+    shutil.copytree(whole, sweep / "t5")
+    config = f"--config={site / 'tiny.py'}"
+    refused(capsys, 4, ["train", config, f"--workdir={sweep}"], "t5 is one of its runs", f"--workdir {sweep}-train")
+    refused(capsys, 4, ["train", config, f"--workdir={sweep.parent}", "--dry_run"], "quick is one of them", "/new")
+    refused(capsys, 4, ["sweep", config, f"--workdir={sweep.parent}"], "quick is one of them", "/new")
+    refused(capsys, 4, ["sweep", config, f"--workdir={sweep / 't5'}"], "holds a run", f"--workdir {sweep}/t5-sweep")
+    assert {path.name for path in sweep.iterdir()} == {"t5"} and not (sweep.parent / "config.json").exists()
+    code, _, err = tiny.call(capsys, "train", f"{config}:t5", f"--workdir={sweep / 't5'}", "--dry_run")
+    assert code == 0 and not err
+    code, _, err = tiny.call(capsys, "sweep", config, f"--workdir={sweep}", "--dry_run")
+    assert code == 0 and not err
+
+
+def test_dry_run_of_an_engine_speaks_of_it_and_says_if_it_is_missing(capsys, site, monkeypatch):
+    words = ["sweep", f"--config={site / 'tiny.py'}", "--on=ray", "--cpus=2", "--jobs=3"]
+    code, out, err = tiny.call(capsys, *words, "--dry_run")
+    assert code == 0 and "on 2 CPUs a run, ray decides how many go at once" in out and "at a time" not in out
+    assert "--jobs=3 is not used: --on ray decides" in err and "not installed" not in err
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, out, err = tiny.call(capsys, *words, "--dry_run")
+    assert code == 0 and "notice: --on ray needs ray, which is not installed: pip install 'posx[ray]'" in err
+    refused(capsys, 2, [*words, "--workdir=new"], "--on ray needs ray, which is not installed")
 
 
 def test_the_real_command_prints_one_line(site, tmp_path):

@@ -90,3 +90,13 @@ def test_a_start_is_known_from_the_last_one_here_or_from_those_beside(tmp_path, 
     assert RunFolder(tmp_path / "sweep" / "c").usual_start() == 95.0
     monkeypatch.setattr(folder, "process_seconds", lambda: 40.0)
     assert run.usual_start() is None
+
+
+def test_durations_and_sizes_are_in_units_a_person_reads():
+    seconds = (0, 59.6, 3599, 47.99 * 3600, 50.5 * 3600, 364 * 86400, 220895 * 3600)
+    assert [progress.duration(s) for s in seconds] == [
+        "0 s", "1 min 00 s", "59 min 59 s", "47 h 59 min", "2 d 02 h", "364 d 00 h", "25.2 years",
+    ]  # fmt: skip
+    assert [progress.size(count) for count in (1, 18.2e6, 999e6, 2.5e9, 2700597e6)] == [
+        "1 kB", "18.2 MB", "999.0 MB", "2.5 GB", "2.7 TB",
+    ]  # fmt: skip

@@ -38,7 +38,7 @@ def imported(libraries: str, *lines: str) -> list[str]:
 def test_help_and_wrong_words_import_no_jax(site):
     right = ["--help", *(f"{name} --help" for name in COMMANDS)]
     wrong = ["trian", "doctor --workdri=x", "generate --num_tokens=ten", "plot --config=x.py"]
-    wrong += [f"{name} --config={site / 'tiny.py'} --job=2" for name in ("train", "sweep")]
+    wrong += [f"{name} --config={site / 'tiny.py'} --workdri=x" for name in ("train", "sweep")]
     found = imported("jax,numpy,flax", *right, *wrong)
     assert found == ["0 none"] * len(right) + ["2 none"] * len(wrong)
 

@@ -42,6 +42,9 @@ class Command(NamedTuple):
         known = {**COMMON, **self.flags}
         operand = [word for word in words[:1] if self.operand and not word.startswith("-")]
         given = words_of(words[len(operand) :], known)
+        wrong = [word for word in given.stray[:1] if word.startswith("-")]
+        if wrong and not (self.takes_config or self.sections):  # whose settings are looked through for a nearer name
+            raise ConfigError(f"unknown flag {wrong[0].partition('=')[0]}; flags of this command: {listed(known)}")
         if given.config and not self.takes_config:
             raise ConfigError(f"this command takes no --config; its flags: {listed(known)}")
         if given.overrides and not (self.takes_config or self.sections):
@@ -74,8 +77,8 @@ FIGURES = ("all", "extrapolation", "ratio", "per_position", "training", "encodin
 MEASURING: Flags = {
     "lengths": ("", "window lengths in tokens, for example 64,128"),
     "protocol": ("", "nonoverlapping, sliding, per_position, or several with commas"),
-    "stride": (0, "of the sliding protocol, in tokens"),
-    "num_targets": (0, "targets to score; 0 as in the run's config"),
+    "stride": (int, "of the sliding protocol, in tokens; 0: a quarter of the training length"),
+    "num_targets": (int, "targets to score; 0: all; left out: as in the run's config"),
     "executor": ("", "auto, dense, blockwise or fused"),
 }
 #: Of commands that make or measure the runs of a sweep, and of those that it starts for that.
@@ -86,8 +89,8 @@ _STOP = (False, "end when standard input closes: processes that a sweep starts e
 _TOGETHER: Flags = {
     "mesh": ("", "DATAxMODEL devices, as 4x2, over which weights and moments are cut"),
     "coordinator": ("", "HOST:PORT of the first of several processes, or auto; srun and mpirun need none"),
-    "processes": (0, "how many there are; 1: this one runs alone, whatever started it"),
-    "process": (-1, "which of them this is, from 0"),
+    "processes": (int, "how many there are; 1: this one runs alone, whatever started it"),
+    "process": (int, "which of them this is, from 0"),
 }
 
 #: The registry, in the order that the help lists them.

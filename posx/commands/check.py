@@ -9,6 +9,7 @@ import jax
 
 from posx.encodings import Dims, build
 from posx.errors import ConfigError, PosxError
+from posx.fields import items_of
 from posx.machine.backend import start_devices
 from posx.testing import CHECKS, DIMS, check_encoding
 
@@ -26,7 +27,7 @@ def main(values: dict[str, Any], _: None) -> None:
     if "JAX_PLATFORMS" not in os.environ:  # the comparisons are in float64, and small
         jax.config.update("jax_platforms", "cpu")
     start_devices()
-    only = tuple(filter(None, values["only"].split(",")))
+    only = tuple(items_of(values["only"]))
     report = check_encoding(
         name, dims, only=only, bidirectional=values["bidirectional"], log=lambda line: print(line, flush=True)
     )

@@ -18,16 +18,18 @@ from posx import interrupts
 from posx.commands import COMMANDS, MEASURING, work_folder
 from posx.config import EvalConfig, RunConfig
 from posx.config.flags import set_anew, tuple_of_ints
+from posx.config.overrides import setting_of
 from posx.data import Dataset
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, WorkdirError
+from posx.fields import items_of
 from posx.files.atomic import finite
 from posx.machine import processes
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
 from posx.progress import Meter, say
 from posx.runs import text
-from posx.runs.checks import check_stream, checked
+from posx.runs.checks import check_stream, checked, say_unused
 from posx.runs.folder import RunFolder, runs_in
 from posx.sweeps.engines.here import here
 from posx.sweeps.evaluation import Evaluation
@@ -50,6 +52,10 @@ def main(values: dict[str, Any], _: None) -> None:
     asked, failed = processes.together(lambda: _asked_of_each(values, workdir))
     for name, reason in failed.items():
         say(f"{name}: {reason}")
+    if not values["stop_with_stdin"]:  # else the sweep's own process has said it
+        words = {word: setting_of(word) for word in values["overrides"]}
+        words |= {f"--stride={values['stride']}": "eval.stride"} if values["stride"] is not None else {}
+        say_unused((dataclasses.replace(run, eval=config) for run, config, _ in asked.values()), words)
     from posx.plots.rows import rows_of  # Flax, Orbax, Matplotlib: once the settings are known to be right
     from posx.runs.runner import listed
 
@@ -107,7 +113,8 @@ def _side_by_side(
     values: dict[str, Any], asked: dict[RunFolder, Asked]
 ) -> tuple[dict[RunFolder, list[dict[str, Any]]], dict[str, str]]:
     """The rows of each run, measured in processes of their own, and {name: why it failed} of those without."""
-    words = [f"--{name}={values[name]}" for name in (*MEASURING, "debug") if values[name]] + values["overrides"]
+    words = [f"--{name}={values[name]}" for name in MEASURING if values[name] not in (None, "")]
+    words += ["--debug"] * values["debug"] + values["overrides"]
     with tempfile.TemporaryDirectory() as outputs:
         tasks = [
             Evaluation(dataclasses.replace(run, eval=config), folder, tuple(words), Path(outputs, str(number)))
@@ -164,10 +171,10 @@ def _eval_config(values: dict[str, Any], config: EvalConfig) -> EvalConfig:
     if values["lengths"]:
         asked["lengths"] = asked["sliding_lengths"] = tuple_of_ints(values["lengths"], "lengths")
     if values["protocol"]:
-        asked["protocols"] = tuple(values["protocol"].split(","))
-    if values["stride"]:
+        asked["protocols"] = tuple(items_of(values["protocol"]))
+    if values["stride"] is not None:
         asked["stride"] = values["stride"]
-    if values["num_targets"]:
+    if values["num_targets"] is not None:
         asked["num_targets"] = asked["sliding_targets"] = values["num_targets"]
     if values["executor"]:
         asked["executor"] = values["executor"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from posx.encodings import from_spec
 from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, WorkdirError
 from posx.files.copies import Copies
 from posx.progress import say
-from posx.runs.checks import check_writable
+from posx.runs.checks import check_work_folder, check_writable, say_unused
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import text_of
 from posx.sweeps.engines import slurm
@@ -26,21 +27,28 @@ from posx.sweeps.plan import Job, plan, unfinished
 from posx.sweeps.preview import preview, status
 from posx.sweeps.work import Engine, run_all
 
-ENGINES = ("ray", "slurm")
+#: {engine: the module that it needs}.
+ENGINES = {"ray": "ray", "slurm": "submitit"}
 
 
 def main(values: dict[str, Any], config: ConfigDict) -> None:
     where = _where(values)
     only_told = values["dry_run"] or values["status"]
     workdir = work_folder(values, needed=not values["dry_run"])
+    if values["workdir"]:
+        check_work_folder(workdir, sweep=True)
     jobs = plan(config, workdir, repeated_run(values))
     if not only_told:
         check_writable(workdir)
     local = here(jobs, values["jobs"])
+    names = {word: setting_of(word).removeprefix("sweep.axes.") for word in values["overrides"]}
+    say_unused((job.run for job in jobs), names)
     for word in _unused(values, config, jobs):
         say(f"notice: {word} is not used: the sweep sets {setting_of(word)} itself, see config.sweep")
     if only_told:
-        print(status(jobs, workdir) if values["status"] else preview(jobs, local.schedule))
+        print(
+            status(jobs, workdir) if values["status"] else preview(jobs, local.schedule, values["on"], values["cpus"])
+        )
         return
     copies = Copies(values["copy_to"]) if values["copy_to"] else None
     todo = unfinished(jobs)
@@ -90,6 +98,13 @@ def _where(values: dict[str, Any]) -> str:
     unused = [f"--{name}" for name, usual in (("cpus", 1), ("gpus", 0), ("slurm.", {})) if values[name] != usual]
     if unused and not where:
         raise ConfigError(f"{', '.join(unused)}: for runs that are made elsewhere, which --on says")
+    if where and importlib.util.find_spec(ENGINES[where]) is None:
+        missing = f"--on {where} needs {ENGINES[where]}, which is not installed: pip install 'posx[{where}]'"
+        if not (values["dry_run"] or values["status"]):
+            raise ConfigError(missing)
+        say(f"notice: {missing}")
+    if where and values["jobs"]:
+        say(f"notice: --jobs={values['jobs']} is not used: --on {where} decides how many runs go at once")
     return where
 
 
@@ -153,6 +168,8 @@ def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> 
     spec = values.get("config", "").partition(":")[2]
     words = [*([f"--config.encoding={spec}"] if _names_an_encoding(spec) else []), *values["overrides"]]
     names = {word: setting_of(word) for word in words}
+    for word, name in names.items():  # a field belongs to the encoding that the config has chosen
+        names[word] = "encoding" if name.startswith("encoding.") and name not in used else name
     return [word for word, name in names.items() if name in used and text_of(name, given.get(name)) not in used[name]]
 
 

@@ -13,9 +13,11 @@ from posx import interrupts
 from posx.commands import work_folder
 from posx.config import RunConfig, run_config
 from posx.config.flags import repeated_run
+from posx.config.overrides import setting_of
 from posx.config.stored import repeated
+from posx.config.sweep import LISTS
 from posx.data.store import cache_folder
-from posx.errors import PosxError, Stopped, WorkdirError
+from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.files.atomic import write_json
 from posx.files.locks import holder
 from posx.files.rows import result_of
@@ -25,14 +27,25 @@ from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
 from posx.progress import say
 from posx.runs import environment
-from posx.runs.checks import checked
+from posx.runs.checks import check_work_folder, checked, say_unused
 from posx.runs.describe import describe
 from posx.runs.folder import RunFolder
 
 
 def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
+    names = {word: setting_of(word) for word in values["overrides"]}
+    for word, name in names.items():
+        if name.startswith("sweep."):
+            setting = LISTS.get(name.removeprefix("sweep."), name.removeprefix("sweep.axes."))
+            one = "" if setting.startswith("sweep.") else f", or give this run its value with --config.{setting}=VALUE"
+            raise ConfigError(f"{word}: posx train makes one run. Make several with posx sweep{one}")
     run = repeated(run_config(config), repeated_run(values))
-    return checked(RunFolder(work_folder(values)).as_started(run) if values["workdir"] else run)
+    if values["workdir"]:
+        check_work_folder(work_folder(values), sweep=False)
+        run = RunFolder(work_folder(values)).as_started(run)
+    run = checked(run)
+    say_unused([run], names)
+    return run
 
 
 def _least_devices(values: dict[str, Any], folder: RunFolder) -> int:

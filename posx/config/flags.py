@@ -1,4 +1,4 @@
-"""From words on a command line to settings: `posx.words` and ml_collections underneath, one clear line on top.
+"""From words on a command line to settings: `posx.words` and `overrides` underneath, one clear line on top.
 
 A wrong key, word or value raises ConfigError with what was given, where, and the nearest valid name.
 """
@@ -12,21 +12,20 @@ import importlib.util
 import io
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from posx.config import SECTIONS, RunConfig, base_config
-from posx.config.overrides import initials, overridden, setting_of, settings
+from posx.config.overrides import initials, override, setting_of, settings
 from posx.config.stored import ENCODINGS_BEFORE, from_stored
 from posx.encodings import spec_text
 from posx.errors import ConfigError
-from posx.fields import typed_fields
+from posx.fields import typed
 from posx.files.parse import parsed
-from posx.words import Words, listed, parse_flags
+from posx.words import Words, listed
 
 #: The __name__ of a config file while it is executed.
 _EXECUTED = "posx_user_config"
@@ -34,11 +33,9 @@ _EXECUTED = "posx_user_config"
 
 def config_of(given: Words) -> ConfigDict:
     """The config that a command's words name, with what they set in it. Raises ConfigError."""
-    config, values = load_config(given.config), flags.FlagValues()
-    words = overridden(config, given.overrides)
-    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["posx", *words], lock_config=True)
-    parse_flags(values, words)
-    return values["config"].value
+    config = load_config(given.config).lock()
+    override(config, given.overrides)
+    return config
 
 
 def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -51,15 +48,12 @@ def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> d
         if key.partition(".")[0] in {"encoding", "sweep", *SECTIONS} - set(sections):
             allowed = " and ".join(f"--config.{name}.*" for name in sections)
             raise ConfigError(f"{word}: a trained run keeps its {key.partition('.')[0]} settings; this takes {allowed}")
-    values, config = flags.FlagValues(), ConfigDict({name: dataclasses.asdict(getattr(run, name)) for name in sections})
-    read = overridden(config, words)
-    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["posx", *read], lock_config=True)
-    parse_flags(values, read)
+    config = ConfigDict({name: dataclasses.asdict(getattr(run, name)) for name in sections})
+    override(config, words)
     found: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for key in keys:
         section, _, name = key.partition(".")
-        given = {name: values.config[section][name]}
-        found[section] |= typed_fields(SECTIONS[section], given, f"config section {section!r}", f"{section}.")
+        found[section][name] = config[section][name]
     return found
 
 
@@ -168,13 +162,11 @@ def asked_before(run: RunConfig) -> ConfigDict:
     return config
 
 
-def meant(word: str, config: ConfigDict | None, own: Mapping[str, Any]) -> str:
-    """What a stray word may have been, of the settings of `config` and a command's `own` flags."""
+def meant(word: str, names: Iterable[str], own: Mapping[str, Any]) -> str:
+    """Return what a stray word or flag may have been, of the settings `names` and a command's `own` flags."""
     key, equals, value = word.partition("=")
-    candidates = {f"--{name}": name for name in own}
-    if config is not None:
-        candidates |= {f"--config.{name}": name.rsplit(".", 1)[-1] for name in settings(config)}
-    wanted = key.removeprefix("config.").rsplit(".", 1)[-1]
+    candidates = {f"--{name}": name for name in own} | {f"--config.{name}": name.rsplit(".", 1)[-1] for name in names}
+    wanted = key.lstrip("-").removeprefix("config.").rsplit(".", 1)[-1].replace("-", "_")
     near = difflib.get_close_matches(wanted, list(candidates.values()), n=1, cutoff=0.6)
     near = near or [name for name in candidates.values() if wanted in (*name.split("_"), initials(name))][:1]
     if not near:
@@ -183,11 +175,13 @@ def meant(word: str, config: ConfigDict | None, own: Mapping[str, Any]) -> str:
     return f"did you mean {flag}{f'={value}' if equals else ''}?"
 
 
+def setting_names(config: ConfigDict | None, sections: Sequence[str]) -> list[str]:
+    """Return the settings that a command takes: those of its `config`, or those of some `sections` of a stored run."""
+    if config is not None:
+        return ["encoding", *settings(config)]
+    return [name for name in settings(base_config()) if name.startswith(tuple(f"{section}." for section in sections))]
+
+
 def tuple_of_ints(text: str, flag: str) -> tuple[int, ...]:
     """ "64,128" as (64, 128). Raises ConfigError."""
-    try:
-        return tuple(int(item) for item in text.split(",") if item.strip())
-    except ValueError:
-        raise ConfigError(
-            f"--{flag}={text!r} must be whole numbers with commas between them, for example 64,128"
-        ) from None
+    return typed(text, tuple[int, ...], f"--{flag}")

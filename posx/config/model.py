@@ -70,6 +70,12 @@ class ModelConfig:
             found.append(f"model.dropout={self.dropout} must be in [0, 1)")
         if not self.layer_policy:
             found.append("model.layer_policy is empty; the default is ('encoding',)")
+        never = dict.fromkeys(name for name in self.layer_policy if name not in self.layer_policy[: self.num_layers])
+        if not found and never:
+            found.append(
+                f"model.layer_policy={','.join(self.layer_policy)}: {' and '.join(never)} would be in none of the "
+                f"{self.num_layers} layers. Shorten the pattern, or raise model.num_layers"
+            )
         return found
 
     @property

@@ -1,4 +1,4 @@
-"""Which runs a sweep makes: all combinations of the values of its axes."""
+"""The settings of a sweep: its axes, and which of them advance together."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ CLASSIC = (
 
 @dataclasses.dataclass(frozen=True)
 class SweepConfig:
-    """Which runs a sweep makes; `posx train` ignores it. The three lists are short for axes, and `axes` overrides them.
+    """The runs that a sweep makes. The three lists are short for axes, and `axes` overrides them.
 
     `axes` maps any setting to its values: {"encoding": ("rope", "rope(base=500000)+alibi"), "train.learning_rate":
     (1e-3, 2e-3), "model.layer_policy": ("encoding", "encoding, nope")}. Encodings, and patterns of them, are texts.
+    A sweep makes every combination of the values on its axes. Axes that an entry of `zip` joins with + advance together
+    and count as one axis: with ("model.model_dim+model.num_heads",) the first width goes with the first number of
+    heads, the second width with the second. The lists may be joined too: "encoding+train.learning_rate".
     """
 
     encodings: tuple[str, ...] = CLASSIC
     train_lens: tuple[int, ...] = (64,)
     seeds: tuple[int, ...] = (0,)
+    zip: tuple[str, ...] = ()
     axes: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
 

@@ -104,20 +104,6 @@ def _unreadable(text: str, word: str, why: str) -> str:
     return f"encoding {shown!r}, at {at!r}: {why}"
 
 
-def split(text: str) -> list[str]:
-    """The texts between the commas of `text`, those within brackets or quotes left alone: "a, b(c=1, d=2)" is two."""
-    found, start, depth, quote = [], 0, 0, ""
-    for place, letter in enumerate(text):
-        if quote or letter in "'\"":
-            quote = "" if letter == quote else quote or letter
-        elif letter == "," and not depth:
-            found.append(text[start:place])
-            start = place + 1
-        else:
-            depth += (letter in "([{") - (letter in ")]}")
-    return [item.strip() for item in (*found, text[start:]) if item.strip()]
-
-
 def unparse(spec: str | Mapping[str, Any] | Sequence[Any]) -> str:
     """The text that `parse` reads as `spec`: rope(base=500000)+alibi."""
     if isinstance(spec, str):

@@ -53,19 +53,21 @@ def join(values: Mapping[str, Any]) -> None:
     """
     global _joined
     coordinator, count, number = values["coordinator"], values["processes"], values["process"]
+    if (count is not None and count < 1) or (number is not None and number < 0):
+        raise ConfigError(f"--processes={count}, --process={number}: they count from 1 and from 0. Leave out both")
     if not are_asked(values):
-        if count > 1 or number >= 0:
+        if (count or 1) > 1 or number is not None:
             raise ConfigError("--coordinator is missing: where the first process is, as --coordinator=10.0.0.1:1234")
         return
     address = "" if coordinator == "auto" else coordinator
     if address and not (address.rpartition(":")[0] and address.rpartition(":")[2].isdigit()):
         raise ConfigError(f"--coordinator={coordinator}: HOST:PORT is expected, or auto")
-    if address and not _started_together() and not 0 <= number < count:
+    known = number is not None and count is not None and number < count
+    if address and not _started_together() and not known:
         raise ConfigError(f"--processes={count}, --process={number}: how many there are, and which this is, from 0")
     if address and number == 0:
         _check_free(address)
-    given = {"num_processes": count} if count > 0 else {}
-    given |= {"process_id": number} if number >= 0 else {}
+    given = {"num_processes": count, "process_id": number}
     import jax
 
     missed = threading.Timer(MEETING_SECONDS, _nobody_came)  # JAX would end this process without a word of its own

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import jax
 
 from posx.attention import causal, refusal
-from posx.config import EvalConfig, RunConfig
+from posx.config import SECTIONS, EvalConfig, RunConfig
 from posx.data import Dataset
+from posx.data.corpus import is_path
 from posx.encodings import spec_text
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
 from posx.evaluation import protocols
 from posx.machine.cores import own_memory
+from posx.progress import say, size
+
+CONFIG = "config.json"  # what tells a run's folder
 
 
 def problems(run: RunConfig) -> list[str]:
@@ -51,6 +56,42 @@ def _check_encodings(run: RunConfig) -> None:
                 raise ConfigError(f"{section}.executor='fused' cannot serve {encoding}: {why}; use blockwise or auto")
 
 
+def unused(run: RunConfig) -> dict[str, str]:
+    """Return {setting: why} of the settings that no part of `run` uses. `run` must be checked."""
+    found = {}
+    if "encoding" not in run.model.layer_policy:
+        found["encoding"] = "no layer of model.layer_policy is 'encoding'"
+    if not any(run.resolution.rates):
+        found["train.position_lr_multiplier"] = "the encoding has no parameters"
+    if run.data.tokenizer != "bpe":
+        found["data.vocab_size"] = f"only data.tokenizer=bpe is trained, data.tokenizer={run.data.tokenizer} is not"
+    if run.data.source == "stdlib" or is_path(run.data.source):
+        why = f"data.source={run.data.source} is no data set of the hub"
+        found |= dict.fromkeys(("data.subset", "data.train_split", "data.validation_split"), why)
+    if run.data.validation:
+        found["data.validation_fraction"] = "data.validation names the held-out text"
+    named = set(map(protocols.protocol_class, run.eval.protocols))
+    if protocols.Sliding not in named:
+        found |= dict.fromkeys(("eval.stride", "eval.sliding_targets"), "eval.protocols has no sliding")
+    if named == {protocols.Sliding}:
+        found["eval.num_targets"] = "eval.protocols has only sliding, which scores eval.sliding_targets"
+    return found
+
+
+def say_unused(runs: Iterable[RunConfig], words: Mapping[str, str]) -> None:
+    """Say which of `words`, {word of the command: setting}, none of the runs uses; defaults are not worth a word."""
+    found = [(run, unused(run)) for run in runs]
+    for word, setting in words.items():
+        section, _, name = setting.partition(".")
+        setting = "encoding" if section == "encoding" else setting
+        idle = [run for run, why in found if setting in why]
+        usual = section in SECTIONS and all(
+            getattr(getattr(run, section), name) == getattr(SECTIONS[section](), name) for run in idle
+        )
+        if len(idle) == len(found) > 0 and not usual:
+            say(f"notice: {word} is not used: {found[0][1][setting]}")
+
+
 def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
     """Raises DataError if the validation text is too short for the longest length, or for a protocol."""
     have, need = len(dataset.validation.tokens), max(config.lengths)
@@ -75,14 +116,42 @@ def check_writable(path: Path) -> None:
         raise WorkdirError(f"work folder {path} cannot be written: {error.strerror}") from None
 
 
+def check_work_folder(path: Path, sweep: bool) -> None:
+    """Raises WorkdirError for a run in the folder of a sweep, a sweep in that of a run, and either in that of sweeps.
+
+    Figures, tables and evaluations of the folder would take one for the other.
+    """
+    try:
+        single = (path / CONFIG).exists()
+        runs = [file.parent for file in path.glob(f"*/{CONFIG}")]
+        sweeps = [file.parents[1] for file in path.glob(f"*/*/{CONFIG}") if file.parents[1] not in runs]
+    except OSError:  # whoever writes there says what is wrong with the path
+        return
+    if single:
+        if sweep:
+            raise WorkdirError(f"work folder {path} holds a run. Give the sweep its own: --workdir {path}-sweep")
+        return
+    if runs and not sweep:
+        raise WorkdirError(
+            f"work folder {path} holds a sweep, {runs[0].name} is one of its runs. Give this run a folder of "
+            f"its own: --workdir {path}-train"
+        )
+    if sweeps and not runs:
+        what = "sweep" if sweep else "run"
+        raise WorkdirError(
+            f"work folder {path} holds sweeps, {sweeps[0].name} is one of them. Give this {what} a folder of its own: "
+            f"--workdir {path / 'new'}"
+        )
+
+
 def check_memory(num_params: int) -> None:
     """Raises OutOfMemoryError if weights, gradients and two moments in float32 cannot fit into a CPU's memory, where
     XLA would crash or the system kill the process. That more is needed shows when it is asked for."""
     needed, have = 16 * num_params, own_memory()
     if jax.default_backend() == "cpu" and needed > have:
         raise OutOfMemoryError(
-            f"weights, gradients and moments of this model take {needed / 1e6:,.0f} MB of memory, this process may use "
-            f"{have / 1e6:,.0f} MB: lower the model's sizes"
+            f"weights, gradients and moments of this model take {size(needed)} of memory, this process may use "
+            f"{size(have)}: lower the model's sizes"
         )
 
 
@@ -91,6 +160,6 @@ def check_disk(path: Path, needed: int) -> None:
     free = shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
     if free < needed:
         raise OutOfMemoryError(
-            f"{path} has {free / 1e6:,.0f} MB free, its checkpoints need {needed / 1e6:,.0f} MB: free space, or lower "
+            f"{path} has {size(free)} free, its checkpoints need {size(needed)}: free space, or lower "
             "train.keep_checkpoints"
         )

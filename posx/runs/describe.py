@@ -19,7 +19,7 @@ from posx.encodings.base import PAIRWISE, acting
 from posx.evaluation.protocols import run_protocols
 from posx.machine import processes
 from posx.machine.devices import devices_for, mesh_of
-from posx.progress import say
+from posx.progress import say, size
 from posx.runs import text
 from posx.runs.folder import RunFolder
 
@@ -166,7 +166,7 @@ def describe(run: RunConfig, mesh: str = "") -> str:
     encodings = ", ".join(map(repr, model.distinct))
     return (
         f"{encodings}, {cost.num_params:,} parameters, {cost.tokens:,} tokens in {run.train.steps} steps of "
-        f"{run.train.batch_size} x {run.train.length}, {cost.flops:.2g} FLOP, {cost.memory / 1e6:,.0f} MB, "
+        f"{run.train.batch_size} x {run.train.length}, {cost.flops:.2g} FLOP, {size(cost.memory)}, "
         f"data {run.data.source!r}, evaluated at {run.eval.lengths}{on_mesh}"
     )
 

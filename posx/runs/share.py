@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import jax
 
@@ -11,6 +10,7 @@ from posx.config import RunConfig
 from posx.cross_entropy import LARGEST_LOGITS
 from posx.machine.devices import DATA, MODEL
 from posx.model import Model
+from posx.progress import size
 from posx.training.layout import spec
 
 #: Of a layer, sums over `MODEL` of activations [rows, m]: forward after `out` and `down`; backward before `query`,
@@ -38,10 +38,10 @@ class Share:
     def __str__(self) -> str:
         memory = self.state + self.gathered + self.activations
         return (
-            f"{_size(memory)} on each device ({_size(self.state)} of weights, gradients and moments, "
-            f"{_size(self.gathered)} of weights gathered, {_size(self.activations)} of activations), which sends "
-            f"{_size(self.moved_weights + self.moved_activations)} a step ({_size(self.moved_weights)} of weights and "
-            f"gradients, {_size(self.moved_activations)} of activations)"
+            f"{size(memory)} on each device ({size(self.state)} of weights, gradients and moments, "
+            f"{size(self.gathered)} of weights gathered, {size(self.activations)} of activations), which sends "
+            f"{size(self.moved_weights + self.moved_activations)} a step ({size(self.moved_weights)} of weights and "
+            f"gradients, {size(self.moved_activations)} of activations)"
         )
 
 
@@ -83,10 +83,3 @@ def _activations(run: RunConfig, model: Model, data: int, heads: int) -> float:
     layer = inside / heads + (9 if config.dropout else 6) * config.model_dim
     kept = layer + config.num_layers * config.model_dim if config.remat == "layer" else config.num_layers * layer
     return 4 * (tokens * kept + 2 * min(tokens * model.vocab_size, LARGEST_LOGITS))
-
-
-def _size(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{math.ceil(count / 1e3):,} kB"

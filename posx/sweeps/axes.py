@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
+import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.config import SECTIONS, RunConfig, encoding_section
-from posx.config.overrides import check_key, settings, tuple_of
+from posx.config import RunConfig, encoding_section
+from posx.config.overrides import axis_values, check_key, settings
 from posx.config.sweep import LISTS
-from posx.encodings import spec_text
+from posx.encodings import encoding_class, spec_text
 from posx.encodings.grammar import parse
 from posx.errors import ConfigError
 from posx.fields import typed_fields
 
 MOST_LETTERS = 120  # of a folder's name
+MOST_RUNS = 1000
 
 #: A value on each axis: {"train.length": 64, "encoding": "rope(base=500000)", "train.seed": 0}.
 Point = Mapping[str, Any]
 
 
-def axes_of(config: ConfigDict) -> dict[str, tuple[Any, ...]]:
-    """{setting: values}: training lengths first, then encodings, other settings, seeds.
+def points_of(config: ConfigDict) -> list[Point]:
+    """Return every combination of the values on the axes of a sweep, where axes that `sweep.zip` joins are one axis.
 
-    Raises ConfigError for a setting that is not known, no value, or one that is named twice.
+    Training lengths vary slowest, then encodings, other settings and seeds.
+
+    Raises:
+      ConfigError: a setting is not known or has no value, a value is named twice, axes cannot be joined, or there are
+        more than MOST_RUNS combinations.
     """
-    own = {name: _values(config, name, values) for name, values in config.sweep.axes.items()}
-    lists = {setting: (f"sweep.{name}", config.sweep[name]) for name, setting in LISTS.items()}
-    names = {**lists, **{setting: (f"sweep.axes.{setting}", values) for setting, values in own.items()}}
+    axes = axes_of(config)
+    groups = _groups(config, axes)
+    rows = [_rows(group, axes) for group in groups]
+    if (count := math.prod(map(len, rows))) > MOST_RUNS:
+        raise ConfigError(f"this sweep has {count} runs, more than {MOST_RUNS}: split it")
+    settings_ = [setting for group in groups for setting in group]
+    values = [dict(zip(settings_, itertools.chain(*rows), strict=True)) for rows in itertools.product(*rows)]
+    return [{setting: point[setting] for setting in axes} for point in values]
+
+
+def axes_of(config: ConfigDict) -> dict[str, tuple[Any, ...]]:
+    """Return {setting: values}: training lengths first, then encodings, other settings, seeds.
+
+    Raises ConfigError for a setting that is not known and for one without values.
+    """
+    given = {setting: (f"sweep.{name}", config.sweep[name]) for name, setting in LISTS.items()}
+    given |= {setting: (f"sweep.axes.{setting}", values) for setting, values in config.sweep.axes.items()}
     found = {}
-    for setting in (*(s for s in names if s != "train.seed"), "train.seed"):
-        name, values = names[setting]
-        if not values:
+    for setting in (*(s for s in given if s != "train.seed"), "train.seed"):
+        name, values = given[setting]
+        found[setting] = axis_values(config, setting, values, name)
+        if not found[setting]:
             raise ConfigError(f"{name} is empty: name at least one")
         if setting == "encoding":
-            values = [_encoding(value, config.encoding.to_dict()) for value in values]
-        texts = [text_of(setting, value) for value in values]
-        if len(set(texts)) != len(texts):
-            raise ConfigError(f"{name}={tuple(values)} names a value twice")
-        found[setting] = tuple(values)
+            found[setting] = tuple(_encoding(value, config.encoding.to_dict()) for value in found[setting])
     return found
 
 
@@ -52,34 +70,52 @@ def _encoding(spec: Any, chosen: Mapping[str, Any]) -> str:
     return spec_text(chosen if by_name else spec)
 
 
-def _values(config: ConfigDict, setting: str, given: Any) -> tuple[Any, ...]:
-    """The values of an axis; those of a setting that holds several are tuples."""
-    known = {"encoding": ""} | {k: v for k, v in settings(config).items() if not k.startswith("sweep.")}
-    if not setting.startswith("encoding."):  # fields that some of the encodings have are theirs to know
-        check_key(setting, known, "sweep.axes")
-    if not isinstance(given, list | tuple | range):
-        raise ConfigError(f"sweep.axes.{setting}={given!r} must be a tuple of values")
-    return tuple(_typed(setting, value, known.get(setting)) for value in given)
+def _groups(config: ConfigDict, axes: Mapping[str, Sequence[Any]]) -> list[tuple[str, ...]]:
+    """Return the settings that advance together, in the order of the axes; most advance alone. Raises ConfigError."""
+    joined: dict[str, tuple[str, ...]] = {}
+    for entry in config.sweep.get("zip", ()):
+        name = f"sweep.zip={entry}"
+        group = tuple(LISTS.get(part.strip(), part.strip()) for part in entry.split("+"))
+        if len(group) < 2:
+            raise ConfigError(f"{name}: one axis alone. Join two or more with +")
+        for setting in group:
+            if setting not in axes:
+                check_key(setting, settings(config), name)
+                raise ConfigError(f"{name}: {setting} has no axis. Add --config.sweep.axes.{setting}=VALUES")
+            if setting in joined or group.count(setting) > 1:
+                raise ConfigError(f"{name}: {setting} is joined twice. Name each axis in one group, once")
+        counts = [f"{setting} has {len(axes[setting])} values" for setting in group]
+        if len({len(axes[setting]) for setting in group}) > 1:
+            raise ConfigError(f"{name}: {', '.join(counts)}. Axes that advance together need as many values each")
+        joined |= dict.fromkeys(group, group)
+    return list(dict.fromkeys(joined.get(setting, (setting,)) for setting in axes))
 
 
-def _typed(setting: str, value: Any, held: Any) -> Any:
-    """`value` of the type that its setting, which now is `held`, has; encodings and their fields know their own."""
-    if isinstance(held, tuple) and isinstance(value, str):
-        value = tuple_of(value, held, setting)
-    section, _, name = setting.partition(".")
-    if section == "encoding":
-        return value
-    return typed_fields(SECTIONS[section], {name: value}, f"config section {section!r}", f"{section}.")[name]
+def _rows(group: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Return the values of the settings of `group`, a tuple for each step. Raises ConfigError for two equal steps."""
+    rows = list(zip(*(axes[setting] for setting in group), strict=True))
+    texts = [tuple(map(text_of, group, row)) for row in rows]
+    for row in texts:
+        if texts.count(row) > 1:
+            raise ConfigError(f"the axis {'+'.join(group)} names a value twice: {' with '.join(row)}. Name it once")
+    return rows
 
 
 def run_at(config: ConfigDict, point: Point) -> RunConfig:
     """The run of a sweep at one combination of values. Raises ConfigError."""
     values = config.to_dict()
-    values["encoding"] = encoding_section(point["encoding"]).to_dict()
+    encoding = encoding_section(point["encoding"]).to_dict()
+    fields = {}
     for setting, value in point.items():
         section, _, name = setting.partition(".")
-        if name:
-            values[section][name] = _typed(setting, value, values[section].get(name))
+        if section == "encoding" and name:
+            fields[name] = value
+        elif name:
+            values[section][name] = value
+    if fields:
+        cls, what = encoding_class(encoding["name"]), f"encoding {encoding['name']!r}"
+        encoding |= dict.fromkeys(fields, "auto") | typed_fields(cls, fields, what, "encoding.")
+    values["encoding"] = encoding
     return RunConfig.from_json(values)
 
 
@@ -115,8 +151,9 @@ def text_of(setting: str, value: Any) -> str:
         return spec_text(value)
     if isinstance(value, list | tuple):
         return f"({', '.join(map(str, value))})"
-    try:  # 1e-3, 0.001 and "0.001" are one value
-        number = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return str(value)
-    return f"{number:.12g}" if isinstance(number, float) else str(value)
+    if setting.startswith("encoding.") and isinstance(value, str):  # typed by the encoding's class later
+        for kind in (int, float):  # 1e-3, 0.001 and "0.001" are one value
+            with contextlib.suppress(ValueError):
+                value = kind(value)
+                break
+    return f"{value + 0.0:.12g}" if isinstance(value, float) else str(value)

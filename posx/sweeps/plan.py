@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from ml_collections import ConfigDict
 
 from posx.config import RunConfig
 from posx.config.stored import identity, like, repeated, to_stored
-from posx.data import check_length, prepare
+from posx.data import DataConfig, check_length, prepare
 from posx.errors import ConfigError, PosxError
 from posx.evaluation.protocols import Nonoverlapping, rows_owed
 from posx.files.atomic import write_json
@@ -23,14 +21,12 @@ from posx.files.parse import parsed
 from posx.files.rows import result_of
 from posx.progress import say
 from posx.runs import text
-from posx.runs.checks import check_stream, problems
+from posx.runs.checks import check_stream, problems, unused
 from posx.runs.describe import Expected, expected_in
 from posx.runs.folder import RunFolder
-from posx.sweeps.axes import Point, axes_of, names_of, run_at, text_of
+from posx.sweeps.axes import Point, names_of, points_of, run_at, text_of
 from posx.sweeps.schedule import CORE_SPEED, START, Cost
 from posx.sweeps.tasks import ALONE
-
-MOST_RUNS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,10 +113,7 @@ def plan(config: ConfigDict, workdir: Path, earlier: RunConfig | None = None) ->
 
     `earlier` is the run that `config` repeats, if any: what it left open stays what it was.
     """
-    axes = axes_of(config)
-    if (count := math.prod(map(len, axes.values()))) > MOST_RUNS:
-        raise ConfigError(f"this sweep has {count} runs, more than {MOST_RUNS}: split it")
-    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    points = points_of(config)
     jobs, found = [], []
     for name, point in zip(names_of(points), points, strict=True):
         folder = RunFolder(workdir / name)
@@ -135,11 +128,26 @@ def plan(config: ConfigDict, workdir: Path, earlier: RunConfig | None = None) ->
 
 
 def _once(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs but those that nothing but a multiplier of rates tells from an earlier one: nothing learns at it."""
+    """Return the jobs without those that differ from an earlier one only in settings that neither of them uses.
+
+    A vocabulary's size is one of them for bytes, a multiplier of rates for an encoding that has no parameters. Raises
+    ConfigError for an axis that no job uses.
+    """
+    idle = [unused(job.run) for job in jobs]
+    for setting in jobs[0].point:
+        values = list(dict.fromkeys(text_of(setting, job.point[setting]) for job in jobs))
+        if len(values) > 1 and all(setting in found for found in idle):
+            raise ConfigError(f"{setting}={values[0]} and {values[1]} are the same run: {idle[0][setting]}")
     first: dict[Any, Job] = {}
-    for job in jobs:
-        apart = tuple(text_of(s, value) for s, value in job.point.items() if s != "train.position_lr_multiplier")
-        first.setdefault((apart, identity(job.run)), job)
+    for job, found in zip(jobs, idle, strict=True):
+        apart = tuple(
+            text_of(s, value)
+            for s, value in job.point.items()
+            if s != "train.position_lr_multiplier" and s not in found
+        )
+        usual: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(DataConfig) if f"data.{f.name}" in found}
+        run = dataclasses.replace(job.run, data=dataclasses.replace(job.run.data, **usual))
+        first.setdefault((apart, identity(run)), job)
     return list(first.values())
 
 

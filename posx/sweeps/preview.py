@@ -14,7 +14,7 @@ from posx.data.store import cache_folder
 from posx.encodings import spec_text
 from posx.files.locks import holder
 from posx.machine.ceiling import machine_ceiling
-from posx.progress import duration
+from posx.progress import duration, size
 from posx.sweeps.axes import text_of
 from posx.sweeps.engines.slurm import jobs_of, states
 from posx.sweeps.plan import Job
@@ -24,8 +24,15 @@ from posx.sweeps.schedule import START, Schedule
 USUAL_SHARE = 0.5
 
 
-def preview(jobs: Sequence[Job], schedule: Schedule) -> str:
-    """The table, and the sums under it. Reads no text; measures the machine's matrix products where nobody has yet."""
+def preview(jobs: Sequence[Job], schedule: Schedule, on: str = "", cpus: int = 1) -> str:
+    """Return the table, and the sums under it. Reads no text; measures this machine's matrix products if nobody has.
+
+    Args:
+      jobs: the runs.
+      schedule: how they would be made on this machine.
+      on: where they are made instead, as `--on` says, with so many `cpus` each.
+    """
+    widths = (cpus,) * len(jobs) if on else schedule.widths
     varying = [s for s in jobs[0].point if len({text_of(s, job.point[s]) for job in jobs}) > 1]
     rows = [row for job in jobs for row in job.folder.logged()]
     share = _median([row.get("mfu") for row in rows])
@@ -37,18 +44,27 @@ def preview(jobs: Sequence[Job], schedule: Schedule) -> str:
         costs.append(cost._replace(speed=speed, start=start))
     parts = [job.part() for job in jobs]
     table = [["run", *varying, "resolved", "parameters", "memory", "time", "is"]]
-    for job, cost, width, part in zip(jobs, costs, schedule.widths, parts, strict=True):
+    for job, cost, width, part in zip(jobs, costs, widths, parts, strict=True):
         known = "" if job.expected.eval_flops is not None else " and evaluation"
         table.append([
             job.name, *(text_of(s, job.point[s]) for s in varying), _resolved(job.run), f"{job.expected.num_params:,}",
-            f"{job.expected.memory / 1e6:,.0f} MB", f"{duration(cost.seconds(width))}{known}", _state(job, part),
+            size(job.expected.memory), f"{duration(cost.seconds(width))}{known}", _state(job, part),
         ])  # fmt: skip
+    left = [
+        cost.seconds(width, 1 - part) if part < 1 else 0.0
+        for cost, width, part in zip(costs, widths, parts, strict=True)
+    ]
     here = dataclasses.replace(schedule, costs=tuple(costs))
-    left = here.wall_seconds([here.seconds(n, 1 - part) if part < 1 else 0.0 for n, part in enumerate(parts)])
+    told = f"about {duration(here.wall_seconds(left))} left, {schedule}"
+    cores = "its cores'"
+    if on:
+        each, engine = "one CPU" if cpus == 1 else f"{cpus} CPUs", on.partition(":")[0]
+        told = f"about {duration(sum(left))} of work left on {each} a run, {engine} decides how many go at once"
+        cores = "as many of this machine's cores'"
     return "\n".join([
         *_aligned(table), "",
-        f"{len(jobs)} runs, {parts.count(1)} of them finished; about {duration(left)} left, {schedule}; each works at "
-        f"{share or USUAL_SHARE:.2g} of its cores' matrix products after a start of {start:.0f} s, "
+        f"{len(jobs)} runs, {parts.count(1)} of them finished; {told}; each works at {share or USUAL_SHARE:.2g} of "
+        f"{cores} matrix products after a start of {start:.0f} s, "
         f"{'as measured here' if share else 'which no run here has measured'}",
     ])  # fmt: skip
 

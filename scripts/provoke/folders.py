@@ -91,7 +91,7 @@ def full_disk(scene: Scene) -> str:
 
 @fault(42, "a disk too small for the checkpoints, seen at the start", "6 before training; MB needed, MB free")
 def nearly_full(scene: Scene) -> None:
-    scene.posx(*scene.train("--config.train.keep_checkpoints=10000000")).must(FULL, "MB free", "MB")
+    scene.posx(*scene.train("--config.train.keep_checkpoints=10000000")).must(FULL, "[MGT]B free", "B: free space")
 
 
 @fault(43, "a work folder of another config", "4; every field that differs; nothing written")

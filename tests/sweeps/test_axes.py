@@ -116,10 +116,14 @@ def test_names_that_would_be_too_long_or_the_same_are_told_apart(tmp_path):
         ({"encoding": ("RoPE",)}, "did you mean 'rope'"),
         ({"encoding": ("chain",)}, "write the parts of a chain with +"),
         ({"encoding__slope": (1, 2)}, "encoding 'rope' has no field 'slope'"),
-        ({"train__steps": (100, "many")}, "train.steps='many' must be of type int"),
-        ({"encoding__base": (int("9" * 400),)}, "encoding.base=inf must be a finite number"),
+        ({"train__steps": (100, "many")}, "sweep.axes.train.steps=many: not a whole number"),
+        ({"encoding__base": (int("9" * 400),)}, "9999: not a finite number"),
         ({"train__length": (64, 1)}, "train.length=1 must be at least 2"),
-        ({"eval__stride": (8, 16)}, "eval.stride=8 and 16 are the same run"),
+        ({"eval__stride": (8, 16)}, "eval.stride=8 and 16 are the same run: eval.protocols has no sliding"),
+        ({"data__vocab_size": (300, 400)}, "data.vocab_size=300 and 400 are the same run: only data.tokenizer=bpe"),
+        ({"train__position_lr_multiplier": (1.0, 3.0)}, "are the same run: the encoding has no parameters"),
+        ({"eval__protocols": (("sliding",), "sliding")}, "names a value twice"),
+        ({"train__weight_decay": (-0.0, 0.0)}, "names a value twice"),
         ({"encoding": ("t5", "t5(num_buckets=30)")}, "encoding=t5 and t5(num_buckets=30) are the same run"),
         ({"train__seed": tuple(range(1001))}, "has 1001 runs, more than 1000"),
     ],
@@ -172,6 +176,39 @@ def test_settings_that_a_sweep_does_not_use_are_named(capsys, site):
     assert [line.split()[1] for line in err.splitlines()] == ["--config.encoding=nope", "--config.train.length=32"]
     code, _, err = tiny.call(capsys, *words, "--config.encoding=rope(base=50)")  # the rope that is meant
     assert code == 0 and "rope(base=50)" not in err
+    field = ["--config.encoding=rope", "--config.encoding.base=50"]
+    code, out, err = tiny.call(capsys, *words, *field)
+    assert code == 0 and not err and "rope(base=50," in out
+    code, _, err = tiny.call(capsys, *words, *field, "--config.sweep.axes.encoding=t5,alibi")
+    assert code == 2 and "about the same setting" in err
+    code, _, err = tiny.call(capsys, *words[:-1], *field, "--config.sweep.encodings=t5,alibi")
+    assert code == 0 and [line.split()[1] for line in err.splitlines()] == ["--config.encoding=nope", *field]
+
+
+def test_value_that_only_some_runs_use_makes_no_equal_runs(tmp_path):
+    runs = planned(tmp_path, data__tokenizer=("bytes", "bpe"), data__vocab_size=(300, 400))
+    assert [(run.data.tokenizer, run.data.vocab_size) for run in runs.values()] == [
+        ("bytes", 300), ("bpe", 300), ("bpe", 400),
+    ]  # fmt: skip
+
+
+def test_settings_that_no_run_uses_are_named(capsys, site, whole):
+    words = ["--config.eval.stride=4", "--config.data.vocab_size=999", "--config.data.subset=x"]
+    more = ["--config.train.position_lr_multiplier=3", "--config.train.steps=9"]
+    code, _, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:rope", "--dry_run", *words, *more)
+    assert code == 0 and [line.split()[1] for line in err.splitlines()] == [*words, more[0]]
+    code, _, err = tiny.call(capsys, "sweep", f"--config={site / 'tiny.py'}", "--dry_run", *words, *more)
+    assert code == 0 and [line.split()[1] for line in err.splitlines()] == [*words, more[0]]
+    used = ["--config.eval.protocols=sliding", "--config.eval.stride=4"]
+    code, _, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:t5", "--dry_run", *used, more[0])
+    assert code == 0 and not err
+    none = ["--config.model.layer_policy=nope", "--config.encoding.num_buckets=8"]
+    code, _, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:t5", "--dry_run", *none)
+    assert code == 0 and f"{none[1]} is not used: no layer of model.layer_policy is 'encoding'" in err
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={whole}", "--dry_run", "--stride=4")
+    assert code == 0 and "--stride=4 is not used: eval.protocols has no sliding" in err
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={whole}", "--dry_run", "--stride=4", "--protocol=P2")
+    assert code == 0 and not err
 
 
 def test_a_config_files_argument_may_be_no_encoding(capsys, site, tmp_path):
@@ -262,10 +299,110 @@ def test_axes_of_a_config_file_that_are_no_mapping(tmp_path):
         load_config({"config": str(tmp_path / "none.py")})
 
 
+@pytest.mark.parametrize("values", ["3", "'1e-3,2e-3'", "{1e-3: 2e-3}", "{1e-3, 2e-3}", "None", "len"])
+def test_axis_of_a_file_that_is_no_tuple_is_one_line(capsys, tmp_path, values):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from posx.config import base_config\n\ndef get_config():\n    config = base_config('rope')\n"
+        f"    config.sweep.axes = {{'train.learning_rate': {values}}}\n    return config\n"
+    )
+    for word in ("--print_config", "--dry_run"):
+        code, _, err = tiny.call(capsys, "sweep", f"--config={path}", word)
+        assert code == 2 and "sweep.axes.train.learning_rate=" in err and "must be a tuple of values" in err
+        assert len(err.splitlines()) == 1
+
+
 def test_a_sweep_of_an_earlier_run_is_that_run_at_the_axes_it_is_given(capsys, whole, tmp_path):
     words = ["sweep", f"--config_json={whole / 'config.json'}", f"--workdir={tmp_path}", "--dry_run"]
     code, out, err = tiny.call(capsys, *words, "--config.sweep.axes.train.seed=(3, 4)")
     assert code == 0 and [line.split()[0] for line in out.splitlines()[1:3]] == ["t5-L16-s3", "t5-L16-s4"], err
+
+
+def sweep_of(site, workdir, *words):
+    """The words of a dry run of one encoding."""
+    return [
+        "sweep", f"--config={site / 'tiny.py'}", f"--workdir={workdir}", "--config.sweep.encodings=rope", "--dry_run",
+        *words,
+    ]  # fmt: skip
+
+
+WIDTHS = ("--config.sweep.axes.model.model_dim=32,64,64", "--config.sweep.axes.model.num_heads=2,4,8")
+
+
+def test_zipped_axes_advance_together_as_one_axis(capsys, site, tmp_path):
+    together = ["--config.sweep.zip=model.model_dim+model.num_heads", "--config.sweep.seeds=0,1"]
+    code, out, err = tiny.call(capsys, *sweep_of(site, tmp_path, *WIDTHS, *together))
+    assert code == 0 and not err, err
+    header, *rows = [line.split() for line in out.split("\n\n")[0].splitlines()]
+    assert header[:4] == ["run", "model.model_dim", "model.num_heads", "train.seed"]
+    assert [row[0] for row in rows] == [
+        f"rope-L16-s{seed}-model_dim={width}-num_heads={heads}"
+        for width, heads in ((32, 2), (64, 4), (64, 8))
+        for seed in (0, 1)
+    ]
+    _, printed, _ = tiny.call(capsys, *sweep_of(site, tmp_path, *WIDTHS, *together), "--print_config")
+    typed = [shlex.split(line)[0] for line in printed.splitlines() if line.startswith(("-", "'"))]
+    assert together[0] in typed
+    code, again, _ = tiny.call(capsys, "sweep", f"--config={site / 'tiny.py'}", "--dry_run", *typed)
+    assert code == 0 and [line.split()[0] for line in again.splitlines()[1:7]] == [row[0] for row in rows]
+
+
+def test_zip_takes_lists_by_short_and_long_names(tmp_path):
+    config = config_of(train__learning_rate=(1e-3, 2e-3), data__source=("a", "b"), data__tokenizer=("bytes", "bpe"))
+    config.sweep.encodings = ("rope", "alibi")
+    found = []
+    for name in ("encoding", "encodings"):
+        config.sweep.zip = (f"{name} + train.learning_rate", "data.source+data.tokenizer")
+        found.append([job.run for job in plan(config, tmp_path)])
+    told = [(r.encoding["name"], r.train.learning_rate, r.data.source, r.data.tokenizer) for r in found[0]]
+    assert told == [
+        (*pair, *text) for pair in (("rope", 1e-3), ("alibi", 2e-3)) for text in (("a", "bytes"), ("b", "bpe"))
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["model.model_dim+model.num_heads"], "model.model_dim has 3 values, model.num_heads has 2 values"),
+        (["model.model_dim+train.learnin_rate"], "nearest: train.learning_rate"),
+        (["model.model_dim+train.steps"], "train.steps has no axis. Add --config.sweep.axes.train.steps=VALUES"),
+        (["model.model_dim"], "one axis alone"),
+        (["model.model_dim+model.model_dim"], "model.model_dim is joined twice"),
+        (["model.model_dim+encodings,seeds+model.model_dim"], "is joined twice"),
+    ],
+)
+def test_axes_that_cannot_be_zipped_are_one_line(capsys, site, tmp_path, words, wanted):
+    axes = ["--config.sweep.axes.model.model_dim=32,64,96", "--config.sweep.axes.model.num_heads=2,4"]
+    more = ["--config.sweep.encodings=rope,alibi,t5", "--config.sweep.axes.train.seed=0,1,2"]
+    words = ["sweep", f"--config={site / 'tiny.py'}", "--dry_run", *axes, *more, f"--config.sweep.zip={words[0]}"]
+    code, _, err = tiny.call(capsys, *words)
+    assert code == 2 and wanted in err and len(err.splitlines()) == 1, err
+
+
+def test_two_equal_steps_of_zipped_axes_are_refused(tmp_path):
+    config = config_of(model__model_dim=(64, 128, 64), model__num_heads=(4, 8, 4))
+    config.sweep.zip = ("model.model_dim+model.num_heads",)
+    with pytest.raises(ConfigError, match=r"model.model_dim\+model.num_heads names a value twice: 64 with 4"):
+        plan(config, tmp_path)
+
+
+def test_zipped_sweep_runs_and_resumes(capsys, site, tmp_path):
+    words = [
+        "sweep", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'zip'}", "--config.sweep.encodings=rope",
+        "--config.sweep.axes.model.model_dim=32,64", "--config.sweep.axes.model.num_heads=2,4",
+        "--config.sweep.zip=model.model_dim+model.num_heads", "--config.train.steps=3",
+        "--config.eval.lengths=16", "--config.eval.protocols=nonoverlapping", "--config.eval.num_targets=32",
+    ]  # fmt: skip
+    code, out, err = tiny.call(capsys, *words)
+    assert code == 0, err
+    names = ["rope-L16-s0-model_dim=32-num_heads=2", "rope-L16-s0-model_dim=64-num_heads=4"]
+    assert sorted(path.parent.name for path in (tmp_path / "zip").glob("*/DONE")) == names
+    assert "| rope, model_dim=32, num_heads=2 |" in out and "| rope, model_dim=64, num_heads=4 |" in out
+    code, _, err = tiny.call(capsys, *words)
+    assert code == 0 and "2 of 2 runs are finished already" in err
+    one = from_stored(json.loads((tmp_path / "zip" / names[1] / "config.json").read_text()))
+    assert (one.model.model_dim, one.model.num_heads) == (64, 4)
 
 
 def test_multiples_of_a_rate_at_which_nothing_learns_are_one_run(tmp_path):

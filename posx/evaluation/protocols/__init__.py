@@ -49,7 +49,8 @@ def longest_window(config: EvalConfig, train_len: int) -> int:
 
 def problems(config: EvalConfig, train_len: int) -> list[str]:
     """What of a run's settings is wrong for the protocols that they name, one line each."""
-    found = []
+    found: list[str] = []
+    known: list[type[Protocol]] = []
     for name in config.protocols:
         try:
             cls = protocol_class(name)
@@ -57,6 +58,8 @@ def problems(config: EvalConfig, train_len: int) -> list[str]:
             found.append(f"eval.protocols: {error}")
         else:
             found += [] if config.problems() else cls.problems(config, train_len)
+            found += [f"eval.protocols={','.join(config.protocols)} names {cls.name} twice"] if cls in known else []
+            known.append(cls)
     return found
 
 
