@@ -25,13 +25,22 @@ import numpy as np
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-@functools.cache
-def source_digest(cls: Any) -> str:
+#: Of the classes that were seen.
+_DIGESTS: dict[type, str] = {}
+
+
+def source_digest(cls: type) -> str:
     """Return 12 hexadecimal digits for the code that `cls` reaches; "" for a class of posx.
 
     Code and values are read at the first call: make it when the class is imported. A class without source, as one made
     by `exec`, is digested in its compiled form, which changes with the version of Python.
     """
+    if cls not in _DIGESTS:
+        _DIGESTS[cls] = _digest(cls)
+    return _DIGESTS[cls]
+
+
+def _digest(cls: type) -> str:
     own = _top(cls.__module__)
     if own == _top(__name__):
         return ""
