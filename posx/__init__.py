@@ -5,9 +5,9 @@ Help and wrong words on the command line then cost no start of JAX, and whoever 
 """
 
 import importlib
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from posx.lazy import modules_of
 from posx.machine.guard import guard
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 guard()
+_module = modules_of(__name__)
 
 #: Where each of the public names is.
 _PLACES = {
@@ -30,13 +31,11 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, or a module of posx, when it is first asked for."""
+    """Import a public name, or a module of posx, when it is first asked for."""
     if name in _PLACES:
         value = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
         return value
-    if not name.startswith("_") and importlib.util.find_spec(f"posx.{name}"):
-        return importlib.import_module(f"posx.{name}")
-    raise AttributeError(f"module 'posx' has no attribute {name!r}")
+    return _module(name)
 
 
 def __dir__() -> list[str]:

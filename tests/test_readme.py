@@ -1,5 +1,6 @@
 """What the README shows works as shown."""
 
+import ast
 import os
 import re
 import subprocess
@@ -93,3 +94,34 @@ def test_scripts_are_the_readme_commands():
 
 def _environment():
     return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+#: Resolves each name with nothing of posx imported but `posx` itself; libraries stay, for speed.
+RESOLVE = """
+import sys
+for name in sys.argv[1:]:
+    for module in [module for module in sys.modules if module.split(".")[0] == "posx"]:
+        del sys.modules[module]
+    import posx
+    try:
+        eval(name)
+    except Exception as error:
+        print(f"{name}: {type(error).__name__}: {error}")
+"""
+
+
+def _docstrings():
+    """Yield the docstrings of posx's modules, public classes and public functions."""
+    for path in (ROOT / "posx").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            if documented and not getattr(node, "name", "").startswith("_"):
+                yield ast.get_docstring(node) or ""
+
+
+def test_documented_names_work_after_import_posx():
+    names = {name for text in (README, *_docstrings()) for name in re.findall(r"\bposx(?:\.\w+)+", text)}
+    assert names > {"posx.machine.devices.use_every_core", "posx.training.layout.RULES"}
+    command = [sys.executable, "-c", RESOLVE, *sorted(names)]
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

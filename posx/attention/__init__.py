@@ -33,7 +33,10 @@ from posx.attention.tiles import Block, Order, Slots, Tokens, times
 from posx.encodings.base import Encoding, Features, Params, at_least_float32, require_encoding, wide_dtype
 from posx.encodings.shapes import Call
 from posx.errors import ConfigError
+from posx.lazy import modules_of
 from posx.machine.compiler import apart
+
+__getattr__ = modules_of(__name__)
 
 Executor = Callable[..., jax.Array]
 EXECUTORS: dict[str, Executor] = {"dense": dense, "blockwise": blockwise, "fused": fused}

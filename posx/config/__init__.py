@@ -14,8 +14,11 @@ from posx.config.model import ModelConfig
 from posx.config.run import SECTIONS, Resolution, RunConfig, base_config, encoding_section, run_config
 from posx.config.sweep import SweepConfig
 from posx.config.train import TrainConfig
+from posx.lazy import modules_of
 
 __all__ = [
     "SECTIONS", "DataConfig", "EvalConfig", "ModelConfig", "Resolution", "RunConfig", "SweepConfig", "TrainConfig",
     "base_config", "encoding_section", "run_config",
 ]  # fmt: skip
+
+__getattr__ = modules_of(__name__)

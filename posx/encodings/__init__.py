@@ -16,6 +16,7 @@ from posx.encodings.sources import source_digest
 from posx.encodings.values import check_value
 from posx.errors import ConfigError, nearest
 from posx.fields import typed_fields
+from posx.lazy import modules_of
 
 #: Every encoding by name, and the file and class that define it.
 _DEFINED = {
@@ -66,12 +67,15 @@ CHAIN = "chain"
 Spec = str | Mapping[str, Any] | Sequence[Any] | Encoding
 
 
-def __getattr__(name: str) -> type[Encoding]:
-    """The registered classes by their own names: `from posx.encodings import Rope`."""
+_module = modules_of(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    """Return a registered class by its own name, as for `from posx.encodings import Rope`, or a module of this room."""
     for cls in ENCODINGS.values():
         if cls.__name__ == name:
             return cls
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _module(name)
 
 
 def encoding_class(name: str) -> type[Encoding]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from posx.errors import ConfigError, WorkdirError
 from posx.files.atomic import disk_errors, write_bytes
+from posx.lazy import modules_of
 from posx.plots import backend, curves, lengths, look, positions  # noqa: F401  backend goes first
 from posx.plots.groups import Panel, panels
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, read_rows, unfinished
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from posx.runs.folder import RunFolder
 
 __all__ = ["WHAT", "has_figures", "picture", "plot", "read_rows", "table"]
+
+__getattr__ = modules_of(__name__)
 
 WHAT = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
 #: The endings that `_suffix` gives, of today's rows and of rows that are gone.

@@ -10,3 +10,7 @@ targets       which tokens they score: the same in all of them
 text          the text of a run that exists, wherever it lies now
 load          a trained run as a function
 """
+
+from posx.lazy import modules_of
+
+__getattr__ = modules_of(__name__)
