@@ -1,6 +1,6 @@
 """1.3 B parameters after GPT-3 XL: 24 layers of width 2048, 16 heads of 128, L = 2048, for many devices.
 
-    posx train --config configs/gpt_1b3.py:rope --workdir runs/gpt_1b3 --mesh=16x1
+    posx train --config gpt_1b3:rope --workdir runs/gpt_1b3 --mesh=16x1
 
 started once on every host (SLURM, Open MPI and TPU pods tell each which one it is). Layers, widths and learning rate
 2e-4 of Brown et al. 2020 (arXiv 2005.14165, table 2.1), weight decay 0.1, betas 0.9 and 0.95, clipping at 1. It differs

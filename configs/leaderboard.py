@@ -1,9 +1,9 @@
 """Leaderboard: every encoding of the catalogue at the shape of `novels_cpu`, three seeds each.
 
-    posx sweep --config configs/leaderboard.py --workdir runs/leaderboard --config.data.source=PATH/TO/novels
+    posx sweep --config leaderboard --workdir runs/leaderboard --config.data.source=PATH/TO/novels
 
 Model, text and training of `novels_cpu`, each encoding at its own rate (`Encoding.lr_multiplier`); those rates were
-looked for with `--config configs/leaderboard.py:tuning`, a third of the steps and no longer windows, judged as
+looked for with `--config leaderboard:tuning`, a third of the steps and no longer windows, judged as
 `recipe_cpu` judges. An encoding that has several forms stands with each; temperatures stand with RoPE.
 Hardware and time: 4 CPU cores, about five hours (tuning one and a half); the same command goes on.
 Expect and read: experiments/leaderboard.

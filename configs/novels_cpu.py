@@ -1,6 +1,6 @@
 """Novels on a CPU: all ten encodings, 4 layers of width 128, bytes, L = 64, about 5 M bytes each, tested to 32 L.
 
-    posx sweep --config configs/novels_cpu.py --workdir runs/novels_cpu --config.data.source=PATH/TO/novels
+    posx sweep --config novels_cpu --workdir runs/novels_cpu --config.data.source=PATH/TO/novels
 
 The text is ELTeC-eng (doi 10.5281/zenodo.4662490) or any folder with train.* and validation.* files.
 Hardware and time: 2 CPU cores, two hours and a half a seed of all ten; half of it is the sliding protocol.

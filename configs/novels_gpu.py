@@ -1,6 +1,6 @@
 """Novels on a GPU: all ten encodings, 6 layers of width 512, byte-level BPE of 8192, L = 512, tested to 16 L.
 
-    posx sweep --config configs/novels_gpu.py --workdir runs/novels_gpu --config.data.source=PATH/TO/novels
+    posx sweep --config novels_gpu --workdir runs/novels_gpu --config.data.source=PATH/TO/novels
 
 The text is ELTeC-eng (doi 10.5281/zenodo.4662490) or any folder with train.* and validation.* files. 5000 steps of
 32 768 tokens are eleven passes over its 14.6 M tokens, hence the dropout.

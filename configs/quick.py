@@ -1,6 +1,6 @@
 """Quick: five encodings trained at 64 tokens and tested up to 1024, on the embedded corpus (Python's own source code).
 
-    posx sweep --config configs/quick.py --workdir runs/quick
+    posx sweep --config quick --workdir runs/quick
 
 Hardware and time: 2 CPU cores, under 10 minutes. Expect sinusoidal to break beyond 64 tokens, RoPE to rise, ALiBi to
 stay flat. What it may claim: that order, not more; the model is small and sees about 2 M bytes.

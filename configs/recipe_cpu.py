@@ -1,6 +1,6 @@
 """Recipe: at which learning rates each encoding is best at the training length, on documents held out for this alone.
 
-    posx sweep --config configs/recipe_cpu.py --workdir runs/recipe_cpu --config.data.source=PATH/TO/novels
+    posx sweep --config recipe_cpu --workdir runs/recipe_cpu --config.data.source=PATH/TO/novels
 
 Model, text and training length of `novels_cpu`, 2 M bytes a run. A tenth of the training documents is taken out and
 judges, at the training length only: neither the validation text nor a longer window is looked at. An encoding that

@@ -1,6 +1,6 @@
 """Smoke test: three encodings in seconds, to see that everything is in place.
 
-    posx sweep --config configs/smoke.py --workdir runs/smoke
+    posx sweep --config smoke --workdir runs/smoke
 
 Hardware and time: 2 CPU cores, about half a minute. Expect a falling loss, below the 4.5 bits a byte of single-byte
 frequencies, and nothing more: the numbers rank no encoding.

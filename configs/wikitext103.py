@@ -1,6 +1,6 @@
 """WikiText-103 after the ALiBi paper: 16 layers of width 1024, L = 512, tested to 3072 and beyond.
 
-    posx sweep --config configs/wikitext103.py --workdir runs/wikitext103
+    posx sweep --config wikitext103 --workdir runs/wikitext103
 
 The text comes by its hub name and is put back into articles. The recipe is that of Press et al. 2022 (arXiv
 2108.12409, section 3 and appendix A.3) as far as a plain softmax allows: 16 layers, width 1024, 8 heads, MLP of 4096,

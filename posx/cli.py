@@ -18,7 +18,7 @@ from posx.errors import ConfigError, OutOfMemoryError, PosxError, Stopped, neare
 from posx.files.atomic import disk_full
 from posx.machine.backend import no_device, set_options
 from posx.progress import say, unheard
-from posx.words import Words
+from posx.words import Words, presets
 
 #: What JAX says of an environment variable that it cannot read.
 _NO_VALUE = re.compile(r"^(?:Invalid value .* for JAX flag|invalid truth value .* for environment) '?(jax_\w+)", re.I)
@@ -149,7 +149,7 @@ def usage(name: str = "") -> str:
         lines = [f"  posx {word:10} {command.text}" for word, command in COMMANDS.items()]
         return "\n".join(["posx: position encodings, trained short and tested long", "", *lines, "",
                           "posx COMMAND --help shows its flags; start with", "",
-                          "  posx sweep --config configs/quick.py --workdir runs/quick"])  # fmt: skip
+                          "  posx sweep --config quick --workdir runs/quick"])  # fmt: skip
     command = COMMANDS[name]
     lines = [
         f"  --{flag}{text}"
@@ -159,7 +159,8 @@ def usage(name: str = "") -> str:
     ]
     if command.takes_config:
         lines = [
-            "  --config           a config file, with the encoding after a colon: configs/quick.py:rope",
+            "  --config           a preset or a file, and the encoding after a colon: quick:rope, path/to/mine.py:rope",
+            f"                     presets: {', '.join(presets())}",
             "  --config_json      the config.json of an earlier run instead",
             "  --config.A.B=V     overrides one setting; --print_config shows all",
             *lines,

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from absl import flags
 
 from posx.errors import ConfigError
 from posx.fields import typed
+
+#: The value that each flag which names settings needs.
+_EXAMPLES = {
+    "config": "a preset or a file, for example --config=quick",
+    "config_json": "a file, for example --config_json=runs/x/config.json",
+}
 
 #: {name: (default, help)}. A type in the place of a default stands for None, which is no value of the flag. A name that
 #: ends with a dot stands for all that begin so: {the rest: text given}.
@@ -103,6 +110,14 @@ def listed(known: Flags) -> str:
     return ", ".join(f"--{name}" for name in known)
 
 
+def presets() -> dict[str, Path]:
+    """Return {name: file} of the presets: a wheel has them inside the package, a clone in `configs/` at its top."""
+    package = Path(__file__).parent
+    inside = package / "configs"
+    folder = inside if inside.is_dir() else package.parent / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.py"))}
+
+
 def _family(words: Sequence[str], name: str) -> dict[str, str]:
     """{rest of the name: value} of the words `--NAME.rest=value`. Raises ConfigError for one without a value."""
     found = {}
@@ -128,7 +143,7 @@ def _split_config(words: list[str]) -> tuple[dict[str, str], list[str]]:
             if not equals:
                 position += 1
                 if position == len(words):
-                    raise ConfigError(f"--{name} needs a file, for example --{name}=configs/quick.py")
+                    raise ConfigError(f"--{name} needs {_EXAMPLES[name]}")
                 value = words[position]
             if name in taken:
                 raise ConfigError(f"--{name} is given twice ({taken[name]} and {value}): give it once")

@@ -4,4 +4,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
-exec .venv/bin/posx sweep --config configs/quick.py --workdir runs/quick "$@"
+exec .venv/bin/posx sweep --config quick --workdir runs/quick "$@"

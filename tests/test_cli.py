@@ -262,10 +262,32 @@ def test_a_config_file_that_is_not_there(capsys, tmp_path, site):
     refused(capsys, 2, ["train", f"--config={site / 'tinny.py'}"], "does not exist", "did you mean", "tiny.py")
     refused(capsys, 2, ["train", f"--config={site}"], "is a folder")
     refused(capsys, 2, ["train"], "--config")
-    refused(capsys, 2, ["train", "--config"], "needs a file")
+    refused(capsys, 2, ["train", "--config"], "needs a preset or a file")
     (tmp_path / "broken.json").write_text("{")
     refused(capsys, 2, ["train", f"--config_json={tmp_path / 'broken.json'}"], "broken.json")
     refused(capsys, 2, ["train", f"--config_json={tmp_path / 'none.json'}"], "cannot be read")
+
+
+def test_a_preset_is_known_by_its_name_anywhere(capsys, tmp_path, monkeypatch):
+    """A local folder of that name does not hide it; a local file of that name is told, and named as a file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quick").mkdir()
+    path = tiny.ROOT / "configs" / "quick.py"
+    named, by_path = (tiny.call(capsys, "train", f"--config={word}:t5", "--print_config") for word in ("quick", path))
+    assert named == by_path and "--config.encoding=t5" in named[1] and not named[2]
+    (tmp_path / "quick.py").write_text(path.read_text().replace("500", "77"))
+    code, preset, err = tiny.call(capsys, "train", "--config=quick:t5", "--print_config")
+    assert (code, preset) == (0, named[1]) and "the file in this folder is --config=quick.py" in err
+    _, own, err = tiny.call(capsys, "train", "--config=quick.py:t5", "--print_config")
+    assert "--config.train.steps=77" in own and not err
+
+
+def test_a_name_that_is_no_preset_lists_the_presets(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for word in ("quik", "configs/quick.py"):
+        refused(capsys, 2, ["sweep", f"--config={word}", "--dry_run"], f"config file {word} does not exist",
+                "did you mean 'quick'?", "presets: gpt_1b3, leaderboard,")  # fmt: skip
+    assert "presets: gpt_1b3, leaderboard," in tiny.call(capsys, "sweep", "--help")[1]
 
 
 def text_folder(folder, content: bytes):

@@ -22,10 +22,11 @@ from posx.config import SECTIONS, RunConfig, base_config
 from posx.config.overrides import initials, override, setting_of, settings
 from posx.config.stored import ENCODINGS_BEFORE, from_stored
 from posx.encodings import spec_text
-from posx.errors import ConfigError
+from posx.errors import ConfigError, nearest
 from posx.fields import typed
 from posx.files.parse import parsed
-from posx.words import Words, listed
+from posx.progress import say
+from posx.words import Words, listed, presets
 
 #: The __name__ of a config file while it is executed.
 _EXECUTED = "posx_user_config"
@@ -60,15 +61,11 @@ def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> d
 def load_config(where: Mapping[str, str]) -> ConfigDict:
     """The ConfigDict of `--config=file.py:argument`, or of `--config_json=config.json`, which is not code."""
     if len(where) != 1:
-        raise ConfigError("name the settings with one of --config=configs/quick.py or --config_json=runs/x/config.json")
+        raise ConfigError("name the settings with one of --config=quick or --config_json=runs/x/config.json")
     if "config_json" in where:
         return asked_before(earlier_run(where["config_json"]))
     text, _, argument = where["config"].partition(":")
-    path = Path(text).expanduser()
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1, cutoff=0.4)
-        raise ConfigError(f"config file {text} {what}{f'; did you mean {path.parent / near[0]}?' if near else ''}")
+    path = _config_file(text)
     config = _made_by(path, text, argument)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         again = _made_by(path, text, argument)
@@ -81,6 +78,26 @@ def load_config(where: Mapping[str, str]) -> ConfigDict:
         raise ConfigError(f"config file {text}: sweep.axes must map settings to their values; {{}} is none")
     _check_the_same(text, config, again)
     return config
+
+
+def _config_file(text: str) -> Path:
+    """Return the file that `--config` names. The name of a preset is the preset; a path or NAME.py is a file.
+
+    Raises ConfigError if there is neither, with the nearest file or preset.
+    """
+    known = presets()
+    if text in known:
+        beside = Path(f"{text}.py")
+        if beside.is_file() and not beside.samefile(known[text]):
+            say(f"notice: --config={text} is the preset; the file in this folder is --config={beside}")
+        return known[text]
+    path = Path(text).expanduser()
+    if path.is_file():
+        return path
+    what = "is a folder" if path.is_dir() else "does not exist"
+    files = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1, cutoff=0.4)
+    near = f"did you mean {path.parent / files[0]}? " if files else nearest(path.stem, list(known))
+    raise ConfigError(f"config file {text} {what}; {near}presets: {', '.join(known)}")
 
 
 def _made_by(path: Path, text: str, argument: str) -> Any:
