@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import posx
 from posx import cli, encodings
 from posx.machine import ceiling
 from posx.testing import CHECKS, check_encoding
@@ -65,6 +66,16 @@ def test_python_example():
         q_pos=names["pos"], k_pos=names["pos"], executor="dense",
     )  # fmt: skip
     np.testing.assert_allclose(names["o"], dense, atol=1e-5)
+
+
+def test_every_page_with_ratios_defines_them_alike():
+    """R_k is how many times as large perplexity is at k times the training length, as `posx plot` draws it."""
+    assert "R_k = ppl(kL) / ppl(L)" in posx.plots.curves.ratio.__doc__
+    for path in (ROOT / "README.md", *ROOT.glob("experiments/*/README.md")):
+        text = path.read_text()
+        k = re.search(r"R_(\d+)", text)
+        forms = ("R_k = PPL(kL) / PPL(L)", f"R_{k[1]} = PPL({k[1]}L) / PPL(L)") if k else ("",)
+        assert any(form in text for form in forms), path
 
 
 def test_table_names_every_encoding():
