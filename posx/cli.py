@@ -138,10 +138,15 @@ def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:
         return "this command has no settings but its flags"
     from posx.config.flags import asked_before
     from posx.config.overrides import printed
+    from posx.runs.export import unpacked
     from posx.runs.folder import runs_in
 
-    config = asked_before(runs_in(work_folder(values))[0].read_config()) if config is None else config
-    return printed(config, sweep)
+    if config is not None:
+        return printed(config, sweep)
+    first, *others = runs_in(unpacked(work_folder(values)))
+    if others:
+        say(f"notice: settings of {first.path}, the first of {1 + len(others)} runs")
+    return printed(asked_before(first.read_config()), sweep)
 
 
 def usage(name: str = "") -> str:

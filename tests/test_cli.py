@@ -444,6 +444,43 @@ def test_folders_without_a_run(capsys, tmp_path, command):
     refused(capsys, 2, [command], "--workdir is missing")
 
 
+@pytest.fixture
+def sweeps(whole, tmp_path):
+    """A folder of two sweeps, whose runs have the same name; the second can no longer be read."""
+    for name in ("a", "b"):
+        shutil.copytree(whole, tmp_path / "sweeps" / name / "t5")
+    (tmp_path / "sweeps" / "b" / "t5" / "config.json").write_text("{")
+    return tmp_path / "sweeps"
+
+
+def test_evaluate_takes_a_folder_of_sweeps_as_plot_does(capsys, sweeps):
+    """Runs are named by their paths, which tell those of one name apart."""
+    code, out, err = tiny.call(capsys, "evaluate", f"--workdir={sweeps}", "--lengths=16,32", "--dry_run")
+    assert (code, out) == (7, "a/t5: nonoverlapping, per_position at (16, 32)\n")
+    assert "posx: b/t5: " in err and "config.json cannot be read" in err
+    code, out, err = tiny.call(capsys, "evaluate", f"--workdir={sweeps}", "--print_config")
+    assert code == 0 and "settings of" in err and "the first of 2 runs" in err
+
+
+def test_commands_on_one_run_name_the_runs_of_a_sweep(capsys, sweeps):
+    for words in (["generate"], ["export", "--to=m.safetensors"]):
+        refused(capsys, 4, [*words, f"--workdir={sweeps}"], "holds 2 runs", f"--workdir={sweeps}/a/t5", "a/t5, b/t5")
+    with pytest.raises(posx.errors.WorkdirError, match="holds 2 runs, one is needed"):
+        posx.load(sweeps)
+    code, out, _ = tiny.call(capsys, "generate", f"--workdir={sweeps / 'a'}", "--dry_run")  # there is only one
+    assert code == 0 and str(sweeps / "a" / "t5") in out
+
+
+def test_a_hugging_face_model_is_called_one(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    said = "it is not of a run that `posx train` made, but of a Hugging Face model (llama)"
+    for command in ("evaluate", "generate"):
+        refused(capsys, 4, [command, f"--workdir={tmp_path}"], said)
+    refused(capsys, 2, ["train", f"--config_json={tmp_path / 'config.json'}"], said)
+    with pytest.raises(posx.errors.WorkdirError, match="Hugging Face"):
+        posx.load(tmp_path)
+
+
 def test_a_run_that_was_never_trained(capsys, site, tmp_path, whole):
     (tmp_path / "config.json").write_text((whole / "config.json").read_text())
     for command in ("evaluate", "generate"):

@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,8 @@ from posx.machine.devices import mesh_of, use_every_core
 from posx.progress import Meter, say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked, say_unused
-from posx.runs.folder import RunFolder, runs_in
+from posx.runs.export import unpacked
+from posx.runs.folder import RunFolder, name_of, runs_in
 from posx.sweeps.engines.here import here
 from posx.sweeps.evaluation import Evaluation
 from posx.sweeps.work import run_all
@@ -48,7 +49,7 @@ def main(values: dict[str, Any], _: None) -> None:
         processes.join(values)
     if values["stop_with_stdin"]:
         interrupts.end_with_stdin()
-    workdir = work_folder(values)
+    workdir = unpacked(work_folder(values))
     asked, failed = processes.together(lambda: _asked_of_each(values, workdir))
     for name, reason in failed.items():
         say(f"{name}: {reason}")
@@ -62,16 +63,16 @@ def main(values: dict[str, Any], _: None) -> None:
     if values["dry_run"]:
         for folder in asked:
             config = asked[folder][1]
-            print(f"{folder.path.name}: {', '.join(config.protocols)} at {config.lengths}")
+            print(f"{name_of(folder.path, workdir)}: {', '.join(config.protocols)} at {config.lengths}")
         measured = {}
     elif len(asked) + len(failed) == 1:
         measured = {folder: _evaluate_folder(values, folder, *asked[folder]) for folder in asked}
     else:
-        measured, more = _side_by_side(values, asked)
+        measured, more = _side_by_side(values, workdir, asked)
         failed |= more
     rows = [row for found in measured.values() for row in found]
     shown = rows_of({folder.path: found for folder, found in measured.items()}, workdir)
-    processes.first(lambda: _show(values, workdir, rows, shown))
+    processes.first(lambda: _show(values, measured, rows, shown))
     told = [f"{name}: {reason}" for name, reason in failed.items()]
     told += [listed([row]) for row in rows if row["status"] in ("oom", "nonfinite")]
     if told:
@@ -91,11 +92,13 @@ def _asked_of_each(values: dict[str, Any], workdir: Path) -> tuple[dict[RunFolde
         except WorkdirError as error:
             if len(folders) == 1:
                 raise
-            failed[folder.path.name] = str(error)
+            failed[name_of(folder.path, workdir)] = str(error)
     return asked, failed
 
 
-def _show(values: dict[str, Any], workdir: Path, rows: Sequence[dict[str, Any]], shown: Sequence[Row]) -> None:
+def _show(
+    values: dict[str, Any], runs: Iterable[RunFolder], rows: Sequence[dict[str, Any]], shown: Sequence[Row]
+) -> None:
     """Print the rows as JSON, or the table of those that are `shown` and draw the figures again."""
     from posx.plots.tables import table
 
@@ -105,12 +108,14 @@ def _show(values: dict[str, Any], workdir: Path, rows: Sequence[dict[str, Any]],
     elif rows:
         print(table(shown))
         sys.stdout.flush()  # before what takes longer
-        for place in (workdir, *workdir.parents[:2]):  # the run, its sweep, the folder of sweeps
-            _draw_again(place)
+        if work_folder(values).is_file():
+            say("notice: rows of an exported file are not stored; --json prints them")
+        for place in dict.fromkeys(place for run in runs for place in (run.path, *run.path.parents[:2])):
+            _draw_again(place)  # of a run, its sweep, the folder of sweeps
 
 
 def _side_by_side(
-    values: dict[str, Any], asked: dict[RunFolder, Asked]
+    values: dict[str, Any], workdir: Path, asked: dict[RunFolder, Asked]
 ) -> tuple[dict[RunFolder, list[dict[str, Any]]], dict[str, str]]:
     """The rows of each run, measured in processes of their own, and {name: why it failed} of those without."""
     words = [f"--{name}={values[name]}" for name in MEASURING if values[name] not in (None, "")]
@@ -124,7 +129,7 @@ def _side_by_side(
         say(f"{engine.schedule}; --jobs=N for another number")
         failed = run_all(engine, tasks, range(len(tasks)), "evaluate", Meter.print)
         rows = {task.folder: task.rows() for task in tasks}
-    return rows, {tasks[n].folder.path.name: why for n, why in failed.items() if not rows[tasks[n].folder]}
+    return rows, {name_of(tasks[n].folder.path, workdir): why for n, why in failed.items() if not rows[tasks[n].folder]}
 
 
 def _asked(values: dict[str, Any], folder: RunFolder) -> Asked:
@@ -152,7 +157,7 @@ def _evaluate_folder(
         key_heads = run.resolution.model.kv_heads
         layout = processes.together(lambda: asked_layout(values["mesh"], 0, key_heads, jax.device_count()))
     facts = {"settings": repr((run, config)), "text": dataset.digest, "--mesh": str(layout)}
-    processes.check_same(facts | {"--workdir": str(folder.path)})
+    processes.check_same(facts | {"--workdir": str(work_folder(values))})
     with contextlib.ExitStack() as stack:
         processes.first(lambda: stack.enter_context(folder.held()))
         model, params, _, step = load_model(folder, layout)

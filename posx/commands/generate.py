@@ -14,6 +14,7 @@ from posx.data.store import cache_folder
 from posx.errors import ConfigError
 from posx.generate import Sampling, generate
 from posx.machine.compile_cache import use_compile_cache
+from posx.runs.export import unpacked
 from posx.runs.folder import run_in
 from posx.runs.text import settings
 
@@ -23,7 +24,7 @@ BROKEN = "\ufffd"
 
 def main(values: dict[str, Any], _: None) -> None:
     sampling = Sampling(values["temperature"], values["top_k"])
-    folder = run_in(work_folder(values))
+    folder = run_in(unpacked(work_folder(values)))
     if values["num_tokens"] < 1:
         raise ConfigError(f"--num_tokens={values['num_tokens']} must be at least 1")
     if not 0 <= values["seed"] < 2**32:

@@ -67,6 +67,10 @@ def from_stored(values: Any) -> RunConfig:
     Raises ConfigError for a version this posx does not know, and for a setting that is unknown or missing.
     """
     version = values.get("schema_version") if isinstance(values, Mapping) else None
+    if version is None:
+        family = values.get("model_type") if isinstance(values, Mapping) else None
+        whose = f", but of a Hugging Face model ({family})" if family else ""
+        raise ConfigError(f"it has no schema_version, so it is not of a run that `posx train` made{whose}")
     if version == 1:
         values = schema_1.migrated(values)
     elif version != SCHEMA_VERSION:

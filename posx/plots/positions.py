@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from posx.files import lines
-from posx.plots import rows
 from posx.plots.groups import Panel
 from posx.plots.points import Curve, Point, ordered
 from posx.plots.rows import Row, complete, number
 from posx.plots.runs import Run, read_config, stored_run
+from posx.runs.folder import name_of, run_folders
 
 _MAX_TRAINING_POINTS = 150
 _BINS_PER_OCTAVE = 6
@@ -98,7 +98,7 @@ def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> list[Tra
     """Training loss of every run with a `metrics.jsonl`; the last row of a step wins, so a resumed run counts once."""
     known = {row.run.path: row.run for row in stored}
     found = []
-    for folder_of_run in rows.run_folders(pathlib.Path(folder), "metrics.jsonl"):
+    for folder_of_run in run_folders(pathlib.Path(folder), "metrics.jsonl"):
         losses: dict[float, float] = {}
         for row in lines.read(folder_of_run / "metrics.jsonl", logging.getLogger(__name__).warning):
             step = number(row.get("step"))
@@ -107,7 +107,7 @@ def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> list[Tra
                 losses[step] = math.nan if loss is None or norm is None else loss
         if any(math.isfinite(loss) for loss in losses.values()):
             steps, values = _thinned(np.array(sorted(losses)), np.array([losses[step] for step in sorted(losses)]))
-            path = rows.name_of(folder_of_run, folder)
+            path = name_of(folder_of_run, folder)
             run = known.get(path) or stored_run(path, read_config(folder_of_run), None)
             found.append(TrainingRun(run, steps, values))
     return found

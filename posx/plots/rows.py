@@ -12,7 +12,6 @@ import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from posx.errors import WorkdirError
 from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
@@ -20,6 +19,7 @@ from posx.files import lines
 from posx.files.parse import parsed
 from posx.files.rows import is_measurement, number, whole
 from posx.plots.runs import Run, asked_targets, code_digests, data_digest, read_config, stored_run
+from posx.runs.folder import name_of, run_folders
 
 #: Why a row has no perplexity. The last two are given here: the run has no results, or none that compare.
 FAILED = ("undefined", "nonfinite", "oom", "diverged", "apart")
@@ -33,7 +33,6 @@ _SCORED = (
 #: Of each run the rows that are chosen, and in words what is left out.
 _Chosen = dict[Any, tuple[list[dict[str, Any]], str]]
 _LOG = logging.getLogger(__name__)
-_LEVELS = ("{}", "*/{}", "*/*/{}")  # a run, a sweep, a folder of sweeps
 
 
 class Row(dict[str, Any]):
@@ -42,14 +41,6 @@ class Row(dict[str, Any]):
     def __init__(self, values: Mapping[str, Any], run: Run) -> None:
         super().__init__(values)
         self.run = run
-
-
-def run_folders(folder: pathlib.Path, holding: str) -> list[pathlib.Path]:
-    """The run folders at or below `folder` that hold a file named `holding`, sorted."""
-    if not folder.is_dir():
-        raise WorkdirError(f"work folder {str(folder)!r} does not exist; give the folder of a run or of a sweep")
-    found = {path.parent for level in _LEVELS for path in folder.glob(level.format(holding)) if path.is_file()}
-    return sorted(found)
 
 
 def read_rows(folder: str | pathlib.Path) -> list[Row]:
@@ -129,12 +120,6 @@ def _ended_with_nan(run: pathlib.Path) -> int | None:
     last = (lines.read(run / "metrics.jsonl") or [{}])[-1]
     bad = any(name in last and number(last[name]) is None for name in ("loss", "grad_norm"))
     return last["step"] if bad and isinstance(last.get("step"), int) else None
-
-
-def name_of(run: pathlib.Path, folder: str | pathlib.Path) -> str:
-    """A run folder's path below the folder that is looked at; its own name if that is the run itself."""
-    path = run.relative_to(folder).as_posix()
-    return run.resolve().name if path == "." else path
 
 
 def as_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import json
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +20,10 @@ from posx.data import Tokenizer, load_tokenizer
 from posx.errors import PosxError, WorkdirError, other_names
 from posx.files.atomic import disk_errors, write_bytes
 from posx.files.parse import parsed
-from posx.model import Model
-from posx.runs.describe import model_of, notice_of_code
 from posx.runs.folder import RunFolder
-from posx.runs.load import load_model
-from posx.training.checkpoints import flatten
-from posx.training.digests import sha256_of
+
+if TYPE_CHECKING:
+    from posx.model import Model
 
 FORMAT = "posx 1"
 
@@ -37,6 +38,10 @@ def export(folder: RunFolder, target: Path) -> int:
     OutOfMemoryError.
     """
     from safetensors.numpy import save
+
+    from posx.runs.load import load_model
+    from posx.training.checkpoints import flatten
+    from posx.training.digests import sha256_of
 
     _, params, tokenizer, step = load_model(folder)
     arrays = flatten(params)
@@ -57,31 +62,75 @@ def _digest(header: Mapping[str, str]) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
 
 
-def load_file(path: Path) -> tuple[Model, dict[str, Any], Tokenizer, int]:
-    """What `load_model` gives of a run, from the file that `export` wrote. Raises WorkdirError where it is damaged, or
-    of something else."""
-    from safetensors import SafetensorError, safe_open
+def unpacked(path: Path) -> Path:
+    """Return `path`, or if it is a file that `export` wrote, a temporary run folder with its contents.
+
+    The folder lasts as long as this process. Raises WorkdirError if the file is damaged or not of posx.
+    """
+    if not path.is_file():
+        return path
+    with _reading(path):
+        header = _header(path)
+    place = Path(tempfile.mkdtemp(prefix="posx-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    folder = RunFolder(place / path.stem)
+    with disk_errors(folder.path):
+        folder.path.mkdir()
+        folder.config_file.write_text(header["config"], "utf-8")
+        folder.tokenizer_file.write_bytes(header["tokenizer"].encode())
+        folder.exported.symlink_to(path)
+    return folder.path
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Make a WorkdirError of whatever is wrong with the file `path`."""
+    from safetensors import SafetensorError
 
     try:
+        yield
+    except WorkdirError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, PosxError) as error:
+        raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def _header(path: Path) -> dict[str, str]:
+    """Return the header of the file that `export` wrote. Raises WorkdirError if it is of something else or damaged."""
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as file:
+        header = file.metadata() or {}
+    if header.get("format") != FORMAT:
+        newer = header.get("format", "").startswith("posx ")
+        by_whom = "a newer posx has written it" if newer else "`posx export` has not written it"
+        raise WorkdirError(f"{path} is not of the format {FORMAT!r}: {by_whom}")
+    if dict(parsed(header["digests"])).get(HEADER) != _digest(header):
+        raise WorkdirError(f"{path} is damaged: its settings or its tokenizer are not what their digest says")
+    return header
+
+
+def load_file(path: Path) -> tuple[Model, dict[str, Any], Tokenizer, int]:
+    """Return what `load_model` returns of a run, from the file that `export` wrote.
+
+    Raises WorkdirError if the file is damaged or not of posx.
+    """
+    from safetensors import safe_open
+
+    from posx.runs.describe import model_of, notice_of_code
+    from posx.training.checkpoints import flatten
+    from posx.training.digests import sha256_of
+
+    with _reading(path):
+        header = _header(path)
         with safe_open(path, "numpy") as file:
-            header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                newer = header.get("format", "").startswith("posx ")
-                by_whom = "a newer posx has written it" if newer else "`posx export` has not written it"
-                raise WorkdirError(f"{path} is not of the format {FORMAT!r}: {by_whom}")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
         digests = dict(parsed(header["digests"]))
-        if digests.get(HEADER) != _digest(header):
-            raise WorkdirError(f"{path} is damaged: its settings or its tokenizer are not what their digest says")
         run, step = from_stored(parsed(header["config"])), int(header["step"])
         with tempfile.TemporaryDirectory() as place:
             words = Path(place, "tokenizer.json")
             words.write_bytes(header["tokenizer"].encode())
             tokenizer = load_tokenizer(words)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError, PosxError) as error:
-        if isinstance(error, WorkdirError):
-            raise
-        raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
     notice_of_code(run, path.name)
     model = model_of(run, tokenizer.vocab_size)
     abstract = model.abstract()

@@ -20,6 +20,11 @@ from posx.files.parse import parsed
 from posx.files.rows import is_measurement
 from posx.machine.compile_cache import process_seconds
 
+#: Where the files of runs lie in a work folder: it is a run, a sweep, or a folder of sweeps.
+_LEVELS = ("{}", "*/{}", "*/*/{}")
+#: How many runs a message lists.
+_MOST_NAMES = 12
+
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
@@ -69,6 +74,11 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def exported(self) -> Path:
+        """The weights of a run that was unpacked from one file; other runs have checkpoints."""
+        return self.path / "model.safetensors"
 
     def logged(self) -> list[dict[str, Any]]:
         """The rows of training, in the order that they were written; what says no step and no attempt is junk."""
@@ -178,23 +188,38 @@ class RunFolder:
             yield
 
 
-def run_in(workdir: Path) -> RunFolder:
-    """Return the one run in `workdir`. Raises WorkdirError if there is none, or several, which it then names."""
-    folders = runs_in(workdir)
-    if len(folders) > 1:
-        names = [folder.path.name for folder in folders[:6]] + ["..."] * (len(folders) > 6)
-        raise WorkdirError(
-            f"--workdir={workdir} holds {len(folders)} runs: {', '.join(names)}. "
-            f"Name one of them: --workdir={folders[0].path}"
-        )
-    return folders[0]
+def run_folders(workdir: Path, holding: str) -> list[Path]:
+    """Return the run folders at or below `workdir` that hold a file named `holding`, sorted.
+
+    Raises WorkdirError if `workdir` is no folder.
+    """
+    if not workdir.is_dir():
+        what = "is a file" if workdir.is_file() else "does not exist"
+        raise WorkdirError(f"work folder {workdir} {what}: give the folder of a run or of a sweep")
+    return sorted({path.parent for level in _LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()})
+
+
+def name_of(run: Path, workdir: str | Path) -> str:
+    """Return the path of a run folder below `workdir`, or its own name if `workdir` is the run itself."""
+    path = run.relative_to(workdir).as_posix()
+    return run.resolve().name if path == "." else path
 
 
 def runs_in(workdir: Path) -> list[RunFolder]:
-    """The run in `workdir`, or the runs of the sweep in it. Raises WorkdirError if there is none."""
-    if (workdir / "config.json").exists():
-        return [RunFolder(workdir)]
-    inside = sorted(path.parent for path in workdir.glob("*/config.json"))
-    if not inside:
-        raise WorkdirError(f"{workdir} holds no run: there is no config.json in it or in its folders")
-    return [RunFolder(path) for path in inside]
+    """Return the runs at or below `workdir`. Raises WorkdirError if there is none."""
+    found = run_folders(workdir, "config.json")
+    if not found:
+        raise WorkdirError(f"{workdir} holds no run: there is no config.json in it or up to two folders below")
+    return list(map(RunFolder, found))
+
+
+def run_in(workdir: Path) -> RunFolder:
+    """Return the only run at or below `workdir`. Raises WorkdirError if there is none, and names them if several."""
+    first, *others = runs_in(workdir)
+    if others:
+        names = [name_of(run.path, workdir) for run in (first, *others)]
+        listed = ", ".join(names[:_MOST_NAMES]) + (", ..." if names[_MOST_NAMES:] else "")
+        raise WorkdirError(
+            f"{workdir} holds {len(names)} runs, one is needed: for example --workdir={first.path}; runs: {listed}"
+        )
+    return first

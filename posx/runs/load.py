@@ -16,7 +16,7 @@ from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say
 from posx.runs.describe import model_of, notice_of_code
-from posx.runs.folder import RunFolder
+from posx.runs.folder import RunFolder, run_in
 from posx.runs.text import saved_tokenizer
 from posx.training.checkpoints import Checkpoints
 from posx.training.layout import Copies, Layout
@@ -49,13 +49,20 @@ def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
 
         model, params, tokenizer, _ = load_file(path)
     else:
-        model, params, tokenizer, _ = load_model(RunFolder(path))
+        model, params, tokenizer, _ = load_model(run_in(path))
     return Apply(model), params, tokenizer
 
 
 def load_model(folder: RunFolder, layout: Layout = Copies()) -> tuple[Model, dict[str, Any], Tokenizer, int]:
     """The model of a run, its newest good parameters, its tokenizer, and the step they are from."""
     start_devices()  # else it would be the checkpoints that cannot be read
+    if folder.exported.exists():
+        from posx.runs.export import load_file
+
+        model, params, tokenizer, step = load_file(folder.exported)
+        places = layout.placed(model.abstract())
+        params = jax.tree.map(lambda array, place: jax.device_put(array, place.sharding), params, places)
+        return model, params, tokenizer, step
     run = folder.read_config()
     notice_of_code(run, folder.path.name)
     tokenizer = saved_tokenizer(folder)

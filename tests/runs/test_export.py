@@ -1,5 +1,6 @@
 """A run as one file: what it gives back is what the run's folder gives, and damage is seen."""
 
+import json
 import subprocess
 import sys
 
@@ -37,6 +38,28 @@ def test_a_run_loads_with_64_bit_types_and_without_a_word(whole, exported):
     words = [sys.executable, "-c", code, str(whole), str(exported)]
     done = subprocess.run(words, capture_output=True, text=True, env=tiny.environment(JAX_ENABLE_X64="1"))
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["float32", "float32"], "")
+
+
+def test_evaluate_and_generate_take_an_exported_file(capsys, whole, exported):
+    """They print what they print of the run itself, and leave nothing beside the file."""
+    words = ["--lengths=16", "--protocol=nonoverlapping", "--json"]
+    code, out, err = tiny.call(capsys, "evaluate", f"--workdir={exported}", *words)
+    assert code == 0, err
+    [row] = map(json.loads, out.splitlines())
+    stored = [row for row in tiny.rows(whole / "eval.jsonl") if row["protocol"] == "nonoverlapping"]
+    np.testing.assert_allclose(row["ppl"], next(one["ppl"] for one in stored if one["eval_len"] == 16), rtol=1e-6)
+    assert row["step"] == tiny.STEPS and row["targets"] == stored[0]["targets"]
+    words = ["--prompt=kara", "--num_tokens=3", "--temperature=0"]
+    of_file, of_run = (tiny.call(capsys, "generate", f"--workdir={path}", *words) for path in (exported, whole))
+    assert of_file[:2] == of_run[:2] and of_file[0] == 0
+    assert list(exported.parent.iterdir()) == [exported]
+
+
+@pytest.mark.parametrize("command", ["plot", "export", "train"])
+def test_commands_that_need_a_folder_refuse_an_exported_file(capsys, site, exported, command):
+    words = {"export": ["--to=other.safetensors"], "train": [f"--config={site / 'tiny.py'}"]}.get(command, [])
+    code, _, err = tiny.call(capsys, command, f"--workdir={exported}", *words)
+    assert code == 4 and f"{exported} is a file" in err and len(err.splitlines()) == 1
 
 
 def test_a_flipped_bit_and_a_file_cut_short_are_seen(exported):
