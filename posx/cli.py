@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who started this
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):  # ASCII or Latin-1 lack signs that tables have
+            stream.reconfigure(errors="backslashreplace")
     interrupts.remember_interrupts()
     for chatty in ("absl", "asyncio", "concurrent.futures"):  # Orbax logs every step of a save, and what it raises too
         logging.getLogger(chatty).setLevel(logging.CRITICAL)

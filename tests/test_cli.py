@@ -1,5 +1,6 @@
 """The `posx` command: what it prints and writes, and one clear line for every wrong input."""
 
+import io
 import json
 import math
 import os
@@ -479,6 +480,17 @@ def test_a_hugging_face_model_is_called_one(capsys, tmp_path):
     refused(capsys, 2, ["train", f"--config_json={tmp_path / 'config.json'}"], said)
     with pytest.raises(posx.errors.WorkdirError, match="Hugging Face"):
         posx.load(tmp_path)
+
+
+@pytest.mark.parametrize(("encoding", "dot"), [("ascii", rb"\xb7"), ("latin-1", b"\xb7")])
+def test_results_reach_an_output_that_is_not_utf_8(workdir, monkeypatch, encoding, dot):
+    """Signs that it does not have are escaped: a middle dot in ASCII, an ellipsis in Latin-1 too."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    with jax.numpy_dtype_promotion("standard"):
+        assert posx.cli.main(["evaluate", f"--workdir={workdir}", "--lengths=16"]) == 0
+    printed = out.buffer.getvalue()
+    assert b"windows " + dot + b" 256 targets" in printed and rb"\u2026" in printed
 
 
 def test_a_run_that_was_never_trained(capsys, site, tmp_path, whole):
