@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 import traceback
@@ -124,6 +125,8 @@ def _config(command: Command, given: Words) -> Any:
     """The ConfigDict of a command that takes one. Raises ConfigError for wrong settings and for stray words."""
     if not (command.takes_config or given.stray):
         return None
+    if given.stray and (flag := _flag_of(given.stray[0], command)):
+        raise ConfigError(f"stray word {given.stray[0]!r}; did you mean --{flag} {shlex.quote(given.stray[0])}?")
     from posx.config import flags  # and JAX with it, which words alone do not need
 
     config = flags.config_of(given) if command.takes_config else None
@@ -133,6 +136,15 @@ def _config(command: Command, given: Words) -> Any:
         what = f"unknown flag {word.partition('=')[0]}" if word.startswith("-") else f"stray word {word!r}"
         raise ConfigError(f"{what}; {meant}")
     return config
+
+
+def _flag_of(word: str, command: Command) -> str:
+    """Return the flag whose value a stray word looks like: a preset or config file, or a folder; "" if neither."""
+    name = word.partition(":")[0]
+    if command.takes_config and (name in presets() or name.endswith(".py")):
+        return "config"
+    looks_like_a_path = "=" not in word and "/" in word.strip(".")
+    return "workdir" if looks_like_a_path or Path(word).exists() else ""
 
 
 def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:

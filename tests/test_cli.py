@@ -493,6 +493,22 @@ def test_results_reach_an_output_that_is_not_utf_8(workdir, monkeypatch, encodin
     assert b"windows " + dot + b" 256 targets" in printed and rb"\u2026" in printed
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["plot", "runs/mine"], "--workdir runs/mine?"),
+        (["evaluate", "--lengths=16", "my runs/a"], "--workdir 'my runs/a'?"),
+        (["generate", "there"], "--workdir there?"),
+        (["sweep", "quick", "--workdir=new"], "--config quick?"),
+        (["train", "mine.py:rope"], "--config mine.py:rope?"),
+    ],
+)
+def test_a_stray_folder_or_preset_is_told_its_flag(capsys, tmp_path, monkeypatch, words, meant):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    refused(capsys, 2, words, f"did you mean {meant}")
+
+
 def test_a_run_that_was_never_trained(capsys, site, tmp_path, whole):
     (tmp_path / "config.json").write_text((whole / "config.json").read_text())
     for command in ("evaluate", "generate"):
