@@ -5,6 +5,7 @@ import pytest
 
 from posx import attention, cli
 from posx.commands import doctor
+from posx.encodings import ENCODINGS, build
 from tests import tiny
 
 
@@ -16,6 +17,17 @@ def test_it_names_what_numbers_depend_on_and_checks_every_encoding(capsys, monke
     for fact, text in (("versions", "jaxlib"), ("devices", "cpu"), ("cache", "posx"), ("memory", "free")):
         assert text in lines[fact]
     assert out.count("ok  ") == 3 and "FAILED" not in out
+    assert out.splitlines()[-1] == "all is well: 3 of 3 checks passed"
+    assert "attention with 1 of the 1 encodings" in lines["self-test"]
+    texts = [line for line in out.splitlines() if "  " in line]
+    assert all(line[doctor.WIDTH - 1] == " " != line[doctor.WIDTH] for line in texts), "one column starts there"
+
+
+def test_the_self_test_uses_every_hook_of_the_catalogue():
+    names = doctor.tried()
+    sites = {site for name in ENCODINGS for site in build(name, doctor.DIMS).sites}
+    assert sites == {site for encoding in names.values() for site in encoding.sites}
+    assert max(map(len, ENCODINGS)) + len("attention, ") < doctor.WIDTH
 
 
 @pytest.mark.parametrize("wrong", ["nan", 1e-2])
@@ -26,7 +38,8 @@ def test_a_wrong_number_is_exit_1_with_its_line(capsys, monkeypatch, wrong):
     code, out, err = tiny.call(capsys, "doctor")
     assert code == 1
     assert [line.split()[:3] for line in out.splitlines() if "FAILED" in line] == [["attention,", "alibi", "FAILED"]]
-    assert "attention, alibi: fused: differs" in err and len(err.splitlines()) == 1
+    assert "1 of 3 checks failed: attention, alibi: fused: differs" in err and len(err.splitlines()) == 1
+    assert "all is well" not in out
 
 
 def test_it_is_a_command_without_settings(capsys):
