@@ -15,7 +15,7 @@ from posx.testing import CHECKS, DIMS, check_encoding
 
 
 def main(values: dict[str, Any], _: None) -> None:
-    """Raises PosxError, exit code 1, where a check fails."""
+    """Print a line for each check and a last one. Raises PosxError, exit code 1, if a check fails."""
     name = values["operand"]
     if not name:
         raise ConfigError("name the encoding first: posx check alibi, or posx check my_module:MyEncoding")
@@ -33,3 +33,5 @@ def main(values: dict[str, Any], _: None) -> None:
     )
     if report.failed:
         raise PosxError(f"{len(report.failed)} of {len(report.outcomes)} checks failed: {', '.join(report.failed)}")
+    passed = sum(outcome.status == "ok" for outcome in report.outcomes)
+    print(f"all is well: {passed} checks passed, {len(report.outcomes) - passed} had nothing to check")

@@ -164,10 +164,17 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
         lines = textwrap.wrap("; ".join(cells), max(columns - len(start), 20), break_on_hyphens=False) or [""]
         print(f"\n{' ' * len(start)}".join([start + lines[0], *lines[1:]]).rstrip())
     said = (
-        "L: the training length. learned: numbers once and in each layer, at these sizes (--model_dim and others); "
-        "rate: times that of the model; kernels: executors that can serve it. posx encodings NAME shows one."
+        "L: the training length. learned: numbers once and in each layer, at these sizes (--model_dim and others).",
+        "rate: learning rate of these numbers, in times that of the model.",
+        "shift-invariant: adding one constant to all positions changes nothing.",
+        "prefix-consistent: later tokens do not change earlier outputs, so that a cache decodes the same text.",
+        "kernels: attention that can compute it. any: fused kernels of the device too; tiles: posx's own, in memory that "
+        "grows linearly with length; whole rows: posx's own, each query with all of its keys at once.",
+        "posx encodings NAME shows one.",
     )
-    print("\n" + textwrap.fill(said, min(columns, 120), break_on_hyphens=False))
+    print()
+    for line in said:
+        print(textwrap.fill(line, min(columns, 120), break_on_hyphens=False))
 
 
 def _page(spec: str, encoding: Encoding, dims: Dims) -> str:

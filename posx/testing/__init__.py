@@ -64,6 +64,30 @@ CHECKS: dict[str, Callable[[Subject, Findings], None]] = {
     "eager": check_eager,
 }
 
+#: What each check shows if it holds, a phrase for its line.
+SHOWS = {
+    "hooks": "each hook returns the shape and the type that the contract states",
+    "value": "encodings of equal fields are equal, and survive pickling",
+    "reference": "outputs equal the given reference",
+    "tiles": "attention in small tiles equals dense attention",
+    "strips": "at consecutive positions, tables of distances equal dense attention",
+    "fused": "the vendor's kernel equals dense attention",
+    "gradients": "gradients equal finite differences, and none reach later tokens",
+    "packing": "documents packed into one row equal the documents alone",
+    "padding": "empty slots return 0 and change nothing",
+    "decode": "decoding with a cache equals the whole sequence",
+    "positions": "all positions are defined, and the order of slots changes nothing",
+    "shift_invariant": "moving all positions alike changes nothing, or something if declared False",
+    "prefix_consistent": "later tokens do not change earlier outputs, or do if declared False",
+    "tiling": "an encoding that declares whole rows of keys needs them",
+    "reach": "distances from the declared reach on count alike, nearer ones do not",
+    "fades": "the curve or the potential falls with distance, as declared",
+    "causal_only": "masks that show later keys are refused where the encoding needs that",
+    "float32": "float32 equals float64 up to rounding, at far positions too",
+    "bfloat16": "bfloat16 rounds vectors and never positions",
+    "eager": "hooks return outside jit what they return inside",
+}
+
 
 def check_encoding(
     encoding: Spec,
@@ -109,7 +133,7 @@ def check_encoding(
         except Exception as error:  # the user's own code
             text = next((line for line in str(error).splitlines() if line.strip()), "")
             findings.problems.insert(0, f"raises {type(error).__name__}: {text}")
-        outcomes.append(outcome(name, findings))
+        outcomes.append(outcome(name, findings, SHOWS[name]))
         if log is not None:
             log(outcomes[-1])
     return Report(subject.encoding, tuple(outcomes))

@@ -183,7 +183,7 @@ def check_tiling(subject: Subject, findings: Findings) -> None:
     """One tile must span all keys, if so declared: cut anywhere, the outputs are others."""
     encoding = subject.encoding
     if encoding.tiling == "any":
-        return findings.nothing("'any', as the check of tiles shows")
+        return findings.nothing("it declares 'any', which the check of tiles shows")
     cut: Any = dataclasses.dataclass(frozen=True)(type(type(encoding).__name__, (type(encoding),), {"tiling": "any"}))
     fields = [field.name for field in dataclasses.fields(encoding) if field.init]
     anyway: Encoding = cut(**{name: getattr(encoding, name) for name in fields})

@@ -60,24 +60,25 @@ class Findings:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One check: "ok", "FAILED", or "-" where there was nothing to check; and what differed by how much."""
+    """One check: "ok", "FAILED", or "-" if there was nothing to check; what differed by how much, and what it shows."""
 
     name: str
     status: str
     detail: str
+    shows: str
 
     def __str__(self) -> str:
-        return f"{self.name:18} {self.status:6} {self.detail}".rstrip()
+        return f"{self.name:18} {self.status:6} {': '.join(filter(None, (self.shows, self.detail)))}".rstrip()
 
 
-def outcome(name: str, findings: Findings) -> Outcome:
-    """The line for what a check found: its first problem and the number of others, or how far numbers were apart."""
+def outcome(name: str, findings: Findings, shows: str) -> Outcome:
+    """Return the line of a check: its first problem and the number of others, or how far numbers were apart."""
     if findings.problems:
         more = len(findings.problems) - 1
-        return Outcome(name, "FAILED", findings.problems[0] + (f" (and {more} more)" if more else ""))
+        return Outcome(name, "FAILED", findings.problems[0] + (f" (and {more} more)" if more else ""), shows)
     if findings.reason:
-        return Outcome(name, "-", findings.reason)
-    return Outcome(name, "ok", "" if findings.worst is None else f"differs by at most {findings.worst:.1g}")
+        return Outcome(name, "-", findings.reason, shows)
+    return Outcome(name, "ok", "" if findings.worst is None else f"differs by at most {findings.worst:.1g}", shows)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,11 +27,27 @@ def check_hooks(subject: Subject, findings: Findings) -> None:
         try:
             found = types_found(subject.encoding, subject.dims, vectors)
         except ConfigError as error:
-            findings.holds(False, f"with {vectors} vectors, under strict rank and type promotion: {error}")
+            findings.holds(
+                False, f"with {vectors} vectors, under strict rank and type promotion: {error}{_remedy(error)}"
+            )
             continue
         for hook, kinds in found.items():
             due = vectors if hook in BY_VECTORS else wanted
-            findings.holds(kinds <= {due}, f"{hook} gives {', '.join(sorted(kinds))} for {vectors} vectors, not {due}")
+            found_kinds = ", ".join(sorted(kinds))
+            cast = "the vectors' own type, such as .astype(q.dtype)" if hook in BY_VECTORS else "at least float32"
+            findings.holds(
+                kinds <= {due},
+                f"{hook} gives {found_kinds} for {vectors} vectors, not {due}; cast the result to {cast}",
+            )
+
+
+def _remedy(error: ConfigError) -> str:
+    """Return how to write a hook so that it needs no implicit promotion; "" if the error is about something else."""
+    if "TypePromotionError" in str(error):
+        return "; cast to the type of the vectors that the hook is given, for example with .astype(s.dtype)"
+    if "rank_promotion" in str(error):
+        return "; write the missing axes, for example with a[None, :]"
+    return ""
 
 
 def check_value(subject: Subject, findings: Findings) -> None:

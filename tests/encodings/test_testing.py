@@ -14,7 +14,7 @@ from posx import attend, cli
 from posx.encodings import Alibi, Chain, Deberta, Dims, Encoding, Learned, Relative, Rope, Shaw, build
 from posx.encodings.base import as_float, at_least_float32
 from posx.errors import ConfigError
-from posx.testing import CHECKS, DIMS, check_encoding
+from posx.testing import CHECKS, DIMS, SHOWS, check_encoding
 
 encoding = dataclasses.dataclass(frozen=True)
 
@@ -210,6 +210,15 @@ class PlainAngles(Encoding):
 class CurveInBfloat16(Encoding):
     def curve(self, params, distance):
         return slopes(distance.astype(jnp.bfloat16), 0.25)
+
+
+@encoding
+class ScalesInFloat32(Encoding):
+    def init(self, rng, dims):
+        return {"a": jnp.ones(dims.num_heads)}
+
+    def score(self, params, s, tile):
+        return s * params["a"].astype(jnp.float32)[:, None, None]
 
 
 @encoding
@@ -450,12 +459,23 @@ def test_positions_that_all_sequences_share_serve_a_temperature_that_is_their_ow
 def test_what_does_not_apply_is_not_called_ok():
     report = check_encoding(Shaw(3), only=["fused", "reference", "fades", "tiling", "reach"])
     assert [line.status for line in report.outcomes] == ["-", "-", "-", "ok", "-"] and report.ok
-    assert "fused              -      Shaw acts on relative, which the kernel has no place for" in str(report)
+    fused = next(str(line) for line in report.outcomes if line.name == "fused")
+    assert (
+        fused == f"fused              -      {SHOWS['fused']}: Shaw acts on relative, which the kernel has no place for"
+    )
 
 
 def test_silent_promotion_fails_one_check_and_no_other():
     report = check_encoding(MixesTypes(), only=["hooks", "tiles", "gradients", "float32"])
     assert report.failed == ("hooks",), str(report)
+    assert "write the missing axes, for example with a[None, :]" in str(report)
+    scaled = str(check_encoding(ScalesInFloat32(), only=["hooks"]))
+    assert "cast to the type of the vectors that the hook is given, for example with .astype(s.dtype)" in scaled
+
+
+def test_each_check_has_a_phrase_of_its_own():
+    assert SHOWS.keys() == CHECKS.keys() and len(set(SHOWS.values())) == len(CHECKS)
+    assert str(check_encoding("nope", only=["eager"])).endswith(f"eager              ok     {SHOWS['eager']}")
 
 
 def test_what_cannot_be_checked_is_one_line():
@@ -480,9 +500,10 @@ def test_the_command_prints_a_line_for_each_check_and_exits_1_where_one_fails(mo
     for only, code in (("hooks,value,reach", 0), ("prefix_consistent,value", 1)):
         assert cli.main(["check", name, f"--only={only}"]) == code
         printed = capsys.readouterr()
-        assert len(printed.out.splitlines()) == len(only.split(","))
+        last = ["all is well: 2 checks passed, 1 had nothing to check"] if code == 0 else []
+        assert printed.out.splitlines()[len(only.split(",")) :] == last
     assert printed.err == "posx: 1 of 2 checks failed: prefix_consistent\n"
-    assert "prefix_consistent  FAILED declared False, but if" in printed.out
+    assert f"prefix_consistent  FAILED {SHOWS['prefix_consistent']}: declared False, but if" in printed.out
     for words, says in (
         (["check"], "posx: name the encoding first: posx check alibi"),
         (["check", "alibii"], "unknown encoding 'alibii'; did you mean 'alibi'?"),
