@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import posx
 from posx import interrupts
 from posx.commands import COMMANDS, COMMON, Command, function, work_folder
 from posx.errors import ConfigError, OutOfMemoryError, PosxError, Stopped, nearest
 from posx.files.atomic import disk_full
 from posx.machine.backend import no_device, set_options
 from posx.progress import say, unheard
-from posx.words import Words, presets
+from posx.words import Words, is_override, presets
 
 #: What JAX says of an environment variable that it cannot read.
 _NO_VALUE = re.compile(r"^(?:Invalid value .* for JAX flag|invalid truth value .* for environment) '?(jax_\w+)", re.I)
@@ -87,7 +88,7 @@ def _foreseen(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, KeyboardInterrupt) or interrupts.interrupted():  # native code may make another error of it
         return 130, "interrupted; the same command continues from the last checkpoint"
     if isinstance(error, MemoryError):
-        return OutOfMemoryError.exit_code, "memory ran out; lower train.batch_size or eval.batch_tokens"
+        return OutOfMemoryError.exit_code, "memory ran out; lower the sizes, train.batch_size or eval.batch_tokens"
     if isinstance(error, OSError) and disk_full(error):
         unheard(sys.stdout)
         return OutOfMemoryError.exit_code, "no space left where the results of this command are written"
@@ -101,19 +102,22 @@ def _foreseen(error: BaseException) -> tuple[int, str] | None:
 
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
+        print(usage(next((word for word in words[1:2] if word in COMMANDS), "")))
         return 0 if words else 2
+    if words[0] in ("--version", "version"):
+        print(f"posx {posx.__version__}")
+        return 0
     set_options()
     command = COMMANDS.get(words[0])
     if command is None:
         raise ConfigError(
             f"unknown command {words[0]!r}; {nearest(words[0], list(COMMANDS))}known: {', '.join(COMMANDS)}"
         )
-    if {"-h", "--help"} & set(words[1:]):
+    if {"-h", "--help"} & set(words[1:]) or words[1:] == ["help"]:
         print(usage(words[0]))
         return 0
     given = command.read(words[1:])
-    config = _config(command, given)
+    config = _config(command, given, words[1:])
     if given.values["print_config"]:
         print(_settings(given.values, config, sweep=words[0] == "sweep"))
     else:
@@ -121,12 +125,12 @@ def _run(words: list[str]) -> int:
     return 0
 
 
-def _config(command: Command, given: Words) -> Any:
+def _config(command: Command, given: Words, words: list[str]) -> Any:
     """The ConfigDict of a command that takes one. Raises ConfigError for wrong settings and for stray words."""
     if not (command.takes_config or given.stray):
         return None
-    if given.stray and (flag := _flag_of(given.stray[0], command)):
-        raise ConfigError(f"stray word {given.stray[0]!r}; did you mean --{flag} {shlex.quote(given.stray[0])}?")
+    if given.stray and (near := _near(given.stray[0], command, given, words)):
+        raise ConfigError(f"stray word {given.stray[0]!r}; {near}")
     from posx.config import flags  # and JAX with it, which words alone do not need
 
     config = flags.config_of(given) if command.takes_config else None
@@ -138,13 +142,24 @@ def _config(command: Command, given: Words) -> Any:
     return config
 
 
-def _flag_of(word: str, command: Command) -> str:
-    """Return the flag whose value a stray word looks like: a preset or config file, or a folder; "" if neither."""
+def _near(word: str, command: Command, given: Words, words: list[str]) -> str:
+    """Say which flag a stray word may belong to: a preset, a file, a folder, or the end of another value; or ""."""
     name = word.partition(":")[0]
-    if command.takes_config and (name in presets() or name.endswith(".py")):
-        return "config"
-    looks_like_a_path = "=" not in word and "/" in word.strip(".")
-    return "workdir" if looks_like_a_path or Path(word).exists() else ""
+    if command.takes_config and not given.config and (name in presets() or name.endswith(".py")):
+        return f"did you mean --config {shlex.quote(word)}?"
+    if ("=" not in word and "/" in word.strip(".")) or Path(word).exists():
+        if given.values["workdir"]:
+            return "one work folder at a time, in quotes if its path has spaces"
+        return f"did you mean --workdir {shlex.quote(word)}?"
+    flag, value = ["", "", *words][(at := words.index(word)) : at + 2]
+    if is_override(value) and "=" not in value:
+        return f"did you mean {value}={shlex.quote(word)}?"
+    if value.startswith("--") and "=" in value:
+        flag, _, value = value.partition("=")
+    default = command.flags.get(flag.removeprefix("--"), (True, ""))[0]
+    if is_override(flag) or not isinstance(default, bool):
+        return f"did you mean {flag}={shlex.quote(f'{value} {word}')}?"
+    return f"one {command.operand} at a time" if command.operand else ""
 
 
 def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:

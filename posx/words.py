@@ -6,6 +6,7 @@ Imports no JAX: a wrong word is told at once, and help too.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ def words_of(words: Sequence[str], known: Flags) -> Words:
     """
     config, words = _split_config(list(words))
     overrides = [word for word in words if is_override(word)]
+    _check_values_given(words, known)
     families = {name: _family(words, name) for name in known if name.endswith(".")}
     words = [word for word in words if not word.startswith(tuple(f"--{name}" for name in families))]
     values = flags.FlagValues()
@@ -55,6 +57,14 @@ def words_of(words: Sequence[str], known: Flags) -> Words:
     stray = _parse(values, [word for word in words if word not in overrides])
     given = families | {name: values[name].value for name in known if name not in families}
     return Words(given, config, overrides, stray)
+
+
+def _check_values_given(words: Sequence[str], known: Flags) -> None:
+    """Raise ConfigError if a flag is followed by another flag, which absl would take for its value, or by nothing."""
+    valued = {f"{dashes}{name}" for name in known if not (isinstance(known[name][0], bool) or known[name][0] is bool) for dashes in ("-", "--")}
+    for word, value in itertools.zip_longest(words, words[1:]):
+        if word in valued and (value is None or value.startswith("--")):
+            raise ConfigError(f"{word} has no value: write {word}=VALUE")
 
 
 def _flag(name: str, default: Any, text: str) -> flags.Flag:
@@ -142,7 +152,7 @@ def _split_config(words: list[str]) -> tuple[dict[str, str], list[str]]:
         if words[position].startswith("-") and name in ("config", "config_json"):
             if not equals:
                 position += 1
-                if position == len(words):
+                if position == len(words) or words[position].startswith("--"):
                     raise ConfigError(f"--{name} needs {_EXAMPLES[name]}")
                 value = words[position]
             if name in taken:

@@ -87,6 +87,10 @@ BAD_WORDS = {
     "stray word without dashes": (["train", "config.lr=2"], ["'config.lr=2'", "--config.train.learning_rate=2"]),
     "wrong type": (["train", "--config.train.steps=many"], ["posx: --config.train.steps=many: not a whole number"]),
     "fraction for a whole number": (["train", "--config.train.steps=1.5"], ["steps", "1.5"]),
+    "a flag for a value": (["train", "--workdir", "--dry_run"], ["--workdir has no value: write --workdir=VALUE"]),
+    "no value at the end": (["train", "--workdir"], ["--workdir has no value"]),
+    "two sources": (["train", "--config_json=x.json"], ["--config and --config_json are both given"]),
+    "an empty config": (["sweep", "--config="], ["--config='' names no preset and no file"]),
     "no value": (["train", "--config.train.steps"], ["--config.train.steps has no value"]),
     "wrong tuple": (["train", "--config.eval.lengths=16,x"], ["--config.eval.lengths=16,x: x is not a whole number"]),
     "NaN": (["train", "--config.train.learning_rate=nan"], ["train.learning_rate=nan", "finite"]),
@@ -169,6 +173,7 @@ BAD_ENCODINGS = {
     ),
     "too short": ("learned", ["--config.encoding.num_positions=8"], ["positions 0 to 7", "train.length=16"]),
     "beyond": ("learned", ["--config.encoding.beyond=wrap"], ["beyond='wrap'", "clamp"]),
+    "a file for a module": ("mine.py:Mine", [], ["did you mean mine:Mine?"]),
     "no such module": ("no_such_package:Mine", [], ["cannot be imported", "no_such_package"]),
     "not an encoding": ("json:JSONDecoder", [], ["json:JSONDecoder", "posx.Encoding"]),
 }
@@ -264,6 +269,7 @@ def test_a_config_file_that_is_not_there(capsys, tmp_path, site):
     refused(capsys, 2, ["train", f"--config={site}"], "is a folder")
     refused(capsys, 2, ["train"], "--config")
     refused(capsys, 2, ["train", "--config"], "needs a preset or a file")
+    refused(capsys, 2, ["train", f"--config_json={site / 'whole'}"], "is a folder; did you mean", "whole/config.json?")
     (tmp_path / "broken.json").write_text("{")
     refused(capsys, 2, ["train", f"--config_json={tmp_path / 'broken.json'}"], "broken.json")
     refused(capsys, 2, ["train", f"--config_json={tmp_path / 'none.json'}"], "cannot be read")
@@ -288,7 +294,21 @@ def test_a_name_that_is_no_preset_lists_the_presets(capsys, tmp_path, monkeypatc
     for word in ("quik", "configs/quick.py"):
         refused(capsys, 2, ["sweep", f"--config={word}", "--dry_run"], f"config file {word} does not exist",
                 "did you mean 'quick'?", "presets: gpt_1b3, leaderboard,")  # fmt: skip
+    (tmp_path / "quack.py").touch()
+    refused(capsys, 2, ["sweep", "--config=quick.py", "--dry_run"], "did you mean 'quick'?")  # not quack.py
     assert "presets: gpt_1b3, leaderboard," in tiny.call(capsys, "sweep", "--help")[1]
+
+
+def test_help_and_the_version_are_found_in_any_order(capsys):
+    _, of_sweep, _ = tiny.call(capsys, "sweep", "--help")
+    assert of_sweep.startswith("posx sweep: all runs of a config")
+    for words in (["help", "sweep"], ["--help", "sweep"], ["sweep", "help"]):
+        assert tiny.call(capsys, *words) == (0, of_sweep, "")
+    assert tiny.call(capsys, "--version") == (0, f"posx {posx.__version__}\n", "")
+    one, other = (
+        tiny.call(capsys, *words) for words in (["encodings", "rope", "--dry_run"], ["encodings", "--dry_run", "rope"])
+    )
+    assert one == other and one[0] == 0 and one[1].startswith("rope\n")
 
 
 def text_folder(folder, content: bytes):
@@ -496,17 +516,22 @@ def test_results_reach_an_output_that_is_not_utf_8(workdir, monkeypatch, encodin
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (["plot", "runs/mine"], "--workdir runs/mine?"),
-        (["evaluate", "--lengths=16", "my runs/a"], "--workdir 'my runs/a'?"),
-        (["generate", "there"], "--workdir there?"),
-        (["sweep", "quick", "--workdir=new"], "--config quick?"),
-        (["train", "mine.py:rope"], "--config mine.py:rope?"),
+        (["plot", "runs/mine"], "did you mean --workdir runs/mine?"),
+        (["plot", "--workdir=runs/a", "runs/b"], "one work folder at a time"),
+        (["generate", "--prompt", "to", "be"], "did you mean --prompt='to be'?"),
+        (["evaluate", "--lengths=16,", "32"], "did you mean --lengths='16, 32'?"),
+        (["train", "--config=quick", "--config.train.steps", "5"], "did you mean --config.train.steps=5?"),
+        (["encodings", "rope", "alibi"], "one NAME at a time"),
+        (["evaluate", "--lengths=16", "my runs/a"], "did you mean --workdir 'my runs/a'?"),
+        (["generate", "there"], "did you mean --workdir there?"),
+        (["sweep", "quick", "--workdir=new"], "did you mean --config quick?"),
+        (["train", "mine.py:rope"], "did you mean --config mine.py:rope?"),
     ],
 )
-def test_a_stray_folder_or_preset_is_told_its_flag(capsys, tmp_path, monkeypatch, words, meant):
+def test_a_stray_word_is_told_its_flag(capsys, tmp_path, monkeypatch, words, meant):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
-    refused(capsys, 2, words, f"did you mean {meant}")
+    refused(capsys, 2, words, "stray word", meant)
 
 
 def test_a_run_that_was_never_trained(capsys, site, tmp_path, whole):

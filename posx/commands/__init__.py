@@ -40,8 +40,9 @@ class Command(NamedTuple):
     def read(self, words: list[str]) -> Words:
         """The words after the command's name. Raises ConfigError for what it does not take."""
         known = {**COMMON, **self.flags}
-        operand = [word for word in words[:1] if self.operand and not word.startswith("-")]
-        given = words_of(words[len(operand) :], known)
+        given = words_of(words, known)
+        operand = [word for word in given.stray[:1] if self.operand and not word.startswith("-")]
+        given = given._replace(stray=given.stray[len(operand) :])
         wrong = [word for word in given.stray[:1] if word.startswith("-")]
         if wrong and not (self.takes_config or self.sections):  # whose settings are looked through for a nearer name
             raise ConfigError(f"unknown flag {wrong[0].partition('=')[0]}; flags of this command: {listed(known)}")

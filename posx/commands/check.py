@@ -34,4 +34,4 @@ def main(values: dict[str, Any], _: None) -> None:
     if report.failed:
         raise PosxError(f"{len(report.failed)} of {len(report.outcomes)} checks failed: {', '.join(report.failed)}")
     passed = sum(outcome.status == "ok" for outcome in report.outcomes)
-    print(f"all is well: {passed} checks passed, {len(report.outcomes) - passed} had nothing to check")
+    print(f"all is well: {passed} passed, {len(report.outcomes) - passed} had nothing to check")

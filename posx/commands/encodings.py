@@ -168,8 +168,8 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
         "rate: learning rate of these numbers, in times that of the model.",
         "shift-invariant: adding one constant to all positions changes nothing.",
         "prefix-consistent: later tokens do not change earlier outputs, so that a cache decodes the same text.",
-        "kernels: attention that can compute it. any: fused kernels of the device too; tiles: posx's own, in memory that "
-        "grows linearly with length; whole rows: posx's own, each query with all of its keys at once.",
+        "kernels: attention that can compute it. any: fused kernels of the device too; tiles: posx's own, in memory "
+        "that grows linearly with length; whole rows: posx's own, each query with all of its keys at once.",
         "posx encodings NAME shows one.",
     )
     print()

@@ -7,6 +7,7 @@ from typing import Any
 
 from posx.commands import work_folder
 from posx.errors import ConfigError
+from posx.runs.export import SUFFIX
 from posx.runs.folder import run_in
 
 
@@ -14,8 +15,8 @@ def main(values: dict[str, Any], _: None) -> None:
     if not values["to"]:
         raise ConfigError("--to is missing: name the file, for example --to model.safetensors")
     target = Path(values["to"]).expanduser()
-    if target.suffix != ".safetensors":
-        raise ConfigError(f"--to={values['to']}: the file's name ends with .safetensors")
+    if target.suffix != SUFFIX:
+        raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}")
     folder = run_in(work_folder(values))
     if values["dry_run"]:
         print(f"would write {folder.path.name} to {target}")

@@ -60,11 +60,15 @@ def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> d
 
 def load_config(where: Mapping[str, str]) -> ConfigDict:
     """The ConfigDict of `--config=file.py:argument`, or of `--config_json=config.json`, which is not code."""
-    if len(where) != 1:
+    if len(where) == 2:
+        raise ConfigError("--config and --config_json are both given: name the settings with one of them")
+    if not where:
         raise ConfigError("name the settings with one of --config=quick or --config_json=runs/x/config.json")
     if "config_json" in where:
         return asked_before(earlier_run(where["config_json"]))
     text, _, argument = where["config"].partition(":")
+    if not text:
+        raise ConfigError(f"--config={where['config']!r} names no preset and no file; presets: {', '.join(presets())}")
     path = _config_file(text)
     config = _made_by(path, text, argument)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -96,7 +100,8 @@ def _config_file(text: str) -> Path:
         return path
     what = "is a folder" if path.is_dir() else "does not exist"
     files = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1, cutoff=0.4)
-    near = f"did you mean {path.parent / files[0]}? " if files else nearest(path.stem, list(known))
+    by_file = files and path.stem not in known
+    near = f"did you mean {path.parent / files[0]}? " if by_file else nearest(path.stem, list(known))
     raise ConfigError(f"config file {text} {what}; {near}presets: {', '.join(known)}")
 
 
@@ -155,6 +160,8 @@ def earlier_run(path: str) -> RunConfig:
     """The run that the file of `--config_json` holds. Raises ConfigError."""
     try:
         return from_stored(parsed(Path(path).read_text(encoding="utf-8")))
+    except IsADirectoryError:
+        raise ConfigError(f"config file {path} is a folder; did you mean {Path(path, 'config.json')}?") from None
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -92,7 +92,8 @@ def encoding_class(name: str) -> type[Encoding]:
     except ConfigError as error:  # of an encoding's class, see `checks`
         raise ConfigError(f"encoding {name!r}: {error}") from None
     except (Exception, SystemExit) as error:  # importing runs the user's own code
-        raise ConfigError(f"encoding {name!r} cannot be imported: {type(error).__name__}: {error}") from None
+        meant = f"; did you mean {module_name[:-3]}:{class_name}?" if module_name.endswith(".py") else ""
+        raise ConfigError(f"encoding {name!r} cannot be imported: {type(error).__name__}: {error}{meant}") from None
     if not (isinstance(found, type) and issubclass(found, Encoding)):
         raise ConfigError(f"encoding {name!r} is not a frozen dataclass that derives from posx.Encoding")
     check_decorated(found)

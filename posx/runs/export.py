@@ -25,7 +25,7 @@ from posx.runs.folder import RunFolder
 if TYPE_CHECKING:
     from posx.model import Model
 
-FORMAT = "posx 1"
+FORMAT, SUFFIX = "posx 1", ".safetensors"
 
 #: Among the digests of arrays, that of all else.
 HEADER = ""
@@ -67,7 +67,7 @@ def unpacked(path: Path) -> Path:
 
     The folder lasts as long as this process. Raises WorkdirError if the file is damaged or not of posx.
     """
-    if not path.is_file():
+    if path.suffix != SUFFIX or not path.is_file():
         return path
     with _reading(path):
         header = _header(path)

@@ -500,7 +500,7 @@ def test_the_command_prints_a_line_for_each_check_and_exits_1_where_one_fails(mo
     for only, code in (("hooks,value,reach", 0), ("prefix_consistent,value", 1)):
         assert cli.main(["check", name, f"--only={only}"]) == code
         printed = capsys.readouterr()
-        last = ["all is well: 2 checks passed, 1 had nothing to check"] if code == 0 else []
+        last = ["all is well: 2 passed, 1 had nothing to check"] if code == 0 else []
         assert printed.out.splitlines()[len(only.split(",")) :] == last
     assert printed.err == "posx: 1 of 2 checks failed: prefix_consistent\n"
     assert f"prefix_consistent  FAILED {SHOWS['prefix_consistent']}: declared False, but if" in printed.out
