@@ -61,7 +61,8 @@ def words_of(words: Sequence[str], known: Flags) -> Words:
 
 def _check_values_given(words: Sequence[str], known: Flags) -> None:
     """Raise ConfigError if a flag is followed by another flag, which absl would take for its value, or by nothing."""
-    valued = {f"{dashes}{name}" for name in known if not (isinstance(known[name][0], bool) or known[name][0] is bool) for dashes in ("-", "--")}
+    takes_one = [name for name, (default, _) in known.items() if not isinstance(default, bool) and default is not bool]
+    valued = {f"{dashes}{name}" for name in takes_one for dashes in ("-", "--")}
     for word, value in itertools.zip_longest(words, words[1:]):
         if word in valued and (value is None or value.startswith("--")):
             raise ConfigError(f"{word} has no value: write {word}=VALUE")

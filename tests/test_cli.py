@@ -378,6 +378,8 @@ def test_a_work_folder_of_another_config_names_the_fields(capsys, site, workdir)
         "another config", "encoding.name: 't5' -> 'alibi'", "model.model_dim: 32 -> 64",
     )  # fmt: skip
     assert "train.steps" not in line
+    words = ["train", f"--config={site / 'tiny.py'}:alibi", f"--workdir={workdir}", "--config.model.model_dim=64"]
+    assert refused(capsys, 4, [*words, "--dry_run"]) == line
     assert before == {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
 
 
@@ -462,6 +464,13 @@ def test_folders_without_a_run(capsys, tmp_path, command):
     assert not (tmp_path / "none").exists()
     refused(capsys, 4, [command, f"--workdir={tmp_path}"], str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine" / "figures").mkdir(parents=True)
+    for hint in ("mine/config.json", "mine/figures/model.safetensors"):  # a run is above, a file beside
+        (tmp_path / hint).touch()
+        near = (tmp_path / hint).parent if hint.endswith("json") else tmp_path / hint
+        line = refused(capsys, 4, [command, f"--workdir={tmp_path / 'mine' / 'figures'}"], "holds no")
+        assert command == "plot" or f"did you mean {near}?" in line
+        (tmp_path / hint).unlink()
     refused(capsys, 2, [command], "--workdir is missing")
 
 
@@ -479,6 +488,8 @@ def test_evaluate_takes_a_folder_of_sweeps_as_plot_does(capsys, sweeps):
     code, out, err = tiny.call(capsys, "evaluate", f"--workdir={sweeps}", "--lengths=16,32", "--dry_run")
     assert (code, out) == (7, "a/t5: nonoverlapping, per_position at (16, 32)\n")
     assert "posx: b/t5: " in err and "config.json cannot be read" in err
+    words = ["--lengths=16, 32", "--protocol=nonoverlapping, per_position,", "--dry_run"]  # with spaces
+    assert tiny.call(capsys, "evaluate", f"--workdir={sweeps / 'a'}", *words)[1].endswith(out.removeprefix("a/"))
     code, out, err = tiny.call(capsys, "evaluate", f"--workdir={sweeps}", "--print_config")
     assert code == 0 and "settings of" in err and "the first of 2 runs" in err
 

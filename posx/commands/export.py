@@ -16,7 +16,7 @@ def main(values: dict[str, Any], _: None) -> None:
         raise ConfigError("--to is missing: name the file, for example --to model.safetensors")
     target = Path(values["to"]).expanduser()
     if target.suffix != SUFFIX:
-        raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}")
+        raise ConfigError(f"--to={values['to']}: the file's name ends with {SUFFIX}")
     folder = run_in(work_folder(values))
     if values["dry_run"]:
         print(f"would write {folder.path.name} to {target}")

@@ -80,6 +80,8 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
     start_devices()
     run = processes.together(lambda: _asked(values, config))
     if values["dry_run"]:
+        if values["workdir"]:
+            folder.resumed(run)  # refused as the command itself would be
         print(describe(run, values["mesh"]))
         return
     if values["stop_with_stdin"]:

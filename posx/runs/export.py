@@ -91,7 +91,9 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except WorkdirError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError, PosxError) as error:
+    except SafetensorError as error:
+        raise WorkdirError(f"{path} is damaged, or no safetensors file: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError, PosxError) as error:
         raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 

@@ -209,7 +209,10 @@ def runs_in(workdir: Path) -> list[RunFolder]:
     """Return the runs at or below `workdir`. Raises WorkdirError if there is none."""
     found = run_folders(workdir, "config.json")
     if not found:
-        raise WorkdirError(f"{workdir} holds no run: there is no config.json in it or up to two folders below")
+        others = [path for path in workdir.parents[:2] if (path / "config.json").is_file()]
+        others += sorted(workdir.glob("*.safetensors"))
+        near = f"; did you mean {others[0]}?" if others else ""
+        raise WorkdirError(f"{workdir} holds no run: there is no config.json in it or up to two folders below{near}")
     return list(map(RunFolder, found))
 
 

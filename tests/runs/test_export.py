@@ -69,7 +69,7 @@ def test_a_flipped_bit_and_a_file_cut_short_are_seen(exported):
     assert held not in settings
     for damaged in (held[:-100] + bytes([held[-100] ^ 1]) + held[-99:], held[:-7], b"", b"{}", *settings):
         exported.write_bytes(damaged)
-        with pytest.raises(WorkdirError, match="t5.safetensors"):
+        with pytest.raises(WorkdirError, match="t5.safetensors is damaged"):
             posx.load(exported)
 
 
