@@ -113,7 +113,7 @@ def _run(words: list[str]) -> int:
         raise ConfigError(
             f"unknown command {words[0]!r}; {nearest(words[0], list(COMMANDS))}known: {', '.join(COMMANDS)}"
         )
-    if {"-h", "--help"} & set(words[1:]) or words[1:] == ["help"]:
+    if {"-h", "--help", "--helpfull"} & {word.partition("=")[0] for word in words[1:]} or words[1:] == ["help"]:
         print(usage(words[0]))
         return 0
     given = command.read(words[1:])
@@ -144,6 +144,8 @@ def _config(command: Command, given: Words, words: list[str]) -> Any:
 
 def _near(word: str, command: Command, given: Words, words: list[str]) -> str:
     """Say which flag a stray word may belong to: a preset, a file, a folder, or the end of another value; or ""."""
+    if word.startswith("--"):
+        return "leave out the -- that stands alone"
     name = word.partition(":")[0]
     if command.takes_config and not given.config and (name in presets() or name.endswith(".py")):
         return f"did you mean --config {shlex.quote(word)}?"

@@ -48,7 +48,7 @@ def words_of(words: Sequence[str], known: Flags) -> Words:
     """
     config, words = _split_config(list(words))
     overrides = [word for word in words if is_override(word)]
-    _check_values_given(words, known)
+    _check_words(words, known)
     families = {name: _family(words, name) for name in known if name.endswith(".")}
     words = [word for word in words if not word.startswith(tuple(f"--{name}" for name in families))]
     values = flags.FlagValues()
@@ -59,11 +59,14 @@ def words_of(words: Sequence[str], known: Flags) -> Words:
     return Words(given, config, overrides, stray)
 
 
-def _check_values_given(words: Sequence[str], known: Flags) -> None:
-    """Raise ConfigError if a flag is followed by another flag, which absl would take for its value, or by nothing."""
+def _check_words(words: Sequence[str], known: Flags) -> None:
+    """Raise ConfigError for what absl takes in silence: another flag as the value of one, and flags of its own."""
     takes_one = [name for name, (default, _) in known.items() if not isinstance(default, bool) and default is not bool]
     valued = {f"{dashes}{name}" for name in takes_one for dashes in ("-", "--")}
     for word, value in itertools.zip_longest(words, words[1:]):
+        name = word.lstrip("-").partition("=")[0]
+        if word.startswith("-") and name in ("flagfile", "undefok"):
+            raise ConfigError(f"unknown flag --{name}; see posx --help")
         if word in valued and (value is None or value.startswith("--")):
             raise ConfigError(f"{word} has no value: write {word}=VALUE")
 

@@ -87,6 +87,9 @@ BAD_WORDS = {
     "stray word without dashes": (["train", "config.lr=2"], ["'config.lr=2'", "--config.train.learning_rate=2"]),
     "wrong type": (["train", "--config.train.steps=many"], ["posx: --config.train.steps=many: not a whole number"]),
     "fraction for a whole number": (["train", "--config.train.steps=1.5"], ["steps", "1.5"]),
+    "a flag of absl": (["train", "--undefok=x"], ["unknown flag --undefok"]),
+    "a file of flags": (["train", "--flagfile=x"], ["unknown flag --flagfile"]),
+    "a pair of dashes": (["train", "--", "--dry_run"], ["stray word '--dry_run'; leave out the --"]),
     "a flag for a value": (["train", "--workdir", "--dry_run"], ["--workdir has no value: write --workdir=VALUE"]),
     "no value at the end": (["train", "--workdir"], ["--workdir has no value"]),
     "two sources": (["train", "--config_json=x.json"], ["--config and --config_json are both given"]),
@@ -270,6 +273,9 @@ def test_a_config_file_that_is_not_there(capsys, tmp_path, site):
     refused(capsys, 2, ["train"], "--config")
     refused(capsys, 2, ["train", "--config"], "needs a preset or a file")
     refused(capsys, 2, ["train", f"--config_json={site / 'whole'}"], "is a folder; did you mean", "whole/config.json?")
+    config = site / "whole" / "config.json"
+    refused(capsys, 2, ["train", f"--config={config}"], f"did you mean --config_json {config}?")
+    refused(capsys, 2, ["train", "--config_json="], "--config_json='' names no file")
     (tmp_path / "broken.json").write_text("{")
     refused(capsys, 2, ["train", f"--config_json={tmp_path / 'broken.json'}"], "broken.json")
     refused(capsys, 2, ["train", f"--config_json={tmp_path / 'none.json'}"], "cannot be read")

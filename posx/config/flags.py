@@ -98,7 +98,7 @@ def _config_file(text: str) -> Path:
     path = Path(text).expanduser()
     if path.is_file():
         return path
-    what = "is a folder" if path.is_dir() else "does not exist"
+    what = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
     files = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1, cutoff=0.4)
     by_file = files and path.stem not in known
     near = f"did you mean {path.parent / files[0]}? " if by_file else nearest(path.stem, list(known))
@@ -136,6 +136,8 @@ def _check_the_same(text: str, config: ConfigDict, again: ConfigDict) -> None:
 
 
 def _execute(path: Path) -> Any:
+    if path.suffix == ".json":
+        raise ConfigError(f"config file {path} is not a Python file; did you mean --config_json {path}?")
     spec = importlib.util.spec_from_file_location(_EXECUTED, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"config file {path} is not a Python file")
@@ -158,6 +160,8 @@ def _own_frame(error: BaseException, path: Path) -> str:
 
 def earlier_run(path: str) -> RunConfig:
     """The run that the file of `--config_json` holds. Raises ConfigError."""
+    if not path:
+        raise ConfigError("--config_json='' names no file, for example --config_json=runs/x/config.json")
     try:
         return from_stored(parsed(Path(path).read_text(encoding="utf-8")))
     except IsADirectoryError:
