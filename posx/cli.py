@@ -39,7 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupts.remember_interrupts()
     for chatty in ("absl", "asyncio", "concurrent.futures"):  # Orbax logs every step of a save, and what it raises too
         logging.getLogger(chatty).setLevel(logging.CRITICAL)
-    sys.path.append(str(Path.cwd()))  # so that "my_module:MyEncoding" finds a user's own file; last, to shadow nothing
     try:
         code = _run(words)
         sys.stdout.flush()  # while what goes wrong with it can still be said
@@ -108,6 +107,10 @@ def _run(words: list[str]) -> int:
         print(f"posx {posx.__version__}")
         return 0
     set_options()
+    try:
+        sys.path.append(str(Path.cwd()))  # so that "my_module:MyEncoding" finds a user's own file; last, to shadow none
+    except FileNotFoundError:
+        raise ConfigError("the current folder has been removed: change into another one") from None
     command = COMMANDS.get(words[0])
     if command is None:
         raise ConfigError(
@@ -149,7 +152,7 @@ def _near(word: str, command: Command, given: Words, words: list[str]) -> str:
     name = word.partition(":")[0]
     if command.takes_config and not given.config and (name in presets() or name.endswith(".py")):
         return f"did you mean --config {shlex.quote(word)}?"
-    if ("=" not in word and "/" in word.strip(".")) or Path(word).exists():
+    if ("=" not in word and "/" in word.strip(".")) or os.path.exists(word):
         if given.values["workdir"]:
             return "one work folder at a time, in quotes if its path has spaces"
         return f"did you mean --workdir {shlex.quote(word)}?"

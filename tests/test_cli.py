@@ -519,6 +519,21 @@ def test_a_hugging_face_model_is_called_one(capsys, tmp_path):
         posx.load(tmp_path)
 
 
+def test_a_name_that_is_too_long_is_one_line(capsys):
+    for words in (["evaluate", "--workdir"], ["generate", "--workdir"], ["plot", "--workdir"], ["train", "--config"]):
+        line = refused(capsys, 2 if words[0] == "train" else 4, [*words, "x" * 5000 + ".safetensors"], "does not exist")
+        assert len(line) < 600
+    refused(capsys, 2, ["plot", "/".join("x" * 5000)], "stray word")
+
+
+def test_a_current_folder_that_was_removed_is_one_line(capsys, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    refused(capsys, 2, ["encodings"], "the current folder has been removed")
+    assert tiny.call(capsys, "--help")[0] == 0
+
+
 @pytest.mark.parametrize(("encoding", "dot"), [("ascii", rb"\xb7"), ("latin-1", b"\xb7")])
 def test_results_reach_an_output_that_is_not_utf_8(workdir, monkeypatch, encoding, dot):
     """Signs that it does not have are escaped: a middle dot in ASCII, an ellipsis in Latin-1 too."""

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import importlib.util
 import io
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,17 +93,17 @@ def _config_file(text: str) -> Path:
     known = presets()
     if text in known:
         beside = Path(f"{text}.py")
-        if beside.is_file() and not beside.samefile(known[text]):
+        if os.path.isfile(beside) and not beside.samefile(known[text]):
             say(f"notice: --config={text} is the preset; the file in this folder is --config={beside}")
         return known[text]
     path = Path(text).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):
         return path
-    what = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
+    what = "is a folder" if os.path.isdir(path) else "is no file" if os.path.exists(path) else "does not exist"
     files = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1, cutoff=0.4)
     by_file = files and path.stem not in known
     near = f"did you mean {path.parent / files[0]}? " if by_file else nearest(path.stem, list(known))
-    raise ConfigError(f"config file {text} {what}; {near}presets: {', '.join(known)}")
+    raise ConfigError(f"config file {text[:300]} {what}; {near}presets: {', '.join(known)}")
 
 
 def _made_by(path: Path, text: str, argument: str) -> Any:

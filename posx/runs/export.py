@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -67,7 +68,7 @@ def unpacked(path: Path) -> Path:
 
     The folder lasts as long as this process. Raises WorkdirError if the file is damaged or not of posx.
     """
-    if path.suffix != SUFFIX or not path.is_file():
+    if path.suffix != SUFFIX or not os.path.isfile(path):
         return path
     with _reading(path):
         header = _header(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import statistics
 import sys
 from collections.abc import Iterator
@@ -193,9 +194,9 @@ def run_folders(workdir: Path, holding: str) -> list[Path]:
 
     Raises WorkdirError if `workdir` is no folder.
     """
-    if not workdir.is_dir():
-        what = "is a file" if workdir.is_file() else "does not exist"
-        raise WorkdirError(f"work folder {workdir} {what}: give the folder of a run or of a sweep")
+    if not os.path.isdir(workdir):  # a name that is too long is none either
+        what = "is a file" if os.path.isfile(workdir) else "does not exist"
+        raise WorkdirError(f"work folder {str(workdir)[:300]} {what}: give the folder of a run or of a sweep")
     return sorted({path.parent for level in _LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
     Raises WorkdirError if the folder holds no run, or no checkpoint that verifies, or if the file is damaged.
     """
     path = Path(workdir).expanduser().resolve()
-    if path.is_file():
+    if os.path.isfile(path):
         from posx.runs.export import load_file
 
         model, params, tokenizer, _ = load_file(path)
