@@ -466,7 +466,8 @@ def test_who_only_looks_does_not_take_another_who_looks_for_the_holder(tmp_path)
 
 @pytest.mark.parametrize("command", ["evaluate", "plot", "generate"])
 def test_folders_without_a_run(capsys, tmp_path, command):
-    refused(capsys, 4, [command, f"--workdir={tmp_path / 'none'}"], str(tmp_path / "none"))
+    line = refused(capsys, 4, [command, f"--workdir={tmp_path / 'none'}"], str(tmp_path / "none"))
+    assert refused(capsys, 4, [command, f"--workdir={tmp_path / 'none'}", "--dry_run"]) == line
     assert not (tmp_path / "none").exists()
     refused(capsys, 4, [command, f"--workdir={tmp_path}"], str(tmp_path))
     assert list(tmp_path.iterdir()) == []

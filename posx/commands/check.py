@@ -11,7 +11,7 @@ from posx.encodings import Dims, build
 from posx.errors import ConfigError, PosxError
 from posx.fields import items_of
 from posx.machine.backend import start_devices
-from posx.testing import CHECKS, DIMS, check_encoding
+from posx.testing import DIMS, check_encoding, chosen_checks
 
 
 def main(values: dict[str, Any], _: None) -> None:
@@ -21,13 +21,13 @@ def main(values: dict[str, Any], _: None) -> None:
         raise ConfigError("name the encoding first: posx check alibi, or posx check my_module:MyEncoding")
     sizes = {size: values[size] for size in ("model_dim", "num_heads", "num_kv_heads", "head_dim", "train_len")}
     dims = Dims(num_layers=DIMS.num_layers, **sizes)
+    only = tuple(items_of(values["only"]))
     if values["dry_run"]:
-        print(f"would check {build(name, dims)}: {values['only'] or ', '.join(CHECKS)}")
+        print(f"would check {build(name, dims)}: {', '.join(chosen_checks(only))}")
         return
     if "JAX_PLATFORMS" not in os.environ:  # the comparisons are in float64, and small
         jax.config.update("jax_platforms", "cpu")
     start_devices()
-    only = tuple(items_of(values["only"]))
     report = check_encoding(
         name, dims, only=only, bidirectional=values["bidirectional"], log=lambda line: print(line, flush=True)
     )

@@ -89,6 +89,14 @@ SHOWS = {
 }
 
 
+def chosen_checks(only: Collection[str]) -> dict[str, Callable[[Subject, Findings], None]]:
+    """Return the checks named in `only`, or all if it is empty. Raises ConfigError for an unknown name."""
+    for name in only:
+        if name not in CHECKS:
+            raise ConfigError(f"no check is called {name!r}; {nearest(name, list(CHECKS))}known: {', '.join(CHECKS)}")
+    return {name: check for name, check in CHECKS.items() if not only or name in only}
+
+
 def check_encoding(
     encoding: Spec,
     dims: Dims = DIMS,
@@ -117,15 +125,11 @@ def check_encoding(
     Raises ConfigError where the encoding cannot be built, or `only` names no check. What a check finds, or a hook
     raises inside one, is in the report.
     """
-    for name in only:
-        if name not in CHECKS:
-            raise ConfigError(f"no check is called {name!r}; {nearest(name, list(CHECKS))}known: {', '.join(CHECKS)}")
+    chosen = chosen_checks(only)
     with promotion(strict=False):  # a check of its own says what stricter rules refuse
         subject = Subject(build(encoding, dims), dims, reference, bidirectional)
     outcomes = []
-    for name, check in CHECKS.items():
-        if only and name not in only:
-            continue
+    for name, check in chosen.items():
         findings = Findings()
         try:
             with promotion(subject.strict):

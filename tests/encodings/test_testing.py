@@ -506,6 +506,7 @@ def test_the_command_prints_a_line_for_each_check_and_exits_1_where_one_fails(mo
     assert f"prefix_consistent  FAILED {SHOWS['prefix_consistent']}: declared False, but if" in printed.out
     for words, says in (
         (["check"], "posx: name the encoding first: posx check alibi"),
+        (["check", "alibi", "--only=tile", "--dry_run"], "no check is called 'tile'; did you mean 'tiles'?"),
         (["check", "alibii"], "unknown encoding 'alibii'; did you mean 'alibi'?"),
         (["check", "alibi", "--num_heads=5"], "num_kv_heads=2 does not divide num_heads=5"),
         (["check", "alibi", "rope"], "stray word 'rope'"),
