@@ -152,7 +152,9 @@ def _near(word: str, command: Command, given: Words, words: list[str]) -> str:
     name = word.partition(":")[0]
     if command.takes_config and not given.config and (name in presets() or name.endswith(".py")):
         return f"did you mean --config {shlex.quote(word)}?"
-    if ("=" not in word and "/" in word.strip(".")) or os.path.exists(word):
+    if "=" in word:  # a setting without its dashes
+        return ""
+    if "/" in word.strip(".") or os.path.exists(word):
         if given.values["workdir"]:
             return "one work folder at a time, in quotes if its path has spaces"
         return f"did you mean --workdir {shlex.quote(word)}?"
@@ -161,6 +163,8 @@ def _near(word: str, command: Command, given: Words, words: list[str]) -> str:
         return f"did you mean {value}={shlex.quote(word)}?"
     if value.startswith("--") and "=" in value:
         flag, _, value = value.partition("=")
+    if flag == "--config":
+        return f"did you mean --config {shlex.quote(f'{value}:{word}')}?"
     default = command.flags.get(flag.removeprefix("--"), (True, ""))[0]
     if is_override(flag) or not isinstance(default, bool):
         return f"did you mean {flag}={shlex.quote(f'{value} {word}')}?"

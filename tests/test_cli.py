@@ -551,6 +551,8 @@ def test_results_reach_an_output_that_is_not_utf_8(workdir, monkeypatch, encodin
     [
         (["plot", "runs/mine"], "did you mean --workdir runs/mine?"),
         (["plot", "--workdir=runs/a", "runs/b"], "one work folder at a time"),
+        (["train", "--config", "quick", "rope"], "did you mean --config quick:rope?"),
+        (["train", "--config=quick", "rope"], "did you mean --config quick:rope?"),
         (["generate", "--prompt", "to", "be"], "did you mean --prompt='to be'?"),
         (["evaluate", "--lengths=16,", "32"], "did you mean --lengths='16, 32'?"),
         (["train", "--config=quick", "--config.train.steps", "5"], "did you mean --config.train.steps=5?"),

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from posx.errors import ConfigError
+from posx.lazy import modules_of
 from posx.words import Flags, Words, listed, words_of
+
+__getattr__ = modules_of(__name__)
 
 #: Flags every command has.
 COMMON: Flags = {

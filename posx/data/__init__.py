@@ -14,6 +14,7 @@ from posx.config.data import DataConfig, check_config
 from posx.data.batches import batch, check_length, num_windows
 from posx.data.store import Dataset, TokenStore, prepare
 from posx.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+from posx.lazy import modules_of
 
 __all__ = [
     "BpeTokenizer",
@@ -30,3 +31,5 @@ __all__ = [
     "prepare",
     "train_bpe",
 ]
+
+__getattr__ = modules_of(__name__)

@@ -9,7 +9,10 @@ from posx.errors import UndefinedLength
 from posx.evaluation.measure import evaluate
 from posx.evaluation.protocols import Nonoverlapping, PerPosition, Sliding
 from posx.evaluation.statistics import Ratio, interval, paired_ratio
+from posx.lazy import modules_of
 
 __all__ = [
     "Nonoverlapping", "PerPosition", "Ratio", "Sliding", "UndefinedLength", "evaluate", "interval", "paired_ratio",
 ]  # fmt: skip
+
+__getattr__ = modules_of(__name__)

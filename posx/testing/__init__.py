@@ -19,6 +19,7 @@ import numpy as np
 from posx.encodings import Dims, Spec, build
 from posx.errors import ConfigError, nearest
 from posx.evaluation.probe import check_log_probs
+from posx.lazy import modules_of
 from posx.testing.decoding import check_decode
 from posx.testing.dtypes import promotion
 from posx.testing.executors import check_fused, check_gradients, check_padding, check_strips, check_tiles
@@ -144,3 +145,5 @@ def check_encoding(
 
 
 __all__ = ["CHECKS", "DIMS", "Findings", "Outcome", "Report", "Subject", "check_encoding", "check_log_probs"]
+
+__getattr__ = modules_of(__name__)
