@@ -147,8 +147,8 @@ def _config(command: Command, given: Words, words: list[str]) -> Any:
 
 def _near(word: str, command: Command, given: Words, words: list[str]) -> str:
     """Say which flag a stray word may belong to: a preset, a file, a folder, or the end of another value; or ""."""
-    if word.startswith("--"):
-        return "leave out the -- that stands alone"
+    if word.startswith("-"):
+        return "leave out the -- that stands alone" if "--" in words else ""
     name = word.partition(":")[0]
     if command.takes_config and not given.config and (name in presets() or name.endswith(".py")):
         return f"did you mean --config {shlex.quote(word)}?"

@@ -642,7 +642,8 @@ def test_print_config_shows_the_overrides(capsys, site):
     )
 
 
-def test_the_catalogue_lists_every_encoding(capsys):
+def test_the_catalogue_lists_every_encoding(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
     code, out, _ = tiny.call(capsys, "encodings")
     assert code == 0
     header, *lines = out.split("\n\n")[0].splitlines()
@@ -741,7 +742,8 @@ def test_fields_of_what_an_encoding_holds_are_shown_below_its_name(capsys):
     assert nested["1.base.1.num_heads"] == "4 heads (set from the sizes)"
 
 
-def test_the_catalogue_goes_on_where_an_encoding_does_not_fit_the_sizes(capsys):
+def test_the_catalogue_goes_on_where_an_encoding_does_not_fit_the_sizes(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
     code, out, err = tiny.call(capsys, "encodings", "--model_dim=12", "--num_heads=4")
     assert code == 0, err
     of = {line.split()[0]: line for line in out.split("\n\n")[0].splitlines()[1:]}
@@ -956,7 +958,7 @@ def test_generate_and_export_name_the_runs_of_a_sweep(capsys, whole, tmp_path):
         (tmp_path / name).mkdir()
         shutil.copy(whole / "config.json", tmp_path / name)
     for words in (["generate"], ["export", "--to=m.safetensors"]):
-        refused(capsys, 4, [*words, f"--workdir={tmp_path}"], "2 runs: a, b.", f"--workdir={tmp_path / 'a'}")
+        refused(capsys, 4, [*words, f"--workdir={tmp_path}"], "runs: a, b", f"--workdir={tmp_path / 'a'}")
 
 
 def test_a_missing_tokenizer_is_called_missing(capsys, workdir):
