@@ -159,6 +159,8 @@ def _split_config(words: list[str]) -> tuple[dict[str, str], list[str]]:
                 if position == len(words) or words[position].startswith("--"):
                     raise ConfigError(f"--{name} needs {_EXAMPLES[name]}")
                 value = words[position]
+            if name == "config" and not value:
+                raise ConfigError(f"--config='' names no preset and no file; presets: {', '.join(presets())}")
             if name in taken:
                 raise ConfigError(f"--{name} is given twice ({taken[name]} and {value}): give it once")
             taken[name] = value
