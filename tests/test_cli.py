@@ -958,7 +958,7 @@ def test_generate_and_export_name_the_runs_of_a_sweep(capsys, whole, tmp_path):
         (tmp_path / name).mkdir()
         shutil.copy(whole / "config.json", tmp_path / name)
     for words in (["generate"], ["export", "--to=m.safetensors"]):
-        refused(capsys, 4, [*words, f"--workdir={tmp_path}"], "runs: a, b", f"--workdir={tmp_path / 'a'}")
+        refused(capsys, 4, [*words, f"--workdir={tmp_path}"], " 2 runs", "runs: a, b", f"--workdir={tmp_path / 'a'}")
 
 
 def test_a_missing_tokenizer_is_called_missing(capsys, workdir):

@@ -28,9 +28,9 @@ from posx.attention.dense import dense
 from posx.attention.fused import fused, is_native, refusal
 from posx.attention.history import seen_by
 from posx.attention.masks import Mask, causal, full, window
-from posx.attention.sizes import check_sizes, parts
+from posx.attention.sizes import check_sizes
 from posx.attention.tiles import Block, Order, Slots, Tokens, times
-from posx.encodings.base import Encoding, Features, Params, at_least_float32, require_encoding, wide_dtype
+from posx.encodings.base import Encoding, Features, Params, at_least_float32, parts, require_encoding, wide_dtype
 from posx.encodings.shapes import Call
 from posx.errors import ConfigError
 from posx.lazy import modules_of

@@ -6,15 +6,14 @@ are named as in `Dims`; the axes of its parameters that `init` makes as large as
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Dims, Encoding, Params
+from posx.encodings.base import Dims, Encoding, Params, parts
 from posx.encodings.shapes import Call, Hooks, Struct
 from posx.errors import ConfigError, other_names
 
@@ -55,26 +54,18 @@ def check_params(whose: str, given: Shapes, wanted: Shapes, remedy: str) -> None
     if other := other_names(given, wanted):
         raise ConfigError(f"{whose}: params are not its own: {other}. {remedy}")
     for name, shape in wanted.items():
-        if len(given[name]) != len(shape) or any(
-            axis not in (size, "*") for size, axis in zip(given[name], shape, strict=True)
-        ):
+        if not _fits(given[name], shape):
             raise ConfigError(f"{whose}: parameter {name!r} is {_text(given[name])}, not {_text(shape)}. {remedy}")
+
+
+def _fits(shape: tuple[int | str, ...], wanted: tuple[int | str, ...]) -> bool:
+    return len(shape) == len(wanted) and all(axis in (size, "*") for size, axis in zip(shape, wanted, strict=True))
 
 
 def named(params: Any) -> Shapes:
     """Return the shapes of a tree of arrays by name: {"layers.layer_00.mlp.up": (m, f)}."""
     found = jax.tree_util.tree_flatten_with_path(params)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in found}
-
-
-def parts(encoding: Encoding) -> Iterator[Encoding]:
-    """The encoding and, in whatever fields they stand, those it is made of."""
-    yield encoding
-    for field in dataclasses.fields(encoding):
-        inside = jax.tree.leaves(getattr(encoding, field.name), is_leaf=lambda x: isinstance(x, Encoding))
-        for part in inside:
-            if isinstance(part, Encoding):
-                yield from parts(part)
 
 
 def _check_features(encoding: Encoding, call: Call) -> None:
@@ -87,9 +78,7 @@ def _check_features(encoding: Encoding, call: Call) -> None:
             if name not in given:
                 has = ", ".join(given) or "nothing"
                 raise ConfigError(f"{side} lacks {name!r}, it has {has}. Give what batch_features returns")
-            if len(given[name]) != len(axes) or any(
-                axis not in (size, "*") for size, axis in zip(given[name], axes, strict=True)
-            ):
+            if not _fits(given[name], axes):
                 raise ConfigError(
                     f"{side}[{name!r}] is {_text(('b', 't', *given[name]))}, but {encoding} keeps "
                     f"{_text(('b', 't', *axes))} where {call.heads}. Give what batch_features returns"
@@ -116,7 +105,7 @@ def _params_of(encoding: Encoding, dims: Dims) -> Params:
 
 
 def _features_of(encoding: Encoding, dims: Dims) -> dict[str, Any]:
-    """What the encoding keeps of one token of a model of `dims`."""
+    """Return the shapes of the features of one token in a model of `dims`."""
     tokens, back = 1, encoding.history.get("features", 0)
     x = Struct((tokens, *((1 + back,) if back else ()), dims.model_dim), jnp.result_type(float))
     features, _ = jax.eval_shape(

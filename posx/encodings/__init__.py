@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from posx.encodings.base import HOOKS, Dims, Encoding, Features, Params, Relative, Tile
+from posx.encodings.base import HOOKS, Dims, Encoding, Features, Params, Relative, Tile, parts
 from posx.encodings.chain import Chain
 from posx.encodings.checks import check_decorated
 from posx.encodings.grammar import parse, unparse
@@ -176,18 +176,9 @@ def code_of(layers: Iterable[Encoding]) -> dict[str, str]:
 
     Encodings of posx are not among them.
     """
-    values = [inner for encoding in dict.fromkeys(layers) for inner in _within(encoding)]
+    values = [part for encoding in dict.fromkeys(layers) for part in parts(encoding)]
     digests = {encoding_name(value): source_digest(type(value)) for value in values}
     return {name: digest for name, digest in sorted(digests.items()) if digest}
-
-
-def _within(value: Any) -> Iterator[Encoding]:
-    """Yield the encodings that `value` is or holds."""
-    if isinstance(value, Encoding):
-        yield value
-        value = tuple(getattr(value, field.name) for field in dataclasses.fields(value))
-    for inner in value if isinstance(value, tuple) else ():
-        yield from _within(inner)
 
 
 def _told(value: Any) -> Any:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -329,6 +329,16 @@ class Encoding:
         if fields:
             name = type(self).__name__
             raise ConfigError(f"{name}.{fields[0]} is not set: call resolve(dims), build(...), or give {fields}")
+
+
+def parts(encoding: Encoding) -> Iterator[Encoding]:
+    """Yield the encoding and the encodings in its fields, at any depth."""
+    yield encoding
+    for field in dataclasses.fields(encoding):
+        inside = jax.tree.leaves(getattr(encoding, field.name), is_leaf=lambda x: isinstance(x, Encoding))
+        for part in inside:
+            if isinstance(part, Encoding):
+                yield from parts(part)
 
 
 def normal(rng: jax.Array, shape: tuple[int, ...], std: float) -> jax.Array:

@@ -259,7 +259,7 @@ def _width(vectors: Any) -> int:
 
 
 def _own(n: int, tree: dict[str, Any]) -> dict[str, Any]:
-    """What is named "n.name", parameters or features, by name."""
+    """Return the entries named "n.name", parameters or features, without that prefix."""
     return {name.removeprefix(f"{n}."): value for name, value in tree.items() if name.startswith(f"{n}.")}
 
 

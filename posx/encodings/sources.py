@@ -25,7 +25,7 @@ import numpy as np
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-#: Of the classes that were seen.
+#: The digests of the classes seen so far.
 _DIGESTS: dict[type, str] = {}
 
 

@@ -26,11 +26,11 @@ FAILED = ("undefined", "nonfinite", "oom", "diverged", "apart")
 PER_POSITION = PerPosition.name
 #: What captions call each protocol.
 PROTOCOLS = {name: protocol.title for name, protocol in protocols.PROTOCOLS.items()}
-#: What an evaluation adds to a row.
+#: The fields that an evaluation adds to a row.
 _SCORED = (
     "ppl", "nll", "bpb", "nll_interval", "block_nll", "num_targets", "num_bytes", "num_documents", "num_stretches",
 )  # fmt: skip
-#: Of each run the rows that are chosen, and in words what is left out.
+#: For each run, the chosen rows and a text on those left out.
 _Chosen = dict[Any, tuple[list[dict[str, Any]], str]]
 _LOG = logging.getLogger(__name__)
 
