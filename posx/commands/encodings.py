@@ -24,7 +24,7 @@ from posx.encodings.grammar import spelt
 from posx.encodings.rates import rates_of, told
 from posx.errors import ConfigError
 from posx.machine.backend import start_devices
-from posx.runs.folder import RunFolder
+from posx.runs.folder import RunFolder, is_run, run_folders
 
 
 def main(values: dict[str, Any], _: None) -> None:
@@ -52,8 +52,6 @@ def main(values: dict[str, Any], _: None) -> None:
 
 def _run_in(folder: pathlib.Path) -> RunFolder | None:
     """Return the run in `folder`, or None for a folder without runs. Raises ConfigError for one of several runs."""
-    from posx.plots.rows import is_run, run_folders
-
     runs = [path for path in run_folders(folder, "config.json") if is_run(path)] if folder.is_dir() else []
     if runs and runs != [folder]:
         raise ConfigError(f"--workdir={folder} holds {len(runs)} runs. Name one of them, for example {runs[0]}")

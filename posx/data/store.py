@@ -232,7 +232,7 @@ def _tokenizer_warnings(held_out: list[str], tokenizer: Tokenizer, knows_bytes: 
         )
     elif [tokenizer.decode(ids) for ids in tokenizer.encode_batch(some)] != some:
         yield (
-            "warning: decoding the tokens does not give the text back. What the tokenizer loses costs no bits: "
+            "warning: decoding the tokens does not give the text back. Text that the tokenizer loses costs no bits: "
             "compare its bits per byte with care"
         )
 

@@ -12,9 +12,9 @@ from posx.config import RunConfig
 from posx.encodings import Dims, Encoding, build, encoding_name
 from posx.errors import PosxError, WorkdirError
 from posx.model import layer_name, shared_name
-from posx.plots.rows import Row, is_run
+from posx.plots.rows import Row
 from posx.plots.runs import read_config, stored_run
-from posx.runs.folder import RunFolder, name_of, run_folders
+from posx.runs.folder import RunFolder, is_run, name_of, run_folders
 from posx.runs.load import load_model
 
 #: Drawn where there are no runs.

@@ -19,7 +19,7 @@ from posx.files import lines
 from posx.files.parse import parsed
 from posx.files.rows import is_measurement, number, whole
 from posx.plots.runs import Run, asked_targets, code_digests, data_digest, read_config, stored_run
-from posx.runs.folder import name_of, run_folders
+from posx.runs.folder import is_run, name_of, run_folders
 
 #: Why a row has no perplexity. The last two are given here: the run has no results, or none that compare.
 FAILED = ("undefined", "nonfinite", "oom", "diverged", "apart")
@@ -261,11 +261,6 @@ def _without_results(folder: str | pathlib.Path) -> list[pathlib.Path]:
     """Return the runs that were started (they have a config.json) and have no results."""
     started = run_folders(pathlib.Path(folder), "config.json")
     return [run for run in started if not (run / "eval.jsonl").is_file() and is_run(run)]
-
-
-def is_run(folder: pathlib.Path) -> bool:
-    """False for a sweep's own folder, which may hold a config.json beside its runs."""
-    return not any(folder.glob("*/config.json"))
 
 
 def perplexity(row: Mapping[str, Any]) -> float | None:

@@ -200,6 +200,11 @@ def run_folders(workdir: Path, holding: str) -> list[Path]:
     return sorted({path.parent for level in _LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()})
 
 
+def is_run(folder: Path) -> bool:
+    """Tell a run from a sweep's own folder, which may hold a config.json beside its runs."""
+    return not any(folder.glob("*/config.json"))
+
+
 def name_of(run: Path, workdir: str | Path) -> str:
     """Return the path of a run folder below `workdir`, or its own name if `workdir` is the run itself."""
     path = run.relative_to(workdir).as_posix()
