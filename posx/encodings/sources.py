@@ -12,7 +12,7 @@ import ast
 import dis
 import functools
 import hashlib
-import importlib
+import importlib.util
 import inspect
 import sys
 import textwrap
@@ -49,7 +49,8 @@ def _digest(cls: type) -> str:
     while todo:
         thing = _unwrapped(todo.pop())
         name = f"{thing.__module__}.{thing.__qualname__}"
-        if name not in found and _is_own(thing.__module__, own):
+        file = str(getattr(sys.modules.get(thing.__module__), "__file__", ""))
+        if name not in found and _is_own(thing.__module__, own, file):
             found[name], reached = _code(thing)
             todo += reached
     return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:12]
@@ -59,11 +60,10 @@ def _top(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _is_own(module: str, own: str) -> bool:
+def _is_own(module: str, own: str, file: str) -> bool:
     """Whether a module is the user's, and not of posx, of Python, or of an installed package other than `own`."""
     if _top(module) in (_top(__name__), "builtins", *(sys.stdlib_module_names - {"__main__"})):
         return False
-    file = str(getattr(sys.modules.get(module), "__file__", ""))
     return _top(module) == own or not ("site-packages" in file or "dist-packages" in file)
 
 
@@ -109,12 +109,27 @@ def _names_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
     attributes = {step.argval for step in instructions if step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")}
     imported = {step.argval for step in instructions if step.opname == "IMPORT_NAME"}
     values = {name: function.__globals__[name] for name in read if name in function.__globals__}
-    values |= {name: importlib.import_module(name) for name in imported if name}
+    package = str(function.__globals__.get("__package__") or "")
+    values |= {name: module for name in imported if (module := _imported(name, package)) is not None}
     yield from values.items()
     yield from zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True)
     for name, module in values.items():
         if isinstance(module, ModuleType):
             yield from ((f"{name}.{each}", getattr(module, each)) for each in attributes if hasattr(module, each))
+
+
+def _imported(name: str, package: str) -> ModuleType | None:
+    """Return a module that a function imports when it runs; None if it is not the user's, or cannot be imported."""
+    for full in (name, f"{package}.{name}" if package else ""):
+        if full in sys.modules:
+            return sys.modules[full]
+        try:
+            spec = importlib.util.find_spec(full) if full else None
+            if spec and _is_own(full, "", str(spec.origin)):
+                return importlib.import_module(full)
+        except Exception:  # the user's own code: the import fails when the function runs, or is caught there
+            continue
+    return None
 
 
 def _content(cell: CellType) -> Any:

@@ -157,3 +157,30 @@ def test_code_of_finds_encodings_within_others_and_none_of_posx():
     assert code_of([Alibi(4), Chain((Alibi(4), Alibi(4)))]) == {}
     wanted = {name: source_digest(Own)}
     assert code_of([Chain((Alibi(4), Own()))]) == code_of([Dape(base=Own())]) == wanted and len(wanted[name]) == 12
+
+
+def test_source_digest_follows_imports_within_methods(tmp_path, monkeypatch):
+    """A relative import is found in the package of the class; a module that is not installed does no harm."""
+    body = """
+        class Mine:
+            def bias(self, x):
+                from .near import grown
+                try:
+                    import a_module_that_nobody_has
+                except ImportError:
+                    pass
+                return grown(x)
+    """
+    digests = []
+    for number, sign in enumerate("+-+"):
+        package = tmp_path / f"{number}" / "packed"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "mine.py").write_text(textwrap.dedent(body))
+        (package / "near.py").write_text(f"def grown(x):\n    return x {sign} 1\n")
+        with monkeypatch.context() as only:
+            only.syspath_prepend(package.parent)
+            digests.append(source_digest(importlib.import_module("packed.mine").Mine))
+            for module in [name for name in sys.modules if name.partition(".")[0] == "packed"]:
+                del sys.modules[module]
+    assert digests[0] == digests[2] != digests[1]
