@@ -38,8 +38,8 @@ from typing import Any
 from benches import attention, compiling, cost, decode, measure, memory, sweeps, train
 
 from posx.encodings import ENCODINGS, spec_text
-from posx.encodings.grammar import split
 from posx.errors import ConfigError
+from posx.fields import split
 
 #: Each has add_arguments(parser), run(options, save) -> its part of the report, table(report), draw(report, path).
 #: `save` writes that part as it stands, for a bench that can go on from there; "problems" in it are wrong answers.

@@ -25,6 +25,7 @@ from posx.errors import ConfigError, PartialFailure, WorkdirError
 from posx.fields import items_of
 from posx.files.atomic import finite
 from posx.machine import processes
+from posx.machine.backend import start_devices
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
 from posx.progress import Meter, say
@@ -151,6 +152,7 @@ def _evaluate_folder(
     from posx.training.layout import Copies, Layout, asked_layout
 
     use_compile_cache(cache_folder(dataclasses.replace(text.settings(folder, run.data), **anew)))
+    start_devices()  # before the text is read
     dataset = processes.together(lambda: _text(folder, run, config, anew))
     layout: Layout = Copies()
     if values["mesh"] or processes.several():

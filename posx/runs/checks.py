@@ -18,6 +18,7 @@ from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
 from posx.evaluation import protocols
 from posx.machine.cores import own_memory
 from posx.progress import say, size
+from posx.runs.folder import RunFolder
 
 CONFIG = "config.json"  # what tells a run's folder
 
@@ -121,6 +122,7 @@ def check_work_folder(path: Path, sweep: bool) -> None:
 
     Figures, tables and evaluations of the folder would take one for the other.
     """
+    path = RunFolder(path).path  # refuses a name that libraries cannot open
     try:
         single = (path / CONFIG).exists()
         runs = [file.parent for file in path.glob(f"*/{CONFIG}")]

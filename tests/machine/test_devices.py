@@ -73,7 +73,7 @@ def test_devices_that_do_not_exist_are_one_line(site, whole, name, value, wanted
     config = f"--config={site / 'tiny.py'}"
     commands = ["encodings rope", "check rope --only=eager", f"evaluate --workdir={whole}"]
     if value == "cuda":  # whose error says nothing
-        commands += [f"train {config} --workdir={whole}", f"sweep {config} --workdir={whole} --dry_run"]
+        commands += [f"train {config} --workdir={whole}", f"sweep {config} --dry_run"]
         commands += [f"generate --workdir={whole} --prompt=a", f"export --workdir={whole} --to=x.safetensors", "doctor"]
     for words in commands:
         code, _, err = tiny.run(*words.split(), **{name: value})

@@ -35,7 +35,7 @@ class Place:
 
     def train(self, workdir="run", *words):
         config = f"--config={self.config}:mine:SqrtBias"
-        return tiny.call(self.capsys, "train", config, f"--workdir={self.folder / workdir}", *STEPS, *words)
+        return tiny.call(self.capsys, "train", config, f"--workdir={self.folder / workdir}", *(words or STEPS))
 
     def call(self, command, *words, workdir="run"):
         return tiny.call(self.capsys, command, f"--workdir={self.folder / workdir}", *words)
@@ -94,7 +94,7 @@ def test_edited_code_of_an_encoding_is_measured_apart(place):
 def test_edited_code_of_an_encoding_is_refused_on_resuming(place):
     place.write("cbrt")
     before = sorted((path, path.stat().st_mtime) for path in (place.folder / "run").rglob("*") if path.is_file())
-    code, _, err = place.train("run", "--config.train.steps=6")
+    code, _, err = place.train("run", "--config.train.steps=6", STEPS[1])
     assert code == 4 and "train.steps: 4 -> 6" in err and "code.mine:SqrtBias: '" in err
     code, _, err = place.train()
     assert code == 4 and len(err.splitlines()) == 1, err
