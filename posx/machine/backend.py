@@ -43,15 +43,12 @@ def set_options() -> None:
         os.environ[name] = value
 
 
+#: The words that JAX reads as false and true.
+_WORDS = dict.fromkeys(("", "n", "no", "f", "false", "off"), "0") | dict.fromkeys(("y", "yes", "t", "true", "on"), "1")
+
+
 def _meaning(text: str) -> str:
-    text = text.lower()
-    return (
-        "0"
-        if text in ("", "n", "no", "f", "false", "off")
-        else "1"
-        if text in ("y", "yes", "t", "true", "on")
-        else text
-    )
+    return _WORDS.get(text.lower(), text.lower())
 
 
 def options() -> dict[str, str]:
