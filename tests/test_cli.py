@@ -1,5 +1,6 @@
 """The `posx` command: what it prints and writes, and one clear line for every wrong input."""
 
+import importlib.machinery
 import io
 import json
 import math
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -1076,6 +1078,9 @@ def test_runs_and_sweeps_do_not_share_a_folder(capsys, site, whole, tmp_path):
 
 def test_dry_run_of_an_engine_speaks_of_it_and_says_if_it_is_missing(capsys, site, monkeypatch):
     words = ["sweep", f"--config={site / 'tiny.py'}", "--on=ray", "--cpus=2", "--jobs=3"]
+    installed = types.ModuleType("ray")
+    installed.__spec__ = importlib.machinery.ModuleSpec("ray", None)
+    monkeypatch.setitem(sys.modules, "ray", installed)
     code, out, err = tiny.call(capsys, *words, "--dry_run")
     assert code == 0 and "on 2 CPUs a run, ray decides how many go at once" in out and "at a time" not in out
     assert "--jobs=3 is not used: --on ray decides" in err and "not installed" not in err
