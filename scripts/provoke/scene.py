@@ -27,7 +27,6 @@ TINY = (
     "--config.train.length=16", "--config.train.batch_size=4", "--config.train.steps=32",
     "--config.train.warmup_steps=2", "--config.train.log_steps=1", "--config.train.checkpoint_steps=4",
     "--config.eval.lengths=(16,32)", "--config.eval.num_targets=256", "--config.eval.sliding_targets=64",
-    "--config.sweep.train_lens=(16,)",
 )  # fmt: skip
 STEPS = 32
 
@@ -119,11 +118,11 @@ class Scene:
 
     def sweep(self, *words: str) -> list[str]:
         """The words of a sweep of such runs: sinusoidal, rope and alibi."""
-        return ["sweep", f"--config={ROOT}/configs/smoke.py", *self._small(words)]
+        return ["sweep", f"--config={ROOT}/configs/smoke.py", *self._small(words, "--config.sweep.train_lens=(16,)")]
 
-    def _small(self, words: Sequence[str]) -> list[str]:
+    def _small(self, words: Sequence[str], *more: str) -> list[str]:
         given = {word.partition("=")[0] for word in words}
-        own = (f"--workdir={self.workdir}", *TINY)
+        own = (f"--workdir={self.workdir}", *TINY, *more)
         return [*(word for word in own if word.partition("=")[0] not in given), *words]
 
     def finished(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -80,6 +81,9 @@ def terminated(scene: Scene) -> None:
         ended = stop(scene, process, signal.SIGTERM)
         if ended not in (75, 0, -signal.SIGTERM):
             raise Unmet(f"after {moment} s it ended with {ended}: {scene.got}")
+    scene.posx(*scene.train()).must(0)
+    scene.must_end_like_whole()
+    shutil.rmtree(scene.workdir)  # or its steps would count as those of the next process
     process = scene.start(*scene.train())
     scene.until(lambda: scene.step() >= STEPS // 2 or process.poll() is not None, process)
     process.send_signal(signal.SIGTERM)
