@@ -588,6 +588,17 @@ def test_a_run_that_ended_with_nan_stands_in_table_and_figures(tmp_path: pathlib
     assert "ended with NaN" in entries(drawn["training"])
 
 
+def test_figures_without_a_place_for_nan_runs_name_them(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "good", [*measured("alibi"), position_row("alibi")], config("alibi"))
+    (tmp_path / "good" / "metrics.jsonl").write_text('{"step": 1, "loss": 5.5}\n')
+    put(tmp_path, "bad", [], config("alibi", train__learning_rate=1e30))
+    (tmp_path / "bad" / "eval.jsonl").unlink()
+    (tmp_path / "bad" / "metrics.jsonl").write_text('{"step": 1, "loss": "nan", "grad_norm": "nan"}\n')
+    drawn = draw(tmp_path)
+    for kind in ("training", "per_position"):
+        assert "bad failed: training ended with NaN at step 1" in words(drawn[kind]), kind
+
+
 def test_a_failed_run_is_named_with_its_reason(tmp_path: pathlib.Path, draw: Draw) -> None:
     put(tmp_path, "good", measured("alibi"), config("alibi"))
     put(tmp_path, "bad", [], config("rope"))

@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +25,8 @@ from posx.machine.compile_cache import most_bytes
 from posx.machine.cores import usable_cores
 from posx.machine.devices import use_every_core
 from posx.machine.guard import guard
+from posx.runs.environment import PACKAGES, version
 
-PACKAGES = (
-    "posx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "datasets", "tokenizers", "matplotlib",
-)  # fmt: skip
 #: Several tiles of blockwise attention, whose last ones are filled up.
 TOKENS, TILES = 70, functools.partial(blockwise, tiling=Tiling(16, 32))
 KEY_HEADS = 2
@@ -72,7 +69,7 @@ def main(values: dict[str, Any], _: None) -> None:
 
 def facts() -> Iterator[tuple[str, str]]:
     """(what, how it is here), a line each."""
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
+    versions = ", ".join(f"{name} {version(name)}" for name in (*PACKAGES, "matplotlib"))
     yield "versions", f"python {platform.python_version()}, {versions}"
     kinds = sorted({device.device_kind for device in jax.devices()})
     yield (

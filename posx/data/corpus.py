@@ -133,7 +133,7 @@ def _find_splits(
         found = text_files.find_files(config.source, "data.source")
         splits = text_files.by_split(found) if Path(config.source).expanduser().is_dir() else {}
         unused = len(found.paths) - sum(len(split.paths) for split in splits.values()) if splits else 0
-        left = f"{counted(unused, 'file')} of '{config.source}' left out because no split's name starts theirs"
+        left = f"{counted(unused, 'file')} of '{config.source}' left out: others are named train, and these by no split"
         notes = (left,) if unused else ()
         notes += (f"'{config.source}': {found.left_out}",) if found.left_out else ()
         return splits.get("train", found), held_out or splits.get("validation"), notes

@@ -26,7 +26,7 @@ BUILDERS = {
     **dict.fromkeys((".json", ".jsonl"), "json"),
 }
 FORMATS = " ".join(suffix for suffix in BUILDERS if suffix)
-_SPLIT = re.compile(r"(?:^|\.)(train|validation|valid|val|dev|test)(?![a-z])")
+_SPLIT = re.compile(r"(?:^|\.)(train|validation|valid|val|dev|test)(?=$|[./]|[-_]?\d)")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,10 @@ def _named(files: list[Path], why: str) -> str:
 
 
 def by_split(files: Files) -> dict[str, Files]:
-    """`files` of a folder by the split that their name (or top folder) starts with; {} if no name says "train"."""
+    """Return `files` of a folder by the split that their name or top folder is, {} if none is "train".
+
+    A number may follow, as in train-0.txt; other words make another name, as in "train to somewhere.txt".
+    """
     splits: dict[str, list[Path]] = {}
     for name, path in zip(files.names(), files.paths, strict=True):
         found = _SPLIT.search(path.stem.lower()) or _SPLIT.match(name.lower() if "/" in name else "")

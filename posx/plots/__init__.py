@@ -14,7 +14,7 @@ from posx.files.atomic import disk_errors, write_bytes
 from posx.lazy import modules_of
 from posx.plots import backend, curves, lengths, look, positions  # noqa: F401  backend goes first
 from posx.plots.groups import Panel, panels
-from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, read_rows, unfinished
+from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, diverged, read_rows, unfinished
 from posx.plots.tables import table
 
 if TYPE_CHECKING:
@@ -108,12 +108,17 @@ def _remove_stale(figures: pathlib.Path, kinds: Iterable[str], written: Sequence
 
 def _training(folder: pathlib.Path, figures: pathlib.Path, stored: Sequence[Row]) -> list[pathlib.Path]:
     runs = positions.read_training(folder, stored)
-    return _save(functools.partial(curves.training, runs), figures, "training") if runs else []
+    shown = {one.run.path for one in runs}
+    hidden = {path: why for path, why in diverged(stored).items() if path not in shown}
+    return _save(functools.partial(curves.training, runs, hidden), figures, "training") if runs else []
 
 
 def _curves(kind: str, folder: pathlib.Path, figures: pathlib.Path, split: Sequence[Panel]) -> list[pathlib.Path]:
+    rows = [row for panel in split for row in panel.rows]
     split = [panel for panel in split if (panel.protocol == PER_POSITION) == (kind == "per_position")]
     missing, written = unfinished(folder), list[pathlib.Path]()
+    if kind == "per_position":  # the other figures have a place for these runs
+        missing |= diverged(rows)
     for panel in split:
         written += _save(functools.partial(curves.DRAW[kind], panel, missing), figures, kind + _suffix(panel, split))
     if kind == "extrapolation":

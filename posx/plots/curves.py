@@ -162,8 +162,8 @@ def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figu
     return made
 
 
-def training(runs: Sequence[positions.TrainingRun]) -> Figure:
-    """Training loss in nats per token against optimiser step, one thin line per run."""
+def training(runs: Sequence[positions.TrainingRun], missing: Mapping[str, str] | None = None) -> Figure:
+    """Training loss in nats per token against optimiser step, one thin line per run. `missing`: runs without one."""
     made = look.figure(8.6, 4.4)
     ax = _alone(made)
     groups = groups_of_runs([one.run for one in runs])
@@ -193,7 +193,8 @@ def training(runs: Sequence[positions.TrainingRun]) -> Figure:
         "Training loss",
         [f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"],
     )
-    look.notes(made, [*captions.unless_named(groups), *captions.tokens_per_step(groups)])
+    left_out = captions.without_results(missing or {})
+    look.notes(made, [*captions.unless_named(groups), *left_out, *captions.tokens_per_step(groups)])
     return made
 
 

@@ -19,7 +19,7 @@ from posx.files import lines
 from posx.files.parse import parsed
 from posx.files.rows import is_measurement, number, whole
 from posx.plots.runs import Run, asked_targets, code_digests, data_digest, read_config, stored_run
-from posx.runs.folder import is_run, name_of, run_folders
+from posx.runs.folder import RunFolder, is_run, name_of, run_folders
 
 #: Why a row has no perplexity. The last two are given here: the run has no results, or none that compare.
 FAILED = ("undefined", "nonfinite", "oom", "diverged", "apart")
@@ -106,7 +106,7 @@ def _diverged(folder: str | pathlib.Path) -> list[Row]:
     """Return a row without a value for every run that has no results because its training ended with NaN."""
     found = []
     for folder_of_run in _without_results(folder):
-        step = _ended_with_nan(folder_of_run)
+        step = RunFolder(folder_of_run).ended_with_nan()
         run = stored_run(name_of(folder_of_run, folder), read_config(folder_of_run), None)
         if step is not None and isinstance(run.train_len, int):
             lengths = dict.fromkeys(("train_len", "eval_len", "stride"), run.train_len)
@@ -115,11 +115,10 @@ def _diverged(folder: str | pathlib.Path) -> list[Row]:
     return found
 
 
-def _ended_with_nan(run: pathlib.Path) -> int | None:
-    """Return the last step of training if its loss or gradient was not finite."""
-    last = (lines.read(run / "metrics.jsonl") or [{}])[-1]
-    bad = any(name in last and number(last[name]) is None for name in ("loss", "grad_norm"))
-    return last["step"] if bad and isinstance(last.get("step"), int) else None
+def diverged(stored: Iterable[Row]) -> dict[str, str]:
+    """Return {path of a run: why it has no results} of the runs whose training ended with NaN."""
+    ended = [row for row in stored if row.get("status") == "diverged"]
+    return {row.run.path: f"training ended with NaN at step {row['step']:,}" for row in ended}
 
 
 def as_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
@@ -250,7 +249,7 @@ def unfinished(folder: str | pathlib.Path) -> dict[str, str]:
     """Return {path: why it failed} of the runs that were started and have no row; "" if nothing says that it failed."""
     found = {}
     for run in _without_results(folder):
-        if _ended_with_nan(run) is None:
+        if RunFolder(run).ended_with_nan() is None:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 found[name_of(run, folder)] = ""
                 found[name_of(run, folder)] = str(parsed((run / "status.json").read_text("utf-8"))["reason"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+import posx
 from posx.data import Dataset
 from posx.errors import WorkdirError
 from posx.files.atomic import write_json
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
 VARIABLES = (
     "NPROC", "OMP_NUM_THREADS", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG",
 )  # fmt: skip
+
+
+#: Packages whose versions may change the numbers of a run.
+PACKAGES = ("posx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "datasets", "tokenizers")
+
+
+def version(package: str) -> str:
+    """Return the version of a package. That of posx is in its code: a clone may be newer than its installation."""
+    return posx.__version__ if package == "posx" else metadata.version(package)
 
 
 def devices_of(folder: RunFolder) -> int | None:
@@ -76,10 +86,9 @@ def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
 def environment(dataset: Dataset, layout: Layout) -> dict[str, Any]:
     """What the numbers may depend on besides the config: versions, code state, devices trained on, threads, data."""
     device = jax.devices()[0]
-    packages = ("posx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "datasets", "tokenizers")
     return {
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in packages},
+        "versions": {name: version(name) for name in PACKAGES},
         "git": _git_state(),
         "backend": jax.default_backend(),
         "device": device.device_kind,

@@ -18,7 +18,7 @@ from posx.files import lines
 from posx.files.atomic import clear, write_json
 from posx.files.locks import lock
 from posx.files.parse import parsed
-from posx.files.rows import is_measurement
+from posx.files.rows import is_measurement, number
 from posx.machine.compile_cache import process_seconds
 
 #: Where the files of runs lie in a work folder: it is a run, a sweep, or a folder of sweeps.
@@ -100,6 +100,12 @@ class RunFolder:
         took = [seconds for seconds in told if isinstance(seconds, float)]
         left = statistics.median(took) - process_seconds() if took else 0.0
         return left if left > 0 else None
+
+    def ended_with_nan(self) -> int | None:
+        """Return the last step of training if its loss or gradient was not finite."""
+        last = (lines.read(self.metrics_file) or [{}])[-1]
+        bad = any(name in last and number(last[name]) is None for name in ("loss", "grad_norm"))
+        return last["step"] if bad and isinstance(last.get("step"), int) else None
 
     def read_config(self) -> RunConfig:
         """The settings this run was started with, as resolved then. Raises WorkdirError where they cannot be read."""

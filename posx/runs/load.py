@@ -69,6 +69,8 @@ def load_model(folder: RunFolder, layout: Layout = Copies()) -> tuple[Model, dic
     tokenizer = saved_tokenizer(folder)
     model = model_of(run, tokenizer.vocab_size)
     restored = Checkpoints(folder.checkpoints).restore({"params": layout.placed(model.abstract())}, notice=say)
+    if restored is None and (last := folder.ended_with_nan()) is not None:
+        raise WorkdirError(f"{folder.path} has no checkpoint: its training ended with NaN at step {last}")
     if restored is None:
         raise WorkdirError(f"{folder.path} holds no checkpoint yet: run `posx train` with this --workdir first")
     step, state = restored

@@ -213,7 +213,8 @@ class _Log:
         self.start = {}
         self.last_step = step
         speed = f"  {row['tokens_per_second']:,.0f} tokens/s" if row["tokens_per_second"] else ""
-        return f"loss {row['loss']:.3f}  ppl {row['ppl']:.2f}{speed}"
+        ppl = f"{row['ppl']:.2f}" if row["ppl"] < 1e6 else f"{row['ppl']:.1e}"
+        return f"loss {row['loss']:.3f}  ppl {ppl}{speed}"
 
     def _append(self, row: dict[str, Any]) -> None:
         if self.board is None:

@@ -77,10 +77,18 @@ def test_split_folders_and_names_that_only_look_like_splits(tmp_path):
     write(tmp_path / "a/train/x.txt", "train")
     write(tmp_path / "a/dev/y.txt", "dev")
     assert load(tmp_path, tmp_path / "a").validation == ["dev"]
-    for name in ("devotion.txt", "testament.txt", "trains.txt"):
+    names = (
+        "devotion.txt",
+        "testament.txt",
+        "trains.txt",
+        "train to Rome.txt",
+        "train-spotting.txt",
+        "test of time.txt",
+    )
+    for name in names:
         write(tmp_path / "b" / name, name)
     found = load(tmp_path, tmp_path / "b")
-    assert len(found.train) + len(found.validation) == 3
+    assert sorted(found.train + found.validation) == sorted(names)
 
 
 def test_held_out_path_wins(tmp_path):

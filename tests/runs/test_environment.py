@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+import posx
 from posx.machine.backend import SET
 from tests import tiny
 
@@ -26,6 +27,7 @@ def test_jax_variables_change_no_number_of_a_run(site, whole, tmp_path):
     first, wanted = (tiny.rows(folder / "metrics.jsonl")[0] for folder in (tmp_path / "run", whole))
     assert first["step"] == wanted["step"] == 1 and first["loss"] == wanted["loss"]
     found, usual = (json.loads((folder / "env.json").read_text())["jax"] for folder in (tmp_path / "run", whole))
+    assert json.loads((whole / "env.json").read_text())["versions"]["posx"] == posx.__version__
     assert found == usual and found["jax_default_prng_impl"] == "threefry2x32" and found["jax_enable_x64"] == "False"
 
 
