@@ -1,9 +1,9 @@
 """Digests of the code of a user's own encodings: a run belongs to the code that it was trained with.
 
 The digest of a class covers its source and all that it reaches in the user's own files: base classes, functions that
-its methods call, the values of constants that they read, and what these reach in turn. Comments, docstrings, formatting
-and unrelated code of the same files do not count. Names that are looked up as text (`getattr`, `exec`) are not
-followed, nor is the code of posx, of Python and of installed packages.
+its methods call with their defaults and decorators, the values that they read, and what these reach in turn. Comments,
+docstrings, formatting and unrelated code of the same files do not count. Names that are looked up as text (`getattr`,
+`exec`) are not followed, nor is the code of posx, of Python and of installed packages.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ import importlib.util
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator
-from types import CellType, CodeType, FunctionType, ModuleType
+from collections.abc import Iterator, Mapping, Set
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-
+#: What holds a function, and the name of it there.
+_HOLDERS = {
+    property: "fget", functools.cached_property: "func", staticmethod: "__func__", classmethod: "__func__",
+    functools.partialmethod: "func",
+}  # fmt: skip
 
 #: The digests of the classes seen so far.
 _DIGESTS: dict[type, str] = {}
@@ -36,100 +40,139 @@ def source_digest(cls: type) -> str:
     by `exec`, is digested in its compiled form, which changes with the version of Python.
     """
     if cls not in _DIGESTS:
-        _DIGESTS[cls] = _digest(cls)
+        own = _top(cls.__module__)
+        form = "" if own == _top(__name__) else repr(_Reached(own).form(cls))
+        _DIGESTS[cls] = hashlib.sha256(form.encode()).hexdigest()[:12] if form else ""
     return _DIGESTS[cls]
-
-
-def _digest(cls: type) -> str:
-    own = _top(cls.__module__)
-    if own == _top(__name__):
-        return ""
-    found: dict[str, Any] = {}
-    todo: list[Any] = [cls]
-    while todo:
-        thing = _unwrapped(todo.pop())
-        name = f"{thing.__module__}.{thing.__qualname__}"
-        file = str(getattr(sys.modules.get(thing.__module__), "__file__", ""))
-        if name not in found and _is_own(thing.__module__, own, file):
-            found[name], reached = _code(thing)
-            todo += reached
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:12]
 
 
 def _top(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _is_own(module: str, own: str, file: str) -> bool:
-    """Whether a module is the user's, and not of posx, of Python, or of an installed package other than `own`."""
-    if _top(module) in (_top(__name__), "builtins", *(sys.stdlib_module_names - {"__main__"})):
-        return False
-    return _top(module) == own or not ("site-packages" in file or "dist-packages" in file)
+class _Reached:
+    """Forms of values, the same in every process: code by its syntax, data by its contents."""
 
+    def __init__(self, own: str):
+        self.own = own  # the package of the class, followed where it is installed too
+        self.seen: dict[int, int] = {}  # the number of each function, class and object of the user's by its id
+        self.kept: list[Any] = []  # or an id could be that of another object
 
-def _unwrapped(thing: Any) -> Any:
-    """Return the function behind `functools.wraps`, `jax.jit` and the like."""
-    return inspect.unwrap(thing) if callable(thing) else thing
+    def form(self, value: Any) -> Any:
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, ModuleType):
+            return value.__name__  # attributes are followed where they are read
+        if id(value) in self.seen:
+            return f"seen {self.seen[id(value)]}"
+        if isinstance(value, Mapping):
+            return self._once(value, lambda: sorted((repr(key), self.form(inner)) for key, inner in value.items()))
+        if isinstance(value, list | tuple):
+            return self._once(value, lambda: [self.form(inner) for inner in value])
+        if isinstance(value, Set):
+            return sorted(map(repr, value))
+        self.seen[id(value)] = len(self.seen)
+        self.kept.append(value)
+        if isinstance(value, type):
+            return self._of_class(value)
+        if isinstance(value, FunctionType):
+            return self._of_function(value)
+        return self._of_object(value)
 
-
-def _code(thing: Any) -> tuple[Any, list[Any]]:
-    """Return what a function or class says, and the functions and classes that it reaches."""
-    reached: list[Any] = []
-    said: list[Any] = []
-    for function in _functions(thing):
-        for name, value in _names_read(function):
-            said.append((name, _said(value, reached)))
-    if isinstance(thing, type):
-        reached += thing.__mro__[1:]
-        said += [(name, _said(value, reached)) for name, value in vars(thing).items() if not name.startswith("__")]
-    return (_source(thing), sorted(said, key=repr)), reached
-
-
-def _functions(thing: Any) -> Iterator[FunctionType]:
-    """Yield the functions that a function or class is made of."""
-    if isinstance(thing, FunctionType):
-        yield thing
-    for member in vars(thing).values() if isinstance(thing, type) else ():
-        for function in (member, *(getattr(member, name, None) for name in ("fget", "func", "__func__"))):
-            function = _unwrapped(function)
-            if isinstance(function, FunctionType) and not _is_generated(function):
-                yield function
-
-
-def _is_generated(function: FunctionType) -> bool:
-    """Whether a method is one that `dataclass` adds, which differs between versions of Python."""
-    written = function.__name__.startswith("__") and function.__code__.co_filename == "<string>"
-    return written or function.__module__ == "dataclasses"
-
-
-def _names_read(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the globals, closed-over variables and attributes of modules that a function reads, with their values."""
-    instructions = [step for code in _codes(function.__code__) for step in dis.get_instructions(code)]
-    read = {step.argval for step in instructions if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    attributes = {step.argval for step in instructions if step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")}
-    imported = {step.argval for step in instructions if step.opname == "IMPORT_NAME"}
-    values = {name: function.__globals__[name] for name in read if name in function.__globals__}
-    package = str(function.__globals__.get("__package__") or "")
-    values |= {name: module for name in imported if (module := _imported(name, package)) is not None}
-    yield from values.items()
-    yield from zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True)
-    for name, module in values.items():
-        if isinstance(module, ModuleType):
-            yield from ((f"{name}.{each}", getattr(module, each)) for each in attributes if hasattr(module, each))
-
-
-def _imported(name: str, package: str) -> ModuleType | None:
-    """Return a module that a function imports when it runs; None if it is not the user's, or cannot be imported."""
-    for full in (name, f"{package}.{name}" if package else ""):
-        if full in sys.modules:
-            return sys.modules[full]
+    def _once(self, value: Any, form: Any) -> Any:
+        """Return the form of a list or mapping, which may hold itself. Equal ones may be one object or two."""
+        self.seen[id(value)] = -1
         try:
-            spec = importlib.util.find_spec(full) if full else None
-            if spec and _is_own(full, "", str(spec.origin)):
-                return importlib.import_module(full)
-        except Exception:  # the user's own code: the import fails when the function runs, or is caught there
-            continue
-    return None
+            return form()
+        finally:
+            del self.seen[id(value)]
+
+    def _of_object(self, value: Any) -> Any:
+        kind, holder = type(value), _HOLDERS.get(type(value))
+        if holder:
+            return [kind.__name__, self.form(getattr(value, holder))]
+        if isinstance(value, functools.partial):
+            return ["partial", *map(self.form, (value.func, value.args, value.keywords))]
+        if isinstance(value, MethodType):
+            return [self.form(value.__func__), self.form(value.__self__)]
+        if hasattr(value, "__wrapped__"):  # by jax.jit and the like
+            return [kind.__name__, self.form(value.__wrapped__)]
+        if hasattr(value, "__array__"):
+            array = np.asarray(value)
+            return [array.dtype.str, array.shape, array.tobytes()]
+        if isinstance(value, SimpleNamespace) or self._is_own(kind.__module__):
+            slots = (name for part in kind.__mro__ for name in getattr(part, "__slots__", ()))
+            held = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
+                value, "__dict__", {}
+            )
+            return [self.form(kind), self.form(held)]
+        return kind.__qualname__
+
+    def _of_class(self, cls: type) -> Any:
+        if not self._is_own(cls.__module__):
+            return f"{_top(cls.__module__)} {cls.__qualname__}"
+        members = {name: member for name, member in sorted(vars(cls).items()) if _is_written(name, member)}
+        return [_source(cls), [self.form(base) for base in cls.__mro__[1:]], self.form(members)]
+
+    def _of_function(self, function: FunctionType) -> Any:
+        wrapped = getattr(function, "__wrapped__", None)
+        if not self._is_own(str(function.__globals__.get("__name__"))):
+            return f"{_top(function.__module__)} {function.__qualname__}" if wrapped is None else self.form(wrapped)
+        given = [function.__defaults__, function.__kwdefaults__, wrapped]
+        read = [(name, self.form(value)) for name, value in sorted(self._read_by(function), key=lambda pair: pair[0])]
+        return [_source(function.__code__), [self.form(value) for value in given], read]
+
+    def _read_by(self, function: FunctionType) -> Iterator[tuple[str, Any]]:
+        """Yield the globals, closed-over variables and attributes of the user's modules that a function reads."""
+        steps = [step for code in _codes(function.__code__) for step in dis.get_instructions(code)]
+        read = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        attributes = {step.argval for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")}
+        values = {name: function.__globals__[name] for name in read if name in function.__globals__}
+        package = str(function.__globals__.get("__package__") or "")
+        for name in {step.argval for step in steps if step.opname == "IMPORT_NAME"}:
+            if (module := self._imported(name, package)) is not None:
+                values[name] = module
+        values |= zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True)
+        yield from values.items()
+        todo = [(name, value) for name, value in values.items() if isinstance(value, ModuleType)]
+        done = set()
+        while todo:
+            name, module = todo.pop()
+            if module in done or not self._is_own(module.__name__):
+                continue
+            done.add(module)
+            found = {f"{name}.{each}": getattr(module, each) for each in attributes if hasattr(module, each)}
+            yield from found.items()
+            todo += [(place, value) for place, value in found.items() if isinstance(value, ModuleType)]
+
+    def _imported(self, name: str, package: str) -> ModuleType | None:
+        """Return a module that a function imports when it runs; None if it is not the user's, or cannot be imported."""
+        for full in (name, f"{package}.{name}" if package else ""):
+            if full in sys.modules:
+                return sys.modules[full]
+            try:
+                spec = importlib.util.find_spec(full) if full else None
+                if spec and self._is_own(full, str(spec.origin)):
+                    return importlib.import_module(full)
+            except Exception:  # the user's own code: the import fails when the function runs, or is caught there
+                continue
+        return None
+
+    def _is_own(self, module: str, file: str = "") -> bool:
+        """Whether a module is the user's, and not of posx, of Python, or of another installed package."""
+        if _top(module) in (_top(__name__), "builtins", *(sys.stdlib_module_names - {"__main__"})):
+            return False
+        file = file or str(getattr(sys.modules.get(module), "__file__", ""))
+        return _top(module) == self.own or not ("site-packages" in file or "dist-packages" in file)
+
+
+def _is_written(name: str, member: Any) -> bool:
+    """Whether a member of a class is the user's, and not what Python or `dataclass` adds."""
+    if not (name.startswith("__") and name.endswith("__")):
+        return True
+    if not isinstance(member, FunctionType) or member.__module__ == "dataclasses":
+        return False
+    return inspect.unwrap(member).__code__.co_filename != "<string>"
 
 
 def _content(cell: CellType) -> Any:
@@ -148,34 +191,12 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _said(value: Any, reached: list[Any]) -> Any:
-    """Return a form of `value` that is the same in every process. Adds functions and classes in it to `reached`."""
-    value = _unwrapped(value)
-    if isinstance(value, FunctionType | type):
-        reached.append(value)
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if isinstance(value, dict):
-        return sorted((repr(key), _said(inner, reached)) for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return [_said(inner, reached) for inner in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    if isinstance(value, functools.partial):
-        return [_said(inner, reached) for inner in (value.func, value.args, value.keywords)]
-    if hasattr(value, "__array__") and not isinstance(value, ModuleType):
-        array = np.asarray(value)
-        return [array.dtype.str, array.shape, array.tobytes()]
-    return type(value).__qualname__
-
-
 def _source(thing: Any) -> Any:
-    """Return the syntax of a function or class, or its compiled form if it has no source."""
+    """Return the syntax of a class or a compiled function, or the compiled form if there is no source."""
     try:
         return _syntax(ast.parse(textwrap.dedent(inspect.getsource(thing))))
     except (OSError, TypeError, SyntaxError):
-        codes = [code for function in _functions(thing) for code in _codes(function.__code__)]
+        codes = _codes(thing) if isinstance(thing, CodeType) else ()  # of a class, its methods are digested beside
         return [(code.co_code, code.co_names, [c for c in code.co_consts if isinstance(c, _PLAIN)]) for code in codes]
 
 

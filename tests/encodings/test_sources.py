@@ -184,3 +184,61 @@ def test_source_digest_follows_imports_within_methods(tmp_path, monkeypatch):
             for module in [name for name in sys.modules if name.partition(".")[0] == "packed"]:
                 del sys.modules[module]
     assert digests[0] == digests[2] != digests[1]
+
+
+FROZEN = "import dataclasses\n@dataclasses.dataclass(frozen=True)"
+SCALED = """import functools
+def scaled(f):
+    @functools.wraps(f)
+    def g(x):
+        return 1.0 * f(x)
+    return g"""
+
+
+@pytest.mark.parametrize(
+    ("helper", "used", "old", "new"),
+    [
+        ("S = 1.0\ndef f(x, s=S):\n    return s * x", "helper.f(x)", "1.0", "2.0"),
+        ("S = 1.0\ndef f(x, *, s=S):\n    return s * x", "helper.f(x)", "1.0", "2.0"),
+        ("import types\nC = types.SimpleNamespace(s=1.0)", "helper.C.s * x", "1.0", "2.0"),
+        (f"{FROZEN}\nclass C:\n    s: float\nD = C(s=1.0)", "helper.D.s", "s=1.0", "s=2.0"),
+        ("class C:\n    __slots__ = ('s',)\nD = C()\nD.s = 1.0", "helper.D.s", "1.0", "2.0"),
+        ("class C:\n    def __call__(self, x):\n        return x + 1\nF = C()", "helper.F(x)", "x + 1", "x + 2"),
+        ("class C:\n    def f(self, x):\n        return x + 1\nO = C()", "helper.O.f(x)", "x + 1", "x + 2"),
+        ("class C:\n    def f(self, x):\n        return x + 1\nf = C().f", "helper.f(x)", "x + 1", "x + 2"),
+        (f"{SCALED}\n@scaled\ndef f(x):\n    return x", "helper.f(x)", "1.0", "2.0"),
+        ("import jax\n@jax.jit\ndef f(x):\n    return x + 1", "helper.f(x)", "x + 1", "x + 2"),
+        ("import functools\nf = functools.partial(max, 1.0)", "helper.f(x)", "1.0", "2.0"),
+        ("C = {'s': [1.0, 2.0]}\nC['itself'] = C", "helper.C['s']", "1.0", "3.0"),
+    ],
+)  # fmt: skip
+def test_source_digest_changes_with_every_kind_of_value(tmp_path, monkeypatch, helper, used, old, new):
+    assert _digest_with(tmp_path / "a", monkeypatch, "helper", helper, used) != _digest_with(
+        tmp_path / "b", monkeypatch, "helper", helper.replace(old, new), used
+    )
+
+
+def test_source_digest_follows_submodules(tmp_path, monkeypatch):
+    before, after = (
+        _digest_with(tmp_path / scale, monkeypatch, "kit.deep", f"SCALE = {scale}", "kit.deep.SCALE * x")
+        for scale in ("1.0", "2.0")
+    )
+    assert before != after
+
+
+def _digest_with(folder, monkeypatch, module, text, used):
+    """The digest of a class whose method returns `used`, of a `module` of its own."""
+    file = folder / f"{module.replace('.', '/')}.py"
+    file.parent.mkdir(parents=True)
+    if "." in module:
+        (file.parent / "__init__.py").write_text("")
+    file.write_text(text)
+    (folder / "mine.py").write_text(f"import {module}\nclass Mine:\n    def bias(self, x):\n        return {used}\n")
+    with monkeypatch.context() as only:
+        only.syspath_prepend(folder)
+        importlib.invalidate_caches()
+        try:
+            return source_digest(importlib.import_module("mine").Mine)
+        finally:
+            for name in [name for name in sys.modules if name.partition(".")[0] in ("mine", "helper", "kit")]:
+                del sys.modules[name]
