@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from posx.attention import attend, batch_features, causal, cut, seen_by, token_map, without_empty
+from posx.attention import attend, batch_features, causal, cut, known, seen_by, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
 from posx.attention.sizes import check_params, named
 from posx.config.model import ModelConfig
@@ -41,6 +41,11 @@ def weight(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> nnx.Param:
     return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32))
 
 
+def position_arrays(encoding: Encoding, dims: Dims, rngs: nnx.Rngs) -> dict[str, jax.Array]:
+    """Return fresh parameters of an encoding in float32, also if 64-bit types are on."""
+    return {name: array.astype(jnp.float32) for name, array in encoding.init(rngs.position(), dims).items()}
+
+
 class Attention(nnx.Module):
     """Projections around `attend`, and this layer's own position parameters."""
 
@@ -54,7 +59,7 @@ class Attention(nnx.Module):
         if config.qk_norm:
             self.query_norm = nnx.Param(jnp.ones((d,), jnp.float32))
             self.key_norm = nnx.Param(jnp.ones((d,), jnp.float32))
-        own = {k: v for k, v in encoding.init(rngs.position(), dims).items() if k not in encoding.shared}
+        own = {k: v for k, v in position_arrays(encoding, dims, rngs).items() if k not in encoding.shared}
         self.position = nnx.Param(own) if own else None
 
     def __call__(self, x: jax.Array, shared: dict[str, Any], call: Call, layer: Layer | None):
@@ -160,13 +165,16 @@ class Decoder(nnx.Module):
         self.unembedding = None if config.tied else weight(rngs, (dims.model_dim, model.vocab_size), 0.02)
         shared = {}
         for n, encoding in enumerate(model.distinct):
-            once = {k: v for k, v in encoding.init(rngs.position(), dims).items() if k in encoding.shared}
+            once = {k: v for k, v in position_arrays(encoding, dims, rngs).items() if k in encoding.shared}
             if once:
                 shared[shared_name(n)] = nnx.Param(once)
         self.shared = nnx.Dict(shared)
 
     def __call__(self, tokens: jax.Array, call: Call, rng: jax.Array | None):
         model = self.model
+        for name in ("pos", "idx", "segment"):
+            if (given := getattr(call, name)) is not None:
+                known(name, given, *tokens.shape)
         x = embedded(self.embedding[...], tokens) * math.sqrt(model.dims.model_dim)
         shared = {}
         for n, encoding in enumerate(model.distinct):
@@ -251,10 +259,11 @@ class Model:
     ) -> tuple[jax.Array, Cache]:
         """Return logits [b, t, v] of the tokens after each of tokens [b, t], and the cache with these appended.
 
-        pos and idx are [b, t]; idx counts from the first token of each row and is -1 for padding, which stands before
-        that token and nowhere else. Raises ConfigError if the cache has too few free slots; under `jit`, where that is
-        not known, all logits are NaN from then on.
+        pos and idx are [t] or [b, t]; idx counts from the first token of each row and is -1 for padding, which stands
+        before that token and nowhere else. Raises ConfigError if idx is known to be otherwise, and if the cache has too
+        few free slots; under `jit`, where that is not known, all logits are NaN from then on.
         """
+        pos, idx = (jnp.broadcast_to(known(n, x, *tokens.shape), tokens.shape) for n, x in (("pos", pos), ("idx", idx)))
         start = cache.filled
         cache = advance(cache, pos, idx)
         call = Call(pos, idx, None, cache, start, "auto")

@@ -553,3 +553,53 @@ GOLDEN = [3.3753557, 3.3787610, 3.3721817]
 def test_dims_belong_to_the_model():
     assert small().dims == Dims(24, 4, 6, 2, LENGTH, 4)
     assert small(num_kv_heads=2).dims.num_kv_heads == 2
+
+
+def test_positions_of_another_length_are_refused():
+    """They would cut the batch into other sequences."""
+    model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2), "alibi", 50, 16)
+    params, tokens = model.init(jax.random.key(0)), np.arange(24).reshape(2, 12)
+    for count in (3, 4, 6, 8, 24):
+        with pytest.raises(ValueError, match=rf"pos has shape \({count},\), but there are 12 tokens"):
+            model(params, tokens, np.arange(count))
+    with pytest.raises(ValueError, match="but there are 11 tokens"):
+        model.log_probs(params, tokens, np.arange(12), None, "auto")
+
+
+def test_cached_takes_positions_that_all_rows_share():
+    model = make_model(ModelConfig(num_layers=2, model_dim=16, num_heads=2), "rope", 50, 16)
+    params, tokens = model.init(jax.random.key(0)), np.arange(12).reshape(2, 6)
+    whole = model(params, tokens, np.arange(6))
+    for shared in (np.arange(6), np.arange(6)[None]):
+        logits, cache = model.cached(params, tokens, shared, shared, model.empty_cache(2, 8))
+        np.testing.assert_allclose(logits, whole, atol=1e-5)
+        np.testing.assert_array_equal(cache.idx[:, :6], np.broadcast_to(np.arange(6), (2, 6)))
+
+
+ORDERS = ([[0, 1, 2, -1], [4]], [[0, 1, 2, 3], [0]], [[0, 1, 1, 2], [3]], [[-1, -1, -1, 0], [0]])
+
+
+@pytest.mark.parametrize("orders", ORDERS)
+def test_cached_refuses_orders_that_do_not_go_on(orders):
+    model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2), "alibi", 50, 16)
+    params, cache = model.init(jax.random.key(0)), model.empty_cache(1, 8)
+    with pytest.raises(ConfigError, match="idx must grow"):
+        for idx in map(np.array, orders):
+            _, cache = model.cached(params, np.ones((1, len(idx)), int), np.maximum(idx, 0), idx, cache)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogDecay(Encoding):
+    """An encoding of a user, whose array has JAX's default type."""
+
+    def init(self, rng, dims):
+        return {"a": jnp.zeros(dims.num_heads)}
+
+    def curve(self, params, distance):
+        return -jax.nn.softplus(params["a"])[:, None] * jnp.log1p(jnp.abs(distance))[None]
+
+
+def test_parameters_of_own_encodings_stay_float32_with_64_bit_types():
+    model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2), LogDecay(), 50, 16)
+    with jax.enable_x64(True):
+        assert {leaf.dtype for leaf in jax.tree.leaves(model.abstract())} == {jnp.dtype(jnp.float32)}

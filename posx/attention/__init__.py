@@ -20,6 +20,7 @@ from posx.attention.arguments import (
     check_tokens,
     check_vectors,
     consecutive_offset,
+    known,
     sides,
     without_empty,
 )
@@ -304,6 +305,6 @@ def choose_executor(
 
 
 __all__ = [
-    "EXECUTORS", "Mask", "attend", "batch_features", "causal", "check_positions", "choose_executor", "full", "refusal",
-    "seen_by", "token_map", "window", "without_empty",
+    "EXECUTORS", "Mask", "attend", "batch_features", "causal", "check_positions", "choose_executor", "full", "known",
+    "refusal", "seen_by", "token_map", "window", "without_empty",
 ]  # fmt: skip

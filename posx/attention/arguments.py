@@ -18,6 +18,9 @@ def check_vectors(q: Any, k: Any, v: Any) -> None:
     """Raises ValueError where q, k and v are not [b, q, h, d], [b, k, g, d], [b, k, g, d] with g dividing h."""
     if q.ndim != 4 or k.ndim != 4 or k.shape != (*v.shape[:3], k.shape[3]) or q.shape[0] != k.shape[0]:
         raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape} must be [b, q, h, d], [b, k, g, d], [b, k, g, d]")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"{name} is {x.dtype}: vectors must be floats. Cast them to float32")
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{k.shape[2]} key/value heads do not divide {q.shape[2]} query heads")
 

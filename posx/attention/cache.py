@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from posx.attention.arguments import without_empty
 from posx.encodings.base import Features
@@ -51,6 +52,17 @@ class Cache(NamedTuple):
                 f"Make it with empty_cache(batch_size, capacity) for at least {filled + count} slots."
             )
 
+    def check_orders(self, idx: jax.Array) -> None:
+        """Raise ConfigError if orders [b, t] are known not to go on from those in the cache, with padding first."""
+        if isinstance(idx, jax.core.Tracer) or isinstance(self.idx, jax.core.Tracer):
+            return
+        rows = np.concatenate([np.asarray(self.idx)[:, : int(self.filled)], np.asarray(idx)], axis=1)
+        if ((np.diff(rows, axis=1) <= 0) & (rows[:, :-1] >= 0)).any():
+            raise ConfigError(
+                "idx must grow from token to token of a row, in all calls together, and be -1 only before its first "
+                "token. Number each row on from where the cache ends, and pad prompts on the left"
+            )
+
     def or_nan(self, x: jax.Array) -> jax.Array:
         """Return x, or NaN if more was written than fits: JAX then overwrites the last slots without an error."""
         return jnp.where(self.filled <= self.capacity, x, jnp.asarray(jnp.nan, x.dtype))
@@ -64,9 +76,10 @@ def write(slots: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
 def advance(cache: Cache, pos: jax.Array, idx: jax.Array) -> Cache:
     """Return the cache with positions and arrival orders [b, t] of the next tokens.
 
-    Raises ConfigError if it has too few free slots.
+    Raises ConfigError if it has too few free slots, or if the orders are known not to go on from those in it.
     """
     cache.check_room(pos.shape[1])
+    cache.check_orders(idx)
     return cache._replace(
         pos=write(cache.pos, without_empty(pos, idx), cache.filled),
         idx=write(cache.idx, idx, cache.filled),

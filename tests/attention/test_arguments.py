@@ -362,3 +362,11 @@ def test_sizes_are_asked_once():
     first = len(calls)
     jax.eval_shape(functools.partial(attend, Counting(), {}), jax.ShapeDtypeStruct((T,), np.int32))
     assert len(calls) - first < first
+
+
+def test_vectors_of_whole_numbers_are_refused():
+    """Their outputs would be rounded."""
+    encoding = posx.build("nope", posx.Dims(model_dim=16, num_heads=2, head_dim=8, num_layers=1, train_len=8))
+    q = np.ones((1, 4, 2, 8), int)
+    with pytest.raises(ValueError, match="q is int64: vectors must be floats"):
+        posx.attend(encoding, {}, q, q, q, q_pos=np.arange(4), k_pos=np.arange(4))
