@@ -61,8 +61,15 @@ def all_close(found, wanted, tolerance):
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=tolerance * size), found, wanted)
 
 
+#: One of each way through the formula, and those with rules of their own; the others are slow only in their number.
+QUICK = ("rope", "selective_rope", "alibi", "deberta", "tupe", "fox", "dape", "path")
 #: Encodings that act on embeddings alone run the program of `nope`.
-@pytest.mark.parametrize("name", [name for name in posx.ENCODINGS if posx.build(name, DIMS).sites != ("embed",)])
+ACTING = [name for name in posx.ENCODINGS if posx.build(name, DIMS).sites != ("embed",)]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ACTING]
+)
 def test_second_derivatives_of_every_encoding(name):
     """Float64 against central differences, then float32, whose angles have a rule of their own, against float64."""
     encoding, step = posx.build(name, DIMS), 2e-6
