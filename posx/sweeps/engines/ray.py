@@ -190,6 +190,8 @@ class Cluster:
     def stop(self, workers: Collection[Remote]) -> None:
         import ray
 
+        for worker in workers:
+            worker.listen(lambda _: None)  # one may have begun since the last look
         refs = [worker.ref for worker in workers if worker.begun()]  # those that wait go when this process does
         for ref in refs:
             ray.cancel(ref)
