@@ -567,10 +567,23 @@ def test_a_run_on_other_targets_has_no_value_there(tmp_path: pathlib.Path, draw:
     assert cells(table, "alibi")[1:3] == ["0", "on other targets"] and cells(table, "rope")[2] == "4.000"
     assert "alibi (no value)" in entries(figure) and "alibi: on other targets at 64, 128, 256" in words(figure)
     command = (
-        "To compare all runs: posx evaluate --workdir FOLDER --protocol nonoverlapping --lengths 64,128,256,512 "
+        f"To compare all runs: posx evaluate --workdir {tmp_path} --protocol nonoverlapping --lengths 64,128,256,512 "
         "--num_targets 8192"
     )
     assert command in table and not any("different targets" in text for text in words(figure))
+
+
+def test_advice_covers_windows_that_are_left_out(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run keeps the targets of its longest window, so all runs need that length, in a folder that can be pasted."""
+    for text in ("rope", "nope"):
+        put(tmp_path / "my runs", text, measured(text, max_targets=256, anchor=256))
+    moved = measured("nope", lengths=(64, 1024), targets="ff", max_targets=256, anchor=1024)
+    put(tmp_path / "my runs", "nope2", [*measured("nope", max_targets=256, anchor=256), *moved])
+    put(tmp_path / "my runs", "alibi", measured("alibi", targets="ee", max_targets=512, anchor=512))
+    monkeypatch.chdir(tmp_path)
+    table = plots.table(plots.read_rows(tmp_path / "my runs"))
+    command = "posx evaluate --workdir 'my runs' --protocol nonoverlapping --lengths 64,128,256,512,1024"
+    assert f"{command} --num_targets 1024" in table, "as many targets as the longest window has"
 
 
 def test_a_run_that_ended_with_nan_stands_in_table_and_figures(tmp_path: pathlib.Path, draw: Draw) -> None:

@@ -1,5 +1,6 @@
 """What figures and tables say in words: what was scored, what bars and bands are, warnings, failures, omissions."""
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from posx.plots import look, rows
 from posx.plots.groups import Group, Panel, common_settings
 from posx.plots.points import Curve, Point
 from posx.plots.runs import Run
+from posx.runs.targets import anchor_of
 
 FAILURE_NAMES = {
     "undefined": "undefined",
@@ -132,13 +134,14 @@ def apart(stored: Sequence[rows.Row]) -> list[str]:
     values = [row for row in stored if rows.perplexity(row) is not None]
     if not (left and values):
         return []
-    numbers = {max(row["eval_len"], row.get("anchor", 0)) for row in stored} | {row["eval_len"] for row in stored}
-    words = [f"--protocol {stored[0]['protocol']} --lengths {','.join(map(str, sorted(numbers)))}"]
+    lengths = sorted({n for row in stored for n in (row["eval_len"], anchor_of(row), row.run.longest) if n})
+    words = [f"--protocol {stored[0]['protocol']} --lengths {','.join(map(str, lengths))}"]
     most = values[0].get("max_targets")
-    words.append(f"--num_targets {most}" if most else "--config.eval.num_targets=0 --config.eval.sliding_targets=0")
+    words.append(f"--num_targets {max(most, lengths[-1]) if most else 0}")
     if stored[0]["protocol"] == "sliding" and values[0].get("stride"):
         words.append(f"--stride {values[0]['stride']}")
-    return [f"To compare all runs: posx evaluate --workdir FOLDER {' '.join(words)}"]
+    folder = shlex.quote(stored[0].run.workdir or "FOLDER")
+    return [f"To compare all runs: posx evaluate --workdir {folder} {' '.join(words)}"]
 
 
 def without_results(missing: Mapping[str, str]) -> list[str]:

@@ -19,7 +19,8 @@ from posx.files import lines
 from posx.files.parse import parsed
 from posx.files.rows import is_measurement, number, whole
 from posx.plots.runs import Run, asked_targets, code_digests, data_digest, read_config, stored_run
-from posx.runs.folder import RunFolder, is_run, name_of, run_folders
+from posx.runs.folder import RunFolder, is_run, name_of, run_folders, typed_path
+from posx.runs.targets import anchor_of
 
 #: Why a row has no perplexity. The last two are given here: the run has no results, or none that compare.
 FAILED = ("undefined", "nonfinite", "oom", "diverged", "apart")
@@ -97,8 +98,9 @@ def rows_of(measured: Mapping[pathlib.Path, Sequence[dict[str, Any]]], folder: s
                 left_out[run] += [(protocol, words)] if words else []
     found = []
     for run, rows in kept.items():
+        facts = {"left_out": tuple(left_out[run]), "longest": max(map(anchor_of, current[run][0]))}
         whole_run = stored_run(name_of(run, folder), configs[run], rows[-1])
-        found += [Row(row, dataclasses.replace(whole_run, left_out=tuple(left_out[run]))) for row in rows]
+        found += [Row(row, dataclasses.replace(whole_run, **facts, workdir=typed_path(folder))) for row in rows]
     return found
 
 

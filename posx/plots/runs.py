@@ -36,6 +36,8 @@ class Run:
     asked: str = dataclasses.field(default="", compare=False)  # all settings but length, seed and the encodings
     kind: str = dataclasses.field(default="", compare=False)  # those, and what the encodings and the data came to
     left_out: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)  # (protocol, what and why)
+    longest: int = dataclasses.field(default=0, compare=False)  # window that any row of the run serves, shown or not
+    workdir: str = dataclasses.field(default="", compare=False)  # folder that is looked at, as a command can name it
 
     @property
     def tokens_per_step(self) -> int | None:

@@ -217,6 +217,12 @@ def name_of(run: Path, workdir: str | Path) -> str:
     return run.resolve().name if path == "." else path
 
 
+def typed_path(folder: str | Path) -> str:
+    """Return a folder as a command can name it: relative to the current directory if it lies below it."""
+    path, here = Path(folder).resolve(), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
 def runs_in(workdir: Path) -> list[RunFolder]:
     """Return the runs at or below `workdir`. Raises WorkdirError if there is none."""
     found = run_folders(workdir, "config.json")

@@ -47,7 +47,7 @@ def questions(
     for first, lengths in run_protocols(config, train_len, longest):
         kin = [row for row in rows if row["protocol"] == first.name and row["block_len"] == BLOCK_LEN]
         same = [row for row in kin if _settings(row) == (first.num_targets, first.stride_at(row["eval_len"], lengths))]
-        anchor = max(longest, *map(_anchor, same)) if same else longest
+        anchor = max(longest, *map(anchor_of, same)) if same else longest
         protocol = first.of_run(config, train_len, anchor)
         targets = place(protocol, lengths)
         stored = {row["eval_len"]: row for row in same if row["targets"] == targets}
@@ -62,6 +62,6 @@ def _settings(row: Row) -> tuple[int, int]:
     return row["max_targets"], row["stride"]
 
 
-def _anchor(row: Row) -> int:
-    """The longest window, in tokens, that the targets of a row serve; of rows that do not say so, at least its own."""
+def anchor_of(row: Row) -> int:
+    """Return the longest window, in tokens, that the targets of a row serve; at least its own if the row is silent."""
     return int(row.get("anchor", max(row["eval_len"], row.get("warm_up", 0))))
