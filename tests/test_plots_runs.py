@@ -200,6 +200,21 @@ def test_texts_and_tokenizers_are_compared_by_content(tmp_path: pathlib.Path) ->
     assert cells(table, "alibi, tokenizer=/0/tokenizer.json") and cells(table, "rope, tokenizer=/1/tokenizer.json")
 
 
+def test_long_labels_that_differ_are_never_shown_alike(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """Neither in the legend nor in notes and tables, and a curve is called the same in all of them."""
+    long = f"my_encodings:Mine({', '.join(f'field_{n}={{}}' for n in range(16))})"
+    texts = [long.format(*range(8), middle, *range(9, 16)) for middle in (1, 2)]
+    for number, text in enumerate(texts):
+        failed = [one | {"status": "oom", "ppl": None, "nll": None} for one in measured(text, lengths=(128,))]
+        put(tmp_path, f"run{number}", [*measured(text, lengths=(64,)), *failed])
+    figure, table = draw(tmp_path)["extrapolation"], plots.table(plots.read_rows(tmp_path))
+    names = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| my_")]
+    assert len(set(names)) == 2 and max(map(len, names)) <= 160
+    legend = ["".join(text.get_text().split()) for text in figure.legends[0].get_texts()]
+    shown, said = [name.replace(" ", "") for name in names], "".join("".join(words(figure)).split())
+    assert sorted(shown) == sorted(legend[:2]) and all(f"{name}:outofmemoryat128" in said for name in shown)
+
+
 def test_labels_can_be_typed(tmp_path: pathlib.Path, draw: Draw) -> None:
     texts = ["rope", "rope(base=500000)", "rope(base=500000)+alibi", "my_module:Mine(gain=3)"]
     for number, text in enumerate(texts):

@@ -56,9 +56,8 @@ def facts(panels: Sequence[Panel]) -> list[str]:
     for key, word in (("tokenizer", "tokenizer"), ("data_digest", "text")):
         names = sorted({str(row[key]) for row in panel_rows if row.get(key)})
         if names:
-            second += f" · {word} " + ", ".join(
-                look.shown(name, 12 if key == "data_digest" else 24) for name in names[:3]
-            )
+            names = [name[:12] if key == "data_digest" else look.shown(name, 40) for name in names]
+            second += f" · {word} " + ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
     return [first[0].upper() + first[1:], second[0].upper() + second[1:]]
 
 
@@ -146,7 +145,7 @@ def apart(stored: Sequence[rows.Row]) -> list[str]:
 
 def without_results(missing: Mapping[str, str]) -> list[str]:
     """Return lines on runs without a row: those that failed, and why, and those that may still come."""
-    failed = [f"{look.shown(name, 60)} failed: {look.shown(why, 160)}" for name, why in missing.items() if why]
+    failed = [f"{look.shown(name)} failed: {look.shown(why)}" for name, why in missing.items() if why]
     waiting = [name for name, why in missing.items() if not why]
     if waiting:
         failed.append(f"No results yet: {named(waiting)}" + _others(waiting, "runs"))
@@ -166,7 +165,7 @@ def _runs(panel: Panel) -> list[Run]:
 
 def named(names: Sequence[str], most: int = _MOST_NAMES) -> str:
     """Join names, which hold commas themselves, with semicolons if any of these does."""
-    short = [look.shown(name, 60) for name in names[:most]]
+    short = [look.shown(name) for name in names[:most]]
     return ("; " if any(", " in name for name in short) else ", ").join(short)
 
 
@@ -191,7 +190,7 @@ def before_the_end(stored: Sequence[rows.Row]) -> list[str]:
     last = {row.run: (row.get("step"), row.run.settings.get("train.steps"), row.get("status")) for row in stored}
     early: dict[str, list[str]] = {"Measured before the end of training": [], "Training ended with NaN": []}
     for run, (step, steps, status) in last.items():
-        name = look.shown(run.path, 60)
+        name = look.shown(run.path)
         if status == "diverged":
             early["Training ended with NaN"].append(f"{name} at step {step:,}")
         elif isinstance(step, int) and isinstance(steps, int) and step < steps:
@@ -223,7 +222,7 @@ def failures(curves: Sequence[Curve], unit: str) -> list[str]:
             if not points:
                 continue
             places = _places([look.length_name(point.x) + _share(point, kind) for point in points])
-            lines.append(f"{look.shown(curve.label, 60)}: {FAILURE_NAMES[kind]} at {unit}{places}")
+            lines.append(f"{look.shown(curve.label)}: {FAILURE_NAMES[kind]} at {unit}{places}")
     return lines if len(lines) <= 8 else [*lines[:7], f"and {len(lines) - 7} more failures (see the table)"]
 
 
@@ -234,7 +233,7 @@ def fewer_runs(curves: Sequence[Curve], unit: str) -> list[str]:
         runs = [len(point.values) + len(point.failures) for point in curve.points]
         for few in sorted(set(runs) - {0, max(runs, default=0)}):
             names = [look.length_name(point.x) for point, n in zip(curve.points, runs, strict=True) if n == few]
-            lines.append(f"{look.shown(curve.label, 60)}: {few} of {max(runs)} runs measured at {unit}{_places(names)}")
+            lines.append(f"{look.shown(curve.label)}: {few} of {max(runs)} runs measured at {unit}{_places(names)}")
     return lines if len(lines) <= 6 else [*lines[:5], f"and {len(lines) - 5} more curves of fewer runs at some lengths"]
 
 

@@ -131,7 +131,7 @@ def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
         for curve in perplexity_curves(panel)
         if not any(p.x == panel.train_len and p.values for p in curve.points)
     ]
-    lines = [f"{look.shown(curve.label, 60)}: no value at L, so no ratio" for curve in unbased[:6]]
+    lines = [f"{look.shown(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
     title = "Perplexity relative to the training length, R_k = ppl(kL) / ppl(L)"
     headings(made, title, [panel], curves, "95 % interval of the ratio over text", lanes)
     legend_of(made, curves, 0.76, panel.seeds)

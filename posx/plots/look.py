@@ -1,6 +1,7 @@
 """One look for every figure: safe text, ticks, headings and legends, and files with stable bytes."""
 
 import contextlib
+import hashlib
 import io
 import math
 import pathlib
@@ -52,8 +53,11 @@ __all__ = [
 MARGIN = 0.07  # of the figure's width, left of the axes
 
 
-def shown(text: str, width: int = 34) -> str:
-    """Any text as one short printable line: what has no glyph shows as its escape, a long one loses its middle."""
+def shown(text: str, width: int = 160) -> str:
+    """Return a text as one printable line of at most `width` characters, another line for another text.
+
+    Characters without a glyph show as their escapes. The middle of a long text is replaced by a digest of all of it.
+    """
     short = text if len(text) <= 4 * width else text[: 2 * width] + text[-2 * width :]
     glyphs = _glyphs()
     line = (
@@ -61,13 +65,17 @@ def shown(text: str, width: int = 34) -> str:
         if not text
         else "".join(c if c.isprintable() and ord(c) in glyphs else ascii(c)[1:-1] for c in short)
     )
-    return line if len(line) <= width else line[: width * 2 // 3] + "…" + line[-(width - width * 2 // 3 - 1) :]
+    if len(line) <= width:
+        return line
+    middle = f"…{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:6]}…"
+    first = (width - len(middle)) * 2 // 3
+    return line[:first] + middle + line[first + len(middle) - width :]
 
 
-def wrapped(text: str, width: int = 38, lines: int = 4) -> str:
+def wrapped(text: str, width: int = 38) -> str:
     """Return `text` as `shown`, over some lines, broken where one of its parts ends, or within one too long."""
     broken = [""]
-    pieces = re.split(r"(?<=[,+(])(?=[ \w])", shown(text, width * lines))
+    pieces = re.split(r"(?<=[,+(])(?=[ \w])", shown(text))
     for part in [part for piece in pieces for part in textwrap.wrap(piece, width, drop_whitespace=False) or [piece]]:
         fits = len(broken[-1]) + len(part) <= width
         broken = [*broken[:-1], broken[-1] + part] if fits or not broken[-1] else [*broken, "  " + part.strip()]

@@ -98,9 +98,11 @@ def rows_of(measured: Mapping[pathlib.Path, Sequence[dict[str, Any]]], folder: s
                 left_out[run] += [(protocol, words)] if words else []
     found = []
     for run, rows in kept.items():
-        facts = {"left_out": tuple(left_out[run]), "longest": max(map(anchor_of, current[run][0]))}
-        whole_run = stored_run(name_of(run, folder), configs[run], rows[-1])
-        found += [Row(row, dataclasses.replace(whole_run, **facts, workdir=typed_path(folder))) for row in rows]
+        whole_run = dataclasses.replace(
+            stored_run(name_of(run, folder), configs[run], rows[-1]),
+            left_out=tuple(left_out[run]), longest=max(map(anchor_of, current[run][0])), workdir=typed_path(folder),
+        )  # fmt: skip
+        found += [Row(row, whole_run) for row in rows]
     return found
 
 

@@ -37,7 +37,7 @@ def panel_table(panel: Panel, missing: Mapping[str, str] | None = None) -> str:
     if warning := captions.mixture(panel.rows):
         lines.append(f"**{warning}**")
     body = [
-        _line([_escaped(look.shown(curve.label, 160)), _seeds(curve), *(column[n] for column in cells.values())])
+        _line([_escaped(look.shown(curve.label)), _seeds(curve), *(column[n] for column in cells.values())])
         for n, curve in enumerate(curves)
     ]
     notes = [_escaped(note) for note in [*captions.fewer_runs(curves, ""), *captions.notes([panel], [], missing)]]
