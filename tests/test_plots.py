@@ -376,6 +376,22 @@ def test_what_cannot_be_drawn_says_why(tmp_path: pathlib.Path) -> None:
     assert not (folder / "figures").exists()
 
 
+def test_runs_without_a_measurement_leave_no_table(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not an empty one, nor that of earlier rows, but the command that measures them."""
+    folder = write(tmp_path / "my runs", [row("alibi", 64)])
+    (run,) = folder.iterdir()
+    (run / "config.json").write_text('{"encoding": {"name": "alibi"}}')
+    plots.plot(folder)
+    assert (folder / "table.md").is_file()
+    (run / "eval.jsonl").unlink()
+    command = f"posx evaluate --workdir '{folder}'"
+    with pytest.raises(WorkdirError, match=re.escape(command)):
+        plots.plot(folder)
+    (run / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n')
+    assert [path.name for path in plots.plot(folder)] == ["training.png", "training.svg"]
+    assert not (folder / "table.md").exists() and command in capsys.readouterr().err
+
+
 def test_failed_single_and_pending_runs_are_drawn(tmp_path: pathlib.Path) -> None:
     folder = write(tmp_path, [row("learned", length, status="oom", ppl=None, nll=None) for length in (64, 128)])
     (folder / "rope-pending").mkdir()

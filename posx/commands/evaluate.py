@@ -32,7 +32,7 @@ from posx.progress import Meter, say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked, say_unused
 from posx.runs.export import unpacked
-from posx.runs.folder import RunFolder, name_of, runs_in
+from posx.runs.folder import RunFolder, name_of, runs_in, typed_path
 from posx.sweeps.engines.here import here
 from posx.sweeps.evaluation import Evaluation
 from posx.sweeps.work import run_all
@@ -101,18 +101,25 @@ def _show(
     values: dict[str, Any], runs: Iterable[RunFolder], rows: Sequence[dict[str, Any]], shown: Sequence[Row]
 ) -> None:
     """Print the rows as JSON, or the table of those that are `shown` and draw the figures again."""
-    from posx.plots.tables import table
+    from posx.plots.tables import is_table, table
 
     if values["json"]:
         for row in rows:
             print(json.dumps(finite(row)))
     elif rows:
-        print(table(shown))
+        print(made := table(shown))
         sys.stdout.flush()  # before what takes longer
         if work_folder(values).is_file():
             say("notice: rows of an exported file are not stored; --json prints them")
-        for place in dict.fromkeys(place for run in runs for place in (run.path, *run.path.parents[:2])):
+        places = list(dict.fromkeys(place for run in runs for place in (run.path, *run.path.parents[:2])))
+        for place in places:
             _draw_again(place)  # of a run, its sweep, the folder of sweeps
+        tables = [place / "table.md" for place in places if is_table(place / "table.md")]
+        if others := [typed_path(path) for path in tables if path.read_text(encoding="utf-8") != f"{made}\n"]:
+            say(
+                f"notice: the printed table has the rows of this command alone. {' and '.join(others)} has all stored "
+                "rows of its folder that are on the same targets"
+            )
 
 
 def _side_by_side(
@@ -192,9 +199,7 @@ def _draw_again(folder: Path) -> None:
     """The figures and the table of a run or a sweep, where figures were drawn: they follow its rows."""
     from posx import plots
 
-    if not plots.has_figures(folder):
-        return
     try:
-        plots.plot(folder)
+        plots.draw_again(folder)
     except WorkdirError as error:
         say(f"no figures: {error}")

@@ -81,7 +81,8 @@ def _draw(workdir: Path, failed: bool) -> None:
         if isinstance(error, OutOfMemoryError) and not failed:
             raise
         return
-    print((workdir / "table.md").read_text(encoding="utf-8"), end="")
+    if (workdir / "table.md").is_file():
+        print((workdir / "table.md").read_text(encoding="utf-8"), end="")
     for path in made:
         if path.suffix == ".png":
             print(path)

@@ -6,6 +6,7 @@ import difflib
 import functools
 import pathlib
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,16 @@ from posx.lazy import modules_of
 from posx.plots import backend, curves, lengths, look, positions  # noqa: F401  backend goes first
 from posx.plots.groups import Panel, panels
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, diverged, read_rows, unfinished
-from posx.plots.tables import table
+from posx.plots.tables import is_table, table
+from posx.progress import say
+from posx.runs.folder import typed_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from posx.runs.folder import RunFolder
 
-__all__ = ["WHAT", "has_figures", "picture", "plot", "read_rows", "table"]
+__all__ = ["WHAT", "draw_again", "is_table", "picture", "plot", "read_rows", "table"]
 
 __getattr__ = modules_of(__name__)
 
@@ -53,17 +56,42 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     written: list[pathlib.Path] = []
     for kind in kinds:
         written += _training(folder, figures, stored) if kind == "training" else _curves(kind, folder, figures, split)
+    measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
     if not written:
         wanted = "rows" if what == "all" else f"rows for {what!r}"
+        how = f"Measure its runs with {measure}{' --protocol per_position' if what == PER_POSITION else ''}"
         raise WorkdirError(
             f"work folder {str(folder)!r} holds no {wanted} to plot: no usable line in "
-            f"{'metrics.jsonl' if what == 'training' else 'eval.jsonl'} here or in its sub-folders"
+            f"{'metrics.jsonl' if what == 'training' else 'eval.jsonl'} here or in its sub-folders. "
+            + ("Train a run there first" if what == "training" else how)
         )
     _remove_stale(figures, kinds, written)
-    if what == "all":
-        with disk_errors(folder / "table.md"):
-            write_bytes(folder / "table.md", (table(stored, unfinished(folder)) + "\n").encode())
+    if what == "all" and not _write_table(folder, stored):
+        say(f"notice: no run in {folder} has a perplexity yet, so there is no table.md. Measure them with {measure}")
     return written
+
+
+def draw_again(folder: pathlib.Path) -> None:
+    """Draw the figures and the table that are in a run's or a sweep's folder again, from the rows of now.
+
+    Figures of posx are known by their names and by an SVG beside each PNG, its table by its head.
+    """
+    drawn = _drawn(folder / "figures", WHAT[1:-1])
+    if any(path.suffix == ".png" and path.with_suffix(".svg") in drawn for path in drawn):
+        plot(folder)
+    elif is_table(folder / "table.md"):
+        _write_table(folder, read_rows(folder))
+
+
+def _write_table(folder: pathlib.Path, stored: Sequence[Row]) -> bool:
+    """Write `folder/table.md`, or remove the one of earlier rows if there is nothing to show; tell which."""
+    path, text = folder / "table.md", table(stored, unfinished(folder))
+    with disk_errors(path):
+        if text:
+            write_bytes(path, (text + "\n").encode())
+        elif is_table(path):
+            path.unlink()
+    return bool(text)
 
 
 def _encodings(folder: pathlib.Path, figures: pathlib.Path) -> list[pathlib.Path]:
@@ -84,12 +112,6 @@ def picture(
     subject = next((one for one in trained if one.encoding == encoding), None) or models.initial(name, encoding, dims)
     file = "encoding-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60]
     return _save(functools.partial(pictures.encodings, [subject]), figures, file)
-
-
-def has_figures(folder: pathlib.Path) -> bool:
-    """Whether figures of rows were drawn in a run's or a sweep's folder: as PNG and as SVG, as others rarely are."""
-    drawn = _drawn(folder / "figures", WHAT[1:-1])
-    return any(path.suffix == ".png" and path.with_suffix(".svg") in drawn for path in drawn)
 
 
 def _drawn(figures: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Path]:

@@ -1,6 +1,8 @@
 """Stored rows as Markdown tables: perplexity and bits per byte at L, and R_k, a row for each curve of the figures."""
 
+import contextlib
 import math
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +11,7 @@ from posx.plots.groups import Panel, panels
 from posx.plots.points import Curve, Point, bits_curves, perplexity_curves, ratio_curves
 
 MOST_FACTORS = 8
-_EMPTY = "-"
+_EMPTY, _HEAD = "-", "encoding | seeds"
 
 
 def table(stored: Iterable[Mapping[str, Any]], missing: Mapping[str, str] | None = None) -> str:
@@ -21,6 +23,13 @@ def table(stored: Iterable[Mapping[str, Any]], missing: Mapping[str, str] | None
     """
     shown = [panel for panel in panels(stored) if panel.protocol != rows.PER_POSITION]
     return "\n\n".join(panel_table(panel, missing) for panel in shown)
+
+
+def is_table(path: pathlib.Path) -> bool:
+    """Tell whether a file is a table that posx wrote."""
+    with contextlib.suppress(OSError):
+        return _HEAD in path.read_text(encoding="utf-8", errors="replace")
+    return False
 
 
 def panel_table(panel: Panel, missing: Mapping[str, str] | None = None) -> str:
@@ -44,7 +53,7 @@ def panel_table(panel: Panel, missing: Mapping[str, str] | None = None) -> str:
     if left := _without_column(panel, columns):
         notes.append(f"Measured too, in eval.jsonl: {', '.join(f'{length:.6g}' for length in left)} tokens")
     ruler = _line(["---", *["---:"] * (len(cells) + 1)])
-    made = [*lines, "", _line(["encoding", "seeds", *cells]), ruler, *body]
+    made = [*lines, "", _line([_HEAD, *cells]), ruler, *body]
     return "\n".join([*made, "", *notes] if notes else made)
 
 

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from posx import plots
 from posx.runs.folder import RunFolder
 from posx.sweeps.plan import Job
 from posx.training.checkpoints import Checkpoints
@@ -153,6 +154,19 @@ def test_figures_and_tables_follow_the_rows(capsys, workdir):
     other.write_text("old")
     evaluated(capsys, workdir, "--lengths=64", "--protocol=P1")
     assert stale.read_bytes().startswith(b"\x89PNG") and [path.name for path in other.parent.iterdir()] == ["photo.png"]
+
+
+def test_table_is_drawn_again_without_figures_and_compared(capsys, workdir):
+    """The printed table holds the rows of the command; which file holds more is said."""
+    plots.plot(workdir)
+    shutil.rmtree(workdir / "figures")
+    code, out, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--lengths=64", "--protocol=P1")
+    table = (workdir / "table.md").read_text()
+    assert code == 0 and "R_4" in table and "R_2" in table and not (workdir / "figures").exists()
+    assert "R_4" in out and "R_2" not in out
+    assert f"the rows of this command alone. {workdir / 'table.md'} has all stored rows" in err
+    code, out, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--lengths=16,32,64", "--protocol=P1")
+    assert code == 0 and out.startswith((workdir / "table.md").read_text().splitlines()[0]) and "R_2" in out
 
 
 def test_what_is_not_of_posx_in_the_folders_above_is_left_alone(capsys, workdir):
