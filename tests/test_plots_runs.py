@@ -354,7 +354,7 @@ def test_seeds_slid_with_other_strides_are_not_averaged(tmp_path: pathlib.Path, 
     for seed, stride in enumerate((16, 32)):
         made = measured(ppl=4.0 + seed, seed=seed, protocol="sliding", stride=stride)
         put(tmp_path, f"rope-s{seed}", made, config(train__seed=seed))
-    assert set(draw(tmp_path, "ratio")) == {"ratio-s16", "ratio-s32"}
+    assert set(draw(tmp_path, "ratio")) == {"ratio-sliding-s16", "ratio-sliding-s32"}
     assert [cells(one, "rope")[1:3] for one in plots.table(plots.read_rows(tmp_path)).split("\n\nSliding")] == [
         ["1", "4.000"],
         ["1", "5.000"],
@@ -470,7 +470,7 @@ def test_the_figure_across_training_lengths_stays_when_one_run_is_measured_under
     for length in (64, 128):
         put(tmp_path, f"rope-L{length}", measured(train_len=length), config(train__length=length))
     put(tmp_path, "alibi", [*measured("alibi"), *measured("alibi", protocol="sliding", stride=16)], config("alibi"))
-    assert "extrapolation-lengths-nonoverlapping" in draw(tmp_path, "extrapolation")
+    assert "extrapolation-lengths" in draw(tmp_path, "extrapolation")
 
 
 def test_one_figure_per_training_length_and_protocol(tmp_path: pathlib.Path, draw: Draw) -> None:
@@ -478,8 +478,17 @@ def test_one_figure_per_training_length_and_protocol(tmp_path: pathlib.Path, dra
             for train in (32, 64) for length in (64, 128)
             for protocol, stride in (("nonoverlapping", length), ("sliding", 16), ("sliding", 8))]  # fmt: skip
     names = set(draw(write(tmp_path, made), "extrapolation"))
-    rules = ("nonoverlapping", "sliding-s8", "sliding-s16")
-    assert names == {f"extrapolation-{which}-{rule}" for which in ("L32", "L64", "lengths") for rule in rules}
+    rules = ("", "-sliding-s8", "-sliding-s16")
+    assert names == {f"extrapolation-{which}{rule}" for which in ("L32", "L64", "lengths") for rule in rules}
+
+
+def test_another_protocol_or_stride_renames_no_figure(tmp_path: pathlib.Path, draw: Draw) -> None:
+    names = []
+    for number, (protocol, stride) in enumerate((("nonoverlapping", 64), ("sliding", 16), ("sliding", 8))):
+        put(tmp_path, f"{number}", measured(lengths=(64, 128), protocol=protocol, stride=stride))
+        names.append(set(draw(tmp_path, "ratio")))
+    assert names[0] == {"ratio"} and names[1] == {"ratio", "ratio-sliding-s16"}
+    assert names[2] == {"ratio", "ratio-sliding-s16", "ratio-sliding-s8"}
 
 
 def test_tokens_per_step_are_stated_where_they_differ(tmp_path: pathlib.Path, draw: Draw) -> None:

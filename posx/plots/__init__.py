@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from posx.errors import ConfigError, WorkdirError
+from posx.evaluation.protocols import Nonoverlapping, Sliding
 from posx.files.atomic import disk_errors, write_bytes
 from posx.lazy import modules_of
 from posx.plots import backend, curves, lengths, look, positions  # noqa: F401  backend goes first
@@ -153,7 +154,7 @@ def _across(split: Sequence[Panel]) -> dict[str, list[Panel]]:
     """Panels that differ in the training length alone, by what tells them from others; those of one length are none."""
     found: dict[str, list[Panel]] = {}
     for panel in split:
-        found.setdefault(_rule(panel, split), []).append(panel)
+        found.setdefault(_rule(panel), []).append(panel)
     return {name: several for name, several in found.items() if len(several) > 1}
 
 
@@ -163,13 +164,17 @@ def _save(draw: Callable[[], Figure], figures: pathlib.Path, name: str) -> list[
 
 
 def _suffix(panel: Panel, split: Sequence[Panel]) -> str:
-    """What tells a figure's file from its siblings: "", or such as "-L64-sliding-s16"."""
+    """Return the end of a figure's name: "", or such as "-L64-sliding-s16"."""
     several = len({other.train_len for other in split}) > 1
-    return (f"-L{panel.train_len}" if several else "") + _rule(panel, split)
+    return (f"-L{panel.train_len}" if several else "") + _rule(panel)
 
 
-def _rule(panel: Panel, split: Sequence[Panel]) -> str:
-    """The same of its protocol and its stride alone."""
+def _rule(panel: Panel) -> str:
+    """Return the part of its protocol and stride, which other protocols in the folder do not change.
+
+    That of non-overlapping windows is empty.
+    """
+    strides = {row.get("stride") for row in panel.rows} if panel.protocol == Sliding.name else {panel.stride}
     name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in panel.protocol)[:40]
-    several = len({other.protocol for other in split}) > 1
-    return (f"-{name}" if several else "") + ("" if panel.stride is None else f"-s{panel.stride}")
+    plain = panel.protocol in (Nonoverlapping.name, PER_POSITION)
+    return ("" if plain else f"-{name}") + "".join(f"-s{n}" for n in strides if n is not None and len(strides) == 1)
