@@ -625,6 +625,49 @@ def test_a_run_that_ended_with_nan_stands_in_table_and_figures(tmp_path: pathlib
     assert "ended with NaN" in entries(drawn["training"])
 
 
+def test_training_figure_shows_every_run_and_its_end(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """A run that learns a text by heart pushes no other out of the frame, and one that explodes is named."""
+    for text, losses in {"alibi": [5.0, 4.0, 3.0], "nope": [5.0, 0.01, 0.0001], "t5": [5.0, 1e9, "nan"]}.items():
+        put(tmp_path, text, measured(text), config(text))
+        lines = [json.dumps({"step": step, "loss": loss}) for step, loss in enumerate(losses)]
+        (tmp_path / text / "metrics.jsonl").write_text("\n".join(lines))
+    figure = draw(tmp_path, "training")["training"]
+    low, high = figure.axes[0].get_ylim()
+    assert low < 0.0001 and 5 < high < 1e6
+    (end,) = [one for one in figure.axes[0].lines if len(one.get_xdata()) == 1]
+    assert (*end.get_xdata(), *end.get_ydata()) == (1, high) and not end.get_clip_on()
+    assert "Leaves the frame at its top: t5" in words(figure)
+
+
+def test_every_kind_of_failure_has_its_mark(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "good", measured("rope"), config("rope"))
+    failed = [one | {"status": "nonfinite", "ppl": None, "nll": None} for one in measured("alibi")]
+    put(tmp_path, "none", failed, config("alibi"))
+    put(tmp_path, "bad", [], config("t5"))
+    (tmp_path / "bad" / "eval.jsonl").unlink()
+    (tmp_path / "bad" / "metrics.jsonl").write_text('{"step": 1, "loss": "nan"}\n')
+    legend = draw(tmp_path, "extrapolation")["extrapolation"].legends[0]
+    names = [text.get_text() for text in legend.get_texts()]
+    marks = dict(zip(names, (one.get_marker() for one in legend.legend_handles), strict=True))
+    assert marks["ended with NaN"] != marks["not finite"]
+
+
+def test_values_off_the_frame_are_named(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "a", measured("rope"))
+    put(tmp_path, "b", [*measured("t5", lengths=(64, 128)), *measured("t5", ppl=1e9, lengths=(256,))])
+    drawn = draw(tmp_path)
+    assert all("Leaves the frame at its top: t5" in words(drawn[kind]) for kind in ("extrapolation", "ratio"))
+
+
+def test_labels_of_the_loss_axis_are_where_they_say(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """Perplexities of 98 to 103 have ticks at halves."""
+    for number, text in enumerate(("rope", "alibi")):
+        put(tmp_path, text, [one | {"ppl": 98.0 + 5 * number, "nll": None} for one in measured(text)])
+    axis = draw(tmp_path, "extrapolation")["extrapolation"].axes[0]
+    ticks = axis.get_yticks().tolist()
+    assert [float(label.get_text()) for label in axis.get_yticklabels()] == ticks and len(ticks) >= 4
+
+
 def test_figures_without_a_place_for_nan_runs_name_them(tmp_path: pathlib.Path, draw: Draw) -> None:
     put(tmp_path, "good", [*measured("alibi"), position_row("alibi")], config("alibi"))
     (tmp_path / "good" / "metrics.jsonl").write_text('{"step": 1, "loss": 5.5}\n')

@@ -17,11 +17,13 @@ from posx.plots.drawing import (
     draw_curve,
     extent,
     headings,
+    highs,
     legend_of,
     line_style,
     mark_failures,
     mark_of,
     nothing,
+    off_frame,
     sparse,
 )
 from posx.plots.groups import Panel, groups_of_runs
@@ -75,9 +77,9 @@ def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Fig
         look.length_axis(ax, lengths, panel.train_len)
         ax.set_xlabel("evaluation length (tokens)")
     full.set_ylabel("perplexity per token (all, log scale)" if several else "perplexity per token (log scale)")
-    outside: list[str] = []
+    outside, top = list[str](), math.inf
     if values:
-        look.log_axis(full, values)
+        top = look.log_axis(full, values)
     else:
         nothing(full, "no finite perplexity")
     for close in closer:
@@ -98,7 +100,7 @@ def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Fig
     headings(made, "Perplexity at and beyond the training length", [panel], curves, interval, lanes)
     legend_of(made, curves, _RIGHT + 0.045 if several else 0.83, panel.seeds)
     beyond = [f"Outside the right panel: {captions.named(outside, len(outside))}"] if outside else []
-    look.notes(made, [*captions.notes([panel], curves, missing), *beyond])
+    look.notes(made, [*captions.notes([panel], curves, missing), *beyond, *off_frame(highs(curves), top)])
     return made
 
 
@@ -119,10 +121,10 @@ def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     look.length_axis(ax, factors, 1.0, "\N{MULTIPLICATION SIGN}")
     ax.set_xlabel(f"evaluation length / training length (L = {panel.train_len})")
     ax.set_ylabel("perplexity relative to that at L")
-    values = extent(curves)
+    values, top = extent(curves), math.inf
     if values:
         ax.axhline(1.0, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
-        look.log_axis(ax, [*values, 0.95, 1.1])
+        top = look.log_axis(ax, [*values, 0.95, 1.1])
     else:
         nothing(ax, "no run has a finite perplexity at L")
     lanes = mark_failures(ax, curves)
@@ -135,7 +137,7 @@ def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     title = "Perplexity relative to the training length, R_k = ppl(kL) / ppl(L)"
     headings(made, title, [panel], curves, "95 % interval of the ratio over text", lanes)
     legend_of(made, curves, 0.76, panel.seeds)
-    look.notes(made, [*captions.notes([panel], curves, missing, "k = "), *lines])
+    look.notes(made, [*captions.notes([panel], curves, missing, "k = "), *lines, *off_frame(highs(curves), top)])
     return made
 
 
@@ -154,11 +156,14 @@ def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figu
         ax.set_xlabel("position of the target in its window (tokens)")
     left.set_ylabel("loss in the bin (nats per token)")
     right.set_ylabel("perplexity of all targets up to here")
-    if values := extent(running):
-        look.log_axis(right, values)
+    values = extent(running)
+    top = look.log_axis(right, values) if values else math.inf
     headings(made, "Loss along the window", [panel], local)
     legend_of(made, local, _RIGHT, panel.seeds)
-    look.notes(made, [*captions.unlike_windows(panel), *captions.notes([panel], local, missing)])
+    look.notes(
+        made,
+        [*captions.unlike_windows(panel), *captions.notes([panel], local, missing), *off_frame(highs(running), top)],
+    )
     return made
 
 
@@ -169,15 +174,15 @@ def training(runs: Sequence[positions.TrainingRun], missing: Mapping[str, str] |
     groups = groups_of_runs([one.run for one in runs])
     whose = {run: number for number, group in enumerate(groups) for run in group.runs}
     seen: dict[int, Line2D] = {}
+    finite = [loss for one in runs for loss in one.losses if math.isfinite(loss) and loss > 0]
+    top = look.log_axis(ax, finite) if finite else math.inf
     for turn, one in enumerate(sorted(runs, key=lambda one: (-one.last[1], one.run.path))):
         style = line_style(groups[whose[one.run]].look) | {"markevery": sparse(turn) if len(one.steps) > 1 else None}
         (line,) = ax.plot(one.steps, one.losses, **style, linewidth=1.3, alpha=0.9)
         seen.setdefault(whose[one.run], line)
         if not math.isfinite(one.losses[-1]):
-            ax.add_line(mark_of("diverged", *one.last, color=style["color"]))
-    finite = [loss for one in runs for loss in one.losses if math.isfinite(loss) and loss > 0]
-    if finite:
-        look.log_axis(ax, finite)
+            step, loss = one.last
+            ax.add_line(mark_of("diverged", step, min(loss, top), color=style["color"])).set_clip_on(False)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set_xlabel("optimiser step")
     ax.set_ylabel("training loss (nats per token)")
@@ -193,8 +198,9 @@ def training(runs: Sequence[positions.TrainingRun], missing: Mapping[str, str] |
         "Training loss",
         [f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"],
     )
+    beyond = off_frame(((groups[whose[one.run]].label, loss) for one in runs for loss in one.losses), top)
     left_out = captions.without_results(missing or {})
-    look.notes(made, [*captions.unless_named(groups), *left_out, *captions.tokens_per_step(groups)])
+    look.notes(made, [*captions.unless_named(groups), *left_out, *captions.tokens_per_step(groups), *beyond])
     return made
 
 

@@ -1,7 +1,7 @@
 """What all figures of curves share: a curve with its gaps and band, failures in lanes above the axes, the legend."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from posx.plots.groups import Panel
 from posx.plots.look import Look
 from posx.plots.points import Curve
 
-FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x", "diverged": "*", "apart": "+"}
+FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x", "diverged": "d", "apart": "+"}
 LANE = 0.037  # of the axes' height
 _RUNAWAY = 1e30  # above every axis; matplotlib's own arithmetic overflows somewhere beyond
 _APART = 0.14  # of the axes' diagonal, between the markers on a line of many points
@@ -113,6 +113,17 @@ def extent(curves: Sequence[Curve]) -> list[float]:
         for value in (point.low, point.high, *(point.interval or ()))
         if math.isfinite(value)
     ]
+
+
+def off_frame(values: Iterable[tuple[str, float]], top: float) -> list[str]:
+    """Return a line on the labels that have a value above the `top` of the frame."""
+    left = list(dict.fromkeys(label for label, value in values if value > top))
+    return [f"Leaves the frame at its top: {captions.named(left, len(left))}"] if left else []
+
+
+def highs(curves: Sequence[Curve]) -> Iterable[tuple[str, float]]:
+    """Return (label, value) of the highest values of all curves."""
+    return ((curve.label, point.high) for curve in curves for point in curve.points)
 
 
 def headings(

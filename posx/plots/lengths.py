@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from posx.plots import captions, look
-from posx.plots.drawing import draw_curve, extent, headings, line_style
+from posx.plots.drawing import draw_curve, extent, headings, highs, line_style, off_frame
 from posx.plots.groups import Panel, labels, settings_by_length
 from posx.plots.palette import Look
 from posx.plots.points import Curve, perplexity_curves
@@ -53,8 +53,8 @@ def across(panels: Sequence[Panel], missing: Mapping[str, str] | None = None) ->
     lengths = sorted({row["eval_len"] for panel in panels for row in panel.rows} | set(looks))
     look.length_axis(axes[0], lengths, min(looks))
     named = [Curve(f"{name}, L = {p.train_len}", c.look, c.points) for name, pairs in drawn.items() for p, c in pairs]
-    if values := extent(named):
-        look.log_axis(axes[0], values)
+    values = extent(named)
+    top = look.log_axis(axes[0], values) if values else math.inf
     made.supxlabel("evaluation length (tokens)", size=10, y=0.12 / height, va="bottom")
     made.supylabel("perplexity per token (log scale)", size=10, x=0.3 / width)
     handles = [Line2D([], [], **line_style(style)) for style in looks.values()]
@@ -62,7 +62,7 @@ def across(panels: Sequence[Panel], missing: Mapping[str, str] | None = None) ->
     lines = ["\n  ".join([f"L = {length}", *ends[length]]) for length in looks]
     look.legend(made, handles, lines, 1 - 1.1 / width, 1 - 0.3 / height)
     headings(made, "Perplexity across training lengths (each marked by its vertical line)", panels, named)
-    look.notes(made, captions.notes(panels, named, missing, on_axes=on_axes))
+    look.notes(made, [*captions.notes(panels, named, missing, on_axes=on_axes), *off_frame(highs(named), top)])
     return made
 
 

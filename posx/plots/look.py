@@ -6,6 +6,7 @@ import io
 import math
 import pathlib
 import re
+import statistics
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -186,9 +187,12 @@ def length_axis(ax: Axes, lengths: Sequence[float], anchor: float, suffix: str =
     ax.xaxis.set_minor_locator(NullLocator())
 
 
-def log_axis(ax: Axes, values: Sequence[float]) -> None:
-    """A log ordinate over `values` with plain labels; runaway values (10^4 times the least) leave through the top."""
-    low, high = min(values), min(max(values), 1e4 * min(values))
+def log_axis(ax: Axes, values: Sequence[float]) -> float:
+    """Make a log ordinate over `values` with plain labels; return its top, which may lie below runaway values.
+
+    Runaway values are above 10^4 times the median.
+    """
+    low, high = min(values), min(max(values), 1e4 * statistics.median(values))
     pad = max((high / low) ** 0.05, 1.02)
     low, high = low / pad, high * pad
     ax.set_yscale("log")
@@ -204,8 +208,9 @@ def log_axis(ax: Axes, values: Sequence[float]) -> None:
     while len(ticks) > 9:
         ticks = ticks[::2]
     ax.yaxis.set_major_locator(FixedLocator(ticks))
-    ax.yaxis.set_major_formatter(FixedFormatter([f"{tick:,.0f}" if tick >= 1000 else f"{tick:.3g}" for tick in ticks]))
+    ax.yaxis.set_major_formatter(FixedFormatter([f"{tick:,.10g}" for tick in ticks]))
     ax.yaxis.set_minor_locator(NullLocator())
+    return high
 
 
 def train_line(ax: Axes, at: float) -> None:
