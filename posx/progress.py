@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 LINE_SECONDS = 10.0
@@ -36,6 +37,17 @@ def duration(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """ "1 document", "1,200 documents"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def by_reason(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each reason of (name of a run, reason): the name before it, or how many runs behind it."""
+    found: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        found.setdefault(reason, []).append(name)
+    return [
+        f"{reason} ({len(names)} runs, {names[0]} is the first)" if names[1:] else f"{names[0]}: {reason}"
+        for reason, names in found.items()
+    ]
 
 
 def size(count: float) -> str:

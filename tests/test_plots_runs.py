@@ -1,5 +1,6 @@
 """Figures and tables of folders that hold more than one plain sweep: which runs are one curve, what each is called."""
 
+import itertools
 import json
 import math
 import pathlib
@@ -276,6 +277,31 @@ def test_losses_per_position_are_of_the_longest_windows_alone(tmp_path: pathlib.
     assert not figure.axes[0].collections, "no band over two rows of one run"
     assert max(line(figure, "rope").get_ydata()) < 5
     assert "rope-s0: windows of 256 tokens left out, those of 1,024 are drawn" in words(figure)
+
+
+def test_windows_left_out_are_named_once(tmp_path: pathlib.Path, draw: Draw) -> None:
+    """A run that was measured three times, twice at one length and once more at the one that is drawn."""
+    long = position_row("rope") | {"targets": "ff"}
+    edges = [edge for edge in long["position_edges"] if edge <= 256]
+    bins = {"position_nll": [9.0] * (len(edges) - 1), "position_targets": [64] * (len(edges) - 1)}
+    short = [long | {"eval_len": 256, "position_edges": edges, **bins, "targets": name} for name in ("aa", "bb")]
+    put(tmp_path, "rope-s0", [*short, long | {"targets": "cc"}, long])
+    drawn = words(draw(tmp_path, "per_position")["per_position"])
+    said = "windows of 256 tokens left out, those of 1,024 are drawn, 1 row left out, scored on other targets"
+    assert f"rope-s0: {said} (not comparable)" in drawn
+
+
+def test_length_labels_keep_a_gap(tmp_path: pathlib.Path, draw: Draw) -> None:
+    for train in (96, 6144):
+        lengths = [round(train * factor) for factor in (1, 1.0625, 1.125, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6)]
+        rows = [one | {"eval_len": n} for n, one in zip(lengths, measured(lengths=[64] * 11), strict=True)]
+        put(tmp_path, f"{train}", [one | {"train_len": train} for one in rows], config(train__length=train))
+    for name, figure in draw(tmp_path).items():
+        figure.draw_without_rendering()
+        for ax in figure.axes:
+            boxes = [label.get_window_extent() for label in ax.get_xticklabels() if label.get_text()]
+            gaps = [second.x0 - first.x1 for first, second in itertools.pairwise(boxes)]
+            assert min(gaps, default=9.0) >= 0.08 * figure.dpi, name
 
 
 def test_losses_per_position_in_shorter_windows_than_others_are_on_other_targets(tmp_path: pathlib.Path, draw: Draw):

@@ -28,7 +28,7 @@ from posx.machine import processes
 from posx.machine.backend import start_devices
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
-from posx.progress import Meter, say
+from posx.progress import Meter, by_reason, say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked, say_unused
 from posx.runs.export import unpacked
@@ -52,8 +52,8 @@ def main(values: dict[str, Any], _: None) -> None:
         interrupts.end_with_stdin()
     workdir = unpacked(work_folder(values))
     asked, failed = processes.together(lambda: _asked_of_each(values, workdir))
-    for name, reason in failed.items():
-        say(f"{name}: {reason}")
+    for line in by_reason(failed.items()):
+        say(line)
     if not values["stop_with_stdin"]:  # else the sweep's own process has said it
         words = {word: setting_of(word) for word in values["overrides"]}
         words |= {f"--stride={values['stride']}": "eval.stride"} if values["stride"] is not None else {}
@@ -74,7 +74,7 @@ def main(values: dict[str, Any], _: None) -> None:
     rows = [row for found in measured.values() for row in found]
     shown = rows_of({folder.path: found for folder, found in measured.items()}, workdir)
     processes.first(lambda: _show(values, measured, rows, shown))
-    told = [f"{name}: {reason}" for name, reason in failed.items()]
+    told = by_reason(failed.items())
     told += [listed([row]) for row in rows if row["status"] in ("oom", "nonfinite")]
     if told:
         raise PartialFailure("; ".join(told))

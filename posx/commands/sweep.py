@@ -16,7 +16,7 @@ from posx.data.store import cache_folder
 from posx.encodings import from_spec
 from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, WorkdirError
 from posx.files.copies import Copies
-from posx.progress import say
+from posx.progress import by_reason, say
 from posx.runs.checks import check_work_folder, check_writable, say_unused
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import text_of
@@ -65,7 +65,7 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
             _draw(workdir, bool(failed))
     if failed:
         raise PartialFailure(
-            f"{len(failed)} of {len(jobs)} runs failed ({'; '.join(f'{k}: {v}' for k, v in failed.items())}); "
+            f"{len(failed)} of {len(jobs)} runs failed ({'; '.join(by_reason(failed.items()))}); "
             "once that is mended, the same command tries them again"
         )
 

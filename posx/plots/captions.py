@@ -145,11 +145,12 @@ def apart(stored: Sequence[rows.Row]) -> list[str]:
 
 def without_results(missing: Mapping[str, str]) -> list[str]:
     """Return lines on runs without a row: those that failed, and why, and those that may still come."""
-    failed = [f"{look.shown(name)} failed: {look.shown(why)}" for name, why in missing.items() if why]
-    waiting = [name for name, why in missing.items() if not why]
-    if waiting:
-        failed.append(f"No results yet: {named(waiting)}" + _others(waiting, "runs"))
-    return failed if len(failed) <= 8 else [*failed[:7], f"and {len(failed) - 7} more runs without results"]
+    said: dict[str, list[str]] = {}
+    for name, why in sorted(missing.items(), key=lambda pair: not pair[1]):
+        said.setdefault(why, []).append(name)
+    every = {why: named(names) + _others(names, "runs") for why, names in said.items()}
+    lines = [f"{runs} failed: {look.shown(why)}" if why else f"No results yet: {runs}" for why, runs in every.items()]
+    return lines if len(lines) <= 8 else [*lines[:7], f"and {len(lines) - 7} more reasons why runs have no results"]
 
 
 def unless_named(groups: Sequence[Group], on_axes: Collection[str] = ()) -> list[str]:

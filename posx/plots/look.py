@@ -175,15 +175,18 @@ def length_axis(ax: Axes, lengths: Sequence[float], anchor: float, suffix: str =
     pad = max(0.3, 0.04 * (high - low))
     ax.set_xscale("log", base=2)
     ax.set_xlim(2 ** (low - pad), 2 ** (high + pad))
-    apart, kept = max(high - low, 1.0) / 8.5, list[float]()
+    inch = (high - low + 2 * pad) * matplotlib.rcParams["figure.dpi"] / ax.bbox.width  # in octaves
+    names, kept = {value: length_name(value) + suffix for value in lengths}, list[float]()
     for value in sorted(
         lengths, key=lambda value: ((math.log2(value / anchor)) % 1 != 0, abs(math.log2(value / anchor)))
     ):
-        if all(abs(math.log2(value / other)) >= apart for other in kept):
+        # Half of both labels, whose characters are about 0.09 inches wide, and a gap.
+        apart = {other: inch * (0.045 * len(names[value] + names[other]) + 0.15) for other in kept}
+        if all(abs(math.log2(value / other)) >= apart[other] for other in kept):
             kept.append(value)
     kept.sort()
     ax.xaxis.set_major_locator(FixedLocator(kept))
-    ax.xaxis.set_major_formatter(FixedFormatter([length_name(value) + suffix for value in kept]))
+    ax.xaxis.set_major_formatter(FixedFormatter([names[value] for value in kept]))
     ax.xaxis.set_minor_locator(NullLocator())
 
 

@@ -234,9 +234,12 @@ def _longest(by_run: Mapping[Any, Sequence[dict[str, Any]]], asked: Mapping[Any,
     for run, rows in by_run.items():
         ranks = [(complete(row), row["eval_len"], runs[targets_key(row)], place) for place, row in enumerate(rows)]
         kept = rows[max(ranks)[-1]]
-        others = [f"{row['eval_len']:,}" for row in rows if row is not kept and complete(row)]
-        drawn = f"those of {kept['eval_len']:,} are drawn"
-        found[run] = [kept], f"windows of {', '.join(others)} tokens left out, {drawn}" if others else ""
+        others = [row for row in rows if row is not kept and complete(row)]
+        differ = [row["eval_len"] != kept["eval_len"] for row in others]
+        shorter, same = _only(differ, others, "scored on other targets (not comparable)")
+        lengths = ", ".join(f"{length:,}" for length in sorted({row["eval_len"] for row in shorter}))
+        drawn = f"windows of {lengths} tokens left out, those of {kept['eval_len']:,} are drawn" if lengths else ""
+        found[run] = [kept], ", ".join(filter(None, (drawn, same)))
     return found
 
 

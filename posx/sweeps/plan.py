@@ -19,7 +19,7 @@ from posx.evaluation.protocols import Nonoverlapping, rows_owed
 from posx.files.atomic import write_json
 from posx.files.parse import parsed
 from posx.files.rows import result_of
-from posx.progress import say
+from posx.progress import by_reason, say
 from posx.runs import text
 from posx.runs.checks import check_stream, problems, unused
 from posx.runs.describe import Expected, expected_in
@@ -114,14 +114,14 @@ def plan(config: ConfigDict, workdir: Path, earlier: RunConfig | None = None) ->
     `earlier` is the run that `config` repeats, if any: what it left open stays what it was.
     """
     points = points_of(config)
-    jobs, found = [], []
+    jobs, found = list[Job](), list[tuple[str, str]]()
     for name, point in zip(names_of(points), points, strict=True):
         folder = RunFolder(workdir / name)
         run = folder.as_started(repeated(run_at(config, point), earlier))
-        found += [f"{name}: {problem}" for problem in problems(run)]
+        found += [(name, problem) for problem in problems(run)]
         jobs.append(Job(run, folder, point))
     if found:
-        raise ConfigError("; ".join(dict.fromkeys(found)))
+        raise ConfigError("; ".join(by_reason(found)))
     jobs = _in_their_folders(_once(jobs), workdir)
     _check_different(jobs)
     return jobs

@@ -185,6 +185,14 @@ def test_settings_that_a_sweep_does_not_use_are_named(capsys, site):
     assert code == 0 and [line.split()[1] for line in err.splitlines()] == ["--config.encoding=nope", *field]
 
 
+def test_a_mistake_of_all_runs_is_said_once(capsys, site):
+    words = [f"--config={site / 'tiny.py'}", "--dry_run", "--config.sweep.seeds=0,1"]
+    code, _, err = tiny.call(capsys, "sweep", *words, "--config.train.warmup_steps=99")
+    steps = tiny.STEPS
+    wanted = f"train.warmup_steps=99 must be below train.steps={steps} (4 runs, rope-L16-s0 is the first)"
+    assert code == 2 and err == f"posx: {wanted}\n"
+
+
 def test_value_that_only_some_runs_use_makes_no_equal_runs(tmp_path):
     runs = planned(tmp_path, data__tokenizer=("bytes", "bpe"), data__vocab_size=(300, 400))
     assert [(run.data.tokenizer, run.data.vocab_size) for run in runs.values()] == [
