@@ -220,7 +220,8 @@ def test_table_numbers() -> None:
     # 6/4 and 10/5, then their mean
     assert cells(table, "rope") == ["rope", "2", "4.500 ± 0.707", "2.250 ± 0.354", "1.750 ± 0.354"]
     assert cells(table, "alibi") == ["alibi", "1", "4.500", "2.200", "out of memory"]
-    assert "± standard deviation over seeds" in table and "interval" not in table
+    assert "± standard deviation over seeds" in table
+    assert "No intervals: no losses of common blocks of text are stored" in table
     assert plots.table([]) == ""
 
 
@@ -314,6 +315,14 @@ def test_too_little_text_and_rows_that_do_not_pair_have_no_interval() -> None:
     assert any("No intervals: too little text" in text for text in words(curves.ratio(groups.panels(short)[0])))
     other = [measured("rope", 64), measured("rope", 128, block_len=512)]
     assert "(" in cells(plots.table(other), "rope")[2] and "(" not in cells(plots.table(other), "rope")[4]
+
+
+def test_a_cell_without_an_interval_is_named_with_its_reason() -> None:
+    made = [measured("rope", 64, num_separators=1000), measured("rope", 128), row("alibi", 64), row("alibi", 128)]
+    table = plots.table(made)
+    stored = "alibi (perplexity at L = 64), alibi (bits per byte at 64), alibi (R_2): no losses of common blocks"
+    assert f"No interval for {stored} of text are stored" in table
+    assert "No interval for rope (bits per byte at 64): separators between documents count in the losses" in table
 
 
 def test_runs_on_different_targets_are_called_incomparable(tmp_path: pathlib.Path) -> None:

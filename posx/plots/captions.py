@@ -61,7 +61,7 @@ def facts(panels: Sequence[Panel]) -> list[str]:
     return [first[0].upper() + first[1:], second[0].upper() + second[1:]]
 
 
-def spreads(curves: Sequence[Curve], panel_rows: Rows, interval: str) -> list[str]:
+def spreads(curves: Sequence[Curve], interval: str) -> list[str]:
     """A subtitle line on what the band, the dots and the bars of a figure are; none where there are none.
 
     interval: of what the bars are; "" in a figure of many points, which has neither bars nor dots.
@@ -70,14 +70,21 @@ def spreads(curves: Sequence[Curve], panel_rows: Rows, interval: str) -> list[st
     parts = [seeds] if any(curve.seeds[1] > 1 for curve in curves) else []
     points = [point for curve in curves for point in curve.points]
     if interval:
-        parts += [f"Bars: {interval}"] if any(point.interval for point in points) else no_intervals(panel_rows, points)
+        parts += [f"Bars: {interval}"] if any(point.interval for point in points) else []
+        parts += no_intervals([("", point) for point in points])
     return [" · ".join(parts)] if parts else []
 
 
-def no_intervals(panel_rows: Rows, points: Sequence[Point]) -> list[str]:
-    """Why no point has an interval, where rows have what it takes; else nothing."""
-    owed = any(row.get("block_nll") for row in panel_rows) and not any(point.interval for point in points)
-    return ["No intervals: too little text"] if owed else []
+def no_intervals(points: Sequence[tuple[str, Point]]) -> list[str]:
+    """Return why no point has an interval; if some have one, a line on the names of the others for each reason."""
+    said: dict[str, list[str]] = {}
+    for name, point in points:
+        if point.no_interval:
+            said.setdefault(point.no_interval, []).append(name)
+    if any(point.interval for _, point in points):
+        names = {why: list(filter(None, of)) for why, of in said.items()}
+        return [f"No interval for {named(of)}{_others(of, 'cells')}: {why}" for why, of in names.items() if of]
+    return [f"No intervals: {', '.join(said)}"] if said else []
 
 
 def mixture(panel_rows: Rows) -> str:

@@ -131,5 +131,5 @@ def headings(
 ) -> None:
     """Title, what was measured and what the bars are, with `lanes` left free above the axes for failure marks."""
     stored = [row for panel in panels for row in panel.rows]
-    lines = [*captions.facts(panels), *captions.spreads(curves, stored, interval)]
+    lines = [*captions.facts(panels), *captions.spreads(curves, interval)]
     look.headings(made, title, lines, captions.mixture(stored), LANE * lanes)

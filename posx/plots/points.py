@@ -21,13 +21,16 @@ Interval = tuple[float, float] | None
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What the runs of one curve say at one abscissa: the mean over those that have a value, their range, and the
-    95 % interval of the mean over text, None where there is none."""
+    """The results of the runs of one curve at one abscissa.
+
+    Holds the runs' values, the failures of the others, and the 95 % interval of the mean over text, or why it has none.
+    """
 
     x: float
     values: tuple[float, ...]
     failures: tuple[str, ...] = ()
     interval: Interval = None
+    no_interval: str = ""
 
     @property
     def mean(self) -> float:
@@ -90,8 +93,8 @@ def bits_curves(panel: Panel) -> list[Curve]:
 
     def interval(mean: float, rows: list[Row], bases: list[Row]) -> Interval:
         half = text_half_width(rows)
-        if half is None or not all(map(nearly_all_text, rows)):
-            return None
+        if not all(map(nearly_all_text, rows)):
+            raise ConfigError("separators between documents count in the losses")
         half *= rows[0]["num_targets"] / rows[0]["num_bytes"] / math.log(2)
         return mean - half, mean + half
 
@@ -119,23 +122,26 @@ def _same_targets(*rows: Row) -> bool:
     return len({targets_key({**row, "block_len": None}) for row in rows}) == 1
 
 
-def text_half_width(rows: Sequence[Row], bases: Sequence[Row] = ()) -> float | None:
-    """Half the 95 % interval over text of the mean loss of `rows`, or of its difference to that of `bases`, in nats.
+def text_half_width(rows: Sequence[Row], bases: Sequence[Row] = ()) -> float:
+    """Return half the 95 % interval over text of the mean loss of `rows`, or of its difference to `bases`, in nats.
 
-    None where the rows have no common blocks of text, or too few.
+    Raises ConfigError, in a few words, if the rows have no common blocks of text, or too few.
     """
     try:
         check_pair(*rows, *bases)
     except ConfigError:
-        return None
+        raise ConfigError("no losses of common blocks of text are stored") from None
     sums, counts = mean_blocks(rows)
-    return half_width(sums - mean_blocks(bases)[0] if bases else sums, counts)
+    half = half_width(sums - mean_blocks(bases)[0] if bases else sums, counts)
+    if half is None:
+        raise ConfigError("too little text")
+    return half
 
 
 def _factors(mean: float, rows: Sequence[Row], bases: Sequence[Row] = ()) -> Interval:
     """The interval of a perplexity, or of a ratio to `bases`, from that of its logarithm."""
     half = text_half_width(rows, bases)
-    return None if half is None else (mean * math.exp(-half), mean * math.exp(half))
+    return mean * math.exp(-half), mean * math.exp(half)
 
 
 def _curves(
@@ -159,8 +165,12 @@ def _curves(
             values = tuple(value for value, _, _ in measured)
             failures = tuple(failure(row) for row, _ in pairs if perplexity(row) is None)
             rows, bases = [row for _, row, _ in measured], [base for _, _, base in measured if base]
-            over_text = interval(statistics.fmean(values), rows, bases) if values else None
-            points.append(Point(length / unit, values, failures, over_text))
+            over_text, why = None, ""
+            try:
+                over_text = interval(statistics.fmean(values), rows, bases) if values else None
+            except ConfigError as error:
+                why = str(error)
+            points.append(Point(length / unit, values, failures, over_text, why))
         return Curve(group.label, group.look, tuple(points))
 
     return ordered(map(curve, panel.groups))

@@ -39,8 +39,10 @@ def panel_table(panel: Panel, missing: Mapping[str, str] | None = None) -> str:
     points = [point for column in shown.values() for point in column]
     cells = {title: list(map(_cell, column)) for title, column in shown.items()}
     cells = {title: column for title, column in cells.items() if set(column) != {_EMPTY}}
-    facts = [*captions.facts([panel]), *_spreads(points), *captions.no_intervals(panel.rows, points)]
-    lines = [" · ".join(facts)]
+    named = [
+        (f"{curve.label} ({title})", column[n]) for n, curve in enumerate(curves) for title, column in shown.items()
+    ]
+    lines = [" · ".join([*captions.facts([panel]), *_spreads(points)])]
     if not _measured_at_train_len(panel):
         lines.append(f"**not measured at L = {panel.train_len}, so there are no ratios**")
     if warning := captions.mixture(panel.rows):
@@ -49,7 +51,8 @@ def panel_table(panel: Panel, missing: Mapping[str, str] | None = None) -> str:
         _line([_escaped(look.shown(curve.label)), _seeds(curve), *(column[n] for column in cells.values())])
         for n, curve in enumerate(curves)
     ]
-    notes = [_escaped(note) for note in [*captions.fewer_runs(curves, ""), *captions.notes([panel], [], missing)]]
+    notes = [_escaped(note) for note in captions.no_intervals(named) + captions.fewer_runs(curves, "")]
+    notes += [_escaped(note) for note in captions.notes([panel], [], missing)]
     if left := _without_column(panel, columns):
         notes.append(f"Measured too, in eval.jsonl: {', '.join(f'{length:.6g}' for length in left)} tokens")
     ruler = _line(["---", *["---:"] * (len(cells) + 1)])
