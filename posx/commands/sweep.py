@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,16 +12,15 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.commands import work_folder
-from posx.config.flags import repeated_run
-from posx.config.overrides import setting_of, settings
+from posx.config.flags import load_config, repeated_run
+from posx.config.overrides import override, setting_of, settings
 from posx.data.store import cache_folder
-from posx.encodings import from_spec
 from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, WorkdirError
 from posx.files.copies import Copies
 from posx.progress import by_reason, say
 from posx.runs.checks import check_work_folder, check_writable, say_unused
 from posx.runs.folder import RunFolder
-from posx.sweeps.axes import text_of
+from posx.sweeps.axes import points_of, run_at, text_of
 from posx.sweeps.engines import slurm
 from posx.sweeps.engines.here import Here, here, measure_ceilings
 from posx.sweeps.engines.shared import warn_of
@@ -37,6 +38,12 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
     workdir = work_folder(values, needed=not values["dry_run"])
     if values["workdir"]:
         check_work_folder(workdir, sweep=True)
+    argument = values.get("config", "").partition(":")[2]
+    if argument and _is_idle(values, config):
+        raise ConfigError(
+            f"--config={values['config']}: the sweep makes the same runs without {argument!r}. Leave it out, or choose "
+            f"the encodings with --config.sweep.encodings={argument}"
+        )
     jobs = plan(config, workdir, repeated_run(values))
     if not only_told:
         check_writable(workdir)
@@ -166,17 +173,16 @@ def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> 
     """The words of the command about settings that vary over the runs, none of which has the value that they give."""
     given = settings(config) | {"encoding": config.encoding.to_dict()}
     used = {name: {text_of(name, job.point[name]) for job in jobs} for name in jobs[0].point}
-    spec = values.get("config", "").partition(":")[2]
-    words = [*([f"--config.encoding={spec}"] if _names_an_encoding(spec) else []), *values["overrides"]]
-    names = {word: setting_of(word) for word in words}
+    names = {word: setting_of(word) for word in values["overrides"]}
     for word, name in names.items():  # a field belongs to the encoding that the config has chosen
         names[word] = "encoding" if name.startswith("encoding.") and name not in used else name
     return [word for word, name in names.items() if name in used and text_of(name, given.get(name)) not in used[name]]
 
 
-def _names_an_encoding(argument: str) -> bool:
-    """A config file may take another argument."""
-    try:
-        return bool(argument) and bool(from_spec(argument))
-    except ConfigError:
-        return False
+def _is_idle(values: dict[str, Any], config: ConfigDict) -> bool:
+    """Tell whether the sweep makes the same runs without the argument behind the name of its config file."""
+    with contextlib.suppress(ConfigError), contextlib.redirect_stderr(io.StringIO()):  # some files need an argument
+        override(default := load_config({"config": values["config"].partition(":")[0]}), values["overrides"])
+        runs, others = ([run_at(one, point) for point in points_of(one)] for one in (config, default))
+        return runs == others
+    return False
