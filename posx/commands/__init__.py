@@ -86,15 +86,15 @@ MEASURING: Flags = {
     "executor": ("", "auto, dense, blockwise or fused"),
 }
 #: Of commands that make or measure the runs of a sweep, and of those that it starts for that.
-_JOBS = (0, "runs at a time; 0: as many, and on as many cores each, as this machine is fastest with")
-_STOP = (False, "end when standard input closes: processes that a sweep starts end with it")
+_JOBS = (0, "runs at a time; 0: the number, and the cores of each, that are fastest on this machine")
+_STOP = (False, "end when standard input closes; for processes that a sweep starts")
 
 #: Of commands that several processes may carry out together.
 _TOGETHER: Flags = {
     "mesh": ("", "DATAxMODEL devices, as 4x2, over which weights and moments are cut"),
     "coordinator": ("", "HOST:PORT of the first of several processes, or auto; srun and mpirun need none"),
-    "processes": (int, "how many there are; 1: this one runs alone, whatever started it"),
-    "process": (int, "which of them this is, from 0"),
+    "processes": (int, "number of processes; 1: this process runs alone, whatever started it"),
+    "process": (int, "number of this process, from 0"),
 }
 
 #: The registry, in the order that the help lists them.
@@ -109,11 +109,11 @@ COMMANDS: dict[str, Command] = {
         {
             "jobs": _JOBS,
             "on": ("", "where runs are made: nothing for this machine, ray, ray:ADDRESS, or slurm"),
-            "cpus": (1, "of a run, on Ray and SLURM"),
-            "gpus": (0.0, "of a run, on Ray and SLURM"),
+            "cpus": (1, "CPUs of a run, on Ray and SLURM"),
+            "gpus": (0.0, "GPUs of a run, on Ray and SLURM"),
             "slurm.": ({}, "X=V: a setting of SLURM's, as --slurm.partition=NAME, --slurm.time=MINUTES"),
             "copy_to": ("", "a folder or fsspec URL that finished runs are copied to"),
-            "status": (False, "say what has become of the runs, and stop"),
+            "status": (False, "print the state of every run, and stop"),
         },
         takes_config=True,
     ),

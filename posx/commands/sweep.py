@@ -180,9 +180,9 @@ def _unused(values: dict[str, Any], config: ConfigDict, jobs: Sequence[Job]) -> 
 
 
 def _is_idle(values: dict[str, Any], config: ConfigDict) -> bool:
-    """Tell whether the sweep makes the same runs without the argument behind the name of its config file."""
+    """Tell whether the argument of the config file changes no run of the sweep, and is not the encoding of all."""
     with contextlib.suppress(ConfigError), contextlib.redirect_stderr(io.StringIO()):  # some files need an argument
         override(default := load_config({"config": values["config"].partition(":")[0]}), values["overrides"])
         runs, others = ([run_at(one, point) for point in points_of(one)] for one in (config, default))
-        return runs == others
+        return runs == others and any(run.encoding != config.encoding.to_dict() for run in runs)
     return False

@@ -68,7 +68,7 @@ def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
         return
     first = stored(folder)
     if not first.get("data_digest"):
-        say(f"notice: {folder.env_file} is damaged and begins anew: whether this resumes bit for bit is not known")
+        say(f"notice: {folder.env_file} is damaged and is written anew. The run may not resume bit for bit")
         first = now | {"data_digest": dict(folder.read_config().resolution.data).get("digest", now["data_digest"])}
     if first["data_digest"] != now["data_digest"]:
         raise WorkdirError(

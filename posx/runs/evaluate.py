@@ -175,11 +175,11 @@ def _say_why(one: Question, name: str) -> None:
     what = f"{name}  {one.protocol.name}"
     if one.moved:
         lengths = ", ".join(map(str, one.moved))
-        say(f"notice: {what}: windows of {one.anchor} tokens move the targets; measured again on the new: {lengths}")
+        say(f"notice: {what}: windows of {one.anchor} tokens change which tokens are scored. Measuring {lengths} again")
     if one.apart:
         counts = sorted({(row["max_targets"], row["stride"]) for row in one.apart})
         before = "; ".join(f"{targets or 'all'} targets, stride {stride}" for targets, stride in counts)
-        say(f"notice: {what}: other targets or strides than before ({before}) are another measurement, kept apart")
+        say(f"notice: {what}: rows with other targets or strides ({before}) are not compared with the new ones")
 
 
 def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, step: int) -> dict[str, Any]:

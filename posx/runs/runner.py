@@ -81,9 +81,7 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
 
 def _mark_done(folder: RunFolder, done: dict[str, Any]) -> None:
     if not folder.config_file.exists():
-        raise WorkdirError(
-            f"{folder.config_file} was removed while the run went on: what it is of is not known any more"
-        )
+        raise WorkdirError(f"{folder.config_file} was removed during training. Train again with another --workdir")
     write_json(folder.done_file, done)
     folder.status_file.unlink(missing_ok=True)
 

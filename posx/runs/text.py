@@ -81,9 +81,9 @@ def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Data
     digests = f"digest {own[:12]}, now {dataset.digest[:12]}"
     if not named:
         raise WorkdirError(
-            f"{folder.path} was trained on other text, or in other tokens, than {dataset.source} gives now "
-            f"({digests}): restore it or say where it is with --config.data.source=PATH; "
-            f"--config.data.source={data.source} measures on the text of now"
+            f"{folder.path} was trained on other text or tokens than {dataset.source} has now ({digests}). Restore the "
+            "original text or pass --config.data.source=PATH. To evaluate on the changed text on purpose, pass "
+            f"--config.data.source={data.source}"
         )
-    say(f"notice: {folder.path.name} is measured on other text than it was trained on ({digests}); rows stand apart")
+    say(f"notice: {folder.path.name} is measured on other text than in training ({digests}). Its rows are kept apart")
     return dataset

@@ -170,7 +170,7 @@ def _in_their_folders(jobs: Sequence[Job], workdir: Path) -> list[Job]:
         placed.append(there or job)
     if beside:
         taken_names = "1 folder name is" if len(beside) == 1 else f"{len(beside)} folder names are"
-        say(f"notice: {taken_names} taken by runs with other settings; the new runs go beside, as {beside[0]}")
+        say(f"notice: {taken_names} taken by runs with other settings; the new runs go to {beside[0]}")
     return placed
 
 

@@ -56,16 +56,14 @@ def preview(jobs: Sequence[Job], schedule: Schedule, on: str = "", cpus: int = 1
     ]
     here = dataclasses.replace(schedule, costs=tuple(costs))
     told = f"about {duration(here.wall_seconds(left))} left, {schedule}"
-    cores = "its cores'"
     if on:
         each, engine = "one CPU" if cpus == 1 else f"{cpus} CPUs", on.partition(":")[0]
         told = f"about {duration(sum(left))} of work left on {each} a run, {engine} decides how many go at once"
-        cores = "as many of this machine's cores'"
     return "\n".join([
         *_aligned(table), "",
-        f"{len(jobs)} runs, {parts.count(1)} of them finished; {told}; each works at {share or USUAL_SHARE:.2g} of "
-        f"{cores} matrix products after a start of {start:.0f} s, "
-        f"{'as measured here' if share else 'which no run here has measured'}",
+        f"{len(jobs)} runs, {parts.count(1)} of them finished; {told}",
+        f"The times assume a start of {start:.0f} s, then {share or USUAL_SHARE:.0%} of the speed of matrix products "
+        f"on this machine{', as measured in runs here' if share else '. No run here has measured them yet'}.",
     ])  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def test_another_text_is_refused_unless_asked_for(capsys, site, workdir, text):
     path.write_text(path.read_text().replace(str(text.parent / "gone"), str(text)))
     own = json.loads((workdir / "env.json").read_text())["data_digest"]
     err = call(capsys, "evaluate", workdir, code=4)
-    assert own[:12] in err and "now " in err and f"--config.data.source={text} measures on the text of now" in err
+    assert own[:12] in err and "now " in err and f"--config.data.source={text}\n" in err
     err = call(capsys, "train", workdir, f"--config={site / 'tiny.py'}:t5", f"--config.data.source={text}", code=4)
     assert own[:12] in err and "trained on other text" in err
     before = tiny.rows(workdir / "eval.jsonl")

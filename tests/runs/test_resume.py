@@ -150,7 +150,7 @@ def test_a_damaged_record_of_the_machine_is_noticed_and_begins_anew(capsys, tmp_
     (workdir / "DONE").unlink()
     (workdir / "env.json").write_text(text)
     code, _, err = tiny.call(capsys, *words(site, workdir))
-    assert code == 0 and "env.json is damaged and begins anew" in err, err
+    assert code == 0 and "env.json is damaged and is written anew" in err, err
     env = json.loads((workdir / "env.json").read_text())
     assert env["num_devices"] == 1 and len(env["resumed"]) == 1
     assert_same_run(workdir, whole)

@@ -148,7 +148,7 @@ def test_the_command_takes_axes_and_finds_finished_runs_whatever_their_folder_is
         "--config.sweep.encodings=t5, t5(max_distance=5)", "--config.sweep.axes.train.learning_rate=2e-3,1e-3",
     ]  # fmt: skip
     code, out, err = tiny.call(capsys, *words)
-    assert code == 0 and "4 runs, 1 of them finished" in out and "as measured here" in out, err
+    assert code == 0 and "4 runs, 1 of them finished" in out and "as measured in runs here" in out, err
     header, *rows = [line.split() for line in out.split("\n\n")[0].splitlines()]
     assert header[:3] == ["run", "encoding", "train.learning_rate"]
     assert [row[0] for row in rows] == [
@@ -239,7 +239,7 @@ def test_a_config_files_argument_may_be_no_encoding(capsys, site, tmp_path):
 def test_no_two_jobs_share_a_folder_whatever_was_there_before(tmp_path, capsys):
     first, second = (started(tmp_path, train__learning_rate=(rate,)) for rate in (1e-3, 2e-3))
     assert first == "rope-L64-s0" and second.startswith("rope-L64-s0-")
-    assert f"the new runs go beside, as {second} (train.learning_rate: 0.001 -> 0.002)" in capsys.readouterr().err
+    assert f"the new runs go to {second} (train.learning_rate: 0.001 -> 0.002)" in capsys.readouterr().err
     assert started(tmp_path, train__learning_rate=(2e-3,)) == second
     names = list(planned(tmp_path, train__learning_rate=(2e-3, 1e-3, 3e-3)))
     assert names == [second, first, "rope-L64-s0-learning_rate=0.003"]

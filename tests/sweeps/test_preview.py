@@ -15,6 +15,5 @@ def test_the_machine_is_measured_once_for_all_runs_and_a_start_is_counted_for_ea
     schedule = choose([job.cost for job in jobs], cores=2, memory=64e9)
     text = preview.preview(jobs, schedule)
     assert measured == ["float32"]
-    assert (
-        "about 1 min 15 s left, 2 runs at a time, one core each;" in text and "which no run here has measured" in text
-    )
+    assert "about 1 min 15 s left, 2 runs at a time, one core each\n" in text
+    assert "a start of 10 s, then 50%" in text and "No run here has measured them" in text
