@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from posx.errors import ConfigError
 from posx.evaluation.measured import Measured
 from posx.evaluation.probe import check_first_windows
 from posx.evaluation.protocols import Protocol, Row, protocol_class
-from posx.evaluation.scoring import LogProbs, host, token_ids
+from posx.evaluation.scoring import LogProbs
+from posx.layers import host, token_ids
 
 
 def evaluate(
@@ -52,7 +54,10 @@ def evaluate(
     Raises ConfigError for protocols and lengths that make no sense and for what cannot be log-probabilities of the next
     token (see `posx.testing.check_log_probs`, which runs first), DataError for a stream that is too short.
     """
-    lengths = [int(length) for length in lengths]
+    try:
+        lengths = [operator.index(length) for length in lengths]
+    except TypeError:
+        raise ConfigError(f"lengths={lengths}: give a list of whole numbers, such as lengths=[64, 128].") from None
     if not lengths or min(lengths) < 1:
         raise ConfigError(f"lengths={lengths} must name at least one window length of 1 token or more")
     names = [protocol] if isinstance(protocol, str | Protocol) else protocol
@@ -60,7 +65,7 @@ def evaluate(
     for what, values in (("lengths", lengths), ("protocol", protocols)):
         if twice := [one for n, one in enumerate(values) if one in values[:n]]:
             raise ConfigError(f"{what} names {twice[0]} twice: name every one once")
-    tokens = token_ids(stream, "stream")
+    tokens = np.asarray(token_ids(stream, "[n + 1]", name="stream"))
     sizes = None if token_bytes is None else _sizes(token_bytes, separators, len(tokens))
     check_first_windows(log_probs, tokens, lengths, batch_tokens)
     model = Measured(log_probs, tokens, sizes, separators, documents, batch_tokens)

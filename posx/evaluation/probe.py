@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
-from posx.evaluation.scoring import SUM_ROUNDING, LogProbs, called, host, out_of_memory, refuse_logits
+from posx.evaluation.scoring import SUM_ROUNDING, LogProbs, called, out_of_memory, refuse_logits
+from posx.layers import host, token_ids
 
 #: Windows with another last token, and with another end, if a call takes as many rows.
 MOST_CHANGES = 4
@@ -54,7 +55,7 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
       ConfigError: with what is wrong.
       UndefinedLength: from `log_probs`, if the model is not defined for such windows.
     """
-    tokens = np.atleast_2d(host(tokens)).astype(np.int32)
+    tokens = np.atleast_2d(np.asarray(token_ids(tokens, "[b, t]", "[t]"))).astype(np.int32)
     window, known = tokens[0], np.unique(tokens)
     if len(window) < 2 or len(known) < 2:
         return
