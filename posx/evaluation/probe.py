@@ -13,13 +13,17 @@ from typing import Any
 import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
-from posx.evaluation.scoring import SUM_ROUNDING, LogProbs, called, out_of_memory, refuse_logits
+from posx.evaluation.scoring import ROUNDING, SUM_ROUNDING, LogProbs, called, out_of_memory, refuse_logits
 from posx.layers import host, token_ids
 
 #: Windows with another last token, and with another end, if a call takes as many rows.
 MOST_CHANGES = 4
 #: Ends that are tried before a function is called not shifted.
 MORE_CHANGES = 32
+#: Calls, and rows of each, that tell whether a suspicion stands or is chance.
+REPEATS, ROWS = 4, 8
+#: Calls in which all ids of the windows may be tried as the target of one place.
+MOST_CALLS = 4
 #: Changes of a log-probability x, in nats, that may be rounding: ROUGH + ROUGH * |x|. Smaller than QUIET are none.
 ROUGH, QUIET = 0.02, 1e-6
 
@@ -44,12 +48,14 @@ class _Change:
 def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
     """Raise ConfigError if a function cannot give log-probabilities of the next token; see `posx.evaluate`.
 
-    Finds functions that see later tokens, whose entry i is of token i (not shifted), or that see the token that they
-    predict. Calls `log_probs` with copies of the first window that end otherwise, in the shape of `tokens`.
+    Finds functions that see later tokens or other windows of the batch, whose entry i is of token i (not shifted), or
+    that see the token that they predict; and logarithms to base 2, if `tokens` hold at most 4 b different ids, which
+    have nearly all of the probability. Calls `log_probs` with the windows, and with copies of the first one that end
+    otherwise, in the shape of `tokens`.
 
     Args:
       log_probs: any model as a function, as `posx.evaluate` takes it.
-      tokens: windows [b, t], or one [t]. A b of 10 or more takes one call.
+      tokens: windows [b, t], or one [t]. A b of 10 or more takes two calls, and up to 4 more for logarithms.
 
     Raises:
       ConfigError: with what is wrong.
@@ -65,6 +71,8 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
     of_last = [(last, n) for n in range(min(count, others))]
     values, changes = _tried(log_probs, tokens, known, [*of_last, *inner])
     whole = values[0].ndim == 2
+    if len(tokens) > 1:
+        _check_rows(log_probs, tokens, changes[0].places, values[1])
     _check_causal(changes, whole)
     if _is_shifted(changes, last, whole):
         tries = min(MOST_CHANGES if whole else MORE_CHANGES, (last - 1) * others)
@@ -75,7 +83,13 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
                 "tokens[b, i + 1]. Leave out the first column of what it gives"
             )
     if not whole:
-        _check_sum(np.array([values[n][last - 1] for n in (0, *range(2, 2 + len(of_last)))]))
+        some = np.array([values[n][last - 1] for n in (0, *range(2, 2 + len(of_last)))])
+        refuse_logits(some)
+        all_known = len(known) <= MOST_CALLS * len(tokens)
+        some = _of_targets(log_probs, tokens, known, last) if all_known else some
+        _check_sum(some)
+        if all_known and last >= 2 * REPEATS and _may_be_bits([some]):
+            _check_nats([some, *(_of_targets(log_probs, tokens, known, last - n) for n in range(1, REPEATS))])
 
 
 def check_first_windows(log_probs: LogProbs, stream: np.ndarray, lengths: Sequence[int], batch_tokens: int) -> None:
@@ -108,8 +122,9 @@ def _tried(
         rows.append(np.concatenate([tokens[0, :position], other]))
     positions = np.array([position for position, _ in ends], int)
     places, values = _entries(log_probs, rows, len(tokens), positions)
+    noise = float(_distance(values[0], values[1]).max())
     pairs = zip(positions, values[2:], strict=True)
-    return values, [_change(int(position), places, values[:2], after) for position, after in pairs]
+    return values, [_change(int(position), places, values[0], after, noise) for position, after in pairs]
 
 
 def _entries(
@@ -130,10 +145,9 @@ def _entries(
     return places, values
 
 
-def _change(position: int, places: np.ndarray, same: Sequence[np.ndarray], after: np.ndarray) -> _Change:
-    """Compare the entries of a changed window with those of the window itself, computed twice: `same`."""
-    before, again = same
-    noise, moved = _distance(before, again).max(), _distance(before, after)
+def _change(position: int, places: np.ndarray, before: np.ndarray, after: np.ndarray, noise: float) -> _Change:
+    """Compare the entries of a window before and after a change; `noise` is by how much repeating a call moves them."""
+    moved = _distance(before, after)
     rough = ROUGH + ROUGH * np.abs(np.where(np.isfinite(before), before, 0.0)) + 4 * noise
     per_place = [
         np.where(moved > least, moved, 0.0).reshape(len(places), -1).max(axis=1) for least in (QUIET + noise, rough)
@@ -170,13 +184,52 @@ def _is_shifted(changes: Sequence[_Change], last: int, whole: bool) -> bool:
     return not any(needed) and any(others)
 
 
-def _check_sum(of_last: np.ndarray) -> None:
-    """Refuse log-probabilities of different last tokens after the same tokens that are too large together."""
-    refuse_logits(of_last)
-    total = np.exp(of_last[np.isfinite(of_last)]).sum()
+def _check_rows(log_probs: LogProbs, tokens: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
+    """Refuse entries of the first window, in row 1, that are `before` among its copies and change among others."""
+
+    def entries() -> np.ndarray:
+        found = called(log_probs, np.roll(tokens, 1, axis=0))
+        return np.stack([host(found[row, places]).astype(np.float32) for row in range(min(len(tokens), ROWS))])
+
+    after = entries()
+    if _change(0, places, before, after[1], 0.0).excess.any():
+        noise = max(float(_distance(entries(), after).max()) for _ in range(REPEATS))
+        if most := _change(0, places, before, after[1], noise).excess.max():
+            raise ConfigError(
+                f"log_probs sees other rows of the batch, whose tokens change entries of a row by {most:.3g} nats. "
+                "Entry (b, i) must depend on tokens[b] alone. batch_tokens=1 evaluates one window at a time."
+            )
+
+
+def _of_targets(log_probs: LogProbs, tokens: np.ndarray, ids: np.ndarray, position: int) -> np.ndarray:
+    """Return the entries [n] of `ids` [n] as the token at `position` of the first window."""
+    rows = np.repeat(tokens[:1], -(-len(ids) // len(tokens)) * len(tokens), axis=0)
+    rows[: len(ids), position] = ids
+    found = [host(called(log_probs, some)[:, position - 1]) for some in np.split(rows, len(rows) // len(tokens))]
+    return np.concatenate(found)[: len(ids)].astype(np.float64)
+
+
+def _check_sum(of_targets: np.ndarray) -> None:
+    """Refuse log-probabilities of different tokens after the same tokens that are too large together."""
+    total = np.exp(of_targets[np.isfinite(of_targets)]).sum()
     if total > 1 + SUM_ROUNDING:
         raise ConfigError(
-            f"log_probs gave no distribution: the probabilities of {len(of_last)} different tokens in one place sum to "
-            f"{total:.3g}. It sees the token that it predicts, or is not normalised. Entry (b, i) must be the "
+            f"log_probs gave no distribution: the probabilities of {len(of_targets)} different tokens in one place sum "
+            f"to {total:.3g}. It sees the token that it predicts, or is not normalised. Entry (b, i) must be the "
             "log-probability of tokens[b, i + 1] given tokens[b, : i + 1] alone"
         )
+
+
+def _check_nats(values: Sequence[np.ndarray]) -> None:
+    """Refuse values of all known tokens in several places if they may be bits, unless they are the same everywhere."""
+    if _may_be_bits(values) and np.ptp([np.exp(x).sum() for x in values]) > ROUNDING:
+        raise ConfigError(
+            f"log_probs gave bits: over the {len(values[0])} known tokens of a place, 2**x sums to 1 and e**x to "
+            f"{np.exp(values[0]).sum():.3g}. Give nats: multiply them by log(2)."
+        )
+
+
+def _may_be_bits(values: Sequence[np.ndarray]) -> bool:
+    """Tell whether the sum of 2**x is 1, and that of e**x less, over the values x in each place."""
+    near_one = SUM_ROUNDING / 2
+    return all(np.exp(x).sum() < 1 - SUM_ROUNDING and abs(np.exp2(x).sum() - 1) < near_one for x in values)

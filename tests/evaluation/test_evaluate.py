@@ -415,7 +415,7 @@ def test_per_position_reuses_the_pass_of_the_same_length():
     calls = []
     model = lambda tokens: calls.append(tokens.shape) or bigram(tokens)  # noqa: E731
     evaluate(model, STREAM, ["nonoverlapping", "per_position"], [1000])
-    assert len(calls) == 1 + 1, "and one that checks the function"
+    assert len(calls) == 1 + 3, "and three that check the function"
 
 
 @pytest.mark.parametrize(
