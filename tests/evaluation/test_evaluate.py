@@ -282,6 +282,21 @@ def test_bits_per_byte_are_of_the_text_without_separators(protocol):
     assert unknown["num_separators"] is unknown["bpb"] is None
 
 
+def test_separators_that_do_not_fit_the_stream_are_told(capsys):
+    options = {"stream": [*range(5)] * 8, "protocol": "P1", "lengths": [8]}
+    uniform = lambda t: np.full(t.shape, -math.log(5), np.float32)  # noqa: E731
+    (row,) = evaluate(uniform, **options, separators=[4, 256], token_bytes=[1, 1, 1, 1, 0] * 8)
+    assert row["num_separators"] == 8 and "notice: separators=[256] are not in the stream" in capsys.readouterr().err
+    evaluate(uniform, **options, separators=[4], token_bytes=[1, 1, 1, 1, 0] * 8)
+    evaluate(uniform, **options, separators=[], token_bytes=[1] * 40)
+    assert not capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"separators=\[4\] have bytes of text in token_bytes. Set these to 0"):
+        evaluate(uniform, **options, separators=[4], token_bytes=[1] * 40)
+    for wrong in (4, "<eos>", {4}, [4.0]):
+        with pytest.raises(ConfigError, match="separators: .* cannot be token ids"):
+            evaluate(uniform, **options, separators=wrong)
+
+
 def test_bytes_are_those_of_the_scored_occurrences():
     """The same token has other bytes in another place; three stretches of 256 targets of them are scored."""
     sizes = np.arange(4097)
