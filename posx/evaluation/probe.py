@@ -7,7 +7,7 @@ one that ignores its tokens, such as a uniform one, nor one whose arithmetic is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,8 +88,8 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
         all_known = len(known) <= MOST_CALLS * len(tokens)
         some = _of_targets(log_probs, tokens, known, last) if all_known else some
         _check_sum(some)
-        if all_known and last >= 2 * REPEATS and _may_be_bits([some]):
-            _check_nats([some, *(_of_targets(log_probs, tokens, known, last - n) for n in range(1, REPEATS))])
+        if all_known and last >= 2 * REPEATS:
+            _check_nats(_of_targets(log_probs, tokens, known, last - n) if n else some for n in range(REPEATS))
 
 
 def check_first_windows(log_probs: LogProbs, stream: np.ndarray, lengths: Sequence[int], batch_tokens: int) -> None:
@@ -186,19 +186,18 @@ def _is_shifted(changes: Sequence[_Change], last: int, whole: bool) -> bool:
 
 def _check_rows(log_probs: LogProbs, tokens: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
     """Refuse entries of the first window, in row 1, that are `before` among its copies and change among others."""
-
-    def entries() -> np.ndarray:
-        found = called(log_probs, np.roll(tokens, 1, axis=0))
-        return np.stack([host(found[row, places]).astype(np.float32) for row in range(min(len(tokens), ROWS))])
-
-    after = entries()
-    if _change(0, places, before, after[1], 0.0).excess.any():
-        noise = max(float(_distance(entries(), after).max()) for _ in range(REPEATS))
-        if most := _change(0, places, before, after[1], noise).excess.max():
-            raise ConfigError(
-                f"log_probs sees other rows of the batch, whose tokens change entries of a row by {most:.3g} nats. "
-                "Entry (b, i) must depend on tokens[b] alone. batch_tokens=1 evaluates one window at a time."
-            )
+    noise, found = 0.0, list[np.ndarray]()
+    for _ in range(1 + REPEATS):
+        result = called(log_probs, np.roll(tokens, 1, axis=0))
+        found.append(np.stack([host(result[n, places]).astype(np.float32) for n in range(min(len(tokens), ROWS))]))
+        noise = max(noise, float(_distance(found[0], found[-1]).max()))
+        most = _change(0, places, before, found[0][1], noise).excess.max()
+        if not most:
+            return
+    raise ConfigError(
+        f"log_probs sees other rows of the batch, whose tokens change entries of a row by {most:.3g} nats. "
+        "Entry (b, i) must depend on tokens[b] alone. batch_tokens=1 evaluates one window at a time."
+    )
 
 
 def _of_targets(log_probs: LogProbs, tokens: np.ndarray, ids: np.ndarray, position: int) -> np.ndarray:
@@ -220,16 +219,15 @@ def _check_sum(of_targets: np.ndarray) -> None:
         )
 
 
-def _check_nats(values: Sequence[np.ndarray]) -> None:
-    """Refuse values of all known tokens in several places if they may be bits, unless they are the same everywhere."""
-    if _may_be_bits(values) and np.ptp([np.exp(x).sum() for x in values]) > ROUNDING:
+def _check_nats(places: Iterable[np.ndarray]) -> None:
+    """Refuse values x of all known tokens if 2**x sums to 1 and e**x to less in all places, but not the same in all."""
+    sums = []
+    for x in places:
+        sums.append(np.exp(x).sum())
+        if not (sums[-1] < 1 - SUM_ROUNDING and abs(np.exp2(x).sum() - 1) < SUM_ROUNDING / 2):
+            return
+    if np.ptp(sums) > ROUNDING:
         raise ConfigError(
-            f"log_probs gave bits: over the {len(values[0])} known tokens of a place, 2**x sums to 1 and e**x to "
-            f"{np.exp(values[0]).sum():.3g}. Give nats: multiply them by log(2)."
+            f"log_probs gave bits: over the {len(x)} known tokens in one place, 2**x sums to 1, e**x to {sums[0]:.3g}. "
+            "Give nats: multiply them by log(2)."
         )
-
-
-def _may_be_bits(values: Sequence[np.ndarray]) -> bool:
-    """Tell whether the sum of 2**x is 1, and that of e**x less, over the values x in each place."""
-    near_one = SUM_ROUNDING / 2
-    return all(np.exp(x).sum() < 1 - SUM_ROUNDING and abs(np.exp2(x).sum() - 1) < near_one for x in values)

@@ -60,7 +60,7 @@ WRONG = {
     "no mask": (lambda t: of(distributions(t, False)[:, :-1], t[:, 1:]), "sees later tokens"),
     "no mask, [b, t, v]": (lambda t: distributions(t, False), "sees later tokens"),
     "told its target": (told_its_target, r"11 different tokens in one place sum to 6\.36"),
-    "bits": (lambda t: honest(t) / math.log(2), r"gave bits: over the 11 known tokens .* 2\*\*x sums to 1 "),
+    "bits": (lambda t: honest(t) / math.log(2), r"gave bits: over the 11 known tokens .* 2\*\*x sums to 1, "),
     "one row late": (lambda t: np.roll(honest(t), 1, axis=0), "sees other rows of the batch"),
     "one row early, [b, t, v]": (lambda t: np.roll(distributions(t), -1, axis=0), "sees other rows of the batch"),
     "mean of the batch": (
