@@ -13,7 +13,7 @@ import numpy as np
 
 from posx.attention.cache import Cache
 from posx.errors import ConfigError, NonFiniteError
-from posx.layers import check_token_ids
+from posx.layers import token_ids
 from posx.positions import sequential
 
 if TYPE_CHECKING:
@@ -72,7 +72,10 @@ def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: 
     prompt's own start. Chunks of one size share one compiled program; empty slots (idx -1) fill up the first chunk.
     Raises ConfigError if the cache has too few free slots.
     """
+    tokens = np.asarray(token_ids(tokens, "[b, t]", least=-1, vocab_size=model.vocab_size))
     length = tokens.shape[1]
+    if min(length, chunk) < 1:
+        raise ConfigError(f"tokens {list(tokens.shape)}, chunk={chunk}: give at least one token a row, and chunk >= 1.")
     padding = -length % min(chunk, max(length, 1))
     tokens = np.pad(tokens, ((0, 0), (padding, 0)), constant_values=-1)
     cache.check_room(tokens.shape[1])
@@ -105,7 +108,11 @@ def generate(
     positions that an encoding is defined for, and if an encoding would be set for other lengths by each of the prompts.
     Raises NonFiniteError if the model gives NaN or infinite logits.
     """
-    model, longest = _set_for(model, prompts, num_tokens), max(map(len, prompts))
+    prompts = [
+        np.asarray(token_ids(prompt, "[t]", name=f"prompts[{n}]", vocab_size=model.vocab_size))
+        for n, prompt in enumerate(prompts)
+    ]
+    model, longest = _set_for(model, prompts, num_tokens, chunk), max(map(len, prompts))
     tokens = np.full((len(prompts), longest), -1, np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[longest - len(prompt) :] = prompt
@@ -130,15 +137,16 @@ def generate(
             logits = step_logits[:, 0]
 
 
-def _set_for(model: Model, prompts: list[np.ndarray], num_tokens: int) -> Model:
+def _set_for(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: int) -> Model:
     """Return the model set for the length of these texts. Raises ConfigError for what `generate` refuses."""
     longest = max((len(prompt) for prompt in prompts), default=0)
-    if min((len(prompt) for prompt in prompts), default=0) < 1 or num_tokens < 1:
-        raise ConfigError("generate needs prompts of at least one token each, and at least one token to make")
+    if min((len(prompt) for prompt in prompts), default=0) < 1 or min(num_tokens, chunk) < 1:
+        raise ConfigError(
+            f"num_tokens={num_tokens}, chunk={chunk}: generate needs prompts of at least one token each, and at least "
+            "one token to make and in a chunk."
+        )
     if longest + num_tokens >= 2**31:
         raise ConfigError(f"num_tokens={num_tokens}: positions end at 2**31")
-    for prompt in prompts:
-        check_token_ids(prompt, model.vocab_size)
     own = [model.at_length(length + num_tokens) for length in sorted({len(prompt) for prompt in prompts})]
     if len(set(own)) > 1:
         raise ConfigError(

@@ -74,26 +74,48 @@ def _gelu_tangent(primals: Any, tangents: Any):
     return gelu(x), slope * x_tangent
 
 
-def check_token_ids(tokens: Any, vocab_size: int) -> None:
-    """Raise ConfigError if token ids, known on the host, are no whole numbers from 0 to vocab_size - 1."""
-    if isinstance(tokens, jax.core.Tracer) or not getattr(tokens, "is_fully_addressable", True):
-        return
-    known = np.asarray(tokens)
-    if not np.issubdtype(known.dtype, np.integer):
-        raise ConfigError(f"tokens are {known.dtype}: token ids are whole numbers, int32")
-    if known.size and not 0 <= known.min() <= known.max() < vocab_size:
+def token_ids(given: Any, *shapes: str, name: str = "tokens", least: int = 0, vocab_size: int | None = None) -> Any:
+    """Return token ids, also those in a list, as an array of one of the shapes, such as "[b, t]".
+
+    Raises ConfigError for other shapes, for what is not whole numbers, and for ids outside `least` .. vocab_size - 1
+    if their values are known.
+    """
+    ids = given if isinstance(given, jax.Array) else host(given)
+    if not jnp.issubdtype(ids.dtype, jnp.integer) or ids.ndim not in [shape.count(",") + 1 for shape in shapes]:
+        found = "a text" if isinstance(given, str | bytes) else f"{list(ids.shape)} of {ids.dtype}"
         raise ConfigError(
-            f"token ids go from {known.min()} to {known.max()}, but the model knows 0 to {vocab_size - 1}. "
-            "Give ids of the tokenizer that it was trained with."
+            f"{name}: {found} cannot be token ids. Give whole numbers {' or '.join(shapes)}, such as "
+            "tokenizer.encode(text) returns."
         )
+    if isinstance(ids, jax.core.Tracer) or not getattr(ids, "is_fully_addressable", True):
+        return ids
+    known, end = np.asarray(ids), 2**31 if vocab_size is None else vocab_size
+    if known.size and not least <= known.min() <= known.max() < end:
+        raise ConfigError(
+            f"{name}: token ids go from {known.min()} to {known.max()}, but {least} to {end - 1} are allowed. "
+            "Give ids of the tokenizer that the model was trained with."
+        )
+    return ids
+
+
+def host(array: Any) -> np.ndarray:
+    """Return a NumPy, JAX or torch array, or a list, as a NumPy array; an array of None for what cannot be one.
+
+    Torch tensors may want gradients, be on a GPU, or be bfloat16.
+    """
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+        array = array.float() if array.is_floating_point() else array
+    try:
+        return np.asarray(array)
+    except (TypeError, ValueError):  # random keys, rows of different lengths
+        return np.asarray(None)
 
 
 def embedded(table: jax.Array, tokens: Any) -> jax.Array:
-    """Return rows [b, t, m] of a table [v, m]; ids outside it raise ConfigError if known, and give NaN if traced."""
-    size = table.shape[0]
-    check_token_ids(tokens, size)
+    """Return rows [b, t, m] of a table [v, m]; NaN for ids outside it."""
     tokens = jnp.asarray(tokens).astype(jnp.int32)
-    return table.at[jnp.where(tokens < 0, size, tokens)].get(mode="fill", fill_value=jnp.nan)
+    return table.at[jnp.where(tokens < 0, table.shape[0], tokens)].get(mode="fill", fill_value=jnp.nan)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -22,7 +22,8 @@ from posx.config.model import ModelConfig
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Dims, Encoding, Features, Spec
 from posx.encodings.tabulated import Tabulated
-from posx.layers import check_token_ids, dropout, embedded, fold_in, gelu, linear, rms_norm
+from posx.errors import ConfigError
+from posx.layers import dropout, embedded, fold_in, gelu, linear, rms_norm, token_ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +117,8 @@ class Mlp(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = self.config.dtype
-        hidden = linear(x, self.up[...], dtype)
-        if self.gate is None:
-            hidden = gelu(hidden)
-        else:
-            hidden = jax.nn.silu(linear(x, self.gate[...], dtype)) * hidden
+        up = linear(x, self.up[...], dtype)
+        hidden = gelu(up) if self.gate is None else jax.nn.silu(linear(x, self.gate[...], dtype)) * up
         return linear(hidden, self.down[...], dtype)
 
 
@@ -172,9 +170,9 @@ class Decoder(nnx.Module):
 
     def __call__(self, tokens: jax.Array, call: Call, rng: jax.Array | None):
         model = self.model
-        for name in ("pos", "idx", "segment"):
-            if (given := getattr(call, name)) is not None:
-                known(name, given, *tokens.shape)
+        given = {"pos": call.pos} | {n: x for n, x in (("idx", call.idx), ("segment", call.segment)) if x is not None}
+        arrays: dict[str, Any] = {name: known(name, x, *tokens.shape) for name, x in given.items()}
+        call = dataclasses.replace(call, **arrays)
         x = embedded(self.embedding[...], tokens) * math.sqrt(model.dims.model_dim)
         shared = {}
         for n, encoding in enumerate(model.distinct):
@@ -242,6 +240,7 @@ class Model:
 
         dropout_rng: one key [b] a row, or None for no dropout.
         """
+        tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
         decoder = self._decoder(params)
         return decoder.logits(decoder(tokens, Call(pos, idx, segment, None, None, executor), dropout_rng)[0])
 
@@ -249,7 +248,7 @@ class Model:
         self, params: dict[str, Any], tokens: jax.Array, pos: Any, dropout_rng: jax.Array | None, executor: str
     ) -> jax.Array:
         """Log-probabilities (nats, float32) [b, t] of the next tokens in tokens [b, t + 1]; positions [t] or [b, t]."""
-        check_token_ids(tokens, self.vocab_size)
+        tokens = token_ids(tokens, "[b, t + 1]", vocab_size=self.vocab_size)
         decoder = self._decoder(params)
         hidden, _ = decoder(tokens[:, :-1], Call(pos, None, None, None, None, executor), dropout_rng)
         return token_log_probs(decoder.logits, hidden, tokens[:, 1:], self.vocab_size)
@@ -263,12 +262,13 @@ class Model:
         before that token and nowhere else. Raises ConfigError if idx is known to be otherwise, and if the cache has too
         few free slots; under `jit`, where that is not known, all logits are NaN from then on.
         """
+        tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
+        if (rows := cache.idx.shape[0]) != len(tokens):
+            raise ConfigError(f"tokens have {len(tokens)} rows, the cache has {rows}: make it with as many rows.")
         pos, idx = (jnp.broadcast_to(known(n, x, *tokens.shape), tokens.shape) for n, x in (("pos", pos), ("idx", idx)))
-        start = cache.filled
-        cache = advance(cache, pos, idx)
-        call = Call(pos, idx, None, cache, start, "auto")
+        start, cache = cache.filled, advance(cache, pos, idx)
         decoder = self._decoder(params)
-        hidden, layers = decoder(tokens, call, None)
+        hidden, layers = decoder(tokens, Call(pos, idx, None, cache, start, "auto"), None)
         return cache.or_nan(decoder.logits(hidden)), cache._replace(layers=layers)
 
     def empty_cache(self, batch_size: int, capacity: int) -> Cache:

@@ -117,6 +117,23 @@ def test_prefill_refuses_a_cache_that_is_too_small():
         prefill(model, params, tokens[:, :4], cache._replace(pos=cache.pos[:, :14], idx=cache.idx[:, :14]), chunk=4)
 
 
+def test_prompts_that_are_no_token_ids_are_refused():
+    model, params = trained("rope")
+    for prompts, which in (
+        (prompt(3), r"prompts\[0\]: \[\] of int64"),
+        ("text", r"prompts\[0\]: a text"),
+        ([[1, 2], [0.5]], r"prompts\[1\]: \[1\] of float64"),
+        ([[1, 2], [[3]]], r"prompts\[1\]: \[1, 1\] of int64"),
+    ):
+        with pytest.raises(ConfigError, match=f"{which} cannot be token ids. Give whole numbers \\[t\\]"):
+            next(generate(model, params, prompts, 1))
+    with pytest.raises(ConfigError, match="chunk=0"):
+        next(generate(model, params, [[1]], 1, chunk=0))
+    for tokens, chunk in (([[], []], 4), ([[1], [2]], 0)):
+        with pytest.raises(ConfigError, match="give at least one token a row"):
+            prefill(model, params, np.array(tokens, int), model.empty_cache(2, 4), chunk)
+
+
 @pytest.mark.parametrize("mask", [posx.causal(), posx.window(3), posx.window(2, sinks=1)], ids=str)
 def test_a_padded_row_attends_as_it_does_alone(mask):
     """Under the arrival orders of `prefill`: the sinks of a row are its own first tokens."""

@@ -20,6 +20,7 @@ from posx.errors import ConfigError
 from posx.layers import dropout, linear
 from posx.model import Model, make_model
 from posx.positions import sequential
+from posx.runs.load import Apply
 from posx.training.optimizer import make_optimizer
 from posx.training.step import init_state, loss, train_step
 from tests.encodings.cases import first
@@ -352,12 +353,39 @@ def test_token_ids_outside_the_vocabulary_are_errors(wrong):
     model, pos = small("rope", num_layers=1), sequential(3)
     params, tokens = start(model), np.array([[1, 2, wrong, 3]], np.int32)
     for call in (lambda: model(params, tokens[:, :3], pos), lambda: model.log_probs(params, tokens, pos, None, "auto")):
-        with pytest.raises(ConfigError, match=f"token ids go from .*{wrong}.* the model knows 0 to {VOCAB - 1}"):
+        with pytest.raises(ConfigError, match=f"token ids go from .*{wrong}.* 0 to {VOCAB - 1} are allowed"):
             call()
     logits = np.asarray(logits_of(model, params, tokens[:, :3], pos))[0]
     assert np.isnan(logits[2]).all()
     found = jax.jit(lambda tokens: model.log_probs(params, tokens, pos[:2], None, "dense"))(tokens[:, :3])[0]
     assert np.isfinite(found[0]) and np.isnan(found[1])
+
+
+TAKES_TOKENS = {
+    "logits": lambda model, params, ids: model(params, ids, list(range(3))),
+    "log_probs": lambda model, params, ids: model.log_probs(params, ids, [0, 1], None, "auto"),
+    "cached": lambda model, params, ids: model.cached(params, ids, *[range(3)] * 2, model.empty_cache(2, 4))[0],
+    "load": lambda model, params, ids: Apply(model)(params, ids),
+}
+
+
+@pytest.mark.parametrize("call", TAKES_TOKENS)
+def test_token_ids_may_be_lists_and_must_be_a_batch(call):
+    model, ids = small("rope", num_layers=1), text(2, 3)
+    found = functools.partial(TAKES_TOKENS[call], model, start(model))
+    np.testing.assert_array_equal(found(ids.tolist()), found(ids))
+    for wrong in (ids[0], ids[None], 3, "text", [[1, 2, 3], [4]], ids * 1.0, ids > 3, None, jax.random.key(0)):
+        with pytest.raises(ConfigError, match=r"^tokens: .* cannot be token ids. Give whole numbers \[b, t") as caught:
+            found(wrong)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="float32 cannot be token ids"):
+        jax.jit(found)(jnp.asarray(ids, jnp.float32))
+
+
+def test_a_cache_of_another_batch_size_is_refused():
+    model = small("rope", num_layers=1)
+    with pytest.raises(ConfigError, match="tokens have 2 rows, the cache has 3"):
+        model.cached(start(model), text(2, 3), *[sequential(3)] * 2, model.empty_cache(3, 4))
 
 
 def test_documents_in_one_row_do_not_see_each_other():

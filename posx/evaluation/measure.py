@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from posx.errors import ConfigError
 from posx.evaluation.measured import Measured
 from posx.evaluation.probe import check_first_windows
 from posx.evaluation.protocols import Protocol, Row, protocol_class
-from posx.evaluation.scoring import LogProbs, host, token_ids
+from posx.evaluation.scoring import LogProbs
+from posx.layers import host, token_ids
+from posx.progress import say
 
 
 def evaluate(
@@ -39,7 +42,8 @@ def evaluate(
       token_bytes: [n + 1] bytes of the text behind each token of the stream, for bits per byte; None if they are not
         known. A table by token id is not enough for most tokenizers: take them from offsets into the text.
       separators: ids of tokens that are no text, such as those between documents. They are targets like others in nll
-        and ppl. Bits per byte leave them out. Required with `token_bytes`; [] for a stream without any.
+        and ppl. Bits per byte leave them out. Required with `token_bytes`, which must be 0 there; [] for a stream
+        without any. A notice names ids that the stream does not have.
       documents: [d] places in `stream` where documents start: the targets are spread over all documents. None where
         they are not known: over the stream.
       batch_tokens: tokens per call of the model; halved as long as memory runs out.
@@ -52,7 +56,10 @@ def evaluate(
     Raises ConfigError for protocols and lengths that make no sense and for what cannot be log-probabilities of the next
     token (see `posx.testing.check_log_probs`, which runs first), DataError for a stream that is too short.
     """
-    lengths = [int(length) for length in lengths]
+    try:
+        lengths = [operator.index(length) for length in lengths]
+    except TypeError:
+        raise ConfigError(f"lengths={lengths}: give a list of whole numbers, such as lengths=[64, 128].") from None
     if not lengths or min(lengths) < 1:
         raise ConfigError(f"lengths={lengths} must name at least one window length of 1 token or more")
     names = [protocol] if isinstance(protocol, str | Protocol) else protocol
@@ -60,8 +67,9 @@ def evaluate(
     for what, values in (("lengths", lengths), ("protocol", protocols)):
         if twice := [one for n, one in enumerate(values) if one in values[:n]]:
             raise ConfigError(f"{what} names {twice[0]} twice: name every one once")
-    tokens = token_ids(stream, "stream")
+    tokens = np.asarray(token_ids(stream, "[n + 1]", name="stream"))
     sizes = None if token_bytes is None else _sizes(token_bytes, separators, len(tokens))
+    separators = None if separators is None else _separators(separators, tokens, sizes)
     check_first_windows(log_probs, tokens, lengths, batch_tokens)
     model = Measured(log_probs, tokens, sizes, separators, documents, batch_tokens)
     rows = []
@@ -86,3 +94,17 @@ def _sizes(token_bytes: Any, separators: Sequence[int] | None, size: int) -> np.
             "if the stream has none"
         )
     return found
+
+
+def _separators(given: Any, tokens: np.ndarray, sizes: np.ndarray | None) -> Any:
+    """Return the ids of separators [n], with a notice of those not in the stream; ConfigError if they have bytes."""
+    ids = host(given)
+    ids = token_ids(ids, "[n]", name="separators") if ids.size else ids
+    if sizes is not None and (sizes[1:][np.isin(tokens[1:], ids)] > 0).any():
+        raise ConfigError(f"separators={ids.tolist()} have bytes of text in token_bytes. Set these to 0.")
+    if missing := np.setdiff1d(ids, tokens).tolist():
+        say(
+            f"notice: separators={missing} are not in the stream, so bits per byte count its other tokens as text. "
+            "Name the ids between its documents, or none: separators=[]."
+        )
+    return ids

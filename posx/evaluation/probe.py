@@ -7,18 +7,23 @@ one that ignores its tokens, such as a uniform one, nor one whose arithmetic is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
-from posx.evaluation.scoring import SUM_ROUNDING, LogProbs, called, host, out_of_memory, refuse_logits
+from posx.evaluation.scoring import ROUNDING, SUM_ROUNDING, LogProbs, called, out_of_memory, refuse_logits
+from posx.layers import host, token_ids
 
 #: Windows with another last token, and with another end, if a call takes as many rows.
 MOST_CHANGES = 4
 #: Ends that are tried before a function is called not shifted.
 MORE_CHANGES = 32
+#: Calls, and rows of each, that tell whether a suspicion stands or is chance.
+REPEATS, ROWS = 4, 8
+#: Calls in which all ids of the windows may be tried as the target of one place.
+MOST_CALLS = 4
 #: Changes of a log-probability x, in nats, that may be rounding: ROUGH + ROUGH * |x|. Smaller than QUIET are none.
 ROUGH, QUIET = 0.02, 1e-6
 
@@ -43,18 +48,20 @@ class _Change:
 def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
     """Raise ConfigError if a function cannot give log-probabilities of the next token; see `posx.evaluate`.
 
-    Finds functions that see later tokens, whose entry i is of token i (not shifted), or that see the token that they
-    predict. Calls `log_probs` with copies of the first window that end otherwise, in the shape of `tokens`.
+    Finds functions that see later tokens or other windows of the batch, whose entry i is of token i (not shifted), or
+    that see the token that they predict; and logarithms to base 2, if `tokens` hold at most 4 b different ids, which
+    have nearly all of the probability. Calls `log_probs` with the windows, and with copies of the first one that end
+    otherwise, in the shape of `tokens`.
 
     Args:
       log_probs: any model as a function, as `posx.evaluate` takes it.
-      tokens: windows [b, t], or one [t]. A b of 10 or more takes one call.
+      tokens: windows [b, t], or one [t]. A b of 10 or more takes two calls, and up to 4 more for logarithms.
 
     Raises:
       ConfigError: with what is wrong.
       UndefinedLength: from `log_probs`, if the model is not defined for such windows.
     """
-    tokens = np.atleast_2d(host(tokens)).astype(np.int32)
+    tokens = np.atleast_2d(np.asarray(token_ids(tokens, "[b, t]", "[t]"))).astype(np.int32)
     window, known = tokens[0], np.unique(tokens)
     if len(window) < 2 or len(known) < 2:
         return
@@ -64,6 +71,8 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
     of_last = [(last, n) for n in range(min(count, others))]
     values, changes = _tried(log_probs, tokens, known, [*of_last, *inner])
     whole = values[0].ndim == 2
+    if len(tokens) > 1:
+        _check_rows(log_probs, tokens, changes[0].places, values[1])
     _check_causal(changes, whole)
     if _is_shifted(changes, last, whole):
         tries = min(MOST_CHANGES if whole else MORE_CHANGES, (last - 1) * others)
@@ -74,7 +83,13 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
                 "tokens[b, i + 1]. Leave out the first column of what it gives"
             )
     if not whole:
-        _check_sum(np.array([values[n][last - 1] for n in (0, *range(2, 2 + len(of_last)))]))
+        some = np.array([values[n][last - 1] for n in (0, *range(2, 2 + len(of_last)))])
+        refuse_logits(some)
+        all_known = len(known) <= MOST_CALLS * len(tokens)
+        some = _of_targets(log_probs, tokens, known, last) if all_known else some
+        _check_sum(some)
+        if all_known and last >= 2 * REPEATS:
+            _check_nats(_of_targets(log_probs, tokens, known, last - n) if n else some for n in range(REPEATS))
 
 
 def check_first_windows(log_probs: LogProbs, stream: np.ndarray, lengths: Sequence[int], batch_tokens: int) -> None:
@@ -107,8 +122,9 @@ def _tried(
         rows.append(np.concatenate([tokens[0, :position], other]))
     positions = np.array([position for position, _ in ends], int)
     places, values = _entries(log_probs, rows, len(tokens), positions)
+    noise = float(_distance(values[0], values[1]).max())
     pairs = zip(positions, values[2:], strict=True)
-    return values, [_change(int(position), places, values[:2], after) for position, after in pairs]
+    return values, [_change(int(position), places, values[0], after, noise) for position, after in pairs]
 
 
 def _entries(
@@ -129,10 +145,9 @@ def _entries(
     return places, values
 
 
-def _change(position: int, places: np.ndarray, same: Sequence[np.ndarray], after: np.ndarray) -> _Change:
-    """Compare the entries of a changed window with those of the window itself, computed twice: `same`."""
-    before, again = same
-    noise, moved = _distance(before, again).max(), _distance(before, after)
+def _change(position: int, places: np.ndarray, before: np.ndarray, after: np.ndarray, noise: float) -> _Change:
+    """Compare the entries of a window before and after a change; `noise` is by how much repeating a call moves them."""
+    moved = _distance(before, after)
     rough = ROUGH + ROUGH * np.abs(np.where(np.isfinite(before), before, 0.0)) + 4 * noise
     per_place = [
         np.where(moved > least, moved, 0.0).reshape(len(places), -1).max(axis=1) for least in (QUIET + noise, rough)
@@ -169,13 +184,50 @@ def _is_shifted(changes: Sequence[_Change], last: int, whole: bool) -> bool:
     return not any(needed) and any(others)
 
 
-def _check_sum(of_last: np.ndarray) -> None:
-    """Refuse log-probabilities of different last tokens after the same tokens that are too large together."""
-    refuse_logits(of_last)
-    total = np.exp(of_last[np.isfinite(of_last)]).sum()
+def _check_rows(log_probs: LogProbs, tokens: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
+    """Refuse entries of the first window, in row 1, that are `before` among its copies and change among others."""
+    noise, found = 0.0, list[np.ndarray]()
+    for _ in range(1 + REPEATS):
+        result = called(log_probs, np.roll(tokens, 1, axis=0))
+        found.append(np.stack([host(result[n, places]).astype(np.float32) for n in range(min(len(tokens), ROWS))]))
+        noise = max(noise, float(_distance(found[0], found[-1]).max()))
+        most = _change(0, places, before, found[0][1], noise).excess.max()
+        if not most:
+            return
+    raise ConfigError(
+        f"log_probs sees other rows of the batch, whose tokens change entries of a row by {most:.3g} nats. "
+        "Entry (b, i) must depend on tokens[b] alone. batch_tokens=1 evaluates one window at a time."
+    )
+
+
+def _of_targets(log_probs: LogProbs, tokens: np.ndarray, ids: np.ndarray, position: int) -> np.ndarray:
+    """Return the entries [n] of `ids` [n] as the token at `position` of the first window."""
+    rows = np.repeat(tokens[:1], -(-len(ids) // len(tokens)) * len(tokens), axis=0)
+    rows[: len(ids), position] = ids
+    found = [host(called(log_probs, some)[:, position - 1]) for some in np.split(rows, len(rows) // len(tokens))]
+    return np.concatenate(found)[: len(ids)].astype(np.float64)
+
+
+def _check_sum(of_targets: np.ndarray) -> None:
+    """Refuse log-probabilities of different tokens after the same tokens that are too large together."""
+    total = np.exp(of_targets[np.isfinite(of_targets)]).sum()
     if total > 1 + SUM_ROUNDING:
         raise ConfigError(
-            f"log_probs gave no distribution: the probabilities of {len(of_last)} different tokens in one place sum to "
-            f"{total:.3g}. It sees the token that it predicts, or is not normalised. Entry (b, i) must be the "
+            f"log_probs gave no distribution: the probabilities of {len(of_targets)} different tokens in one place sum "
+            f"to {total:.3g}. It sees the token that it predicts, or is not normalised. Entry (b, i) must be the "
             "log-probability of tokens[b, i + 1] given tokens[b, : i + 1] alone"
+        )
+
+
+def _check_nats(places: Iterable[np.ndarray]) -> None:
+    """Refuse values x of all known tokens if 2**x sums to 1 and e**x to less in all places, but not the same in all."""
+    sums = []
+    for x in places:
+        sums.append(np.exp(x).sum())
+        if not (sums[-1] < 1 - SUM_ROUNDING and abs(np.exp2(x).sum() - 1) < SUM_ROUNDING / 2):
+            return
+    if np.ptp(sums) > ROUNDING:
+        raise ConfigError(
+            f"log_probs gave bits: over the {len(x)} known tokens in one place, 2**x sums to 1, e**x to {sums[0]:.3g}. "
+            "Give nats: multiply them by log(2)."
         )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
+from posx.layers import host
 
 LogProbs = Callable[[Any], Any]
 
@@ -61,26 +62,6 @@ def score(
         nll = np.concatenate(batches)
         columns = np.concatenate([column[low:high] for _, low, high in windows])
         return Scored(nll, columns, "ok" if np.isfinite(nll).all() else "nonfinite")
-
-
-def token_ids(values: Any, what: str) -> np.ndarray:
-    """`values` as a NumPy array of whole numbers [n]; ConfigError for a text, for scores, for a batch of streams."""
-    if isinstance(values, str | bytes):
-        raise ConfigError(f"{what} is a text: give its token ids, such as tokenizer.encode(text)")
-    array = host(values)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise ConfigError(f"{what} has shape {array.shape} and type {array.dtype}: token ids [n + 1] are expected")
-    if array.size and array.min() < 0:
-        raise ConfigError(f"{what} holds {array.min()}: token ids are at least 0")
-    return array
-
-
-def host(array: Any) -> np.ndarray:
-    """A NumPy, JAX or torch array as a NumPy one; torch tensors may want gradients, lie on a GPU, or be bfloat16."""
-    if hasattr(array, "detach"):
-        array = array.detach().cpu()
-        array = array.float() if array.is_floating_point() else array
-    return np.asarray(array)
 
 
 def out_of_memory(error: Exception) -> bool:

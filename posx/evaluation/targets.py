@@ -13,6 +13,7 @@ import numpy as np
 
 from posx.errors import ConfigError
 from posx.evaluation.statistics import BLOCK_LEN
+from posx.layers import host
 
 #: Stretches that the targets are cut into, more where there are more documents, fewer where windows are long.
 STRETCHES = 32
@@ -69,7 +70,7 @@ def _digest(*arrays: np.ndarray) -> str:
 
 def _document_starts(documents: Any, size: int) -> np.ndarray:
     """The first target of every document, the first of them 0."""
-    given = np.asarray([] if documents is None else documents)
+    given = host([] if documents is None else documents)
     if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
         raise ConfigError("documents must be one row of whole numbers: the places in the stream where documents start")
     if given.size and not 0 <= given.min() <= given.max() <= size:

@@ -106,6 +106,11 @@ def environment(dataset: Dataset, layout: Layout) -> dict[str, Any]:
     }
 
 
+def measured_with() -> dict[str, str]:
+    """Return the versions and the device that a row of `eval.jsonl` is measured with, now."""
+    return {name: version(name) for name in ("posx", "jax", "jaxlib")} | {"device": jax.devices()[0].device_kind}
+
+
 def _threads() -> dict[str, str]:
     """What the user, or posx, has told XLA and BLAS that may change bits; patience does not."""
     found = {name: os.environ[name] for name in VARIABLES if name in os.environ}

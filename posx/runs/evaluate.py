@@ -27,6 +27,7 @@ from posx.positions import sequential
 from posx.progress import counted, say
 from posx.runs.checks import check_stream
 from posx.runs.describe import is_defined
+from posx.runs.environment import measured_with
 from posx.runs.folder import RunFolder
 from posx.runs.targets import Question, questions
 from posx.runs.text import digest_of
@@ -155,7 +156,7 @@ def evaluate_run(
         for one, length in missing:
             for row in one.protocol.measure(measured, [length]):
                 interrupts.check()
-                rows.append(facts | row | {"anchor": one.anchor, "executor": config.executor})
+                rows.append(facts | row | {"anchor": one.anchor, "executor": config.executor, "env": measured_with()})
                 if processes.is_first():
                     lines.append(folder.eval_file, rows[-1])
                 work.finished(_line(rows[-1]))

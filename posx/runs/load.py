@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from posx.data import Tokenizer
 from posx.errors import WorkdirError
+from posx.layers import token_ids
 from posx.machine.backend import start_devices
 from posx.model import Model
 from posx.positions import sequential
@@ -34,6 +35,7 @@ class Apply:
 
         Raises UndefinedLength where an encoding is not defined for t tokens.
         """
+        tokens = token_ids(tokens, "[b, t]", vocab_size=self.model.vocab_size)
         length = tokens.shape[1]
         return self.model.at_length(length)(params, tokens, sequential(length) if pos is None else pos)
 

@@ -242,12 +242,14 @@ def test_what_are_no_log_probabilities_is_refused(protocol):
 @pytest.mark.parametrize(
     ("stream", "words"),
     [
-        ("a text, not tokens", "is a text: give its token ids"),
-        (b"bytes", "is a text"),
+        ("a text, not tokens", "stream: a text cannot be token ids"),
+        (b"bytes", "a text cannot be token ids"),
         (["a", "text"], "token ids"),
         (STREAM / 2, "token ids"),
-        (STREAM[None], r"shape \(1, 1001\)"),
+        (STREAM[None], r"stream: \[1, 1001\] of int64 cannot be token ids"),
         ([], "token ids"),
+        ([[1, 2], [3]], "token ids"),
+        ([1, 2**31], "0 to 2147483647 are allowed"),
     ],
 )
 def test_what_is_no_stream_of_tokens_is_refused(stream, words):
@@ -256,7 +258,7 @@ def test_what_is_no_stream_of_tokens_is_refused(stream, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("sizes", [[1] * VOCAB, np.ones(1001), -np.ones(1001, int)])
+@pytest.mark.parametrize("sizes", [[1] * VOCAB, np.ones(1001), -np.ones(1001, int), [[1], [2, 3]]])
 def test_token_bytes_that_are_not_of_the_stream_are_refused(sizes):
     with pytest.raises(ConfigError, match=r"the stream has 1001 tokens.*such as table\[stream\]"):
         evaluate(bigram, STREAM, "P1", [10], token_bytes=sizes, separators=[])
@@ -278,6 +280,21 @@ def test_bits_per_byte_are_of_the_text_without_separators(protocol):
         assert row["num_bytes"] == sizes[1:].sum()
     (unknown,) = evaluate(nll, stream, protocol, [16])
     assert unknown["num_separators"] is unknown["bpb"] is None
+
+
+def test_separators_that_do_not_fit_the_stream_are_told(capsys):
+    options = {"stream": [*range(5)] * 8, "protocol": "P1", "lengths": [8]}
+    uniform = lambda t: np.full(t.shape, -math.log(5), np.float32)  # noqa: E731
+    (row,) = evaluate(uniform, **options, separators=[4, 256], token_bytes=[1, 1, 1, 1, 0] * 8)
+    assert row["num_separators"] == 8 and "notice: separators=[256] are not in the stream" in capsys.readouterr().err
+    evaluate(uniform, **options, separators=[4], token_bytes=[1, 1, 1, 1, 0] * 8)
+    evaluate(uniform, **options, separators=[], token_bytes=[1] * 40)
+    assert not capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"separators=\[4\] have bytes of text in token_bytes. Set these to 0"):
+        evaluate(uniform, **options, separators=[4], token_bytes=[1] * 40)
+    for wrong in (4, "<eos>", {4}, [4.0]):
+        with pytest.raises(ConfigError, match="separators: .* cannot be token ids"):
+            evaluate(uniform, **options, separators=wrong)
 
 
 def test_bytes_are_those_of_the_scored_occurrences():
@@ -413,7 +430,7 @@ def test_per_position_reuses_the_pass_of_the_same_length():
     calls = []
     model = lambda tokens: calls.append(tokens.shape) or bigram(tokens)  # noqa: E731
     evaluate(model, STREAM, ["nonoverlapping", "per_position"], [1000])
-    assert len(calls) == 1 + 1, "and one that checks the function"
+    assert len(calls) == 1 + 3, "and three that check the function"
 
 
 @pytest.mark.parametrize(
@@ -423,6 +440,8 @@ def test_per_position_reuses_the_pass_of_the_same_length():
         ("P3", [10], "did you mean 'P"),
         ("nonoverlapping", [], "at least one window length"),
         ("nonoverlapping", [10, 0], "1 token or more"),
+        ("nonoverlapping", 10, "lengths=10: give a list of whole numbers"),
+        ("nonoverlapping", [10.5], r"lengths=\[10.5\]: give a list of whole numbers"),
         ("nonoverlapping", [10, 16, 10], "lengths names 10 twice"),
         (["P1", "P2", "nonoverlapping"], [10], "protocol names Nonoverlapping.* twice"),
         (Sliding(stride=11), [10, 20], "between 1 and the shortest length, 10"),

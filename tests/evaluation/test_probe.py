@@ -59,7 +59,14 @@ WRONG = {
     ),
     "no mask": (lambda t: of(distributions(t, False)[:, :-1], t[:, 1:]), "sees later tokens"),
     "no mask, [b, t, v]": (lambda t: distributions(t, False), "sees later tokens"),
-    "told its target": (told_its_target, r"5 different tokens in one place sum to 2\.9"),
+    "told its target": (told_its_target, r"11 different tokens in one place sum to 6\.36"),
+    "bits": (lambda t: honest(t) / math.log(2), r"gave bits: over the 11 known tokens .* 2\*\*x sums to 1, "),
+    "one row late": (lambda t: np.roll(honest(t), 1, axis=0), "sees other rows of the batch"),
+    "one row early, [b, t, v]": (lambda t: np.roll(distributions(t), -1, axis=0), "sees other rows of the batch"),
+    "mean of the batch": (
+        lambda t: 0.9 * honest(t) + 0.1 * honest(t).mean(axis=0, keepdims=True),
+        "sees other rows of the batch",
+    ),
     "told its target, [b, t, v]": (lambda t: distributions(np.roll(t, -1, axis=1)), "sees later tokens"),
 }
 
@@ -74,7 +81,7 @@ def test_log_probs_that_cannot_be_of_the_next_token_are_refused(name):
         posx.testing.check_log_probs(model, STREAM[:340].reshape(20, 17))
 
 
-@pytest.mark.parametrize("name", [name for name in WRONG if name != "told its target"])
+@pytest.mark.parametrize("name", [name for name in WRONG if WRONG[name][1].startswith(("is not", "sees later"))])
 def test_log_probs_of_one_window_a_call_are_refused_too(name):
     with pytest.raises(ConfigError):
         posx.testing.check_log_probs(WRONG[name][0], STREAM[:301])
@@ -103,6 +110,8 @@ HONEST = {
     "bigram": table,
     "bfloat16": lambda t: jnp.asarray(honest(t), jnp.bfloat16),
     "noisy": noisy,
+    "uniform of more tokens": lambda t: np.full(t.shape, -math.log(VOCAB) / math.log(2)),
+    "unigram of more tokens": lambda t: np.log2(np.arange(1, VOCAB + 1) / 66)[t[:, 1:]],
     "sure": lambda t: np.where(t[:, 1:] == (t[:, :-1] + 1) % VOCAB, 0.0, -np.inf),
     "not finite": lambda t: np.where(t[:, 1:] == 3, np.nan, honest(t)),
 }
@@ -117,7 +126,7 @@ def test_log_probs_of_honest_models_are_accepted(name, shape):
 
 
 def test_check_log_probs_compiles_the_shape_of_the_windows_alone():
-    """One program, and one call, serve the check and the evaluation."""
+    """One program serves the check and the evaluation."""
     shapes = []
 
     @jax.jit

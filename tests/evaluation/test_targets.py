@@ -108,7 +108,7 @@ def test_the_digest_names_places_and_tokens():
     assert digest(stream, Nonoverlapping(8192), documents=[1, 30_000, 30_300]) != base
 
 
-@pytest.mark.parametrize("documents", [[[1, 2]], [0.5], [-1], [60_000], "abc"])
+@pytest.mark.parametrize("documents", [[[1, 2]], [[1], [2, 3]], [0.5], [-1], [60_000], "abc"])
 def test_documents_that_are_no_places_are_refused(documents):
     with pytest.raises(ConfigError, match="documents"):
         evaluate(context, np.arange(50_001), "nonoverlapping", [16], documents=documents)

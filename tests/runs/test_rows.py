@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+import posx
 from posx import plots
 from posx.runs.folder import RunFolder
 from posx.sweeps.plan import Job
@@ -52,6 +53,17 @@ def test_rows_name_what_can_be_typed(capsys, workdir):
     row = tiny.rows(workdir / "eval.jsonl")[-1]
     assert row["encoding"] == f"t5(max_distance={distance})" and row["layers"] == [row["encoding"]]
     assert row["schema_version"] == 3 and re.fullmatch("[0-9a-f]{8}", row["digest"])
+
+
+def test_rows_say_the_versions_that_they_were_measured_with(capsys, workdir, monkeypatch):
+    trained = json.loads((workdir / "env.json").read_text())
+    monkeypatch.setattr(posx, "__version__", "9.9.9")
+    evaluated(capsys, workdir, "--lengths=16,24", "--protocol=P1")
+    before, *_, last = (row["env"] for row in rows_of(workdir, "nonoverlapping"))
+    assert before == {n: trained["versions"][n] for n in ("posx", "jax", "jaxlib")} | {"device": trained["device"]}
+    assert last == before | {"posx": "9.9.9"}
+    printed = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--lengths=16,24", "--protocol=P1", "--json")[1]
+    assert [json.loads(line)["env"]["posx"] for line in printed.splitlines()] == [before["posx"], "9.9.9"]
 
 
 def test_a_run_is_named_by_what_decides_its_weights(capsys, workdir, whole):
