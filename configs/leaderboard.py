@@ -2,9 +2,9 @@
 
     posx sweep --config leaderboard --workdir runs/leaderboard --config.data.source=PATH/TO/novels
 
-Model, text and training of `novels_cpu`, each encoding at its own rate (`Encoding.lr_multiplier`); those rates were
-looked for with `--config leaderboard:tuning`, a third of the steps and no longer windows, judged as
-`recipe_cpu` judges. An encoding that has several forms stands with each; temperatures stand with RoPE.
+Model, text and training of `novels_cpu`, each encoding at its own rate (`Encoding.about.lr_multiplier`). The preset
+`leaderboard:tuning` found these rates, with a third of the steps and no longer windows, judged as `recipe_cpu` judges.
+An encoding that has several forms stands with each; logit scales stand with RoPE.
 Hardware and time: 4 CPU cores, about five hours (tuning one and a half); the same command goes on.
 Expect and read: experiments/leaderboard.
 """
@@ -18,8 +18,8 @@ BIASES = (*KERPLES, "bam", RELEASED_BAM, "sandwich", "fire", "dynamic_bias", "na
 CONTENT = ("fox", "fox(gate=cable)", "cope", "dape", "dape(kernel=3)", "inkling", "grape_a", "path")
 ROTARY = ("xpos", "pope", "selective_rope", "fope", "key_offset")
 SSMAX = ("rope+ssmax", "rope+ssmax(initial=0.31)", "ssmax")  # 0.31: 1 / mean(ln n) over 64 tokens
-TEMPERATURES = ("rope+log_length", *SSMAX, "rope+llama4_temperature", "rope+adaptive_temperature")
-ENTRIES = (*CLASSIC, *BIASES, *CONTENT, *ROTARY, *TEMPERATURES)
+LOGIT_SCALES = ("rope+log_length", *SSMAX, "rope+llama4_temperature", "rope+adaptive_temperature")
+ENTRIES = (*CLASSIC, *BIASES, *CONTENT, *ROTARY, *LOGIT_SCALES)
 #: The ten were tuned by `recipe_cpu`; an encoding that learns nothing has one run for all multipliers.
 NEW = tuple(entry for entry in ENTRIES if entry not in CLASSIC)
 

@@ -11,8 +11,9 @@ from posx.lazy import modules_of
 from posx.machine.guard import guard
 
 if TYPE_CHECKING:
-    from posx.attention import attend, causal, full, window
-    from posx.encodings import ENCODINGS, Chain, Dims, Encoding, Tile, build
+    from posx.attention import Slots, attend, causal, full, window
+    from posx.contract import About, ByDistance, Chain, Dims, Encoding, Tile, as_float
+    from posx.encodings import ENCODINGS, build
     from posx.evaluation import evaluate
     from posx.runs.load import load
 
@@ -23,8 +24,9 @@ _module = modules_of(__name__)
 
 #: Where each of the public names is.
 _PLACES = {
-    **dict.fromkeys(("attend", "causal", "full", "window"), "posx.attention"),
-    **dict.fromkeys(("ENCODINGS", "Chain", "Dims", "Encoding", "Tile", "build"), "posx.encodings"),
+    **dict.fromkeys(("Slots", "attend", "causal", "full", "window"), "posx.attention"),
+    **dict.fromkeys(("About", "ByDistance", "Chain", "Dims", "Encoding", "Tile", "as_float"), "posx.contract"),
+    **dict.fromkeys(("ENCODINGS", "build"), "posx.encodings"),
     "evaluate": "posx.evaluation",
     "load": "posx.runs.load",
 }
@@ -43,5 +45,6 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "ENCODINGS", "Chain", "Dims", "Encoding", "Tile", "attend", "build", "causal", "evaluate", "full", "load", "window",
+    "ENCODINGS", "About", "ByDistance", "Chain", "Dims", "Encoding", "Slots", "Tile", "as_float", "attend", "build",
+    "causal", "evaluate", "full", "load", "window",
 ]  # fmt: skip

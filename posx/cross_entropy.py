@@ -1,4 +1,4 @@
-"""Log-probabilities of target tokens, without ever holding the logits of a large vocabulary all at once."""
+"""Log-probabilities of target tokens, without holding all logits of a large vocabulary at once."""
 
 from __future__ import annotations
 
@@ -9,20 +9,30 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import at_least_float32
+from posx.contract import at_least_float32
 
-#: Logits held at a time, 64 MB in float32. The gradient holds two or three arrays of that size; below it one pass over
-#: all tokens is the faster way, above it memory and caches are worth a second product in the backward pass.
+#: The most logits held at a time, 64 MB in float32. The gradient holds two or three arrays of that size. Up to this
+#: number one pass over all tokens is faster. Above it, chunks save memory and fit caches better. That is worth a second
+#: product in the backward pass.
 LARGEST_LOGITS = 2**24
 
 
 def token_log_probs(
     unembed: Callable[[jax.Array], jax.Array], hidden: jax.Array, targets: jax.Array, vocab_size: int
 ) -> jax.Array:
-    """Log-probabilities (nats, at least float32) [b, t] of targets [b, t] under the logits of hidden [b, t, m].
+    """Return log-probabilities [b, t], nats, of targets [b, t] under the logits of hidden [b, t, m].
 
-    unembed: hidden [b, t, m] -> logits [b, t, v]. Where b * t * v is large, it is called for some tokens of every row
-    at a time (so that rows may live on many devices), and again in the backward pass.
+    If b * t * v is large, `unembed` is called for some tokens of every row at a time, and again in the backward pass.
+    Each call has all rows, because they may be sharded over devices.
+
+    Args:
+      unembed: maps hidden [b, t, m] to logits [b, t, v].
+      hidden: outputs of the last layer.
+      targets: token ids. An id outside the vocabulary gives NaN.
+      vocab_size: v.
+
+    Returns:
+      At least float32, or float64 if the logits are.
     """
     if targets.size * vocab_size <= LARGEST_LOGITS:
         return _log_probs(unembed(hidden), targets)
@@ -33,7 +43,7 @@ def token_log_probs(
         x = jnp.pad(x, [(0, 0), (0, -t % chunk)] + [(0, 0)] * (x.ndim - 2))
         return x.reshape(b, -1, chunk, *x.shape[2:]).swapaxes(0, 1)
 
-    # Within a loop nothing can be merged with the first computation, so no barrier against that is needed.
+    # Inside a loop XLA cannot merge the recomputation with the first computation, so no barrier is needed.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def part(tokens: tuple[jax.Array, jax.Array]) -> jax.Array:
         return _log_probs(unembed(tokens[0]), tokens[1])
@@ -45,6 +55,6 @@ def token_log_probs(
 def _log_probs(logits: jax.Array, targets: jax.Array) -> jax.Array:
     logits = at_least_float32(logits)
     targets = targets.astype(jnp.int32)
-    index = jnp.where(targets < 0, logits.shape[-1], targets)  # beyond the vocabulary is NaN; -1 would be the last id
+    index = jnp.where(targets < 0, logits.shape[-1], targets)  # outside the vocabulary: NaN. -1 would be the last id
     chosen = jnp.take_along_axis(logits, index[..., None], axis=-1, mode="fill")[..., 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """`temperature` 0 takes the most likely token; `top_k` 0 samples from all. Raises ConfigError.
+    """The settings of sampling. `temperature` 0 takes the most likely token, `top_k` 0 samples from all tokens.
 
-    A temperature below 1.2e-38, which float32 cannot divide by, counts as 0.
+    A temperature below 1.2e-38 counts as 0, because float32 cannot divide by it. Negative, infinite and NaN values
+    raise ConfigError.
     """
 
     temperature: float = 1.0
@@ -32,20 +33,23 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf") or self.top_k < 0:
-            raise ConfigError(f"temperature={self.temperature}, top_k={self.top_k}: neither may be negative")
+            raise ConfigError(
+                f"temperature={self.temperature}, top_k={self.top_k}: both must be finite and not negative. "
+                "Give 0 or a positive number."
+            )
 
 
 def sample(logits: jax.Array, sampling: Sampling, rng: jax.Array) -> jax.Array:
-    """Return the next tokens [b] from logits [b, v]; -1 in rows with NaN or infinite logits.
+    """Return the next tokens [b] from logits [b, v], -1 for a row with NaN or infinite logits.
 
-    Row n draws with a key of its own, made of `rng` and n: the other rows, and how many there are, change nothing.
+    Row n draws with its own key, made of `rng` and n. The contents and the number of the other rows change nothing.
     """
     best = logits.max(axis=-1, keepdims=True)
     numbers = jnp.finfo(logits.dtype)
     if sampling.temperature < float(numbers.tiny):
         tokens = jnp.argmax(logits, axis=-1)
     else:
-        # Differences come first: logits divided by a tiny number are infinite.
+        # Subtract before the division: logits divided by a tiny number are infinite.
         scaled = (logits - best) / min(sampling.temperature, float(numbers.max))
         if 0 < sampling.top_k < logits.shape[-1]:
             least = jax.lax.top_k(logits, sampling.top_k)[0][:, -1:]
@@ -68,14 +72,25 @@ def _sample(logits: jax.Array, sampling: Sampling, rng: jax.Array) -> jax.Array:
 def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: int = 256) -> tuple[jax.Array, Cache]:
     """Return logits [b, v] of the token after each prompt, and the filled cache.
 
-    tokens: [b, t], prompts of unequal length padded on the left with -1. Positions and arrival orders count from each
-    prompt's own start. Chunks of one size share one compiled program; empty slots (idx -1) fill up the first chunk.
-    Raises ConfigError if the cache has too few free slots.
+    Positions and arrival orders count from each prompt's own start. Chunks of one size share one compiled program.
+    Empty slots (idx -1) complete the first chunk.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      tokens: [b, t], prompts of unequal length padded on the left with -1.
+      cache: what `model.empty_cache` returns, or a cache with tokens in it.
+      chunk: tokens of one call of the model.
+
+    Raises:
+      ConfigError: the cache has too few free slots, there is nothing to read, or token ids are out of range.
     """
     tokens = np.asarray(token_ids(tokens, "[b, t]", least=-1, vocab_size=model.vocab_size))
     length = tokens.shape[1]
     if min(length, chunk) < 1:
-        raise ConfigError(f"tokens {list(tokens.shape)}, chunk={chunk}: give at least one token a row, and chunk >= 1.")
+        raise ConfigError(
+            f"tokens {list(tokens.shape)}, chunk={chunk}: give at least one token a row, and a chunk of at least 1."
+        )
     padding = -length % min(chunk, max(length, 1))
     tokens = np.pad(tokens, ((0, 0), (padding, 0)), constant_values=-1)
     cache.check_room(tokens.shape[1])
@@ -98,15 +113,25 @@ def generate(
     seed: int = 0,
     chunk: int = 256,
 ) -> Iterator[np.ndarray]:
-    """Yield `num_tokens` arrays [b] of new token ids after `prompts` (token ids, lengths may differ).
+    """Yield `num_tokens` arrays [b] of new token ids, one for each prompt.
 
-    The tokens of a prompt depend on neither the other prompts nor their number, and the first n of them not on
-    `num_tokens`. An encoding that is set for a length (`Encoding.at_length`) is the exception: it is set for prompt
-    and new tokens together.
+    The tokens of a prompt do not depend on the other prompts, nor on their number. Its first n tokens do not depend on
+    `num_tokens`. An encoding that is set for a length (`Encoding.at_length`) is the exception: it is set for the prompt
+    and the new tokens together.
 
-    Raises ConfigError for an empty prompt, for token ids outside the vocabulary, if prompt and new tokens go past the
-    positions that an encoding is defined for, and if an encoding would be set for other lengths by each of the prompts.
-    Raises NonFiniteError if the model gives NaN or infinite logits.
+    Args:
+      model: the model.
+      params: its parameters.
+      prompts: token ids; lengths may differ.
+      num_tokens: new tokens for each prompt.
+      sampling: temperature and top_k.
+      seed: of the random draws.
+      chunk: tokens of one call of the model while it reads the prompts.
+
+    Raises:
+      ConfigError: an empty prompt, or token ids outside the vocabulary. Prompt and new tokens past the last position of
+        the encoding. Prompts whose lengths would set the encoding to different values.
+      NonFiniteError: NaN or infinite logits.
     """
     prompts = [
         np.asarray(token_ids(prompt, "[t]", name=f"prompts[{n}]", vocab_size=model.vocab_size))
@@ -129,7 +154,8 @@ def generate(
         found = np.asarray(new)
         if (found < 0).any():
             raise NonFiniteError(
-                f"new token {n + 1} of prompt {int((found < 0).argmax())}: the model's logits are NaN or infinite"
+                f"new token {n + 1} of prompt {int((found < 0).argmax())}: the model's logits are NaN or infinite. "
+                "Check the weights, or use a checkpoint from before training diverged."
             )
         yield found
         if n + 1 < num_tokens:
@@ -138,20 +164,23 @@ def generate(
 
 
 def _set_for(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: int) -> Model:
-    """Return the model set for the length of these texts. Raises ConfigError for what `generate` refuses."""
+    """Return the model set for the length of these texts. Raises ConfigError as `generate` does."""
     longest = max((len(prompt) for prompt in prompts), default=0)
     if min((len(prompt) for prompt in prompts), default=0) < 1 or min(num_tokens, chunk) < 1:
         raise ConfigError(
-            f"num_tokens={num_tokens}, chunk={chunk}: generate needs prompts of at least one token each, and at least "
-            "one token to make and in a chunk."
+            f"num_tokens={num_tokens}, chunk={chunk}: generate needs at least one new token, chunks of at least one "
+            "token, and prompts of at least one token. Give positive numbers and no empty prompt."
         )
     if longest + num_tokens >= 2**31:
-        raise ConfigError(f"num_tokens={num_tokens}: positions end at 2**31")
+        raise ConfigError(
+            f"num_tokens={num_tokens} after a prompt of {longest} tokens: positions must stay below 2**31. "
+            f"Ask for at most {max(2**31 - 1 - longest, 0)} new tokens."
+        )
     own = [model.at_length(length + num_tokens) for length in sorted({len(prompt) for prompt in prompts})]
     if len(set(own)) > 1:
         raise ConfigError(
-            f"prompts of {len(own)} different lengths: this encoding is set for the length of the text, and the "
-            "longest prompt would change what follows the shorter ones. Call generate once for each length."
+            f"prompts of {len(own)} different lengths: this encoding is set for the length of the text, so the longest "
+            "prompt would change the text after the shorter ones. Call generate once for each length."
         )
     last = own[-1].max_position
     if last is not None and longest + num_tokens - 2 > last:
@@ -165,7 +194,7 @@ def _set_for(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: in
 def rounded_up(count: int) -> int:
     """Return `count` rounded up to 32, 64, 96, 128, 160, ...: four sizes from each power of two to the next.
 
-    Arrays of few sizes need few compiled programs, which serve all lengths between.
+    Few array sizes need few compiled programs. Each program serves all lengths up to its size.
     """
     step = max(32, 2 ** (count.bit_length() - 3))
     return -(-count // step) * step

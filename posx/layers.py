@@ -1,6 +1,6 @@
-"""What layers compute of activations [b*t, m] and weights, as plain functions: products, norm, GELU, dropout.
+"""Plain functions of activations [b*t, m] and weights: matrix products, norm, GELU, embedding lookup, dropout.
 
-XLA's CPU backend takes the gradient of a two-dimensional product in about half the time of the three-dimensional one.
+XLA's CPU backend computes the gradient of a two-dimensional product in about half the time of a three-dimensional one.
 """
 
 from __future__ import annotations
@@ -13,25 +13,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.errors import ConfigError
-from posx.machine.compiler import apart
+from posx.machine.compiler import barrier
 
 
 def linear(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
-    """x [n, i] times w [i, o] with operands in `dtype`, result in float32; so are the products of its gradient.
+    """Multiply x [n, i] by w [i, o] with operands in `dtype` and a float32 result, in the backward pass too.
 
-    Both forms have the same gradient. That for narrow operands rounds what comes back to them too, which no linear map
-    does: it has no forward-mode derivative, and so no Hessian-vector product but by reverse mode twice.
+    Both forms have the same gradient. The form for narrow operands rounds the incoming gradient to `dtype` too, which
+    is no linear map. It therefore has no forward-mode derivative. Hessian-vector products need reverse mode twice.
     """
     return (_linear if dtype == "float32" else _narrow_linear)(x, w, dtype)
 
 
 def _product(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
-    return apart(jnp.dot(x.astype(dtype), w.astype(dtype), preferred_element_type=jnp.float32))
+    return barrier(jnp.dot(x.astype(dtype), w.astype(dtype), preferred_element_type=jnp.float32))
 
 
-def _turned(x: jax.Array) -> jax.Array:
-    """x.T, laid out so: XLA would fold it into the product, and its CPU backend is slower at contracting a left side's
-    rows."""
+def _transposed(x: jax.Array) -> jax.Array:
+    """Return x.T, stored in that layout.
+
+    Without the barrier XLA folds the transpose into the product. Its CPU backend is slower if it contracts the rows of
+    the left operand.
+    """
     return jax.lax.optimization_barrier(x.T)
 
 
@@ -41,9 +44,9 @@ _linear = jax.custom_jvp(_product, nondiff_argnums=(2,))
 @_linear.defjvp
 def _linear_tangent(dtype: str, primals: Any, tangents: Any):
     (x, w), (x_tangent, w_tangent) = primals, tangents
-    # Transposed, the product below contracts the rows of `turned`: the gradient of w.
-    turned, w_tangent = _turned(x.astype(dtype)), apart(w_tangent.astype(dtype))
-    by_weights = jax.lax.dot_general(turned, w_tangent, (((0,), (0,)), ((), ())))
+    # The gradient of w is the transpose of the product below: it contracts the rows of `transposed`.
+    transposed, w_tangent = _transposed(x.astype(dtype)), barrier(w_tangent.astype(dtype))
+    by_weights = jax.lax.dot_general(transposed, w_tangent, (((0,), (0,)), ((), ())))
     return _linear(x, w, dtype), _linear(x_tangent, w, dtype) + by_weights
 
 
@@ -53,7 +56,7 @@ _narrow_linear = jax.custom_vjp(_product, nondiff_argnums=(2,))
 def _narrow_backward(dtype: str, saved: Any, grad: jax.Array):
     x, w = saved
     grad = grad.astype(dtype)
-    return _product(grad, w.T, dtype), _product(_turned(x), grad, dtype)
+    return _product(grad, w.T, dtype), _product(_transposed(x), grad, dtype)
 
 
 _narrow_linear.defvjp(lambda x, w, dtype: (_product(x, w, dtype), (x.astype(dtype), w)), _narrow_backward)
@@ -61,7 +64,7 @@ _narrow_linear.defvjp(lambda x, w, dtype: (_product(x, w, dtype), (x.astype(dtyp
 
 @jax.custom_jvp
 def gelu(x: jax.Array) -> jax.Array:
-    """The tanh form of GELU. Its slope is one element-wise function, half the time of JAX's chain on CPUs."""
+    """Return the tanh form of GELU. Its slope is one element-wise function: half the time of JAX's chain on CPUs."""
     return jax.nn.gelu(x, approximate=True)
 
 
@@ -75,10 +78,17 @@ def _gelu_tangent(primals: Any, tangents: Any):
 
 
 def token_ids(given: Any, *shapes: str, name: str = "tokens", least: int = 0, vocab_size: int | None = None) -> Any:
-    """Return token ids, also those in a list, as an array of one of the shapes, such as "[b, t]".
+    """Return token ids as an array, after checks of shape, type and known values.
 
-    Raises ConfigError for other shapes, for what is not whole numbers, and for ids outside `least` .. vocab_size - 1
-    if their values are known.
+    Args:
+      given: an array or a list.
+      shapes: the allowed shapes, such as "[b, t]".
+      name: the name of the argument in messages.
+      least: the least id that is allowed.
+      vocab_size: ids must be below it; None for 2**31.
+
+    Raises:
+      ConfigError: another shape, numbers that are not whole, or known ids out of range.
     """
     ids = given if isinstance(given, jax.Array) else host(given)
     if not jnp.issubdtype(ids.dtype, jnp.integer) or ids.ndim not in [shape.count(",") + 1 for shape in shapes]:
@@ -99,9 +109,9 @@ def token_ids(given: Any, *shapes: str, name: str = "tokens", least: int = 0, vo
 
 
 def host(array: Any) -> np.ndarray:
-    """Return a NumPy, JAX or torch array, or a list, as a NumPy array; an array of None for what cannot be one.
+    """Return a NumPy, JAX or torch array, or a list, as a NumPy array. If that is impossible, it holds None.
 
-    Torch tensors may want gradients, be on a GPU, or be bfloat16.
+    Torch tensors may require gradients, be on a GPU, or be bfloat16.
     """
     if hasattr(array, "detach"):
         array = array.detach().cpu()
@@ -113,18 +123,22 @@ def host(array: Any) -> np.ndarray:
 
 
 def embedded(table: jax.Array, tokens: Any) -> jax.Array:
-    """Return rows [b, t, m] of a table [v, m]; NaN for ids outside it."""
+    """Return rows [b, t, m] of a table [v, m], NaN for ids outside it."""
     tokens = jnp.asarray(tokens).astype(jnp.int32)
     return table.at[jnp.where(tokens < 0, table.shape[0], tokens)].get(mode="fill", fill_value=jnp.nan)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """Divide x by its root mean square over the last axis, and multiply it by `scale`."""
     spread = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
     return x * spread * jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
 
 
 def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
-    """x [b*t, m] with some entries dropped; rng: one key [b] a row, so that it draws the same wherever the row lies."""
+    """Set entries of x [b*t, m] to 0 with probability `rate`, and divide the others by 1 - rate.
+
+    rng: one key [b] for each row, so that a row draws the same numbers at any place in the batch; None drops nothing.
+    """
     if rng is None or rate == 0:
         return x
     shape = (x.shape[0] // rng.shape[0], x.shape[1])
@@ -133,5 +147,5 @@ def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
 
 
 def fold_in(rng: jax.Array | None, n: int) -> jax.Array | None:
-    """Keys [b] for the n-th use of keys [b]."""
+    """Return keys [b] for the n-th use of keys [b]."""
     return None if rng is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng, n)

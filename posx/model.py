@@ -15,24 +15,22 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from posx.attention import attend, batch_features, causal, cut, known, seen_by, token_map, without_empty
+from posx.attention import Slots, attend, batch_features, causal, cut, known, seen_by, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
-from posx.attention.sizes import check_params, named
 from posx.config.model import ModelConfig
+from posx.contract import Dims, Encoding, Features, Tabulated, distance_terms, prefixed
+from posx.contract.sizes import check_params, named
 from posx.cross_entropy import token_log_probs
-from posx.encodings import Dims, Encoding, Features, Spec
-from posx.encodings.tabulated import Tabulated
+from posx.encodings import Spec
 from posx.errors import ConfigError
 from posx.layers import dropout, embedded, fold_in, gelu, linear, rms_norm, token_ids
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """What one forward pass passes down to every layer; `start` is the first cache slot of the new tokens."""
+class ForwardPass:
+    """The arguments of one forward pass for every layer; `start` is the first cache slot of the new tokens."""
 
-    pos: Any
-    idx: jax.Array | None
-    segment: jax.Array | None
+    slots: Slots
     cache: Cache | None
     start: Any
     executor: str
@@ -63,8 +61,8 @@ class Attention(nnx.Module):
         own = {k: v for k, v in position_arrays(encoding, dims, rngs).items() if k not in encoding.shared}
         self.position = nnx.Param(own) if own else None
 
-    def __call__(self, x: jax.Array, shared: dict[str, Any], call: Call, layer: Layer | None):
-        t, d, dtype = call.pos.shape[-1], self.dims.head_dim, self.config.dtype
+    def __call__(self, x: jax.Array, shared: dict[str, Any], call: ForwardPass, layer: Layer | None):
+        t, d, dtype = call.slots.pos.shape[-1], self.dims.head_dim, self.config.dtype
         b = x.shape[0] // t
 
         def heads(w: nnx.Param, norm: str) -> jax.Array:
@@ -76,33 +74,25 @@ class Attention(nnx.Module):
         attention = functools.partial(attend, self.encoding, params, mask=causal(), executor=call.executor)
         x = x.reshape(b, t, -1)
         if layer is None or call.cache is None:
-            o = attention(
-                q, k, v, q_pos=call.pos, k_pos=call.pos, q_idx=call.idx, k_idx=call.idx,
-                q_segment=call.segment, k_segment=call.segment, x=x,
-            )  # fmt: skip
+            o = attention(q, k, v, call.slots, x=x)
         else:
-            q_recent = layer.recent.get("query")
-            layer, q_features = self._remember(params, x, {"query": q, "key": k, "value": v}, call, layer)
+            layer, q_features = self._remember(params, x, k, v, call, layer)
             o = attention(
-                q, layer.k.astype(dtype), layer.v.astype(dtype), q_pos=call.pos, k_pos=call.cache.pos,
-                q_idx=call.idx, k_idx=call.cache.idx, q_features=q_features, k_features=layer.features,
-                q_recent=q_recent, keys_mapped=self.encoding.caches_mapped_keys, slots_clean=True,
+                q, layer.k.astype(dtype), layer.v.astype(dtype), call.slots, Slots(call.cache.pos, call.cache.idx),
+                features=(q_features, layer.features), cached=True,
             )  # fmt: skip
         return linear(o.reshape(-1, q.shape[2] * d), self.out[...], dtype), layer
 
-    def _remember(self, params: dict[str, Any], x, vectors: dict[str, jax.Array], call: Call, layer: Layer):
-        """The layer's slots with the new keys, values and features written in, and the features."""
-        encoding, carry, recent = self.encoding, layer.carry, dict(layer.recent)
+    def _remember(self, params: Any, x: jax.Array, k: jax.Array, v: jax.Array, call: ForwardPass, layer: Layer):
+        """Return the layer's slots with the new keys, values and features written in, and these features."""
+        encoding, (pos, idx, _), carry, recent = self.encoding, call.slots, layer.carry, layer.recent
         features: Features = {}
         if encoding.acts_on("features"):
-            x = without_empty(x, call.idx)
-            features, carry = batch_features(encoding, params, x, call.pos, carry, call.idx)
-        for hook in ("query", "key", "value"):
-            seen, last = seen_by(encoding, hook, vectors[hook], call.idx, None, recent.get(hook))
-            if encoding.caches_mapped_keys and hook != "query":
-                vectors[hook] = token_map(encoding, hook, params, seen, call.pos, features)
-            recent |= {} if last is None else {hook: last}
-        k, v, clean = without_empty((vectors["key"], vectors["value"], features), call.idx)
+            features, carry = batch_features(encoding, params, without_empty(x, idx), call.slots, carry)
+        seen, recent = seen_by(encoding, "key", k, idx, None, recent)
+        if not encoding.reads_raw_keys:
+            k = token_map(encoding, "key", params, seen, pos, features)
+        k, v, clean = without_empty((k, v, features), idx)
         stored = {name: write(layer.features[name], new, call.start) for name, new in clean.items()}
         return Layer(write(layer.k, k, call.start), write(layer.v, v, call.start), stored, carry, recent), features
 
@@ -122,7 +112,7 @@ class Mlp(nnx.Module):
         return linear(hidden, self.down[...], dtype)
 
 
-class Block(nnx.Module):
+class DecoderBlock(nnx.Module):
     """Pre-norm attention and MLP, each with a residual connection."""
 
     def __init__(self, config: ModelConfig, encoding: Encoding, dims: Dims, rngs: nnx.Rngs):
@@ -132,7 +122,7 @@ class Block(nnx.Module):
         self.mlp_norm = nnx.Param(jnp.ones((dims.model_dim,), jnp.float32))
         self.mlp = Mlp(config, rngs)
 
-    def __call__(self, x, shared, call: Call, layer: Layer | None, rng: jax.Array | None):
+    def __call__(self, x, shared, call: ForwardPass, layer: Layer | None, rng: jax.Array | None):
         x = cut.spread(x)
         y, layer = self.attention(rms_norm(x, self.attention_norm[...]), shared, call, layer)
         x = x + dropout(y, self.rate, fold_in(rng, 0))
@@ -141,12 +131,12 @@ class Block(nnx.Module):
 
 
 def layer_name(n: int) -> str:
-    """Layer n in the parameters."""
+    """Return the name of layer n in the parameters."""
     return f"layer_{n:02d}"
 
 
 def shared_name(n: int) -> str:
-    """What the n-th distinct encoding holds once per model, in the parameters."""
+    """Return the name of the n-th distinct encoding's shared arrays in the parameters."""
     return f"encoding_{n}"
 
 
@@ -157,7 +147,7 @@ class Decoder(nnx.Module):
         config, dims = model.config, model.dims
         self.model = model
         self.embedding = weight(rngs, (model.vocab_size, dims.model_dim), 0.02)
-        layers = [Block(config, encoding, dims, rngs) for encoding in model.encodings]
+        layers = [DecoderBlock(config, encoding, dims, rngs) for encoding in model.encodings]
         self.layers = nnx.Dict({layer_name(n): layer for n, layer in enumerate(layers)})
         self.final_norm = nnx.Param(jnp.ones((dims.model_dim,), jnp.float32))
         self.unembedding = None if config.tied else weight(rngs, (dims.model_dim, model.vocab_size), 0.02)
@@ -168,19 +158,19 @@ class Decoder(nnx.Module):
                 shared[shared_name(n)] = nnx.Param(once)
         self.shared = nnx.Dict(shared)
 
-    def __call__(self, tokens: jax.Array, call: Call, rng: jax.Array | None):
+    def __call__(self, tokens: jax.Array, call: ForwardPass, rng: jax.Array | None):
         model = self.model
-        given = {"pos": call.pos} | {n: x for n, x in (("idx", call.idx), ("segment", call.segment)) if x is not None}
-        arrays: dict[str, Any] = {name: known(name, x, *tokens.shape) for name, x in given.items()}
-        call = dataclasses.replace(call, **arrays)
+        for name, given in call.slots._asdict().items():
+            if given is not None:
+                known(name, given, tokens.shape, kinds=("int32", "float32") if name == "pos" else ("int32",))
         x = embedded(self.embedding[...], tokens) * math.sqrt(model.dims.model_dim)
         shared = {}
         for n, encoding in enumerate(model.distinct):
             name = shared_name(n)
             shared[encoding] = self.shared[name].get_value() if name in self.shared else {}
             if encoding.acts_on("embed"):
-                by_row = (None, 0, 0 if call.pos.ndim == 2 else None)
-                x = jax.vmap(encoding.embed, in_axes=by_row)(shared[encoding], x, call.pos)
+                by_row = (None, 0, 0 if call.slots.pos.ndim == 2 else None)
+                x = jax.vmap(encoding.embed, in_axes=by_row)(shared[encoding], x, call.slots.pos)
         x = x.reshape(-1, model.dims.model_dim)
         x = dropout(x, model.config.dropout, fold_in(rng, len(self.layers)))
         kept = []
@@ -194,7 +184,7 @@ class Decoder(nnx.Module):
         return rms_norm(x, self.final_norm[...]).reshape(*tokens.shape, -1), tuple(kept)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Logits [b, t, v], float32, of hidden [b, t, m]."""
+        """Return logits [b, t, v], float32, of hidden [b, t, m]."""
         unembedding = self.embedding[...].T if self.unembedding is None else self.unembedding[...]
         x = hidden.reshape(-1, hidden.shape[-1])
         return linear(x, unembedding, self.model.config.dtype).reshape(*hidden.shape[:-1], -1)
@@ -215,14 +205,17 @@ class Model:
         return tuple(dict.fromkeys(self.encodings))
 
     def init(self, rng: jax.Array) -> dict[str, Any]:
-        """Fresh parameters. Position parameters draw from a stream of their own, so that two encodings start from
-        the same weights everywhere else."""
+        """Return fresh parameters.
+
+        Position parameters draw from a random stream of their own, so that models of two encodings start from the same
+        weights everywhere else.
+        """
         params_rng, position_rng = jax.random.split(rng)
         decoder = Decoder(self, nnx.Rngs(params=params_rng, position=position_rng))
         return nnx.to_pure_dict(nnx.split(decoder)[1])
 
     def abstract(self) -> dict[str, Any]:
-        """Shapes and types of the parameters."""
+        """Return shapes and types of the parameters."""
         return jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
     def __call__(
@@ -236,21 +229,22 @@ class Model:
         dropout_rng: jax.Array | None = None,
         executor: str = "auto",
     ) -> jax.Array:
-        """Logits [b, t, v], float32, of the token after each of tokens [b, t] at positions [t] or [b, t].
+        """Return logits [b, t, v], float32, of the token after each of tokens [b, t] at positions [t] or [b, t].
 
         dropout_rng: one key [b] a row, or None for no dropout.
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
         decoder = self._decoder(params)
-        return decoder.logits(decoder(tokens, Call(pos, idx, segment, None, None, executor), dropout_rng)[0])
+        call = ForwardPass(Slots(pos, idx, segment), None, None, executor)
+        return decoder.logits(decoder(tokens, call, dropout_rng)[0])
 
     def log_probs(
         self, params: dict[str, Any], tokens: jax.Array, pos: Any, dropout_rng: jax.Array | None, executor: str
     ) -> jax.Array:
-        """Log-probabilities (nats, float32) [b, t] of the next tokens in tokens [b, t + 1]; positions [t] or [b, t]."""
+        """Return log-probabilities [b, t] (nats, float32) of the next tokens in [b, t + 1]; positions [t] or [b, t]."""
         tokens = token_ids(tokens, "[b, t + 1]", vocab_size=self.vocab_size)
         decoder = self._decoder(params)
-        hidden, _ = decoder(tokens[:, :-1], Call(pos, None, None, None, None, executor), dropout_rng)
+        hidden, _ = decoder(tokens[:, :-1], ForwardPass(Slots(pos), None, None, executor), dropout_rng)
         return token_log_probs(decoder.logits, hidden, tokens[:, 1:], self.vocab_size)
 
     def cached(
@@ -258,21 +252,21 @@ class Model:
     ) -> tuple[jax.Array, Cache]:
         """Return logits [b, t, v] of the tokens after each of tokens [b, t], and the cache with these appended.
 
-        pos and idx are [t] or [b, t]; idx counts from the first token of each row and is -1 for padding, which stands
-        before that token and nowhere else. Raises ConfigError if idx is known to be otherwise, and if the cache has too
-        few free slots; under `jit`, where that is not known, all logits are NaN from then on.
+        pos and idx are int32, [t] or [b, t]. idx counts from the first token of each row and is -1 for padding, which
+        is allowed before that token alone. Raises ConfigError if idx is known to be otherwise, or if the cache has too
+        few free slots. Under `jit` neither is known, and all logits are NaN from then on.
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
         if (rows := cache.idx.shape[0]) != len(tokens):
             raise ConfigError(f"tokens have {len(tokens)} rows, the cache has {rows}: make it with as many rows.")
-        pos, idx = (jnp.broadcast_to(known(n, x, *tokens.shape), tokens.shape) for n, x in (("pos", pos), ("idx", idx)))
+        pos, idx = (jnp.broadcast_to(known(n, x, tokens.shape), tokens.shape) for n, x in (("pos", pos), ("idx", idx)))
         start, cache = cache.filled, advance(cache, pos, idx)
         decoder = self._decoder(params)
-        hidden, layers = decoder(tokens, Call(pos, idx, None, cache, start, "auto"), None)
+        hidden, layers = decoder(tokens, ForwardPass(Slots(pos, idx), cache, start, "auto"), None)
         return cache.or_nan(decoder.logits(hidden)), cache._replace(layers=layers)
 
     def empty_cache(self, batch_size: int, capacity: int) -> Cache:
-        """A cache of `capacity` slots; what an encoding stores in them gets its shape from the encoding itself."""
+        """Return an empty cache of `capacity` slots; features have the shapes that each encoding gives them."""
         config, dims, dtype = self.config, self.dims, self.config.dtype
         tokens = (batch_size, capacity)
 
@@ -283,21 +277,14 @@ class Model:
             features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
             k = v = jax.ShapeDtypeStruct((*tokens, config.kv_heads, dims.head_dim), dtype)
 
-            def mapped(hook: str, params: Any, vectors: Any, pos: Any, features: Any) -> jax.Array:
-                return token_map(encoding, hook, params, seen_by(encoding, hook, vectors, None)[0], pos, features)
+            def mapped(params: Any, k: Any, pos: Any, features: Any) -> jax.Array:
+                return token_map(encoding, "key", params, seen_by(encoding, "key", k, None)[0], pos, features)
 
-            if encoding.caches_mapped_keys:
-                k, v = (
-                    jax.eval_shape(functools.partial(mapped, hook), params, k, pos, features)
-                    for hook in ("key", "value")
-                )
+            if not encoding.reads_raw_keys:
+                k = jax.eval_shape(mapped, params, k, pos, features)
             empty = jax.tree.map(lambda slot: jnp.zeros(slot.shape, slot.dtype), (k, v, features))
-            heads = {"query": dims.num_heads, "key": config.kv_heads, "value": config.kv_heads}
-            recent = {
-                hook: jnp.zeros((batch_size, n, heads[hook], dims.head_dim), dtype)
-                for hook, n in encoding.history.items()
-                if hook in heads
-            }
+            back = encoding.history.get("key", 0)
+            recent = jnp.zeros((batch_size, back, config.kv_heads, dims.head_dim), dtype) if back else None
             return Layer(k=empty[0], v=empty[1], features=empty[2], carry=None, recent=recent)
 
         pos = jnp.zeros(tokens, jnp.int32)
@@ -305,27 +292,25 @@ class Model:
         return Cache(layers, pos, jnp.full_like(pos, -1), jnp.zeros((), jnp.int32))
 
     def at_length(self, length: int) -> Model:
-        """The same weights with every encoding set for windows of `length` tokens."""
+        """Return the model for the same weights, with every encoding set for windows of `length` tokens."""
         return dataclasses.replace(self, encodings=tuple(e.at_length(length) for e in self.encodings))
 
     def tabulated(self, params: dict[str, Any], length: int) -> tuple[Model, dict[str, Any]]:
-        """The same model for decoding up to `length` tokens: what encodings compute by distance is computed once."""
+        """Return the model and parameters for decoding up to `length` tokens, with tables of the terms by distance."""
         self._decoder(params)  # refuses those of another model
         layers, shared, encodings = dict(params["layers"]), dict(params.get("shared", {})), []
         for n, encoding in enumerate(self.encodings):
-            if not encoding.acts_on("relative"):
+            name, key = layer_name(n), shared_name(self.distinct.index(encoding))
+            attention, once = layers[name]["attention"], params.get("shared", {}).get(key, {})
+            own = attention.get("position", {})
+            if not distance_terms(encoding, own | once).keys() - {"bias"}:
                 encodings.append(encoding)
                 continue
-            name, key = layer_name(n), shared_name(self.distinct.index(encoding))
-            table = Tabulated((encoding,), length)
-            attention = layers[name]["attention"]
-            own, once = (
-                {f"0.{k}": v for k, v in tree.items()}
-                for tree in (attention.get("position", {}), params.get("shared", {}).get(key, {}))
-            )
-            shared |= {key: once} if once else {}
-            attention = attention | {"position": own | table.tabulate(own | once)}
-            layers[name] = layers[name] | {"attention": attention}
+            table = Tabulated(encoding, length)
+            merged = table.tables(own | once)
+            shared |= {key: prefixed("base", once)} if once else {}
+            position = {name: array for name, array in merged.items() if name not in prefixed("base", once)}
+            layers[name] = layers[name] | {"attention": attention | {"position": position}}
             encodings.append(table)
         model = dataclasses.replace(self, encodings=tuple(encodings))
         return model, params | {"layers": layers} | ({"shared": shared} if shared else {})
@@ -346,5 +331,5 @@ class Model:
 
 
 def make_model(config: ModelConfig, encoding: Spec, vocab_size: int, train_len: int) -> Model:
-    """The model with every encoding resolved. Raises ConfigError for sizes or specs that do not fit."""
+    """Make a model with every encoding resolved. Raises ConfigError for sizes or specs that do not fit."""
     return Model(config, config.encodings(encoding, train_len), vocab_size, config.dims(train_len))

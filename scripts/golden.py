@@ -204,7 +204,7 @@ def dynamic_bias() -> Arrays:
 
 
 def llama4() -> Arrays:
-    """Causal attention of a layer without RoPE whose temperature steps at every 3rd token, identity projections."""
+    """Causal attention of a layer without RoPE, identity projections. Its logit scale steps at every 3rd token."""
     t, h, d = 12, 2, 4
     arrays = random(7, x=(t, h * d))
     config = llama4_text.Llama4TextConfig(

@@ -1,4 +1,4 @@
-"""What the guards of `posx.machine.guard` cost attention and the training step: none, `apart`, `apart` and the flag.
+"""The cost of posx's guards in attention and the training step: none, `barrier`, `barrier` and the flag.
 
     python scripts/guard_cost.py attention --lengths=1024,4096 --encodings=nope,rope,t5 --rounds=9
     python scripts/guard_cost.py train --shapes=small,medium --encodings=nope,rope,t5 --rounds=9
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import os
 import statistics
 import time
@@ -27,11 +28,7 @@ from benches.train import step_parts
 from benches.train_parts import SHAPES, text_batches
 
 import posx
-import posx.attention
-import posx.attention.blocks
-import posx.attention.tiles
-import posx.model
-from posx.machine.compiler import apart
+from posx.machine.compiler import barrier
 from posx.positions import sequential
 from posx.training.step import init_state, train_steps
 
@@ -43,20 +40,19 @@ VARIANTS = {"none": (False, None), "apart": (True, None), "apart, flag": (True, 
 
 def guarded(is_apart: bool) -> None:
     """Programs traced from now on have the barriers, or have them not."""
-    for module in (posx.attention, posx.attention.tiles, posx.attention.blocks, posx.model):
-        if hasattr(module, "apart"):
-            module.apart = apart if is_apart else lambda tree: tree
+    for name in ("attention.attend", "attention.tiles", "layers"):  # posx.attention.attend itself is the function
+        importlib.import_module(f"posx.{name}").barrier = barrier if is_apart else lambda tree: tree
     jax.clear_caches()
 
 
 def attention(encoding: str, length: int, is_gradient: bool):
     dims = posx.Dims(model_dim=512, num_heads=8, head_dim=64, num_layers=1, train_len=512)
-    value, pos = posx.build(measure.spec(encoding), dims), sequential(length)
+    value, pos = posx.build(measure.at_any_length(encoding), dims), sequential(length)
     params, rng = value.init(jax.random.key(0), dims), np.random.default_rng(0)
     *qkv, o_grad = (jnp.asarray(rng.standard_normal((1, length, 8, 64), np.float32)) for _ in range(4))
 
     def forward(params, q, k, v):
-        return posx.attend(value, params, q, k, v, q_pos=pos, k_pos=pos, executor="blockwise")
+        return posx.attend(value, params, q, k, v, pos, executor="blockwise")
 
     def gradient(params, q, k, v, o_grad):
         return jax.vjp(forward, params, q, k, v)[1](o_grad)

@@ -15,7 +15,7 @@ from posx.config import TrainConfig
 from posx.config.model import ModelConfig
 from posx.encodings import Dims, Encoding
 from posx.encodings.rates import Rate
-from posx.encodings.relative.shaw import Shaw
+from posx.encodings.shaw import Shaw
 from posx.errors import ConfigError
 from posx.layers import dropout, linear
 from posx.model import Model, make_model
@@ -23,7 +23,7 @@ from posx.positions import sequential
 from posx.runs.load import Apply
 from posx.training.optimizer import make_optimizer
 from posx.training.step import init_state, loss, train_step
-from tests.encodings.cases import first
+from tests.encodings.cases import WAYS, first
 
 VOCAB = 29
 LENGTH = 16
@@ -338,7 +338,7 @@ def test_a_full_cache_is_an_error():
     model = small("rope", num_layers=1)
     params, tokens, pos = start(model), text(1, 6), sequential(6)[None]
     cache = model.empty_cache(1, 4)
-    _, cache = model.cached(params, tokens[:, :4], pos[:, :4], pos[:, :4], cache)
+    _, cache = cached_logits_of(model, params, tokens[:, :4], pos[:, :4], pos[:, :4], cache)
     for n in (4, 5):
         new = (tokens[:, n : n + 1], pos[:, n : n + 1], pos[:, n : n + 1])
         with pytest.raises(ConfigError, match="4 of its 4 slots are filled.*at least 5 slots"):
@@ -362,9 +362,9 @@ def test_token_ids_outside_the_vocabulary_are_errors(wrong):
 
 
 TAKES_TOKENS = {
-    "logits": lambda model, params, ids: model(params, ids, list(range(3))),
-    "log_probs": lambda model, params, ids: model.log_probs(params, ids, [0, 1], None, "auto"),
-    "cached": lambda model, params, ids: model.cached(params, ids, *[range(3)] * 2, model.empty_cache(2, 4))[0],
+    "logits": lambda model, params, ids: model(params, ids, sequential(3)),
+    "log_probs": lambda model, params, ids: model.log_probs(params, ids, sequential(2), None, "auto"),
+    "cached": lambda model, params, ids: model.cached(params, ids, *[sequential(3)] * 2, model.empty_cache(2, 4))[0],
     "load": lambda model, params, ids: Apply(model)(params, ids),
 }
 
@@ -429,8 +429,12 @@ def windows(seed: int = 0) -> np.ndarray:
     return text(TRAIN.batch_size, LENGTH + 1, seed)
 
 
+#: Without parameters of their own; `rope` stands for them.
+LEARN_NOTHING = ("nope", "alibi", "xpos")
+
+
 @optax_user
-@pytest.mark.parametrize("name", first(SPECS))
+@pytest.mark.parametrize("name", first(SPECS, [name for name in WAYS if name not in LEARN_NOTHING]))
 def test_a_few_steps_lower_the_loss(name):
     spec = SPECS[name]
     model = small(spec, num_layers=layers(spec))
@@ -489,15 +493,15 @@ def test_dropout_differs_between_steps_and_rows_however_the_batch_is_cut():
 class Rated(Encoding):
     """A toy with a table that learns five times as fast, is shared, and of which weight decay acts on one part."""
 
-    lr_multiplier = 5
+    about = posx.About(lr_multiplier=5)
     shared = decayed = frozenset({"table"})
 
     def init(self, rng, dims):
         return {"table": jnp.ones((4, dims.num_heads)), "gain": jnp.ones((2, dims.num_heads))}
 
-    def curve(self, params, distance):
-        near = params["table"][jnp.clip(distance, 0, 3).astype(int)].T
-        return near * params["gain"].sum(0)[:, None]
+    def by_distance(self, params, distance):
+        near = params["table"][jnp.clip(distance, 0, 3)].T
+        return posx.ByDistance(bias=near * params["gain"].sum(0)[:, None])
 
 
 def steps(encoding, grad, rates=None, **settings):
@@ -507,10 +511,11 @@ def steps(encoding, grad, rates=None, **settings):
     config = dataclasses.replace(TRAIN, warmup_steps=0, **settings)
     optimizer = make_optimizer(config, model, rates)
     with jax.numpy_dtype_promotion("standard"):  # Optax promotes types
-        return optimizer.update(jax.tree.map(lambda x: grad * x, ones), optimizer.init(ones), ones)[0]
+        step = jax.jit(lambda x: optimizer.update(jax.tree.map(lambda x: grad * x, x), optimizer.init(x), x)[0])
+        return step(ones)
 
 
-def test_weight_decay_spares_norms_and_positions_but_what_an_encoding_names():
+def test_weight_decay_acts_on_matrices_and_named_position_arrays():
     found = steps("transformer_xl", 0.0)
     layer = found["layers"]["layer_00"]
     decayed = [layer["attention"][name] for name in ("query", "key", "value", "out")] + [found["embedding"]]
@@ -526,12 +531,12 @@ def test_weight_decay_spares_norms_and_positions_but_what_an_encoding_names():
     ("settings", "factors"),
     [({}, (1, 5)), ({"position_lr_multiplier": 3.0}, (3, 3)), ({"position_lr_multiplier": 1.0}, (1, 1))],
 )
-def test_position_parameters_learn_at_their_multiple_each_part_of_a_chain_at_its_own(settings, factors):
+def test_each_part_of_a_chain_learns_at_its_own_multiple(settings, factors):
     found = steps(["shaw", Rated()], 1.0, weight_decay=0.0, **settings)
     usual = -TRAIN.learning_rate
     for layer in found["layers"].values():
         own = layer["attention"].pop("position")
-        shaw = factors[0] * (Shaw.lr_multiplier if not settings else 1)
+        shaw = factors[0] * (Shaw.about.lr_multiplier if not settings else 1)
         np.testing.assert_allclose(own["0.keys"], shaw * usual, rtol=1e-5)
         np.testing.assert_allclose(own["1.gain"], factors[1] * usual, rtol=1e-5)
     np.testing.assert_allclose(found.pop("shared")["encoding_0"]["1.table"], factors[1] * usual, rtol=1e-5)
@@ -586,20 +591,20 @@ def test_dims_belong_to_the_model():
 def test_positions_of_another_length_are_refused():
     """They would cut the batch into other sequences."""
     model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2), "alibi", 50, 16)
-    params, tokens = model.init(jax.random.key(0)), np.arange(24).reshape(2, 12)
+    params, tokens = model.init(jax.random.key(0)), np.arange(24, dtype=np.int32).reshape(2, 12)
     for count in (3, 4, 6, 8, 24):
         with pytest.raises(ValueError, match=rf"pos has shape \({count},\), but there are 12 tokens"):
-            model(params, tokens, np.arange(count))
+            model(params, tokens, sequential(count))
     with pytest.raises(ValueError, match="but there are 11 tokens"):
-        model.log_probs(params, tokens, np.arange(12), None, "auto")
+        model.log_probs(params, tokens, sequential(12), None, "auto")
 
 
 def test_cached_takes_positions_that_all_rows_share():
     model = make_model(ModelConfig(num_layers=2, model_dim=16, num_heads=2), "rope", 50, 16)
-    params, tokens = model.init(jax.random.key(0)), np.arange(12).reshape(2, 6)
-    whole = model(params, tokens, np.arange(6))
-    for shared in (np.arange(6), np.arange(6)[None]):
-        logits, cache = model.cached(params, tokens, shared, shared, model.empty_cache(2, 8))
+    params, tokens = model.init(jax.random.key(0)), np.arange(12, dtype=np.int32).reshape(2, 6)
+    whole = logits_of(model, params, tokens, sequential(6))
+    for shared in (sequential(6), sequential(6)[None]):
+        logits, cache = cached_logits_of(model, params, tokens, shared, shared, model.empty_cache(2, 8))
         np.testing.assert_allclose(logits, whole, atol=1e-5)
         np.testing.assert_array_equal(cache.idx[:, :6], np.broadcast_to(np.arange(6), (2, 6)))
 
@@ -612,7 +617,7 @@ def test_cached_refuses_orders_that_do_not_go_on(orders):
     model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2), "alibi", 50, 16)
     params, cache = model.init(jax.random.key(0)), model.empty_cache(1, 8)
     with pytest.raises(ConfigError, match="idx must grow"):
-        for idx in map(np.array, orders):
+        for idx in map(np.int32, orders):
             _, cache = model.cached(params, np.ones((1, len(idx)), int), np.maximum(idx, 0), idx, cache)
 
 
@@ -623,11 +628,12 @@ class LogDecay(Encoding):
     def init(self, rng, dims):
         return {"a": jnp.zeros(dims.num_heads)}
 
-    def curve(self, params, distance):
-        return -jax.nn.softplus(params["a"])[:, None] * jnp.log1p(jnp.abs(distance))[None]
+    def by_distance(self, params, distance):
+        fall = jnp.log1p(jnp.abs(posx.as_float(distance)))
+        return posx.ByDistance(bias=-posx.as_float(jax.nn.softplus(params["a"]))[:, None] * fall[None])
 
 
-def test_parameters_of_own_encodings_stay_float32_with_64_bit_types():
+def test_own_parameters_stay_float32_with_64_bit_types():
     model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2), LogDecay(), 50, 16)
     with jax.enable_x64(True):
         assert {leaf.dtype for leaf in jax.tree.leaves(model.abstract())} == {jnp.dtype(jnp.float32)}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from posx import build, load, plots
-from posx.encodings.biases.alibi import alibi_slopes
+from posx.encodings.alibi import alibi_slopes
 from posx.plots import effects, models, pictures
 from posx.plots.models import Subject
 from tests.made_rows import words
@@ -50,26 +50,26 @@ def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, wh
     apply, params, _ = load(whole)
     sent, trained = models.encodings_of(tmp_path, plots.read_rows(tmp_path))
     assert (trained.name, trained.encoding, trained.dims) == ("t5", apply.model.encodings[0], apply.model.dims)
-    table = trained.encoding.curve(params["shared"]["encoding_0"], np.arange(32, dtype=np.float32))
+    table = trained.encoding.by_distance(params["shared"]["encoding_0"], np.arange(32, dtype=np.int32)).bias
     assert by_distance(trained) == pytest.approx(np.asarray(table))
     assert trained.origin == "trained in trained, step 32"
     assert (sent.name, sent.encoding.base, sent.dims, sent.origin) == ("rope", 500.0, trained.dims, "nothing learned")
 
 
 def test_logits_without_content_are_what_every_hook_gives() -> None:
-    """Of a curve itself, of what stands inside the scale, of a chain their sum; rotations give none."""
+    """The bias by distance, a term inside the scale, and their sum in a chain; rotations give none."""
     slopes = -np.outer([1 / 16, 1 / 256], np.arange(16))
     assert by_distance(subject("alibi")) == pytest.approx(slopes)
     assert effects.content_free(subject("rope"), 4) is None is effects.content_free(subject("nope"), 4)
     chain = subject("transformer_xl+alibi")
-    inside = np.asarray(chain.encoding.relative(chain.params, np.arange(16, dtype=np.int32)).bias)
-    assert by_distance(chain) == pytest.approx(inside.T / math.sqrt(8) + slopes, abs=1e-6) and np.abs(inside).max() > 0
+    inside = np.asarray(chain.encoding.by_distance(chain.params, np.arange(16, dtype=np.int32)).scaled)
+    assert by_distance(chain) == pytest.approx(inside / math.sqrt(8) + slopes, abs=1e-6) and np.abs(inside).max() > 0
 
 
-def test_temperatures_are_drawn_by_the_position_of_the_query() -> None:
-    drawn = effects.temperatures(subject("rope+log_length"))
+def test_logit_scales_are_drawn_by_the_position_of_the_query() -> None:
+    drawn = effects.logit_scales(subject("rope+log_length"))
     assert drawn == pytest.approx(np.maximum(np.log(np.arange(1, 17)) / math.log(8), 1)[None], abs=1e-6)
-    assert effects.temperatures(subject("tupe")) is None is effects.temperatures(subject("rope"))
+    assert effects.logit_scales(subject("tupe")) is None is effects.logit_scales(subject("rope"))
 
 
 def test_the_match_of_a_vector_with_itself_falls_as_the_angles_say() -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 
 import posx
 from posx import cli, encodings
+from posx.contract import FORMULA, acting
 from posx.machine import ceiling
-from posx.testing import CHECKS, check_encoding
+from posx.testing import CHECKS, DIMS, check_encoding
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent
@@ -62,8 +64,7 @@ def test_python_example():
     names: dict = {}
     exec(FROM_PYTHON, names)
     dense = names["posx"].attend(
-        names["encoding"], names["params"], names["q"], names["k"], names["v"],
-        q_pos=names["pos"], k_pos=names["pos"], executor="dense",
+        names["encoding"], names["params"], names["q"], names["k"], names["v"], names["pos"], executor="dense",
     )  # fmt: skip
     np.testing.assert_allclose(names["o"], dense, atol=1e-5)
 
@@ -78,13 +79,15 @@ def test_every_page_with_ratios_defines_them_alike():
         assert any(form in text for form in forms), path
 
 
-def test_table_names_every_encoding():
-    listed = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
-    assert set(encodings.ENCODINGS) <= set(listed)
+def test_readme_shows_the_formula_of_the_contract():
+    assert f"\n\n{textwrap.indent(FORMULA, ' ' * 4)}\n\n" in README
+
+
+def test_readme_table_names_every_encoding():
+    rows = dict(re.findall(r"^\| `(\w+)` (\|.*)$", README, re.MULTILINE))
     for name, cls in encodings.ENCODINGS.items():  # as `posx encodings` says it
-        assert f" | {cls.extrapolates} | " in next(
-            line for line in README.splitlines() if line.startswith(f"| `{name}`")
-        )
+        on = ", ".join(acting(posx.build(name, DIMS))) or "nothing"
+        assert rows[name].startswith(f"| {on} | ") and f" | {cls.about.beyond} | " in rows[name]
 
 
 @pytest.mark.parametrize("line", re.findall(r"^    posx (\w+ .*)$", README, re.MULTILINE))
@@ -112,6 +115,7 @@ def _environment():
 #: Resolves each name with nothing of posx imported but `posx` itself; libraries stay, for speed.
 RESOLVE = """
 import sys
+import textwrap
 for name in sys.argv[1:]:
     for module in [module for module in sys.modules if module.split(".")[0] == "posx"]:
         del sys.modules[module]

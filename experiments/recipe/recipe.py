@@ -209,7 +209,7 @@ def _against_multiplier(ax: Any, records: Sequence[Record], name: str, drawn: An
     ax.plot(list(means), list(means.values()), **style)
     dots = [(multiplier, value) for multiplier, found in values.items() for value in found]
     ax.plot(*zip(*dots, strict=True), ".", color=drawn.color, markersize=4.5, markeredgewidth=0)
-    chosen = posx.ENCODINGS[encoding].lr_multiplier
+    chosen = posx.ENCODINGS[encoding].about.lr_multiplier
     ax.plot([chosen], [means[chosen]], "o", markersize=12, markerfacecolor="none", markeredgecolor=drawn.color)
 
 

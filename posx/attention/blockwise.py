@@ -1,18 +1,24 @@
 """The blockwise executor: online softmax over tiles, memory linear in length, with its own backward pass.
 
-Forward keeps a running maximum, sum and output per query block. The pass back, in `backward.py`, forms each tile again
-from the maxima and sums of the rows, through the same functions of a tile, so that every encoding, learned or not, is
-served by the one formula.
+    tables = by_distance at all distances, if positions are consecutive
+    for each query block i:
+        o, top, total = 0, -inf, 0                       # outputs, row maxima, row sums
+        for each key block j that i may see:             # the diagonal one first
+            skip j if its bias has fallen so far that no key can matter to float precision
+            s = scores(tile i, j, strip of the tables)   # tiles.py: the formula
+            s = -inf where the mask hides a pair         # only tiles on the diagonal, if in order
+            new = max(top, row maxima of s)
+            p = exp(s - new);  shrink = exp(top - new)
+            o = o * shrink + p v + value terms
+            total = total * shrink + row sums of p;  top = new
+        outputs of i = o / total;  keep top and total of its rows
 
-Two walks over the tiles. In order (queries and keys are the same tokens, one after the other): tiles of the future are
-never visited, those of the past need no mask, and where positions are consecutive `curve` and `relative` are tabulated
-once and read as strips; tiles wholly beyond the encoding's reach have one row for all their distances, and tiles where
-the curve or the potential has fallen so far that no key can matter to float precision are skipped. Otherwise every
-tile is masked, and one with no visible pair is passed over.
+The backward pass (backward.py) recomputes s and p of each tile from the kept rows, through the same functions, so one
+formula serves every encoding.
 
-The way of one tile: `blocks.walk` says which come, `blocks.strip_of` cuts its distances out of the tables,
-`tiles.scores` makes its scores, of `products.mapped_products` and what `tiles.adjusted` adds to them (by distance:
-`relative`), and `tiles.value_terms` what position adds to its outputs.
+"In order" means that queries and keys are the same tokens, one after the other: tiles of the future are never visited,
+and those of the past need no mask. Tiles beyond the encoding's reach share one row of the tables. Otherwise every tile
+is masked, and one without a visible pair is passed over.
 """
 
 from __future__ import annotations
@@ -33,11 +39,11 @@ from posx.attention.blocks import (
     block_sizes,
     can_skip,
     count_blocks,
-    cut_into_blocks,
     joined,
     over_blocks,
     reads_params,
     skipper,
+    split_into_blocks,
     strip_of,
     tabulate,
     walk,
@@ -45,10 +51,9 @@ from posx.attention.blocks import (
 from posx.attention.masks import Mask
 from posx.attention.tiles import (
     INVISIBLE,
+    Arrangement,
     Block,
-    Order,
     Pairs,
-    Strips,
     Tokens,
     hidden,
     scores,
@@ -56,19 +61,19 @@ from posx.attention.tiles import (
     visible_pairs,
     weighted,
 )
-from posx.encodings.base import BY_DISTANCE, Encoding, Params, Relative, acting, wide_dtype
+from posx.contract import ByDistance, Encoding, Params, distance_terms, wide_dtype
 
-#: Keys from which on an encoding that fades skips tiles, on CPUs: one head after the other costs more than that saves
-#: at shorter lengths, and would leave larger machines idle.
+#: Keys from which on an encoding that fades skips tiles, on CPUs. At shorter lengths one head after the other costs
+#: more than skipping saves, and it would leave larger machines idle.
 SKIP_FROM = 1024
 
 
 class Tiling(NamedTuple):
-    """How the blockwise executor cuts.
+    """The tiles that are asked for.
 
     query_block, key_block: tokens in a tile; 0 for the default, see `block_sizes`. skip: whether far tiles that
-    provably weigh nothing are left out, head by head; None: where the encoding `fades` and it pays. Only done in order
-    and causal, where nothing but a curve and a potential adds to scores.
+    provably weigh nothing are skipped, head by head; None if the encoding `fades` and it pays. Only tiles in order
+    under a causal mask are skipped, if `blocks.can_skip`.
     """
 
     query_block: int = 0
@@ -78,15 +83,16 @@ class Tiling(NamedTuple):
 
 def blockwise(
     encoding: Encoding, mask: Mask, params: Params, q: Block, k: Block,
-    *, order: Order = Order(), tiling: Tiling = Tiling(),
+    *, order: Arrangement = Arrangement(), tiling: Tiling = Tiling(),
 ) -> jax.Array:  # fmt: skip
-    """As `dense`, over tiles; lengths are filled up to whole tiles."""
+    """Return what `dense` returns, tile by tile; lengths are padded to whole tiles."""
     (b, _, num_queries), (groups, num_keys) = q.tokens.mapped.shape[:3], k.tokens.mapped.shape[1:3]
     devices = cut.block_devices(b, groups) if min(num_queries, num_keys) > 1 else 1
-    plan = _plan(encoding, mask, q, k, order, tiling, devices)._replace(learned=bool(jax.tree.leaves(params)))
-    strips = _strips(plan, params, q, num_keys)
+    terms = set(distance_terms(encoding, params, q.slots.pos.dtype))
+    plan = _plan(encoding, terms, mask, q, k, order, tiling, devices)._replace(learned=bool(jax.tree.leaves(params)))
+    strips = _strips(plan, terms, params, q, num_keys)
     tables = Tables(params if reads_params(encoding, strips) else {}, strips)
-    q, k = cut_into_blocks(q, plan.query_block), cut_into_blocks(k, plan.key_block)
+    q, k = split_into_blocks(q, plan.query_block), split_into_blocks(k, plan.key_block)
     attend = _by_key_head if plan.skip else _attend
     if devices > 1 and plan.query_blocks % (2 * devices) == 0:
         o = cut.over_blocks(lambda keys, numbers, q: attend(plan, keys[0], q, keys[1], numbers), (tables, k), q)
@@ -95,50 +101,59 @@ def blockwise(
     return joined(o)[:, :, :num_queries]
 
 
-def _plan(encoding: Encoding, mask: Mask, q: Block, k: Block, order: Order, tiling: Tiling, devices: int) -> Plan:
-    """The tiles of such a call, before anything is known of params and strips."""
+def _plan(
+    encoding: Encoding,
+    terms: set[str],
+    mask: Mask,
+    q: Block,
+    k: Block,
+    order: Arrangement,
+    tiling: Tiling,
+    devices: int,
+) -> Plan:
+    """Return the tiles of a call. terms: those that `by_distance` returns."""
     (b, h, num_queries), (groups, num_keys) = q.tokens.mapped.shape[:3], k.tokens.mapped.shape[1:3]
-    offset, skip = order.offset if order.in_order else None, tiling.skip
+    offset, skip, has_vectors = order.offset if order.in_order else None, tiling.skip, bool(terms - {"bias"})
     if skip is None:
         skip = encoding.fades and num_keys >= SKIP_FROM and jax.default_backend() == "cpu"
-    tabulated = offset is not None or not encoding.acts_on("curve")
-    skip = skip and order.in_order and tabulated and can_skip(encoding, mask, q.slots)
+    tabulated = offset is not None or "bias" not in terms
+    skip = skip and order.in_order and tabulated and can_skip(encoding, terms, mask, q.slots)
     rows = b * h // groups if skip else b * h
-    sizes = block_sizes(num_queries, num_keys, rows, encoding.acts_on("relative"), devices)
+    sizes = block_sizes(num_queries, num_keys, rows, has_vectors, devices)
     query_block, key_block = tiling.query_block or sizes[0], tiling.key_block or sizes[1]
-    if encoding.tiling == "rows":
+    if encoding.tiling != "any":
         key_block = num_keys
     in_order = order.in_order and (key_block % query_block == 0 or key_block >= num_keys)
     plan = Plan(
         encoding, mask, in_order, count_blocks(num_queries, query_block), query_block, key_block,
         offset if in_order else None, skip=skip and in_order and key_block < num_keys,
     )  # fmt: skip
-    if plan.offset is None or not encoding.acts_on("relative") or encoding.reach is None:
+    if plan.offset is None or not has_vectors or encoding.reach is None:
         return plan
     return plan._replace(reach=encoding.reach - plan.offset) if encoding.reach + key_block <= plan.farthest else plan
 
 
-def _strips(plan: Plan, params: Params, q: Block, num_keys: int) -> Strips | None:
-    """`curve` and `relative` at all distances that tiles meet, where these are consecutive."""
-    encoding, key_block = plan.encoding, plan.key_block
-    if plan.offset is None or not acting(encoding, BY_DISTANCE):
+def _strips(plan: Plan, terms: set[str], params: Params, q: Block, num_keys: int) -> ByDistance | None:
+    """Return the terms by distance at all distances that tiles meet, if these are consecutive."""
+    if plan.offset is None or not terms:
         return None
     # Under a causal mask the last tile of a row reaches at most one key block beyond the diagonal.
+    key_block = plan.key_block
     ahead = key_block if plan.mask.causal else count_blocks(num_keys, key_block) * key_block
     distances = np.arange(plan.farthest, plan.offset - ahead - 1, -1, dtype=np.int32)
-    return tabulate(encoding, params, distances, q.tokens.vectors)
+    return tabulate(plan.encoding, params, distances, q.tokens.vectors if terms - {"bias"} else None)
 
 
 def _by_key_head(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any) -> jax.Array:
-    """`_attend` for one key head after the other, with the queries it serves: each head skips tiles of its own."""
+    """Run `_attend` for one key head after the other, with the queries it serves: each head skips its own tiles."""
     (b, heads), groups = q.tokens.mapped.shape[1:3], k.tokens.mapped.shape[2]
 
     def split(x: jax.Array, axis: int) -> jax.Array:
         return jnp.moveaxis(x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :]), axis, 0)
 
-    curve = None if tables.strips is None else tables.strips.curve
-    if curve is not None:
-        curve = split(jnp.broadcast_to(curve, (heads, curve.shape[1])), 0)
+    bias = None if tables.strips is None else tables.strips.bias
+    if bias is not None:
+        bias = split(jnp.broadcast_to(bias, (heads, bias.shape[1])), 0)
     of_heads = (_over_heads(tokens, heads) for tokens in (q.tokens, k.tokens))
     tokens = jax.tree.map(lambda x: split(x, 2), tuple(of_heads))
 
@@ -146,34 +161,38 @@ def _by_key_head(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any) -
         q_slots, k_slots, numbers = where
 
         def one(head: tuple[Any, tuple[Tokens, Tokens]]) -> jax.Array:
-            curve, (q, k) = head
-            tables = Tables({}, None if curve is None else Strips(curve, Relative()))
+            bias, (q, k) = head
+            tables = Tables({}, None if bias is None else ByDistance(bias=bias))
             return _attend(plan, tables, Block(q, q_slots), Block(k, k_slots), numbers)
 
         return jax.lax.map(one, heads)
 
     axis = cut.head_axis(b, groups)
     call = functools.partial(cut.over_sequences, each, axis=axis) if axis else each
-    o = jnp.moveaxis(call((q.slots, k.slots, numbers), (curve, tokens)), 0, 2)
+    o = jnp.moveaxis(call((q.slots, k.slots, numbers), (bias, tokens)), 0, 2)
     return o.reshape(*o.shape[:2], heads, *o.shape[4:])
 
 
 def _over_heads(tokens: Tokens, heads: int) -> Tokens:
-    """Blocks of tokens with a potential for each query head."""
-    if (shared := tokens.potential) is None:
+    """Return blocks of tokens with a token bias for each query head."""
+    if (shared := tokens.token_bias) is None:
         return tokens
-    return tokens._replace(potential=jnp.broadcast_to(shared, (*shared.shape[:2], heads, *shared.shape[3:])))
+    return tokens._replace(token_bias=jnp.broadcast_to(shared, (*shared.shape[:2], heads, *shared.shape[3:])))
 
 
 def _shift(top: jax.Array) -> jax.Array:
-    """What is taken off a row's scores before they are exponentiated: their maximum, or 0 where the row has seen
-    nothing, so that its weights are 0 and not NaN."""
+    """Return the shift of a row's scores before they are exponentiated: their maximum.
+
+    It is 0 if the row has seen nothing, so that its weights are 0 and not NaN.
+    """
     return jnp.where(top > INVISIBLE, top, 0)
 
 
 def _forward(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any):
-    """Outputs [n, b, h, block, d], and of each row the sum of its weights (1 where it sees nothing) and what was taken
-    off its scores first, both [n, b, h, block]."""
+    """Return outputs [n, b, h, block, d], and of each row the sum of its weights and the shift, [n, b, h, block].
+
+    The sum is 1 if the row sees nothing.
+    """
     encoding, params = plan.encoding, tables.params
     first_tile = skipper(plan, tables.strips, k.tokens)
 
@@ -183,7 +202,7 @@ def _forward(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any):
             pairs = Pairs(q, block_at(k, j), strip_of(plan, tables.strips, i, j, far))
             visible = visible_pairs(plan.mask, q.slots, pairs.k.slots)
             s = hidden(scores(encoding, params, pairs, visible), visible, masked)
-            # Constant to derivatives: what is taken off scores cancels.
+            # Constant to derivatives: the shift cancels.
             new_top = jnp.maximum(top, jax.lax.stop_gradient(s.max(axis=-1)))
             shift = _shift(new_top)
             p = jnp.exp(s - shift[..., None])

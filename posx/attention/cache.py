@@ -1,6 +1,6 @@
-"""The key/value cache: fixed capacity, filled in arrival order, positions travel with the slots.
+"""The key/value cache: a fixed number of slots, filled in arrival order, with the position of each.
 
-Empty slots, those of padding too, hold zeros, so that `attend` need not clear them at every step.
+Empty slots and slots of padding hold zeros, so that `attend` does not have to clear them at every step.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention.arguments import without_empty
-from posx.encodings.base import Features
+from posx.contract import Features
 from posx.errors import ConfigError
 
 
 class Layer(NamedTuple):
-    """One layer's slots: k, v [b, s, g, d], features {name: [b, s, ...]}; and what later tokens need of earlier ones.
+    """The slots of one layer, k, v [b, s, g, d] and features {name: [b, s, ...]}, and its state for later tokens.
 
-    carry: what `batch_features` gives to go on with, None at first. recent: raw vectors {hook: [b, n, h, d]} where
-    query, key or value looks back.
+    carry: the carry that `batch_features` returned last, None at the start. recent: the raw keys [b, n, g, d] of the
+    last tokens if `key` looks back, else None.
     """
 
     k: jax.Array
     v: jax.Array
     features: Features
     carry: Any
-    recent: dict[str, jax.Array]
+    recent: jax.Array | None
 
 
 class Cache(NamedTuple):
-    """The state that all layers share: pos, idx [b, s] (idx -1 where empty), and how many slots are filled."""
+    """The slots of all layers, their pos and idx [b, s] (idx -1 for an empty slot), and the number of filled slots."""
 
     layers: tuple[Layer, ...]
     pos: jax.Array
@@ -44,7 +44,7 @@ class Cache(NamedTuple):
         return self.idx.shape[1]
 
     def check_room(self, count: int) -> None:
-        """Raise ConfigError if `count` more slots are known not to fit; a traced `filled` is taken as 0."""
+        """Raise ConfigError if `count` more tokens are known not to fit. A traced `filled` counts as 0."""
         filled = 0 if isinstance(self.filled, jax.core.Tracer) else int(self.filled)
         if filled + count > self.capacity:
             raise ConfigError(
@@ -53,30 +53,30 @@ class Cache(NamedTuple):
             )
 
     def check_orders(self, idx: jax.Array) -> None:
-        """Raise ConfigError if orders [b, t] are known not to go on from those in the cache, with padding first."""
+        """Raise ConfigError if orders [b, t] are known not to continue those in the cache, with padding first."""
         if isinstance(idx, jax.core.Tracer) or isinstance(self.idx, jax.core.Tracer):
             return
         rows = np.concatenate([np.asarray(self.idx)[:, : int(self.filled)], np.asarray(idx)], axis=1)
         if ((np.diff(rows, axis=1) <= 0) & (rows[:, :-1] >= 0)).any():
             raise ConfigError(
-                "idx must grow from token to token of a row, in all calls together, and be -1 only before its first "
-                "token. Number each row on from where the cache ends, and pad prompts on the left"
+                "idx must grow from token to token of a row, over all calls, and be -1 only before its first token. "
+                "Continue each row from the last idx in the cache, and pad prompts on the left."
             )
 
     def or_nan(self, x: jax.Array) -> jax.Array:
-        """Return x, or NaN if more was written than fits: JAX then overwrites the last slots without an error."""
+        """Return x, or NaN if more tokens were written than fit: JAX overwrites the last slots without an error."""
         return jnp.where(self.filled <= self.capacity, x, jnp.asarray(jnp.nan, x.dtype))
 
 
 def write(slots: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-    """`new` [b, t, ...] written into slots [b, s, ...] from slot `start` on."""
+    """Write `new` [b, t, ...] into slots [b, s, ...], from slot `start` on."""
     return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), start, axis=1)
 
 
 def advance(cache: Cache, pos: jax.Array, idx: jax.Array) -> Cache:
     """Return the cache with positions and arrival orders [b, t] of the next tokens.
 
-    Raises ConfigError if it has too few free slots, or if the orders are known not to go on from those in it.
+    Raises ConfigError if the cache has too few free slots, or if the orders are known not to continue those in it.
     """
     cache.check_room(pos.shape[1])
     cache.check_orders(idx)

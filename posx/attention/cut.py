@@ -1,8 +1,8 @@
-"""Attention cut over the devices of a mesh: over sequences where they divide them, else heads, else blocks of queries.
+"""Attention sharded over the devices of a mesh: by sequences if devices divide them, else heads, else query blocks.
 
-`with jax.set_mesh(posx.machine.devices.mesh()):` around a jitted call says that it is to be cut. Of a mesh with an axis
-`MODEL` heads are cut over that, in every call, and sequences or blocks of queries over the other. Inside of
-`jax.shard_map`, where each device has a part already, nothing is cut again.
+Call a jitted function under `with jax.set_mesh(posx.machine.devices.mesh()):` to shard it. If the mesh has an axis
+`MODEL`, every call shards heads over that axis, and sequences or query blocks over the other axis. Inside
+`jax.shard_map` each device already has its shard, so nothing is sharded again.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from posx.machine.devices import DATA, MODEL
 
 
 def _size(axis: str) -> int:
-    """Devices along an axis of the mesh around over which nothing was cut yet, 1 without one."""
+    """Return the devices along an axis of the current mesh if nothing is sharded over it yet, else 1."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape[axis] if axis in mesh.auto_axes else 1
 
 
 def is_one_core() -> bool:
-    """Whether what is traced here is computed by one core of a CPU: a device's part of the work, or all there is."""
+    """Return whether one CPU core computes the traced function: a device's shard, or all of it on one core."""
     return jax.default_backend() == "cpu" and (
         DATA in jax.sharding.get_abstract_mesh().axis_names or len(usable_cores()) == 1
     )
 
 
 def cuts_sequences(num_sequences: int) -> bool:
+    """Return whether sequences are sharded over the devices."""
     return _size(DATA) > 1 and num_sequences % _size(DATA) == 0
 
 
 def head_axis(num_sequences: int, num_key_heads: int) -> str | None:
-    """The axis along which each device has heads of its own. XLA cuts what is computed of them, by `spread`; loops see
-    to it. None where heads are whole."""
+    """Return the mesh axis over which heads are sharded, None if each device has all heads.
+
+    After `spread` XLA shards the arrays that are computed from the heads. Loops shard themselves.
+    """
     if _size(MODEL) > 1:
         return MODEL if num_key_heads % _size(MODEL) == 0 else None
     devices = _size(DATA)
@@ -45,16 +48,20 @@ def head_axis(num_sequences: int, num_key_heads: int) -> str | None:
 
 
 def block_devices(num_sequences: int, num_key_heads: int) -> int:
-    """Over how many devices blocks of queries are cut."""
+    """Return the number of devices over which blocks of queries are sharded."""
     taken = cuts_sequences(num_sequences) or head_axis(num_sequences, num_key_heads) == DATA
     return 1 if taken else _size(DATA)
 
 
 def over_sequences(function: Callable[..., jax.Array], whole: Any, *rows: Any, axis: str = DATA) -> jax.Array:
-    """function(whole, *rows), the first axis of its result cut over devices, which divide the number of sequences.
+    """Call function(whole, *rows) on each device's shard; the first axis of its result is sharded as the rows are.
 
-    rows: trees of arrays [b, ...], or [1, ...] for what all sequences share, which stays whole. Key heads in front will
-    do as well.
+    Args:
+      function: the function of one shard.
+      whole: a tree of arrays that every device gets whole.
+      rows: trees of arrays [b, ...], with b a multiple of the devices. Arrays [1, ...], which all sequences share, stay
+        whole. The first axis may be key heads as well.
+      axis: the axis of the mesh.
     """
     b = max(x.shape[0] for x in jax.tree.leaves(rows))
     specs = jax.tree.map(lambda x: PartitionSpec(axis if x.shape[0] == b else None), rows)
@@ -62,10 +69,10 @@ def over_sequences(function: Callable[..., jax.Array], whole: Any, *rows: Any, a
 
 
 def over_blocks(function: Callable[..., jax.Array], whole: Any, blocks: Any) -> jax.Array:
-    """function(whole, numbers, blocks), blocks being a tree of arrays [n, ...]; its result [n, ...].
+    """Call function(whole, numbers, blocks) on each device's blocks, a tree of arrays [n, ...]; its result is [n, ...].
 
-    Of 2n stretches of blocks device i works on the i-th and the i-th from the end, as late queries see more keys than
-    early ones: there are twice as many blocks as devices, or a multiple of that.
+    The number of blocks must be a multiple of twice the number of devices. The blocks form two runs for each device.
+    Device i works on the i-th run and the i-th run from the end, because late queries see more keys than early ones.
     """
     numbers = jnp.arange(jax.tree.leaves(blocks)[0].shape[0])
     devices = _size(DATA)
@@ -78,12 +85,12 @@ def over_blocks(function: Callable[..., jax.Array], whole: Any, blocks: Any) -> 
 
 
 def _over(axis: str, function: Callable, in_specs: Any) -> Callable:
-    """`function` as each device along `axis` calls it with its part; what other axes cut, XLA goes on to cut."""
+    """Map `function` over the shards along `axis`. XLA keeps the sharding over all other axes."""
     return jax.shard_map(function, in_specs=in_specs, out_specs=PartitionSpec(axis), axis_names={axis}, check_vma=False)
 
 
 def spread(x: jax.Array, axis: int = 0, over: str | None = DATA) -> jax.Array:
-    """x, of which each device along `over` is to hold a part along `axis`, where devices divide its size."""
+    """Shard `axis` of x over the mesh axis `over`, if its devices divide the size."""
     if over is None or _size(over) == 1 or x.shape[axis] % _size(over):
         return x
     spec = PartitionSpec(*(over if n == axis else PartitionSpec.UNCONSTRAINED for n in range(x.ndim)))
@@ -91,9 +98,10 @@ def spread(x: jax.Array, axis: int = 0, over: str | None = DATA) -> jax.Array:
 
 
 def _exchanged(x: jax.Array, devices: int, back: bool = False) -> jax.Array:
-    """Of a device's part x [n, ...], stretches 2i and 2i + 1: what it works on, i and 2 * devices - 1 - i. Or back.
+    """Exchange runs 2i and 2i + 1, device i's shard x [n, ...], for the runs i and 2 * devices - 1 - i; or back.
 
-    Sent from device to device: XLA would make the whole of x on each. An even stretch goes to each, and an odd one.
+    Devices send runs to each other, because XLA would gather all of x on each device. Every device receives one even
+    run and one odd run.
     """
     is_even = jax.lax.axis_index(DATA) % 2 == 0
 
@@ -101,8 +109,8 @@ def _exchanged(x: jax.Array, devices: int, back: bool = False) -> jax.Array:
         return jnp.where(is_even, first, second), jnp.where(is_even, second, first)
 
     def sent(part: jax.Array, odd: int) -> jax.Array:
-        stretches = [2 * device + odd for device in range(devices)]
-        pairs = [(device, min(n, 2 * devices - 1 - n)) for device, n in enumerate(stretches)]
+        runs = [2 * device + odd for device in range(devices)]
+        pairs = [(device, min(n, 2 * devices - 1 - n)) for device, n in enumerate(runs)]
         return jax.lax.ppermute(part, DATA, [pair[::-1] for pair in pairs] if back else pairs)
 
     first, second = jnp.split(x, 2)

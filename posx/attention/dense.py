@@ -15,11 +15,11 @@ from posx.attention.tiles import (
     visible_pairs,
     weighted,
 )
-from posx.encodings.base import Encoding, Params
+from posx.contract import Encoding, Params
 
 
 def dense(encoding: Encoding, mask: Mask, params: Params, q: Block, k: Block, **_: Any) -> jax.Array:
-    """Attention outputs [b, h, q, d] before the `output` hook; memory b * h * q * k."""
+    """Return attention outputs [b, h, q, d], in memory b * h * q * k."""
     pairs, visible = Pairs(q, k), visible_pairs(mask, q.slots, k.slots)
     s = scores(encoding, params, pairs, visible)
     # A row that sees nothing has equal scores everywhere and so the mean of all values; it is to return zero.

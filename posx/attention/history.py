@@ -1,4 +1,4 @@
-"""The short history: what some hooks see of the tokens before each one (`Encoding.history`)."""
+"""The short history: the last few tokens before each token, which some hooks read (`Encoding.history`)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posx.encodings.base import Encoding
+from posx.contract import Encoding
 
 
 def seen_by(
     encoding: Encoding, hook: str, x: jax.Array, idx: Any, segment: Any = None, recent: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """What `hook` is given of x [b, t, ...], and what it has to be given as `recent` with the tokens that follow.
-
-    x itself and None where it sees single tokens; else windows [b, t, 1 + n, ...], a token's own first, then the n
-    before it, and the last n tokens [b, n, ...]; zeros where the document has none, and before empty slots.
+    """Return the input of `hook` for x [b, t, ...], and the `recent` of the call for the tokens that follow.
 
     Args:
-      idx, segment: arrival orders and document numbers [t] or [b, t]; idx None where slots stand in that order.
-      recent: [b, n, ...], the tokens that came before all of x, of the same document; None at the start.
+      encoding: whose `history` gives n, the number of earlier tokens that `hook` sees.
+      hook: the name of the hook.
+      x: [b, t, ...].
+      idx: arrival orders [t] or [b, t]; None if the slots are in that order.
+      segment: document numbers [t] or [b, t]; None for one document.
+      recent: [b, n, ...], the tokens of the same document before all of x; None at the start.
+
+    Returns:
+      x and None if n is 0. Else windows [b, t, 1 + n, ...] and the last n tokens [b, n, ...]. A window has the token
+      itself first, then the tokens before it in arrival order. It has zeros before the start of the document, and
+      behind an empty slot.
     """
     n = encoding.history.get(hook, 0)
     if not n:
@@ -33,7 +39,7 @@ def seen_by(
     if idx is None and segment is None:
         before = [whole[:, n - s : n - s + x.shape[1]] for s in range(1, n + 1)]
         return jnp.stack([x, *before], axis=2), whole[:, -n:]
-    idx = jnp.atleast_2d(jnp.arange(x.shape[1]) if idx is None else jnp.asarray(idx))  # documents may be mixed
+    idx = jnp.atleast_2d(jnp.arange(x.shape[1]) if idx is None else jnp.asarray(idx))  # documents may be interleaved
     sources, newest = _by_arrival(idx, segment, n)
     before = [_kept(_taken(whole, source), idx >= 0) for source in sources]
     if segment is not None:
@@ -42,14 +48,15 @@ def seen_by(
 
 
 def _by_arrival(idx: jax.Array, segment: jax.Array | None, n: int) -> tuple[list[jax.Array], jax.Array]:
-    """Where among n recent tokens and those of idx [b or 1, t] the 1st .. n-th before each lie, and the last n of all.
+    """Return the slots of the 1st .. n-th token before each token, n arrays [b or 1, t], and of the last n tokens.
 
-    Empty slots (-1) come before everything, then the recent ones, so that each token has n before it, then document
-    after document, each in its order of arrival.
+    Slots count from the first of the n recent tokens, which precede those of idx [b or 1, t]. The order has empty slots
+    (-1) first, then the recent tokens, so that each token has n tokens before it. Documents follow one by one, each in
+    its order of arrival.
     """
     idx, segment = jnp.broadcast_arrays(idx, jnp.zeros_like(idx) if segment is None else segment)
     kind = jnp.pad(jnp.where(idx < 0, 0, 2), ((0, 0), (n, 0)), constant_values=1)
-    arrival, document = (jnp.pad(x, ((0, 0), (n, 0))) for x in (idx, segment))  # recent ones stay as they are
+    arrival, document = (jnp.pad(x, ((0, 0), (n, 0))) for x in (idx, segment))  # recent tokens keep their order
     order = jnp.lexsort((arrival, document, kind), axis=1)
     rank = jnp.argsort(order, axis=1)[:, n:]
     sources = [jnp.take_along_axis(order, jnp.maximum(rank - s, 0), axis=1) for s in range(1, n + 1)]
@@ -57,17 +64,20 @@ def _by_arrival(idx: jax.Array, segment: jax.Array | None, n: int) -> tuple[list
 
 
 def _taken(x: jax.Array, source: jax.Array) -> jax.Array:
-    """x [b, t, ...] at source [b or 1, s]."""
+    """Return the slots `source` [b or 1, s] of x [b, t, ...]."""
     return jnp.take_along_axis(x, jnp.expand_dims(source, tuple(range(2, x.ndim))), axis=1)
 
 
 def _same_document(segment: jax.Array, n: int, sources: list[jax.Array]) -> list[jax.Array]:
-    """bool [b or 1, t]: whether the 1st .. n-th token before each is of its document. What came before all is zero
-    and may count as either."""
+    """Return whether the 1st .. n-th token before each token is of the same document, n arrays bool [b or 1, t].
+
+    The slots before all tokens hold zeros, so their document does not matter.
+    """
     whole = jnp.pad(segment, ((0, 0), (n, 0)), mode="edge")
     whole = jnp.broadcast_to(whole, (sources[0].shape[0], whole.shape[1])) if whole.shape[0] == 1 else whole
     return [_taken(whole, source) == segment for source in sources]
 
 
 def _kept(x: jax.Array, kept: jax.Array) -> jax.Array:
+    """Replace the slots of x [b, t, ...] by 0 unless `kept` [b or 1, t]."""
     return jnp.where(jnp.expand_dims(kept, tuple(range(2, x.ndim))), x, jnp.zeros((), x.dtype))

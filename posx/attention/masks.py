@@ -1,6 +1,6 @@
-"""Masks as values: who may see whom, by arrival order (`idx`), never by position.
+"""Masks as values: the pairs that may see each other, by arrival order (`idx`), never by position.
 
-A slot with idx -1 is empty or padding: it sees nothing and nobody sees it.
+A slot with idx -1 is empty or padding: it sees no slot, and no slot sees it.
 """
 
 import dataclasses
@@ -12,11 +12,13 @@ from posx.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Visible pairs: no later key if `causal`, none further back than `window` tokens (0: no limit), except the first
-    `sinks` tokens, which stay visible.
+    """The visible pairs of queries and keys.
 
-    Sinks are the tokens of idx below `sinks`: number each row from its first token, not from its padding, as `prefill`
-    does. Packed documents have sinks of their own only if q_idx and k_idx start again with each.
+    causal: later keys are hidden. window: so are all keys but the last `window` tokens, the query included; 0 for no
+    limit. sinks: the first `sinks` tokens stay visible outside the window.
+
+    Sinks are the tokens whose idx is below `sinks`. Number each row from its first token, not from its padding, as
+    `prefill` does. Packed documents have their own sinks only if q_idx and k_idx start at 0 in each document.
     """
 
     causal: bool = True
@@ -25,12 +27,16 @@ class Mask:
 
     def __post_init__(self) -> None:
         if self.window < 0 or self.sinks < 0:
-            raise ConfigError(f"mask: window={self.window} and sinks={self.sinks} must not be negative")
+            raise ConfigError(
+                f"mask: window={self.window}, sinks={self.sinks}: neither may be negative. Give 0 or more."
+            )
         if self.window and not self.causal:
-            raise ConfigError("mask: a window needs causal=True")
+            raise ConfigError(
+                f"mask: window={self.window}, causal=False: a window needs causal=True. Give window=0 or causal=True."
+            )
 
     def visible(self, q_idx: jax.Array, k_idx: jax.Array) -> jax.Array:
-        """bool [q, k] from arrival orders [q] and [k]."""
+        """Return bool [q, k] from arrival orders [q] and [k]."""
         i, j = q_idx[:, None], k_idx[None, :]
         seen = (i >= 0) & (j >= 0)
         if self.causal:
@@ -41,15 +47,15 @@ class Mask:
 
 
 def causal() -> Mask:
-    """Every token sees itself and what came before."""
+    """Return the mask under which each token sees itself and all earlier tokens."""
     return Mask()
 
 
 def full() -> Mask:
-    """Every token sees every token."""
+    """Return the mask under which each token sees all tokens."""
     return Mask(causal=False)
 
 
 def window(size: int, sinks: int = 0) -> Mask:
-    """Every token sees the last `size` tokens, itself included, and the first `sinks` of the sequence."""
+    """Return the mask under which each token sees the last `size` tokens, itself included, and the first `sinks`."""
     return Mask(window=size, sinks=sinks)

@@ -34,4 +34,8 @@ def main(values: dict[str, Any], _: None) -> None:
     if report.failed:
         raise PosxError(f"{len(report.failed)} of {len(report.outcomes)} checks failed: {', '.join(report.failed)}")
     passed = sum(outcome.status == "ok" for outcome in report.outcomes)
-    print(f"all is well: {passed} passed, {len(report.outcomes) - passed} had nothing to check")
+    cls = type(report.encoding)
+    print(
+        f"all is well with {cls.__module__}:{cls.__qualname__}: {passed} passed, "
+        f"{len(report.outcomes) - passed} had nothing to check"
+    )

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import attend, batch_features, causal, refusal, seen_by
+from posx.attention import Slots, attend, batch_features, causal, refusal
 from posx.attention.blockwise import Tiling, blockwise
 from posx.config import DataConfig
+from posx.contract import acting
 from posx.data.store import cache_folder
 from posx.encodings import ENCODINGS, Dims, Encoding, build
 from posx.errors import PosxError
@@ -112,9 +113,10 @@ def tried() -> dict[str, Encoding]:
     found, met = {}, set[str]()
     for name in ENCODINGS:
         encoding = build(name, DIMS)
-        if not met.issuperset(encoding.sites) or not encoding.sites:
+        sites = acting(encoding)
+        if not met.issuperset(sites) or not sites:
             found[name] = encoding
-        met.update(encoding.sites)
+        met.update(sites)
     return found
 
 
@@ -143,9 +145,8 @@ def _attention(name: str, encoding: Encoding) -> Check:
         for heads in (DIMS.num_heads, KEY_HEADS, KEY_HEADS)
     )
     x = jnp.asarray(rng.standard_normal((1, TOKENS, DIMS.model_dim)), jnp.float32)
-    whole: dict[str, Any] = {"q_pos": pos, "k_pos": pos, "x": x if encoding.acts_on("features") else None}
-    last: dict[str, Any] = {"q_pos": pos[-1:], "k_pos": pos, "q_idx": pos[-1:], "k_idx": pos}
-    fits = not refusal(encoding, causal(), in_order=True, segments=False)
+    whole: dict[str, Any] = {"q_slots": pos, "x": x if encoding.acts_on("features") else None}
+    fits = not refusal(encoding, params, causal(), in_order=True, segments=False)
     executors: dict[str, Any] = {"dense": "dense", "blockwise": TILES} | ({"fused": "fused"} if fits else {})
 
     def run(params: Any, one: Any) -> dict[str, jax.Array]:
@@ -153,9 +154,8 @@ def _attention(name: str, encoding: Encoding) -> Check:
         found = {how: attend(encoding, params, q, k, v, **whole, executor=by) for how, by in executors.items()}
         features = batch_features(encoding, params, x, pos)[0]
         found["decoding"] = attend(
-            encoding, params, q[:, -1:], k, v, **last,
-            q_features={name: kept[:, -1:] for name, kept in features.items()}, k_features=features,
-            q_recent=seen_by(encoding, "query", q[:, :-1], None)[1],
+            encoding, params, q[:, -1:], k, v, Slots(pos[-1:], pos[-1:]), Slots(pos, pos),
+            features=({name: kept[:, -1:] for name, kept in features.items()}, features),
         )  # fmt: skip
         found["constant values"] = attend(encoding, params, q, k, same, **whole, executor=TILES).sum(axis=-1)
         return found

@@ -14,11 +14,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-
 from posx.attention import causal, refusal
 from posx.commands import COMMANDS, work_folder
 from posx.config.model import ModelConfig
+from posx.contract import abstract_params, acting
 from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, from_spec, spec_text
 from posx.encodings.grammar import spelt
 from posx.encodings.rates import rates_of, told
@@ -87,7 +86,6 @@ _HEAD = (
     "learned",
     "rate",
     "shift-invariant",
-    "prefix-consistent",
     "defined to",
     "kernels",
     "paper",
@@ -122,27 +120,26 @@ def _facts(encoding: Encoding, dims: Dims) -> dict[str, str]:
     each = sum(arrays.values()) - once
     rate = told((rates_of(encoding, dims),))
     return {
-        "acts on": ", ".join(encoding.sites) or "nothing",
+        "acts on": ", ".join(acting(encoding)) or "nothing",
         "learned": " + ".join(text for n, text in ((once, f"{once:,}"), (each, f"{each:,} a layer")) if n) or "nothing",
         "rate": "-" if rate is None else f"{rate:g} x" if isinstance(rate, float) else "by array",
         "shift-invariant": "yes" if encoding.shift_invariant else "no",
-        "prefix-consistent": "yes" if encoding.prefix_consistent else "no",
         "defined to": "any position" if encoding.max_position is None else f"position {encoding.max_position:,}",
-        "kernels": _kernels(encoding),
-        "beyond L": encoding.extrapolates or "not said",
-        "paper": encoding.paper,
+        "kernels": _kernels(encoding, dims),
+        "beyond L": encoding.about.beyond or "not said",
+        "paper": encoding.about.paper,
     }
 
 
-def _kernels(encoding: Encoding) -> str:
+def _kernels(encoding: Encoding, dims: Dims) -> str:
     """The executors that can serve it: any, or tiles of posx's own, or only whole rows of keys."""
-    if encoding.tiling == "rows":
+    if encoding.tiling != "any":
         return "whole rows"
-    return "tiles" if refusal(encoding, causal(), in_order=True, segments=False) else "any"
+    return "tiles" if refusal(encoding, _arrays(encoding, dims), causal(), in_order=True, segments=False) else "any"
 
 
 def _arrays(encoding: Encoding, dims: Dims) -> dict[str, Any]:
-    return jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+    return abstract_params(encoding, dims)
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
@@ -165,7 +162,6 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
         "L: the training length. learned: numbers once and in each layer, at these sizes (--model_dim and others).",
         "rate: learning rate of these numbers, in times that of the model.",
         "shift-invariant: adding one constant to all positions changes nothing.",
-        "prefix-consistent: later tokens do not change earlier outputs, so that a cache decodes the same text.",
         "kernels: attention that can compute it. any: fused kernels of the device too; tiles: posx's own, in memory "
         "that grows linearly with length; whole rows: posx's own, each query with all of its keys at once.",
         "posx encodings NAME shows one.",

@@ -1,4 +1,4 @@
-"""The registry: names to classes, specs to values and back; the only place that knows names."""
+"""The registry: names to classes, specs to values and back. No other file knows names."""
 
 from __future__ import annotations
 
@@ -8,78 +8,65 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from posx.encodings.base import HOOKS, Dims, Encoding, Features, Params, Relative, Tile, parts
-from posx.encodings.chain import Chain
-from posx.encodings.checks import check_decorated
+from posx.contract import HOOKS, About, ByDistance, Chain, Dims, Encoding, Features, Params, Tile, parts
+from posx.contract.classes import check_decorated
+from posx.contract.fields import snake_case
+from posx.contract.shapes import check_value
+from posx.encodings.adaptive_temperature import AdaptiveTemperature
+from posx.encodings.alibi import Alibi
+from posx.encodings.bam import Bam
+from posx.encodings.cope import Cope
+from posx.encodings.dape import Dape
+from posx.encodings.deberta import Deberta
+from posx.encodings.dynamic_bias import DynamicBias
+from posx.encodings.fire import Fire
+from posx.encodings.fope import Fope
+from posx.encodings.fox import Fox
 from posx.encodings.grammar import parse, unparse
-from posx.encodings.sources import source_digest
-from posx.encodings.values import check_value
+from posx.encodings.grape_a import GrapeA
+from posx.encodings.inkling import Inkling
+from posx.encodings.kerple import Kerple
+from posx.encodings.key_offset import KeyOffset
+from posx.encodings.learned import Learned
+from posx.encodings.llama4_temperature import Llama4Temperature
+from posx.encodings.log_length import LogLength
+from posx.encodings.nape import Nape
+from posx.encodings.nope import Nope
+from posx.encodings.path import Path
+from posx.encodings.pope import Pope
+from posx.encodings.rope import Rope
+from posx.encodings.sandwich import Sandwich
+from posx.encodings.selective_rope import SelectiveRope
+from posx.encodings.shaw import Shaw
+from posx.encodings.sinusoidal import Sinusoidal
+from posx.encodings.ssmax import Ssmax
+from posx.encodings.t5 import T5
+from posx.encodings.transformer_xl import TransformerXL
+from posx.encodings.tupe import Tupe
+from posx.encodings.xpos import Xpos
 from posx.errors import ConfigError, nearest
 from posx.fields import typed_fields
+from posx.files.sources import source_digest
 from posx.lazy import modules_of
 
-#: Every encoding by name, and the file and class that define it.
-_DEFINED = {
-    "nope": "nope:Nope",
-    "sinusoidal": "absolute.sinusoidal:Sinusoidal",
-    "learned": "absolute.learned:Learned",
-    "shaw": "relative.shaw:Shaw",
-    "transformer_xl": "relative.transformer_xl:TransformerXL",
-    "t5": "biases.t5:T5",
-    "tupe": "biases.tupe:Tupe",
-    "deberta": "relative.deberta:Deberta",
-    "rope": "rotary.rope:Rope",
-    "xpos": "rotary.xpos:Xpos",
-    "pope": "rotary.pope:Pope",
-    "fope": "rotary.fope:Fope",
-    "selective_rope": "rotary.selective_rope:SelectiveRope",
-    "key_offset": "rotary.key_offset:KeyOffset",
-    "alibi": "biases.alibi:Alibi",
-    "fox": "content.fox:Fox",
-    "cope": "content.cope:Cope",
-    "dape": "content.dape:Dape",
-    "inkling": "content.inkling:Inkling",
-    "grape_a": "content.grape_a:GrapeA",
-    "path": "content.path:Path",
-    "kerple": "biases.kerple:Kerple",
-    "bam": "biases.bam:Bam",
-    "sandwich": "biases.sandwich:Sandwich",
-    "fire": "biases.fire:Fire",
-    "dynamic_bias": "biases.dynamic_bias:DynamicBias",
-    "nape": "biases.nape:Nape",
-    "log_length": "temperatures.log_length:LogLength",
-    "ssmax": "temperatures.ssmax:Ssmax",
-    "llama4_temperature": "temperatures.llama4_temperature:Llama4Temperature",
-    "adaptive_temperature": "temperatures.adaptive_temperature:AdaptiveTemperature",
-}
+#: Every encoding by name, its class in snake case.
+ENCODINGS: dict[str, type[Encoding]] = {snake_case(cls): cls for cls in (
+    Nope, Sinusoidal, Learned, Shaw, TransformerXL, T5, Tupe, Deberta, Rope, Xpos, Pope, Fope, SelectiveRope,
+    KeyOffset, Alibi, Fox, Cope, Dape, Inkling, GrapeA, Path, Kerple, Bam, Sandwich, Fire, DynamicBias, Nape,
+    LogLength, Ssmax, Llama4Temperature, AdaptiveTemperature,
+)}  # fmt: skip
 
-
-def _defined(place: str) -> type[Encoding]:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-
-
-ENCODINGS: dict[str, type[Encoding]] = {name: _defined(place) for name, place in _DEFINED.items()}
-
-#: What a combination of encodings is called where it stands as a mapping; in a text it is written with +.
+#: The name of a combination of encodings in a mapping. A text has + instead.
 CHAIN = "chain"
 
 Spec = str | Mapping[str, Any] | Sequence[Any] | Encoding
 
 
-_module = modules_of(__name__)
-
-
-def __getattr__(name: str) -> Any:
-    """Return a registered class by its own name, as for `from posx.encodings import Rope`, or a module of this room."""
-    for cls in ENCODINGS.values():
-        if cls.__name__ == name:
-            return cls
-    return _module(name)
+__getattr__ = modules_of(__name__)
 
 
 def encoding_class(name: str) -> type[Encoding]:
-    """The class behind a registry name, or behind "package.module:Class" for a user's own. Raises ConfigError."""
+    """Return the class of a registry name, or of a user's "package.module:Class". Raises ConfigError."""
     if name in ENCODINGS:
         return ENCODINGS[name]
     if name == CHAIN:
@@ -89,7 +76,7 @@ def encoding_class(name: str) -> type[Encoding]:
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except ConfigError as error:  # of an encoding's class, see `checks`
+    except ConfigError as error:  # from the class itself, see `posx.contract.classes`
         raise ConfigError(f"encoding {name!r}: {error}") from None
     except (Exception, SystemExit) as error:  # importing runs the user's own code
         meant = f"; did you mean {module_name[:-3]}:{class_name}?" if module_name.endswith(".py") else ""
@@ -97,12 +84,12 @@ def encoding_class(name: str) -> type[Encoding]:
     if not (isinstance(found, type) and issubclass(found, Encoding)):
         raise ConfigError(f"encoding {name!r} is not a frozen dataclass that derives from posx.Encoding")
     check_decorated(found)
-    source_digest(found)  # now, while the file is what was imported
+    source_digest(found)  # now, before the file can change
     return found
 
 
 def encoding_name(encoding: Encoding) -> str:
-    """The registry name of a value's class, "a+b" for a chain, "package.module:Class" for a user's own."""
+    """Return the registry name of a value's class, "a+b" for a chain, "package.module:Class" for a user's class."""
     if isinstance(encoding, Chain):
         return "+".join(encoding_name(part) for part in encoding.parts)
     by_class = {cls: name for name, cls in ENCODINGS.items()}
@@ -111,20 +98,24 @@ def encoding_name(encoding: Encoding) -> str:
 
 
 def spec_text(spec: Spec) -> str:
-    """What can be typed for `spec`, with the fields that it sets to other than their defaults: rope(base=500000)+alibi.
+    """Return the text of `spec` with the fields that differ from their defaults: rope(base=500000)+alibi.
 
     Raises ConfigError as `build` does.
     """
-    return unparse(_told(from_spec(spec)))
+    return unparse(_shortest(from_spec(spec)))
 
 
 def build(spec: Spec, dims: Dims) -> Encoding:
-    """The resolved encoding that `spec` names: a text such as "rope(base=500000)+alibi" (see `grammar`), a mapping with
-    `name` and fields, or a list of either for a Chain.
+    """Return the resolved encoding that `spec` names.
 
-    Raises ConfigError for an unknown name or field (with the nearest valid one), a value of the wrong type, sizes
-    that do not fit the method, or a hook that does not give what the formula needs (see `shapes`). The text "auto"
-    leaves a field to be resolved from `dims`.
+    Args:
+      spec: a text such as "rope(base=500000)+alibi" (see `grammar`), a mapping with `name` and fields, or a list of
+        either for a Chain. The text "auto" leaves a field to be resolved from `dims`.
+      dims: the sizes of the model.
+
+    Raises:
+      ConfigError: a name or field is unknown, a value has the wrong type, or the sizes do not fit the method. Also if a
+        hook does not return the shapes that the formula needs (see `posx.contract.shapes`).
     """
     encoding = from_spec(spec)
     resolved = _called(f"{type(encoding).__name__}.resolve", encoding.resolve, dims)
@@ -135,7 +126,7 @@ def build(spec: Spec, dims: Dims) -> Encoding:
 
 
 def from_spec(spec: Spec) -> Encoding:
-    """The value that `spec` names, its open fields open: nothing is resolved. Raises ConfigError as `build` does."""
+    """Return the value that `spec` names, with its open fields still open. Raises ConfigError as `build` does."""
     if isinstance(spec, Encoding):
         return spec
     if isinstance(spec, str):
@@ -151,7 +142,7 @@ def from_spec(spec: Spec) -> Encoding:
 
 
 def given_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that a mapping sets, typed, encodings in them as values; those that it leaves open are not among them.
+    """Return the fields that a mapping sets, with their types, and encodings as values. Open fields are left out.
 
     Raises ConfigError.
     """
@@ -164,7 +155,7 @@ def given_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spec_of(encoding: Encoding) -> dict[str, Any] | list[Any]:
-    """The spec that `from_spec` makes this very value of: a mapping that names every field, a list for a Chain."""
+    """Return the spec that `from_spec` turns into this value: a mapping with every field, or a list for a Chain."""
     if isinstance(encoding, Chain):
         return [spec_of(part) for part in encoding.parts]
     values = {field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding) if field.init}
@@ -172,27 +163,27 @@ def spec_of(encoding: Encoding) -> dict[str, Any] | list[Any]:
 
 
 def code_of(layers: Iterable[Encoding]) -> dict[str, str]:
-    """{name: digest of its source} of the user's own classes among `layers`, in chains and fields too; see `sources`.
+    """Return {name: digest of its source} of the user's classes in `layers`, also inside chains and fields.
 
-    Encodings of posx are not among them.
+    Encodings of posx have no digest, see `posx.files.sources`.
     """
     values = [part for encoding in dict.fromkeys(layers) for part in parts(encoding)]
     digests = {encoding_name(value): source_digest(type(value)) for value in values}
     return {name: digest for name, digest in sorted(digests.items()) if digest}
 
 
-def _told(value: Any) -> Any:
-    """`value` as a spec that names only what is not the default."""
+def _shortest(value: Any) -> Any:
+    """Return `value` as a spec of the fields that differ from their defaults."""
     if isinstance(value, Chain):
-        return [_told(part) for part in value.parts]
+        return [_shortest(part) for part in value.parts]
     if isinstance(value, tuple):
-        return tuple(map(_told, value))
+        return tuple(map(_shortest, value))
     if not isinstance(value, Encoding):
         return value
     given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
     defaults = {f.name: f.default for f in dataclasses.fields(value)}
-    told = {name: _told(inner) for name, inner in given.items() if inner is not None and inner != defaults[name]}
-    return {"name": encoding_name(value), **told}
+    changed = {name: _shortest(inner) for name, inner in given.items() if inner is not None and inner != defaults[name]}
+    return {"name": encoding_name(value), **changed}
 
 
 def _name(spec: Mapping[str, Any]) -> str:
@@ -202,7 +193,7 @@ def _name(spec: Mapping[str, Any]) -> str:
 
 
 def _nested(value: Any, hint: Any) -> Any:
-    """The value of a field of type `hint`, made from its spec where it holds encodings."""
+    """Return the value of a field of type `hint`. Specs in it become encodings."""
     kinds = (hint, *typing.get_args(hint))
     if not any(isinstance(kind, type) and issubclass(kind, Encoding) for kind in kinds):
         return value
@@ -220,17 +211,20 @@ def _plain(value: Any) -> Any:
     return spec_of(value) if isinstance(value, Encoding) else value
 
 
-def _called(what: str, function: Callable, *args: Any, **fields: Any) -> Any:
-    """What a user's own code on the host returns; what it raises becomes one line."""
+def _called(name: str, function: Callable, /, *args: Any, **fields: Any) -> Any:
+    """Call a user's code. Its exception becomes a ConfigError of one line."""
     try:
         return function(*args, **fields)
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{what} raises {type(error).__name__}: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{name} raises {type(error).__name__}: {' '.join(str(error).split())}") from None
 
 
 __all__ = [
-    "CHAIN", "ENCODINGS", "HOOKS", "Chain", "Dims", "Encoding", "Features", "Params", "Relative", "Tile",
+    "CHAIN", "ENCODINGS", "HOOKS", "T5", "About", "AdaptiveTemperature", "Alibi", "Bam", "ByDistance", "Chain", "Cope",
+    "Dape", "Deberta", "Dims", "DynamicBias", "Encoding", "Features", "Fire", "Fope", "Fox", "GrapeA", "Inkling",
+    "Kerple", "KeyOffset", "Learned", "Llama4Temperature", "LogLength", "Nape", "Nope", "Params", "Path", "Pope",
+    "Rope", "Sandwich", "SelectiveRope", "Shaw", "Sinusoidal", "Ssmax", "Tile", "TransformerXL", "Tupe", "Xpos",
     "build", "code_of", "encoding_class", "encoding_name", "from_spec", "given_fields", "spec_of", "spec_text",
 ]  # fmt: skip

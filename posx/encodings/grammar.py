@@ -1,10 +1,10 @@
-"""The text of a spec: what is printed can be typed.
+"""The text of a spec: every printed spec can be typed.
 
     rope    rope(base=500000)    rope + alibi    t5(max_distance=128)    my_module:MyEncoding(gain=3)
     dape(base=t5(max_distance=128)) + log_length    learned(beyond=clamp)    tupe(untied=(0, 3))
 
-Python's own grammar, read with `ast` and never evaluated: a name or a call with keywords, and + between the parts of a
-chain. A word that stands as a value is a text or a nested name, as its field has it.
+It is Python's grammar, read with `ast` and never evaluated: a name or a call with keywords, and + between the parts of
+a chain. A word as a value is a text or the name of an encoding, depending on its field.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from typing import Any
 
 from posx.errors import ConfigError
 
-#: Stands for the colon of "my_module:MyEncoding" while Python reads the text: a letter that nobody types.
+#: Replaces the colon of "my_module:MyEncoding" while Python reads the text: a letter that nobody types.
 _COLON = "\u02d0"
 _OWN_CLASS = re.compile(r"(?<=\w):(?=[^\W\d])")
 
 
 def parse(text: str) -> dict[str, Any] | list[Any]:
-    """The mapping with `name` and fields that `text` spells, or a list of them for a chain.
+    """Return the mapping of `name` and fields that `text` spells, or a list of mappings for a chain.
 
-    Raises ConfigError that points at what cannot be read. Names and fields are not looked up here.
+    Raises ConfigError that points at the unreadable part. Names and fields are not looked up here.
     """
     parts = [_named(part, text) for part in _summands(_tree(text, "this is no encoding"))]
     return parts[0] if len(parts) == 1 else parts
 
 
 def parse_value(text: str) -> Any:
-    """What `text` spells where it stands as the value of a field: "(0, 3)", "True". Raises ConfigError."""
+    """Return the value of a field that `text` spells, such as "(0, 3)" or "True". Raises ConfigError."""
     return _value(_tree(text, "this is no value"), text)
 
 
 def _tree(text: str, why: str) -> ast.expr:
     try:
-        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # of escapes that Python has not
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # for unknown escapes
             return ast.parse(_OWN_CLASS.sub(_COLON, text.strip()), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         place = (getattr(error, "offset", None) or 1) - 1
@@ -105,7 +105,7 @@ def _unreadable(text: str, word: str, why: str) -> str:
 
 
 def unparse(spec: str | Mapping[str, Any] | Sequence[Any]) -> str:
-    """The text that `parse` reads as `spec`: rope(base=500000)+alibi."""
+    """Return the text that `parse` reads as `spec`: rope(base=500000)+alibi."""
     if isinstance(spec, str):
         return spec
     if isinstance(spec, Mapping):
@@ -115,7 +115,7 @@ def unparse(spec: str | Mapping[str, Any] | Sequence[Any]) -> str:
 
 
 def spelt(value: Any) -> str:
-    """The value of a field as it is typed. Raises ConfigError for what cannot be."""
+    """Return the text of a field's value. Raises ConfigError if it has none."""
     if isinstance(value, Mapping) or (isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value)):
         return unparse(value)
     if isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value):
@@ -124,7 +124,7 @@ def spelt(value: Any) -> str:
         items = ", ".join(map(spelt, value))
         return f"({items},)" if len(value) == 1 else f"({items})"
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{value} has no place in a spec: numbers are finite")
+        raise ConfigError(f"{value}: a number in a spec must be finite")
     if isinstance(value, float) and value.is_integer() and 0 < abs(value) < 1e15:
         return repr(int(value))
     return repr(value)

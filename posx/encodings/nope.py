@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from posx.encodings.base import Encoding
+from posx.contract import About, Encoding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +14,4 @@ class Nope(Encoding):
     Reference: Haviv et al. 2022, arXiv 2203.16634; Kazemnejad et al. 2023, arXiv 2305.19466.
     """
 
-    caches_mapped_keys = True
-    extrapolates = "a little: defined everywhere, attention spreads with length"
-    paper = "arXiv 2203.16634"
+    about = About("arXiv 2203.16634", "a little: defined everywhere, attention spreads with length")

@@ -1,7 +1,7 @@
-"""How the parameters of an encoding are trained: at a multiple of the model's learning rate, with or without decay.
+"""The learning rate and the weight decay of each parameter of an encoding.
 
-How far a bias table must move, and how far a projection, are not the same, so one learning rate judges encodings by the
-optimizer: T5's table, which starts at 0.1, hardly comes to a nat in 1,200 steps of AdamW at 2e-3.
+A bias table must move further than a projection, so one learning rate for all would judge encodings by the optimizer.
+T5's table starts at 0.1 and hardly reaches a nat in 1,200 steps of AdamW at 2e-3.
 """
 
 from __future__ import annotations
@@ -10,38 +10,29 @@ import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import jax
-
-from posx.encodings.around import Around
-from posx.encodings.base import Dims, Encoding
-from posx.encodings.chain import Chain
+from posx.contract import Composite, Dims, Encoding, abstract_params
 
 
 class Rate(NamedTuple):
-    """Of one parameter. lr_multiplier: times the model's learning rate; decays: whether weight decay acts on it."""
+    """The rate of one parameter, as a multiple of the model's. decays: whether weight decay acts on it."""
 
     lr_multiplier: float = 1.0
     decays: bool = False
 
 
-#: Of every layer, its encoding's parameters by name; what is not named is trained at Rate().
+#: The rates of each layer's parameters by name. Parameters without a name here are trained at Rate().
 Rates = tuple[tuple[tuple[str, Rate], ...], ...]
 
 
 @functools.lru_cache(maxsize=1024)
 def rates_of(encoding: Encoding, dims: Dims, multiplier: float = 0.0) -> tuple[tuple[str, Rate], ...]:
-    """Those of a resolved encoding's parameters, by name; `multiplier`, unless it is 0, for the class's own."""
-    if isinstance(encoding, Chain):
-        return tuple(
-            (f"{n}.{name}", rate)
-            for n, part in enumerate(encoding.parts)
-            for name, rate in rates_of(part, dims, multiplier)
-        )
-    params = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
-    factor = float(multiplier or encoding.lr_multiplier)
+    """Return the rates of a resolved encoding's parameters by name; `multiplier` replaces the class's own unless 0."""
+    params = abstract_params(encoding, dims)
+    factor = float(multiplier or encoding.about.lr_multiplier)
     rates = {name: Rate(factor, name in encoding.decayed) for name in params}
-    if isinstance(encoding, Around):
-        rates |= {f"base.{name}": rate for name, rate in rates_of(encoding.base, dims, multiplier)}
+    if isinstance(encoding, Composite):
+        for part_name, part in encoding.named_parts().items():
+            rates |= {f"{part_name}.{name}": rate for name, rate in rates_of(part, dims, multiplier)}
     return tuple(sorted(rates.items()))
 
 
@@ -54,23 +45,25 @@ def to_json(rates: Rates) -> list[dict[str, Any]]:
 
 
 def from_json(layers: Any) -> Rates:
-    """The inverse of `to_json`. Raises TypeError or AttributeError for what is no such list."""
+    """Return the rates that `to_json` wrote. Raises TypeError or AttributeError if `layers` is not such a list."""
     return tuple(tuple((name, Rate(**rate)) for name, rate in layer.items()) for layer in layers)
 
 
 def special(rates: Rates) -> dict[str, Rate]:
-    """{"layer.parameter": rate} of those that are trained otherwise than all were before there were rates."""
+    """Return {"layer.parameter": rate} of the parameters with a multiplier other than 1 or with decay."""
     return {f"{n}.{name}": rate for n, layer in enumerate(rates) for name, rate in layer if rate != Rate()}
 
 
 def multipliers(rates: Rates) -> list[float]:
-    """Those that some parameter has, increasing."""
+    """Return the multipliers of all parameters, sorted, each once."""
     return sorted({rate.lr_multiplier for layer in rates for _, rate in layer})
 
 
 def told(rates: Rates) -> float | list[dict[str, float]] | None:
-    """The multipliers as rows have them: one number for all, {name: number} of every layer where they differ, or None
-    where nothing is learned."""
+    """Return the multipliers in the form of a JSON row.
+
+    One number for all, {name: number} for each layer if they differ, or None if nothing is learned.
+    """
     found = multipliers(rates)
     if len(found) > 1:
         return [{name: rate.lr_multiplier for name, rate in layer} for layer in rates]

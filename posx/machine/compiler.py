@@ -1,4 +1,4 @@
-"""What stands around products, against a fault of XLA's CPU compiler: `posx.machine.guard` tells of it."""
+"""A barrier around products, against a fault of XLA's CPU compiler that `posx.machine.guard` describes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 
-def apart(tree: Any) -> Any:
-    """The floats of `tree`, exactly as they are, at a place where XLA's CPU compiler neither looks through nor fuses.
+def barrier(tree: Any) -> Any:
+    """Return `tree` bit for bit, behind a barrier that XLA's CPU compiler neither looks through nor fuses across.
 
-    For the operands of products, so that none is seen to be constant along an axis, and for results that may be summed.
-    The barrier alone is gone before kernels are formed (jaxlib 0.10.2 and 0.11.0; not from 0.11.2 on), the rounding to
-    their precision alone lets constants through. Derivatives of every kind and order pass, kept apart in the same way.
+    It is for the operands of products, so that none is seen to be constant along an axis, and for results that may be
+    summed. XLA's own barrier is gone before kernels are formed (jaxlib 0.10.2 and 0.11.0; not from 0.11.2 on), and the
+    rounding alone lets constants through. Derivatives of every kind and order pass, behind a barrier too.
     """
     if jax.default_backend() != "cpu":
         return tree

@@ -9,7 +9,7 @@ first 169 random ones were right.
 
 Two guards, as neither reaches everything:
 
-* `posx.machine.compiler.apart` stands around posx's own products and makes the pattern impossible there, whatever the
+* `posx.machine.compiler.barrier` stands around posx's own products and makes the pattern impossible there, whatever the
   flags.
 * Importing posx adds --xla_cpu_experimental_ynn_fusion_type=-reduce to XLA_FLAGS: no reductions in these kernels. The
   hooks of a user's encoding and a user's own model end in numbers that posx prints too, and `apart` does not reach into

@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import attend
-from posx.encodings import Encoding, Features
-from posx.encodings.base import acting
-from posx.encodings.chain import Chain
-from posx.encodings.nope import Nope
-from posx.encodings.rotary.rope import Rope
+from posx.attention import Mask, Slots, attend, batch_features
+from posx.attention.products import mapped_products
+from posx.attention.tiles import Arrangement, Block, Pairs, with_terms
+from posx.contract import Chain, Encoding, acting
+from posx.encodings import Nope, Rope
 from posx.plots.models import Subject
 
 MOST_POSITIONS = 256  # of a matrix
@@ -46,34 +45,29 @@ def added_to_embeddings(subject: Subject) -> np.ndarray | None:
 
 
 def content_free(subject: Subject, length: int, queries: slice = slice(None)) -> np.ndarray | None:
-    """[head, query, key]: the logits of zero vectors at positions 0 to `length` - 1; None where all of them are 0."""
+    """Return the logits of zero vectors [head, query, key] at positions 0 to `length` - 1, before `score`.
+
+    None if all of them are 0.
+    """
     encoding, dims, params = at_length(subject, length), subject.dims, subject.params
-    k_pos = jnp.arange(length, dtype=jnp.int32)
-    q_pos = k_pos[queries]
-    s = np.zeros((dims.num_heads, len(q_pos), length))
-    features = _features(subject, encoding, length)
-    if encoding.acts_on("query") or encoding.acts_on("key"):
-        q_zeros, k_zeros = _zeros(encoding, "query", subject, len(q_pos)), _zeros(encoding, "key", subject, length)
-        q = encoding.query(params, q_zeros, q_pos, _of(features, queries))
-        k = encoding.key(params, k_zeros, k_pos, features)
-        falls = _decay(subject, encoding, q_pos[:, None] - k_pos[None, :])
-        maps: Any = zip(q, k, strict=True) if isinstance(q, tuple) else [(q, k)]
-        of_maps = [_products(of_q, of_k, falls) for of_q, of_k in maps]
-        regime = encoding.regime(params, q_pos, k_pos)
-        s = s + (of_maps[0] if regime is None else np.choose(np.asarray(regime), of_maps))
-    inside = encoding.relative(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
-    if inside is not None:
-        s = s + np.asarray(inside, np.float64).T.reshape(-1, len(q_pos), length)
-    temperature = encoding.temperature(params, q_pos, _of(features, queries))
-    if temperature is not None:
-        s = s * np.atleast_2d(np.asarray(temperature, np.float64))[:, :, None]
-    s = s / math.sqrt(dims.head_dim)
-    bias = encoding.bias(params, q_pos, k_pos)
-    s = s if bias is None else s + np.asarray(bias, np.float64)
-    if encoding.acts_on("potential"):
-        u = np.asarray(encoding.potential(params, k_pos, features), np.float64).sum(axis=-1).T
-        s = s + u[:, queries, None] - u[:, None, :]
+    pos = np.arange(length, dtype=np.int32)
+    zeros = jnp.zeros((1, length, 1, dims.head_dim), jnp.float32)
+    q, k = (jnp.repeat(zeros, heads, axis=2) for heads in (dims.num_heads, dims.kv_heads))
+    of_keys = batch_features(encoding, params, jnp.zeros((1, length, dims.model_dim), jnp.float32), pos)[0]
+    features = ({name: array[:, queries] for name, array in of_keys.items()}, of_keys)
+    found = attend(
+        encoding, params, q[:, queries], k, k, Slots(pos[queries], pos[queries]), Slots(pos, pos),
+        features=features, executor=_logits,
+    )  # fmt: skip
+    s = np.asarray(found[0], np.float64).swapaxes(0, 1)
     return s if np.any(s) else None
+
+
+def _logits(encoding: Encoding, mask: Mask, params: Any, q: Block, k: Block, order: Arrangement) -> jax.Array:
+    """An executor that returns scores [b, h, q, k] before `score`."""
+    pairs = Pairs(q, k)
+    s = mapped_products(encoding, params, pairs.pos, q.tokens.mapped, k.tokens.mapped)
+    return with_terms(encoding, params, s, pairs)
 
 
 def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
@@ -89,13 +83,15 @@ def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
     return np.zeros((len(whole), n)) if last is None else last[:, 0, ::-1]
 
 
-def temperatures(subject: Subject) -> np.ndarray | None:
+def logit_scales(subject: Subject) -> np.ndarray | None:
     """[head or 1, position]: what products are multiplied by at each query, of a layer input of zeros; None where that
     is the same everywhere."""
     n = num_positions(subject)
     encoding = at_length(subject, n)
     pos = jnp.arange(n, dtype=jnp.int32)
-    found = encoding.temperature(subject.params, pos, _features(subject, encoding, n))
+    nothing = jnp.zeros((1, n, subject.dims.model_dim), jnp.float32)
+    features = jax.tree.map(lambda x: x[0], batch_features(encoding, subject.params, nothing, pos)[0])
+    found = encoding.logit_scale(subject.params, pos, features)
     values = None if found is None else np.atleast_2d(np.asarray(found, np.float64))
     return None if values is None or np.ptp(values) < _SAME else values
 
@@ -111,30 +107,23 @@ def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     if encoding.history or encoding.acts_on("features") or not acting(encoding, ("query", "key")):
         return None
     distances = np.unique(np.linspace(0, n - 1, min(n, MOST_POSITIONS // 2)).astype(np.int32))
-    q = _turned(encoding.query, subject, dims.num_heads, np.array([n - 1]))
-    k = _turned(encoding.key, subject, _kv_heads(subject), n - 1 - distances)
-    k = np.repeat(k, q.shape[3] // k.shape[3], axis=3)
-    k = k * _decay(subject, encoding, distances)[None, :, None]
-    of_maps = np.einsum("anchd,archd->ahr", q, k) / dims.head_dim
-    q_pos, k_pos = (jnp.asarray(pos, jnp.int32) for pos in ([n - 1], n - 1 - distances))
-    regime = encoding.regime(subject.params, q_pos, k_pos)
-    found = of_maps[0] if regime is None else np.choose(np.asarray(regime), of_maps)
+    q = _rotated(encoding.query, subject, dims.num_heads, np.array([n - 1]))
+    k = _rotated(encoding.key, subject, subject.dims.kv_heads, n - 1 - distances)
+    k = np.repeat(k, q.shape[2] // k.shape[2], axis=2)
+    k = k * _decay(subject, encoding, distances)[:, None]
+    found = np.einsum("nchd,rchd->hr", q, k) / dims.head_dim
     return (distances, found) if np.ptp(found) > _SAME else None
 
 
-def _turned(hook, subject: Subject, heads: int, positions: np.ndarray) -> np.ndarray:
-    """[map, position, channel, head, d']: what token maps, one for each regime, make of each basis vector, less what
-    they make of zero."""
+def _rotated(hook: Any, subject: Subject, heads: int, positions: np.ndarray) -> np.ndarray:
+    """Return what a token map makes of each basis vector, less what it makes of zero: [position, channel, head, d']."""
     d, n = subject.dims.head_dim, len(positions)
     basis = np.broadcast_to(np.eye(d, dtype=np.float32)[None, :, None, :], (n, d, heads, d)).reshape(n * d, heads, d)
     pos = jnp.asarray(np.repeat(positions, d), jnp.int32)
-
-    def mapped(vectors: np.ndarray) -> np.ndarray:
-        found = hook(subject.params, jnp.asarray(vectors), pos, {})
-        return np.array(found if isinstance(found, tuple) else [found], np.float64)
-
-    turned = mapped(basis) - mapped(np.zeros_like(basis))
-    return turned.reshape(len(turned), n, d, heads, -1)
+    mapped, zero = (
+        np.asarray(hook(subject.params, jnp.asarray(x), pos, {}), np.float64) for x in (basis, np.zeros_like(basis))
+    )
+    return (mapped - zero).reshape(n, d, heads, -1)
 
 
 def on_random_tokens(subject: Subject) -> np.ndarray | None:
@@ -144,16 +133,16 @@ def on_random_tokens(subject: Subject) -> np.ndarray | None:
     """
     dims, n = subject.dims, min(num_positions(subject), MOST_POSITIONS // 2)
     encoding, rng = at_length(subject, n), np.random.default_rng(0)
-    if not encoding.sites or acting(encoding, ("embed", "relative", "value", "mix", "output")):
+    if not acting(encoding) or acting(encoding, ("embed",)) or relative_lengths(subject):
         return None
-    shapes = (dims.num_heads, dims.head_dim), (_kv_heads(subject), dims.head_dim), (dims.model_dim,)
+    shapes = (dims.num_heads, dims.head_dim), (subject.dims.kv_heads, dims.head_dim), (dims.model_dim,)
     q, k, x = (jnp.asarray(rng.standard_normal((1, n, *shape)), jnp.float32) for shape in shapes)
-    v = jnp.broadcast_to(jnp.eye(n, dtype=jnp.float32)[None, :, None], (1, n, _kv_heads(subject), n))
+    v = jnp.broadcast_to(jnp.eye(n, dtype=jnp.float32)[None, :, None], (1, n, subject.dims.kv_heads, n))
 
     @functools.partial(jax.jit, static_argnums=0)
     def log_weights(encoding: Encoding, params: Any) -> jax.Array:
         pos, kept = np.arange(n, dtype=np.int32), x if encoding.acts_on("features") else None
-        o = attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=kept, executor="dense")
+        o = attend(encoding, params, q, k, v, pos, x=kept, executor="dense")
         return jnp.log(o[0].swapaxes(0, 1))
 
     changed = np.asarray(log_weights(encoding, subject.params) - log_weights(Nope(), {}), np.float64)
@@ -175,7 +164,7 @@ def with_random_arrays(subject: Subject) -> Subject:
 def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:
     """Return {what the vectors are for: [distance]}: their lengths, mean over heads."""
     n = num_positions(subject)
-    found = at_length(subject, n).relative(subject.params, jnp.arange(n, dtype=jnp.int32))
+    found = at_length(subject, n).by_distance(subject.params, jnp.arange(n, dtype=jnp.int32))
     vectors = {"for queries": found.query, "for keys": found.key, "added to values": found.value}
     return {
         name: np.linalg.norm(np.asarray(values), axis=-1).mean(axis=1)
@@ -200,41 +189,9 @@ def rope_bound(head_dim: int, distances: np.ndarray, base: float = 10000.0) -> n
     return np.asarray(np.abs(partial).mean(axis=1))
 
 
-def _products(q: jax.Array, k: jax.Array, falls: np.ndarray) -> np.ndarray:
-    """[h, q, k] of q [q, h, d] and k [k, g, d], channels multiplied by falls [q, k, h or 1, d], or [1, 1, 1] for 1."""
-    queries, keys = np.asarray(q, np.float64), np.repeat(np.asarray(k, np.float64), q.shape[1] // k.shape[1], axis=1)
-    if falls.size == 1:
-        return np.einsum("qhd,khd->hqk", queries, keys)
-    rows = [np.einsum("hd,khd->hk", row, keys * fall) for row, fall in zip(queries, falls, strict=True)]
-    return np.stack(rows, axis=1)
-
-
 def _decay(subject: Subject, encoding: Encoding, distances: Any) -> np.ndarray:
     """What products fall to: [*distances, h or 1, d'], or [1, 1, 1] where they do not."""
     rate = encoding.decay(subject.params)
     if rate is None:
         return np.ones((1, 1, 1))
     return np.exp(-np.asarray(rate, np.float64) * np.asarray(distances)[..., None, None])
-
-
-def _zeros(encoding: Encoding, hook: str, subject: Subject, count: int) -> jax.Array:
-    """What `hook`, query or key, is given where all vectors are zero."""
-    heads, back = subject.dims.num_heads if hook == "query" else _kv_heads(subject), encoding.history.get(hook, 0)
-    return jnp.zeros((count, *([1 + back] if back else []), heads, subject.dims.head_dim), jnp.float32)
-
-
-def _of(features: Features, tokens: slice) -> Features:
-    return {name: values[tokens] for name, values in features.items()}
-
-
-def _kv_heads(subject: Subject) -> int:
-    return subject.dims.num_kv_heads or subject.dims.num_heads
-
-
-def _features(subject: Subject, encoding: Encoding, length: int) -> Features:
-    """What tokens keep beside their keys where the layer's input is zero."""
-    if not encoding.acts_on("features"):
-        return {}
-    back = encoding.history.get("features", 0)
-    nothing = jnp.zeros((length, *([1 + back] if back else []), subject.dims.model_dim), jnp.float32)
-    return encoding.features(subject.params, nothing, jnp.arange(length, dtype=jnp.int32), None)[0]

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
+from posx.contract import acting
 from posx.plots import effects, look
 from posx.plots.effects import rope_bound
 from posx.plots.models import Subject
@@ -20,7 +21,7 @@ __all__ = ["encodings", "rope_bound"]
 _HEAD_COLORS = ("#332288", "#0072B2", "#56B4E9", "#009E73", "#8A8A1F", "#E69F00", "#D55E00", "#882255")
 _LINES = (("#0072B2", "-"), ("#D55E00", (0, (5, 2))), ("#009E73", (0, (1.5, 1.5))))
 #: Hooks of which no panel tells anything: what they do hangs on the text.
-_NOT_DRAWN = ("features", "value", "score", "mix", "output")
+_NOT_DRAWN = ("features", "score")
 _WIDTH, _HEIGHT, _LINE = 3.9, 3.0, 0.7  # of a panel with what stands around it, and of a row without, in inches
 Draw = Callable[[Axes], None]
 
@@ -47,11 +48,11 @@ def encodings(subjects: Sequence[Subject]) -> Figure:
 
 def _facts(subject: Subject, panels: Sequence[Draw]) -> str:
     """Where the encoding acts, what of that is not drawn, and where its arrays are from."""
-    sites, dims = subject.encoding.sites, subject.dims
+    sites, dims = acting(subject.encoding), subject.dims
     parts = [f"acts on {', '.join(sites) or 'nothing'}"]
     if hidden := [site for site in sites if site in _NOT_DRAWN or not panels]:
         parts.append(f"depends on the text: {', '.join(hidden)}")
-    if panels and "features" in sites and ("potential" in sites or effects.temperatures(subject) is not None):
+    if panels and "features" in sites and ("token_bias" in sites or effects.logit_scales(subject) is not None):
         parts.append("drawn for a layer input of zeros")
     parts += [f"{dims.num_heads} heads of {dims.head_dim}, L = {dims.train_len}", look.shown(subject.origin, 80)]
     return " · ".join(parts)
@@ -75,7 +76,7 @@ def _panels(subject: Subject) -> list[Draw]:
         found.append(lambda ax: _lines(ax, match[0], _told_apart(match[1]), subject, title, "mean over unit vectors"))
     for part in effects.rotations(subject.encoding):
         found.append(functools.partial(_bound, subject=subject, part=part))
-    factors = effects.temperatures(subject)
+    factors = effects.logit_scales(subject)
     if factors is not None:
         lines, of = _told_apart(factors), "position of the query i"
         found.append(lambda ax: _lines(ax, np.arange(factors.shape[1]), lines, subject, "logit scale", "factor", of))

@@ -11,6 +11,7 @@ import jax
 
 from posx.attention import causal, refusal
 from posx.config import SECTIONS, EvalConfig, RunConfig
+from posx.contract import abstract_params
 from posx.data import Dataset
 from posx.data.corpus import is_path
 from posx.encodings import spec_text
@@ -45,6 +46,7 @@ def checked(run: RunConfig) -> RunConfig:
 
 def _check_encodings(run: RunConfig) -> None:
     layers, last = dict.fromkeys(run.resolution.layers), run.train.length - 1
+    dims = run.resolution.model.dims(run.train.length)
     for encoding in layers:
         if encoding.max_position is not None and encoding.max_position < last:
             raise ConfigError(
@@ -53,7 +55,7 @@ def _check_encodings(run: RunConfig) -> None:
             )
     for section, executor in (("train", run.train.executor), ("eval", run.eval.executor)):
         for encoding in layers if executor == "fused" else ():
-            if why := refusal(encoding, causal(), in_order=True, segments=False):
+            if why := refusal(encoding, abstract_params(encoding, dims), causal(), in_order=True, segments=False):
                 raise ConfigError(f"{section}.executor='fused' cannot serve {encoding}: {why}; use blockwise or auto")
 
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from posx.attention import causal, choose_executor
 from posx.config import RunConfig
 from posx.config.stored import code_changes
+from posx.contract import Dims, abstract_params, distance_terms, of_kinds
 from posx.cross_entropy import LARGEST_LOGITS
 from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
-from posx.encodings.base import PAIRWISE, acting
 from posx.evaluation.protocols import run_protocols
 from posx.machine import processes
 from posx.machine.devices import devices_for, mesh_of
@@ -44,11 +44,10 @@ def notice_of_code(run: RunConfig, name: str) -> None:
 
 
 def executor_of(run: RunConfig, encoding: Encoding) -> str:
-    """The attention executor that trains `encoding`, also where the config says "auto"."""
-    length = run.train.length
-    return choose_executor(
-        run.train.executor, encoding, causal(), length, length, in_order=True, dtype=jnp.dtype(run.model.dtype)
-    )
+    """Return the attention executor that trains `encoding`, also if the config says "auto"."""
+    params = abstract_params(encoding, run.resolution.model.dims(run.train.length))
+    sizes, dtype = (run.train.length, run.train.length), jnp.dtype(run.model.dtype)
+    return choose_executor(run.train.executor, encoding, params, causal(), sizes, in_order=True, dtype=dtype)
 
 
 def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout:
@@ -135,7 +134,7 @@ def _cost(run: RunConfig, model: Model) -> Expected:
     part = train.batch_size // train.accumulation * train.length
     logits = 2 * min(part * model.vocab_size, LARGEST_LOGITS)
     owed = {n for protocol, asked in run_protocols(run.eval, train.length) for n in protocol.owed(asked)}
-    pairs = [bool(acting(encoding, PAIRWISE)) for encoding in model.encodings]
+    pairs = [_reads_pairs(encoding, model.dims) for encoding in model.encodings]
     return Expected(
         count(model), tokens, tokens * flops_per_token(model, train.length), _eval_flops(run, model),
         sum(is_defined(model, n) for n in owed), 1 + PAIRS_COST * sum(pairs) / len(pairs),
@@ -191,3 +190,9 @@ def _model_of(run: RunConfig) -> Model:
 def count(model: Model) -> int:
     """Number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(model.abstract()))
+
+
+def _reads_pairs(encoding: Encoding, dims: Dims) -> bool:
+    """Return whether attention costs more than products: the encoding reads the vectors of pairs."""
+    terms = distance_terms(encoding, abstract_params(encoding, dims))
+    return bool(of_kinds(encoding, "channel", "tile") or terms.keys() - {"bias"})

@@ -1,4 +1,4 @@
-"""All executors evaluate one formula: values and gradients against the dense one in float64, at any positions."""
+"""The numbers of attention against the dense executor in float64: all executors, float32, bfloat16, and decoding."""
 
 from __future__ import annotations
 
@@ -6,151 +6,317 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import causal, full, refusal, window
-from posx.testing.findings import SEEN, Findings
+from posx.attention import Slots, attend, batch_features, causal, full, refusal, seen_by, token_map, window
+from posx.attention.dense import dense
+from posx.attention.fused import fused
+from posx.contract import acting, shapes
+from posx.testing.findings import Findings, leaves
 from posx.testing.subject import (
-    FAMILIES,
+    EMPTY,
     LENGTH,
-    PADDING,
+    ORDER,
+    PADDED,
     PREFIX,
     ROWS,
-    STEP,
+    CheckSubject,
     Floats,
-    Subject,
-    Where,
+    LayerResult,
     even_tiles,
-    fused,
-    small_slabs,
+    in_float64,
+    one_document,
+    single,
+    small_tiles,
+    with_window,
+)
+
+#: The fused kernel for 5 queries at a time if there is a bias. The 13 queries take three calls, the last one padded.
+small_slabs = functools.partial(fused, slab_pairs=5 * LENGTH)
+
+#: Rows of three and of two documents.
+PACKED = Slots(
+    np.array([[*range(3), *range(4), *range(6)]] + [[*range(8), *range(5)]] * (ROWS - 1), np.int32), ORDER,
+    np.array([[0] * 3 + [1] * 4 + [2] * 6] + [[0] * 8 + [1] * 5] * (ROWS - 1), np.int32),
 )  # fmt: skip
 
+#: The slots of the cache, some of them never filled, and the chunk that follows two single tokens.
+CAPACITY, CHUNK = 20, slice(2, 2 + PREFIX)
+SINGLES = [slice(n, n + 1) for n in range(LENGTH)]
 
-def summed(grads: Floats) -> Floats:
-    """Gradients of `Subject.tiles`, those of params summed over rows as a batch has them."""
-    return grads._replace(params=jax.tree.map(lambda a: a.sum(axis=0), grads.params))
-
-
-def with_window(where: Where) -> Where:
-    """The same for a window of five tokens."""
-    return where._replace(idx=np.where(where.idx < 0, -1, where.idx * np.int32(STEP)))
-
-
-def check_tiles(subject: Subject, findings: Findings) -> None:
-    """Small tiles at any positions, orders and documents, under a causal mask and under a window."""
-    for name, where in (("causal", subject.where), ("window", with_window(subject.where))):
-        (o, grads), found = subject.dense(where), subject.tiles(where)
-        findings.equal(f"{name}: outputs", found[0], o, subject.exact)
-        findings.equal(f"{name}: gradients", summed(found[1]), grads, subject.exact, subject.exact)
+#: Tokens that all positions are moved by.
+SHIFTS = (1, 17, 1000, 32_768, 1_000_000, 2**24 + 1)
+#: One part in 256: the rounding of 8 bits.
+UNIT = 2.0**-8
 
 
-def check_strips(subject: Subject, findings: Findings) -> None:
-    """Tiles at consecutive positions, whose distances are tabulated and read as strips."""
-    if subject.encoding.sites == ("embed",):
-        return findings.nothing("only embeds")
-    pos = np.broadcast_to(subject.known, (ROWS, LENGTH))
-    for name, mask, idx in (("causal", causal(), subject.in_order), ("full", full(), 0 * subject.in_order)):
-        if name == "full" and not subject.bidirectional:
-            continue
-        o, grads = subject.dense(Where(pos, idx, 0 * pos), weights=subject.no_weights)
-        program = subject.at_known_positions(even_tiles, mask)
-
-        def run(floats: Floats, cotangent: np.ndarray, program: Any = program) -> Any:
-            with jax.enable_x64(True):
-                return jax.device_get(program(subject.no_weights, floats, cotangent))
-
-        found = run(subject.floats, subject.cotangent)
-        findings.equal(f"{name}: outputs", found[0], o, subject.exact)
-        findings.equal(f"{name}: gradients", found[1], grads, subject.exact, subject.exact)
-        check_slopes(run, subject, found[1], findings, leaves="params")
+def _compare(subject: CheckSubject, findings: Findings, name: str, found: LayerResult, wanted: LayerResult) -> None:
+    """Compare outputs and gradients in float64."""
+    findings.equal(f"{name}: outputs", found.outputs, wanted.outputs, subject.exact)
+    findings.equal(f"{name}: gradients of", found.gradients, wanted.gradients, subject.exact, subject.exact)
 
 
-def check_gradients(subject: Subject, findings: Findings) -> None:
-    """Against finite differences; nothing comes back to later tokens from earlier ones, or to empty slots."""
-    where = with_window(subject.where)
+def check_tiles(subject: CheckSubject, findings: Findings) -> None:
+    """Compare small tiles at any positions, orders and documents, under a causal mask and under a window."""
+    for name, slots in (("causal mask", subject.slots), ("window", with_window(subject.slots))):
+        _compare(subject, findings, name, subject.tiles(slots), subject.run(slots))
 
-    def in_tiles(floats: Floats, cotangent: np.ndarray) -> tuple[np.ndarray, Floats]:
-        o, grads = subject.tiles(where, floats, cotangent)
-        return o, summed(grads)
 
-    early = subject.cotangent * (np.arange(LENGTH) < PREFIX)[:, None, None]
-    padded = FAMILIES.index("left padded")
-    for name, run in (("dense", functools.partial(subject.dense, where)), ("tiles", in_tiles)):
-        grads = run(subject.floats, subject.cotangent)[1]
-        check_slopes(run, subject, grads, findings, name)
-        back = run(subject.floats, early)[1]
+def check_strips(subject: CheckSubject, findings: Findings) -> None:
+    """Compare tiles at consecutive positions, whose distances are tabulated and read as strips."""
+    if acting(subject.encoding) == ("embed",):
+        return findings.nothing("the encoding only embeds")
+    masks = ("causal mask", causal(), ORDER), ("no mask", full(), 0 * ORDER)
+    for name, mask, idx in masks if subject.bidirectional else masks[:1]:
+        wanted = subject.run(one_document(idx=idx), weights=subject.no_weights)
+        run = functools.partial(subject.run, None, weights=subject.no_weights, executor=even_tiles, mask=mask)
+        found = run()
+        _compare(subject, findings, name, found, wanted)
+        _check_slopes(run, subject, found.gradients, findings, name, leaf="params")
+
+
+def check_gradients(subject: CheckSubject, findings: Findings) -> None:
+    """Compare gradients with finite differences. Outputs have none for later tokens, nor for empty slots."""
+    slots = with_window(subject.slots)
+    early = subject.cotangent * (ORDER < PREFIX)[..., None, None]
+    cancels = subject.exact if subject.encoding.acts_on("features") else 0
+    for name, method in (("dense", subject.run), ("tiles", subject.tiles)):
+        run = functools.partial(method, slots)
+        grads = run().gradients
+        _check_slopes(run, subject, grads, findings, name)
+        back, of = run(cotangent=early).gradients, f"{name}: the gradient of"
         for leaf in ("x", "q", "k", "v"):
             grad = getattr(back, leaf)
             if grad is None:
                 continue
-            findings.holds(not grad[:, PREFIX:].any(), f"{name}: {leaf} of later tokens gets a gradient from earlier")
-            findings.holds(grad[:, :PREFIX].any(), f"{name}: {leaf} gets no gradient")
-            empty = getattr(grads, leaf)[padded, :PADDING]
-            cancels = subject.exact if subject.encoding.acts_on("features") else 0
-            findings.holds((np.abs(empty) <= cancels).all(), f"{name}: {leaf} of empty slots gets a gradient")
+            findings.holds(not grad[:, PREFIX:].any(), f"{of} earlier outputs with respect to later {leaf} is not 0")
+            findings.holds(grad[:, :PREFIX].any(), f"{of} outputs with respect to {leaf} is 0")
+            empty = getattr(grads, leaf)[PADDED, EMPTY]
+            findings.holds((np.abs(empty) <= cancels).all(), f"{of} outputs with respect to empty {leaf} is not 0")
 
 
-def check_slopes(run, subject: Subject, grads: Floats, findings: Findings, name: str = "", leaves: str = "") -> None:
-    """Gradients along a random direction in each array by central differences of the outputs of `run`."""
+def _check_slopes(run: Any, subject: CheckSubject, grads: Any, findings: Findings, name: str, leaf: str = "") -> None:
+    """Compare gradients along a random direction in each array with central differences of the outputs of `run`."""
     rng = np.random.default_rng(5)
     step, tolerance = (1e-6, 1e-6) if subject.wide else (1e-3, 1e-2)
-    flat, structure = jax.tree_util.tree_flatten_with_path(subject.floats)
-    build = functools.partial(jax.tree.unflatten, structure)
-    values = [np.asarray(value) for _, value in flat]
-    for n, ((path, value), grad) in enumerate(zip(flat, jax.tree.leaves(grads), strict=True)):
-        if leaves not in jax.tree_util.keystr(path):
+    values, structure = jax.tree.flatten(subject.floats)
+    for n, (path, value, grad) in enumerate(leaves(subject.floats, grads)):
+        if leaf not in path:
             continue
         direction = rng.standard_normal(value.shape)
         up, down = (
-            np.sum(np.asarray(run(build(moved), subject.cotangent)[0]) * subject.cotangent)
+            np.sum(run(jax.tree.unflatten(structure, moved)).outputs * subject.cotangent)
             for moved in ([a + s * direction if m == n else a for m, a in enumerate(values)] for s in (step, -step))
         )
-        findings.equal(
-            f"{name} slope along a direction in {jax.tree_util.keystr(path).lstrip('.')}".strip(),
-            np.sum(np.asarray(grad) * direction), (up - down) / (2 * step), tolerance, tolerance,
-        )  # fmt: skip
+        slope, wanted = np.sum(grad * direction), (up - down) / (2 * step)
+        findings.equal(f"{name}: slope along a direction in {path}", slope, wanted, tolerance, tolerance)
 
 
-def check_fused(subject: Subject, findings: Findings) -> None:
-    """The vendor's kernel and blocks of it, in float32: it takes the softmax so whatever it is given."""
-    if why := refusal(subject.encoding, causal(), in_order=True, segments=False):
+def check_fused(subject: CheckSubject, findings: Findings) -> None:
+    """Compare the vendor's kernel, whole and in blocks, in float32: its softmax is in float32 for any type."""
+    if why := refusal(subject.encoding, subject.floats.params, causal(), in_order=True, segments=False):
         return findings.nothing(why)
-    pos = subject.where.pos % 32
-    where = Where(pos, subject.in_order, 0 * pos)
-    o, grads = subject.dense(with_window(where))
-    wanted = o, grads
-    floats, weights, cotangent = subject.single((subject.floats, subject.weights, subject.cotangent))
-    sites = subject.encoding.sites
-    for name, executor in (("one call", fused), *([("in blocks", small_slabs)] if "bias" in sites else [])):
-        run = subject.compiled(name, functools.partial(subject.with_gradients, executor=executor, mask=window(5)))
-        found = run(weights, floats, Where(pos), cotangent)
-        for path, a in jax.tree_util.tree_leaves_with_path(found):
-            b = dict(jax.tree_util.tree_leaves_with_path(wanted))[path]
-            findings.equal(f"{name}: {jax.tree_util.keystr(path)}", a, b, subject.rough * max(np.abs(b).max(), 1e-3))
+    pos = subject.slots.pos % 32
+    wanted = subject.run(with_window(one_document(pos)))
+    weights, floats, cotangent = single((subject.weights, subject.floats, subject.cotangent))
+    has_bias = subject.encoding.acts_on("bias") or subject.encoding.acts_on("by_distance")
+    for name, executor in (("one call", fused), *([("in blocks", small_slabs)] if has_bias else [])):
+        found = subject.program(executor, window(5))(weights, floats, Slots(pos), cotangent)
+        for path, a, b in leaves(found, wanted):
+            findings.equal(f"{name}: {path}", a, b, subject.rough * max(np.abs(b).max(), 1e-3))
 
 
-def check_padding(subject: Subject, findings: Findings) -> None:
-    """A row's empty slots give 0 and take nothing in: neither what they hold nor where they stand changes a token, in
-    front, behind or between; but between where neighbours are read, if so declared."""
-    padded, empty = FAMILIES.index("left padded"), np.arange(LENGTH) < PADDING
-    wanted, _ = subject.dense(subject.where)
-    for name, outputs in (("dense", wanted), ("tiles", subject.tiles(subject.where)[0])):
-        findings.holds(not outputs[padded, :PADDING].any(), f"{name}: outputs of empty slots are not 0")
-    pos = np.where(empty, subject.where.pos[:, ::-1], subject.where.pos)
-    found, _ = subject.dense(subject.where._replace(pos=pos), subject.floats.changed(empty))
-    findings.equal("with other empty slots: outputs", found[padded], wanted[padded], subject.exact)
-    kept = wanted[padded, PADDING:]
-    alone = subject.encoding.reads_neighbours and subject.encoding.tiling == "any"
-    findings.holds(not alone, "reads_neighbours is declared True, but tiling is 'any'")
-    slots = np.arange(LENGTH)
-    places = {"behind": np.roll(slots, -PADDING)}
-    if not subject.encoding.acts_on("features"):  # which are made from slot to slot
-        places["between"] = np.concatenate([slots[PADDING:PREFIX], slots[:PADDING], slots[PREFIX:]])
+def check_padding(subject: CheckSubject, findings: Findings) -> None:
+    """Check that empty slots return 0, and that their contents, positions and places change no token.
+
+    Empty slots between tokens may change outputs if the encoding declares that it reads neighbours.
+    """
+    slots, order, padding = subject.slots, ORDER[0], EMPTY.sum()
+    wanted = subject.run(slots).outputs[PADDED]
+    for name, outputs in (("dense", wanted), ("tiles", subject.tiles(slots).outputs[PADDED])):
+        findings.holds(not outputs[EMPTY].any(), f"{name}: outputs of empty slots are not 0")
+    elsewhere = slots._replace(pos=np.where(EMPTY, slots.pos[:, ::-1], slots.pos))
+    found = subject.run(elsewhere, subject.floats.changed(EMPTY)).outputs[PADDED]
+    findings.equal("with other empty slots: outputs", found, wanted, subject.exact)
+    places = {"at the end": np.roll(order, -padding)}
+    if not subject.encoding.acts_on("features"):  # they are computed from slot to slot
+        places["between tokens"] = np.r_[order[padding:PREFIX], order[:padding], order[PREFIX:]]
     for place, order in places.items():
-        params, vectors = subject.floats.params, tuple(subject.floats[1:])
-        where, vectors = jax.tree.map(lambda a, order=order: a[:, order], (subject.where, vectors))
-        found = subject.dense(where, Floats(params, *vectors))[0][padded][~empty[order]]
-        if place == "between" and subject.encoding.reads_neighbours:
-            findings.differ("reads_neighbours is declared True, but with empty slots between", found, kept, SEEN)
+        found = subject.run(*subject.reordered(order)).outputs[PADDED][~EMPTY[order]]
+        if place == "between tokens" and subject.encoding.tiling == "neighbours":
+            problem = "tiling = 'neighbours', but empty slots between tokens change nothing"
+            findings.differ(problem, found, wanted[~EMPTY])
         else:
-            findings.equal(f"with empty slots {place}: outputs", found, kept, subject.exact)
+            findings.equal(f"with empty slots {place}: outputs", found, wanted[~EMPTY], subject.exact)
+
+
+def check_packing(subject: CheckSubject, findings: Findings) -> None:
+    """Compare rows of documents, in tiles with parameters for each row, with every document alone, under a window."""
+    packed, params = with_window(PACKED), [subject.params(seed) for seed in (0, 1)]
+    by_row = jax.tree.map(lambda first, other: np.stack([first] + [other] * (ROWS - 1)), *params)
+    o, grads = subject.tiles(packed, params=by_row)
+    for row, own in enumerate(params):
+        floats = subject.floats._replace(params=own)
+        cotangent = subject.cotangent * (np.arange(ROWS) == row)[:, None, None, None]
+        alone = (packed._replace(idx=np.where(packed.segment == n, packed.idx, -1)) for n in range(3))
+        # Outputs and gradients of empty slots are 0, so those of documents add up to those of the row.
+        wanted = jax.tree.map(lambda *a: sum(a), *(subject.run(slots, floats, cotangent) for slots in alone))
+        of_row = grads._replace(params=jax.tree.map(lambda a, n=row: a[n], grads.params))  # type: ignore[misc]
+        found = {"dense": subject.run(packed, floats, cotangent), "tiles": LayerResult(o, of_row)}
+        for name, result in found.items():
+            given, due = (x.map(lambda a, n=row: a[n]) for x in (result, wanted))  # type: ignore[misc]
+            _compare(subject, findings, f"{name}, row {row}", given, due)
+
+
+def single_outputs(subject: CheckSubject, slots: Slots) -> np.ndarray:
+    """Return outputs of the dense executor in float32."""
+    run = subject.compiled("single", functools.partial(subject.layer, executor=dense))
+    return np.asarray(run(*single((subject.weights, subject.floats)), slots))
+
+
+def check_float32(subject: CheckSubject, findings: Findings) -> None:
+    """Compare the dense executor in float32 with float64, at near and far positions."""
+    for shift, slots in subject.shifted((0, *SHIFTS)):
+        found, wanted, bound = single_outputs(subject, slots), subject.run(slots).outputs, subject.rough
+        if subject.encoding.acts_on("logit_scale"):  # rounding grows with it
+            bound *= max(1.0, float(np.abs(subject.of_tokens("logit_scale", slots.pos)).max()))
+        findings.equal(f"positions moved by {shift}: outputs", found, wanted, bound)
+
+
+def check_reference(subject: CheckSubject, findings: Findings) -> None:
+    """Compare the dense executor in float64 with the reference that the caller gives, sequence by sequence."""
+    if subject.reference is None:
+        return findings.nothing("no reference is given")
+    floats, outputs = subject.floats, subject.run(subject.slots).outputs
+    for row in range(ROWS):
+        pos, idx, segment = (a[row] for a in subject.slots)
+        i, j = idx[:, None], idx[None, :]
+        visible = (i >= 0) & (j >= 0) & (j <= i) & (segment[:, None] == segment[None, :])
+        given = tuple(a[row] for a in floats[2:])
+
+        def project(x: np.ndarray, given: tuple[np.ndarray, ...] = given) -> tuple[np.ndarray, ...]:
+            return tuple(a + np.einsum("tm,mhd->thd", x, subject.weights[n]) for n, a in zip("qkv", given, strict=True))
+
+        x = np.zeros((LENGTH, subject.dims.model_dim)) if floats.x is None else floats.x[row]
+        wanted = subject.reference(floats.params, x, project, pos, visible)
+        findings.equal(f"row {row}: outputs", outputs[row], wanted, subject.exact)
+
+
+def check_bfloat16(subject: CheckSubject, findings: Findings) -> None:
+    """Check that only vectors are rounded to 8 bits: each map rounds once more, outputs once, positions never.
+
+    On CPUs scores, weights and sums are in float32, so that gradients of params are as exact as in float32.
+    """
+    encoding = subject.encoding
+    if encoding.acts_on("embed"):
+        _check_embed(subject, findings)
+    if acting(encoding) == ("embed",):
+        return
+    narrow = functools.partial(jnp.asarray, dtype=jnp.bfloat16)
+    floats = subject.floats.map(narrow)
+    params, cotangent = single((floats.params, narrow(subject.cotangent)))
+    exact = floats.map(lambda a: np.asarray(a, np.float64))
+    wanted = subject.run(one_document(), exact, np.float64(cotangent), subject.no_weights)
+    kernel = refusal(encoding, params, causal(), in_order=True, segments=False) is None
+    weights = jax.tree.map(narrow, subject.no_weights)
+    # If a map rounds both sides, logits of this size are off by up to 2 units, and weights by twice that.
+    mapped = (4 * UNIT,) * 3 if acting(encoding, ("query", "key")) else ()
+    of_outputs, of_vectors, of_params = mapped or (subject.rough, 2 * UNIT, subject.rough)
+    for name, executor in {"dense": dense, "tiles": even_tiles, **({"fused": fused} if kernel else {})}.items():
+        o, grads = subject.program(executor, causal())(weights, floats._replace(params=params), None, cotangent)
+        findings.equal(f"{name}: outputs", o, wanted.outputs, of_outputs, UNIT)
+        findings.holds(o.dtype == jnp.bfloat16, f"{name}: outputs are {o.dtype}, not bfloat16")
+        for leaf, a, b in leaves(grads, wanted.gradients):
+            bound = of_params if leaf.startswith("params") else of_vectors
+            off, of = float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(b)), 1e-30), f"{name}: gradient of {leaf}"
+            findings.holds(off <= bound, f"{of} is off by {off:.2g} of its norm, allowed {bound:.2g}")
+        for leaf, a in grads.params.items():
+            findings.holds(a.dtype == np.float32, f"{name}: gradient of params.{leaf} is {a.dtype}, not float32")
+
+
+def _check_embed(subject: CheckSubject, findings: Findings) -> None:
+    """Check that the sum of embeddings is in float32, rounded once."""
+    x, pos = jnp.asarray(subject.floats.x, jnp.bfloat16), subject.slots.pos
+    run = subject.compiled("embed", jax.vmap(subject.encoding.embed, in_axes=(None, 0, 0)))
+    found = run(single(subject.floats.params), x, pos)
+    wanted = in_float64(run, subject.floats.params, np.asarray(x, np.float64), pos)
+    findings.equal("embeddings", found, wanted, 1e-6, UNIT)
+
+
+def check_decode(subject: CheckSubject, findings: Findings) -> None:
+    """Compare single tokens by the dense executor, and a chunk in tiles, with keys as projected and as cached."""
+    whole, encoding = subject.run(subject.unpacked).outputs, subject.encoding
+    for cached in (False, True) if encoding.acts_on("key") else (False,):
+        name = "keys as cached" if cached else "keys as projected"
+        singles = decoded(subject, SINGLES, dense, cached)
+        findings.equal(f"{name}, token by token: outputs", singles, whole, subject.exact)
+        chunk = decoded(subject, [CHUNK], cached=cached)
+        findings.equal(f"{name}, a chunk: outputs", chunk, whole[:, CHUNK], subject.exact)
+    findings.holds(
+        encoding.reads_raw_keys or not _reads_raw_keys(subject),
+        "reads_raw_keys = False, but `score` or `by_distance` reads keys as projected, and a chain's cache may hold "
+        "mapped keys. Declare reads_raw_keys = True.",
+    )
+
+
+def _reads_raw_keys(subject: CheckSubject) -> bool:
+    """Return whether `score` reads `tile.k`, or `by_distance` has vectors for keys."""
+    encoding, called = subject.encoding, shapes.check_hooks(subject.encoding, subject.dims)
+    if "by_distance" in called and called["by_distance"][1].key is not None:
+        return True
+    if "score" not in called:
+        return False
+    s, tile = called["score"][0]
+    of_keys = lambda k, params, s, rest: encoding.score(params, s, rest._replace(k=k))  # noqa: E731
+    program = jax.make_jaxpr(of_keys)(tile.k, single(subject.floats.params), s, tile._replace(k=None)).jaxpr
+    return any(program.invars[0] in equation.invars for equation in program.eqns)
+
+
+def _tokens(subject: CheckSubject) -> dict[str, Any]:
+    """Return the contents of a cache: q, k, v [b, t, ...], k mapped one token at a time, and features by chunks."""
+    encoding, (pos, idx, _) = subject.encoding, subject.unpacked
+
+    def contents(weights: Any, floats: Floats) -> dict[str, Any]:
+        params, x, q, k, v = subject.embedded(weights, floats, pos)
+        found, carry = [], None
+        if encoding.acts_on("features"):  # two single tokens, the chunk, and the rest one by one
+            for span in (*SINGLES[: CHUNK.start], CHUNK, *SINGLES[CHUNK.stop :]):
+                features, carry = batch_features(encoding, params, x[:, span], Slots(pos[:, span], idx[:, span]), carry)
+                found.append(features)
+        features = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found or [{}])
+        given = seen_by(encoding, "key", k, idx)[0], jnp.asarray(pos), features
+        each = jax.tree.map(lambda a: a.reshape(-1, 1, *a.shape[2:]), given)
+        mapped = token_map(encoding, "key", params, *each)
+        mapped = mapped.reshape(ROWS, LENGTH, *mapped.shape[2:])
+        return {"q": q, "k": k, "v": v, "mapped_k": mapped, "features": features}
+
+    return in_float64(subject.compiled("contents", contents), subject.weights, subject.floats)
+
+
+def decoded(subject: CheckSubject, spans: list[slice], executor: Any = small_tiles, cached: bool = False) -> np.ndarray:
+    """Return outputs [b, t, h, d] of the tokens in `spans`, all of one length, each from a cache filled so far."""
+    tokens, (pos, idx, _) = _tokens(subject), subject.unpacked
+
+    def filled(a: np.ndarray, empty: float = 0) -> np.ndarray:
+        """Return [spans * b, slots, ...]: the contents of the cache after the span has been written."""
+        slots = np.full((len(spans), ROWS, CAPACITY, *a.shape[2:]), empty, a.dtype)
+        for n, span in enumerate(spans):
+            slots[n, :, : span.stop] = a[:, : span.stop]
+        return slots.reshape(-1, *slots.shape[2:])
+
+    def queried(a: np.ndarray) -> np.ndarray:
+        return np.concatenate([a[:, span] for span in spans])
+
+    def run(params: Any, q: Any, k: Any, v: Any, q_slots: Slots, k_slots: Slots, features: Any) -> Any:
+        options = {"features": features, "executor": executor, "cached": cached}
+        return attend(subject.encoding, params, q, k, v, q_slots, k_slots, **options)
+
+    k = tokens["mapped_k" if cached and not subject.encoding.reads_raw_keys else "k"]
+    o = in_float64(
+        subject.compiled(("decode", executor, cached), run),
+        subject.floats.params, queried(tokens["q"]), filled(k), filled(tokens["v"]),
+        Slots(queried(pos), queried(idx)), Slots(filled(pos), filled(idx, -1)),
+        tuple(jax.tree.map(f, tokens["features"]) for f in (queried, filled)),
+    )  # fmt: skip
+    return np.concatenate(np.split(o, len(spans)), axis=1)

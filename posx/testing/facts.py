@@ -1,191 +1,234 @@
-"""What a class declares about itself, shown to be so; and where it declares the opposite, shown not to be."""
+"""An encoding by itself: its hooks, the value they belong to, and the facts that the class declares.
+
+Each fact is shown to hold, or its opposite if that is declared.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import pickle
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import attend, full
-from posx.encodings import Chain, Encoding
-from posx.encodings.base import BY_DISTANCE, FALLING, acting
+from posx.attention import Mask, attend, causal, full
+from posx.contract import HOOKS, Chain, Encoding, acting, shapes
 from posx.errors import ConfigError, UndefinedLength
-from posx.testing.decoding import decoded_prefix
-from posx.testing.findings import SEEN, Findings
-from posx.testing.precision import single_outputs
-from posx.testing.subject import LENGTH, PREFIX, ROWS, Subject, Where
+from posx.testing.executors import SHIFTS, decoded, single_outputs
+from posx.testing.findings import Findings
+from posx.testing.subject import KNOWN, LENGTH, ORDER, PREFIX, CheckSubject, in_float64, one_document, single
 
-#: Tokens that all positions are moved by.
-SHIFTS = (1, 17, 1000, 32_768, 1_000_000, 2**24 + 1)
+#: Hooks that map token vectors, so that results have the type of these. All other results are at least float32.
+BY_VECTORS = {name for name, hook in HOOKS.items() if hook.gives and hook.takes[:1] in (("x",), ("vectors",))}
+
+#: How to write a hook without implicit promotion, by a word of the error that JAX raises.
+REMEDIES = {
+    "TypePromotionError": "Cast explicitly: posx.as_float(x) for distances, x.astype(s.dtype) for vectors.",
+    "rank_promotion": "Write the missing axes, for example with a[None, :].",
+}
 
 
-def check_shift_invariant(subject: Subject, findings: Findings) -> None:
-    """Adding one constant to all positions changes nothing; or something, if declared False."""
+def check_hooks(subject: CheckSubject, findings: Findings) -> None:
+    """Check shapes and types under strict promotion.
+
+    Vectors keep their type. All else is float32, or float64 if 64-bit types are on.
+    """
+    for vectors, found in subject.types.items():
+        if isinstance(found, ConfigError):
+            remedy = next((f". {remedy}" for word, remedy in REMEDIES.items() if word in str(found)), "")
+            findings.holds(False, f"with {vectors} vectors, under strict rank and type promotion: {found}{remedy}")
+            continue
+        for hook, kinds in found.items():
+            by_vectors = hook in BY_VECTORS
+            wanted = "float32" if vectors == "bfloat16" and not by_vectors else vectors
+            cast = "the vectors' own type, such as .astype(vectors.dtype)" if by_vectors else "at least float32"
+            findings.holds(
+                kinds <= {wanted},
+                f"{hook} returns {', '.join(sorted(kinds))} for {vectors} vectors, not {wanted}. Cast it to {cast}.",
+            )
+
+
+def check_value(subject: CheckSubject, findings: Findings) -> None:
+    """Check that a pickled copy is the same value, and that `resolve` and `at_length` return encodings."""
+    encoding, dims = subject.encoding, subject.dims
+    again = pickle.loads(pickle.dumps(encoding))
+    findings.holds(again == encoding and hash(again) == hash(encoding), "a pickled copy is not equal to the value")
+    findings.holds(repr(again) == repr(encoding), f"a pickled copy prints as {again!r}")
+    findings.holds(encoding.resolve(dims) == encoding, "resolve changes a value that is already resolved")
+    for length in (dims.train_len, 2 * dims.train_len):
+        findings.holds(isinstance(encoding.at_length(length), Encoding), f"at_length({length}) returns no encoding")
+
+
+def check_eager(subject: CheckSubject, findings: Findings) -> None:
+    """Compare each hook outside jit with the hook inside, and at float positions with integer ones."""
+    called, rough = shapes.check_hooks(subject.encoding, subject.dims), subject.rough
+    params = single(subject.floats.params)
+    given = {hook: _filled(hook, arguments) for hook, (arguments, _) in called.items()}
+
+    def all_hooks(params: Any, given: dict[str, Any]) -> dict[str, Any]:
+        return {hook: getattr(subject.encoding, hook)(params, *arguments) for hook, arguments in given.items()}
+
+    run = subject.compiled("hooks", all_hooks)
+    wanted = jax.device_get(run(params, given))
+    findings.equal("outside jit:", all_hooks(*jax.tree.map(jnp.asarray, (params, given))), wanted, rough, rough)
+    if not subject.encoding.integer_positions:
+        floats = jax.tree.map(lambda a: a.astype(np.float32) if _is_positions(a) else a, given)
+        findings.equal("at float positions:", run(params, floats), wanted, rough, rough)
+
+
+def _is_positions(array: Any) -> bool:
+    """Return whether an array is one of integer positions [t]."""
+    return array.dtype == np.int32 and len(array.shape) == 1
+
+
+def _filled(hook: str, arguments: Any) -> Any:
+    """Make arrays for shapes: positions from 1, distances from -2, random floats, and all pairs visible."""
+    rng = np.random.default_rng(0)
+
+    def fill(struct: Any) -> np.ndarray:
+        if struct.dtype == np.bool_:
+            return np.ones(struct.shape, np.bool_)
+        if hook == "by_distance":
+            return np.arange(struct.shape[0]).astype(struct.dtype) - 2
+        if _is_positions(struct):
+            return np.arange(1, struct.shape[0] + 1, dtype=np.int32)
+        if struct.dtype == np.int32:  # a count in a carry
+            return rng.integers(100, size=struct.shape, dtype=np.int32)
+        return rng.standard_normal(struct.shape).astype(np.float32)
+
+    return jax.tree.map(fill, arguments)
+
+
+def check_shift_invariant(subject: CheckSubject, findings: Findings) -> None:
+    """Check that adding one constant to all positions changes nothing, or something if declared False."""
     if not subject.encoding.shift_invariant:
-        order, last = subject.in_order, subject.encoding.max_position or 2**31
-        shifts = [n for n in SHIFTS if order.max() + n <= last]
-        still, *moved = (subject.dense(Where(order + np.int32(n), order, 0 * order))[0] for n in (0, *shifts))
-        findings.differ("declared False, but if all positions move", moved, [still] * len(moved), SEEN)
-        return
-    given, (still, _) = subject.where, subject.dense(subject.where)
-    for shift in SHIFTS:
-        if given.pos.max() + shift <= (subject.encoding.max_position or 2**31):
-            found, _ = subject.dense(given._replace(pos=given.pos + np.int32(shift)))
-            findings.equal(f"moved by {shift}: outputs", found, still, max(1e-7, subject.exact))
+        still, *moved = (subject.run(slots).outputs for _, slots in subject.shifted((0, *SHIFTS), one_document(ORDER)))
+        problem = "shift_invariant = False, but adding a constant to all positions changes nothing"
+        return findings.differ(problem, moved, [still] * len(moved))
+    still = subject.run(subject.slots).outputs
+    for shift, slots in subject.shifted(SHIFTS):
+        found = subject.run(slots).outputs
+        findings.equal(f"positions moved by {shift}: outputs", found, still, max(1e-7, subject.exact))
 
 
-def check_prefix_consistent(subject: Subject, findings: Findings) -> None:
-    """Neither the vectors nor the positions of later tokens, nor their number, change what came before."""
-    later = np.arange(LENGTH) >= PREFIX
-    where, (before, _) = subject.unpacked, subject.dense(subject.unpacked)
-    floats = subject.floats.changed(later)
-    moved = where._replace(pos=np.where(later, where.pos[:, ::-1], where.pos))
-    others, elsewhere = (subject.dense(where, floats)[0][:, :PREFIX] for where in (where, moved))
-    alone, before = decoded_prefix(subject), before[:, :PREFIX]
-    if subject.encoding.prefix_consistent:
-        findings.equal("if later tokens change: outputs", others, before, 0)
-        findings.equal("if later tokens move too: outputs", elsewhere, before, subject.exact)
-        findings.equal("without later tokens: outputs", alone, before, subject.exact)
-        return
-    findings.differ("declared False, but if later tokens change or go", (others, elsewhere, alone), (before,) * 3, SEEN)
+def check_prefix(subject: CheckSubject, findings: Findings) -> None:
+    """Check that vectors, positions and number of later tokens do not change earlier outputs."""
+    later, slots, exact = ORDER[0] >= PREFIX, subject.unpacked, subject.exact
+    floats, before = subject.floats.changed(later), subject.run(slots).outputs[:, :PREFIX]
+    moved = slots._replace(pos=np.where(later, slots.pos[:, ::-1], slots.pos))
+    findings.equal("if later tokens change: outputs", subject.run(slots, floats).outputs[:, :PREFIX], before, 0)
+    findings.equal("if later tokens move too: outputs", subject.run(moved, floats).outputs[:, :PREFIX], before, exact)
+    findings.equal("without later tokens: outputs", decoded(subject, [slice(0, PREFIX)]), before, exact)
 
 
-def check_reach(subject: Subject, findings: Findings) -> None:
-    """From `reach` on, either way, `curve` and `relative` are constant, and nearer they are not."""
-    encoding, reach = subject.encoding, subject.encoding.reach
-    if reach is None or not acting(encoding, BY_DISTANCE):
-        return findings.nothing("declares none")
-    far = reach + np.array([0, 1, 2, 1000, 100_000])
-    near = np.arange(reach)[-1000:]
-    terms = _by_distance(subject, np.concatenate([far, -far, near]))
-    for name, term in terms.items():
-        ahead, behind, inside = np.split(term, [len(far), 2 * len(far)])
-        for side, rows in (("past", ahead), ("future", behind)):
-            findings.equal(f"{name} beyond {reach} in the {side}", rows, np.broadcast_to(rows[:1], rows.shape), 0)
+def check_reach(subject: CheckSubject, findings: Findings) -> None:
+    """Check that `by_distance` is constant from `reach` on, in both directions, and not before."""
+    reach = subject.encoding.reach
+    if reach is None or not subject.encoding.acts_on("by_distance"):
+        return findings.nothing("no reach is declared")
+    far, near = reach + np.array([0, 1, 2, 1000, 100_000]), np.arange(reach)[-1000:]
+    for name, term in _by_distance(subject, np.concatenate([far, -far, near])).items():
+        past, future, inside = np.split(term, [len(far), 2 * len(far)])
+        for side, rows in (("past", past), ("future", future)):
+            first = np.broadcast_to(rows[:1], rows.shape)
+            findings.equal(f"{name} beyond distance {reach} in the {side}", rows, first, 0)
         if reach:
-            findings.differ(f"reach = {reach}, but nearer too {name}", inside, ahead[:1] + 0 * inside, SEEN)
+            problem = f"reach = {reach}, but {name} is already constant at shorter distances"
+            findings.differ(problem, inside, past[:1] + 0 * inside)
 
 
-def check_fades(subject: Subject, findings: Findings) -> None:
-    """`curve` falls on and on with distance, or `potential` from token to token, if declared; one that does so
-    undeclared is right, but slower."""
-    if not subject.encoding.fades:
-        return findings.nothing("not declared")
-    falling = acting(subject.encoding, FALLING)
-    findings.holds(bool(falling), "declared True, but there is neither a curve nor a potential")
-    if "curve" in falling:
-        curve = _by_distance(subject, 2 ** np.arange(24))["curve"]
-        # In a chain it falls once the others have come to rest.
-        falling_from = 12 if isinstance(subject.encoding, Chain) else 0
-        rises = np.diff(curve[falling_from:], axis=0) > 0
-        findings.holds(not rises.any(), "declared True, but the curve rises with distance")
-        findings.holds(
-            (curve[-1] < curve[12]).all(), f"declared True, but the curve is the same at {2**12} and {2**23}"
-        )
-    if "potential" in falling:
-        u = subject.of_tokens("potential", subject.in_order).sum(axis=-1)  # [b, t, h] of sequences in order
-        findings.holds(
-            (np.diff(u, axis=1) <= 0).all(), "declared True, but the potential rises from a token to the next"
-        )
-        findings.holds((u[:, -1] < u[:, 0]).any(), "declared True, but the potential stays the same")
+def check_fades(subject: CheckSubject, findings: Findings) -> None:
+    """Check that the bias by distance falls without bound, or the token bias from token to token, if declared.
+
+    An encoding may do so without declaring it: it is then slower, but right.
+    """
+    encoding = subject.encoding
+    if not encoding.fades:
+        return findings.nothing("fades = False")
+    bias, declared = _by_distance(subject, 2 ** np.arange(24)).get("bias"), "fades = True, but"
+    by_token = encoding.acts_on("token_bias")
+    findings.holds(bias is not None or by_token, f"{declared} there is neither a bias by distance nor a token bias")
+    if bias is not None:
+        falling_from = 12 if isinstance(encoding, Chain) else 0  # in a chain, once the other parts are constant
+        findings.holds(not (np.diff(bias[falling_from:], axis=0) > 0).any(), f"{declared} the bias rises with distance")
+        findings.holds((bias[-1] < bias[12]).all(), f"{declared} the bias is equal at distances {2**12} and {2**23}")
+    if by_token:
+        u = subject.of_tokens("token_bias", ORDER).sum(axis=-1)  # [b, t, h]
+        rises = np.diff(u, axis=1) > 0
+        findings.holds(not rises.any(), f"{declared} the token bias rises from one token to the next")
+        findings.holds((u[:, -1] < u[:, 0]).any(), f"{declared} the token bias stays the same")
 
 
-def check_causal_only(subject: Subject, findings: Findings) -> None:
-    """Refused where later keys are seen, if declared; and declared, where nothing would tell later keys apart."""
+def check_causal_only(subject: CheckSubject, findings: Findings) -> None:
+    """Check that non-causal masks are refused if declared, and that it is declared if later keys all look the same."""
     encoding, distances = subject.encoding, np.arange(1, 1000)
     if encoding.causal_only:
-        params, x, q, k, v = subject.single(subject.floats)
-        where = {"q_pos": subject.known, "k_pos": subject.known, "x": x, "mask": full()}
-        call = functools.partial(attend, encoding, params, q, k, v, **where)
-        findings.holds(_raises(ConfigError, call), "declared True, but attend serves a mask that is not causal")
-        return
-    if encoding.acts_on("potential"):
-        return findings.holds(False, "declared False, but a potential gives keys more the further ahead they stand")
-    if not {*encoding.sites} <= {"bias", "relative"} or not _by_distance(subject, distances):
-        return findings.nothing("not declared, and there are more than terms by distance")
+        refused = _refuses(subject, ConfigError, KNOWN, full())
+        return findings.holds(refused, "causal_only = True, but attend accepts a mask that is not causal")
+    if encoding.acts_on("token_bias"):
+        problem = "causal_only = False, but a token bias favours keys further ahead. Declare causal_only = True."
+        return findings.holds(False, problem)
     earlier, later = (_by_distance(subject, sign * distances).values() for sign in (1, -1))
+    if set(acting(encoding)) != {"by_distance"} or not later:
+        return findings.nothing("causal_only = False, and hooks other than by_distance act")
     same = [all((term == term[:1]).all() for term in terms) for terms in (earlier, later)]
-    findings.holds(same[0] or not same[1], "declared False, but all later keys get the same, near or far")
+    problem = "causal_only = False, but later keys at all distances get the same terms. Declare causal_only = True."
+    findings.holds(same[0] or not same[1], problem)
 
 
-def _by_distance(subject: Subject, distances: np.ndarray) -> dict[str, np.ndarray]:
-    """What acts at signed distances [n], each [n, ...]."""
-    encoding = subject.encoding
-
-    def terms(params: Any, distance: Any) -> dict[str, Any]:
-        found: dict[str, Any] = encoding.relative(params, distance)._asdict() if encoding.acts_on("relative") else {}
-        found = {f"relative.{name}": term for name, term in found.items() if term is not None}
-        if encoding.acts_on("curve"):
-            found["curve"] = encoding.curve(params, distance.astype(jnp.result_type(float)))
-        return found
-
-    with jax.enable_x64(True):
-        found = subject.compiled("terms", terms)(subject.floats.params, distances.astype(np.int32))
-    return {name: np.moveaxis(term, -1, 0) if name == "curve" else term for name, term in jax.device_get(found).items()}
+def _by_distance(subject: CheckSubject, distances: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the terms at signed distances [n] by name, each [n, ...]; {} if there are none."""
+    if not subject.encoding.acts_on("by_distance"):
+        return {}
+    run = subject.compiled("by_distance", subject.encoding.by_distance)
+    terms = in_float64(run, subject.floats.params, distances.astype(np.int32))._asdict()
+    found = {name: term for name, term in terms.items() if term is not None}
+    return {name: np.moveaxis(x, -1, 0) if name in ("bias", "scaled") else x for name, x in found.items()}
 
 
-def check_positions(subject: Subject, findings: Findings) -> None:
-    """Positions count, places do not: slots in any order give the same, and positions up to the last are defined."""
-    where, floats = subject.where, subject.floats
-    wanted, _ = subject.dense(where)
-    findings.holds(np.isfinite(wanted).all(), "outputs are not finite at some position")
-    # Features, and scores of whole rows, go by the order of the slots.
-    if not subject.encoding.acts_on("features") and subject.encoding.tiling == "any":
+def check_positions(subject: CheckSubject, findings: Findings) -> None:
+    """Check positions: all up to the last are defined, those after it are not, and the order of slots has no effect."""
+    encoding, last = subject.encoding, subject.encoding.max_position
+    wanted = subject.run(subject.slots).outputs
+    findings.holds(np.isfinite(wanted).all(), "outputs at some position are NaN or infinite")
+    # Features, and scores of whole rows, follow the order of the slots.
+    if not encoding.acts_on("features") and encoding.tiling == "any":
         order = np.random.default_rng(7).permutation(LENGTH)
-        moved = jax.tree.map(lambda a: a[:, order], floats._replace(params={}))._replace(params=floats.params)
-        found, _ = subject.dense(Where(*(a[:, order] for a in where)), moved)
+        found = subject.run(*subject.reordered(order)).outputs
         findings.equal("slots in another order: outputs", found, wanted[:, order], subject.exact)
-    _check_last(subject, findings)
-    _check_kind(subject, findings)
+    if last is not None:
+        pos = np.where(ORDER < LENGTH - 1, 1, last + 1).astype(np.int32)
+        found = single_outputs(subject, one_document(pos))[:, -1]
+        problem = f"max_position = {last}, but under jit outputs at {last + 1} are finite. Return NaN there."
+        findings.holds(np.isnan(found).all(), problem)
+        problem = f"max_position = {last}, but attend accepts position {last + 1}"
+        findings.holds(_refuses(subject, UndefinedLength, pos), problem)
+    if encoding.integer_positions:
+        refused = _refuses(subject, ValueError, ORDER.astype(np.float32))
+        findings.holds(refused, "integer_positions = True, but attend accepts float positions")
 
 
-def _check_last(subject: Subject, findings: Findings) -> None:
-    last = subject.encoding.max_position
-    if last is None:
-        return
-    pos = np.full((ROWS, LENGTH), 1, np.int32)
-    pos[:, -1] = last + 1
-    o = single_outputs(subject, Where(pos, subject.in_order, 0 * pos))
-    findings.holds(
-        np.isnan(o[:, -1]).all(), f"under jit position {last + 1} is served, but max_position = {last}: give NaN there"
-    )
-    refused = _raises(UndefinedLength, lambda: _attended(subject, pos))
-    findings.holds(refused, f"attend serves position {last + 1}, but max_position = {last}")
-
-
-def _check_kind(subject: Subject, findings: Findings) -> None:
-    if subject.encoding.integer_positions:
-        pos = subject.in_order.astype(np.float32)
-        refused = _raises(ValueError, lambda: _attended(subject, pos))
-        findings.holds(refused, "attend serves positions between tokens")
-
-
-def _attended(subject: Subject, pos: np.ndarray) -> None:
-    """A call at positions known on the host, by shapes alone."""
-    params, x, q, k, v = subject.single(subject.floats)
-    jax.eval_shape(lambda *a: attend(subject.encoding, *a, q_pos=pos, k_pos=pos, x=x), params, q, k, v)
-
-
-def _raises(error: type[Exception], function: Callable[[], Any]) -> bool:
+def _refuses(subject: CheckSubject, error: type[Exception], pos: np.ndarray, mask: Mask = causal()) -> bool:
+    """Return whether `attend` raises `error` at positions known on the host."""
+    params, x, q, k, v = single(subject.floats)
     try:
-        function()
+        jax.eval_shape(functools.partial(attend, subject.encoding, q_slots=pos, x=x, mask=mask), params, q, k, v)
     except error:
         return True
     return False
 
 
-def check_tiling(subject: Subject, findings: Findings) -> None:
-    """One tile must span all keys, if so declared: cut anywhere, the outputs are others."""
+def check_tiling(subject: CheckSubject, findings: Findings) -> None:
+    """Check that an encoding that declares whole rows of keys has other outputs in small tiles."""
     encoding = subject.encoding
     if encoding.tiling == "any":
-        return findings.nothing("it declares 'any', which the check of tiles shows")
-    cut: Any = dataclasses.dataclass(frozen=True)(type(type(encoding).__name__, (type(encoding),), {"tiling": "any"}))
+        return findings.nothing("tiling = 'any', which the check `tiles` covers")
+    cls: Any = dataclasses.dataclass(frozen=True)(type(type(encoding).__name__, (type(encoding),), {"tiling": "any"}))
     fields = [field.name for field in dataclasses.fields(encoding) if field.init]
-    anyway: Encoding = cut(**{name: getattr(encoding, name) for name in fields})
-    other = Subject(anyway, subject.dims).tiles(subject.where)[0]
-    findings.differ("tiling = 'rows', but in small tiles", other, subject.dense(subject.where)[0], SEEN)
+    anyway: Encoding = cls(**{name: getattr(encoding, name) for name in fields})
+    found, wanted = CheckSubject(anyway, subject.dims).tiles(subject.slots), subject.run(subject.slots)
+    problem = f"tiling = {encoding.tiling!r}, but outputs in small tiles are the same"
+    findings.differ(problem, found.outputs, wanted.outputs)

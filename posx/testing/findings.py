@@ -1,25 +1,34 @@
-"""What the checks of an encoding found: numbers compared, one line for each check."""
+"""The findings of the checks of one encoding: what was compared, as one line for each check."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from posx.encodings import Encoding
+from posx.contract import Encoding
 
-#: An effect: far above rounding in float64, far below what random parameters do.
+#: The least change that counts as an effect: far above rounding in float64, far below the effect of random parameters.
 SEEN = 1e-6
 
 
+def leaves(*trees: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the dotted path of each leaf, and the leaf of every tree as float64."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(trees[0])]
+    for path, *found in zip(paths, *map(jax.tree.leaves, jax.device_get(trees)), strict=True):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        yield name, *(np.asarray(a, np.float64) for a in found)
+
+
 class Findings:
-    """Collects what one check compares; nothing is raised, so that the first difference does not hide the others."""
+    """The comparisons of one check. None of them raises, so that the first problem does not hide later ones."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
-        #: The largest difference of all that was compared.
+        #: The largest difference of all comparisons.
         self.worst: float | None = None
         #: Why there is nothing to check.
         self.reason = ""
@@ -28,39 +37,45 @@ class Findings:
         self.reason = reason
 
     def holds(self, condition: Any, problem: str) -> None:
+        """Record the problem unless the condition holds."""
         if not condition:
             self.problems.append(problem)
 
-    def equal(self, what: str, found: Any, wanted: Any, atol: float, rtol: float = 0.0) -> None:
-        """Every number of tree `found` lies within atol + rtol * |wanted| of `wanted`, and none is NaN or infinite."""
-        found, wanted = jax.device_get((found, wanted))
-        for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
-            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-            name = f"{what}{jax.tree_util.keystr(path)}"
-            if a.shape != b.shape:
-                self.problems.append(f"{name} has shape {list(a.shape)}, not {list(b.shape)}")
-                continue
-            if not (np.isfinite(a).all() and np.isfinite(b).all()):
-                self.problems.append(f"{name} is not finite")
+    def outcome(self, name: str, shows: str) -> Outcome:
+        """Return the outcome of the check: its first problem and the number of others, or the largest difference."""
+        if self.problems:
+            more = len(self.problems) - 1
+            return Outcome(name, "FAILED", self.problems[0] + (f" (and {more} more)" if more else ""), shows)
+        largest = "" if self.worst is None else f"largest difference {self.worst:.1g}"
+        return Outcome(name, "-" if self.reason else "ok", self.reason or largest, shows)
+
+    def equal(self, name: str, found: Any, wanted: Any, atol: float, rtol: float = 0.0) -> None:
+        """Record each leaf of `found` that is not within atol + rtol * |wanted| of `wanted`, or not finite."""
+        for leaf, a, b in leaves(found, wanted):
+            what = f"{name} {leaf}".strip()
+            if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+                shape = f"shape {list(a.shape)}, not {list(b.shape)}"
+                self.problems.append(f"{what} has {shape if a.shape != b.shape else 'NaN or infinite values'}")
                 continue
             off, allowed = np.abs(a - b), atol + rtol * np.abs(b)
-            if not off.size:
-                continue
-            self.worst = max(self.worst or 0.0, float(off.max()))
+            self.worst = max(self.worst or 0.0, float(off.max(initial=0)))
             if (off > allowed).any():
                 place = np.unravel_index(np.argmax(off - allowed), off.shape)
-                self.problems.append(f"{name} differs by {off[place]:.2g}, {allowed[place]:.2g} is allowed")
+                self.problems.append(f"{what} off by {off[place]:.2g}, allowed {allowed[place]:.2g}")
 
-    def differ(self, what: str, found: Any, wanted: Any, least: float) -> None:
-        """Some number of tree `found` is further than `least` from `wanted`."""
-        pairs = zip(*(jax.tree.leaves(jax.device_get(tree)) for tree in (found, wanted)), strict=True)
-        off = max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max(initial=0) for a, b in pairs)
-        self.holds(off > least, f"{what}: nothing changes by more than {off:.2g}")
+    def differ(self, problem: str, found: Any, wanted: Any) -> None:
+        """Record the problem unless some number of `found` is further than SEEN from `wanted`."""
+        off = max(np.abs(a - b).max(initial=0) for _, a, b in leaves(found, wanted))
+        self.holds(off > SEEN, f"{problem} (largest change {off:.2g})")
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One check: "ok", "FAILED", or "-" if there was nothing to check; what differed by how much, and what it shows."""
+    """The result of one check.
+
+    status: "ok", "FAILED", or "-" if there was nothing to check. detail: the first problem, the reason, or the largest
+    difference. shows: what the encoding keeps if the check holds.
+    """
 
     name: str
     status: str
@@ -71,30 +86,21 @@ class Outcome:
         return f"{self.name:18} {self.status:6} {': '.join(filter(None, (self.shows, self.detail)))}".rstrip()
 
 
-def outcome(name: str, findings: Findings, shows: str) -> Outcome:
-    """Return the line of a check: its first problem and the number of others, or how far numbers were apart."""
-    if findings.problems:
-        more = len(findings.problems) - 1
-        return Outcome(name, "FAILED", findings.problems[0] + (f" (and {more} more)" if more else ""), shows)
-    if findings.reason:
-        return Outcome(name, "-", findings.reason, shows)
-    return Outcome(name, "ok", "" if findings.worst is None else f"differs by at most {findings.worst:.1g}", shows)
-
-
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The outcomes of all checks of one encoding, in order; printed, a line for each."""
+    """The outcomes of all checks of one encoding, in order. `print(report)` prints a line for each."""
 
     encoding: Encoding
     outcomes: tuple[Outcome, ...]
 
     @property
     def ok(self) -> bool:
+        """Whether no check failed."""
         return not self.failed
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Names of the checks that did not hold."""
+        """The names of the checks that failed."""
         return tuple(outcome.name for outcome in self.outcomes if outcome.status == "FAILED")
 
     def __str__(self) -> str:

@@ -1,51 +1,96 @@
-"""The encoding under test: sizes, random parameters, a batch of position families, and the compiled programs that the
-checks share.
+"""The encoding under test: its sizes, random parameters, positions, and the compiled programs that checks share.
 
-Compile time is nearly all that a check costs, so there is one program for each way through the formula, and positions,
-arrival orders, documents and vectors are its inputs. The mask is a window of WINDOW places in the arrival order: where
-orders count up by 1 it hides nothing, by STEP it is one of five tokens, and where all are 0 every token sees all.
+Compile time is nearly all that a check costs. There is one program for each executor and mask. Its inputs are
+positions, arrival orders, documents and vectors. The mask is a window of 50 places in the arrival order. It hides
+nothing if orders count up by 1. If they count up by STEP, it is a window of five tokens. If they are all 0, every token
+sees all tokens.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import attend, batch_features, window
+from posx.attention import Slots, attend, batch_features, window
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.dense import dense
-from posx.attention.fused import fused
 from posx.attention.masks import Mask
-from posx.encodings import Dims, Encoding, Params
+from posx.contract import Dims, Encoding, Params, abstract_params
+from posx.contract.shapes import check_hooks
 from posx.errors import ConfigError
-from posx.testing.dtypes import types_found
 
-#: Every size differs from every other, so that no two axes can be mistaken for each other.
+#: Every size differs from every other size, so that no two axes can be mistaken for each other.
 DIMS = Dims(model_dim=12, num_heads=4, head_dim=6, num_layers=2, train_len=32, num_kv_heads=2)
 LENGTH = 13
-#: The last position of the batch, for encodings that have no limit of their own, and the last that they must have.
+#: The last position of the batch for encodings without a limit, and the least limit that the checks need.
 LARGEST, LEAST = 3000, 29
-PADDING, PREFIX = 4, 8
-FAMILIES = ("sequential", "offset", "gappy", "random", "repeated", "reversed", "left padded", "two documents")
-ROWS = len(FAMILIES)
+#: Tokens that do not depend on later ones.
+PREFIX = 8
+#: The number of families of positions, the row of the left-padded one, and its empty slots.
+ROWS, PADDED, EMPTY = 8, 6, np.arange(LENGTH) < 4
+#: Arrival orders of rows in order, and positions that count up by one, known on the host.
+ORDER = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH))
+KNOWN = np.arange(6, 6 + LENGTH, dtype=np.int32)
 
 STEP = 10
 WINDOW = window(5 * STEP)
 
 #: Tiles that divide neither number of tokens: four query blocks, three key blocks.
 small_tiles = functools.partial(blockwise, tiling=Tiling(4, 5))
-#: Key blocks of whole query blocks, as the default has them: tiles off the diagonal need no mask.
+#: Key blocks that are whole query blocks, as by default: tiles off the diagonal need no mask.
 even_tiles = functools.partial(blockwise, tiling=Tiling(2, 4))
-#: The fused kernel for 5 queries at a time where there is a bias; 13 take three calls, and fill the last one up.
-small_slabs = functools.partial(fused, slab_pairs=5 * LENGTH)
+
+
+@contextlib.contextmanager
+def promotion(strict: bool) -> Iterator[None]:
+    """Set whether JAX refuses implicit promotion of ranks and types inside the block; by default it allows both."""
+    rank, dtype = ("raise", "strict") if strict else ("allow", "standard")
+    with jax.numpy_rank_promotion(rank), jax.numpy_dtype_promotion(dtype):
+        yield
+
+
+def hook_types(encoding: Encoding, dims: Dims, vectors: str) -> dict[str, set[str]] | ConfigError:
+    """Return the types of the floats that each hook returns under strict promotion, or why a hook fails.
+
+    vectors: the type of token vectors; float64 turns 64-bit types on.
+    """
+    try:
+        with jax.enable_x64(vectors == "float64"), promotion(strict=True):
+            called = check_hooks(encoding, dims, jnp.dtype(vectors))
+    except ConfigError as error:
+        return error
+    return {
+        hook: {a.dtype.name for a in jax.tree.leaves(result) if jnp.issubdtype(a.dtype, jnp.floating)}
+        for hook, (_, result) in called.items()
+    }
+
+
+def in_float64(function: Callable[..., Any], *given: Any) -> Any:
+    """Call the function with 64-bit types on, and return its result on the host."""
+    with jax.enable_x64(True):
+        return jax.device_get(function(*given))
+
+
+def random(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def single(tree: Any) -> Any:
+    """Return the arrays of a tree as float32."""
+    return jax.tree.map(lambda a: np.asarray(a, np.float32), tree)
 
 
 class Floats(NamedTuple):
-    """What gradients are taken of. x is None where no hook reads it, and else adds its projections to q, k and v."""
+    """The arrays that gradients are taken of. x is None if no hook reads it.
+
+    If the encoding embeds, projections of x are added to q, k and v.
+    """
 
     params: Params
     x: Any  # [b, t, m]
@@ -53,189 +98,170 @@ class Floats(NamedTuple):
     k: Any  # [b, t, g, d]
     v: Any  # [b, t, g, d]
 
+    def map(self, function: Callable[[Any], Any]) -> Floats:
+        """Apply `function` to x, q, k and v."""
+        return Floats(self.params, *(None if a is None else function(a) for a in self[1:]))
+
     def changed(self, tokens: np.ndarray) -> Floats:
-        """With other vectors for some tokens, bool [t]."""
-        x, *vectors = (None if a is None else a + 100 * tokens.reshape(1, -1, *[1] * (a.ndim - 2)) for a in self[1:])
-        return Floats(self.params, x, *vectors)
+        """Return floats with other vectors for some tokens, bool [t]."""
+        return self.map(lambda a: a + 100 * tokens.reshape(1, -1, *[1] * (a.ndim - 2)))
 
 
-class Where(NamedTuple):
-    """Positions, arrival orders and document numbers, int32, each [b, t]; None where `attend` is given none."""
+class LayerResult(NamedTuple):
+    """The outputs of one attention layer, and the gradients of its floats under a given cotangent."""
 
-    pos: Any
-    idx: Any = None
-    segment: Any = None
+    outputs: Any  # [b, t, h, d]
+    gradients: Floats
 
-
-def families(limit: int) -> Where:
-    """One sequence per family of positions up to `limit`, all of LENGTH tokens."""
-    rng, order = np.random.default_rng(1), np.arange(LENGTH)
-    pos = {
-        "sequential": order,
-        "offset": limit - LENGTH + 1 + order,
-        "gappy": order + 3 * (order > 4) + 11 * (order > 8),
-        "random": np.sort(rng.choice(limit + 1, LENGTH, replace=False)),
-        "repeated": order // 3,
-        "reversed": order[::-1] + 2,
-        "left padded": np.maximum(order - PADDING, 0),
-        "two documents": np.where(order < 6, order, order - 6),
-    }
-    idx = {"left padded": np.where(order < PADDING, -1, order - PADDING)}
-    segment = {"two documents": (order >= 6).astype(int)}
-    rows = ([given.get(family, default) for family in FAMILIES] for given, default in (
-        (pos, None), (idx, order), (segment, 0 * order),
-    ))  # fmt: skip
-    return Where(*(np.array(row, np.int32) for row in rows))
+    def map(self, function: Callable[[Any], Any]) -> LayerResult:
+        """Apply `function` to the outputs and to the gradients of x, q, k and v."""
+        return LayerResult(function(self.outputs), self.gradients.map(function))
 
 
-class Subject:
-    """One encoding, built for `dims`, with everything random in float64."""
+def one_document(pos: np.ndarray = KNOWN, idx: np.ndarray = ORDER) -> Slots:
+    """Return slots at positions [t] or [b, t], by default in order of arrival, as one document."""
+    return Slots(np.broadcast_to(pos, ORDER.shape), idx, 0 * ORDER)
+
+
+def with_window(slots: Slots) -> Slots:
+    """Return the slots with arrival orders under which WINDOW is a window of five tokens."""
+    return slots._replace(idx=np.where(slots.idx < 0, -1, slots.idx * np.int32(STEP)))
+
+
+def families(limit: int) -> Slots:
+    """Return one sequence of LENGTH tokens for each family of positions, none of them above `limit`."""
+    order, padding = ORDER[0], EMPTY.sum()
+    rows = [
+        Slots(order),
+        Slots(limit - LENGTH + 1 + order),  # up to the limit
+        Slots(order + 3 * (order > 4) + 11 * (order > 8)),  # with gaps
+        Slots(np.sort(np.random.default_rng(1).choice(limit + 1, LENGTH, replace=False))),
+        Slots(order // 3),  # repeated
+        Slots(order[::-1] + 2),  # reversed
+        Slots(np.maximum(order - padding, 0), np.where(EMPTY, -1, order - padding)),  # left-padded
+        Slots(np.where(order < 6, order, order - 6), None, order >= 6),  # two documents
+    ]
+    columns = zip(zip(*rows, strict=True), (order, order, 0 * order), strict=True)
+    return Slots(*(np.array([given if a is None else a for a in rows], np.int32) for rows, given in columns))
+
+
+class CheckSubject:
+    """One encoding, built for `dims`, with random parameters and vectors in float64."""
 
     def __init__(self, encoding: Encoding, dims: Dims, reference: Any = None, bidirectional: bool = False):
-        self.encoding, self.dims = encoding, dims
-        self.reference, self.bidirectional = reference, bidirectional
+        self.encoding, self.dims, self.reference, self.bidirectional = encoding, dims, reference, bidirectional
         last = encoding.max_position
         if last is not None and last < LEAST:
             raise ConfigError(
-                f"{encoding} is defined for positions 0 to {last}, but the checks need those to {LEAST}: give it more, "
-                f"or a train_len of at least {LEAST + 1}"
+                f"train_len={dims.train_len}: {encoding} is defined for positions 0 to {last}, but the checks need "
+                f"positions up to {LEAST}. Give it more positions, or a train_len of at least {LEAST + 1}."
             )
-        self.limit = LARGEST if last is None else last
-        self.where = families(self.limit)
-        self.unpacked = self.where._replace(segment=0 * self.where.segment)
-        #: Positions that count up by one, known on the host.
-        self.known = np.arange(6, 6 + LENGTH, dtype=np.int32)
-        self.in_order = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH))
-        h, g, d, m = dims.num_heads, dims.num_kv_heads or dims.num_heads, dims.head_dim, dims.model_dim
-        self.reads_x = encoding.acts_on("embed") or encoding.acts_on("features")
-        heads = {"q": h, "k": g, "v": g}
-        drawn = {name: self.random(n, ROWS, LENGTH, size, d) for n, (name, size) in enumerate(heads.items())}
-        x = self.random(3, ROWS, LENGTH, m) if self.reads_x else None
-        self.floats = Floats(self.params(), x, **drawn)
-        projections = {name: 0.3 * self.random(4, m, size, d) for name, size in heads.items()}
-        self.weights = projections if encoding.acts_on("embed") else None
-        self.cotangent = self.random(5, ROWS, LENGTH, h, d)
+        self.slots = families(LARGEST if last is None else last)
+        self.unpacked = self.slots._replace(segment=0 * ORDER)
+        d, m = dims.head_dim, dims.model_dim
+        heads = {"q": dims.num_heads, "k": dims.kv_heads, "v": dims.kv_heads}
+        drawn = {name: random(n, ROWS, LENGTH, size, d) for n, (name, size) in enumerate(heads.items())}
+        reads_x = encoding.acts_on("embed") or encoding.acts_on("features")
+        self.floats = Floats(self.params(), random(3, ROWS, LENGTH, m) if reads_x else None, **drawn)
+        projections = {name: 0.3 * random(4, m, size, d) for name, size in heads.items()}
+        #: Projections that add nothing, so that q, k and v are the given vectors.
+        self.no_weights = jax.tree.map(np.zeros_like, projections)
+        self.weights = projections if encoding.acts_on("embed") else self.no_weights
+        self.cotangent = random(5, ROWS, LENGTH, dims.num_heads, d)
         self._programs: dict[Any, Any] = {}
-
-    @functools.cached_property
-    def strict(self) -> bool:
-        """Whether the hooks run without silent broadcasting between ranks and silent mixing of types."""
-        try:
-            for vectors in ("float32", "float64", "bfloat16"):
-                types_found(self.encoding, self.dims, vectors)
-        except ConfigError:
-            return False
-        return True
-
-    @functools.cached_property
-    def wide(self) -> bool:
-        """Whether float64 surely stays float64 in every hook; where types mix, it may have been rounded on the way."""
-        try:
-            found = types_found(self.encoding, self.dims, "float64")
-        except ConfigError:
-            return False
-        return all(kinds <= {"float64"} for kinds in found.values())
-
-    @property
-    def exact(self) -> float:
-        """What float64 may be off by; more, where a hook may make float32 of it."""
-        return 1e-10 if self.wide else 1e-5
-
-    @property
-    def rough(self) -> float:
-        """What float32 may be off by; accelerators round the operands of its products too."""
-        return 1e-5 if jax.default_backend() == "cpu" else 1e-2
-
-    @property
-    def no_weights(self) -> Any:
-        """Projections that add nothing, so that vectors are what is given."""
-        return jax.tree.map(np.zeros_like, self.weights)
-
-    def single(self, tree: Any) -> Any:
-        return jax.tree.map(lambda a: np.asarray(a, np.float32), tree)
-
-    def random(self, seed: int, *shape: int) -> np.ndarray:
-        return np.random.default_rng(seed).standard_normal(shape)
+        #: The types that hooks return, or an error, by the type of token vectors.
+        self.types = {vectors: hook_types(encoding, dims, vectors) for vectors in ("float32", "float64", "bfloat16")}
+        #: Whether the hooks run without implicit promotion of ranks and types.
+        self.strict = not any(isinstance(found, ConfigError) for found in self.types.values())
+        found = self.types["float64"]
+        #: Whether float64 surely stays float64 in every hook. Mixed types may round it on the way.
+        self.wide = not isinstance(found, ConfigError) and all(kinds <= {"float64"} for kinds in found.values())
+        #: The tolerances of float64 and float32. Accelerators round the operands of float32 products too.
+        self.exact, self.rough = 1e-10 if self.wide else 1e-5, 1e-5 if jax.default_backend() == "cpu" else 1e-2
 
     def params(self, seed: int = 0) -> Params:
-        """Large random arrays in the shapes of `init`, so that each one changes the outputs well above rounding."""
-        shapes = jax.eval_shape(lambda: self.encoding.init(jax.random.key(0), self.dims))
-        rng = np.random.default_rng(seed)
+        """Return large random arrays in the shapes of `init`: each one changes the outputs well above rounding."""
+        shapes, rng = abstract_params(self.encoding, self.dims), np.random.default_rng(seed)
         return {name: 0.5 * rng.standard_normal(a.shape) for name, a in shapes.items()}
 
-    def layer(self, weights: Any, floats: Floats, where: Where, executor: Any, mask: Mask = WINDOW) -> jax.Array:
-        """One attention layer [b, t, h, d]: tokens are embedded and projected, and added to the vectors given."""
+    def embedded(self, weights: Any, floats: Floats, pos: Any) -> Floats:
+        """Embed x at pos [t] or [b, t], if the encoding embeds, and add its projections to the vectors."""
+        if not self.encoding.acts_on("embed"):
+            return floats
         params, x, *vectors = floats
-        if weights is not None:
-            by_row = 0 if where.pos.ndim == 2 else None
-            x = jax.vmap(self.encoding.embed, in_axes=(None, 0, by_row))(params, x, where.pos)
-            vectors = [a + jnp.einsum("btm,mhd->bthd", x, weights[n]) for n, a in zip("qkv", vectors, strict=True)]
-        return attend(
-            self.encoding, params, *vectors, q_pos=where.pos, k_pos=where.pos, q_idx=where.idx, k_idx=where.idx,
-            q_segment=where.segment, k_segment=where.segment, x=x, executor=executor, mask=mask,
-        )  # fmt: skip
+        x = jax.vmap(self.encoding.embed, in_axes=(None, 0, 0 if pos.ndim == 2 else None))(params, x, pos)
+        added = (jnp.einsum("btm,mhd->bthd", x, weights[n]) for n in "qkv")
+        return Floats(params, x, *(a + b for a, b in zip(vectors, added, strict=True)))
 
-    def with_gradients(self, weights: Any, floats: Floats, where: Where, cotangent: Any, executor: Any, mask: Mask):
-        """Outputs of the layer, and gradients of `floats` for what comes back."""
+    def layer(self, weights: Any, floats: Floats, slots: Slots, executor: Any, mask: Mask = WINDOW) -> jax.Array:
+        """Return outputs [b, t, h, d] of one attention layer."""
+        params, x, q, k, v = self.embedded(weights, floats, slots.pos)
+        return attend(self.encoding, params, q, k, v, slots, x=x, executor=executor, mask=mask)
 
-        def loss(floats: Floats):
-            o = self.layer(weights, floats, where, executor, mask)
+    def _with_gradients(self, executor: Any, mask: Mask, weights: Any, floats: Floats, slots: Any, cotangent: Any):
+        slots = Slots(KNOWN) if slots is None else slots
+
+        def loss(floats: Floats) -> tuple[jax.Array, jax.Array]:
+            o = self.layer(weights, floats, slots, executor, mask)
             return jnp.sum(o.astype(cotangent.dtype) * cotangent), o
 
         grads, o = jax.grad(loss, has_aux=True)(floats)
-        return o, grads
+        return LayerResult(o, grads)
 
-    def dense(
-        self, where: Where, floats: Floats | None = None, cotangent: Any = None, weights: Any = None
-    ) -> tuple[np.ndarray, Floats]:
-        """The oracle, dense in float64: outputs [b, t, h, d] and gradients."""
-        given = self.floats if floats is None else floats, where, self.cotangent if cotangent is None else cotangent
-        run = self.compiled("dense", functools.partial(self.with_gradients, executor=dense, mask=WINDOW))
-        with jax.enable_x64(True):
-            return jax.device_get(run(self.weights if weights is None else weights, *given))
+    def reordered(self, order: np.ndarray) -> tuple[Slots, Floats]:
+        """Return slots and floats with the slots of every row in another order [t]."""
+        return Slots(*(a[:, order] for a in self.slots)), self.floats.map(lambda a: a[:, order])
+
+    def shifted(self, shifts: Iterable[int], slots: Slots | None = None) -> Iterator[tuple[int, Slots]]:
+        """Yield each shift, and the slots with it added to all positions, as far as the encoding is defined."""
+        slots = slots or self.slots
+        for shift in shifts:
+            if slots.pos.max() + shift <= (self.encoding.max_position or 2**31):
+                yield shift, slots._replace(pos=slots.pos + np.int32(shift))
+
+    def compiled(self, name: Any, function: Any) -> Any:
+        """Return `function` under jit, one for each name."""
+        return self._programs.setdefault(name, jax.jit(function))
+
+    def program(self, executor: Any = dense, mask: Mask = WINDOW) -> Any:
+        """Return the compiled function (weights, floats, slots, cotangent) -> LayerResult.
+
+        slots None stands for KNOWN: positions known to count up, for which tables of distances are read as strips.
+        """
+        return self.compiled((executor, mask), functools.partial(self._with_gradients, executor, mask))
+
+    def run(self, slots: Any, floats: Any = None, cotangent: Any = None, weights: Any = None, **how: Any) -> Any:
+        """Return the LayerResult in float64 of a `program`: by default of the dense executor, the oracle."""
+        floats, cotangent = floats or self.floats, self.cotangent if cotangent is None else cotangent
+        weights = self.weights if weights is None else weights
+        return in_float64(self.program(**how), weights, floats, slots, cotangent)
+
+    def tiles(self, slots: Slots, floats: Any = None, cotangent: Any = None, params: Any = None) -> LayerResult:
+        """Return the result in float64 of small tiles, by `vmap` over sequences.
+
+        params: other parameters for each row, whose gradients have a row axis; those of `floats` are summed over rows.
+        """
+        floats, cotangent = floats or self.floats, self.cotangent if cotangent is None else cotangent
+        by_row = jax.tree.map(lambda a: np.broadcast_to(a, (ROWS, *a.shape)), floats.params)
+
+        def one_row(weights: Any, floats: Floats, slots: Slots, cotangent: Any) -> LayerResult:
+            slots, cotangent = jax.tree.map(lambda a: a[None], (slots, cotangent))
+            batch = floats.map(lambda a: a[None])
+            return self._with_gradients(small_tiles, WINDOW, weights, batch, slots, cotangent).map(lambda a: a[0])
+
+        run = self.compiled("tiles", jax.vmap(one_row, in_axes=(None, 0, 0, 0)))
+        floats = floats._replace(params=by_row if params is None else params)
+        o, grads = in_float64(run, self.weights, floats, slots, cotangent)
+        if params is None:
+            grads = grads._replace(params=jax.tree.map(lambda a: a.sum(axis=0), grads.params))
+        return LayerResult(o, grads)
 
     def of_tokens(self, hook: str, pos: np.ndarray) -> Any:
-        """What the hook `temperature` or `potential` gives for each sequence at pos [b, t], in float64."""
+        """Return the hook `logit_scale` or `token_bias` of each sequence at pos [b, t], in float64."""
 
         def run(floats: Floats, pos: Any) -> Any:
             reads = self.encoding.acts_on("features")
             features = batch_features(self.encoding, floats.params, floats.x, pos)[0] if reads else {}
             return jax.vmap(getattr(self.encoding, hook), in_axes=(None, 0, 0))(floats.params, pos, features)
 
-        with jax.enable_x64(True):
-            return jax.device_get(self.compiled(hook, run)(self.floats, pos))
-
-    def tiles(
-        self, where: Where, floats: Floats | None = None, cotangent: Any = None, params: Any = None
-    ) -> tuple[np.ndarray, Floats]:
-        """The same in small tiles, by `vmap` over sequences: gradients of params have a row each.
-
-        params: for each row; those of `floats` for all if left out.
-        """
-        floats = self.floats if floats is None else floats
-        by_row = jax.tree.map(lambda a: np.broadcast_to(a, (ROWS, *a.shape)), floats.params)
-        floats = floats._replace(params=by_row if params is None else params)
-        with jax.enable_x64(True):
-            run = self.compiled("tiles", jax.vmap(self._row_in_tiles, in_axes=(None, 0, 0, 0)))
-            return jax.device_get(run(self.weights, floats, where, self.cotangent if cotangent is None else cotangent))
-
-    def _row_in_tiles(self, weights: Any, floats: Floats, where: Where, cotangent: Any) -> tuple[Any, Floats]:
-        """A batch of one sequence; params have no batch axis."""
-        vectors, where, cotangent = jax.tree.map(lambda a: a[None], (floats._replace(params={}), where, cotangent))
-        vectors = vectors._replace(params=floats.params)
-        o, grads = self.with_gradients(weights, vectors, where, cotangent, executor=small_tiles, mask=WINDOW)
-        own = jax.tree.map(lambda a: a[0], grads._replace(params={}))
-        return o[0], own._replace(params=grads.params)
-
-    def at_known_positions(self, executor: Any, mask: Mask) -> Any:
-        """The same where positions are known to count up, so that tables of distances are read as strips: (weights,
-        floats, cotangent)."""
-
-        def run(weights: Any, floats: Floats, cotangent: Any) -> Any:
-            return self.with_gradients(weights, floats, Where(self.known), cotangent, executor=executor, mask=mask)
-
-        return self.compiled(("known", executor, mask), run)
-
-    def compiled(self, name: Any, function: Any) -> Any:
-        """`function` under jit, one for each name."""
-        return self._programs.setdefault(name, jax.jit(function))
+        return in_float64(self.compiled(hook, run), self.floats, pos)

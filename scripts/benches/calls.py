@@ -16,6 +16,8 @@ import posx
 from benches import calls_torch, measure
 from posx.attention import EXECUTORS
 from posx.attention.blockwise import Tiling, blockwise
+from posx.attention.tiles import content_free_bias
+from posx.contract import acting, distance_terms
 from posx.machine.devices import mesh, on_devices
 from posx.positions import sequential
 
@@ -113,7 +115,7 @@ def posx_call(case: Case, executor: str, num_devices: int = 1) -> Call:
 
     def attention(params, q, k, v, x=None):
         with jax.sharding.use_abstract_mesh(over.abstract_mesh):
-            return posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=x, executor=executor)
+            return posx.attend(encoding, params, q, k, v, pos, x=x, executor=executor)
 
     return jax_call(attention, case, *case.layer_inputs(), place=lambda arrays: on_devices(arrays, num_devices))
 
@@ -124,19 +126,21 @@ def stock_call(case: Case, library: str) -> Call | None:
     A bias that nothing is learned of is made once, outside of what is timed.
     """
     encoding, pos = case.value, jnp.asarray(sequential(case.length))
-    if encoding.history or not {*encoding.sites} <= {"embed", "query", "key", "temperature", "bias"}:
+    stock = {"embed", "query", "key", "logit_scale", "by_distance", "bias"}
+    terms = distance_terms(encoding, case.params)
+    if encoding.history or not {*acting(encoding)} <= stock or terms.keys() - {"bias"}:
         return None
-    has_bias = "bias" in encoding.sites
-    fixed = encoding.bias({}, pos, pos)[None] if has_bias and not case.params else None
+    has_bias = "bias" in terms or encoding.acts_on("bias")
+    fixed = content_free_bias(encoding, {}, pos[None], pos[None]) if has_bias and not case.params else None
     mask = nnx.make_causal_mask(pos[None]).astype(bool) if library == "flax.nnx" else None
 
     def attention(params, q, k, v, bias, mask):
         q = jax.vmap(lambda q: encoding.query(params, q, pos, {}))(q)
         k = jax.vmap(lambda k: encoding.key(params, k, pos, {}))(k)
-        if encoding.acts_on("temperature"):
-            q = q * jnp.atleast_2d(encoding.temperature(params, pos, {})).T[None, :, :, None].astype(q.dtype)
+        if encoding.acts_on("logit_scale"):
+            q = q * encoding.logit_scale(params, pos, {}).T[None, :, :, None].astype(q.dtype)
         if has_bias and bias is None:
-            bias = encoding.bias(params, pos, pos)[None]
+            bias = content_free_bias(encoding, params, pos[None], pos[None])
         if library == "flax.nnx":
             return nnx.dot_product_attention(q, k, v, bias=bias, mask=mask)
         return jax.nn.dot_product_attention(q, k, v, bias=bias, is_causal=True, implementation="xla")
@@ -170,7 +174,7 @@ def is_quadratic(contestant: str, encoding: str) -> bool:
 
 def in_attention(encodings: list[str]) -> list[str]:
     """NoPE, the yardstick, and those that differ from it in attention: who acts on the embeddings alone does not."""
-    differ = [text for text in encodings if {*measure.at_any_length(text).sites} - {"embed"}]
+    differ = [text for text in encodings if {*acting(measure.at_any_length(text))} - {"embed"}]
     return list(dict.fromkeys(["nope", *differ]))
 
 
@@ -183,7 +187,7 @@ def oracle(case: Case) -> Arrays:
         x = jnp.asarray(*case.layer_inputs(), jnp.float64) if case.layer_inputs() else None
 
         def attention(params, q, k, v):
-            return posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=x, executor="dense")
+            return posx.attend(encoding, params, q, k, v, pos, x=x, executor="dense")
 
         o, pull_back = jax.vjp(attention, params, wide["q"], wide["k"], wide["v"])
         params_grad, *grads = pull_back(wide["cotangent"])

@@ -17,8 +17,8 @@ import numpy as np
 
 from benches import measure
 from benches.train_peer import compiled
-from posx.encodings.biases.alibi import alibi_slopes
-from posx.encodings.rotary.rope import inverse_frequencies
+from posx.encodings.alibi import alibi_slopes
+from posx.encodings.angles import inverse_frequencies
 
 if TYPE_CHECKING:
     from benches.calls import Call, Case

@@ -1,4 +1,4 @@
-"""What `attend` takes: positions of every type that can be made right, encodings and parameters made for its sizes."""
+"""What `attend` takes: positions of the two types it knows, encodings and parameters made for its sizes."""
 
 import dataclasses
 import functools
@@ -12,104 +12,90 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.encodings import Alibi, Chain, Dape, Encoding, Nope, Relative, Shaw, Tupe, Xpos
+from posx.encodings import Alibi, ByDistance, Chain, Dape, Encoding, Nope, Shaw, Tupe, Xpos
 from posx.errors import ConfigError, UndefinedLength
 
 B, T, H, G, D = 2, 9, 4, 2, 6
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.standard_normal((B, T, heads, D)).astype(np.float32) for heads in (H, G, G))
-#: Differences of these wrap around in 8 bits, signed or not.
+#: Differences of these would wrap around in 8 bits, signed or not.
 POS = np.arange(T, dtype=np.int32)[::-1] * 15
 SHAW = {name: RNG.standard_normal((7, D)).astype(np.float32) for name in ("keys", "values")}
 IN_ORDER = np.arange(T, dtype=np.int32)
 
 
-def attend(encoding, params, pos, q=Q, k=K, v=V, k_pos=None, **options):
-    k_pos = pos if k_pos is None else k_pos
-    return posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=k_pos, **{"executor": "dense"} | options)
+def attend(encoding, params, slots, k_slots=None, q=Q, k=K, v=V, **options):
+    return posx.attend(encoding, params, q, k, v, slots, k_slots, **{"executor": "dense"} | options)
 
 
-TYPES = [np.int8, np.uint8, np.int16, np.uint16, np.uint32, np.int64, np.uint64, list, tuple]
-
-
-def test_whole_numbers_of_every_type_are_the_same_positions():
+def test_positions_of_both_types_and_libraries_are_the_same():
     wanted = attend(Alibi(H), {}, POS)
-    for kind in TYPES:
-        given = kind(POS.tolist()) if kind in (list, tuple) else POS.astype(kind)
-        assert_array_equal(attend(Alibi(H), {}, given), wanted, err_msg=str(kind))
-    assert_array_equal(attend(Alibi(H), {}, jnp.asarray(POS, jnp.uint8)), wanted)
-    run = jax.jit(functools.partial(attend, Shaw(3), SHAW))
-    assert_allclose(run(POS.astype(np.uint8)), run(POS), atol=1e-6)
-
-
-def test_float64_is_rounded_where_that_moves_no_whole_number():
-    halves = POS / 2
-    wanted = attend(Alibi(H), {}, halves.astype(np.float32))
-    for given in (halves, halves.tolist()):
+    for given in (jnp.asarray(POS), np.float32(POS), jnp.float32(POS), np.stack([POS, POS]), POS[None]):
         assert_array_equal(attend(Alibi(H), {}, given), wanted)
+    run = jax.jit(functools.partial(attend, Alibi(H), {}))
+    for given in (POS, np.float32(POS)):
+        assert_allclose(run(given), wanted, atol=1e-6)
 
 
-def test_orders_and_documents_of_every_type_are_the_same():
-    segment = (IN_ORDER > 4).astype(np.int32)
-    where = {"q_idx": IN_ORDER, "k_idx": IN_ORDER, "q_segment": segment, "k_segment": segment}
-    wanted = attend(Nope(), {}, POS, mask=posx.window(2), **where)
-    narrow = {name: x.astype(np.uint8) for name, x in where.items()}
-    assert_array_equal(attend(Nope(), {}, POS, mask=posx.window(2), **narrow), wanted)
-
-
+KINDS = (bool, "int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64", "float16", jnp.bfloat16, "float64")
+NO_ARRAY = r"q_pos is no array: give \[t\] or \[b, t\], int32 or float32"
 REFUSED = {
-    "bool": (POS > 0, "q_pos is bool: positions are int32 or float32"),
-    "float16": (POS.astype(np.float16), "q_pos is float16"),
-    "bfloat16": (POS.astype(jnp.bfloat16), "q_pos is bfloat16"),
-    "nothing": (None, "q_pos has shape"),
-    "text": (["a"] * T, "q_pos is <U1"),
-    "ragged": ([[0], [1, 2]], "q_pos is no array of numbers"),
-    "too large": (POS.astype(np.int64) + 2**31, "q_pos goes from 2147483648 to .*, which int32 does not hold"),
-    "too large unsigned": (POS.astype(np.uint64) + np.uint64(2**63), "which int32 does not hold"),
-    "whole, but not in float32": (POS + (2.0**24 + 1), "q_pos holds 16777.*, which float32 does not: give .* int32"),
+    **{
+        str(np.dtype(kind)): (POS.astype(kind), f"q_pos is {np.dtype(kind)}: it must be int32 or float32")
+        for kind in KINDS
+    },
+    "nothing": (None, NO_ARRAY),
+    "list": (POS.tolist(), NO_ARRAY),
+    "text": (np.array(["a"] * T), "q_pos is <U1"),
     "rows of another batch": (np.stack([POS] * 3), r"q_pos has shape \(3, 9\), but there are 9 tokens"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_positions_that_would_come_out_wrong_are_refused(case):
+def test_positions_of_other_types_are_refused(case):
+    """Known, traced, and where 64-bit types are on: conversions could wrap around or round."""
     given, message = REFUSED[case]
     with pytest.raises(ValueError, match=message) as caught:
         attend(Nope(), {}, given)
     assert "\n" not in str(caught.value)
-
-
-def test_traced_values_that_may_not_fit_are_refused():
-    with pytest.raises(ValueError, match="q_pos is uint32, whose values are not known here: give int32"):
-        jax.eval_shape(functools.partial(attend, Nope(), {}), jax.ShapeDtypeStruct((T,), np.uint32))
+    if case in map(str, map(np.dtype, KINDS)):
+        with jax.enable_x64(True), pytest.raises(ValueError, match=message):
+            jax.eval_shape(functools.partial(attend, Nope(), {}), jax.ShapeDtypeStruct((T,), given.dtype))
 
 
 def test_both_sides_count_in_one_type():
-    with pytest.raises(ValueError, match="q_pos is int32 but k_pos float32: give both as int32 or both as float32"):
-        attend(Nope(), {}, POS, k_pos=POS.astype(np.float32))
-    with pytest.raises(ValueError, match="q_idx must be whole numbers, int32, not float32"):
-        attend(Nope(), {}, POS, q_idx=IN_ORDER.astype(np.float32), k_idx=IN_ORDER)
-    with pytest.raises(ValueError, match=r"k_idx has shape \(3,\), but there are 9 tokens"):
-        attend(Nope(), {}, POS, q_idx=IN_ORDER, k_idx=IN_ORDER[:3])
+    with pytest.raises(ValueError, match="positions are int32 of queries but float32 of keys: give both alike"):
+        attend(Nope(), {}, POS, np.float32(POS))
 
 
-def test_64_bit_positions_are_served_in_float64():
+@pytest.mark.parametrize("field", ["idx", "segment"])
+def test_orders_and_documents_must_be_int32(field):
+    sides = [posx.Slots(POS, **{field: given}) for given in (IN_ORDER, np.float32(IN_ORDER), IN_ORDER.astype(np.int64))]
+    for kind, other in zip(("float32", "int64"), sides[1:], strict=True):
+        with pytest.raises(ValueError, match=rf"q_{field} is {kind}: it must be int32\. Write q_{field}\.astype"):
+            attend(Nope(), {}, other, sides[0])
+    with pytest.raises(ValueError, match=rf"k_{field} has shape \(3,\), but there are 9 tokens"):
+        attend(Nope(), {}, sides[0], posx.Slots(POS, **{field: IN_ORDER[:3]}))
+
+
+def test_vectors_in_float64_are_served_in_float64():
     wanted = attend(Alibi(H), {}, POS)
     with jax.enable_x64(True):
         q, k, v = map(np.float64, (Q, K, V))
-        idx = {"q_idx": IN_ORDER, "k_idx": np.arange(T)}
-        run = jax.jit(lambda pos: attend(Alibi(H), {}, pos, q, k, v, k_pos=POS, **idx))
-        far = jax.jit(lambda pos: attend(Alibi(H), {}, pos + 2**33, q, k, v))
-        for found in (run(POS.astype(np.int64)), run(POS.astype(np.uint32)), far(POS.astype(np.int64))):
-            assert found.dtype == np.float64
-            assert_allclose(found, wanted, atol=1e-6)
+        slots = posx.Slots(POS, IN_ORDER)
+        found = jax.jit(lambda pos: attend(Alibi(H), {}, slots._replace(pos=pos), slots, q, k, v))(POS)
+        assert found.dtype == np.float64
+        assert_allclose(found, wanted, atol=1e-6)
+        narrow = attend(Alibi(H), {}, np.float32(POS), None, q, k, v)
+        assert narrow.dtype == np.float64
+        assert_allclose(narrow, found, atol=1e-12)
 
 
-def test_jax_arrays_are_known_where_they_are_not_traced():
-    """Served from tables of distances, and held to the same limit; also under `jit`, closed over."""
+def test_jax_arrays_are_known_unless_they_are_traced():
+    """They are served from tables of distances, and held to the same limit; also under `jit`, closed over."""
 
     def kinds_of_work(pos):
-        text = jax.jit(lambda q: attend(Shaw(3), SHAW, pos, q, q, q, executor="blockwise")).lower(Q).as_text()
+        text = jax.jit(lambda q: attend(Shaw(3), SHAW, pos, None, q, q, q, executor="blockwise")).lower(Q).as_text()
         return [text.count(f"stablehlo.{kind}") for kind in ("gather", "while", "case", "dot_general")]
 
     assert kinds_of_work(jnp.asarray(IN_ORDER)) == kinds_of_work(IN_ORDER) != kinds_of_work(IN_ORDER * 2)
@@ -125,7 +111,7 @@ class Odd(Encoding):
     shape: tuple[Any, ...]
 
     def acts_on(self, hook):
-        return hook == self.hook
+        return hook == self.hook.partition(".")[0]
 
     def _zeros(self, **sizes):
         return jnp.zeros([sizes.get(n, n) for n in self.shape])
@@ -136,110 +122,67 @@ class Odd(Encoding):
     def key(self, params, vectors, pos, features):
         return self._zeros(k=len(pos))
 
-    def value(self, params, vectors, pos, features):
-        return self._zeros(k=len(pos))
+    def decay(self, params):
+        return self._zeros()
 
-    def output(self, params, vectors, pos, features):
+    def logit_scale(self, params, pos, features):
         return self._zeros(q=len(pos))
 
-    def temperature(self, params, pos, features):
-        return self._zeros(q=len(pos))
-
-    def curve(self, params, distance):
-        return self._zeros(n=len(distance))
+    def by_distance(self, params, distance):
+        return ByDistance(**{self.hook.partition(".")[2]: self._zeros(n=len(distance))})
 
     def bias(self, params, q_pos, k_pos):
-        if self.hook == "curve":
-            return super().bias(params, q_pos, k_pos)
         return self._zeros(q=len(q_pos), k=len(k_pos))
 
-    def relative(self, params, distance):
-        return Relative(query=self._zeros(n=len(distance)))
+    def token_bias(self, params, pos, features):
+        return self._zeros(q=len(pos))
 
     def score(self, params, s, tile):
         return self._zeros(q=len(tile.q_pos), k=len(tile.k_pos))
 
-    def mix(self, params, w, q_pos, k_pos):
-        return self._zeros(q=len(q_pos))
 
-
+#: What a hook gives, and what is wanted: in letters, and in numbers.
 HOOKS = {
-    "query of other heads": (
-        Odd("query", ("q", 2, D)),
-        r"\.query gives \[3, 2, 6\] where \[q, h, \*\] = \[3, 4, \*\] is wanted",
-    ),
-    "key of query heads": (
-        Odd("key", ("k", H, D)),
-        r"\.key gives \[5, 4, 6\] where \[k, g, \*\] = \[5, 2, \*\] is wanted",
-    ),
-    "key of another width": (
-        Odd("key", ("k", G, 8)),
-        r"\.key: queries are 6 wide and keys 8 wide, but they meet in a product; give both",
-    ),
-    "value without tokens": (
-        Odd("value", (G, D)),
-        r"\.value gives \[2, 6\] where \[k, g, \*\] = \[5, 2, \*\] is wanted",
-    ),
-    "value of another width": (
-        Odd("value", ("k", G, 3)),
-        r"\.output must give \[q, h, d\], d = 6 as values come in, not \[3, 4, 3\]",
-    ),
-    "output of other heads": (
-        Odd("output", ("q", 1, D)),
-        r"\.output gives \[3, 1, 6\] where \[q, h, \*\] = \[3, 4, \*\] is wanted",
-    ),
-    "temperature by token": (
-        Odd("temperature", ("q", H)),
-        r"\.temperature gives \[3, 4\] where \[h or 1, q\] or \[q\] = \[4 or 1, 3\] or \[3\] is wanted",
-    ),
-    "curve of other heads": (
-        Odd("curve", (3, "n")),
-        r"\.curve gives \[3, 7\] where \[h or 1, n\] = \[4 or 1, 7\] is wanted",
-    ),
-    "curve turned": (
-        Odd("curve", ("n", H)),
-        r"\.curve gives \[7, 4\] where \[h or 1, n\] = \[4 or 1, 7\] is wanted",
-    ),
-    "bias turned": (
-        Odd("bias", (H, "k", "q")),
-        r"\.bias gives \[4, 5, 3\] where \[h or 1, q, k\] = \[4 or 1, 3, 5\] is wanted",
-    ),
-    "bias of key heads": (
-        Odd("bias", (G, "q", "k")),
-        r"\.bias gives \[2, 3, 5\] where \[h or 1, q, k\] = \[4 or 1, 3, 5\] is wanted",
-    ),
-    "relative of other heads": (
-        Odd("relative", ("n", G, D)),
-        r"\.relative\.query gives \[7, 2, 6\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
-    ),
-    "relative of another width": (
-        Odd("relative", ("n", 1, 5)),
-        r"\.relative\.query gives \[7, 1, 5\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
-    ),
-    "score for one head": (
-        Odd("score", (1, "q", "k")),
-        r"\.score gives \[1, 3, 5\] where \[h, q, k\] = \[4, 3, 5\] is wanted",
-    ),
-    "mix heads first": (
-        Odd("mix", (H, "q", D)),
-        r"\.mix gives \[4, 3, 6\] where \[q, h, d\] = \[3, 4, 6\] is wanted",
-    ),
+    "query of other heads": (Odd("query", ("q", 2, D)), "[3, 2, 6]", "[q, h, *] = [3, 4, *]"),
+    "key of query heads": (Odd("key", ("k", H, D)), "[5, 4, 6]", "[k, g, *] = [5, 2, *]"),
+    "decay by other channels": (Odd("decay", (1, 5)), "[1, 5]", "[h or 1, d'] = [4 or 1, 6]"),
+    "logit scale by token": (Odd("logit_scale", ("q", H)), "[3, 4]", "[h or 1, q] = [4 or 1, 3]"),
+    "logit scale without heads": (Odd("logit_scale", ("q",)), "[3]", "[h or 1, q] = [4 or 1, 3]"),
+    "distance bias of other heads": (Odd("by_distance.bias", (3, "n")), "[3, 7]", "[h or 1, n] = [4 or 1, 7]"),
+    "distance bias turned": (Odd("by_distance.bias", ("n", H)), "[7, 4]", "[h or 1, n] = [4 or 1, 7]"),
+    "scaled bias turned": (Odd("by_distance.scaled", ("n", H)), "[7, 4]", "[h or 1, n] = [4 or 1, 7]"),
+    "vectors of other heads": (Odd("by_distance.query", ("n", G, D)), "[7, 2, 6]", "[n, h or 1, d] = [7, 4 or 1, 6]"),
+    "vectors of another width": (Odd("by_distance.query", ("n", 1, 5)), "[7, 1, 5]", "[n, h or 1, d] = [7, 4 or 1, 6]"),
+    "values of another width": (Odd("by_distance.value", ("n", 1, 5)), "[7, 1, 5]", "[n, h or 1, d] = [7, 4 or 1, 6]"),
+    "bias turned": (Odd("bias", (H, "k", "q")), "[4, 5, 3]", "[h or 1, q, k] = [4 or 1, 3, 5]"),
+    "bias of key heads": (Odd("bias", (G, "q", "k")), "[2, 3, 5]", "[h or 1, q, k] = [4 or 1, 3, 5]"),
+    "token bias of other heads": (Odd("token_bias", ("q", 2, 1)), "[3, 2, 1]", "[q, h or 1, *] = [3, 4 or 1, *]"),
+    "score for one head": (Odd("score", (1, "q", "k")), "[1, 3, 5]", "[h, q, k] = [4, 3, 5]"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", HOOKS)
-def test_what_a_hook_gives_must_fit(case):
-    encoding, message = HOOKS[case]
+def refused_hook(encoding, message):
     for given in (encoding, Chain((Nope(), encoding))):
         with pytest.raises(ConfigError, match=rf"{message}.*\(q has 4 heads of 6, k and v 2 of 6 and 6; ") as caught:
             attend(given, {}, POS)
         assert "\n" not in str(caught.value)
 
 
-def test_what_heads_share_may_have_one():
-    alone, one = Odd("temperature", ("q",)), Odd("temperature", (1, "q"))
-    for encoding in (Odd("curve", (1, "n")), Odd("bias", (1, "q", "k")), alone, one):
-        assert attend(posx.build(encoding, XL), {}, POS).shape == Q.shape
+@pytest.mark.parametrize("case", HOOKS)
+def test_results_of_hooks_must_have_their_shape(case):
+    encoding, given, wanted = HOOKS[case]
+    refused_hook(encoding, re.escape(f".{encoding.hook} gives {given} where {wanted} is wanted"))
+
+
+def test_queries_and_keys_must_have_one_width():
+    message = r"\.key: queries are 6 wide and keys 8 wide, but they meet in a product; give both"
+    refused_hook(Odd("key", ("k", G, 8)), message)
+
+
+@pytest.mark.parametrize("hook", ["by_distance.bias", "by_distance.scaled", "bias", "logit_scale"])
+def test_values_that_all_heads_share_may_have_one_head(hook):
+    shape = {"bias": (1, "q", "k"), "logit_scale": (1, "q")}.get(hook, (1, "n"))
+    assert attend(posx.build(Odd(hook, shape), XL), {}, POS).shape == Q.shape
 
 
 XL = posx.Dims(model_dim=24, num_heads=H, head_dim=D, num_layers=1, train_len=16, num_kv_heads=G)
@@ -249,7 +192,8 @@ ONE = posx.Dims(model_dim=24, num_heads=1, head_dim=24, num_layers=1, train_len=
 
 def built(name, dims):
     encoding = posx.build(name, dims)
-    return encoding, encoding.init(jax.random.key(0), dims)
+    shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+    return encoding, {name: 0.1 * RNG.standard_normal(a.shape).astype(a.dtype) for name, a in shapes.items()}
 
 
 MISFITS = {
@@ -289,12 +233,12 @@ def test_a_spec_in_place_of_a_value_is_one_line():
             attend(spec, {}, IN_ORDER)
     with pytest.raises(ConfigError, match=r"^Chain: parts\[1\]" + message.format("'rope'", "'rope'")):
         Chain((Nope(), "rope"))
-    for inner, where in ((Dape("alibi"), "Dape: base"), (Xpos("alibi", 8.0, D), "Xpos: rope")):
+    for outer, where in ((Dape, "Dape: base"), (Xpos, "Xpos: rope")):
         with pytest.raises(ConfigError, match=f"^{where}" + message.format("'alibi'", "'alibi'")):
-            attend(inner, {}, IN_ORDER)
-    for call in (posx.attention.token_map, posx.attention.batch_features):
-        with pytest.raises(ConfigError, match=f"^{call.__name__}: encoding" + message.format("'fox'", "'fox'")):
-            call("fox", "key", {}, K, IN_ORDER, {})
+            outer("alibi")
+    for call, given in (("token_map", ("key", {}, K, IN_ORDER, {})), ("batch_features", ({}, K[:, :, 0], IN_ORDER))):
+        with pytest.raises(ConfigError, match=f"^{call}: encoding" + message.format("'fox'", "'fox'")):
+            getattr(posx.attention, call)("fox", *given)
 
 
 @pytest.mark.parametrize("case", MISFITS)
@@ -305,14 +249,14 @@ def test_an_encoding_made_for_other_sizes_is_refused(case):
     assert "\n" not in str(caught.value)
 
 
-def test_every_registered_encoding_fits_the_sizes_it_was_made_for():
+def test_registered_encodings_fit_the_sizes_they_are_made_for():
     for name in posx.ENCODINGS:
         encoding, params = built(name, XL)
         x = np.zeros((*Q.shape[:2], XL.model_dim), np.float32) if encoding.acts_on("features") else None
         jax.eval_shape(functools.partial(attend, encoding, x=x), params, jax.ShapeDtypeStruct((T,), np.int32))
 
 
-KEEPING = [name for name in posx.ENCODINGS if built(name, XL)[0].acts_on("features")]
+KEEPING = [name for name in posx.ENCODINGS if posx.build(name, XL).acts_on("features")]
 
 
 @pytest.mark.parametrize("name", KEEPING)
@@ -322,31 +266,32 @@ def test_features_of_another_shape_or_name_are_refused(name):
     x = RNG.standard_normal((B, T, XL.model_dim)).astype(np.float32)
     kept, _ = posx.attention.batch_features(encoding, params, x, IN_ORDER)
     run = functools.partial(attend, encoding, params, IN_ORDER)
-    jax.eval_shape(lambda kept: run(q_features=kept, k_features=kept), kept)
+    jax.eval_shape(lambda kept: run(features=(kept, kept)), kept)
     for feature, array in kept.items():
         wanted = rf"\[b, t, {', '.join(map(str, array.shape[2:]))}\] where q has 4 heads of 6"
         for axis in range(2, array.ndim):
             fewer = kept | {feature: array.take(np.array([0]), axis=axis)}
             for side, sides in (("q", (fewer, kept)), ("k", (kept, fewer))):
                 with pytest.raises(ConfigError, match=rf"^{side}_features\['{feature}'\] is .*{wanted}"):
-                    run(**dict(zip(("q_features", "k_features"), sides, strict=True)))
+                    run(features=sides)
     other = {f"{feature}_": array for feature, array in kept.items()}
     with pytest.raises(ConfigError, match="^k_features lacks '.*', it has .*_. Give what batch_features returns"):
-        run(q_features=kept, k_features=other)
+        run(features=(kept, other))
 
 
 @pytest.mark.parametrize("name", KEEPING)
 def test_x_for_sides_at_other_positions_is_refused(name):
     encoding, params = built(name, XL)
     run = functools.partial(attend, encoding, params, x=np.zeros((B, T, XL.model_dim), np.float32))
-    with pytest.raises(ValueError, match="^q_pos and k_pos differ, but .* computes the features of both sides from x"):
-        run(IN_ORDER, k_pos=IN_ORDER + 1)
+    message = "^{} of queries and keys differ, but .* computes the features of both sides from x"
+    with pytest.raises(ValueError, match=message.format("pos")):
+        run(IN_ORDER, IN_ORDER + 1)
     documents = (IN_ORDER > 3).astype(np.int32)
-    with pytest.raises(ValueError, match="^q_segment and k_segment differ"):
-        run(IN_ORDER, q_segment=documents, k_segment=0 * documents)
+    with pytest.raises(ValueError, match=message.format("segment")):
+        run(*(posx.Slots(IN_ORDER, segment=segment) for segment in (documents, 0 * documents)))
     empty = np.where(IN_ORDER < 2, -1, IN_ORDER)
-    idx = {"q_idx": empty, "k_idx": empty}
-    jax.eval_shape(lambda q: run(IN_ORDER, q=q, k_pos=np.where(empty < 0, 7, IN_ORDER), **idx), Q)
+    sides = [posx.Slots(pos, empty) for pos in (IN_ORDER, np.where(empty < 0, 7, IN_ORDER))]
+    jax.eval_shape(lambda q: run(*sides, q=q), Q)
 
 
 def test_sizes_are_asked_once():
@@ -354,9 +299,9 @@ def test_sizes_are_asked_once():
 
     @dataclasses.dataclass(frozen=True)
     class Counting(Encoding):
-        def curve(self, params, distance):
+        def by_distance(self, params, distance):
             calls.append(distance.shape)
-            return jnp.zeros((1, len(distance)))
+            return ByDistance(bias=jnp.zeros((1, len(distance))))
 
     jax.eval_shape(functools.partial(attend, Counting(), {}), jax.ShapeDtypeStruct((T,), np.int32))
     first = len(calls)
@@ -369,4 +314,4 @@ def test_vectors_of_whole_numbers_are_refused():
     encoding = posx.build("nope", posx.Dims(model_dim=16, num_heads=2, head_dim=8, num_layers=1, train_len=8))
     q = np.ones((1, 4, 2, 8), int)
     with pytest.raises(ValueError, match="q is int64: vectors must be floats"):
-        posx.attend(encoding, {}, q, q, q, q_pos=np.arange(4), k_pos=np.arange(4))
+        posx.attend(encoding, {}, q, q, q, np.arange(4, dtype=np.int32))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx import attention
+from posx.attention.arguments import as_slots
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.fused import fused
 from posx.config import base_config, run_config
@@ -39,18 +41,20 @@ def small_tiles(monkeypatch):
 
 
 @functools.partial(jax.jit, static_argnames=("encoding", "mask", "executor"))
-def compiled(encoding, params, q, k, v, where, *, mask, executor):
-    return posx.attend(encoding, params, q, k, v, **where, mask=mask, executor=executor)
+def compiled(encoding, params, q, k, v, q_slots, k_slots, *, mask, executor):
+    return posx.attend(encoding, params, q, k, v, q_slots, k_slots, mask=mask, executor=executor)
 
 
-def attend(name, q=Q, k=K, v=V, q_pos=POS, k_pos=POS, mask=posx.causal(), executor="dense", **where):
-    """With every optional array given, so that most calls share one compiled function."""
-    lengths = {"q": q.shape[1], "k": k.shape[1]}
-    for side, length in lengths.items():
-        where.setdefault(f"{side}_idx", np.arange(length, dtype=np.int32))
-        where.setdefault(f"{side}_segment", np.zeros(length, np.int32))
-    where |= {"q_pos": q_pos, "k_pos": k_pos}
-    return np.asarray(compiled(ENCODINGS[name], PARAMS[name], q, k, v, where, mask=mask, executor=executor))
+def complete(slots, length):
+    """Return positions or slots with every optional array given, so that most calls share one compiled function."""
+    pos, idx, segment = as_slots(slots)
+    idx = np.arange(length, dtype=np.int32) if idx is None else idx
+    return posx.Slots(pos, idx, np.zeros(length, np.int32) if segment is None else segment)
+
+
+def attend(name, q=Q, k=K, v=V, q_slots=POS, k_slots=None, mask=posx.causal(), executor="dense"):
+    sides = complete(q_slots, q.shape[1]), complete(q_slots if k_slots is None else k_slots, k.shape[1])
+    return np.asarray(compiled(ENCODINGS[name], PARAMS[name], q, k, v, *sides, mask=mask, executor=executor))
 
 
 @ways
@@ -67,14 +71,14 @@ def test_packed_documents_are_separate_sequences(name):
     first = 4
     pos = np.concatenate([POS[:first], POS[: T - first]])
     segment = (np.arange(T) >= first).astype(np.int32)
-    apart = [attend(name, Q[:, s], K[:, s], V[:, s], pos[s], pos[s]) for s in (slice(0, first), slice(first, T))]
+    apart = [attend(name, Q[:, s], K[:, s], V[:, s], pos[s]) for s in (slice(0, first), slice(first, T))]
     for executor in ("dense", "small_tiles"):
-        packed = attend(name, q_pos=pos, k_pos=pos, q_segment=segment, k_segment=segment, executor=executor)
+        packed = attend(name, executor=executor, q_slots=posx.Slots(pos, segment=segment))
         assert_allclose(packed, np.concatenate(apart, axis=1), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["alibi", "shaw"])
-def test_documents_that_come_in_order_have_the_same_gradients_in_tiles(name):
+def test_documents_in_order_have_the_same_gradients_in_tiles(name):
     """Given no arrival orders, tiles of the future are never looked at, those of other documents are passed over."""
     segment = np.repeat(np.arange(3), (3, 4, 4)).astype(np.int32)
     pos = np.concatenate([POS[:3], POS[:4], POS[:4]])
@@ -84,9 +88,8 @@ def test_documents_that_come_in_order_have_the_same_gradients_in_tiles(name):
     @functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, None), axis_size=B)
     def run(params, q, k, v, executor):
         def loss(params, q, k, v):
-            where = {"q_pos": pos, "k_pos": pos, "q_segment": segment, "k_segment": segment}
-            qkv = (a[None] for a in (q, k, v))
-            o = posx.attend(ENCODINGS[name], params, *qkv, **where, mask=posx.window(3), executor=executor)
+            qkv, slots = (a[None] for a in (q, k, v)), posx.Slots(pos, segment=segment)
+            o = posx.attend(ENCODINGS[name], params, *qkv, slots, mask=posx.window(3), executor=executor)
             return jnp.sum(o * cotangent[:1])
 
         return jax.value_and_grad(loss, argnums=(0, 1, 2, 3))(params, q, k, v)
@@ -102,7 +105,7 @@ def test_left_padding_changes_nothing_but_the_padding(name):
     padded = [np.concatenate([100 + a[:, :padding], a], axis=1) for a in (Q, K, V)]
     pos, idx = (np.concatenate([np.full(padding, fill, np.int32), POS]) for fill in (0, -1))
     for executor in ("dense", "small_tiles"):
-        o = attend(name, *padded, q_pos=pos, k_pos=pos, q_idx=idx, k_idx=idx, executor=executor)
+        o = attend(name, *padded, executor=executor, q_slots=posx.Slots(pos, idx))
         assert_array_equal(o[:, :padding], 0)
         assert_allclose(o[:, padding:], attend(name), atol=1e-5)
 
@@ -111,7 +114,7 @@ def test_left_padding_changes_nothing_but_the_padding(name):
 def test_slots_may_lie_in_any_order(name):
     order = np.random.default_rng(1).permutation(T)
     for executor in ("dense", "small_tiles"):
-        o = attend(name, k=K[:, order], v=V[:, order], k_pos=POS[order], q_idx=POS, k_idx=POS[order], executor=executor)
+        o = attend(name, k=K[:, order], v=V[:, order], k_slots=posx.Slots(POS[order], POS[order]), executor=executor)
         assert_allclose(o, attend(name), atol=1e-5)
 
 
@@ -120,8 +123,7 @@ def test_executors_agree_under_every_mask(mask):
     """Given arrival orders, and in order, where tiles that cannot hold a visible pair are passed over."""
     dense = attend("shaw", mask=mask, executor="dense")
     assert_allclose(attend("shaw", mask=mask, executor="small_tiles"), dense, atol=1e-5)
-    in_order = {"q_pos": POS, "k_pos": POS, "mask": mask, "executor": "even_tiles"}
-    run = jax.jit(lambda *qkv: posx.attend(ENCODINGS["shaw"], SHAW, *qkv, **in_order))
+    run = jax.jit(lambda *qkv: posx.attend(ENCODINGS["shaw"], SHAW, *qkv, POS, mask=mask, executor="even_tiles"))
     assert_allclose(run(Q, K, V), dense, atol=1e-5)
     if mask == posx.window(100):
         assert_allclose(dense, attend("shaw"), atol=1e-6)
@@ -132,9 +134,9 @@ def test_executors_agree_under_every_mask(mask):
 def test_positions_and_orders_may_differ_between_sequences():
     pos = np.stack([POS, 2 * POS + 5])
     idx = np.stack([POS, np.where(POS < 4, -1, POS)])
-    both = attend("shaw", q_pos=pos, k_pos=pos, q_idx=idx, k_idx=idx)
+    both = attend("shaw", q_slots=posx.Slots(pos, idx))
     for b in range(B):
-        one = attend("shaw", Q[b : b + 1], K[b : b + 1], V[b : b + 1], pos[b], pos[b], q_idx=idx[b], k_idx=idx[b])
+        one = attend("shaw", Q[b : b + 1], K[b : b + 1], V[b : b + 1], posx.Slots(pos[b], idx[b]))
         assert_allclose(both[b : b + 1], one, atol=1e-6)
 
 
@@ -147,7 +149,7 @@ def test_any_tiling_gives_the_same_gradients(blocks, monkeypatch):
 
     def grads(executor):
         def loss(params, q, k, v):
-            o = posx.attend(Shaw(3), params, q, k, v, q_pos=POS, k_pos=POS, executor=executor)
+            o = posx.attend(Shaw(3), params, q, k, v, POS, executor=executor)
             return (o * jnp.arange(1.0, D + 1)[None, None, None]).sum()
 
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(SHAW, Q, K, V)
@@ -163,12 +165,12 @@ def test_bfloat16_gradients_are_summed_over_tiles_in_float32(monkeypatch):
 
     monkeypatch.setitem(attention.EXECUTORS, "single_queries", run)
     length, ones = 512, jnp.ones((1, 512, 1, D), jnp.bfloat16)
-    pos = jnp.arange(length)
+    pos = jnp.arange(length, dtype=jnp.int32)
 
     @jax.jit
     def value_grad(v):
         def loss(v):
-            o = posx.attend(Nope(), {}, ones, ones, v, q_pos=pos, k_pos=pos, executor="single_queries")
+            o = posx.attend(Nope(), {}, ones, ones, v, pos, executor="single_queries")
             return o.astype(jnp.float32).sum()
 
         return jax.grad(loss)(v)
@@ -177,9 +179,9 @@ def test_bfloat16_gradients_are_summed_over_tiles_in_float32(monkeypatch):
     assert_allclose(np.float64(value_grad(ones)[0, :, 0, 0]), wanted, rtol=2.0**-7)
 
 
-def test_auto_takes_tiles_in_order_and_dense_while_other_scores_are_few():
+def test_auto_takes_tiles_in_order_and_dense_for_few_scores():
     def choose(executor, num_queries, num_keys, in_order):
-        return attention.choose_executor(executor, Shaw(3), posx.causal(), num_queries, num_keys, in_order)
+        return attention.choose_executor(executor, Shaw(3), SHAW, posx.causal(), (num_queries, num_keys), in_order)
 
     assert choose("auto", 8, 8, in_order=True) == "blockwise"
     assert choose("auto", 1024, 1024, in_order=False) == "dense"
@@ -195,8 +197,8 @@ def test_the_fused_kernel_agrees_under_every_mask_it_serves(mask, slab, monkeypa
     monkeypatch.setitem(attention.EXECUTORS, "fused", functools.partial(fused, slab_pairs=slab))
 
     def run(executor):
-        where = {"q_pos": POS, "k_pos": POS, "mask": mask, "executor": executor}
-        return jax.jit(lambda *qkv: posx.attend(ENCODINGS["alibi"], {}, *qkv, **where))(Q, K[:, :, :2], V[:, :, :2])
+        call = functools.partial(posx.attend, ENCODINGS["alibi"], {}, q_slots=POS, mask=mask, executor=executor)
+        return jax.jit(call)(Q, K[:, :, :2], V[:, :, :2])
 
     assert_allclose(run("fused"), run("dense"), atol=1e-5)
 
@@ -204,19 +206,21 @@ def test_the_fused_kernel_agrees_under_every_mask_it_serves(mask, slab, monkeypa
 def test_a_config_that_asks_the_kernel_for_too_much_is_refused():
     config = base_config("shaw")
     config.train.executor = "fused"
-    with pytest.raises(ConfigError, match=r"^train.executor='fused' cannot serve Shaw\(.*acts on relative"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^train.executor='fused' cannot serve Shaw\(.*acts on by_distance\.query, by_distance\.value",
+    ):
         checked(run_config(config))
 
 
 def test_the_fused_kernel_says_what_it_cannot_serve():
-    for name, where, why in (
-        ("shaw", {}, "Shaw acts on relative"),
-        ("rope", {"q_segment": POS, "k_segment": POS}, "whole sequences in order only"),
-        ("rope", {"mask": posx.window(3, sinks=1)}, "no sinks"),
+    for name, slots, mask, why in (
+        ("shaw", POS, posx.causal(), r"Shaw acts on by_distance\.query, by_distance\.value"),
+        ("rope", posx.Slots(POS, segment=POS), posx.causal(), "whole sequences in order, without idx and segment"),
+        ("rope", POS, posx.window(3, sinks=1), "the kernel does not support sinks"),
     ):
         with pytest.raises(ValueError, match=f"executor 'fused' cannot serve this call: .*{why}"):
-            where = {"q_pos": POS, "k_pos": POS} | where
-            posx.attend(ENCODINGS[name], PARAMS[name], Q, K, V, executor="fused", **where)
+            posx.attend(ENCODINGS[name], PARAMS[name], Q, K, V, slots, mask=mask, executor="fused")
 
 
 def test_large_logits_do_not_overflow():
@@ -234,19 +238,18 @@ class Low(Encoding):
     def init(self, rng, dims):
         return {"level": jnp.zeros(())}
 
-    def curve(self, params, distance):
-        return jnp.full((1, len(distance)), params["level"])
+    def by_distance(self, params, distance):
+        return posx.ByDistance(bias=jnp.full((1, len(distance)), params["level"]))
 
 
 @pytest.mark.parametrize("executor", ["dense", "even_tiles", "small_tiles"])
-def test_only_the_differences_of_scores_count_however_low_they_are(executor):
+def test_differences_of_scores_count_however_low_scores_are(executor):
     """Far below zero all of them round to one value, so that the weights are equal."""
-    where = {"q_idx": POS, "k_idx": POS} if executor == "small_tiles" else {}
+    slots = posx.Slots(POS, POS) if executor == "small_tiles" else POS
 
     @jax.jit
     def run(level, v):
-        params = {"level": level}
-        return posx.attend(Low(), params, Q, K, v, q_pos=POS, k_pos=POS, executor=executor, **where)
+        return posx.attend(Low(), {"level": level}, Q, K, v, slots, executor=executor)
 
     means = np.cumsum(V, axis=1) / np.arange(1, T + 1)[:, None, None]
     of_a_sum = np.cumsum(1 / np.arange(1.0, T + 1)[::-1])[::-1]  # by value j: 1 / (i + 1) of every query i >= j
@@ -260,15 +263,15 @@ def test_only_the_differences_of_scores_count_however_low_they_are(executor):
 class Near(Encoding):
     """A user's bias that hides what lies three tokens back or more."""
 
-    def curve(self, params, distance):
-        return jnp.where(distance < 3, 0, -jnp.inf)[None]
+    def by_distance(self, params, distance):
+        return posx.ByDistance(bias=jnp.where(distance < 3, 0, -jnp.inf)[None])
 
 
 @pytest.mark.parametrize("executor", ["dense", "even_tiles", "fused"])
 def test_a_bias_of_minus_infinity_hides_a_pair(executor):
     def run(encoding, mask):
-        where = {"q_pos": POS, "k_pos": POS, "mask": mask, "executor": executor}
-        return jax.jit(lambda *qkv: posx.attend(encoding, {}, *qkv, **where))(Q, K, V)
+        call = functools.partial(posx.attend, encoding, {}, q_slots=POS, mask=mask, executor=executor)
+        return jax.jit(call)(Q, K, V)
 
     assert_allclose(run(Near(), posx.causal()), run(Nope(), posx.window(3)), atol=1e-6)
 
@@ -277,19 +280,19 @@ def test_large_scores_have_the_gradients_of_their_softmax():
     """Two equal keys share a weight at any score, also where a log-sum-exp would round ln 2 away."""
     k = np.repeat(K[:, :1], T, axis=1)
     for executor in ("dense", "even_tiles"):
-        run = jax.jit(lambda v, e=executor: posx.attend(Nope(), {}, 1e8 * Q, k, v, q_pos=POS, k_pos=POS, executor=e))
+        run = jax.jit(lambda v, e=executor: posx.attend(Nope(), {}, 1e8 * Q, k, v, POS, executor=e))
         o, pull_back = jax.vjp(run, V)
         assert_allclose(pull_back(jnp.ones_like(o))[0][0, -1, 0, 0], 1 / T, rtol=1e-5)
 
 
 def test_the_fused_kernel_adds_biases_in_float32(monkeypatch):
     """Biases near -1000 differ by less than bfloat16 tells apart. Operands stay narrow here as they do on a GPU."""
-    monkeypatch.setattr(attention, "_operand_dtype", lambda dtype: dtype)
-    where = {"q_pos": np.where(POS == T - 1, POS + 2000, POS), "k_pos": POS}
+    monkeypatch.setattr(importlib.import_module("posx.attention.attend"), "operand_dtype", lambda dtype: dtype)
+    slots = np.where(POS == T - 1, POS + 2000, POS), POS
     q, v = (jnp.asarray(a, jnp.bfloat16) for a in (0 * Q, V))
-    o = jax.jit(lambda q, v: posx.attend(Alibi(H), {}, q, q, v, **where, executor="fused"))(q, v)
+    o = jax.jit(lambda q, v: posx.attend(Alibi(H), {}, q, q, v, *slots, executor="fused"))(q, v)
     monkeypatch.undo()
-    wanted = jax.jit(lambda q, v: posx.attend(Alibi(H), {}, q, q, v, **where, executor="dense"))(0 * Q, np.float32(v))
+    wanted = jax.jit(lambda q, v: posx.attend(Alibi(H), {}, q, q, v, *slots, executor="dense"))(0 * Q, np.float32(v))
     assert_allclose(np.float32(o), wanted, atol=0.02)
 
 
@@ -297,13 +300,13 @@ def test_the_fused_kernel_adds_biases_in_float32(monkeypatch):
 def test_tables_refuse_positions_between_tokens(encoding):
     pos = POS.astype(np.float32)
     with pytest.raises(ValueError, match="reads a table, so positions must be integers, not float32"):
-        posx.attend(encoding, {}, Q, K, V, q_pos=pos, k_pos=pos)
+        posx.attend(encoding, {}, Q, K, V, pos)
 
 
 def test_the_others_take_positions_between_tokens():
     for name in ("rope", "alibi", "transformer_xl"):
-        at_halves = attend(name, q_pos=POS / np.float32(2), k_pos=POS / np.float32(2))
-        at_tokens = attend(name, q_pos=POS.astype(np.float32), k_pos=POS.astype(np.float32))
+        at_halves = attend(name, q_slots=POS / np.float32(2))
+        at_tokens = attend(name, q_slots=POS.astype(np.float32))
         assert_allclose(at_tokens, attend(name), atol=1e-5)
         assert np.abs(at_halves - attend(name)).max() > 1e-2
     assert Sinusoidal().integer_positions is False
@@ -317,14 +320,48 @@ def test_the_others_take_positions_between_tokens():
         ({"v": V[:, :5]}, r"must be \[b, q, h, d\], \[b, k, g, d\], \[b, k, g, d\]"),
         ({"k": K[:1], "v": V[:1]}, r"must be \[b, q, h, d\]"),
         ({"k": K[:, :, :3], "v": V[:, :, :3]}, r"3 key/value heads do not divide 4 query heads"),
-        ({"q_pos": POS[:5]}, r"q_pos has shape \(5,\), but there are 11 tokens"),
-        ({"k_pos": POS[None, None]}, r"k_pos has shape \(1, 1, 11\)"),
-        ({"q_segment": POS}, r"give both q_segment and k_segment, or neither"),
-        ({"q_idx": POS}, r"give both q_idx and k_idx, or neither"),
-        ({"q": Q[:, :5], "q_pos": POS[:5]}, r"5 queries but 11 keys: give q_idx and k_idx"),
+        ({"q_slots": POS[:5]}, r"q_pos has shape \(5,\), but there are 11 tokens"),
+        ({"k_slots": POS[None, None]}, r"k_pos has shape \(1, 1, 11\)"),
+        ({"q_slots": posx.Slots(POS, segment=POS)}, "give segment of both queries and keys, or of neither"),
+        ({"q_slots": posx.Slots(POS, POS)}, "give idx of both queries and keys, or of neither"),
+        ({"q": Q[:, :5], "q_slots": POS[:5]}, "5 queries but 11 keys: give idx, the arrival orders, of both"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(change, message):
-    arguments = {"q": Q, "k": K, "v": V, "q_pos": POS, "k_pos": POS} | change
     with pytest.raises(ValueError, match=message):
-        posx.attend(Nope(), {}, arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), **arguments)
+        posx.attend(Nope(), {}, **{"q": Q, "k": K, "v": V, "q_slots": POS, "k_slots": POS} | change)
+
+
+@pytest.mark.parametrize("positions", ["consecutive", "random"])
+def test_a_bias_of_both_positions_keeps_the_distance_table(positions, monkeypatch):
+    """At consecutive positions FIRE is evaluated pair by pair, and ALiBi once, at all distances that tiles meet."""
+    dims = posx.Dims(model_dim=H * D, num_heads=H, head_dim=D, num_layers=1, train_len=T)
+    encoding, evaluated, by_distance = posx.build("fire+alibi", dims), [], Alibi.by_distance
+    start = encoding.init(jax.random.key(0), dims)
+    params = {name: a + RNG.standard_normal(a.shape).astype(np.float32) for name, a in start.items()}
+    pos = POS if positions == "consecutive" else RNG.permutation(3 * T)[:T].astype(np.int32)
+    dense = posx.attend(encoding, params, Q, K, V, pos, executor="dense")
+    for part, own in ((encoding.parts[:1], params), (encoding.parts[1:], {})):
+        assert np.abs(dense - posx.attend(Chain(part), own, Q, K, V, pos, executor="dense")).max() > 0.05
+
+    def counted(self, params, distance):
+        evaluated.append(len(distance))
+        return by_distance(self, params, distance)
+
+    monkeypatch.setattr(Alibi, "by_distance", counted)
+    assert_allclose(posx.attend(encoding, params, Q, K, V, pos, executor="even_tiles"), dense, atol=1e-5)
+    table, tile = T + 1 + 4, 2 * 4  # whole blocks of 2 queries, and one block of 4 keys ahead
+    assert (table in evaluated, tile in evaluated) == ((True, False) if positions == "consecutive" else (False, True))
+
+
+def test_keys_of_the_cache_give_the_outputs_of_raw_keys():
+    """RoPE maps keys before they are stored; Shaw reads raw queries, and adds vectors to values."""
+    encoding, params = Chain((Rope(rotary_dim=D), Shaw(3))), {f"1.{name}": x for name, x in SHAW.items()}
+    mapped = attention.token_map(encoding, "key", params, K, POS, {})
+    slots = posx.Slots(POS, POS)
+    for q, q_slots in ((Q, slots), (Q[:, -2:], posx.Slots(POS[-2:], POS[-2:]))):
+        for executor in ("dense", "small_tiles"):
+            run = functools.partial(posx.attend, encoding, params, q, v=V, k_slots=slots, executor=executor)
+            found = run(k=mapped, q_slots=q_slots, cached=True)
+            assert_allclose(found, run(k=K, q_slots=q_slots), atol=1e-5)
+            assert np.abs(found - run(k=mapped, q_slots=q_slots)).max() > 0.01

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx import attention, layers
-from posx.attention import relative
+from posx.attention import cpu, strips
 from posx.attention.blockwise import Tiling, blockwise
 from posx.encodings import Alibi
 
@@ -35,7 +35,7 @@ def random_like(tree):
 
 def loss(encoding, executor, args):
     params, q, k, v, *x = args
-    o = posx.attend(encoding, params, q, k, v, q_pos=POS, k_pos=POS, executor=executor, **dict(zip("x", x)))  # noqa: B905
+    o = posx.attend(encoding, params, q, k, v, POS, executor=executor, **dict(zip("x", x)))  # noqa: B905
     return jnp.sum(COTANGENT.astype(q.dtype) * o)
 
 
@@ -64,7 +64,7 @@ def all_close(found, wanted, tolerance):
 #: One of each way through the formula, and those with rules of their own; the others are slow only in their number.
 QUICK = ("rope", "selective_rope", "alibi", "deberta", "tupe", "fox", "dape", "path")
 #: Encodings that act on embeddings alone run the program of `nope`.
-ACTING = [name for name in posx.ENCODINGS if posx.build(name, DIMS).sites != ("embed",)]
+ACTING = [name for name in posx.ENCODINGS if posx.contract.acting(posx.build(name, DIMS)) != ("embed",)]
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_second_derivatives_of_every_encoding(name):
 STRIP = RNG.standard_normal((H, T + 5, D))
 #: Every function of posx with a derivative written by hand, and its arguments; `with_slope` has one in its float32.
 RULES = {
-    "skew": (relative.skew, [RNG.standard_normal((H, T, T + 5))]),
-    "unskew": (relative.unskew, [RNG.standard_normal((H, T, 5))]),
-    "plus_shared": (relative.plus_shared, [RNG.standard_normal((n, H, T, 5)) for n in (B, 1)]),
-    "toeplitz": (lambda strip: relative.toeplitz(strip, T, 5), [STRIP[..., 0]]),
-    "strip_products": (lambda x, strip: relative.strip_products(x, strip, 5), [COTANGENT.swapaxes(1, 2), STRIP]),
+    "skew": (strips.skew, [RNG.standard_normal((H, T, T + 5))]),
+    "unskew": (strips.unskew, [RNG.standard_normal((H, T, 5))]),
+    "plus_shared": (cpu.plus_shared, [RNG.standard_normal((n, H, T, 5)) for n in (B, 1)]),
+    "toeplitz": (lambda strip: strips.toeplitz(strip, T, 5), [STRIP[..., 0]]),
+    "strip_products": (lambda x, strip: strips.strip_products(x, strip, 5), [COTANGENT.swapaxes(1, 2), STRIP]),
     "strip_products of one row": (
-        lambda x, strip: relative.strip_products(x, strip, 5), [COTANGENT.swapaxes(1, 2), STRIP[:, :1]],
+        lambda x, strip: strips.strip_products(x, strip, 5), [COTANGENT.swapaxes(1, 2), STRIP[:, :1]],
     ),
-    "strip_sums": (relative.strip_sums, [RNG.standard_normal((B, H, T, 5)), STRIP]),
+    "strip_sums": (strips.strip_sums, [RNG.standard_normal((B, H, T, 5)), STRIP]),
     "linear": (lambda x, w: layers.linear(x, w, "float32"), [X[0], RNG.standard_normal((DIMS.model_dim, 3))]),
     "gelu": (layers.gelu, [X]),
 }  # fmt: skip
@@ -110,16 +110,16 @@ def test_second_derivatives_of_every_rule_by_hand(name):
     # `linear` gives float32, whatever its operands.
     direction, (step, tolerance) = random_like(args), (1e-2, 1e-3) if name == "linear" else (1e-5, 1e-6)
 
-    def grad(args):
-        return jax.grad(lambda args: jnp.sin(function(*args)).sum())(args)
+    grad = jax.jit(jax.grad(lambda args: jnp.sin(function(*args)).sum()))
 
     with jax.enable_x64(True):
         up, down = (grad(moved(args, direction, s)) for s in (step, -step))
         wanted = jax.tree.map(lambda a, b: np.asarray(a - b) / (2 * step), up, down)
         assert max(np.abs(leaf).max() for leaf in wanted) > 0.1
-        all_close(jax.grad(lambda args: sum(map(jnp.vdot, grad(args), direction)))(args), wanted, tolerance)
+        twice = jax.jit(jax.grad(lambda args: sum(map(jnp.vdot, grad(args), direction))))
+        all_close(twice(args), wanted, tolerance)
         if name in ("plus_shared", "linear", "gelu"):
-            all_close(jax.jvp(grad, (args,), (direction,))[1], wanted, tolerance)
+            all_close(jax.jit(lambda args: jax.jvp(grad, (args,), (direction,))[1])(args), wanted, tolerance)
 
 
 def test_other_ways_to_the_same_derivatives():

@@ -23,9 +23,8 @@ IDX = np.where(np.arange(T) < EMPTY, -1, np.arange(T) - EMPTY).astype(np.int32)
 
 
 def random(encoding):
-    return jax.tree.map(
-        lambda a: RNG.standard_normal(a.shape).astype(np.float32), encoding.init(jax.random.key(0), DIMS)
-    )
+    shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), DIMS))
+    return jax.tree.map(lambda a: RNG.standard_normal(a.shape).astype(np.float32), shapes)
 
 
 DIMS = posx.Dims(model_dim=M, num_heads=H, head_dim=D, num_layers=1, train_len=T)
@@ -49,8 +48,7 @@ def answers(encoding, params, q, k, v, x, pos, idx, executor):
     """The outputs and the gradients of params, q, k, v and x."""
 
     def outputs(params, q, k, v, x):
-        where = {"q_pos": pos, "k_pos": pos, "q_idx": idx, "k_idx": idx, "x": x}
-        return posx.attend(encoding, params, q, k, v, executor=executor, **where)
+        return posx.attend(encoding, params, q, k, v, posx.Slots(pos, idx), x=x, executor=executor)
 
     o, pull_back = jax.vjp(outputs, params, q, k, v, x)
     return o, pull_back(COTANGENT)
@@ -82,8 +80,8 @@ def test_slots_known_to_be_empty_are_as_well():
     idx = np.stack([IDX, np.where(np.arange(T) > 7, -1, np.arange(T)), np.full(T, -1)]).astype(np.int32)
     pos = np.where(idx < 0, 10**6, idx).astype(np.int32)
     q, k, v = (np.where(idx[..., None, None] < 0, np.nan, np.concatenate([a, a[:1]])) for a in (Q, K, V))
-    where = {"q_pos": pos, "k_pos": pos, "q_idx": idx, "k_idx": idx, "executor": "dense"}
-    found = jax.jit(lambda *qkv: posx.attend(Tupe(T), PARAMS[Tupe(T)], *qkv, **where))(*map(jnp.float32, (q, k, v)))
+    run = functools.partial(posx.attend, Tupe(T), PARAMS[Tupe(T)], q_slots=posx.Slots(pos, idx), executor="dense")
+    found = jax.jit(run)(*map(jnp.float32, (q, k, v)))
     assert np.isfinite(found).all()
     assert_array_equal(found[2], 0)
     alone = answers(Tupe(T), PARAMS[Tupe(T)], Q, K, V, X, np.arange(T, dtype=np.int32), idx[1], "dense")[0]
@@ -109,7 +107,7 @@ def test_a_nan_or_infinity_in_x_reaches_the_outputs(name):
     order, x = np.arange(T, dtype=np.int32), np.repeat(X[:1], 4, axis=0)
     x[range(3), at, 2] = values
     q, k, v = (np.repeat(a[:1], 4, axis=0) for a in (Q, K, V))
-    o = np.asarray(posx.attend(encoding, random(encoding), q, k, v, q_pos=order, k_pos=order, x=x, executor="dense"))
+    o = np.asarray(posx.attend(encoding, random(encoding), q, k, v, order, x=x, executor="dense"))
     spoiled = ~np.isfinite(o).all(axis=(2, 3))
     assert spoiled[:3, at : T if name in READ_LATER else at + 1].all()
     assert not spoiled[3].any()

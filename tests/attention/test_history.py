@@ -28,10 +28,9 @@ def lagged(windows):
 
 @dataclasses.dataclass(frozen=True)
 class Lagged(Encoding):
-    """Everything is mixed with what came before it; what tokens keep turns the keys about."""
+    """Keys and the layer's input are mixed with those before them, and features are added to keys."""
 
-    caches_mapped_keys = True
-    history = {"features": 3, "query": 2, "key": 1, "value": 2}
+    history = {"features": 3, "key": 2}
 
     def init(self, rng, dims):
         return {"w": jax.random.normal(rng, (dims.model_dim, dims.head_dim))}
@@ -39,19 +38,13 @@ class Lagged(Encoding):
     def features(self, params, x, pos, carry):
         return {"kept": jnp.tanh(lagged(x) @ params["w"])}, carry
 
-    def query(self, params, vectors, pos, features):
-        return lagged(vectors).astype(vectors.dtype)
-
     def key(self, params, vectors, pos, features):
         return (lagged(vectors) + features["kept"][:, None]).astype(vectors.dtype)
-
-    def value(self, params, vectors, pos, features):
-        return lagged(vectors).astype(vectors.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class RawLagged(Lagged):
-    caches_mapped_keys = False
+    reads_raw_keys = True
 
 
 def by_hand(params, x, project, pos, visible):
@@ -62,7 +55,7 @@ def by_hand(params, x, project, pos, visible):
         return np.stack([sum((w * a[t] for w, t in zip((1, *LAGS), row)), 0 * a[0]) for row in rows])  # noqa: B905
 
     q, k, v = project(x)
-    q, k, v = lagged(q, 2), lagged(k, 1) + np.tanh(lagged(x, 3) @ params["w"])[:, None], lagged(v, 2)
+    k = lagged(k, 2) + np.tanh(lagged(x, 3) @ params["w"])[:, None]
     group, o = q.shape[1] // k.shape[1], np.zeros((*q.shape[:2], v.shape[-1]))
     for i, h in np.ndindex(q.shape[:2]):
         seen = np.flatnonzero(visible[i])
@@ -85,15 +78,15 @@ def test_the_contract_holds(cls, checks):
     assert report.ok, str(report)
 
 
-def test_what_stands_before_goes_by_arrival_and_by_document():
+def test_earlier_tokens_go_by_arrival_and_by_document():
     x = np.arange(1.0, 7.0, dtype=np.float32)[None, :, None]
     idx, segment = np.array([40, -1, 10, 30, -1, 20]), np.array([1, 0, 0, 1, 0, 0])
-    windows, last = attention.seen_by(Lagged(), "value", x, idx)
+    windows, last = attention.seen_by(Lagged(), "key", x, idx)
     assert_allclose(windows[0, [0, 2, 3, 5], :, 0], [[1, 4, 6], [3, 0, 0], [4, 6, 3], [6, 3, 0]])
     assert_allclose(last[0, :, 0], [4, 1])
-    windows, _ = attention.seen_by(Lagged(), "value", x, idx, segment)
+    windows, _ = attention.seen_by(Lagged(), "key", x, idx, segment)
     assert_allclose(windows[0, [0, 2, 3, 5], :, 0], [[1, 4, 0], [3, 0, 0], [4, 0, 0], [6, 3, 0]])
-    windows, last = attention.seen_by(Lagged(), "value", x, None, None, np.array([[[-2.0], [-1.0]]], np.float32))
+    windows, last = attention.seen_by(Lagged(), "key", x, None, None, np.array([[[-2.0], [-1.0]]], np.float32))
     assert_allclose(windows[0, :3, :, 0], [[1, -1, -2], [2, 1, -1], [3, 2, 1]])
     assert_allclose(last[0, :, 0], [5, 6])
 
@@ -116,7 +109,7 @@ def test_a_model_decodes_what_it_gives_for_the_whole(spec):
 
 
 @pytest.mark.parametrize("name", ["key_offset", "selective_rope(drift=true)", "fox"])
-def test_documents_may_count_their_tokens_anew_or_lie_between_each_other(name):
+def test_documents_may_restart_their_order_or_be_interleaved(name):
     """Packed one after the other with idx from 0 in each, and interleaved: as each document alone."""
     encoding, rng = posx.build(name, DIMS), np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), DIMS))
@@ -124,9 +117,9 @@ def test_documents_may_count_their_tokens_anew_or_lie_between_each_other(name):
     given = [rng.standard_normal((1, 8, *s)).astype(np.float32) for s in ((4, 6), (2, 6), (2, 6), (12,))]
 
     @jax.jit
-    def run(q, k, v, x, pos, idx, segment):
-        where = {"q_pos": pos, "k_pos": pos, "q_idx": idx, "k_idx": idx, "q_segment": segment, "k_segment": segment}
-        return posx.attend(encoding, params, q, k, v, x=x if encoding.acts_on("features") else None, **where)
+    def run(q, k, v, x, *slots):
+        x = x if encoding.acts_on("features") else None
+        return posx.attend(encoding, params, q, k, v, posx.Slots(*slots), x=x)
 
     halves = [[a[:, part] for a in given] for part in (slice(0, 4), slice(4, 8))]
     order = np.arange(4, dtype=np.int32)
@@ -134,24 +127,23 @@ def test_documents_may_count_their_tokens_anew_or_lie_between_each_other(name):
     restarted = run(*given, np.tile(order, 2), np.tile(order, 2), np.repeat(np.int32([3, 1]), 4))
     assert_allclose(restarted, np.concatenate(wanted, axis=1), atol=1e-5)
     if not encoding.acts_on("features"):
-        mixed = np.argsort(np.tile(order, 2), kind="stable")
+        mixed = np.argsort(np.tile(order, 2), kind="stable").astype(np.int32)
         found = run(*(a[:, mixed] for a in given), np.tile(order, 2)[mixed], np.arange(8, dtype=np.int32), mixed // 4)
         assert_allclose(found, np.concatenate(wanted, axis=1)[:, mixed], atol=1e-5)
         found = run(*(a[:, mixed] for a in given), np.tile(order, 2)[mixed], None, mixed // 4)
         assert_allclose(found, np.concatenate(wanted, axis=1)[:, mixed], atol=1e-5)
 
 
-def test_what_is_known_not_to_stand_in_a_row_is_refused():
+def test_slots_known_to_be_out_of_order_are_refused():
     fox, cope, rng = posx.build("fox", DIMS), posx.build("cope", DIMS), np.random.default_rng(0)
     params = fox.init(jax.random.key(0), DIMS)
     q, k, v, x = (rng.standard_normal((1, 5, *s)).astype(np.float32) for s in ((4, 6), (2, 6), (2, 6), (12,)))
     pos = np.arange(5, dtype=np.int32)
 
-    def attend(encoding, idx, k_idx=None, **more):
-        return posx.attend(
-            encoding, params if encoding is fox else {"table": np.zeros((32, 6), np.float32)}, q, k, v, q_pos=pos,
-            k_pos=pos, q_idx=np.array(idx), k_idx=np.array(idx if k_idx is None else k_idx), **more,
-        )  # fmt: skip
+    def attend(encoding, idx, k_idx=None, segment=None, **more):
+        own = params if encoding is fox else {"table": np.zeros((32, 6), np.float32)}
+        sides = (posx.Slots(pos, np.int32(given), segment) for given in (idx, idx if k_idx is None else k_idx))
+        return posx.attend(encoding, own, q, k, v, *sides, **more)
 
     attend(fox, [-1, -1, 0, 1, 5], x=x)
     for idx, k_idx in (([0, -1, 1, 2, 3], None), ([1, 0, 2, 3, 4], None), ([1, 2, 3, 4, 5], [0, 1, 2, 3, 4])):
@@ -160,15 +152,11 @@ def test_what_is_known_not_to_stand_in_a_row_is_refused():
     attend(cope, [0, -1, 1, 2, 3])
     with pytest.raises(ValueError, match="Cope goes along the keys"):
         attend(cope, [1, 0, 2, 3, 4])
-    in_turn, one_by_one = np.array([3, 3, 1, 1, 2]), np.array([3, 1, 3, 1, 2])
+    in_turn, one_by_one = np.int32([3, 3, 1, 1, 2]), np.int32([3, 1, 3, 1, 2])
     for encoding, more in ((fox, {"x": x}), (cope, {})):
-        attend(encoding, range(5), q_segment=in_turn, k_segment=in_turn, **more)
+        attend(encoding, range(5), segment=in_turn, **more)
         with pytest.raises(ValueError, match="give (the tokens|those) of a document one after the other"):
-            attend(encoding, range(5), q_segment=one_by_one, k_segment=one_by_one, **more)
-    with pytest.raises(ValueError, match="queries of Lagged look back 2"):
-        posx.attend(
-            Lagged(), {"w": np.zeros((12, 6), np.float32)}, q, k, v, q_pos=pos, k_pos=pos, x=x, q_recent=q[:, :3]
-        )
+            attend(encoding, range(5), segment=one_by_one, **more)
 
 
 def test_features_of_other_tokens_are_refused():
@@ -178,39 +166,39 @@ def test_features_of_other_tokens_are_refused():
     q, k, v, x = (rng.standard_normal((2, 5, *s)).astype(np.float32) for s in ((4, 6), (2, 6), (2, 6), (12,)))
     order = np.arange(5, dtype=np.int32)
 
-    def attend(**given):
-        return posx.attend(fox, params, q, k, v, q_pos=order[None], k_pos=order[None], **given)
+    def attend(slots=order, **given):
+        return posx.attend(fox, params, q, k, v, slots, **given)
 
-    shared, own = attend(x=x), posx.attend(fox, params, q, k, v, q_pos=order, k_pos=order, x=x)
+    shared, own = attend(order[None], x=x), attend(x=x)
     assert_allclose(shared, own, atol=1e-6)
     sums = posx.attention.batch_features(fox, params, x, order)[0]
-    side = {"q_idx": order, "k_idx": order}
-    assert_allclose(attend(q_features=sums, k_features=sums, **side), own, atol=1e-6)
+    slots = posx.Slots(order[None], order)
+    assert_allclose(attend(slots, features=(sums, sums)), own, atol=1e-6)
     for part in (x[:, :1], x[:1], np.concatenate([x, x], axis=1)):
         with pytest.raises(ValueError, match=r"x \(.* must be \[b, t, m\] of the tokens of q"):
             attend(x=part)
     with pytest.raises(ValueError, match=r"k_features\['log_f'\] .* does not fit k"):
-        attend(q_features=sums, k_features=jax.tree.map(lambda a: a[:, :1], sums), **side)
+        attend(slots, features=(sums, jax.tree.map(lambda a: a[:, :1], sums)))
     with pytest.raises(ValueError, match="x and features too"):
-        attend(x=x, q_features=sums, k_features=sums, **side)
-    few = {"q_pos": order[:3], "q_idx": order[:3], "k_pos": order, "k_idx": order, "x": x[:, :3]}
+        attend(slots, x=x, features=(sums, sums))
+    sides = posx.Slots(order[:3], order[:3]), posx.Slots(order, order)
     with pytest.raises(ValueError, match=r"x \(2, 3, 12\) must be \[b, t, m\] of the tokens of q"):
-        posx.attend(fox, params, q[:, :3], k, v, **few)
+        posx.attend(fox, params, q[:, :3], k, v, *sides, x=x[:, :3])
 
 
-def test_neighbours_with_an_empty_slot_between_are_refused_where_they_are_read():
-    rng, order = np.random.default_rng(0), np.array([0, 1, -1, 2, 3])
+def test_tiling_of_neighbours_refuses_empty_slots_between():
+    rng, order = np.random.default_rng(0), np.int32([0, 1, -1, 2, 3])
     q, k, v = (rng.standard_normal((1, 5, heads, 6)).astype(np.float32) for heads in (4, 2, 2))
-    side = dict.fromkeys(("q_pos", "k_pos", "q_idx", "k_idx"), order)
+    slots = posx.Slots(order, order)
     for spec, refused in (("dape(base=alibi)", False), ("dape(base=alibi, kernel=3)", True), ("alibi+dape", False)):
         encoding = posx.build(spec, DIMS)
-        assert encoding.reads_neighbours == refused
+        assert (encoding.tiling == "neighbours") == refused
         params = encoding.init(jax.random.key(0), DIMS)
         if refused:
             with pytest.raises(ValueError, match="in order of arrival, with no empty slots between"):
-                posx.attend(encoding, params, q, k, v, **side)
+                posx.attend(encoding, params, q, k, v, slots)
         else:
-            posx.attend(encoding, params, q, k, v, **side)
+            posx.attend(encoding, params, q, k, v, slots)
 
 
 def test_a_chain_has_raw_vectors_for_one_that_looks_back():
@@ -222,13 +210,13 @@ def test_a_chain_has_raw_vectors_for_one_that_looks_back():
         Chain((Lagged(), Lagged()))
 
 
-@pytest.mark.parametrize("history", [{"output": 1}, {"key": 0}, {"key": True}, ("key",), {"bias": 2}])
-def test_a_history_that_is_none_is_refused(history):
+@pytest.mark.parametrize("history", [{"query": 1}, {"value": 1}, {"key": 0}, {"key": True}, ("key",), {"bias": 2}])
+def test_a_history_with_wrong_hooks_or_counts_is_refused(history):
     with pytest.raises(ConfigError, match="tokens by hook, such as"):
         type("Odd", (Encoding,), {"history": history, "__annotations__": {}})
 
 
-def test_a_history_of_a_hook_that_is_not_there_is_refused_when_it_is_built():
+def test_a_history_of_a_hook_not_defined_is_refused_by_build():
     @dataclasses.dataclass(frozen=True)
     class Idle(Encoding):
         history = {"key": 1}

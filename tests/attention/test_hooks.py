@@ -1,5 +1,7 @@
-"""Hooks that none of the ten encodings fills, proven with three small encodings: features with a carry, values and
-outputs, and scores that need a whole row of keys. Each runs dense, in tiles and out of a cache, against NumPy."""
+"""Features with a carry, and scores that need a whole row of keys, in two small encodings.
+
+Each runs dense, in tiles and out of a cache, against NumPy.
+"""
 
 import dataclasses
 
@@ -14,7 +16,7 @@ from posx import attention
 from posx.attention import cut, tiles
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.products import over_batch
-from posx.encodings import Chain, Encoding, Rope
+from posx.encodings import Chain, Encoding
 
 B, T, H, D, M = 2, 11, 2, 4, 5
 RNG = np.random.default_rng(0)
@@ -40,19 +42,6 @@ class Forget(Encoding):
 
 
 @dataclasses.dataclass(frozen=True)
-class TurnedValues(Encoding):
-    """Values turn with their position, and outputs turn back with the query's: what arrives knows the distance."""
-
-    caches_mapped_keys = True
-
-    def value(self, params, vectors, pos, features):
-        return Rope(rotary_dim=D).query({}, vectors, pos, {})
-
-    def output(self, params, vectors, pos, features):
-        return Rope(rotary_dim=D).query({}, vectors, -pos, {})
-
-
-@dataclasses.dataclass(frozen=True)
 class Counted(Encoding):
     """s_ij -= the sum of sigmoid(s_il) over the visible l >= j: needs all keys of a row in order, as CoPE does."""
 
@@ -63,30 +52,21 @@ class Counted(Encoding):
         return s - jnp.flip(jnp.cumsum(jnp.flip(gates, axis=-1), axis=-1), axis=-1)
 
 
-def turned(x, angle_of):
-    planes = (x[..., : D // 2] + 1j * x[..., D // 2 :]) * angle_of[:, None, :]
-    return np.concatenate([planes.real, planes.imag], axis=-1)
-
-
 def wanted(encoding, params, b):
     """The definition above in float64, one query at a time; [t, h, d]."""
     q, k, v, x = (np.float64(a[b]) for a in (Q, K, V, X))
-    phases = np.exp(1j * POS[:, None] * 10000.0 ** (-np.arange(0, D, 2) / D)[None])
     o = np.zeros((T, H, D))
     for i in range(T):
         for h in range(H):
             s = k[: i + 1, h] @ q[i, h] / np.sqrt(D)
-            values = v[: i + 1, h]
             if isinstance(encoding, Forget):
                 gates = np.log(1 / (1 + np.exp(-x @ np.float64(params["w"]))))[:, h]
                 s = s + np.array([gates[j + 1 : i + 1].sum() for j in range(i + 1)])
-            elif isinstance(encoding, Counted):
+            else:
                 gates = 1 / (1 + np.exp(-s))
                 s = s - np.array([gates[j:].sum() for j in range(i + 1)])
-            else:
-                values = turned(v[:, h : h + 1], phases * phases[i].conj())[: i + 1, 0]
             w = np.exp(s - s.max())
-            o[i, h] = w / w.sum() @ values
+            o[i, h] = w / w.sum() @ v[: i + 1, h]
     return o
 
 
@@ -99,18 +79,17 @@ def small_tiles(monkeypatch):
     monkeypatch.setitem(attention.EXECUTORS, "small_tiles", in_tiles)
 
 
-TOYS = [Forget(), TurnedValues(), Counted()]
-PARAMS = {Forget(): {"w": RNG.standard_normal((M, H)).astype(np.float32)}, TurnedValues(): {}, Counted(): {}}
+PARAMS = {Forget(): {"w": RNG.standard_normal((M, H)).astype(np.float32)}, Counted(): {}}
 batch_features = jax.jit(attention.batch_features, static_argnums=0)
 attend = jax.jit(posx.attend, static_argnums=0)
-toys = pytest.mark.parametrize("encoding", TOYS, ids=lambda e: type(e).__name__)
+toys = pytest.mark.parametrize("encoding", PARAMS, ids=lambda e: type(e).__name__)
 
 
 def follow_the_definition(encoding):
     params = PARAMS[encoding]
 
     def loss(executor, params, q, k, v, x):
-        o = posx.attend(encoding, params, q, k, v, q_pos=POS, k_pos=POS, x=x, executor=executor)
+        o = posx.attend(encoding, params, q, k, v, POS, x=x, executor=executor)
         return (o * jnp.arange(1.0, D + 1)[None, None, None]).sum(), o
 
     run = jax.jit(jax.value_and_grad(loss, argnums=(1, 2, 3, 4, 5), has_aux=True), static_argnums=0)
@@ -127,7 +106,7 @@ def test_both_executors_follow_the_definition(encoding):
     follow_the_definition(encoding)
 
 
-@pytest.mark.parametrize("encoding", [Forget(), Counted()], ids=lambda e: type(e).__name__)
+@toys
 def test_scores_of_sequences_one_by_one_are_those_of_all_at_once(encoding, monkeypatch):
     """As on one core of a CPU, from a size on."""
     at_once = follow_the_definition(encoding)
@@ -156,21 +135,12 @@ def test_cached_decode_carries_features_on(encoding, chained):
         pos = jnp.asarray(POS[start:stop])
         new, carry = batch_features(encoding, params, X[:, start:stop], pos, carry)
         stored = {n: jnp.concatenate([stored[n], a], axis=1) if stored else a for n, a in new.items()}
-        outputs.append(
-            attend(
-                encoding, params, Q[:, start:stop], K[:, :stop], V[:, :stop], q_pos=pos, k_pos=POS[:stop],
-                q_idx=pos, k_idx=POS[:stop], q_features=new, k_features=stored,
-            )
-        )  # fmt: skip
+        sides = (posx.Slots(order, order) for order in (pos, POS[:stop]))
+        qkv = Q[:, start:stop], K[:, :stop], V[:, :stop]
+        outputs.append(attend(encoding, params, *qkv, *sides, features=(new, stored)))
     assert_allclose(np.concatenate(outputs, axis=1), whole, rtol=0, atol=1e-5)
 
 
-def test_mapped_values_may_be_cached():
-    turned_v = jax.vmap(TurnedValues().value, in_axes=(None, 0, None, None))({}, V, POS, {})
-    from_cache = posx.attend(TurnedValues(), {}, Q, K, turned_v, q_pos=POS, k_pos=POS, keys_mapped=True)
-    assert_allclose(from_cache, attend(TurnedValues(), {}, Q, K, V, q_pos=POS, k_pos=POS), rtol=0, atol=1e-6)
-
-
 def test_missing_features_are_asked_for():
-    with pytest.raises(ValueError, match="Forget reads features: give x, or q_features and k_features"):
-        posx.attend(Forget(), PARAMS[Forget()], Q, K, V, q_pos=POS, k_pos=POS)
+    with pytest.raises(ValueError, match=r"Forget reads features: give x, or features=\(q_features, k_features\)"):
+        posx.attend(Forget(), PARAMS[Forget()], Q, K, V, POS)

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import posx
 from posx.attention import batch_features
 from posx.attention.blockwise import Tiling, blockwise
-from posx.encodings.base import acting
+from posx.contract import acting, distance_terms
 from tests.encodings.cases import CASES, STRUCTURAL, params_of, project, projections, tokens
 
 T, MASK = 9, posx.window(6, sinks=1)
@@ -39,16 +39,16 @@ small_tiles = functools.partial(blockwise, tiling=Tiling(4, 5))
 def answers(encoding, params, x, pos, idx, segment, executor):
     """Outputs of whole sequences, and of their last token against keys and features as a cache holds them."""
     embedded, q, k, v = project(encoding, params, projections(), x, pos)
-    features = {}
+    slots, features = posx.Slots(pos, idx, segment), {}
     if encoding.acts_on("features"):
         kept = jnp.where(idx[..., None] < 0, 0, embedded)
-        features, _ = batch_features(encoding, params, kept, pos, None, idx, segment)
-    where = {"k_pos": pos, "k_idx": idx, "k_segment": segment, "k_features": features or None, "mask": MASK}
+        features, _ = batch_features(encoding, params, kept, slots)
 
     def attend(queries):
-        own = {f"q_{name}": a[:, queries] for name, a in (("pos", pos), ("idx", idx), ("segment", segment))}
-        own["q_features"] = jax.tree.map(lambda a: a[:, queries], features) or None
-        return posx.attend(encoding, params, q[:, queries], k, v, **own, **where, executor=executor)
+        q_slots, q_features = jax.tree.map(lambda a: a[:, queries], (slots, features))
+        both = (q_features, features) if features else None
+        options = {"mask": MASK, "features": both, "executor": executor}
+        return posx.attend(encoding, params, q[:, queries], k, v, q_slots, slots, **options)
 
     return attend(slice(None)), attend(slice(-1, None))
 
@@ -69,7 +69,7 @@ def test_a_row_does_not_depend_on_the_others(case, executor):
         rows = {"x": X[0], **FIRST}, {"x": X[1], **FIRST, **other}
         given = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
         found[name] = jax.device_get(answers(encoding, params_of(encoding), **given, executor=executor))
-    by_distance = acting(encoding, ("relative", "decay"))
+    by_distance = acting(encoding, ("decay",)) or distance_terms(encoding, params_of(encoding)).keys() - {"bias"}
     for name, outputs in found.items():
         for one, wanted in zip(outputs, found["as it was"], strict=True):
             if by_distance and "apart" in name:

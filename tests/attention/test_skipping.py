@@ -1,4 +1,4 @@
-"""Far tiles that a falling curve has made weightless: left out where that is sure, and only there."""
+"""Far tiles that a falling distance bias has made weightless are left out if that is sure, and only then."""
 
 import dataclasses
 import functools
@@ -12,8 +12,7 @@ from numpy.testing import assert_allclose
 import posx
 from posx import attention
 from posx.attention.blockwise import Tiling, blockwise
-from posx.encodings import Alibi, Chain, Encoding, Kerple, Rope
-from posx.encodings.base import as_float
+from posx.encodings import Alibi, ByDistance, Chain, Encoding, Kerple, Rope
 
 B, T, H, G, D = 2, 45, 4, 2, 6
 RNG = np.random.default_rng(0)
@@ -25,18 +24,18 @@ SLOPES = np.array([30.0, 8.0, 3.0, 0.01])
 
 @dataclasses.dataclass(frozen=True)
 class Steep(Encoding):
-    """ALiBi with learned slopes, and a temperature that grows along the text."""
+    """ALiBi with learned slopes, and a logit scale that grows along the text."""
 
     fades = True
 
     def init(self, rng, dims):
         return {"slopes": jnp.ones(dims.num_heads)}
 
-    def temperature(self, params, pos, features):
-        return 1 + as_float(pos) / T
+    def logit_scale(self, params, pos, features):
+        return 1 + posx.as_float(pos)[None] / T
 
-    def curve(self, params, distance):
-        return -params["slopes"][:, None] * jnp.abs(distance)[None, :]
+    def by_distance(self, params, distance):
+        return ByDistance(bias=-params["slopes"][:, None] * jnp.abs(posx.as_float(distance))[None, :])
 
 
 ENCODINGS = {"steep": Steep(), "with rope": Chain((Rope(rotary_dim=D), Steep())), "power": Kerple("power")}
@@ -54,7 +53,7 @@ def skipping(monkeypatch):
 
 
 def outputs(name, params, q, k, v, executor):
-    return posx.attend(ENCODINGS[name], params, q, k, v, q_pos=POS, k_pos=POS, executor=executor)
+    return posx.attend(ENCODINGS[name], params, q, k, v, POS, executor=executor)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -108,6 +107,6 @@ def test_long_texts_are_served_so_by_default():
     v = q.copy()
     v[:, 0] = np.inf
     pos = np.arange(length, dtype=np.int32)
-    o = jax.jit(lambda q, v: posx.attend(Alibi(heads), {}, q, q, v, q_pos=pos, k_pos=pos))(q, v)
+    o = jax.jit(lambda q, v: posx.attend(Alibi(heads), {}, q, q, v, pos))(q, v)
     served = np.isfinite(o[0, -1]).all(axis=-1).tolist()
     assert served in ([True] * 5 + [False] * 3, [True] * 6 + [False] * 2), "tiles are larger where cores share them"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import posx
+from posx.contract import acting
 from tests.benches.tables import cells, middle
 
 SIZES = "--heads=2 --head_dim=8 --train_len=16 --rounds=1 --turn_seconds=0.001 --check_length=24".split()
@@ -141,10 +142,10 @@ def checked(bench, case, names):
 def test_all_of_jax_agree_with_the_oracle(bench, encoding):
     case = bench.attention.Case(encoding, 40, heads=2, head_dim=16, train_len=16)
     rows = checked(bench, case, ["posx", "posx-dense", "posx-blockwise", "jax.nn", "flax.nnx"])
-    # The others take maps of q and k as wide as v, temperatures by position, and biases.
-    simple = {"embed", "query", "key", "bias"} | ({"temperature"} if encoding != "tupe" else set())
-    value = posx.ENCODINGS[encoding]()
-    served = {*value.sites} <= simple and not value.history and encoding != "pope"
+    # The others take maps of q and k as wide as v, logit scales by position, and biases.
+    simple = {"embed", "query", "key", "by_distance", "bias"} | ({"logit_scale"} if encoding != "tupe" else set())
+    value, more = case.value, ("pope", "shaw", "transformer_xl", "deberta")
+    served = {*acting(value)} <= simple and not value.history and encoding not in more
     assert len(rows) == (5 if served else 3)
     assert all(row["error"] < bench.attention.TOLERANCE["float32"] for row in rows), rows
 

@@ -5,6 +5,7 @@ import pytest
 
 from posx import attention, cli
 from posx.commands import doctor
+from posx.contract import acting
 from posx.encodings import ENCODINGS, build
 from tests import tiny
 
@@ -25,8 +26,8 @@ def test_it_names_what_numbers_depend_on_and_checks_every_encoding(capsys, monke
 
 def test_the_self_test_uses_every_hook_of_the_catalogue():
     names = doctor.tried()
-    sites = {site for name in ENCODINGS for site in build(name, doctor.DIMS).sites}
-    assert sites == {site for encoding in names.values() for site in encoding.sites}
+    hooks = {hook for name in ENCODINGS for hook in acting(build(name, doctor.DIMS))}
+    assert hooks == {hook for encoding in names.values() for hook in acting(encoding)}
     assert max(map(len, ENCODINGS)) + len("attention, ") < doctor.WIDTH
 
 

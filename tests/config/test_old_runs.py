@@ -62,7 +62,7 @@ def other_rules(monkeypatch):
     """posx as it may be one day: every field that was left open is resolved otherwise, and sizes as well."""
     for name, fields in OTHER_RULES.items():
         monkeypatch.setattr(encodings.ENCODINGS[name], "resolve", lambda self, dims, f=fields: self.fill_open(**f))
-        monkeypatch.setattr(encodings.ENCODINGS[name], "lr_multiplier", 7.0)
+        monkeypatch.setattr(encodings.ENCODINGS[name], "about", posx.About(lr_multiplier=7.0))
     monkeypatch.setattr(ModelConfig, "hidden_dim", property(lambda self: self.mlp_dim or 3 * self.model_dim))
 
 

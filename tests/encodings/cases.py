@@ -12,10 +12,10 @@ import posx
 from posx.encodings import Encoding, encoding_name
 from posx.testing import DIMS
 from posx.testing.subject import LENGTH
-from tests.encodings import reference, reference_content, reference_rotary, reference_temperatures
+from tests.encodings import reference, reference_content, reference_logit_scales, reference_rotary
 
 #: References of whole sequences, (encoding, params, x, project, pos, visible), where a pair does not say its own logit.
-WHOLE = {**reference_content.WHOLE, **reference_rotary.OUTPUTS, **reference_temperatures.WHOLE}
+WHOLE = {**reference_content.WHOLE, **reference_rotary.OUTPUTS, **reference_logit_scales.WHOLE}
 
 #: Every registry name with its defaults, and every variant that changes a formula.
 SPECS: dict[str, Any] = {
@@ -104,9 +104,9 @@ WAYS = (
 )  # fmt: skip
 
 
-def first(cases):
+def first(cases, ways=WAYS):
     """The cases, those that go by no way of their own marked slow."""
-    return [pytest.param(case, marks=() if case in WAYS else pytest.mark.slow) for case in cases]
+    return [pytest.param(case, marks=() if case in ways else pytest.mark.slow) for case in cases]
 
 
 #: Variants of a formula that run through the code of their base case add nothing where only the plumbing is tested.
@@ -141,8 +141,7 @@ def layer_outputs(encoding, params, weights, x, pos, idx, segment, *, executor="
     """One attention layer over tokens x [b, t, m]: embedded, projected, attended; [b, t, h, d]."""
     x, q, k, v = project(encoding, params, weights, x, pos)
     x = x if encoding.acts_on("features") else None
-    where = {"q_pos": pos, "k_pos": pos, "q_idx": idx, "k_idx": idx, "q_segment": segment, "k_segment": segment}
-    return posx.attend(encoding, params, q, k, v, x=x, mask=mask, executor=executor, **where)
+    return posx.attend(encoding, params, q, k, v, posx.Slots(pos, idx, segment), x=x, mask=mask, executor=executor)
 
 
 layer = jax.jit(layer_outputs, static_argnames=("encoding", "executor", "mask"))

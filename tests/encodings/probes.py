@@ -19,10 +19,18 @@ def attention_weights(encoding, params, q, k, q_pos, k_pos=None, mask=posx.full(
 def _weights(encoding, params, q, k, q_pos, k_pos, mask, x):
     length, num_kv_heads = k.shape[:2]
     v = jnp.broadcast_to(jnp.eye(length, dtype=k.dtype)[:, None], (length, num_kv_heads, length))
-    idx = {"q_idx": jnp.arange(len(q)), "k_idx": jnp.arange(length)}
+    sides = (posx.Slots(pos, jnp.arange(pos.shape[0], dtype=jnp.int32)) for pos in (q_pos, k_pos))
     x = None if x is None else jnp.asarray(x)[None]
-    o = posx.attend(encoding, params, q[None], k[None], v[None], q_pos=q_pos, k_pos=k_pos, **idx, mask=mask, x=x)
+    o = posx.attend(encoding, params, q[None], k[None], v[None], *sides, mask=mask, x=x)
     return o[0].swapaxes(0, 1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def distance_bias(encoding, params, r) -> jax.Array:
+    """Return the bias by distance [h or 1, ...] at signed distances r [...]."""
+    r = jnp.asarray(r)
+    found = encoding.by_distance(params, r.ravel()).bias
+    return found.reshape(found.shape[0], *r.shape)
 
 
 def vectors(*shape: int, seed: int = 0) -> np.ndarray:

@@ -315,7 +315,7 @@ def with_bias(bias):
     )
 
 
-# Temperatures: factors of the logits of a query.
+# Logit scales: factors of the logits of a query.
 
 
 def log_length(encoding, params, i, h):
@@ -330,9 +330,9 @@ def llama4_temperature(encoding, params, i, h):
     return 1 + encoding.attn_scale * math.log(1 + (i + 1) // encoding.floor_scale)
 
 
-def with_temperature(temperature):
+def with_logit_scale(logit_scale):
     return lambda encoding, params, q, k, i, j, h: (
-        temperature(encoding, params, i, h) * plain(encoding, params, q, k, i, j, h)
+        logit_scale(encoding, params, i, h) * plain(encoding, params, q, k, i, j, h)
     )
 
 
@@ -370,8 +370,8 @@ LOGITS = {
     "fire": with_bias(fire_bias),
     "dynamic_bias": with_bias(dynamic_bias),
     "nape": with_bias(nape_bias),
-    "log_length": with_temperature(log_length),
-    "ssmax": with_temperature(ssmax),
-    "llama4_temperature": with_temperature(llama4_temperature),
+    "log_length": with_logit_scale(log_length),
+    "ssmax": with_logit_scale(ssmax),
+    "llama4_temperature": with_logit_scale(llama4_temperature),
     "rope+log_length": rope_log_length,
 }

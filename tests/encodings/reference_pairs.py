@@ -19,7 +19,7 @@ def outputs(parts, x, project, pos):
     q, k, v = project(x)
     k, v = (np.repeat(vectors, q.shape[1] // k.shape[1], axis=1) for vectors in (k, v))
     tokens = Tokens(x, q, k, pos)
-    tau = temperature(parts, tokens)
+    tau = logit_scale(parts, tokens)
     s = tau * inside(parts, tokens) / math.sqrt(q.shape[-1])
     for name, encoding, params in parts:
         if name in OUTSIDE:
@@ -62,7 +62,7 @@ class Tokens:
 
 
 def inside(parts, tokens):
-    """All that is divided by the root and multiplied by temperatures, [h, t, t]."""
+    """All that is divided by the root and multiplied by logit scales, [h, t, t]."""
     q, k = tokens.q, tokens.k
     for name, encoding, params in parts:
         if name in MAPS:
@@ -78,12 +78,12 @@ def inside(parts, tokens):
     return found
 
 
-def temperature(parts, tokens):
+def logit_scale(parts, tokens):
     """[h, t, 1]"""
     heads, found = tokens.q.shape[1], 1.0
     for name, encoding, params in parts:
-        if name in TEMPERATURES:
-            of = TEMPERATURES[name]
+        if name in LOGIT_SCALES:
+            of = LOGIT_SCALES[name]
             found = found * np.array(
                 [[[of(encoding, params, tokens, t, h)] for t in range(len(tokens.x))] for h in range(heads)]
             )
@@ -207,11 +207,11 @@ def adaptive_temperature(encoding, params, tokens, t, h):
     return encoding.delta + math.log1p(math.exp(beta)) * math.log(tokens.pos[t] + 2) ** exponent
 
 
-def of_position(temperature):
-    return lambda encoding, params, tokens, t, h: temperature(encoding, params, int(tokens.pos[t]), h)
+def of_position(logit_scale):
+    return lambda encoding, params, tokens, t, h: logit_scale(encoding, params, int(tokens.pos[t]), h)
 
 
-TEMPERATURES = {
+LOGIT_SCALES = {
     "t5": lambda encoding, params, tokens, t, h: 1.0 if encoding.scaled else math.sqrt(tokens.q.shape[-1]),
     "tupe": lambda *_: math.sqrt(0.5),
     "deberta": lambda encoding, *_: 1 / math.sqrt(1 + len(encoding.terms)),
@@ -250,20 +250,20 @@ OUTSIDE = {
 # Scores: what a part makes of the scores s before it, [h, t, t].
 
 
-def cope(encoding, params, tokens, temperature, s):
+def cope(encoding, params, tokens, logit_scale, s):
     d, e, plain = tokens.q.shape[-1], params["table"], products(tokens)
     gates = np.tril(1 / (1 + np.exp(-plain / math.sqrt(d))))
     met = np.minimum(np.cumsum(gates[..., ::-1], axis=-1)[..., ::-1], len(e) - 1)
     vectors = np.stack([np.interp(met, np.arange(len(e)), column) for column in e.T], axis=-1)
-    return s + temperature * np.einsum("ihd,hijd->hij", tokens.q, vectors) / math.sqrt(d)
+    return s + logit_scale * np.einsum("ihd,hijd->hij", tokens.q, vectors) / math.sqrt(d)
 
 
-def grape_a(encoding, params, tokens, temperature, s):
+def grape_a(encoding, params, tokens, logit_scale, s):
     alone = tokens.alone(reference.grape_a, encoding, params)
     return s + alone - products(tokens) / math.sqrt(tokens.q.shape[-1])
 
 
-def inkling(encoding, params, tokens, temperature, s):
+def inkling(encoding, params, tokens, logit_scale, s):
     def bias(i, j, h):
         r = int(tokens.pos[i] - tokens.pos[j])
         return tokens.x[i] @ params["w"][:, h] @ params["bank"][:, r] if 0 <= r < encoding.extent else 0.0
@@ -271,7 +271,7 @@ def inkling(encoding, params, tokens, temperature, s):
     return s + tokens.pairs(bias)
 
 
-def path(encoding, params, tokens, temperature, s):
+def path(encoding, params, tokens, logit_scale, s):
     of_groups = [reference_content.householder(params, tokens.x, range(t, -1, -1)) for t in range(len(tokens.x))]
     heads, d = tokens.q.shape[1:]
 
@@ -281,10 +281,10 @@ def path(encoding, params, tokens, temperature, s):
             passing = passing @ of_groups[t][h // (heads // len(of_groups[t]))]
         return passing @ tokens.k[j, h]
 
-    return s + temperature * (tokens.pairs(turned) - products(tokens)) / math.sqrt(d)
+    return s + logit_scale * (tokens.pairs(turned) - products(tokens)) / math.sqrt(d)
 
 
-def dape(encoding, params, tokens, temperature, s):
+def dape(encoding, params, tokens, logit_scale, s):
     """Over T5's bias, with a network that sees one pair."""
     own = {name.removeprefix("base."): array for name, array in params.items() if name.startswith("base.")}
     b = tokens.pairs(lambda i, j, h: reference_content.t5_bias(encoding.base, own, *tokens.at(i, j), h))

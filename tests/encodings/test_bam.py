@@ -8,8 +8,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx.encodings import Alibi, Bam, Kerple
-from posx.encodings.biases.alibi import alibi_slopes
+from posx.encodings.alibi import alibi_slopes
 from tests.encodings.cases import DIMS
+from tests.encodings.probes import distance_bias
 
 R = np.arange(-12, 31, dtype=np.float32)
 H = DIMS.num_heads
@@ -20,20 +21,17 @@ def built(**fields):
     return encoding, encoding.init(jax.random.key(0), DIMS)
 
 
-jit_curve = jax.jit(lambda encoding, *arguments: encoding.curve(*arguments), static_argnums=0)
-
-
-def curve(encoding, params, r=R):
-    return np.asarray(jit_curve(encoding, params, np.float32(r)))
+def bias(encoding, params, r=R):
+    return np.asarray(distance_bias(encoding, params, np.float32(r)))
 
 
 @pytest.mark.parametrize("learned", [("shape", "scale"), (), ("shape", "scale", "loc")])
 def test_it_starts_as_alibi(learned):
     encoding, params = built(learned=learned)
     assert params.keys() == set(learned) == encoding.shared
-    wanted = np.asarray(Alibi(H).curve({}, R))
+    wanted = bias(Alibi(H), {})
     # 1e-5 of a token more, in every head.
-    assert_allclose(curve(encoding, params), wanted - 1e-5 * alibi_slopes(H)[:, None], rtol=1e-5)
+    assert_allclose(bias(encoding, params), wanted - 1e-5 * alibi_slopes(H)[:, None], rtol=1e-5)
 
 
 def test_starting_values_are_those_of_the_fields():
@@ -43,33 +41,33 @@ def test_starting_values_are_those_of_the_fields():
     assert_allclose(params["scale"], np.full(H, np.log(0.2)), rtol=1e-6)
     assert_array_equal(params["loc"], np.full(H, -0.5, np.float32))
     moved, some = built(**{**fields, "learned": ("shape",)})
-    assert_allclose(curve(moved, some), curve(Bam(("shape", "scale", "loc"), num_heads=H), params), rtol=1e-5)
+    assert_allclose(bias(moved, some), bias(Bam(("shape", "scale", "loc"), num_heads=H), params), rtol=1e-5)
 
 
 def test_shape_0_has_no_positions_and_others_are_powers():
     encoding, _ = built(learned=("shape",))
-    assert_allclose(np.ptp(curve(encoding, {"shape": jnp.zeros(H)}), axis=1), 0, atol=1e-6)
+    assert_allclose(np.ptp(bias(encoding, {"shape": jnp.zeros(H)}), axis=1), 0, atol=1e-6)
     p, a = np.array([0.5, 0.8, 1.3, 2.0], np.float32), np.maximum(alibi_slopes(H), 0.01).astype(np.float32)
-    power = np.asarray(Kerple("power").curve({"p": jnp.asarray(p), "a": jnp.asarray(a)}, jnp.asarray(R)))
-    found = curve(Bam(num_heads=H), {"shape": jnp.asarray(p), "scale": jnp.log(a)})
+    power = bias(Kerple("power"), {"p": p, "a": a})
+    found = bias(Bam(num_heads=H), {"shape": jnp.asarray(p), "scale": jnp.log(a)})
     assert_allclose(found[:, R != 0], power[:, R != 0], rtol=1e-4)
     assert_allclose(found[:, R == 0], 0, atol=1e-3)
 
 
 @pytest.mark.parametrize("centre", [-3, 0, 4])
-def test_the_location_is_the_centre_and_a_positive_one_lies_ahead(centre):
+def test_bam_is_largest_at_its_centre_ahead_if_loc_is_positive(centre):
     encoding, params = built(learned=("shape", "scale", "loc"))
     params["loc"] = jnp.full(H, np.arcsinh(centre / 2), jnp.float32)
-    assert_array_equal(R[curve(encoding, params).argmax(axis=1)], -centre)
+    assert_array_equal(R[bias(encoding, params).argmax(axis=1)], -centre)
     away = np.arange(8)
-    assert_allclose(curve(encoding, params, away - centre), curve(encoding, params, -away - centre), atol=1e-5)
+    assert_allclose(bias(encoding, params, away - centre), bias(encoding, params, -away - centre), atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [-0.5, 0.0, 0.3])
 def test_gradients_are_finite_at_the_centre(shape):
     encoding, params = built(learned=("shape", "scale", "loc"))
     params["shape"] = jnp.full(H, shape, jnp.float32)
-    slopes = jax.jit(jax.grad(lambda params, r: encoding.curve(params, r).sum(), argnums=(0, 1)))
+    slopes = jax.jit(jax.grad(lambda params, r: encoding.by_distance(params, r).bias.sum(), argnums=(0, 1)))
     grads = slopes(params, np.float32([0, 2]))
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
     assert (np.abs(grads[0]["scale"]) > 0).all()

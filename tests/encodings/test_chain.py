@@ -9,14 +9,15 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.encodings import HOOKS, T5, Alibi, Chain, Deberta, Encoding, Learned, Nope, Rope, Shaw, Sinusoidal, Tupe
-from posx.encodings.around import Around
+from posx.contract import HOOKS, ByDistance, Chain, Composite, Encoding, Tabulated, Tile, acting
+from posx.contract.composite import FACTS
+from posx.encodings import T5, Alibi, Deberta, Learned, Nope, Rope, Shaw, Sinusoidal, Tupe
 from posx.testing import check_encoding
 from tests.encodings.cases import CASES, DIMS, params_of
 from tests.encodings.probes import attention_weights, plain_logits, softmax, vectors
 
 T, H, D = 7, 4, 6
-POS = np.arange(T)
+POS = np.arange(T, dtype=np.int32)
 jit_attend = jax.jit(posx.attend, static_argnums=0)
 Q, K = vectors(T, H, D), vectors(T, H, D, seed=1)
 
@@ -34,10 +35,17 @@ class Affine(Encoding):
     def query(self, params, vectors, pos, features):
         return self.a * vectors + self.b
 
-    key = value = output = query
+    key = query
 
-    def temperature(self, params, pos, features):
-        return jnp.full(pos.shape, self.a, jnp.float32)
+    def decay(self, params):
+        return jnp.full((1, D), self.a)
+
+    def logit_scale(self, params, pos, features):
+        return jnp.full((1, *pos.shape), self.a, jnp.float32)
+
+    def by_distance(self, params, distance):
+        n = distance.shape[0]
+        return ByDistance(bias=jnp.full((1, n), self.a), query=jnp.full((n, 1, D), self.b), value=None)
 
     def bias(self, params, q_pos, k_pos):
         return jnp.full((1, q_pos.shape[0], k_pos.shape[0]), self.b, jnp.float32)
@@ -45,65 +53,80 @@ class Affine(Encoding):
     def score(self, params, s, tile):
         return self.a * s + self.b
 
-    def mix(self, params, w, q_pos, k_pos):
-        return self.b * jnp.ones((q_pos.shape[0], w.shape[0], D)) * w.sum(axis=-1).T[:, :, None]
+    def token_bias(self, params, pos, features):
+        return jnp.full((*pos.shape, 1, 1), self.b)
 
 
 FIRST, SECOND = Affine(2.0, 1.0), Affine(3.0, 5.0)
 BOTH = Chain((FIRST, SECOND))
 
 
-@pytest.mark.parametrize("hook", ["query", "key", "value"])
-def test_token_maps_apply_first_part_first_and_outputs_last_part_first(hook):
+@pytest.mark.parametrize("hook", ["query", "key"])
+def test_token_maps_apply_the_first_part_first(hook):
     x = jnp.ones((1, 1, D))
     assert_array_equal(getattr(BOTH, hook)({}, x, POS[:1], {}), 3 * (2 * x + 1) + 5)
-    assert_array_equal(BOTH.output({}, x, POS[:1], {}), 2 * (3 * x + 5) + 1)
     assert_array_equal(BOTH.embed({}, x[0], POS[:1]), 3 * (2 * x[0] + 1) + 5)
 
 
-def test_temperatures_multiply_biases_and_mixes_add_scores_fold():
+def test_logit_scales_multiply_biases_add_scores_compose():
     pos = jnp.asarray(POS)
-    assert_array_equal(BOTH.temperature({}, pos, {}), np.full(T, 6.0))
+    assert_array_equal(BOTH.logit_scale({}, pos, {}), np.full((1, T), 6.0))
+    assert_array_equal(BOTH.decay({}), np.full((1, D), 5.0))
     assert_array_equal(BOTH.bias({}, pos, pos), np.full((1, T, T), 6.0))
-    assert_array_equal(BOTH.mix({}, jnp.ones((H, T, T)), pos, pos), np.full((T, H, D), 6.0 * T))
+    assert_array_equal(BOTH.token_bias({}, pos, {}), np.broadcast_to([1.0, 5.0], (T, 1, 2)))
     ones = jnp.ones((T, H, D))
-    tile = posx.encodings.Tile(ones, ones, ones, ones, {}, {}, pos, pos, jnp.ones((1, T, 1)), jnp.ones((T, T), bool))
+    tile = Tile(ones, ones, ones, ones, {}, {}, pos, pos, jnp.ones((1, T, 1)), jnp.ones((T, T), bool))
     assert_array_equal(BOTH.score({}, jnp.ones((H, T, T)), tile), np.full((H, T, T), 3.0 * (2 + 1) + 5))
 
 
-def test_a_chain_of_one_and_of_nope_changes_nothing():
+def test_terms_by_distance_add_one_by_one():
+    """A term that only some parts give is the sum of theirs, and a term that no part gives stays None."""
+    found = Chain((*BOTH.parts, Alibi(H))).by_distance({}, jnp.asarray(POS))
+    assert_array_equal(found.bias, 5.0 + Alibi(H).by_distance({}, jnp.asarray(POS)).bias)
+    assert_array_equal(found.query, np.full((T, 1, D), 6.0))
+    assert found.scaled is found.key is found.value is None
+
+
+def test_chain_of_one_or_with_nope_changes_nothing():
     for case in ("shaw", "t5"):
         encoding, params = CASES[case], params_of(CASES[case])
         k, pos = jnp.asarray(K), jnp.asarray(POS)
-        where = {"q_pos": pos, "k_pos": pos}
-        alone = jit_attend(encoding, params, Q[None], k[None], k[None], **where)
+        alone = jit_attend(encoding, params, Q[None], k[None], k[None], pos)
         for n, chain in enumerate((Chain((encoding,)), Chain((Nope(), encoding)))):
             renamed = {f"{n}.{name}": a for name, a in params.items()}
-            chained = jit_attend(chain, renamed, Q[None], k[None], k[None], **where)
+            chained = jit_attend(chain, renamed, Q[None], k[None], k[None], pos)
             assert_allclose(chained, alone, rtol=0, atol=1e-6)
 
 
-def test_biases_of_a_chain_add_to_its_maps():
+def test_bias_of_a_chain_adds_to_its_maps():
     chain = posx.build(["rope", "alibi"], DIMS)
     turned_q, turned_k = (Rope(rotary_dim=D).query({}, x, jnp.asarray(POS), {}) for x in (Q, K))
-    wanted = softmax(plain_logits(turned_q, turned_k) + Alibi(H).bias({}, jnp.asarray(POS), jnp.asarray(POS)))
+    r = jnp.asarray(POS[:, None] - POS[None, :])
+    bias = Alibi(H).by_distance({}, r.ravel()).bias.reshape(H, T, T)
+    wanted = softmax(plain_logits(turned_q, turned_k) + bias)
     assert_allclose(attention_weights(chain, {}, Q, K, POS), wanted, atol=1e-5)
 
 
 def test_declared_facts_follow_from_the_parts():
     chain = Chain((Rope(rotary_dim=D), Alibi(H)))
-    assert chain.shift_invariant and chain.caches_mapped_keys and chain.prefix_consistent
+    assert chain.shift_invariant and not chain.reads_raw_keys
     assert (chain.tiling, chain.integer_positions, chain.max_position) == ("any", False, None)
-    assert chain.sites == ("query", "key", "bias")
+    assert acting(chain) == ("query", "key", "by_distance")
     tables = Chain((Learned(30), Tupe(20), Shaw(3)))
-    assert not tables.shift_invariant and not tables.caches_mapped_keys
+    assert not tables.shift_invariant and Chain((Alibi(H), Deberta(5))).reads_raw_keys
     assert (tables.integer_positions, tables.max_position) == (True, 19)
     assert tables.shared == {"0.table", *(f"1.{name}" for name in Tupe(20).shared)}
     rows = dataclasses.make_dataclass("Rows", [], bases=(Nope,), frozen=True, namespace={"tiling": "rows"})
     assert Chain((Alibi(H), rows())).tiling == "rows"
-    assert Chain((T5(8, 20, head_dim=D), Alibi(H))).acts_on("curve")
-    assert Chain((Tupe(8), Alibi(H))).acts_on("curve")
-    assert not Chain((Affine(1.0, 0.0), Alibi(H))).acts_on("curve")
+    assert Chain((Alibi(H), posx.build("dape(kernel=3)", DIMS), rows())).tiling == "neighbours"
+    for other in (T5(8, 20, head_dim=D), Tupe(8)):
+        assert acting(Chain((other, Alibi(H))), ("by_distance", "bias")) == ("by_distance",)
+    assert acting(Chain((Affine(1.0, 0.0), Alibi(H))), ("by_distance", "bias")) == ("by_distance", "bias")
+    assert posx.build("key_offset+path", DIMS).history == {"features": 2, "key": 1}
+    papers, beyond = zip(*(part.about[:2] for part in (Alibi(H), Shaw(3))), strict=True)
+    assert Chain((Alibi(H), Alibi(H), Shaw(3))).about == posx.About(", ".join(papers), "; ".join(beyond))
+    reaches = [Chain(parts).reach for parts in ((Shaw(3), Deberta(5)), (Shaw(3), Alibi(H)), (Rope(), Shaw(3)))]
+    assert reaches == [5, None, 3]
 
 
 @pytest.mark.parametrize(
@@ -118,14 +141,14 @@ def test_declared_facts_follow_from_the_parts():
         ("rope(rotary_dim=4)+rope", False),
     ],
 )
-def test_maps_that_turn_other_planes_do_not_change_places(spec, invariant):
+def test_maps_that_rotate_other_planes_do_not_commute(spec, invariant):
     """What is declared is so, and its negation is not."""
     found = posx.testing.check_encoding(spec, only=["shift_invariant"])
     assert not found.failed and posx.build(spec, posx.testing.DIMS).shift_invariant == invariant
 
 
 @pytest.mark.parametrize("rotary", ["rope", "fope", "selective_rope"])
-def test_channels_that_a_part_appends_are_not_turned(rotary):
+def test_channels_that_a_part_appends_are_not_rotated(rotary):
     """TUPE's products of positions stand beside those of content, whether they come first or last."""
     x, dims, weights = vectors(T, DIMS.model_dim)[None], dataclasses.replace(DIMS, num_kv_heads=None), []
     own = {}
@@ -136,22 +159,22 @@ def test_channels_that_a_part_appends_are_not_turned(rotary):
         chain = posx.build("+".join(order), dims)
         params = {f"{order.index(name)}.{key}": a for name in order for key, a in own[name].items()}
         v = jnp.eye(T)[None, :, None]
-        o = jit_attend(chain, params, Q[None], K[None], jnp.repeat(v, H, axis=2), q_pos=POS, k_pos=POS, x=x)
+        o = jit_attend(chain, params, Q[None], K[None], jnp.repeat(v, H, axis=2), POS, x=x)
         weights.append(np.asarray(o))
     assert_allclose(*weights, atol=1e-6)
     assert np.abs(weights[0] - weights[0][:, ::-1]).max() > 0.01
 
 
-@pytest.mark.parametrize("temperature", ["ssmax", "adaptive_temperature", "ssmax+log_length"])
-def test_a_temperature_of_each_head_multiplies_the_logits_of_what_it_is_chained_with(temperature):
+@pytest.mark.parametrize("scale", ["ssmax", "adaptive_temperature", "ssmax+log_length"])
+def test_logit_scale_of_each_head_multiplies_logits_of_a_chain(scale):
     x = vectors(T, DIMS.model_dim)
-    factor = posx.build(temperature, DIMS)
+    factor = posx.build(scale, DIMS)
     chain, own = Chain((Rope(rotary_dim=D), factor)), params_of(factor)
     features = factor.features(own, jnp.asarray(x), POS, None)[0]
-    tau = np.broadcast_to(factor.temperature(own, jnp.asarray(POS), features), (H, T))
+    tau = np.broadcast_to(factor.logit_scale(own, jnp.asarray(POS), features), (H, T))
     params = {f"1.{name}": a for name, a in own.items()}
     v = jnp.repeat(jnp.eye(T)[None, :, None], H, axis=2)
-    o = jit_attend(chain, params, Q[None], K[None], v, q_pos=POS, k_pos=POS, x=x[None])
+    o = jit_attend(chain, params, Q[None], K[None], v, POS, x=x[None])
     turned = (Rope(rotary_dim=D).query({}, vectors, jnp.asarray(POS), {}) for vectors in (Q, K))
     logits = np.where(np.tri(T, dtype=bool), tau[:, :, None] * plain_logits(*turned), -np.inf)
     assert_allclose(o[0].swapaxes(0, 1), softmax(logits), atol=1e-5)
@@ -196,7 +219,7 @@ def test_embeddings_and_logit_terms_chain_in_any_order():
 
 
 def test_content_terms_add():
-    """Relative vectors add, and DeBERTa's temperature acts on all products with queries and keys."""
+    """Vectors by distance add, and DeBERTa's logit scale acts on all products with queries and keys."""
     deberta, shaw = Deberta(5, ("c2p",)), Shaw(3, values=False)
     p_deberta, p_shaw = params_of(deberta), params_of(shaw)
     chain = Chain((deberta, shaw))
@@ -208,39 +231,37 @@ def test_content_terms_add():
 
 @pytest.mark.parametrize("other", [Deberta(5, ("c2p",)), T5(8, 20, bidirectional=True, scaled=False, head_dim=D)])
 @pytest.mark.parametrize("inner", ["transformer_xl", "tupe"])
-def test_a_temperature_acts_on_all_that_stands_inside_the_scale(inner, other):
+def test_logit_scale_acts_on_all_terms_inside_the_scale(inner, other):
     """Transformer-XL's (q + v) . W_R R and TUPE's (p U_Q) . (p U_K) stand under sqrt(d) with the product they join."""
     dims = dataclasses.replace(DIMS, num_kv_heads=None)
     parts = posx.build(inner, dims), other
-    logits, temperatures, params = [], [], {}
+    logits, scales, params = [], [], {}
     for n, part in enumerate(parts):
         shapes = jax.eval_shape(lambda part=part: part.init(jax.random.key(0), dims))
         own = {name: 0.5 * vectors(*a.shape, seed=n) for name, a in shapes.items()}
         params |= {f"{n}.{name}": a for name, a in own.items()}
         logits.append(np.log(attention_weights(part, own, Q, K, POS)))
-        temperature = part.temperature(own, POS, {})
-        temperatures.append(1.0 if temperature is None else temperature[0])
-    added = logits[1] - temperatures[1] * plain_logits(Q, K)  # DeBERTa's inside the scale, T5's outside
-    wanted = temperatures[1] * logits[0] + (temperatures[0] if isinstance(other, Deberta) else 1.0) * added
+        scale = part.logit_scale(own, POS, {})
+        scales.append(1.0 if scale is None else scale[0, 0])
+    added = logits[1] - scales[1] * plain_logits(Q, K)  # DeBERTa's inside the scale, T5's outside
+    wanted = scales[1] * logits[0] + (scales[0] if isinstance(other, Deberta) else 1.0) * added
     assert_allclose(attention_weights(Chain(parts), params, Q, K, POS), softmax(wanted), atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", ["fire+alibi", "t5+alibi"])
-def test_a_chain_fades_where_the_whole_of_it_does(spec):
-    """FIRE's bias is no curve, so nothing of the first falls by distance alone; the second falls once T5 rests."""
+def test_chain_fades_if_a_part_does(spec):
+    """FIRE's bias depends on more than distance; T5's is constant from some distance on, and then ALiBi's falls."""
     report = check_encoding(spec, DIMS, only=("fades",))
     assert report.ok, report
-    assert posx.build(spec, DIMS).fades == (spec != "fire+alibi")
+    assert posx.build(spec, DIMS).fades
 
 
-#: Of the class alone: rates are those of each array's own encoding, and the catalogue asks the parts.
-OWN = {"lr_multiplier", "extrapolates", "paper"}
-
-
-@pytest.mark.parametrize("cls", [Chain, Around])
-def test_what_is_made_of_others_passes_on_every_hook_and_fact(cls):
+def test_composite_passes_on_every_hook_and_fact():
     """A hook or fact that is new in the contract, and forgotten there, would be dropped without a word."""
-    facts = {n for n, kind in Encoding.__annotations__.items() if "ClassVar" in str(kind)}
-    derived = {n for n, v in vars(Encoding).items() if isinstance(v, property)} - {"sites"}
-    made = {"resolve", "at_length", "init", "acts_on", "require_resolved", *HOOKS, *facts, *derived}
-    assert made - OWN <= {name for base in cls.__mro__ if base is not Encoding for name in vars(base)}
+    facts = {name for name, kind in Encoding.__annotations__.items() if "ClassVar" in str(kind)}
+    derived = {name for name, thing in vars(Encoding).items() if isinstance(thing, property)}
+    assert FACTS.keys() == facts | derived
+    assert {"acts_on", *HOOKS, *FACTS} <= vars(Composite).keys()
+    for cls in (Chain, Tabulated):
+        assert {"init", "named_parts"} <= vars(cls).keys() and Composite in cls.__mro__
+    assert not vars(Chain).keys() & {*HOOKS, *FACTS}

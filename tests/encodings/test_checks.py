@@ -1,10 +1,10 @@
-"""What is refused when a class is made, or a value is built: one line that says what is wrong, and what was meant."""
+"""Refusals when a class is defined or a value is built: one line that names the fault and the likely intention."""
 
 import abc
 import dataclasses
 import functools
 import textwrap
-from typing import ClassVar, Generic, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 import posx
-from posx.encodings import Chain, Encoding, Relative, Rope, Shaw, values
+from posx.contract import ByDistance, acting, at_least, below
+from posx.contract.shapes import check_hooks
+from posx.encodings import Chain, Encoding, Rope, Shaw
 from posx.errors import ConfigError
 from tests.encodings.cases import DIMS
 
-NAMES = {"posx": posx, "dataclasses": dataclasses, "jax": jax, "jnp": jnp, "np": np, "Relative": Relative}
+NAMES = {"posx": posx, "dataclasses": dataclasses, "jax": jax, "jnp": jnp, "np": np, "ByDistance": ByDistance}
 H, M = DIMS.num_heads, DIMS.model_dim
 
 
@@ -27,7 +29,7 @@ def made(body, decorator="@dataclasses.dataclass(frozen=True)", bases="posx.Enco
     return names["Mine"]
 
 
-ZERO_CURVE = "return jnp.zeros((4, distance.shape[0]))"
+ZERO_BY_DISTANCE = "return ByDistance(bias=jnp.zeros((4, distance.shape[0])))"
 ZERO_BIAS = "return jnp.zeros((4, q_pos.shape[0], k_pos.shape[0]))"
 
 
@@ -39,15 +41,22 @@ ZERO_BIAS = "return jnp.zeros((4, q_pos.shape[0], k_pos.shape[0]))"
             f"def biass(self, params, q_pos, k_pos): {ZERO_BIAS}",
             r"^Mine\.biass\(params, q_pos, k_pos\) is no hook, .* did you mean 'bias'\? hooks: embed, .* with _$",
         ),
-        (f"def curv(self, params, distance): {ZERO_CURVE}", r"did you mean 'curve'\?"),
-        (f"def curves(self, p, r): {ZERO_CURVE}", r"^Mine\.curves\(p, r\) is no hook, .* did you mean 'curve'\?"),
+        (f"def by_distanc(self, params, distance): {ZERO_BY_DISTANCE}", r"did you mean 'by_distance'\?"),
+        (
+            f"def by_distances(self, p, r): {ZERO_BY_DISTANCE}",
+            r"^Mine\.by_distances\(p, r\) is no hook, .* did you mean 'by_distance'\?",
+        ),
+        # Hooks of an earlier contract.
+        (f"def curve(self, params, distance): {ZERO_BY_DISTANCE}", r"^Mine\.curve\(params, distance\) is no hook"),
+        ("def relative(self, params, distance): ...", r"is no hook, .* did you mean 'by_distance'\?"),
+        ("def temperature(self, params, pos, features): ...", r"temperature\(params, pos, features\) is no hook"),
         (
             f"def attention_mask(self, params, q_pos, k_pos): {ZERO_BIAS}",
             r"attention_mask\(params, q_pos, k_pos\) is no hook, .* did you mean 'bias'\?",
         ),
         ("def penalty(self, params, tokens): ...", r"Mine\.penalty\(params, tokens\) is no hook"),
         ("def resolv(self, dims): return self", r"Mine\.resolv\(dims\) is no hook, .* did you mean 'resolve'\?"),
-        ("temprature = lambda self, params, q_pos: None", r"did you mean 'temperature'\?"),
+        ("logit_scal = lambda self, params, q_pos: None", r"did you mean 'logit_scale'\?"),
         ("@staticmethod\ndef scores(params, s, tile): return s", r"did you mean 'score'\?"),
         # A fact that nothing would ever read.
         (
@@ -63,8 +72,8 @@ ZERO_BIAS = "return jnp.zeros((4, q_pos.shape[0], k_pos.shape[0]))"
         ("def integer_position(self): return True", r"did you mean 'integer_positions'\?"),
         # A hook of another signature.
         (
-            f"def curve(self, distance): {ZERO_CURVE}",
-            r"^Mine\.curve\(distance\) is called as curve\(params, distance\): it must take these parameters$",
+            f"def by_distance(self, distance): {ZERO_BY_DISTANCE}",
+            r"^Mine\.by_distance\(distance\) is called as by_distance\(params, distance\): it must take these param",
         ),
         ("def query(self, params, vectors, pos): return vectors", r"called as query\(params, vectors, pos, features\)"),
         ("def init(self, rng): return {}", r"Mine\.init\(rng\) is called as init\(rng, dims\)"),
@@ -72,7 +81,7 @@ ZERO_BIAS = "return jnp.zeros((4, q_pos.shape[0], k_pos.shape[0]))"
             f"def bias(self, params, k_pos, q_pos): {ZERO_BIAS}",
             r"^Mine\.bias\(params, k_pos, q_pos\) is called as bias\(params, q_pos, k_pos\): k_pos would be g",
         ),
-        ("def curve(self, params, distance, *, gain): ...", r"is called as curve\(params, distance\)"),
+        ("def by_distance(self, params, distance, *, gain): ...", r"is called as by_distance\(params, distance\)"),
         # A value in the place of a method, and the other way round.
         (
             "bias: bool = True",
@@ -86,28 +95,27 @@ ZERO_BIAS = "return jnp.zeros((4, q_pos.shape[0], k_pos.shape[0]))"
         ),
         ("def shift_invariant(self): return False", r"Mine\.shift_invariant is a fact, not a method"),
         # A fact out of its domain.
-        ("tiling = 'row'", r"^Mine\.tiling='row' must be 'any' or 'rows'$"),
+        ("tiling = 'row'", r"^Mine\.tiling='row' must be 'any' or 'rows' or 'neighbours'$"),
+        ("tiling = 'neighbour'", r"^Mine\.tiling='neighbour' must be 'any' or 'rows' or 'neighbours'$"),
         ("shift_invariant = 'no'", r"^Mine\.shift_invariant='no' must be True or False$"),
         ("fades = 1", r"Mine\.fades=1 must be True or False"),
         ("shared = 'a'", r"Mine\.shared='a' must be a frozenset of parameter names"),
         ("reach = -1", r"Mine\.reach=-1 must be a whole number of tokens, at least 0, or None"),
         ("max_position = 8.5", r"Mine\.max_position=8\.5 must be a whole number"),
-        ("paper = 2108", r"Mine\.paper=2108 must be a text"),
-        # Two ways to say one thing.
-        (
-            f"def bias(self, params, q_pos, k_pos): {ZERO_BIAS}\ndef curve(self, params, distance): {ZERO_CURVE}",
-            r"^Mine has both bias and curve: bias follows from curve, .* keep curve if",
-        ),
+        ("planes = 2", r"Mine\.planes=2 must be a text"),
+        ("history = {'query': 1}", r"Mine\.history={'query': 1} must be tokens by hook, .*: features, key$"),
+        ("about = 3", r"^Mine\.about=3 must be posx\.About\(paper, beyond, lr_multiplier\) with a positive lr_mul"),
+        ("about = posx.About(lr_multiplier=0)", r"lr_multiplier=0\) must be posx\.About\(.* with a positive lr_mult"),
     ],
 )
-def test_a_class_that_would_train_as_something_else_is_refused_when_it_is_made(body, message):
+def test_faulty_class_is_refused_when_it_is_defined(body, message):
     with pytest.raises(ConfigError, match=message) as caught:
         made(body)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_decorator_is_named_when_the_first_value_is_made():
-    body = f"gain: float = 1.0\ndef curve(self, params, distance): {ZERO_CURVE}"
+def test_missing_decorator_is_named_at_the_first_value():
+    body = f"gain: float = 1.0\ndef by_distance(self, params, distance): {ZERO_BY_DISTANCE}"
     for arguments in ({}, {"gain": 2.0}):
         with pytest.raises(ConfigError, match=r"^Mine is no dataclass: write @dataclasses\.dataclass"):
             made(body, decorator="")(**arguments)
@@ -118,24 +126,24 @@ def test_a_missing_decorator_is_named_when_the_first_value_is_made():
         posx.build(made("gain: float = 1.0", decorator="@dataclasses.dataclass(frozen=True, eq=False)")(2.0), DIMS)
 
 
-def test_a_mixin_counts_and_must_come_first():
+def test_mixin_counts_and_must_come_first():
     class Straight:
-        def curve(self, params, distance):
-            return -jnp.abs(distance)[None, :]
+        def by_distance(self, params, distance):
+            return ByDistance(bias=-jnp.abs(posx.as_float(distance))[None, :])
 
     @dataclasses.dataclass(frozen=True)
     class First(Straight, Encoding):
         pass
 
-    assert posx.build(First(), DIMS).sites == ("bias",)
-    with pytest.raises(ConfigError, match=r"Straight\.curve is hidden by Encoding.*write class Last\(Straight, "):
+    assert acting(posx.build(First(), DIMS)) == ("by_distance",)
+    with pytest.raises(ConfigError, match=r"Straight\.by_distance is hidden by Encoding.*write class Last\(Straight, "):
 
         @dataclasses.dataclass(frozen=True)
         class Last(Encoding, Straight):
             pass
 
 
-def test_what_a_reasonable_class_holds_besides_its_hooks_is_left_alone():
+def test_other_members_of_a_class_are_left_alone():
     class Described:
         def describe(self):
             return f"{type(self).__name__} at {self.values}"
@@ -189,11 +197,11 @@ def test_what_a_reasonable_class_holds_besides_its_hooks_is_left_alone():
         def _helper(self, params, distance):
             return -self.bucket(distance)
 
-        def curve(self, params, r, gain=1.0):  # other names are fine where nothing stands in another's place
-            return gain * self._helper(params, r)[None, :]
+        def by_distance(self, params, r, gain=1.0):  # other names are fine unless they swap two arguments
+            return ByDistance(bias=gain * self._helper(params, posx.as_float(r))[None, :])
 
-        def relative(self, *arguments):
-            return Relative(query=jnp.zeros((arguments[1].shape[0], 1, DIMS.head_dim)))
+        def bias(self, *arguments):
+            return jnp.zeros((1, *(pos.shape[0] for pos in arguments[1:])))
 
     assert posx.build(Rich.small(), DIMS).max_position == 19
 
@@ -218,11 +226,18 @@ def test_what_a_reasonable_class_holds_besides_its_hooks_is_left_alone():
 BUILT = [
     # Shapes.
     (
-        "def curve(self, params, distance): return jnp.zeros((distance.shape[0], 4))",
-        r"^Mine\(\)\.curve gives \[7, 4\] where \[h or 1, n\] = \[4 or 1, 7\] is wanted "
+        "def by_distance(self, params, distance): return ByDistance(bias=jnp.zeros((distance.shape[0], 4)))",
+        r"^Mine\(\)\.by_distance\.bias gives \[7, 4\] where \[h or 1, n\] = \[4 or 1, 7\] is wanted "
         r"\(q has 4 heads of 6, k and v 2 of 6 and 6; q = 3, k = 5, n = 7\)$",
     ),
-    ("def curve(self, params, distance): -jnp.abs(distance)", r"Mine\(\)\.curve gives None where \[h or 1, n\]"),
+    (
+        "def by_distance(self, params, distance): ByDistance(bias=-jnp.abs(distance))",
+        r"Mine\(\)\.by_distance must give ByDistance\(bias=\.\.\., \.\.\.\), not None$",
+    ),
+    (
+        "def by_distance(self, params, distance): return ByDistance(bias=-jnp.abs(distance)[None])",
+        r"Mine\(\)\.by_distance\.bias gives \[1, 7\] of int32 where \[h or 1, n\]",
+    ),
     (
         "def bias(self, params, q_pos, k_pos): return jnp.zeros((4, k_pos.shape[0], q_pos.shape[0]))",
         r"Mine\(\)\.bias gives \[4, 5, 3\] where \[h or 1, q, k\] = \[4 or 1, 3, 5\] is wanted",
@@ -232,8 +247,20 @@ BUILT = [
         r"Mine\(\)\.bias gives \[1, 3, 5\] of int32 where \[h or 1, q, k\]",
     ),
     (
-        "def temperature(self, params, pos, features): return jnp.ones((3, 4))",
-        r"Mine\(\)\.temperature gives \[3, 4\] where \[h or 1, q\] or \[q\] = \[4 or 1, 3\] or \[3\] is wanted",
+        "def logit_scale(self, params, pos, features): return jnp.ones((3, 4))",
+        r"Mine\(\)\.logit_scale gives \[3, 4\] where \[h or 1, q\] = \[4 or 1, 3\] is wanted",
+    ),
+    (
+        "def logit_scale(self, params, pos, features): return jnp.ones(3)",
+        r"Mine\(\)\.logit_scale gives \[3\] where \[h or 1, q\] = \[4 or 1, 3\] is wanted",
+    ),
+    (
+        "def token_bias(self, params, pos, features): return jnp.ones((4, 3))",
+        r"Mine\(\)\.token_bias gives \[4, 3\] where \[q, h or 1, \*\] = \[3, 4 or 1, \*\] is wanted",
+    ),
+    (
+        "def decay(self, params): return jnp.ones((1, 5))",
+        r"Mine\(\)\.decay gives \[1, 5\] where \[h or 1, d'\] = \[4 or 1, 6\] is wanted",
     ),
     (
         "def query(self, params, vectors, pos, features): return vectors[0]",
@@ -244,29 +271,29 @@ BUILT = [
         r"^Mine\(\)\.key: queries are 6 wide and keys 12 wide, but they meet in a product; give both the same",
     ),
     (
-        "def value(self, params, vectors, pos, features): return vectors[..., :3]",
-        r"Mine\(\)\.output must give \[q, h, d\], d = 6 as values come in, not \[3, 4, 3\]",
+        "def by_distance(self, params, distance): return jnp.zeros((distance.shape[0], 4, 6))",
+        r"must give ByDistance\(.*, not \[7, 4, 6\]$",
+    ),
+    ("def by_distance(self, params, distance): return ByDistance()", r"Mine\(\)\.by_distance must give ByDistance"),
+    (
+        "def by_distance(self, params, distance): return ByDistance(value=jnp.zeros((distance.shape[0], 4, 3)))",
+        r"Mine\(\)\.by_distance\.value gives \[7, 4, 3\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
     ),
     (
-        "def relative(self, params, distance): return jnp.zeros((distance.shape[0], 4, 6))",
-        r"must give Relative\(",
-    ),
-    ("def relative(self, params, distance): return Relative()", r"Mine\(\)\.relative must give Relative"),
-    (
-        "def relative(self, params, distance): return Relative(value=jnp.zeros((distance.shape[0], 4, 3)))",
-        r"Mine\(\)\.relative\.value gives \[7, 4, 3\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
+        "def by_distance(self, params, distance): return ByDistance(query=jnp.zeros((4, distance.shape[0], 6)))",
+        r"Mine\(\)\.by_distance\.query gives \[4, 7, 6\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
     ),
     (
-        "def relative(self, params, distance): return Relative(bias=jnp.zeros((4, distance.shape[0])))",
-        r"Mine\(\)\.relative\.bias gives \[4, 7\] where \[n, h or 1\] = \[7, 4 or 1\]",
+        "def by_distance(self, params, distance): return ByDistance(key=jnp.zeros((distance.shape[0], 2, 6)))",
+        r"Mine\(\)\.by_distance\.key gives \[7, 2, 6\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
+    ),
+    (
+        "def by_distance(self, params, distance): return ByDistance(scaled=jnp.zeros((distance.shape[0], 4)))",
+        r"Mine\(\)\.by_distance\.scaled gives \[7, 4\] where \[h or 1, n\] = \[4 or 1, 7\]",
     ),
     (
         "def score(self, params, s, tile): return s.sum(axis=0)",
         r"Mine\(\)\.score gives \[3, 5\] where \[h, q, k\] = \[4, 3, 5\]",
-    ),
-    (
-        "def mix(self, params, w, q_pos, k_pos): return w",
-        r"Mine\(\)\.mix gives \[4, 3, 5\] where \[q, h, d\] = ",
     ),
     ("def embed(self, params, x, pos): return x[:, :2]", r"Mine\(\)\.embed gives \[3, 2\] where \[q, m\] = \[3, 12\]"),
     (
@@ -293,13 +320,13 @@ BUILT = [
     ),
     (
         "def init(self, rng, dims): return {'a': jnp.ones(4)}\n"
-        "def curve(self, params, distance): return params['b'][:, None] * distance[None]",
-        r"^Mine\(\)\.curve\(params, \[7\]\) reads 'b', which is not there; params has: a \(q has 4 heads",
+        "def by_distance(self, params, distance): return ByDistance(params['b'][:, None] * distance[None])",
+        r"^Mine\(\)\.by_distance\(params, \[7\]\) reads 'b', which is not there; params has: a \(q has 4 heads",
     ),
     # What the user's own code raises, where it raises it.
     (
-        "def curve(self, params, distance): return jnp.ones((4, 1)) @ distance",
-        r"^Mine\(\)\.curve\(params, \[7\]\) raises TypeError: dot_general requires",
+        "def by_distance(self, params, distance): return ByDistance(jnp.ones((4, 1)) @ posx.as_float(distance))",
+        r"^Mine\(\)\.by_distance\(params, \[7\]\) raises TypeError: dot_general requires",
     ),
     (
         "def init(self, rng, dims): return {'a': jnp.ones(dims.heads)}",
@@ -317,33 +344,81 @@ BUILT = [
         r"Mine\.gain has compare=False",
     ),
     ("gain: float | None = None", r"^Mine\.gain is not set"),
-    ("@property\ndef tiling(self): return 'row'", r"^Mine\.tiling='row' must be 'any' or 'rows'$"),
+    ("@property\ndef tiling(self): return 'row'", r"^Mine\.tiling='row' must be 'any' or 'rows' or 'neighbours'$"),
+    ("@property\ndef about(self): return 3", r"^Mine\.about=3 must be posx\.About\("),
+    (
+        "history = {'key': 1}",
+        r"^Mine\(\)\.history names key, which this encoding does not define$",
+    ),
     ("@property\ndef reach(self): return 2.5", r"^Mine\.reach=2\.5 must be a whole number of tokens"),
 ]
 
 
 @pytest.mark.parametrize(("body", "message"), BUILT)
-def test_a_value_whose_hooks_do_not_fit_is_refused_when_it_is_built(body, message):
+def test_faulty_value_is_refused_when_it_is_built(body, message):
     cls = made(body)
     with pytest.raises(ConfigError, match=message) as caught:
         posx.build(cls(), DIMS)
     assert "\n" not in str(caught.value)
 
 
-def test_parts_of_a_chain_are_checked_one_by_one_and_together():
-    wide = made("def value(self, params, vectors, pos, features): return jnp.concatenate([vectors, vectors], axis=-1)")
-    with pytest.raises(ConfigError, match=r"^Mine\(\)\.output must give"):
+@dataclasses.dataclass(frozen=True)
+class Ranged(Encoding):
+    """Fields of every kind that has a declared range."""
+
+    window: Annotated[int, "tokens", at_least(1)] | None = None
+    share: Annotated[float, at_least(0), below(1)] = 0.5
+    form: Literal["log", "power"] = "log"
+    sides: tuple[Literal["query", "key"], ...] = ()
+    spans: tuple[Annotated[int, "tokens", at_least(1)], ...] = ()
+
+    def resolve(self, dims):
+        return self.fill_open(window=dims.train_len)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"window": 0}, r"window=0 must be at least 1"),
+        ({"share": 1.0}, r"share=1\.0 must be below 1"),
+        ({"share": -0.5}, r"share=-0\.5 must be at least 0"),
+        ({"form": "square"}, r"form='square' is unknown; allowed: log, power"),
+        ({"sides": ("key", "value")}, r"sides=\('key', 'value'\) must name some of query, key, and each only once"),
+        ({"sides": ("key", "key")}, r"sides=\('key', 'key'\) must name some of query, key, and each only once"),
+        ({"spans": (3, 0)}, r"spans=\(3, 0\) must be at least 1"),
+    ],
+)
+def test_field_out_of_its_declared_range_is_refused(fields, message):
+    for value in (Ranged(), posx.build(Ranged(), DIMS)):
+        with pytest.raises(ConfigError, match=f"^ranged: {message}$"):
+            dataclasses.replace(value, **fields)
+    with pytest.raises(ConfigError, match=f"^ranged: {message}$"):
+        Ranged(**fields)
+    with pytest.raises(ConfigError, match=f"ranged: {message}$") as caught:
+        posx.build({"name": f"{__name__}:Ranged", **fields}, DIMS)
+    assert "\n" not in str(caught.value)
+
+
+def test_field_inside_its_declared_range_is_taken():
+    fields = {"window": 1, "share": 0.0, "form": "power", "sides": ("key", "query"), "spans": (1, 2)}
+    assert posx.build({"name": f"{__name__}:Ranged", **fields}, DIMS) == Ranged(**fields)
+    assert posx.build(Ranged(), DIMS).window == DIMS.train_len
+
+
+def test_chain_parts_are_checked_alone_and_together():
+    wide = made("def embed(self, params, x, pos): return jnp.concatenate([x, x], axis=-1)")
+    with pytest.raises(ConfigError, match=r"^Mine\(\)\.embed gives \[3, 24\]"):
         posx.build([wide(), "rope"], DIMS)
     more = made(
         "def query(self, params, vectors, pos, features): return jnp.tile(vectors, 2)", bases="posx.encodings.Rope"
     )
     with pytest.raises(ConfigError, match=r"^Chain\(.*\)\.query: queries are 12 wide and keys 6"):
-        values.check_hooks(Chain((Rope(rotary_dim=4), more(rotary_dim=4))), DIMS)
+        check_hooks(Chain((Rope(rotary_dim=4), more(rotary_dim=4))), DIMS)
     with pytest.raises(ConfigError, match=r"^Rope\(.* maps the channels of a head, and Mine\(.* makes other channels"):
-        values.check_hooks(Chain((more(rotary_dim=4), Rope(rotary_dim=4))), DIMS)
+        check_hooks(Chain((more(rotary_dim=4), Rope(rotary_dim=4))), DIMS)
 
 
-def test_a_field_that_is_missing_is_one_line():
+def test_missing_field_is_one_line():
     name = f"{__name__}:Needy"
     with pytest.raises(ConfigError, match=rf"^encoding '{name}' raises TypeError: .*missing 1 required .*'gain'$"):
         posx.build(name, DIMS)
@@ -362,9 +437,9 @@ def test_hooks_are_traced_once_for_equal_values_and_sizes():
     class Counting(Encoding):
         gain: float = 1.0
 
-        def curve(self, params, distance):
+        def by_distance(self, params, distance):
             traced.append(self.gain)
-            return -self.gain * jnp.abs(distance)[None, :]
+            return ByDistance(bias=-self.gain * jnp.abs(posx.as_float(distance))[None, :])
 
     for gain in (1.0, 2.0, 1.0, 2.0):
         posx.build(Counting(gain), DIMS)
@@ -375,8 +450,8 @@ def test_hooks_are_traced_once_for_equal_values_and_sizes():
 
 def test_no_two_axes_of_a_check_have_one_size():
     for dims in (DIMS, posx.Dims(3, 4, 5, 1, 8), posx.Dims(8, 8, 8, 1, 8, num_kv_heads=4)):
-        called = values.check_hooks(Chain((Rope(rotary_dim=2), Shaw(2))), dims)
-        tokens = {called[hook][0][at].shape[0] for hook, at in (("query", 1), ("key", 1), ("relative", 0))}
+        called = check_hooks(Chain((Rope(rotary_dim=2), Shaw(2))), dims)
+        tokens = {called[hook][0][at].shape[0] for hook, at in (("query", 1), ("key", 1), ("by_distance", 0))}
         others = {1, dims.num_heads, dims.num_kv_heads, dims.head_dim, dims.model_dim}
         assert len(tokens) == 3 and not tokens & others
 
@@ -387,14 +462,14 @@ CLI_FAULTS = {
         "Misspelt.biass(params, q_pos, k_pos) is no ",
     ),
     "Turned": (
-        "def curve(self, params, distance): return distance[:, None]",
-        "gives [6, 1] where [h or 1, n] = [4 or 1, 6]",
+        "def by_distance(self, params, distance): return posx.ByDistance(bias=distance[:, None] / 2)",
+        "by_distance.bias gives [6, 1] where [h or 1, n] = [4 or 1, 6]",
     ),
 }
 
 
 @pytest.mark.parametrize("name", CLI_FAULTS)
-def test_the_command_line_says_the_same_in_one_line(name, tmp_path, monkeypatch, capsys):
+def test_command_line_prints_the_same_single_line(name, tmp_path, monkeypatch, capsys):
     from posx import cli
 
     body, message = CLI_FAULTS[name]

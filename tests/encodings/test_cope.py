@@ -12,7 +12,7 @@ from posx.errors import ConfigError
 from tests.encodings.probes import attention_weights, plain_logits, softmax, vectors
 
 T, H, D = 9, 2, 4
-POS, CAUSAL = np.arange(T), np.tril(np.ones((T, T), bool))
+POS, CAUSAL = np.arange(T, dtype=np.int32), np.tril(np.ones((T, T), bool))
 Q, K = vectors(T, H, D), vectors(T, H, D, seed=1)
 E = vectors(6, D, seed=2)
 
@@ -78,7 +78,7 @@ def test_positions_fall_from_the_first_key_to_the_last():
     assert_allclose(found, np.where(CAUSAL, np.minimum(p, 2), 0), atol=1e-4)
 
 
-def test_all_beyond_the_last_row_is_far_and_nothing_flows_through_it():
+def test_cope_beyond_the_last_row_is_flat_and_has_no_gradient():
     q, k, e = gated(np.ones(T))
 
     def total(k, encoding, params):
@@ -104,7 +104,7 @@ def test_weights_move_smoothly_through_whole_positions():
     assert np.isfinite(slopes[100]).all(), "at a whole position, where the slope of interpolation jumps"
 
 
-def test_gates_are_of_the_content_whatever_else_adds_to_the_scores():
+def test_cope_gates_see_content_alone_in_a_chain():
     params = {"table": E}
     chain = Chain((Rope(rotary_dim=D), Cope(6)))
     pairs = ((chain, {"1.table": E}), (Rope(rotary_dim=D), {}), (Cope(6), params), (Nope(), {}))

@@ -9,16 +9,15 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
+from posx.contract import ByDistance, Composite, acting, as_float
 from posx.encodings import T5, Alibi, Chain, Dape, Learned, Nope, Rope
-from posx.encodings.around import Around
-from posx.encodings.base import as_float
 from posx.encodings.rates import Rate, rates_of
 from posx.errors import ConfigError
 from tests.encodings.cases import DIMS, params_of
 from tests.encodings.probes import attention_weights, plain_logits, vectors
 
 T, H, D = 9, 4, 6
-POS, CAUSAL = np.arange(T), np.tril(np.ones((T, T), bool))
+POS, CAUSAL = np.arange(T, dtype=np.int32), np.tril(np.ones((T, T), bool))
 Q, K = vectors(T, H, D), vectors(T, H, D, seed=1)
 
 
@@ -55,7 +54,7 @@ def changed_by_one_key(kernel, j=3):
     return np.flatnonzero(np.abs(moved - moved[:, :1]).max(axis=0) > 1e-4)
 
 
-def test_version_1_sees_one_pair_and_version_2_its_neighbours_in_two_layers():
+def test_dape_v1_sees_one_pair_and_v2_its_neighbours():
     assert changed_by_one_key(1).tolist() == [3]
     assert changed_by_one_key(3).tolist() == [1, 2, 3, 4, 5]
 
@@ -67,15 +66,15 @@ def test_a_convolution_of_its_middle_alone_is_version_1():
     assert_allclose(weights(wide, padded), weights(narrow, params), rtol=0, atol=1e-6)
 
 
-def test_version_2_sees_no_later_key_and_so_needs_whole_rows_alone():
+def test_dape_v2_sees_no_later_key_but_needs_whole_rows():
     encoding, other = Dape(Alibi(H), kernel=3), K.copy()
     other[5:] += 3
     params = params_of(encoding)
     assert_allclose(weights(encoding, params, Q, other)[:, :5], weights(encoding, params)[:, :5], rtol=0, atol=0)
-    assert (encoding.tiling, Dape(Alibi(H)).tiling) == ("rows", "any")
+    assert (encoding.tiling, Dape(Alibi(H)).tiling) == ("neighbours", "any")
 
 
-def test_heads_in_another_order_give_the_same_if_the_network_has_them_so_too():
+def test_dape_heads_permute_with_the_network():
     encoding, order = Dape(Nope()), np.array([2, 0, 3, 1])
     params = params_of(encoding)
     turned = params | {"w_1": params["w_1"][:, order], "w_2": params["w_2"][:, :, order]}
@@ -113,8 +112,8 @@ def test_facts_and_names_are_those_of_the_base():
     assert (learned.max_position, learned.integer_positions, learned.shift_invariant) == (19, True, False)
     assert learned.at_length(50).max_position == 49
     assert learned.init(jax.random.key(0), DIMS)["w_1"].shape == (1, 4, 32)
-    assert not Dape(Alibi(H)).fades and Dape(Rope(rotary_dim=D)).caches_mapped_keys
-    assert Dape(Rope(rotary_dim=D)).sites == ("query", "key", "score")
+    assert not Dape(Alibi(H)).fades and not Dape(Rope(rotary_dim=D)).reads_raw_keys
+    assert acting(Dape(Rope(rotary_dim=D))) == ("query", "key", "score")
     with pytest.raises(ConfigError, match=r"^Alibi\.num_heads is not set"):
         weights(Dape(Alibi()), params)
     for fields, message in (({"kernel": 2}, "kernel=2 must be odd"), ({"width": 0}, "width=0 must be at least 1")):
@@ -123,9 +122,9 @@ def test_facts_and_names_are_those_of_the_base():
 
 
 def test_the_base_is_trained_at_its_own_rate():
-    own = dataclasses.dataclass(frozen=True)(type("Fast", (T5,), {"lr_multiplier": 10.0}))
+    own = dataclasses.dataclass(frozen=True)(type("Fast", (T5,), {"about": posx.About(lr_multiplier=7.0)}))
     rates = dict(rates_of(Dape(own(8, 20)), DIMS))
-    assert rates == {"base.table": Rate(10.0), "b_1": Rate(), "w_1": Rate(decays=True), "w_2": Rate(decays=True)}
+    assert rates == {"base.table": Rate(7.0), "b_1": Rate(), "w_1": Rate(decays=True), "w_2": Rate(decays=True)}
 
 
 @pytest.mark.peers
@@ -148,29 +147,38 @@ def test_the_last_row_is_that_of_the_released_convolution():
     assert np.abs(found - wanted)[:, :-1].max() > 0.1
 
 
-def test_what_is_built_around_another_has_its_own_hooks_called():
+@dataclasses.dataclass(frozen=True)
+class Around(Composite):
+    base: posx.Encoding
+
+    def named_parts(self):
+        return {"base": self.base}
+
+
+def test_composite_has_its_own_hooks_called():
     @dataclasses.dataclass(frozen=True)
     class Warm(Around):
-        def temperature(self, params, pos, features):
-            return jnp.full(pos.shape, 3.0, as_float(0).dtype)
+        def logit_scale(self, params, pos, features):
+            return jnp.full((1, *pos.shape), 3.0, as_float(0).dtype)
 
     given = Warm(Alibi(H))
-    assert given.sites == ("temperature", "bias") and given.fades
+    assert acting(given) == ("logit_scale", "by_distance") and given.fades
     w = attention_weights(given, {}, Q, K, POS, mask=posx.causal())
     assert_allclose(w, attention_weights(Alibi(H), {}, 3 * Q, K, POS, mask=posx.causal()), atol=1e-5)
 
 
-@pytest.mark.parametrize("hook", ["bias", "curve"])
+@pytest.mark.parametrize("hook", ["bias", "by_distance"])
 @pytest.mark.parametrize("executor", ["dense", "blockwise"])
-def test_a_bias_of_its_own_replaces_that_of_the_base(hook, executor):
-    """Written as either hook, over a base that has a curve."""
+def test_composite_own_hook_replaces_that_of_the_base(hook, executor):
     hooks = {
         "bias": lambda self, params, q_pos, k_pos: jnp.zeros((1, len(q_pos), len(k_pos))),
-        "curve": lambda self, params, distance: jnp.zeros((1, len(distance))),
+        "by_distance": lambda self, params, distance: ByDistance(bias=jnp.zeros((1, len(distance)))),
     }
-    flat = dataclasses.dataclass(frozen=True)(type("Flat", (Around,), {hook: hooks[hook]}))(Alibi(H))
+    base = {"bias": posx.build("fire", DIMS), "by_distance": Alibi(H)}[hook]
+    flat = dataclasses.dataclass(frozen=True)(type("Flat", (Around,), {hook: hooks[hook]}))(base)
+    params = flat.init(jax.random.key(0), DIMS)
     found, plain = (
-        posx.attend(encoding, {}, Q[None], K[None], K[None], q_pos=POS, k_pos=POS, executor=executor)
-        for encoding in (flat, Nope())
+        posx.attend(encoding, given, Q[None], K[None], K[None], POS, executor=executor)
+        for encoding, given in ((flat, params), (Nope(), {}))
     )
     assert_allclose(found, plain, rtol=0, atol=1e-6)

@@ -13,7 +13,7 @@ from tests.encodings.probes import attention_weights, vectors
 M, H, D, T, HALF = 10, 2, 4, 12, 5
 PARAMS = {"table": vectors(2 * HALF, M, seed=1), "w_k": vectors(M, H, D, seed=2), "w_q": vectors(M, H, D, seed=3)}
 C2P, P2C = ({name: PARAMS[name] for name in ("table", own)} for own in ("w_k", "w_q"))
-POS = np.arange(T)
+POS = np.arange(T, dtype=np.int32)
 Q, K = vectors(T, H, D, seed=4), vectors(T, H, D, seed=5)
 
 
@@ -27,7 +27,7 @@ def test_the_table_covers_minus_k_to_k_minus_one():
 
 
 @pytest.mark.parametrize("terms", [("c2p",), ("p2c",), ("c2p", "p2c")])
-def test_a_zero_table_is_plain_attention_with_the_scale_of_its_terms(terms):
+def test_deberta_zero_table_is_attention_at_the_scale_of_terms(terms):
     zero = {("c2p",): C2P, ("p2c",): P2C}.get(terms, PARAMS) | {"table": 0 * PARAMS["table"]}
     w = attention_weights(Deberta(HALF, terms), zero, Q, K, POS)
     smaller = Q / np.float32(np.sqrt(1 + len(terms)))

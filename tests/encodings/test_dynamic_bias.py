@@ -7,21 +7,21 @@ from numpy.testing import assert_allclose
 import posx
 from posx.encodings import DynamicBias
 from tests.encodings.cases import CASES, DIMS, params_of
+from tests.encodings.probes import distance_bias
 
 R = np.float32([-300, -2, -1, 0, 1, 2, 300])
 PARAMS = params_of(CASES["dynamic_bias"])
-curve = jax.jit(lambda encoding, *arguments: encoding.curve(*arguments), static_argnums=0)
 
 
-def test_the_logarithm_keeps_the_side_on_which_a_key_stands():
-    by_log = np.asarray(curve(DynamicBias(width=3), PARAMS, R))
-    by_distance = curve(DynamicBias(width=3, log_distance=False), PARAMS, np.sign(R) * np.log(1 + np.abs(R)))
-    assert_allclose(by_log, by_distance, atol=1e-5)
+def test_dynamic_bias_keeps_the_sign_of_the_distance():
+    by_log = np.asarray(distance_bias(DynamicBias(width=3), PARAMS, R))
+    plain = distance_bias(DynamicBias(width=3, log_distance=False), PARAMS, np.sign(R) * np.log(1 + np.abs(R)))
+    assert_allclose(by_log, plain, atol=1e-5)
     assert (np.abs(by_log - by_log[:, ::-1])[:, R != 0] > 1e-3).all()
 
 
-def test_the_curve_is_smooth_at_distance_0():
-    slope = jax.jit(jax.grad(lambda r: DynamicBias(width=3).curve(PARAMS, r)[0].sum()))
+def test_dynamic_bias_is_smooth_at_distance_0():
+    slope = jax.jit(jax.grad(lambda r: distance_bias(DynamicBias(width=3), PARAMS, r)[0].sum()))
     before, at, after = slope(np.float32([-1e-3, 0, 1e-3]))
     assert np.isfinite(at) and abs(before - after) < 0.01 + 0.01 * abs(before)
 

@@ -6,10 +6,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx.encodings import Alibi, Fire, Kerple
-from posx.encodings.biases.alibi import alibi_slopes
+from posx.encodings.alibi import alibi_slopes
 from tests.encodings.cases import CASES, DIMS, params_of
+from tests.encodings.probes import distance_bias
 
-POS = np.arange(40)
+POS = np.arange(40, dtype=np.int32)
 PAST = np.tri(40, dtype=bool)
 
 
@@ -35,7 +36,7 @@ def test_the_input_is_a_share_of_the_text_so_far():
     assert (np.diff(share[30, :31]) < 0).all()
 
 
-def test_only_up_to_the_threshold_does_it_depend_on_distance_alone():
+def test_fire_depends_on_distance_alone_up_to_the_threshold():
     params = params_of(CASES["fire"]) | {"c": np.float32(0.3), "multiplier": np.float32(-1.0)}
     b = bias(20.0, params)
     assert_array_equal(b[:, 1:21, 1:21], b[:, :20, :20])
@@ -48,14 +49,14 @@ def test_only_up_to_the_threshold_does_it_depend_on_distance_alone():
 def test_a_straight_network_is_kerple_and_nearly_alibi():
     p, a, near = np.array([0.5, 1.5]), 0.3, POS[:20]
     whole = np.log1p(a * 25) + 1e-6
-    kerple = jit_bias(Kerple(), {"p": np.float32(p), "a": np.full(2, a, np.float32)}, near, near)
+    kerple = distance_bias(Kerple(), {"p": np.float32(p), "a": np.full(2, a, np.float32)}, near[:, None] - near)
     assert_allclose(bias(25.0, straight(-p * whole, a), near, near), kerple, atol=1e-5)
 
     slopes, c = alibi_slopes(2), 1e-3
     whole = np.log1p(c * 25) + 1e-6
     found = bias(25.0, straight(-slopes * whole / c, c), near, near)
     # ln(1 + c r) is c r but for at most (c r)^2 / 2.
-    assert_allclose(found, jit_bias(Alibi(2), {}, near, near), rtol=c * 20 / 2 + 1e-4, atol=1e-6)
+    assert_allclose(found, distance_bias(Alibi(2), {}, near[:, None] - near), rtol=c * 20 / 2 + 1e-4, atol=1e-6)
 
 
 def test_a_threshold_that_is_learned_away_stays_at_one_token():

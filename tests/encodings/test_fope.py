@@ -87,7 +87,7 @@ def test_far_positions_are_exact():
     assert_allclose(planes(turned(fope(learned=True), x, far, params)), planes(x) * wave, atol=2e-5)
 
 
-def test_fixed_matrices_go_by_the_seed_and_learned_ones_by_the_layer():
+def test_fope_matrices_depend_on_seed_or_layer():
     x = vectors(len(POS), H, D)
     assert_array_equal(turned(fope(), x), turned(fope(seed=0), x))
     assert np.abs(turned(fope(seed=1), x) - turned(fope(), x)).max() > 0.01

@@ -11,8 +11,8 @@ from numpy.testing import assert_allclose, assert_array_less
 import posx
 from posx.attention.blockwise import Tiling, blockwise
 from posx.encodings import Alibi, Fox, Nope
-from posx.encodings.biases.alibi import alibi_slopes
-from posx.encodings.content.sums import running_sum
+from posx.encodings.alibi import alibi_slopes
+from posx.encodings.running_sums import running_sum
 from posx.errors import ConfigError
 from tests.encodings.cases import DIMS
 
@@ -27,7 +27,7 @@ def tokens(length, batch=1):
 
 def outputs(encoding, params, q, k, v, x, executor="dense"):
     pos = np.arange(q.shape[1], dtype=np.int32)
-    return attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=x, executor=executor)
+    return attend(encoding, params, q, k, v, pos, x=x, executor=executor)
 
 
 def constant(log_f):
@@ -73,7 +73,7 @@ def as_channels(dtype, given, c):
     return outputs(Nope(), {}, q * np.float32(np.sqrt((D + 2) / D)), k, v, None)
 
 
-def test_two_more_channels_are_the_same_gates_while_their_sums_are_small():
+def test_fox_equals_two_more_channels_while_sums_are_small():
     given = tokens(20)
     params = {"w": RNG.standard_normal((M, H)).astype(np.float32), "b": np.zeros(H, np.float32)}
     c = np.cumsum(-np.log1p(np.exp(-np.float64(given[3][0]) @ params["w"])), axis=0)
@@ -108,7 +108,7 @@ def test_a_token_changes_the_gates_of_pairs_around_it_alone():
     params = {"w": RNG.standard_normal((M, H)).astype(np.float32), "b": np.zeros(H, np.float32)}
 
     def paths(x):
-        u = np.float64(encoding.potential(params, None, encoding.features(params, x, None, None)[0])).sum(axis=-1)
+        u = np.float64(encoding.token_bias(params, None, encoding.features(params, x, None, None)[0])).sum(axis=-1)
         return u[:, None] - u[None]
 
     before, after = paths(x), paths(np.concatenate([x[:4], x[4:5] + 1, x[5:]]))
@@ -138,7 +138,7 @@ def test_sums_by_chunks_are_those_of_the_whole():
     assert_allclose(np.concatenate(found), whole, rtol=1e-6)
 
 
-def test_forgotten_tiles_are_left_out():
+def test_fox_skips_forgotten_tiles():
     """The same outputs and gradients; and a value that would poison all who meet it, met by nobody far away."""
     encoding, pos = posx.build("rope+alibi+fox", DIMS), np.arange(128, dtype=np.int32)
     shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), DIMS))
@@ -147,7 +147,7 @@ def test_forgotten_tiles_are_left_out():
     def loss(given, skip):
         params, q, k, v, x = given
         executor = functools.partial(blockwise, tiling=Tiling(8, 16, skip=skip))
-        o = posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=x, executor=executor)
+        o = posx.attend(encoding, params, q, k, v, pos, x=x, executor=executor)
         return (o * jnp.arange(1.0, D + 1)[None, None, None]).sum(), o
 
     run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
@@ -183,4 +183,4 @@ def test_a_gate_that_is_none_is_refused():
     q, k, v, x = tokens(5)
     with pytest.raises(ConfigError, match="Fox.* is for causal masks"):
         pos = np.arange(5, dtype=np.int32)
-        posx.attend(Fox(longest=8.0), constant(-alibi_slopes(H)), q, k, v, q_pos=pos, k_pos=pos, x=x, mask=posx.full())
+        posx.attend(Fox(longest=8.0), constant(-alibi_slopes(H)), q, k, v, pos, x=x, mask=posx.full())

@@ -8,12 +8,12 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx.encodings import Chain, GrapeA, Nope, Rope
-from posx.encodings.biases.alibi import alibi_slopes
+from posx.encodings.alibi import alibi_slopes
 from posx.errors import ConfigError
 from tests.encodings.probes import attention_weights, plain_logits, softmax, vectors
 
 T, H, D = 9, 4, 6
-POS = np.arange(T)
+POS = np.arange(T, dtype=np.int32)
 Q, K = vectors(T, H, D), vectors(T, H, D, seed=1)
 GATES = {"v": vectors(H, D, seed=2), "u": vectors(H, D, seed=3)}
 OMEGA = {"omega": np.full(H, np.log(np.e - 1), np.float32)}
@@ -40,7 +40,7 @@ def test_zero_gates_are_alibi_with_ln_2_times_the_slope_for_each(gates, times):
     assert_allclose(weights(encoding, params), wanted, atol=1e-6)
 
 
-def test_a_gate_of_the_query_is_a_slope_for_its_row_and_one_of_the_key_for_its_column():
+def test_grape_a_gates_scale_slopes_of_rows_and_columns():
     def gate(x, by):
         return np.log1p(np.exp(np.einsum("thd,hd->ht", x, by) / np.sqrt(D)))
 
@@ -79,7 +79,7 @@ def test_next_to_a_rotary_map_gates_still_hold_no_position():
     assert_allclose(*added, atol=1e-4)
 
 
-def test_channels_that_hold_positions_would_lose_what_differences_keep():
+def test_grape_a_is_exact_where_channels_of_positions_are_not():
     """i a_i + i c_j - j a_j - j c_j as a product of four channels, in float32 at a million tokens."""
     far = 1_000_000
     assert_allclose(weights(GrapeA(H), OMEGA | GATES, POS + far), weights(GrapeA(H), OMEGA | GATES), atol=1e-7)
@@ -90,7 +90,8 @@ def test_channels_that_hold_positions_would_lose_what_differences_keep():
 
 
 def test_wrong_values_are_refused():
-    with pytest.raises(ConfigError, match="^grape_a: gates=.* must name one or more of query, key"):
-        GrapeA(H, ())
+    for gates, problem in (((), "be one or more of its choices"), (("query", "query"), "name some of query, key, and")):
+        with pytest.raises(ConfigError, match=f"^grape_a: gates=.* must {problem}"):
+            GrapeA(H, gates)
     with pytest.raises(ConfigError, match="^grape_a: num_heads=0 must be at least 1"):
         GrapeA(0)

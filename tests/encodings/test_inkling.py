@@ -12,7 +12,7 @@ from posx.errors import ConfigError
 from tests.encodings.probes import plain_logits, softmax, vectors
 
 T, H, D, M, E, RANK = 11, 2, 4, 6, 7, 3
-POS, CAUSAL = np.arange(T), np.tril(np.ones((T, T), bool))
+POS, CAUSAL = np.arange(T, dtype=np.int32), np.tril(np.ones((T, T), bool))
 X, Q, K = vectors(T, M, seed=4), vectors(T, H, D), vectors(T, H, D, seed=1)
 PARAMS = {"w": vectors(M, H, RANK, seed=2), "bank": vectors(RANK, E, seed=3)}
 
@@ -24,7 +24,7 @@ def weights(encoding, params, q=Q, k=K, pos=POS):
 @jax.jit(static_argnums=0)
 def _weights(encoding, params, q, k, pos):
     v = jnp.broadcast_to(jnp.eye(T)[:, None], (T, H, T))
-    o = posx.attend(encoding, params, q[None], k[None], v[None], x=X[None], q_pos=pos, k_pos=pos)
+    o = posx.attend(encoding, params, q[None], k[None], v[None], pos, x=X[None])
     return o[0].swapaxes(0, 1)
 
 
@@ -50,7 +50,7 @@ def test_a_query_projected_as_the_bias_is_makes_it_shaws_keys():
     assert np.abs(found - weights(Nope(), {}, q)).max() > 0.1
 
 
-def test_tokens_all_beyond_the_extent_of_each_other_have_no_positions():
+def test_inkling_has_no_positions_beyond_the_extent():
     """But for themselves, at distance 0."""
     plain, far = weights(Nope(), {}), weights(Inkling(E, RANK), PARAMS, pos=POS * E)
     added = np.log(np.where(CAUSAL, far / np.where(CAUSAL, plain, 1), 1))
@@ -76,9 +76,7 @@ def test_no_array_is_as_large_as_pairs_times_the_rank():
 
 def test_wrong_uses_are_refused():
     with pytest.raises(ConfigError, match="^Inkling.* is for causal masks"):
-        posx.attend(
-            Inkling(E, RANK), PARAMS, Q[None], K[None], K[None], x=X[None], q_pos=POS, k_pos=POS, mask=posx.full()
-        )
+        posx.attend(Inkling(E, RANK), PARAMS, Q[None], K[None], K[None], POS, x=X[None], mask=posx.full())
     with pytest.raises(ConfigError, match="^inkling: extent=0 must be at least 1"):
         Inkling(0)
 

@@ -7,9 +7,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx.encodings import Kerple
-from posx.encodings.biases.alibi import alibi_slopes
+from posx.encodings.alibi import alibi_slopes
 from posx.testing import check_encoding
 from tests.encodings.cases import DIMS
+from tests.encodings.probes import distance_bias
 
 R = np.arange(-20, 41, dtype=np.float32)
 P, A = np.array([0.4, 1.0, 1.9, 2.0], np.float32), np.array([0.3, 0.05, 2.0, 0.7], np.float32)
@@ -17,16 +18,13 @@ FORMS = ("log", "power")
 forms = pytest.mark.parametrize("form", FORMS)
 
 
-jit_curve = jax.jit(lambda encoding, *arguments: encoding.curve(*arguments), static_argnums=0)
-
-
-def curve(form, p=P, a=A, r=R):
-    return np.asarray(jit_curve(Kerple(form), {"p": np.float32(p), "a": np.float32(a)}, np.float32(r)))
+def bias(form, p=P, a=A, r=R):
+    return np.asarray(distance_bias(Kerple(form), {"p": np.float32(p), "a": np.float32(a)}, np.float32(r)))
 
 
 @forms
 def test_nothing_at_distance_0_and_ever_less_to_both_sides(form):
-    b = curve(form)
+    b = bias(form)
     assert_array_equal(b[:, R == 0], 0)
     assert (np.diff(b[:, R >= 0]) < 0).all()
     assert_array_equal(b[:, (R >= -20) & (R <= 20)], b[:, (R >= -20) & (R <= 20)][:, ::-1])
@@ -34,14 +32,14 @@ def test_nothing_at_distance_0_and_ever_less_to_both_sides(form):
 
 def test_the_power_form_at_1_is_alibi():
     slopes = alibi_slopes(4)[:3]  # the fourth, 2^-8, is below the least a
-    found = curve("power", np.ones(4), np.append(slopes, 0.01))
+    found = bias("power", np.ones(4), np.append(slopes, 0.01))
     assert_allclose(found, -np.append(slopes, 0.01)[:, None] * np.abs(R), rtol=1e-6)
 
 
 def test_the_log_form_nears_alibi_as_a_falls():
     """p a = m: the series of the logarithm is off by at most m a r^2 / 2, and by nearly that."""
     m, a = np.array([0.5, 0.1]), np.array([0.01, 0.02])
-    off = curve("log", m / a, a) + m[:, None] * np.abs(R)
+    off = bias("log", m / a, a) + m[:, None] * np.abs(R)
     bound = (m * a)[:, None] * R**2 / 2
     assert (off <= bound + 1e-4).all() and (off >= 0.5 * bound - 1e-4).all()
 
@@ -56,17 +54,17 @@ def test_it_is_a_kernel(form):
     def least(b):
         return np.einsum("ni,hij,nj->hn", c, b[:, np.abs(i[:, None] - i[None, :])].astype(np.float64), c).min()
 
-    assert least(curve(form, r=i)) > -1e-3
+    assert least(bias(form, r=i)) > -1e-3
     assert least(-1.0 * i[None] ** 3) < -1
 
 
 @forms
-def test_parameters_beyond_a_bound_count_as_their_mirror_image_and_are_never_stuck(form):
-    assert_allclose(curve(form, p=0.02 - P), curve(form, p=P), rtol=1e-6)
-    assert_allclose(curve(form, a=0.02 - A), curve(form, a=A), rtol=1e-6)
+def test_kerple_mirrors_parameters_beyond_a_bound(form):
+    assert_allclose(bias(form, p=0.02 - P), bias(form, p=P), rtol=1e-6)
+    assert_allclose(bias(form, a=0.02 - A), bias(form, a=A), rtol=1e-6)
     most = np.full(4, 2.0)
-    assert np.allclose(curve(form, p=most + 0.5), curve(form, p=most - 0.5)) == (form == "power")
-    slope = jax.jit(jax.grad(lambda params: Kerple(form).curve(params, np.float32([3, 5])).sum()))
+    assert np.allclose(bias(form, p=most + 0.5), bias(form, p=most - 0.5)) == (form == "power")
+    slope = jax.jit(jax.grad(lambda params: Kerple(form).by_distance(params, np.float32([3, 5])).bias.sum()))
     for name, beyond in (
         ("p", -0.3),
         ("a", -0.3),
@@ -81,17 +79,17 @@ def test_parameters_beyond_a_bound_count_as_their_mirror_image_and_are_never_stu
 def test_every_stored_power_is_read_between_the_bounds():
     """By the bias at distance 2: -2^p, whatever is stored. Between the bounds it is p itself, bit for bit."""
     stored = np.float32([-1e6, -4.0, -2.0, -1e-3, 0, 0.01, 1.3, 2, 2.5, 3.98, 4, 6.5, 100, 3e8])
-    read = np.log2(-curve("power", p=stored, a=np.ones(len(stored)), r=[2])[:, 0])
+    read = np.log2(-bias("power", p=stored, a=np.ones(len(stored)), r=[2])[:, 0])
     assert (read > 0.0099).all() and (read < 2.00001).all()
     assert_allclose(read[1:-2], [0.04, 1.98, 0.021, 0.02, 0.01, 1.3, 2, 1.5, 0.02, 0.02, 1.48], atol=3e-6)
     start = np.asarray(Kerple("power").init(jax.random.key(0), DIMS)["p"])
-    assert_allclose(curve("power", p=start, r=[3])[:, 0], -A * 3**start, rtol=1e-6)
+    assert_allclose(bias("power", p=start, r=[3])[:, 0], -A * 3**start, rtol=1e-6)
 
 
 @forms
 def test_gradients_are_finite_at_distance_0(form):
     def total(params, r):
-        return Kerple(form).curve(params, r).sum()
+        return Kerple(form).by_distance(params, r).bias.sum()
 
     slopes = jax.jit(jax.grad(total, argnums=(0, 1)))
     by_params, by_distance = slopes({"p": P, "a": A}, np.float32([0, 1, -2]))

@@ -7,7 +7,7 @@ from posx.encodings import Chain, KeyOffset, Nope, Rope
 from tests.encodings.probes import attention_weights, vectors
 
 T, H, D = 12, 2, 8
-POS = np.arange(T)
+POS = np.arange(T, dtype=np.int32)
 
 
 def keys(k, share=0.5):
@@ -23,7 +23,7 @@ def test_the_last_channels_are_those_of_the_token_before():
         assert not keys(k, share)[0, :, kept:].any()
 
 
-def test_an_offset_of_all_channels_is_no_positions_on_shifted_keys():
+def test_key_offset_of_all_channels_is_nope_on_shifted_keys():
     q, k = vectors(T, H, D), vectors(T, H, D, seed=1)
     shifted = np.concatenate([0 * k[:1], k[:-1]])
     wanted = attention_weights(Nope(), {}, q, shifted, POS)
@@ -31,7 +31,7 @@ def test_an_offset_of_all_channels_is_no_positions_on_shifted_keys():
     assert np.abs(attention_weights(Nope(), {}, q, k, POS) - wanted).max() > 0.1
 
 
-def test_one_layer_finds_what_came_after_an_earlier_token_like_this_one():
+def test_key_offset_does_induction_in_one_layer():
     """Induction: the query at the second A attends to the token behind the first A."""
     letters = 5 * np.eye(D, dtype=np.float32)[[4, 5, 6, 7, 4]][:, None]
     found = attention_weights(KeyOffset(), {}, letters, letters, np.arange(5))
@@ -47,7 +47,7 @@ def test_positions_are_not_read():
     )
 
 
-def test_with_partial_rope_it_is_the_record_s_attention_but_for_the_first_key():
+def test_key_offset_with_partial_rope_is_the_published_record():
     """There RoPE has zeros for half of the frequencies of a half-split head, and turns clockwise."""
     n = D // 4
     q, k = vectors(T, H, D), vectors(T, H, D, seed=1)

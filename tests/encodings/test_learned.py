@@ -32,7 +32,7 @@ def test_only_rows_in_use_get_a_gradient():
     assert_allclose(grad[5], 2 * (x[1] + x[2] + 2 * TABLE["table"][5]), rtol=1e-5)
 
 
-def test_positions_without_a_row_give_nan_under_jit_not_a_wrong_row():
+def test_learned_positions_without_a_row_give_nan_under_jit():
     out = jax.jit(Learned(8).embed)(TABLE, jnp.zeros((4, 6)), jnp.array([7, 8, -1, -8]))
     assert_array_equal(np.isnan(out).all(axis=1), [False, True, True, True])
     assert_array_equal(out[0], TABLE["table"][7])
@@ -75,7 +75,7 @@ def test_attend_refuses_positions_beyond_the_table(name):
     dims = posx.Dims(model_dim=6, num_heads=2, head_dim=3, num_layers=1, train_len=4)
     encoding = posx.build(name, dims)
     params, q = encoding.init(jax.random.key(0), dims), jnp.ones((1, 3, 2, 3))
-    fine, beyond = np.array([1, 2, 3]), np.array([2, 3, 4])
-    jax.eval_shape(lambda q: posx.attend(encoding, params, q, q, q, q_pos=fine, k_pos=fine), q)
+    fine, beyond = (np.arange(n, n + 3, dtype=np.int32) for n in (1, 2))
+    jax.eval_shape(lambda q: posx.attend(encoding, params, q, q, q, fine), q)
     with pytest.raises(ValueError, match="is defined for positions 0 to 3, but got 2 to 4"):
-        posx.attend(encoding, params, q, q, q, q_pos=fine, k_pos=beyond)
+        posx.attend(encoding, params, q, q, q, fine, beyond)

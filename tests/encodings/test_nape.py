@@ -8,16 +8,16 @@ from numpy.testing import assert_allclose, assert_array_equal
 import posx
 from posx.encodings import Nape, Nope
 from tests.encodings.cases import DIMS
-from tests.encodings.probes import attention_weights, plain_logits, softmax, vectors
+from tests.encodings.probes import attention_weights, distance_bias, plain_logits, softmax, vectors
 
 R = jnp.asarray([-2.0, 0, 1, 30])
 
 
 def slopes(num_heads, **fields):
     dims = posx.Dims(model_dim=8, num_heads=num_heads, head_dim=2, num_layers=1, train_len=64)
-    curve = np.asarray(posx.build({"name": "nape", **fields}, dims).curve({}, R))
-    assert_allclose(curve, curve[:, 2:3] * np.abs(R), rtol=1e-6)
-    return -curve[:, 2]
+    bias = np.asarray(distance_bias(posx.build({"name": "nape", **fields}, dims), {}, R))
+    assert_allclose(bias, bias[:, 2:3] * np.abs(R), rtol=1e-6)
+    return -bias[:, 2]
 
 
 def test_published_slopes():

@@ -9,14 +9,14 @@ from posx.encodings import Nope
 from tests.encodings.probes import vectors
 
 T, H, D = 9, 2, 4
-POS = np.arange(T)
+POS = np.arange(T, dtype=np.int32)
 jit_attend = jax.jit(posx.attend, static_argnums=0, static_argnames="mask")
 
 
 def attended(x, mask):
     q, k, v = (x @ vectors(H * D, H * D, seed=n) for n in (1, 2, 3))
     shape = (1, T, H, D)
-    o = jit_attend(Nope(), {}, *(a.reshape(shape) for a in (q, k, v)), q_pos=POS, k_pos=POS, mask=mask)
+    o = jit_attend(Nope(), {}, *(a.reshape(shape) for a in (q, k, v)), mask=mask, q_slots=POS)
     return np.asarray(o).reshape(T, H * D)
 
 

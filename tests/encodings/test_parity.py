@@ -38,6 +38,13 @@ def golden():
     return load
 
 
+def of_pairs(encoding, params, length):
+    """The bias by distance of all pairs of `length` tokens, [h, q, k]."""
+    pos = jnp.arange(length)
+    bias = encoding.by_distance(params, (pos[:, None] - pos[None, :]).ravel()).bias
+    return np.asarray(bias).reshape(-1, length, length)
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_arrays_are_what_the_libraries_compute(name, golden):
@@ -80,8 +87,7 @@ def test_rotary(source, encoding, golden):
 @pytest.mark.parametrize("num_heads", [1, 4, 6, 8, 12])
 def test_alibi(num_heads, golden):
     arrays = golden("alibi")
-    pos = jnp.arange(20)
-    bias = np.asarray(Alibi(num_heads).bias({}, pos, pos))
+    bias = of_pairs(Alibi(num_heads), {}, 20)
     assert_allclose(bias, arrays[f"x_transformers_{num_heads}"], rtol=1e-6, atol=0)
     last_row = bias[:, -1]
     assert_allclose(last_row, arrays[f"mpt_{num_heads}"], rtol=1e-6, atol=0)
@@ -91,11 +97,10 @@ def test_alibi(num_heads, golden):
 
 def test_sandwich(golden):
     """attn-gym leaves out the constant, half the width over each head's ratio."""
-    pos = jnp.arange(24)
     for name, bias in golden("sandwich").items():
         num_heads, width = map(int, name.split("_"))
         constant = width / 2 * num_heads / (8 * np.arange(1, num_heads + 1))
-        found = Sandwich(width, num_heads=num_heads).bias({}, pos, pos)
+        found = of_pairs(Sandwich(width, num_heads=num_heads), {}, 24)
         assert_allclose(found + constant[:, None, None], bias, rtol=0, atol=2e-5)
 
 
@@ -108,8 +113,7 @@ def test_t5_buckets_and_bias(golden):
         side, num_buckets, max_distance = name.split("_")
         encoding = T5(int(num_buckets), int(max_distance), bidirectional=side == "both", head_dim=4)
         assert_array_equal(encoding.bucket(jnp.asarray(distances, jnp.float32)), buckets, err_msg=name)
-    pos = jnp.arange(12)
-    bias = T5(32, 128, head_dim=4).bias({"table": jnp.asarray(arrays["table"])}, pos, pos)
+    bias = of_pairs(T5(32, 128, head_dim=4), {"table": jnp.asarray(arrays["table"])}, 12)
     assert_array_equal(bias, arrays["bias"])
 
 
@@ -129,7 +133,7 @@ def test_deberta_v2_log_buckets(golden):
     encoding = Deberta(max_distance=64, log_buckets=8, release_index=True)
     params = {"table": jnp.asarray(arrays["table_v2"])} | {n: jnp.asarray(arrays[n]) for n in ("w_k", "w_q")}
     q, k, pos = jnp.asarray(arrays["q_v2"]), jnp.asarray(arrays["k_v2"]), jnp.arange(40)
-    vectors = jax.jit(encoding.relative)(params, (pos[:, None] - pos[None, :]).ravel())
+    vectors = jax.jit(encoding.by_distance)(params, (pos[:, None] - pos[None, :]).ravel())
     a, b = (x.reshape(40, 40, *x.shape[1:]) for x in (vectors.query, vectors.key))
     bias = (jnp.einsum("qhd,qkhd->hqk", q, a) + jnp.einsum("khd,qkhd->hqk", k, b)) / (3 * q.shape[-1]) ** 0.5
     assert_allclose(bias, arrays["bias_v2"], rtol=0, atol=1e-5)
@@ -141,10 +145,9 @@ def test_transformer_xl_with_memory(golden):
     arrays = {name: jnp.asarray(a) for name, a in golden("transformer_xl").items()}
     params = {"u": arrays["u"], "v": arrays["v_bias"], "w_r": arrays["w_r"]}
     k_pos = jnp.arange(9)
-    o = jit_attend(
-        TransformerXL(), params, arrays["q"][None], arrays["k"][None], arrays["v"][None], mask=posx.full(),
-        q_pos=k_pos[4:], k_pos=k_pos, q_idx=k_pos[4:], k_idx=k_pos,
-    )  # fmt: skip
+    q, k, v = (arrays[name][None] for name in "qkv")
+    slots = posx.Slots(k_pos[4:], k_pos[4:]), posx.Slots(k_pos, k_pos)
+    o = jit_attend(TransformerXL(), params, q, k, v, *slots, mask=posx.full())
     assert_allclose(o[0], arrays["o"], rtol=0, atol=1e-5)
 
 
@@ -153,7 +156,7 @@ def test_shaw_keys(golden):
     x, pos = arrays["x"].reshape(1, 12, 2, 4), jnp.arange(12)
     params = {"keys": arrays["keys"]}
     encoding = Shaw(max_distance=3, values=False)
-    o = jit_attend(encoding, params, x, x, x, q_pos=pos, k_pos=pos, mask=posx.full())
+    o = jit_attend(encoding, params, x, x, x, pos, mask=posx.full())
     assert_allclose(o[0], arrays["o"], rtol=0, atol=1e-5)
     without = softmax(plain_logits(x[0], x[0]))
     assert np.abs(attention_weights(encoding, params, x[0], x[0], pos) - without).max() > 0.1
@@ -163,15 +166,14 @@ def test_shaw_keys(golden):
 def test_dynamic_position_bias(distance, golden):
     arrays = {name: jnp.asarray(a) for name, a in golden("dynamic_bias").items()}
     params = {name: arrays[name] for name in ("w0", "b0", "w1", "b1", "w2")}
-    pos = jnp.arange(arrays[distance].shape[-1])
-    bias = DynamicBias(width=8, log_distance=distance == "log").bias(params, pos, pos)
+    bias = of_pairs(DynamicBias(width=8, log_distance=distance == "log"), params, arrays[distance].shape[-1])
     # The library's last layer adds a number per head, which softmax does not see.
     assert_allclose(bias + arrays["b2"][:, None, None], arrays[distance], rtol=1e-5, atol=1e-5)
 
 
-def test_llama_4_temperature(golden):
+def test_llama_4_logit_scale(golden):
     arrays = golden("llama4")
     x, pos = arrays["x"].reshape(1, 12, 2, 4), jnp.arange(12)
     encoding = Llama4Temperature(attn_scale=0.5, floor_scale=3)
-    o = jit_attend(encoding, {}, x, x, x, q_pos=pos, k_pos=pos, mask=posx.causal())
+    o = jit_attend(encoding, {}, x, x, x, pos, mask=posx.causal())
     assert_allclose(o[0], arrays["o"], rtol=0, atol=1e-5)

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx.encodings import Chain, Fox, Nope, Path, Rope
-from posx.encodings.content.path import BLOCK
+from posx.encodings.path import BLOCK
 from posx.errors import ConfigError
 from posx.testing import check_encoding
 from tests.encodings.cases import CASES, reference_of
@@ -94,7 +94,7 @@ def test_many_blocks_are_the_product_token_by_token(length):
 @pytest.mark.slow
 def test_the_contract_over_many_blocks(monkeypatch):
     """Its 13 tokens are less than one."""
-    monkeypatch.setattr("posx.encodings.content.path.BLOCK", 4)
+    monkeypatch.setattr("posx.encodings.path.BLOCK", 4)
     checks = ("reference", "tiles", "gradients", "packing", "padding", "decode", "float32", "bfloat16")
     report = check_encoding(CASES["path"], reference=reference_of(CASES["path"]), only=checks)
     assert report.ok, report

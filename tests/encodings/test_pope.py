@@ -34,7 +34,7 @@ def everywhere(x):
     return np.broadcast_to(x, (len(POS), H, D)).astype(np.float32)
 
 
-def test_without_delta_it_is_rope_of_magnitudes_on_planes_of_their_own():
+def test_pope_without_delta_is_rope_of_magnitudes():
     x = vectors(len(POS), H, D)
     magnitudes = np.log1p(np.exp(x))
     planes = np.concatenate([magnitudes, 0 * x], axis=-1)
@@ -43,14 +43,14 @@ def test_without_delta_it_is_rope_of_magnitudes_on_planes_of_their_own():
         assert_allclose(mapped(hook, ZERO, x), turned, atol=1e-6)
 
 
-def test_logits_of_one_pair_of_vectors_are_even_in_the_distance_but_for_delta():
+def test_pope_logits_are_even_in_distance_without_delta():
     q, k = everywhere(vectors(D)), everywhere(vectors(D, seed=1))
     even, skew = logits(ZERO, q, k), logits(SOME, q, k)
     assert_allclose(even, even.swapaxes(1, 2), atol=1e-5)
     assert np.abs(skew - skew.swapaxes(1, 2)).max() > 0.1
 
 
-def test_logits_are_bounded_by_the_magnitudes_and_reach_the_bound_at_distance_0():
+def test_pope_logits_reach_their_bound_at_distance_0():
     q, k = vectors(len(POS), H, D), vectors(len(POS), H, D, seed=1)
     bound = np.einsum("qhd,khd->hqk", *(np.log1p(np.exp(x)) for x in (q, k))) / math.sqrt(D)
     for params in (ZERO, SOME):
@@ -59,7 +59,7 @@ def test_logits_are_bounded_by_the_magnitudes_and_reach_the_bound_at_distance_0(
     assert (logits(SOME, q, k, 0 * POS + 7) < 0.9 * bound).all()
 
 
-def test_large_positive_vectors_are_their_own_magnitudes_and_large_negative_ones_vanish():
+def test_pope_magnitudes_keep_large_positive_vectors_alone():
     q, k = 20 + np.abs(vectors(len(POS), H, D)), 20 + np.abs(vectors(len(POS), H, D, seed=1))
     theta = 10000.0 ** (-np.arange(D) / D)
     cosines = np.cos((POS[:, None] - POS[None, :])[..., None] * theta)

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx.encodings import Sandwich, Sinusoidal
-from tests.encodings.probes import attention_weights, plain_logits, softmax, vectors
+from tests.encodings.probes import attention_weights, distance_bias, plain_logits, softmax, vectors
 
 R = np.arange(-8, 9, dtype=np.float32)
 
@@ -19,15 +19,15 @@ R = np.arange(-8, 9, dtype=np.float32)
 )
 def test_published_sums(first, sums):
     """Of 8 heads the first has them as they are, head h divided by h; the constant takes 64 off."""
-    found = np.asarray(Sandwich(first=first, num_heads=8).curve({}, jnp.arange(6.0)))
+    found = np.asarray(distance_bias(Sandwich(first=first, num_heads=8), {}, jnp.arange(6.0)))
     assert_allclose(found[0] + 64, sums, atol=0.005)
     assert_allclose(found * np.arange(1, 9)[:, None], np.repeat(found[:1], 8, axis=0), atol=1e-4)
 
 
 def test_it_is_the_inner_product_of_sinusoidal_vectors():
-    width, h, pos = 16, 4, jnp.asarray([0, 3, 7, 50, 4096])
-    pe = np.asarray(Sinusoidal().embed({}, jnp.zeros((5, width)), pos), np.float64)
-    found = np.asarray(Sandwich(width, num_heads=h).bias({}, pos, pos))
+    width, h, pos = 16, 4, np.array([0, 3, 7, 50, 4096], np.int32)
+    pe = np.asarray(Sinusoidal().embed({}, jnp.zeros((5, width)), jnp.asarray(pos)), np.float64)
+    found = distance_bias(Sandwich(width, num_heads=h), {}, pos[:, None] - pos)
     ratio = 8 * np.arange(1, h + 1) / h
     assert_allclose(found, (pe @ pe.T - width / 2) / ratio[:, None, None], atol=1e-5)
 
@@ -43,22 +43,22 @@ def test_distances_that_leave_float32_are_served_exactly(executor):
     encoding, r = Sandwich(num_heads=6), 2**24 + np.arange(1, 4)
     waves = (np.cos(r[:, None] * 10_000.0 ** (-np.arange(64) / 64)) - 1).sum(axis=1)
     wanted = waves * (6 / 8 / np.arange(1, 7))[:, None]
-    assert_allclose(encoding.bias({}, jnp.asarray(r), jnp.zeros(1, jnp.int32))[:, :, 0], wanted, atol=1e-4)
+    assert_allclose(distance_bias(encoding, {}, r.astype(np.int32)), wanted, atol=1e-4)
     assert wanted[0, 0] == pytest.approx(-44.495, abs=1e-3)
     # In an executor, by the weights of keys that are that far back, all of products 0.
     q, eye = np.zeros((1, 3, 6, 3), np.float32), np.broadcast_to(np.eye(3, dtype=np.float32)[:, None], (3, 6, 3))[None]
     q_pos, k_pos = np.arange(3, dtype=np.int32) + 2**24 + 1, np.arange(3, dtype=np.int32)
-    w = posx.attend(encoding, {}, q, q, eye, q_pos=q_pos, k_pos=k_pos, executor=executor, mask=posx.full())
+    w = posx.attend(encoding, {}, q, q, eye, q_pos, k_pos, executor=executor, mask=posx.full())
     bias = (np.cos((q_pos[:, None] - k_pos)[..., None] * 10_000.0 ** (-np.arange(64) / 64)) - 1).sum(axis=-1)
     assert_allclose(w[0].swapaxes(0, 1), softmax(bias * (6 / 8 / np.arange(1, 7))[:, None, None]), atol=2e-5)
 
 
 def test_it_is_even_and_largest_at_distance_0_but_not_monotone():
     encoding = Sandwich(num_heads=4)
-    near = np.asarray(encoding.curve({}, R))
+    near = np.asarray(distance_bias(encoding, {}, R))
     assert_array_equal(near, near[:, ::-1])
     assert_array_equal(near[:, R == 0], 0)
     with jax.enable_x64(True):
-        far = np.asarray(encoding.curve({}, jnp.arange(4096.0)))
+        far = np.asarray(distance_bias(encoding, {}, jnp.arange(4096.0)))
     assert far.dtype == np.float64 and (far[:, 1:] < 0).all()
     assert_array_equal((np.diff(far) > 0).sum(axis=1), 1991)  # of 4095 steps

@@ -18,7 +18,7 @@ from tests.encodings.cases import params_of, tokens
 from tests.encodings.probes import vectors
 
 T, D = 12, DIMS.head_dim
-POS = np.arange(T)
+POS = np.arange(T, dtype=np.int32)
 Q, K = vectors(T, DIMS.num_heads, D), vectors(T, DIMS.num_kv_heads, D, seed=1)
 X = tokens(1, T)[0]
 FULL = posx.build("selective_rope(drift=True, gated=True)", DIMS)
@@ -34,7 +34,7 @@ def found(encoding, params, x, pos=POS):
     """Weights [h, q, k]: with the identity as values, the outputs are the weights."""
     v = jnp.broadcast_to(jnp.eye(T)[:, None], (T, DIMS.num_kv_heads, T))
     x = None if x is None else x[None]
-    return posx.attend(encoding, params, Q[None], K[None], v[None], q_pos=pos, k_pos=pos, x=x)[0].swapaxes(0, 1)
+    return posx.attend(encoding, params, Q[None], K[None], v[None], pos, x=x)[0].swapaxes(0, 1)
 
 
 def test_steps_of_one_are_rope_at_positions_from_1():
@@ -95,4 +95,4 @@ def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match="selective_rope: model_dim=14 must be a multiple of num_heads=4"):
         posx.build("selective_rope", dataclasses.replace(DIMS, model_dim=14))
     with pytest.raises(ConfigError, match="num_heads is not set"):
-        SelectiveRope().features(PARAMS, X[:, None], POS, None)
+        posx.attend(SelectiveRope(), PARAMS, Q[None], K[None], K[None], POS, x=X[None])

@@ -20,7 +20,7 @@ jit_attend = jax.jit(posx.attend, static_argnums=0, static_argnames="mask")
 
 
 def attended(encoding, params, q=Q, k=KEYS, v=V, q_pos=POS, mask=posx.full()):
-    return np.asarray(jit_attend(encoding, params, q, k, v, q_pos=q_pos, k_pos=q_pos, mask=mask))
+    return np.asarray(jit_attend(encoding, params, q, k, v, q_pos, mask=mask))
 
 
 def test_distance_zero_only_adds_one_constant_to_plain_attention():
@@ -42,7 +42,7 @@ def test_values_are_a_field():
     assert_allclose(with_values - without, np.einsum("hqk,qkd->qhd", w, PARAMS["values"][rows])[None], atol=1e-5)
 
 
-def test_reversed_text_with_flipped_tables_gives_reversed_outputs():
+def test_shaw_flipped_tables_reverse_outputs_of_reversed_text():
     flipped = {name: table[::-1] for name, table in PARAMS.items()}
     backwards = attended(Shaw(K), flipped, Q[:, ::-1], KEYS[:, ::-1], V[:, ::-1])
     assert_allclose(backwards[:, ::-1], attended(Shaw(K), PARAMS), atol=1e-5)

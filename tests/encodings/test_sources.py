@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from posx.encodings import Alibi, Chain, Dape, Encoding, code_of
-from posx.encodings.sources import source_digest
+from posx.files.sources import source_digest
 
 MINE = '''
     """Two encodings and what they use."""

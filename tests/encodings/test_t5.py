@@ -7,10 +7,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
 from posx.encodings import T5, Alibi, Chain, Nope
-from posx.encodings.biases.alibi import alibi_slopes
+from posx.encodings.alibi import alibi_slopes
 from posx.errors import ConfigError
 from tests.encodings import reference
-from tests.encodings.probes import attention_weights, vectors
+from tests.encodings.probes import attention_weights, distance_bias, vectors
 
 SIZES = [(32, 128), (32, 64), (32, 32), (16, 64), (16, 1000), (8, 20), (64, 512), (2, 9), (4, 3), (6, 11)]
 DISTANCES = np.arange(-1100, 1101)
@@ -37,7 +37,7 @@ def test_published_bucket_starts():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_buckets_are_the_published_formula_and_grow_with_distance(size):
+def test_t5_buckets_follow_the_formula_and_grow_with_distance(size):
     causal = sized(*size)
     found = buckets(causal)
     assert_array_equal(found, [reference.t5_bucket(causal, r) for r in DISTANCES.tolist()])
@@ -75,9 +75,9 @@ def test_exact_powers_fall_into_the_upper_bucket(size):
     assert_array_equal(buckets(sized(*size), np.arange(1101)), wanted)
 
 
-def test_the_bias_is_constant_along_diagonals_and_beyond_the_last_start():
-    table, pos = {"table": vectors(32, 3)}, jnp.arange(200)
-    bias = np.asarray(sized(32, 128).bias(table, pos, pos))
+def test_t5_bias_is_constant_beyond_the_last_start():
+    table, pos = {"table": vectors(32, 3)}, np.arange(200, dtype=np.int32)
+    bias = np.asarray(distance_bias(sized(32, 128), table, pos[:, None] - pos))
     assert_array_equal(bias[:, 1:, 1:], bias[:, :-1, :-1])
     assert_array_equal(bias[:, 199, : 199 - 112], np.broadcast_to(table["table"][31][:, None], (3, 87)))
 
@@ -100,7 +100,7 @@ def test_without_scale_logits_are_sqrt_d_times_larger():
     assert_allclose(unscaled, scaled, atol=1e-5)
 
 
-def test_one_bucket_for_all_of_the_future_needs_a_mask_that_hides_it():
+def test_t5_with_one_bucket_for_the_future_needs_a_causal_mask():
     q, pos, table = vectors(9, 2, 4), np.arange(9), {"table": vectors(8, 2, seed=2)}
     for encoding, params in ((sized(8, 20), table), (Chain((Nope(), sized(8, 20))), {"1.table": table["table"]})):
         with pytest.raises(ConfigError, match=r"^T5\(num_buckets=8.* is for causal masks"):
@@ -114,7 +114,7 @@ def test_sharing_is_a_field():
     assert sized(32, 128, per_layer=True).shared == frozenset()
 
 
-def test_distances_between_whole_ones_have_the_bucket_nearer_to_0():
+def test_t5_fractional_distances_have_the_bucket_nearer_to_0():
     """No whole distance reads bucket 4: -0.5 must not either."""
     both, causal = sized(8, 20, bidirectional=True), sized(8, 20)
     between = jnp.asarray([-3.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.5, 3.9])

@@ -9,7 +9,7 @@ from tests.encodings.probes import attention_weights, plain_logits, softmax, vec
 
 M, H, D, T = 12, 2, 6, 9
 PARAMS = {"u": vectors(H, D, seed=1), "v": vectors(H, D, seed=2), "w_r": vectors(M, H, D, seed=3)}
-POS = np.arange(T)
+POS = np.arange(T, dtype=np.int32)
 Q, K = vectors(T, H, D, seed=4), vectors(T, H, D, seed=5)
 
 

@@ -19,7 +19,7 @@ POS = np.arange(T, dtype=np.int32)
 Q, K = vectors(T, H, D, seed=7), vectors(T, H, D, seed=8)
 
 
-def test_without_projections_it_is_plain_attention_at_scale_sqrt_2d():
+def test_tupe_without_projections_is_attention_at_scale_sqrt_2d():
     zero = TIED | {"u_q": 0 * PARAMS["u_q"]}
     w = attention_weights(Tupe(T), zero, Q, K, POS)
     assert_allclose(w, attention_weights(Nope(), {}, Q / np.float32(np.sqrt(2)), K, POS), atol=1e-5)
@@ -29,7 +29,7 @@ def position_term(params=PARAMS, pos=POS, untied=()):
     """What TUPE adds to logits [h, q, k]: those of vectors that are zero."""
     encoding, pos, zero = Tupe(T, untied=untied), jnp.asarray(pos), jnp.zeros((T, H, D))
     q, k = (getattr(encoding, hook)(params, zero, pos, {}) for hook in ("query", "key"))
-    return np.asarray(encoding.temperature(params, pos, {})[None, :, None] * jnp.einsum("qhd,khd->hqk", q, k)) / D**0.5
+    return np.asarray(encoding.logit_scale(params, pos, {})[..., None] * jnp.einsum("qhd,khd->hqk", q, k)) / D**0.5
 
 
 def test_the_position_term_knows_no_content_and_is_not_symmetric():
@@ -55,7 +55,7 @@ def test_untied_positions_read_theta_as_query_first_then_as_key():
         assert_array_equal(untied[h][others][:, others], tied[h][others][:, others])
 
 
-def test_heads_that_share_keys_share_their_projection_of_positions():
+def test_tupe_heads_that_share_keys_share_their_projection():
     dims = posx.Dims(model_dim=M, num_heads=4, head_dim=D, num_layers=1, train_len=T, num_kv_heads=2)
     shapes = {name: a.shape for name, a in jax.eval_shape(lambda: Tupe(T).init(jax.random.key(0), dims)).items()}
     assert (shapes["u_q"], shapes["u_k"]) == ((M, 4, D), (M, 2, D))

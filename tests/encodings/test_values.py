@@ -78,7 +78,7 @@ def test_equal_values_share_one_trace(name):
         traces.append(encoding)
         k = q[:, :, : DIMS.num_kv_heads]
         x = jnp.ones((1, T, DIMS.model_dim)) if encoding.acts_on("features") else None
-        return posx.attend(encoding, params, q, k, k, q_pos=pos, k_pos=pos, x=x)
+        return posx.attend(encoding, params, q, k, k, pos, x=x)
 
     for seed, start in ((0, 0), (1, 5)):
         encoding = posx.build(SPECS[name], DIMS)

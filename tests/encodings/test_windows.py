@@ -37,7 +37,7 @@ def test_tokens_between_act_whether_they_are_seen_or_not(case):
     assert_allclose(found, wanted / wanted.sum(axis=-1, keepdims=True), atol=1e-5)
 
 
-def test_the_key_before_is_offset_to_even_where_each_token_sees_itself_alone():
+def test_key_offset_reads_a_key_that_the_window_hides():
     """Its weight is 1 anyway; the gradient of another key shows whether it was read."""
     encoding = posx.build("key_offset+ssmax", DIMS)
     q, k = vectors(T, 4, 6), vectors(T, 2, 6, seed=1)

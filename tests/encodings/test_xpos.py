@@ -64,9 +64,7 @@ def test_nothing_overflows_over_a_million_tokens():
     encoding, idx = xpos(512.0), np.arange(T, dtype=np.int32)
 
     def run(q, k, executor):
-        o = posx.attend(
-            encoding, {}, q[None], k[None], k[None], q_pos=pos, k_pos=pos, q_idx=idx, k_idx=idx, executor=executor
-        )
+        o = posx.attend(encoding, {}, q[None], k[None], k[None], posx.Slots(pos, idx), executor=executor)
         return o.sum(), o[0]
 
     wide = np.float64(Q), np.float64(K)
@@ -100,7 +98,7 @@ def test_learned_decay_gets_its_gradient_in_tiles():
     pos, rate = np.arange(T, dtype=np.int32), np.random.default_rng(0).uniform(0.01, 0.2, (H, D)).astype(np.float32)
 
     def loss(rate, executor):
-        o = posx.attend(Fading(), {"rate": rate}, Q[None], K[None], K[None], q_pos=pos, k_pos=pos, executor=executor)
+        o = posx.attend(Fading(), {"rate": rate}, Q[None], K[None], K[None], pos, executor=executor)
         return (o * jnp.arange(1.0, D + 1)[None, None, None]).sum()
 
     found, wanted = (jax.grad(loss)(rate, executor) for executor in (tiles, "dense"))

@@ -37,7 +37,7 @@ def attention_cut_over_devices(name: str, executor: str, h: int) -> None:
     pos = np.arange(T, dtype=np.int32)
 
     def attend(params, q, k, v):
-        o = posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, executor=executor)
+        o = posx.attend(encoding, params, q, k, v, pos, executor=executor)
         return (o * jnp.cos(jnp.arange(D))).sum(), o
 
     run = jax.jit(jax.value_and_grad(attend, argnums=(0, 1, 2, 3), has_aux=True))
@@ -59,7 +59,7 @@ def attention_over_two_axes(name: str, b: int) -> None:
     x, pos = jax.random.normal(keys[4], (b, T, 4 * D)), np.arange(T, dtype=np.int32)
 
     def attend(params, q, k, v):
-        o = posx.attend(encoding, params, q, k, v, q_pos=pos, k_pos=pos, x=x, executor="blockwise")
+        o = posx.attend(encoding, params, q, k, v, pos, x=x, executor="blockwise")
         return (o * jnp.cos(jnp.arange(D))).sum(), o
 
     run = jax.jit(jax.value_and_grad(attend, argnums=(0, 1, 2, 3), has_aux=True))
@@ -191,7 +191,7 @@ if __name__ == "__main__":
     elif sys.argv[1] == "parts":
         for b, name in itertools.product((4, 1), ("alibi", "shaw", "fox")):
             attention_over_two_axes(name, b)
-        # A decay; features by head and scores; whole rows; a history; a bias without a curve; a temperature by head.
+        # A decay; features by head and scores; whole rows; a history; a bias of both positions; a logit scale by head.
         for n, name in enumerate(("xpos", "inkling", "path", "key_offset", "fire", "ssmax")):
             attention_over_two_axes(name, (1, 4)[n % 2])
         training_in_parts("rope+shaw", dropout=0.1)

@@ -71,9 +71,8 @@ X = drawn(B, T, H * D, seed=3)
 
 
 def attend(encoding, params, qkv, x=X, **how):
-    return posx.attend(
-        encoding, params, **qkv, q_pos=POS, k_pos=POS, x=x if encoding.acts_on("features") else None, **how
-    )
+    x = x if encoding.acts_on("features") else None
+    return posx.attend(encoding, params, **qkv, q_slots=POS, x=x, **how)
 
 
 def computed(encoding, case, params, qkv, constant):

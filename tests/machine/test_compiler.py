@@ -10,7 +10,7 @@ import jaxlib
 import numpy as np
 import pytest
 
-from posx.machine.compiler import apart
+from posx.machine.compiler import barrier
 from posx.machine.guard import FAULTY, FLAG, SAFE
 from tests.tiny import environment
 
@@ -93,20 +93,20 @@ flags("", "99.0")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_what_is_kept_apart_stays_as_it_is_to_the_last_bit(dtype):
+def test_barrier_returns_its_input_bit_for_bit(dtype):
     info = jnp.finfo(dtype)
     values = [jnp.inf, -jnp.inf, jnp.nan, -0.0, info.smallest_subnormal, info.tiny, info.max, 1 + info.eps, 1 / 3]
     x = jnp.asarray(values, dtype)
     bits = np.uint32 if dtype == "float32" else np.uint16
-    for found in (apart(x), jax.jit(apart)(x)):
+    for found in (barrier(x), jax.jit(barrier)(x)):
         np.testing.assert_array_equal(np.asarray(found).view(bits), np.asarray(x).view(bits))
 
 
-def test_what_is_kept_apart_has_derivatives_of_every_kind():
+def test_barrier_has_derivatives_of_every_kind():
     def f(x, pass_through):
         return jnp.sum(jnp.sin(pass_through({"x": x})["x"]) ** 3)
 
     x = jnp.linspace(0.1, 2.0, 3)
     for twice in (jax.hessian, lambda f: jax.jacrev(jax.jacrev(f)), lambda f: jax.jacfwd(jax.jacfwd(f))):
-        found, wanted = (jax.jit(twice(lambda x, p=p: f(x, p)))(x) for p in (apart, lambda tree: tree))
+        found, wanted = (jax.jit(twice(lambda x, p=p: f(x, p)))(x) for p in (barrier, lambda tree: tree))
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

@@ -2,8 +2,8 @@
 
 import json
 import shutil
-
-import pytest
+import subprocess
+import sys
 
 import posx
 from posx.machine.backend import SET
@@ -20,6 +20,7 @@ OTHER = {
 def test_jax_variables_change_no_number_of_a_run(site, whole, tmp_path):
     assert OTHER.keys() == SET.keys()
     words = ["train", f"--config={site / 'tiny.py'}:t5", f"--workdir={tmp_path / 'run'}", "--config.train.steps=3"]
+    words += ["--config.eval.lengths=16", "--config.eval.protocols=nonoverlapping"]
     code, _, err = tiny.run(*words, **OTHER, PYTHONWARNINGS="error", PYTHONHASHSEED="7", COLUMNS="9", TZ="Asia/Tokyo")
     assert code == 0, err
     for name, value in OTHER.items():
@@ -31,14 +32,28 @@ def test_jax_variables_change_no_number_of_a_run(site, whole, tmp_path):
     assert found == usual and found["jax_default_prng_impl"] == "threefry2x32" and found["jax_enable_x64"] == "False"
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "generate", "sweep"])
-def test_a_path_that_cannot_be_passed_on_is_refused(site, whole, tmp_path, command):
-    workdir = tmp_path / "\u00e9"
+#: Prints the exit code of each line of words, on the folder in the first argument.
+CALLS = """
+import sys
+import posx.cli
+for words in sys.argv[2:]:
+    print(posx.cli.main([*words.split(), f"--workdir={sys.argv[1]}"]))
+"""
+
+
+def test_a_path_that_cannot_be_passed_on_is_refused(site, whole, tmp_path):
+    workdir, config = tmp_path / "\u00e9", f"--config={site / 'tiny.py'}"
     shutil.copytree(whole, workdir)
-    config = [f"--config={site / 'tiny.py'}"] if command in ("train", "sweep") else []
-    code, _, err = tiny.run(command, *config, f"--workdir={workdir}", PYTHONUTF8="0", LC_ALL="C")
-    assert code == 4 and len(err.splitlines()) == 1 and "is no UTF-8 text where Python reads names as ascii" in err
-    assert "set LC_ALL=C.UTF-8" in err and (workdir / "DONE").exists()
+    commands = [f"train {config}", "evaluate", "generate", f"sweep {config}"]
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS, workdir, *commands], env=tiny.environment(PYTHONUTF8="0", LC_ALL="C"),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.split() == ["4"] * len(commands), done.stderr
+    said = done.stderr.splitlines()
+    assert len(said) == len(commands) and (workdir / "DONE").exists()
+    for line in said:
+        assert "is no UTF-8 text where Python reads names as ascii" in line and "set LC_ALL=C.UTF-8" in line
 
 
 def test_options_that_decide_bits_are_said_on_resuming(capsys, site, whole, tmp_path):

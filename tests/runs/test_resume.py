@@ -285,13 +285,13 @@ def test_a_terminated_sweep_leaves_runs_that_saved_and_a_terminated_run_goes_on(
 BREAKS = '''
 import dataclasses
 import jax.numpy as jnp
-from posx.encodings import Encoding
+import posx
 
 @dataclasses.dataclass(frozen=True)
-class Breaks(Encoding):
+class Breaks(posx.Encoding):
     """A user's encoding whose logits are not finite."""
-    def curve(self, params, distance):
-        return jnp.full((1, distance.shape[0]), jnp.nan)
+    def by_distance(self, params, distance):
+        return posx.ByDistance(bias=jnp.full((1, distance.shape[0]), jnp.nan))
 '''
 
 

@@ -11,8 +11,7 @@ from posx.config import base_config, run_config
 from posx.config.flags import config_of as config_named
 from posx.config.flags import load_config
 from posx.config.stored import from_stored, to_stored
-from posx.encodings import Encoding
-from posx.encodings.relative.shaw import Shaw
+from posx.encodings import Encoding, Shaw
 from posx.errors import ConfigError
 from posx.sweeps.plan import plan
 from posx.words import words_of
@@ -428,5 +427,5 @@ def test_multiples_of_a_rate_at_which_nothing_learns_are_one_run(tmp_path):
         "rope-L64-s0-position_lr_multiplier=1",
         *(f"t5-L64-s0-position_lr_multiplier={n:.0f}" for n in rates),
     ]
-    runs = planned(tmp_path, encoding=("shaw",), train__position_lr_multiplier=(0.0, Shaw.lr_multiplier))
+    runs = planned(tmp_path, encoding=("shaw",), train__position_lr_multiplier=(0.0, Shaw.about.lr_multiplier))
     assert len(runs) == 1, "what the class says, asked for by number"

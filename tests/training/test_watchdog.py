@@ -85,7 +85,7 @@ def test_slow_steps_and_slow_saves_are_no_hang(site, tmp_path):
     words = [
         "train", f"--config={site / 'tiny.py'}:hanging:Hangs", f"--workdir={tmp_path / 'run'}",
         "--config.train.steps=32", "--config.train.log_steps=32", "--config.train.checkpoint_steps=32",
-        "--config.train.dispatch_steps=16",
+        "--config.train.dispatch_steps=16", "--config.eval.lengths=16", "--config.eval.protocols=nonoverlapping",
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", SLOW, *words], cwd=tmp_path, env=hanging(0, 0.05), text=True, capture_output=True,

@@ -1,0 +1,286 @@
+"""`attend`: attention under an encoding, one formula with several executors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.attention import cut
+from posx.attention.arguments import (
+    Slots,
+    as_slots,
+    both_sides,
+    check_positions,
+    check_slots,
+    check_tokens,
+    check_vectors,
+    consecutive_offset,
+    without_empty,
+)
+from posx.attention.blockwise import blockwise
+from posx.attention.cpu import operand_dtype
+from posx.attention.dense import dense
+from posx.attention.fused import fused, is_native, refusal
+from posx.attention.history import seen_by
+from posx.attention.masks import Mask, causal
+from posx.attention.tiles import Arrangement, Block, Tokens, times
+from posx.contract import (
+    Encoding,
+    Features,
+    Params,
+    at_least_float32,
+    distance_terms,
+    parts,
+    require_encoding,
+    require_resolved,
+    wide_dtype,
+)
+from posx.contract.shapes import Use
+from posx.contract.sizes import check_call
+from posx.errors import ConfigError
+from posx.machine.compiler import barrier
+
+Executor = Callable[..., jax.Array]
+EXECUTORS: dict[str, Executor] = {"dense": dense, "blockwise": blockwise, "fused": fused}
+
+#: `auto` takes the dense executor up to this many query-key pairs if they are not in order: decoding, and prefill of a
+#: chunk. Above it the score matrix costs more than it saves; in order, tiles of the future are saved at any length.
+DENSE_PAIRS = 1024 * 1024
+
+
+def attend(
+    encoding: Encoding,
+    params: Params,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_slots: Slots | jax.Array | np.ndarray,
+    k_slots: Slots | jax.Array | np.ndarray | None = None,
+    *,
+    mask: Mask = causal(),
+    x: jax.Array | None = None,
+    features: tuple[Features, Features] | None = None,
+    executor: str | Executor = "auto",
+    cached: bool = False,
+) -> jax.Array:
+    """Return attention outputs [b, q, h, d] under `encoding`.
+
+    Values of NumPy and JAX arrays are known before tracing, also if a jitted function closes over them; a `jnp.arange`
+    made inside is traced. Known positions are checked against the encoding's limit. If they count up by one they are
+    served faster, from tables of distances.
+
+    The contents of an empty slot, its position too, change no output and no gradient, even if they are NaN. A NaN or
+    infinity in any other slot, of `x` too, spoils every output that reads it. It may spoil other outputs: 0 times NaN
+    is NaN.
+
+    The dense executor has derivatives of every kind and order. The others have gradients by reverse mode. Other
+    derivatives raise: "can't apply forward-mode autodiff (jvp) to a custom_vjp function", or reverse mode through a
+    loop.
+
+    Under `jax.set_mesh(posx.machine.devices.mesh())` sequences are sharded over devices. If the devices do not divide
+    the batch, heads are sharded. If they do not divide the key heads either, the blockwise executor shards blocks of
+    queries.
+
+    Args:
+      encoding: a resolved value.
+      params: its merged dict for this layer, see `Encoding.init`.
+      q: [b, q, h, d].
+      k: [b, k, g, d], g dividing h.
+      v: [b, k, g, d].
+      q_slots: positions of the queries, int32 or float32, [q] or [b, q]; or `Slots`, with arrival orders and documents
+        too. A pair sees each other only within one document. Encodings with features or whole rows (`tiling`) go from
+        slot to slot: their documents must be one after the other, each in order of arrival, with each query's own key
+        among the keys. Known values are checked, traced ones are trusted.
+      k_slots: the same of the keys; None if they are the same tokens.
+      mask: who may see whom; a row that sees nothing returns 0.
+      x: [b, q, m], the layer's normalised input, from which features of whole-sequence self-attention are computed.
+      features: those of queries and of keys, arrays [b, t, ...] by name, in place of x: with a cache.
+      executor: "dense" (one tile, the oracle), "blockwise" (memory linear in length), "fused" (the vendor's kernel,
+        for encodings that fit it), "auto", see `choose_executor`, or a function called as these three are.
+      cached: k, v and features of keys come out of posx's cache: keys are mapped, unless `encoding.reads_raw_keys`, and
+        empty slots hold finite values at positions that the encoding is defined for.
+
+    Raises:
+      ConfigError: the encoding has an open field, was built for other sizes, or lacks its parameters. Or it does not
+        allow the mask.
+      UndefinedLength: known positions past the last one that the encoding is defined for.
+      ValueError: shapes, types or an executor that do not fit.
+    """
+    if isinstance(executor, str) and executor not in (*EXECUTORS, "auto"):
+        raise ValueError(f"executor {executor!r} is unknown; allowed: {', '.join(EXECUTORS)}, auto")
+    require_encoding(encoding, "attend: encoding")
+    require_resolved(encoding)
+    _check_mask(encoding, mask)
+    check_vectors(q, k, v)
+    given = as_slots(q_slots), as_slots(q_slots if k_slots is None else k_slots)
+    q_slots, k_slots, in_order = both_sides(q.shape[:2], k.shape[:2], *given, k_clean=cached)
+    check_positions(encoding, q_slots.pos)
+    check_positions(encoding, k_slots.pos)
+    check_tokens(encoding, q, k, x, features)
+    check_slots(encoding, q_slots, k_slots, from_x=x is not None)
+    q, k, v = (cut.spread(x, axis=2, over=cut.head_axis(q.shape[0], k.shape[2])) for x in (q, k, v))
+    q_features, k_features = features or ({}, {})
+    if not in_order:
+        q, x, q_features = without_empty((q, x, q_features), q_slots.idx)
+        if not cached:
+            k, v, k_features = without_empty((k, v, k_features), k_slots.idx)
+    params, keys_mapped = barrier(jax.tree.map(jnp.asarray, params)), cached and not encoding.reads_raw_keys
+    check_call(encoding, params, Use(q, k, v, q_slots.pos.dtype, x, q_features, k_features, keys_mapped))
+    if encoding.acts_on("features") and x is not None:
+        slots = q_slots._replace(idx=None) if in_order else q_slots
+        q_features = k_features = batch_features(encoding, params, x, slots)[0]
+    order = Arrangement(in_order, consecutive_offset(q_slots.pos, k_slots.pos))
+    if isinstance(executor, str):
+        kind = q_slots.segment is not None, q.dtype
+        executor = choose_executor(executor, encoding, params, mask, (q.shape[1], k.shape[1]), in_order, *kind)
+    q_slots, k_slots = _by_row(q_slots), _by_row(k_slots)
+    queries = Block(_queries(encoding, params, q, q_slots.pos, q_features), q_slots)
+    mapped_k = k
+    if not keys_mapped:
+        seen, _ = seen_by(encoding, "key", k, None if in_order else k_slots.idx, k_slots.segment)
+        mapped_k = token_map(encoding, "key", params, seen, k_slots.pos, k_features)
+    keys = Block(_keys(encoding, params, (k, mapped_k, v), k_slots.pos, k_features), k_slots)
+    run = functools.partial(EXECUTORS[executor] if isinstance(executor, str) else executor, encoding, mask, order=order)
+    with _forward_mode_needs_dense(executor):
+        each = functools.partial(cut.over_sequences, run) if cut.cuts_sequences(q.shape[0]) else run
+        o = each(params, queries, keys)
+    return barrier(o).swapaxes(1, 2).astype(q.dtype)
+
+
+def _check_mask(encoding: Encoding, mask: Mask) -> None:
+    if not mask.causal and (refused := [part for part in parts(encoding) if part.causal_only]):
+        raise ConfigError(f"{refused[-1]} is for causal masks: keys after the query have no place in it")
+
+
+@contextlib.contextmanager
+def _forward_mode_needs_dense(executor: str | Executor) -> Iterator[None]:
+    """Name the remedy in the error by which JAX refuses forward mode while it calls the executor."""
+    try:
+        yield
+    except (TypeError, NotImplementedError) as error:
+        if not any(word in str(error) for word in ("custom_vjp", "custom_lin")):
+            raise
+        raise TypeError(f"executor {executor!r} has no forward-mode derivative: give executor='dense'") from None
+
+
+def _reads_vectors(encoding: Encoding, params: Params, pos: jax.Array) -> bool:
+    """Return whether tiles read q and k as projected."""
+    return encoding.acts_on("score") or bool(distance_terms(encoding, params, pos.dtype).keys() - {"bias"})
+
+
+def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, features: Features) -> Tokens:
+    """Return the query side, heads first, with the factor of its logits."""
+    dtype, factor = wide_dtype(q.dtype), None
+    if encoding.acts_on("logit_scale"):
+        factor = _of_tokens(encoding, "logit_scale", params, pos, features)[..., None].astype(dtype)
+    mapped = token_map(encoding, "query", params, q, pos, features).swapaxes(1, 2)
+    scaled = times(mapped.astype(dtype) * (1 / math.sqrt(q.shape[-1])), factor)
+    by_content, reads_vectors = encoding.acts_on("score"), _reads_vectors(encoding, params, pos)
+    return barrier(Tokens(
+        mapped=scaled.astype(operand_dtype(q.dtype)),
+        values=None,
+        vectors=q.swapaxes(1, 2) if reads_vectors else None,
+        unscaled=mapped if by_content else None,
+        factor=factor if reads_vectors else None,
+        token_bias=_token_bias(encoding, params, pos, features),
+        features=features if by_content else {},
+    ))  # fmt: skip
+
+
+def _keys(
+    encoding: Encoding, params: Params, vectors: tuple[jax.Array, ...], pos: jax.Array, features: Features
+) -> Tokens:
+    """Return the key side, heads first; vectors: keys, mapped keys and values."""
+    (k, mapped, v), dtype = vectors, operand_dtype(vectors[0].dtype)
+    return barrier(Tokens(
+        mapped=mapped.swapaxes(1, 2).astype(dtype),
+        values=v.swapaxes(1, 2).astype(dtype),
+        vectors=k.swapaxes(1, 2) if _reads_vectors(encoding, params, pos) else None,
+        unscaled=None,
+        factor=None,
+        token_bias=_token_bias(encoding, params, pos, features),
+        features=features if encoding.acts_on("score") else {},
+    ))  # fmt: skip
+
+
+def _of_tokens(encoding: Encoding, hook: str, params: Params, pos: jax.Array, features: Features) -> jax.Array:
+    """Return the hook `logit_scale` or `token_bias` over a batch: pos [b or 1, t], result [b or 1, ...]."""
+    shared = bool(features) and pos.shape[0] == 1  # positions alone are shared, features are not
+    by_row = jax.vmap(getattr(encoding, hook), in_axes=(None, None if shared else 0, 0))
+    return by_row(params, pos[0] if shared else pos, features)
+
+
+def _token_bias(encoding: Encoding, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
+    """Return the token bias [b or 1, h or 1, t, n], or None."""
+    if not encoding.acts_on("token_bias"):
+        return None
+    return at_least_float32(_of_tokens(encoding, "token_bias", params, pos, features).swapaxes(1, 2))
+
+
+def token_map(
+    encoding: Encoding, hook: str, params: Params, vectors: jax.Array, pos: jax.Array, features: Features
+) -> jax.Array:
+    """Return the hook `query` or `key` over a batch: vectors [b, t, h, d], pos [b or 1, t] or [t].
+
+    If the hook looks back, vectors are what `history.seen_by` makes of them.
+    """
+    require_encoding(encoding, "token_map: encoding")
+    if not encoding.acts_on(hook):
+        return vectors
+    pos, axis = _shared_axis(pos)
+    return jax.vmap(functools.partial(getattr(encoding, hook), params), in_axes=(0, axis, 0))(vectors, pos, features)
+
+
+def _shared_axis(pos: Any) -> tuple[jax.Array, int | None]:
+    """Return positions [b, t] and the axis of sequences; [t] and None if all sequences share them."""
+    pos = jnp.atleast_2d(pos)
+    return (pos[0], None) if pos.shape[0] == 1 else (pos, 0)
+
+
+def _by_row(slots: Slots) -> Slots:
+    """Return JAX arrays with a first axis of b, or of 1 if all sequences share them."""
+    return Slots(*jax.tree.map(lambda x: jnp.atleast_2d(jnp.asarray(x)), tuple(slots)))
+
+
+def batch_features(
+    encoding: Encoding, params: Params, x: jax.Array, slots: Any, carry: Any = None
+) -> tuple[Features, Any]:
+    """Return `encoding.features` over a batch, x [b, t, m], and the carry for the tokens that follow.
+
+    Args:
+      encoding, params, x: as in `attend`.
+      slots: positions [t] or [b, t], or `Slots`; idx None if the tokens are in order.
+      carry: the carry of the call for the tokens before these (arrays [b, ...]); None at the start.
+    """
+    require_encoding(encoding, "batch_features: encoding")
+    (pos, idx, segment), (recent, carry) = as_slots(slots), (None, None) if carry is None else carry
+    seen, recent = seen_by(encoding, "features", x, idx, segment, recent)
+    pos, axis = _shared_axis(pos)
+    each = jax.vmap(encoding.features, in_axes=(None, 0, axis, None if carry is None else 0))
+    features, carry = each(params, seen, pos, carry)
+    return features, None if recent is None and carry is None else (recent, carry)
+
+
+def choose_executor(
+    executor: str,
+    encoding: Encoding,
+    params: Params,
+    mask: Mask,
+    sizes: tuple[int, int],
+    in_order: bool,
+    segments: bool = False,
+    dtype: Any = np.float32,
+) -> str:
+    """Return the name of the executor behind "auto"; sizes are queries and keys, dtype is that of q."""
+    if executor != "auto":
+        return executor
+    if is_native(dtype) and not refusal(encoding, params, mask, in_order, segments):
+        return "fused"
+    return "dense" if math.prod(sizes) <= DENSE_PAIRS and not in_order else "blockwise"

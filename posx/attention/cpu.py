@@ -1,0 +1,54 @@
+"""Forms of attention's operations that suit XLA's CPU backend. Elsewhere they cost nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from posx.contract import wide_dtype
+
+#: An optimisation barrier. XLA makes an array behind it once, in the layout that is written. Without it, XLA folds
+#: transposes and gathers into each product that reads them.
+made_once = jax.lax.optimization_barrier
+
+
+def operand_dtype(dtype: Any) -> Any:
+    """Return the type of the operands of attention's products.
+
+    On CPUs bfloat16 becomes float32: these narrow batched products run slower in bfloat16 there, and some of their
+    forms not at all.
+    """
+    return wide_dtype(dtype) if jax.default_backend() == "cpu" else dtype
+
+
+def row_sums(x: jax.Array) -> jax.Array:
+    """Sum over the last axis by a product, since the layout of x may have another axis innermost."""
+    return x @ jnp.ones(x.shape[-1], x.dtype)
+
+
+@jax.custom_jvp
+def plus_shared(s: jax.Array, term: jax.Array) -> jax.Array:
+    """Add a term that all sequences share, [1, h, q, k], to s [b, h, q, k]."""
+    return s + term
+
+
+@plus_shared.defjvp
+def _plus_shared_tangent(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]):
+    (s, term), (s_tangent, term_tangent) = primals, tangents
+    # Repeated by a product, so that the gradient is a sum by a product. XLA's CPU backend is twenty times slower at
+    # sums over any axis but the last.
+    repeated = jnp.ones((s.shape[0], 1), s.dtype) @ term_tangent.reshape(1, -1)
+    return plus_shared(s, term), s_tangent + repeated.reshape(s.shape)
+
+
+def queries_transposed(x: jax.Array, groups: int) -> jax.Array:
+    """Return [b, h, q, d] as [b, g, d, h/g * q]: the queries that a key head serves, side by side."""
+    return x.reshape(x.shape[0], groups, -1, x.shape[-1]).mT
+
+
+def transposed_products(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Sum x [b, g, d, h/g * q] times w [b, h, q, k] over queries: [b, g, d, k], at least float32."""
+    w = w.reshape(*x.shape[:2], -1, w.shape[-1]).astype(x.dtype)
+    return jnp.einsum("bgdq,bgqk->bgdk", x, w, preferred_element_type=wide_dtype(x.dtype))

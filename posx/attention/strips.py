@@ -1,0 +1,249 @@
+"""Products with terms by distance, without an array [q, k, d].
+
+At consecutive positions a tile of a queries and n keys has only a + n - 1 distances. Their vectors form a strip: one
+product gives every query against every distance, and `skew` shifts row i by i places. At other positions the distances
+of a tile are tabulated over their range, if that is no longer than the strip would be. Else they are taken query by
+query.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.attention.cpu import made_once, row_sums
+
+#: Signed distances i - j [n] to vectors [n, h, d] or [n, 1, d].
+Rows = Callable[[jax.Array], jax.Array]
+
+
+@jax.custom_vjp
+def skew(x: jax.Array) -> jax.Array:
+    """Return [..., a, n] of x [..., a, a + n] over distances a-1, a-2, ...: entry (i, j) is x[i, j - i + a - 1].
+
+    The last column is never read. It is a slice of the flattened rows, which costs nothing beside the product before.
+    """
+    *batch, a, width = x.shape
+    flat = x.reshape(*batch, a * width)[..., a - 1 : a - 1 + a * (width - 1)]
+    return flat.reshape(*batch, a, width - 1)[..., : width - a]
+
+
+@jax.custom_vjp
+def unskew(w: jax.Array) -> jax.Array:
+    """Apply the transpose of `skew` to w [..., a, n]. It is a gather; padding took three times as long."""
+    a, n = w.shape[-2:]
+    column = np.arange(a + n)[None, :] - (a - 1) + np.arange(a)[:, None]
+    index = jnp.asarray(np.clip(column, 0, n - 1), jnp.int32)
+    found = jnp.take_along_axis(w, jnp.broadcast_to(index, (*w.shape[:-1], a + n)), axis=-1, mode="clip")
+    return jnp.where((column >= 0) & (column < n), found, 0)
+
+
+skew.defvjp(lambda x: (skew(x), None), lambda _, grad: (unskew(grad),))
+unskew.defvjp(lambda w: (unskew(w), None), lambda _, grad: (skew(grad),))
+
+
+@jax.custom_vjp
+def _toeplitz(strip: jax.Array, like: jax.Array) -> jax.Array:
+    return skew(jnp.broadcast_to(strip[:, None], (strip.shape[0], like.shape[0], strip.shape[1])))
+
+
+def _diagonal_sums(x: jax.Array) -> jax.Array:
+    """Sum x [h, a, n] along diagonals to [h, a + n], by adding rows in pairs, then pairs of pairs."""
+    (a, n), shift = x.shape[-2:], 1
+    rows = 1 << (a - 1).bit_length()
+    x = jnp.pad(x, [(0, 0), (rows - a, 0), (0, 0)])
+    while x.shape[-2] > 1:
+        right, left = ((0, 0), (0, 0), (shift, 0)), ((0, 0), (0, 0), (0, shift))
+        x, shift = jnp.pad(x[:, 0::2], right) + jnp.pad(x[:, 1::2], left), 2 * shift
+    return jnp.pad(x[:, 0, : a + n - 1], ((0, 0), (0, 1)))
+
+
+def toeplitz(strip: jax.Array, a: int, n: int) -> jax.Array:
+    """Return [h, a, n] of a strip [h, a + n] over distances a-1, a-2, ...; its gradient is sums over diagonals.
+
+    A strip of one entry holds for every distance, and gives [h, 1, 1].
+    """
+    if strip.shape[1] == 1:
+        return strip[:, :, None]
+    return made_once(_toeplitz(strip, jnp.zeros((a, n), bool)))
+
+
+_toeplitz.defvjp(lambda strip, like: (_toeplitz(strip, like), None), lambda _, grad: (_diagonal_sums(grad), None))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def strip_products(vectors: jax.Array, strip: jax.Array, n: int) -> jax.Array:
+    """Return <vectors_i, strip at distance (i, j)> [b, h, a, n].
+
+    vectors [b, h, a, d], strip [h or 1, a + n, d]. A strip of one row holds for every distance.
+    """
+    if strip.shape[1] == 1:
+        same = jnp.einsum("bhad,hd->bha", vectors, _for_heads(strip[:, 0], vectors.shape[1]))
+        return jnp.broadcast_to(same[..., None], (*same.shape, n))
+    fold = _Fold(vectors.shape, strip.shape[0], n)
+    return fold.back(skew(fold.pairs(fold.rows(vectors) @ fold.windows(strip).mT)))
+
+
+@jax.custom_vjp
+def strip_sums(weights: jax.Array, strip: jax.Array) -> jax.Array:
+    """Return sum_j weights_ij strip at distance (i, j) [b, h, a, d] of weights [b, h, a, n]."""
+    return _sums(strip, *_shifted(weights, strip))
+
+
+def _shifted(weights: jax.Array, strip: jax.Array) -> tuple[_Fold | None, jax.Array]:
+    """Return the weights by distance, summed over all distances for a strip of one row."""
+    if strip.shape[1] == 1:
+        return None, row_sums(weights)
+    fold = _Fold(weights.shape, strip.shape[0], weights.shape[-1])
+    return fold, made_once(fold.shifted(weights))
+
+
+def _sums(strip: jax.Array, fold: _Fold | None, shifted: jax.Array) -> jax.Array:
+    if fold is None:
+        return shifted[..., None] * _for_heads(strip[:, 0], shifted.shape[1])[None, :, None]
+    return fold.back(fold.pairs(shifted @ fold.windows(strip)))
+
+
+def _strip_gradient(vectors: jax.Array, shared: bool, fold: _Fold | None, shifted: jax.Array) -> jax.Array:
+    """Return the gradient of a strip: vectors_i times the weight at each distance, over all that share it."""
+    if fold is None:
+        by_head = jnp.einsum("bhad,bha->hd", vectors, shifted)
+        return (by_head.sum(axis=0, keepdims=True) if shared else by_head)[:, None]
+    # The small side is transposed, so that the product contracts the minor axis of its left side.
+    transposed = made_once(fold.rows(vectors).mT)
+    return fold.unwindows(made_once(transposed @ shifted).mT)
+
+
+def _products_backward(n: int, saved: tuple[jax.Array, jax.Array], grad: jax.Array):
+    vectors, strip = saved
+    shifted = _shifted(grad, strip)
+    return _sums(strip, *shifted), _strip_gradient(vectors, strip.shape[0] == 1, *shifted)
+
+
+def _sums_backward(saved: tuple[jax.Array, jax.Array], grad: jax.Array):
+    weights, strip = saved
+    by_strip = _strip_gradient(grad, strip.shape[0] == 1, *_shifted(weights, strip))
+    return strip_products(grad, strip, weights.shape[-1]), by_strip
+
+
+strip_products.defvjp(
+    lambda vectors, strip, n: (strip_products(vectors, strip, n), (vectors, strip)), _products_backward
+)
+strip_sums.defvjp(lambda weights, strip: (strip_sums(weights, strip), (weights, strip)), _sums_backward)
+
+
+class _Fold:
+    """The rows of a tile in groups, so that a tall tile is not multiplied with distances far from its own.
+
+    A group of s rows and n columns costs (s + n) / n of a product of pairs. All sequences, and all heads that share the
+    strip, are rows of one product for each group: [strips, groups, rows, ...].
+    """
+
+    def __init__(self, shape: tuple[int, ...], strips: int, n: int):
+        (self.b, self.h, self.a, _), self.strips, self.n = shape, strips, n
+        size = n // 2 if n % 2 == 0 else n
+        self.size = size if self.a > n and self.a % size == 0 else self.a
+        self.groups = self.a // self.size
+
+    def _split(self, x: jax.Array) -> jax.Array:
+        """Return [strips, groups, b, heads, size, w] of [b, h, a, w]."""
+        x = x.reshape(self.b, self.strips, -1, self.groups, self.size, x.shape[-1])
+        return x.transpose(1, 3, 0, 2, 4, 5)
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        return self._split(x).reshape(self.strips, self.groups, -1, x.shape[-1])
+
+    def shifted(self, weights: jax.Array) -> jax.Array:
+        """Return weights over pairs as rows over distances."""
+        return unskew(self._split(weights)).reshape(self.strips, self.groups, -1, self.size + self.n)
+
+    def pairs(self, x: jax.Array) -> jax.Array:
+        """Split the rows of `rows` into sequences, heads and slots again."""
+        return x.reshape(self.strips, self.groups, self.b, -1, self.size, x.shape[-1])
+
+    def back(self, x: jax.Array) -> jax.Array:
+        """Return [b, h, a, w] of [strips, groups, b, heads, size, w]."""
+        return x.transpose(2, 0, 3, 1, 4, 5).reshape(self.b, self.h, self.a, x.shape[-1])
+
+    def _firsts(self) -> range:
+        """Return the first row of each group in the strip: later rows have larger distances, and a strip falls."""
+        return range(self.a - self.size, -1, -self.size)
+
+    def windows(self, strip: jax.Array) -> jax.Array:
+        """Return [strips, groups, size + n, d] of a strip [strips, a + n, d]."""
+        parts = [strip[:, first : first + self.size + self.n] for first in self._firsts()]
+        return parts[0][:, None] if len(parts) == 1 else jnp.stack(parts, axis=1)
+
+    def unwindows(self, x: jax.Array) -> jax.Array:
+        """Apply the transpose of `windows`."""
+        rest = [self.a - self.size - first for first in self._firsts()]
+        padded = [
+            jnp.pad(x[:, g], ((0, 0), (first, last), (0, 0)))
+            for g, (first, last) in enumerate(zip(self._firsts(), rest, strict=True))
+        ]
+        return sum(padded[1:], padded[0])
+
+
+def _for_heads(vectors: jax.Array, num_heads: int) -> jax.Array:
+    return jnp.broadcast_to(vectors, (num_heads, vectors.shape[1]))
+
+
+def mirrored(strip: jax.Array) -> jax.Array:
+    """Return the strip [h, w, d] of the same pairs seen from the keys: reversed, its unread row still last."""
+    return jnp.concatenate([jnp.flip(strip[:, :-1], axis=1), strip[:, -1:]], axis=1) if strip.shape[1] > 1 else strip
+
+
+def pair_products(vectors: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+    """Return <vectors_i, rows(pos_i - pos_j)> [b, h, q, k] of vectors [b, h, q, d], at any pos [b or 1, t]."""
+
+    def by_query(vectors: jax.Array) -> jax.Array:
+        def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
+            vector, pos = query
+            found = _broadcast_rows(jax.vmap(rows)(pos[:, None] - k_pos), vector.shape)
+            return jnp.einsum("bhd,bhkd->bhk", vector, found)
+
+        return _map_queries(one, (jnp.moveaxis(vectors, 2, 0), q_pos.T))
+
+    def by_range(vectors: jax.Array) -> jax.Array:
+        distances = lowest[:, None] + jnp.arange(length, dtype=lowest.dtype)[None, :]
+        found = _broadcast_rows(jax.vmap(rows)(distances), vectors.shape)
+        index = q_pos[:, None, :, None] - k_pos[:, None, None, :] - lowest[:, None, None, None]
+        products = jnp.einsum("bhqd,bhnd->bhqn", vectors, found)
+        return jnp.take_along_axis(products, jnp.broadcast_to(index, (*vectors.shape[:3], index.shape[3])), axis=3)
+
+    if k_pos.shape[1] == 1:  # one distance for each vector: decoding, seen from the keys
+        found = _broadcast_rows(jax.vmap(rows)(q_pos - k_pos), vectors.shape)
+        return jnp.einsum("bhqd,bhqd->bhq", vectors, found)[..., None]
+    length = q_pos.shape[1] + k_pos.shape[1]
+    if vectors.shape[2] == 1 or not jnp.issubdtype(q_pos.dtype, jnp.integer):
+        return by_query(vectors)
+    lowest = q_pos.min(axis=1) - k_pos.max(axis=1)
+    fits = (q_pos.max(axis=1) - k_pos.min(axis=1) - lowest < length).all()
+    return jax.lax.cond(fits, by_range, by_query, vectors)
+
+
+def pair_sums(weights: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+    """Return sum_j weights_ij rows(pos_i - pos_j) [b, h, q, d] of weights [b, h, q, k], at any pos [b or 1, t]."""
+
+    def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
+        weight, pos = query
+        found = _broadcast_rows(jax.vmap(rows)(pos[:, None] - k_pos), weight.shape)
+        return jnp.einsum("bhk,bhkd->bhd", weight, found)
+
+    return _map_queries(one, (jnp.moveaxis(weights, 2, 0), q_pos.T))
+
+
+def _broadcast_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Return rows [b or 1, n, h or 1, d] as [b, h, n, d]."""
+    return jnp.broadcast_to(rows.swapaxes(1, 2), (*shape[:2], rows.shape[1], rows.shape[3]))
+
+
+def _map_queries(one: Callable, queries: tuple[jax.Array, ...]) -> jax.Array:
+    """Stack one() of each query along axis 2."""
+    if queries[0].shape[0] == 1:
+        return one(jax.tree.map(lambda x: x[0], queries))[:, :, None]
+    return jnp.moveaxis(jax.lax.map(one, queries), 0, 2)

@@ -1,0 +1,304 @@
+"""`Encoding`: the base class of every encoding, with the default of each hook and fact."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from posx.contract.classes import check_class, check_decorated
+from posx.contract.fields import check_fields, hints_of
+from posx.contract.hooks import HOOKS, ByDistance, Features, Params, Tile
+from posx.errors import ConfigError, UndefinedLength
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+    """The sizes an encoding is resolved against; `train_len` in tokens, `num_kv_heads` None for one per query head."""
+
+    model_dim: int
+    num_heads: int
+    head_dim: int
+    num_layers: int
+    train_len: int
+    num_kv_heads: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            size = getattr(self, field.name)
+            if size is not None and size < 1:
+                raise ConfigError(f"{field.name}={size}: every size must be at least 1")
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
+            raise ConfigError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
+
+    @property
+    def kv_heads(self) -> int:
+        """The number of key/value heads."""
+        return self.num_kv_heads or self.num_heads
+
+
+class About(NamedTuple):
+    """Facts about a method that are not part of its definition.
+
+    paper: its source. beyond: its behaviour beyond the training length. lr_multiplier: its parameters learn at this
+    multiple of the model's learning rate, unless a run sets `train.position_lr_multiplier`.
+    """
+
+    paper: str = ""
+    beyond: str = ""
+    lr_multiplier: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Encoding:
+    """A position encoding: a frozen dataclass of hyper-parameters, whose hooks are pure functions.
+
+        @dataclasses.dataclass(frozen=True)
+        class LogDecay(posx.Encoding):
+            shared = frozenset({"a"})  # once per model; all other arrays exist once per layer
+
+            def init(self, rng, dims):
+                return {"a": jnp.zeros(dims.num_heads)}
+
+            def by_distance(self, params, distance):
+                far = posx.as_float(jnp.abs(distance))[None, :]
+                return posx.ByDistance(bias=-jax.nn.softplus(params["a"])[:, None] * jnp.log1p(far))
+
+    A hook is a method at a place of the formula in `posx.contract.hooks`; its default does nothing. A fact says what is
+    true of the hooks. It is a class attribute, or a property if it depends on fields. A class that misspells a hook or
+    a fact, or gives a hook another signature, raises ConfigError when it is defined. Concrete classes are final: chains
+    and wrappers vary them.
+
+    Hooks write out axes and types: `posx check` refuses JAX's silent promotion of ranks and types. Subtract positions
+    first, then cast by `as_float`. An axis of 1 in place of h means that all heads share the values. Widths after
+    `query` and `key` may differ from d, but not from each other. An empty slot has zeros, and the position of another
+    slot of its row.
+
+    A field named as in `Dims` is set from the sizes if it is None. It is needed only if a hook reads it. Every use
+    compares such fields, the shapes of the parameters, and the shapes that hooks return with the sizes of q, k and v.
+    """
+
+    #: Adding one constant to all positions changes nothing.
+    shift_invariant: ClassVar[bool] = True
+    #: Later keys all get the same whatever their distance, or more if they are further ahead. Masks that show later
+    #: keys are refused. Hooks may still be called for them, and must return finite numbers.
+    causal_only: ClassVar[bool] = False
+    #: Reads a table by position or distance, so float positions are refused.
+    integer_positions: ClassVar[bool] = False
+    #: `score` reads `tile.k`, or `by_distance` returns vectors for keys. The cache then stores keys as projected, and
+    #: they are mapped on every read.
+    reads_raw_keys: ClassVar[bool] = False
+    #: The bias by distance falls without bound as |distance| grows, or the token bias falls from token to token. Tiles
+    #: that provably weigh nothing are then skipped. False is always right; a slow fall skips nothing and gains nothing.
+    fades: ClassVar[bool] = False
+    #: "any"; "rows" if a tile must span all keys; "neighbours" if `score` also reads the slots next to a key's.
+    tiling: ClassVar[str] = "any"
+    #: How many earlier tokens a hook sees beside each one: {"key": 1} gives `key` vectors [t, 2, h, d], {"features": 3}
+    #: gives `features` x [t, 4, m]. A token's own come first, then those before it in arrival order, before any map;
+    #: zeros before the start of its document.
+    history: ClassVar[Mapping[str, int]] = types.MappingProxyType({})
+    #: The pairs of channels that `query` and `key` rotate, "" for none: maps that rotate the same pairs commute.
+    planes: ClassVar[str] = ""
+    about: ClassVar[About] = About()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_class(cls, Encoding)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        if type(self) is not Encoding:  # a dataclass brings its own __init__
+            check_decorated(type(self))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        hints = hints_of(type(self))  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
+            if isinstance(hint := hints[field.name], type) and issubclass(hint, Encoding):
+                require_encoding(getattr(self, field.name), f"{type(self).__name__}: {field.name}")
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Names of parameters that exist once per model; all others exist once per layer."""
+        return frozenset()
+
+    @property
+    def decayed(self) -> frozenset[str]:
+        """Names of parameters that weight decay acts on, as in the method's published code."""
+        return frozenset()
+
+    @property
+    def max_position(self) -> int | None:
+        """The last position the encoding is defined for, None for no limit."""
+        return None
+
+    @property
+    def reach(self) -> int | None:
+        """The distance in tokens, either way, from which on `by_distance` is constant; None if it never is."""
+        return None
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        """Return the learned arrays by name, floats, all that one layer sees; {} if nothing is learned.
+
+        Shared arrays are among them: the model keeps one copy.
+        """
+        return {}
+
+    def resolve(self, dims: Dims) -> Self:
+        """Return the value with every open (None) field set. Raises ConfigError if the sizes do not fit the method.
+
+        This default sets fields named as in `Dims` and resolves encodings in fields. An override calls `super()` first.
+        """
+        sizes = {field.name: getattr(dims, field.name) for field in dataclasses.fields(dims)}
+        names = {field.name for field in dataclasses.fields(self)}
+        own = {name: size for name, size in (sizes | {"num_kv_heads": dims.kv_heads}).items() if name in names}
+        return self._with_inner(lambda part: part.resolve(dims)).fill_open(**own)
+
+    def at_length(self, length: int) -> Self:
+        """Return the value to use for windows of `length` tokens; parameters stay the same."""
+        return self._with_inner(lambda part: part.at_length(length))
+
+    def embed(self, params: Params, x: jax.Array, pos: jax.Array) -> jax.Array:
+        """Map token embeddings x [t, m] at pos [t]."""
+        return x
+
+    def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
+        """Return arrays [t, ...] by name that are kept beside the keys, and the carry for the tokens that follow.
+
+        x [t, m] is the layer's input after its norm, which q, k and v are projected from. Queries read the features of
+        their own tokens too. carry is None at the start; return it as it came if nothing is carried. Empty slots of a
+        left-padded batch come first: they must leave nothing in the carry.
+        """
+        return {}, carry
+
+    def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        """Map query vectors [t, h, d] to [t, h, d']."""
+        return vectors
+
+    def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        """Map key vectors [t, g, d] to [t, g, d']."""
+        return vectors
+
+    def decay(self, params: Params) -> jax.Array | None:
+        """Return rates [h or 1, d'] of at least 0, nats per token, by which products of channels fall with distance.
+
+        A map of q and k by their positions would overflow at far positions.
+        """
+        return None
+
+    def logit_scale(self, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
+        """Return the factor [h or 1, q] of everything inside the scale, for queries at pos [q]."""
+        return None
+
+    def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
+        """Return the terms that depend only on signed distances i - j [n], int32 or float32.
+
+        Later keys have negative distances, under causal masks too: return finite numbers there. At consecutive
+        positions the terms are tabulated once.
+        """
+        return ByDistance()
+
+    def bias(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
+        """Return a bias [h or 1, q, k] in nats that depends on both positions, more than by their distance.
+
+        -inf, here or in `by_distance`, masks a pair. If every visible pair of a query is -inf, all of them get equal
+        weight.
+        """
+        return None
+
+    def token_bias(self, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
+        """Return u [t, h or 1, n] in nats, as n summands: pair (i, j) gets u_i - u_j.
+
+        The difference is taken summand by summand, so that a running sum in a high and a low part keeps it exact.
+        """
+        return None
+
+    def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
+        """Return s [h, q, k] plus terms in nats that depend on content; s is scaled, and not masked yet.
+
+        A tile may be any rectangle, so entry (i, j) may depend on query i and key j alone; else declare `tiling`. The
+        vendor's fused kernel cannot serve an encoding that has a score.
+        """
+        return s
+
+    def acts_on(self, hook: str) -> bool:
+        """Return whether this encoding defines `hook`. It is known before tracing: an inactive hook costs nothing."""
+        return getattr(type(self), hook) is not getattr(Encoding, hook)
+
+    def fill_open(self, **defaults: Any) -> Self:
+        """Return the value with `defaults` in those of the named fields that are None."""
+        opened = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **opened) if opened else self
+
+    def _with_inner(self, change: Callable[[Encoding], Encoding]) -> Self:
+        """Return the value with `change` applied to the encodings in its fields."""
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(changed, value))
+            return change(value) if isinstance(value, Encoding) else value
+
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
+        found = {name: changed(value) for name, value in given.items()}
+        return self if found == given else dataclasses.replace(self, **found)
+
+
+def acting(encoding: Encoding, hooks: Iterable[str] = HOOKS) -> tuple[str, ...]:
+    """Return those of `hooks` that the encoding defines, in the given order."""
+    return tuple(hook for hook in hooks if encoding.acts_on(hook))
+
+
+def of_kinds(encoding: Encoding, *kinds: str) -> tuple[str, ...]:
+    """Return the hooks of these kinds that the encoding defines, in the order of the formula."""
+    return acting(encoding, (name for name, hook in HOOKS.items() if hook.kind in kinds))
+
+
+def distance_terms(encoding: Encoding, params: Params, pos_dtype: Any = jnp.int32) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of the terms that `by_distance` returns for one distance, by name; {} if it does not act."""
+    if not encoding.acts_on("by_distance"):
+        return {}
+    with jax.numpy_dtype_promotion("standard"):  # `init` gives float32 params even if 64-bit types are on
+        found = jax.eval_shape(encoding.by_distance, params, jax.ShapeDtypeStruct((1,), pos_dtype))
+    return {name: term for name, term in found._asdict().items() if term is not None}
+
+
+def abstract_params(encoding: Encoding, dims: Dims) -> Params:
+    """Return the shapes and types of the parameters that `init` returns."""
+    return jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
+
+
+def parts(encoding: Encoding) -> Iterator[Encoding]:
+    """Yield the encoding and the encodings in its fields, at any depth."""
+    yield encoding
+    for field in dataclasses.fields(encoding):
+        inside = jax.tree.leaves(getattr(encoding, field.name), is_leaf=lambda x: isinstance(x, Encoding))
+        for part in inside:
+            if isinstance(part, Encoding):
+                yield from parts(part)
+
+
+def require_encoding(given: Any, where: str) -> None:
+    """Raise ConfigError unless `given` is an encoding's value. A spec needs the model's sizes to become one."""
+    if not isinstance(given, Encoding):
+        raise ConfigError(f"{where}={given!r} is no encoding's value. Give posx.build({given!r}, dims) instead.")
+
+
+def require_resolved(encoding: Encoding) -> None:
+    """Raise ConfigError that names the open fields of the encoding, or of an encoding in its fields."""
+    fields = {field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding)}
+    if unset := [name for name, value in fields.items() if value is None]:
+        where = f"{type(encoding).__name__}.{unset[0]}"
+        raise ConfigError(f"{where} is not set: call resolve(dims), build(...), or give {unset}")
+    for value in fields.values():
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Encoding):
+                require_resolved(part)
+
+
+def check_defined(encoding: Encoding, first: int, last: int) -> None:
+    """Raise UndefinedLength unless the encoding is defined for positions from `first` to `last`."""
+    if (limit := encoding.max_position) is not None and (first < 0 or last > limit):
+        raise UndefinedLength(f"{encoding} is defined for positions 0 to {limit}, but got {first} to {last}")

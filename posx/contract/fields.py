@@ -1,0 +1,100 @@
+"""Types of an encoding's fields: what a number counts, and the range that it must lie in.
+
+num_heads: Heads | None = None
+base: Annotated[float, above(1)] = 10000.0
+form: Literal["log", "power"] = "log"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
+
+from posx.errors import ConfigError
+
+
+class Range(NamedTuple):
+    """The values that a field may have; `text` completes "must be ..."."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+def at_least(least: float) -> Range:
+    return Range(f"at least {least:g}", lambda value: value >= least)
+
+
+def above(bound: float) -> Range:
+    return Range(f"above {bound:g}", lambda value: value > bound)
+
+
+def at_most(most: float) -> Range:
+    return Range(f"at most {most:g}", lambda value: value <= most)
+
+
+def below(bound: float) -> Range:
+    return Range(f"below {bound:g}", lambda value: value < bound)
+
+
+def even(least: int) -> Range:
+    return Range(f"even and at least {least}", lambda value: value >= least and value % 2 == 0)
+
+
+def odd() -> Range:
+    return Range("odd and at least 1", lambda value: value >= 1 and value % 2 == 1)
+
+
+#: A tuple that must hold something.
+NOT_EMPTY = Range("one or more of its choices", bool)
+
+#: Types with a unit, which the catalogue prints after the value.
+Tokens = Annotated[int, "tokens"]
+FloatTokens = Annotated[float, "tokens"]
+Channels = Annotated[int, "channels"]
+Heads = Annotated[int, "heads", at_least(1)]
+TableRows = Annotated[int, "table rows", at_least(1)]
+Buckets = Annotated[int, "buckets"]
+HiddenUnits = Annotated[int, "hidden units", at_least(1)]
+#: The base of a geometric series of frequencies.
+Base = Annotated[float, above(1)]
+
+
+def snake_case(cls: type) -> str:
+    """Return the name of a class as the registry spells it: TransformerXL is transformer_xl."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+
+@functools.cache
+def hints_of(cls: Any) -> dict[str, Any]:
+    """Return the types that a class declares, by name."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def check_fields(value: Any) -> None:
+    """Raise ConfigError if a field of a dataclass is out of the range or the choices that its type declares."""
+    name, hints = snake_case(type(value)), hints_of(type(value))  # type: ignore[arg-type]
+    for field in dataclasses.fields(value):
+        given = getattr(value, field.name)
+        if problem := "" if given is None else _problem(hints[field.name], given):
+            raise ConfigError(f"{name}: {field.name}={given!r} {problem}")
+
+
+def _problem(hint: Any, value: Any) -> str:
+    """Return why `value` does not fit the type `hint`, or nothing. Types themselves are not compared."""
+    kind, inner = typing.get_origin(hint), typing.get_args(hint)
+    if kind is Annotated:
+        broken = (f"must be {said.text}" for said in inner[1:] if isinstance(said, Range) and not said.holds(value))
+        return next(broken, "") or _problem(inner[0], value)
+    if kind is Literal:
+        return "" if value in inner else f"is unknown; allowed: {', '.join(map(str, inner))}"
+    if kind is tuple and isinstance(value, tuple):
+        if typing.get_origin(inner[0]) is Literal:
+            fits = set(value) <= set(typing.get_args(inner[0])) and len(set(value)) == len(value)
+            return "" if fits else f"must name some of {', '.join(typing.get_args(inner[0]))}, and each only once"
+        return next(filter(None, (_problem(inner[0], item) for item in value)), "")
+    options = [option for option in inner if option is not type(None)] if type(None) in inner else []
+    return _problem(options[0], value) if len(options) == 1 else ""

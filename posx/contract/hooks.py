@@ -1,0 +1,153 @@
+"""The contract as one table: the formula of attention, and each hook by which an encoding acts on it.
+
+To write an encoding, read FORMULA, then override hooks of `posx.contract.encoding.Encoding`, which documents them.
+
+Everything that repeats a list of hooks is read off `HOOKS`: how a chain joins its parts, what a class may define, which
+shapes a hook must return, which executors can serve it, which checks apply. A new hook is one row here, its default in
+`Encoding`, and the executor that evaluates it.
+
+Letters of axes, project-wide: b batch, t token (q if it asks, k if it is seen), h head, g key/value head. Widths: d of
+a head, d' of a head after maps, m of the model, v of the vocabulary, n of distances or summands. Hooks see no batch
+axis. A slot is a place of the batch for a token; it may be empty.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from posx.errors import ConfigError
+
+Params = dict[str, Any]
+Features = dict[str, jax.Array]
+
+#: Attention under an encoding, for one layer, sequence and head, with i a query and j a key. Scores are in nats.
+FORMULA = """\
+q~_i = query(q_i, pos_i)     k~_j = key(k_j, pos_j)     t_r = by_distance(r),  r = pos_i - pos_j
+s_ij = logit_scale(pos_i) * (sum_c q~_ic k~_jc exp(-decay_c r) + <q_i, t_r.query> + <k_j, t_r.key> + t_r.scaled)
+       / sqrt(d)  +  t_r.bias + bias(pos_i, pos_j) + u_i - u_j,   u = token_bias(pos)
+w_ij = softmax_j( score(s, tile)_ij ) over the keys that i sees
+o_i  = sum_j w_ij (v_j + t_r.value)"""
+
+
+class ByDistance(NamedTuple):
+    """The terms that depend only on distance, at n distances. Unused terms are None."""
+
+    bias: Any = None  # [h or 1, n] nats, outside the scale
+    scaled: Any = None  # [h or 1, n], inside the scale
+    query: Any = None  # [n, h or 1, d], multiplied with q_i as projected
+    key: Any = None  # [n, h or 1, d], multiplied with k_j as projected
+    value: Any = None  # [n, h or 1, d], added to v_j
+
+
+class Tile(NamedTuple):
+    """One rectangle of queries against keys, as `score` sees it.
+
+    Key vectors are repeated to `h` heads. Vectors have the model's type, all else is at least float32.
+    """
+
+    q: jax.Array  # [q, h, d] as projected
+    k: jax.Array  # [k, h, d] as projected
+    mapped_q: jax.Array  # [q, h, d'] after `query`
+    mapped_k: jax.Array  # [k, h, d'] after `key`
+    q_features: Features  # {name: [q, ...]}, what `features` returned for the queries
+    k_features: Features  # {name: [k, ...]}
+    q_pos: jax.Array  # [q]
+    k_pos: jax.Array  # [k]
+    logit_scale: jax.Array  # [h or 1, q or 1, 1], which s contains; for terms that belong inside the scale
+    visible: jax.Array  # bool [q, k], which pairs the mask will leave; s is not masked yet
+
+
+class Part(NamedTuple):
+    """A part of a composite that acts on a hook: `call` is that hook with the part's own params and features."""
+
+    name: str
+    encoding: Any
+    call: Callable[..., Any]
+
+
+def _compose(parts: Sequence[Part], x: Any, *rest: Any) -> Any:
+    """Apply each part to the result of the one before."""
+    for part in parts:
+        x = part.call(x, *rest)
+    return x
+
+
+def _compose_maps(parts: Sequence[Part], vectors: jax.Array, *rest: Any) -> jax.Array:
+    """Compose maps of vectors [t, h, d]. Raises ConfigError if one follows a rotary map that changes the width."""
+    last = None
+    for part in parts:
+        if last is not None:
+            raise ConfigError(
+                f"{part.encoding} maps the channels of a head, and {last} makes other channels of them. "
+                f"Put {part.encoding} before it in the chain, or leave one of them out"
+            )
+        mapped = part.call(vectors, *rest)
+        if part.encoding.planes and mapped.shape[-1] != vectors.shape[-1]:
+            last = part.encoding
+        vectors = mapped
+    return vectors
+
+
+def _unite(parts: Sequence[Part], x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
+    """Collect the features of all parts, and one carry for each."""
+    found: Features = {}
+    backs = [part.encoding.history.get("features", 0) for part in parts]
+    carries = []
+    for n, (part, back) in enumerate(zip(parts, backs, strict=True)):
+        own = x[:, : 1 + back] if back else x[:, 0] if any(backs) else x
+        features, last = part.call(own, pos, None if carry is None else carry[n])
+        found |= {f"{part.name}.{name}": array for name, array in features.items()}
+        carries.append(last)
+    return found, tuple(carries)
+
+
+def _multiply(parts: Sequence[Part], *arguments: Any) -> jax.Array:
+    return functools.reduce(operator.mul, (part.call(*arguments) for part in parts))
+
+
+def _concatenate(parts: Sequence[Part], *arguments: Any) -> jax.Array:
+    """Join per-token biases [t, h or 1, n] along n, where summands stay apart."""
+    given = [part.call(*arguments) for part in parts]
+    heads = max(x.shape[1] for x in given)
+    return jnp.concatenate([jnp.broadcast_to(x, (x.shape[0], heads, x.shape[2])) for x in given], axis=-1)
+
+
+def _add(parts: Sequence[Part], *arguments: Any) -> Any:
+    return functools.reduce(operator.add, (part.call(*arguments) for part in parts))
+
+
+def _add_terms(parts: Sequence[Part], distance: jax.Array) -> ByDistance:
+    given = zip(*(part.call(distance) for part in parts), strict=True)
+    terms = ([x for x in of_parts if x is not None] for of_parts in given)
+    return ByDistance(*(functools.reduce(operator.add, each) if each else None for each in terms))
+
+
+class Hook(NamedTuple):
+    """A place of the formula where an encoding can act."""
+
+    takes: tuple[str, ...]  # arguments after params
+    gives: str  # the shape of the result in letters, "*" for any size; "" if its own check says more
+    join: Callable[..., Any]  # (parts that act, *arguments) -> the hook of a chain of them
+    #: It depends on a token, a query, a distance, a pair of positions, a channel, or the content of a tile.
+    kind: str
+
+
+#: Every hook, in the order of the formula.
+HOOKS: dict[str, Hook] = {
+    "embed": Hook(("x", "pos"), "q, m", _compose, "token"),
+    "features": Hook(("x", "pos", "carry"), "", _unite, "token"),
+    "query": Hook(("vectors", "pos", "features"), "q, h, *", _compose_maps, "token"),
+    "key": Hook(("vectors", "pos", "features"), "k, g, *", _compose_maps, "token"),
+    "decay": Hook((), "h or 1, d'", _add, "channel"),
+    "logit_scale": Hook(("pos", "features"), "h or 1, q", _multiply, "query"),
+    "by_distance": Hook(("distance",), "", _add_terms, "distance"),
+    "bias": Hook(("q_pos", "k_pos"), "h or 1, q, k", _add, "pair"),
+    "token_bias": Hook(("pos", "features"), "q, h or 1, *", _concatenate, "token"),
+    "score": Hook(("s", "tile"), "h, q, k", _compose, "tile"),
+}

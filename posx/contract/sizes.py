@@ -1,0 +1,114 @@
+"""Checks that an encoding, its parameters and its features fit q, k and v, once for each combination of shapes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from posx.contract.encoding import Dims, Encoding, abstract_params, parts
+from posx.contract.hooks import Params
+from posx.contract.shapes import HookCheck, Struct, Use, with_history
+from posx.errors import ConfigError, other_names
+
+#: Shapes of arrays by name; "*" is any size.
+Shapes = dict[str, tuple[int | str, ...]]
+
+
+def check_call(encoding: Encoding, params: Params, use: Use) -> None:
+    """Raise ConfigError unless the encoding, its parameters and its hooks fit a `use` with arrays [b, t, ...] in it.
+
+    The sizes that an encoding was built for are read off three places, so that a user's own is covered too. They are
+    its fields named as in `Dims`, the axes of its parameters that depend on the heads, and the results of its hooks.
+    """
+    shapes = jax.tree.map(lambda x: Struct(x.shape, x.dtype), params)
+    arrays = {name: getattr(use, name) for name in ("q", "k", "v", "x", "q_features", "k_features")}
+    use = use._replace(**jax.tree.map(lambda x: Struct(x.shape[2:], x.dtype), arrays))
+    leaves, tree = jax.tree.flatten((shapes, use))
+    _check_call(encoding, tuple(leaves), tree)
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_call(encoding: Encoding, leaves: tuple[Any, ...], tree: Any) -> None:
+    params, use = tree.unflatten(leaves)
+    (h, d), (g, _) = use.q.shape, use.k.shape
+    for part in parts(encoding):
+        for name, size in (("num_heads", h), ("head_dim", d), ("num_kv_heads", g)):
+            if (built_for := getattr(part, name, None)) and built_for != size:
+                raise ConfigError(f"{part} was built for {name}={built_for}, but {use.heads}")
+    wanted = _shapes(functools.partial(abstract_params, encoding), h, d, g)
+    if wanted is not None:
+        merged = ", with the shared arrays merged into each layer's own" if encoding.shared else ""
+        remedy = f"Give all that init(rng, dims) returns{merged}, and nothing else ({use.heads})."
+        check_params(str(encoding), named(params), wanted, remedy)
+    if use.x is None and encoding.acts_on("features"):
+        _check_features(encoding, use)
+    HookCheck(encoding, params, use).run()
+
+
+def check_params(whose: str, given: Shapes, wanted: Shapes, remedy: str) -> None:
+    """Raise ConfigError, one line, unless `given` has the names and shapes of `wanted`: `whose` parameters."""
+    if other := other_names(given, wanted):
+        raise ConfigError(f"{whose}: params are not its own: {other}. {remedy}")
+    for name, shape in wanted.items():
+        if not _fits(given[name], shape):
+            raise ConfigError(f"{whose}: parameter {name!r} is {_text(given[name])}, not {_text(shape)}. {remedy}")
+
+
+def named(params: Any) -> Shapes:
+    """Return the shapes of a tree of arrays by name: {"layers.layer_00.mlp.up": (m, f)}."""
+    found = jax.tree_util.tree_flatten_with_path(params)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in found}
+
+
+def _check_features(encoding: Encoding, use: Use) -> None:
+    """Raise ConfigError if features out of a cache are not those that the encoding keeps of a token."""
+    (h, d), (g, _) = use.q.shape, use.k.shape
+    wanted = _shapes(functools.partial(_features_of, encoding), h, d, g) or {}
+    for side, features in (("q_features", use.q_features), ("k_features", use.k_features)):
+        given = named(features)
+        for name, axes in wanted.items():
+            if name not in given:
+                has = ", ".join(given) or "nothing"
+                raise ConfigError(f"{side} lacks {name!r}, it has {has}. Give what batch_features returns")
+            if not _fits(given[name], axes):
+                raise ConfigError(
+                    f"{side}[{name!r}] is {_text(('b', 't', *given[name]))}, but {encoding} keeps "
+                    f"{_text(('b', 't', *axes))} where {use.heads}. Give what batch_features returns"
+                )
+
+
+def _shapes(made_for: Callable[[Dims], dict[str, Any]], h: int, d: int, g: int) -> Shapes | None:
+    """Return the shapes of the arrays made for these heads, "*" on an axis that depends on other sizes of the model.
+
+    None if no model of these heads that is tried here can have them; the hooks are checked all the same.
+    """
+    try:
+        one, other = (named(made_for(Dims(n * h * d, h, d, n, 64 * n, g))) for n in (2, 4))
+        return {
+            name: tuple(a if a == b else "*" for a, b in zip(shape, other[name], strict=True))
+            for name, shape in one.items()
+        }
+    except Exception:
+        return None
+
+
+def _features_of(encoding: Encoding, dims: Dims) -> dict[str, Any]:
+    """Return the shapes of the features of one token in a model of `dims`."""
+    x = with_history(encoding, "features", Struct((1, dims.model_dim), jnp.result_type(float)))
+    features, _ = jax.eval_shape(
+        lambda params, x, pos: encoding.features(params, x, pos, None),
+        abstract_params(encoding, dims), x, Struct((1,), jnp.int32),
+    )  # fmt: skip
+    return {name: Struct(array.shape[1:], array.dtype) for name, array in features.items()}
+
+
+def _fits(shape: tuple[int | str, ...], wanted: tuple[int | str, ...]) -> bool:
+    return len(shape) == len(wanted) and all(axis in (size, "*") for size, axis in zip(shape, wanted, strict=True))
+
+
+def _text(axes: tuple[int | str, ...]) -> str:
+    return f"[{', '.join(map(str, axes))}]"

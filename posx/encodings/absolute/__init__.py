@@ -1,1 +1,0 @@
-"""Added to the token embeddings."""

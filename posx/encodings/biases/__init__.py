@@ -1,1 +1,0 @@
-"""Biases: numbers added to the logits of pairs, whatever the tokens are."""

@@ -1,0 +1,66 @@
+"""Inkling: a bank of biases by distance, mixed anew by every query."""
+
+import dataclasses
+from typing import Annotated, Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from posx.contract import (
+    About,
+    Dims,
+    Encoding,
+    Features,
+    Params,
+    Tile,
+    at_least,
+    at_least_float32,
+    exact_einsum,
+    normal,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inkling(Encoding):
+    """s_ij += r_i . bank[:, i - j] for 0 <= i - j < E, and nothing from there on; r_i = x_i W, in nats.
+
+    W [m, h, rank] and bank [rank, E] are per layer, N(0, 0.02); the heads share the bank. E is `extent` in tokens: the
+    training length, which leaves no column untrained, at most the published 1024.
+
+    Reference: Thinking Machines 2026, https://huggingface.co/thinkingmachines/Inkling, no paper and so no arXiv number;
+    by its port in transformers, `InklingRelativeLogits`.
+    Differs: x-transformers gives the projection a bias vector. The model itself normalises q and k and divides their
+    product by d. Its full-attention layers multiply all by 1 + 0.1 log(max(1, (i + 1) / floor)). Here a logit scale in
+    a chain multiplies q . k alone. Its windowed layers have an extent of the window.
+    """
+
+    extent: Annotated[int, "tokens", at_least(1)] | None = None
+    rank: Annotated[int, at_least(1)] = 16
+
+    integer_positions = True
+    causal_only = True
+    about = About(
+        "https://huggingface.co/thinkingmachines/Inkling",
+        "partly: no position signal beyond the extent; rises from 6 L in our small study",
+        lr_multiplier=3.0,  # 0.01 nats a byte better than 1; 10 is worse than both, see experiments/leaderboard
+    )
+
+    def resolve(self, dims: Dims) -> Self:
+        return self.fill_open(extent=min(dims.train_len, 1024))
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        w_rng, bank_rng = jax.random.split(rng)
+        return {
+            "w": normal(w_rng, (dims.model_dim, dims.num_heads, self.rank), 0.02),
+            "bank": normal(bank_rng, (self.rank, self.extent), 0.02),
+        }
+
+    def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
+        return {"r": exact_einsum("tm,mhr->thr", at_least_float32(x), params["w"])}, carry
+
+    def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
+        distance = tile.q_pos[:, None] - tile.k_pos[None, :]
+        # Each query has one bias by distance [h, q, extent], which its keys read: no array is [q, k, rank].
+        by_query = exact_einsum("qhr,re->hqe", tile.q_features["r"], params["bank"])
+        bias = jnp.take_along_axis(by_query, jnp.clip(distance, 0, self.extent - 1)[None], axis=2)
+        return s + jnp.where(((distance >= 0) & (distance < self.extent))[None], bias, 0)

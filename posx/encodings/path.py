@@ -1,0 +1,137 @@
+"""PaTH: a product of Householder matrices along the path from key to query."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+
+from posx.contract import (
+    About,
+    Dims,
+    Encoding,
+    Features,
+    Params,
+    Tile,
+    at_least,
+    at_least_float32,
+    exact_einsum,
+    normal,
+)
+from posx.encodings.short_convolution import convolved, init_convolution
+
+#: Tokens of one UT transform, a power of 2. A larger block costs more operations, a smaller one more steps.
+BLOCK = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Path(Encoding):
+    """s_ij = q_i H_i H_{i-1} .. H_{j+1} k_j / sqrt(d), H_t = I - beta_t w_t w_t^T.
+
+    w_t = unit(silu(sum_n kernel_n W_up W_down x_{t-n})) over the last `kernel` tokens of the layer's input x. W_down
+    projects to `rank` numbers. beta_t = 2 sigmoid(u x_t + b): H is I at 0, a projection at 1, a reflection at 2. w and
+    beta belong to key heads. Weights start as N(0, 0.02), b at 0. No position is read. Tokens between i and j act even
+    if i does not see them.
+
+    The product of the H of a block is I - W^T T^-1 W with a triangular T, the paper's UT transform. A block of keys
+    then costs products of its size: no token has a matrix. No H is inverted, which is impossible at beta = 1.
+
+    Reference: Yang et al. 2025, arXiv 2505.16381, sections 2.2 and 3.2. silu, which the paper does not name, and the
+    initial weights are those of flash-linear-attention, layers and models/path_attn.
+    Differs: there 1e-6 is added to the squared length of w. Older versions rounded w to float16, and had one full
+    matrix for W_up W_down if query heads share keys. Its forget gate is FoX's with sums inside the scale:
+    path+fox(gate_scale=0.125) for d = 64. In a chain the path changes the product of q and k as projected.
+    Cached keys stay unchanged here, the paper multiplies them by H at every token. In float32 the error of 1,500
+    reflections is 0.001 if all w are nearly equal, 0.00003 if they are random.
+    """
+
+    rank: Annotated[int, at_least(1)] = 32
+    kernel: Annotated[int, "tokens", at_least(1)] = 3
+
+    tiling = "rows"
+    reads_raw_keys = True
+    causal_only = True
+    about = About(
+        "arXiv 2505.16381",
+        "falls to about 4 L, half of which is lost by 16 L in our small study; stable to 8 L in its paper",
+    )
+
+    @property
+    def history(self) -> Mapping[str, int]:  # type: ignore[override]
+        return {"features": self.kernel - 1} if self.kernel > 1 else {}
+
+    @property
+    def decayed(self) -> frozenset[str]:
+        return frozenset({"down", "up", "kernel", "u"})
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        down, up, kernel, u = jax.random.split(rng, 4)
+        heads = dims.kv_heads
+        return {
+            **init_convolution((down, up, kernel), dims, self.rank, self.kernel, dims.head_dim),
+            "u": normal(u, (dims.model_dim, heads), 0.02),
+            "b": jnp.zeros(heads, jnp.float32),
+        }
+
+    def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
+        x = at_least_float32(x).reshape(x.shape[0], self.kernel, -1)
+        w = jax.nn.silu(convolved(params, x))
+        w = w * jax.lax.rsqrt(jnp.maximum((w**2).sum(axis=-1, keepdims=True), 1e-24))  # 0 stays 0
+        beta = 2 * jax.nn.sigmoid(exact_einsum("tm,mg->tg", x[:, 0], params["u"]) + params["b"][None])
+        return {"w": w, "beta": beta}, carry
+
+    def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
+        (num_keys, num_heads, _), features = tile.k.shape, tile.k_features
+        q, k = at_least_float32(tile.q).swapaxes(0, 1), at_least_float32(tile.k)
+        w, beta = (jnp.repeat(features[n], num_heads // features[n].shape[1], axis=1) for n in ("w", "beta"))
+        # The last token that a query sees is its own. All tokens up to there are on the path.
+        on_path = jax.lax.cummax(tile.visible.astype(jnp.int32), axis=1, reverse=True) > 0
+        blocks = tuple(map(_blocks, (k, w.astype(q.dtype), beta.astype(q.dtype), on_path.T)))
+        _, terms = jax.lax.scan(functools.partial(_ut_transform, q), jnp.zeros_like(q), blocks, reverse=True)
+        terms = jnp.moveaxis(terms, 0, 2).reshape(*q.shape[:2], -1)[..., :num_keys]
+        return s + tile.logit_scale * (terms / math.sqrt(q.shape[-1])).astype(s.dtype)
+
+
+def _blocks(x: jax.Array) -> jax.Array:
+    """Split x [k, ...] into blocks [n, c, ...], the last one filled with tokens whose H is I."""
+    size = min(BLOCK, 1 << (len(x) - 1).bit_length())
+    padded = jnp.pad(x, ((0, -len(x) % size), *((0, 0),) * (x.ndim - 1)))
+    return padded.reshape(-1, size, *x.shape[1:])
+
+
+def _ut_transform(q: jax.Array, moved: jax.Array, block: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+    """Apply the H of one block to the queries q + `moved` [h, q, d], with q as projected.
+
+        T^-1  = (I + strictLower(D W W^T))^-1 D,  D = diag(beta)
+        moved <- moved - (Q W^T) T^-1 W,          Q = q + moved
+        terms =  moved K^T - (Q W^T) T^-1 strictLower(W K^T)
+
+    block: K and W [c, h, d], beta [c, h] and the tokens on each query's path [c, q], which mask Q W^T. Returns the new
+    `moved`, and the terms [h, q, c] that the path adds to q . k.
+    """
+    k, w, beta, on_path = block
+    qw = jnp.where(on_path.T[None], exact_einsum("hqd,chd->hqc", q + moved, w), 0)
+    ww = jnp.tril(exact_einsum("ihd,jhd->hij", w, w), -1)
+    t_inverse = _inverse(beta.T[..., None] * ww) * beta.T[:, None]
+    qw_t = exact_einsum("hqi,hij->hqj", qw, t_inverse)
+    wk = jnp.tril(exact_einsum("ihd,jhd->hij", w, k), -1)
+    terms = exact_einsum("hqd,chd->hqc", moved, k) - exact_einsum("hqi,hij->hqj", qw_t, wk)
+    return moved - exact_einsum("hqi,ihd->hqd", qw_t, w), terms
+
+
+def _inverse(lower: jax.Array) -> jax.Array:
+    """Return (I + lower)^-1 by halves, for strictly lower triangular matrices [.., n, n], n a power of 2.
+
+    A sum of powers would cancel: for n reflections with one w, its terms are as large as 2^n. XLA's triangular solve, a
+    call of LAPACK on CPUs, was seen to wait for ever for a thread of its pool (jaxlib 0.10.2).
+    """
+    half = lower.shape[-1] // 2
+    if not half:
+        return jnp.ones_like(lower)
+    first, last = _inverse(jnp.stack([lower[..., :half, :half], lower[..., half:, half:]]))
+    corner = exact_einsum("...ij,...jk,...kl->...il", last, lower[..., half:, :half], first)
+    rows = [first, jnp.zeros_like(first)], [-corner, last]
+    return jnp.concatenate([jnp.concatenate(row, axis=-1) for row in rows], axis=-2)

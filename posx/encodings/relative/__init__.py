@@ -1,1 +1,0 @@
-"""Vectors by distance, which meet queries, keys and values."""

@@ -1,0 +1,67 @@
+"""Rotary position embedding."""
+
+import dataclasses
+from typing import Annotated, Literal, Self
+
+import jax
+import jax.numpy as jnp
+
+from posx.contract import About, Base, Dims, Encoding, Features, Params, at_least_float32, even
+from posx.encodings.angles import inverse_frequencies, sin_cos
+from posx.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope(Encoding):
+    """A rotation of plane c of queries and keys at position p by p theta_c, theta_c = base^(-2c/d).
+
+    Logits then depend on i - j only. `layout` is "half_split" (GPT-NeoX, Llama in HF) or "interleaved" (the paper,
+    GPT-J). One fixed permutation of the projections' channels turns one layout into the other. The first `rotary_dim`
+    channels are rotated, by default all d. The rest pass unchanged.
+
+    Reference: Su et al. 2021, arXiv 2104.09864, equations 15 and 34.
+    Differs: x-transformers rotates only half of the head by default.
+    """
+
+    base: Base = 10000.0
+    layout: Literal["half_split", "interleaved"] = "half_split"
+    rotary_dim: Annotated[int, "channels", even(2)] | None = None
+    about = About("arXiv 2104.09864", "no: slow planes meet unseen angles beyond 1.2 to 2 L")
+
+    @property
+    def planes(self) -> str:  # type: ignore[override]
+        return self.layout if self.layout == "interleaved" else f"{self.layout} of {self.rotary_dim}"
+
+    def resolve(self, dims: Dims) -> Self:
+        if self.rotary_dim is not None and self.rotary_dim > dims.head_dim:
+            raise ConfigError(f"rope: rotary_dim={self.rotary_dim} is more than head_dim={dims.head_dim}")
+        return self.fill_open(rotary_dim=dims.head_dim)
+
+    def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        sin, cos = sin_cos(pos, inverse_frequencies(self.base, self.rotary_dim))
+        return rotate(vectors, sin, cos, self.layout)
+
+    key = query
+
+
+def rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, layout: str = "half_split") -> jax.Array:
+    """Rotate plane c of x [t, h, d] by the angles of sin and cos, [t, c] or [t, h, c], in at least float32.
+
+    Plane c holds channels (2c, 2c + 1) if interleaved, (c, c + n) if half_split, for n angles. The channels from 2n on
+    pass unchanged.
+    """
+    if sin.ndim == 2:
+        sin, cos = sin[:, None, :], cos[:, None, :]
+    width = 2 * sin.shape[-1]
+    if x.shape[-1] > width:
+        return jnp.concatenate([rotate(x[..., :width], sin, cos, layout), x[..., width:]], axis=-1)
+    wide = at_least_float32(x)
+    sin, cos = sin.astype(wide.dtype), cos.astype(wide.dtype)
+    if layout == "interleaved":
+        pairs = wide.reshape(*x.shape[:-1], -1, 2)
+        a, b = pairs[..., 0], pairs[..., 1]
+        rotated = jnp.stack([a * cos - b * sin, a * sin + b * cos], axis=-1).reshape(x.shape)
+    else:
+        a, b = jnp.split(wide, 2, axis=-1)
+        rotated = jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+    return rotated.astype(x.dtype)

@@ -1,1 +1,0 @@
-"""Maps of single queries and keys, such that their products know the distance."""

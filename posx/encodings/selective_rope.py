@@ -1,0 +1,112 @@
+"""Selective rotary position embedding."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from posx.contract import (
+    About,
+    Base,
+    Channels,
+    Dims,
+    Encoding,
+    Features,
+    Heads,
+    Params,
+    at_least,
+    at_least_float32,
+    exact_einsum,
+    normal,
+    wide_dtype,
+)
+from posx.encodings.angles import inverse_frequencies, running_angles
+from posx.encodings.rope import rotate
+from posx.encodings.short_convolution import convolved, init_convolution
+from posx.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectiveRope(Encoding):
+    """RoPE with steps set by tokens: plane c of token t is rotated by theta_c sum_{l<=t} phi_lc.
+
+    theta_c = base^(-2c/d) and phi_tc = sum_n kernel_nc (W_up W_down x^_{t-n})_c over the last `kernel` tokens. x^ is
+    the layer's input with each head's slice scaled to length 1. phi = 1 is RoPE at positions 1, 2, ... No position is
+    read. `drift` adds a learned exp(b_c) > 0 to phi. `gated` then multiplies phi by sigmoid(w x^_t + b), one gate per
+    head. All weights start as N(0, 0.02), biases at 0, so hardly anything rotates at first, except for exp(0) = 1 of
+    `drift`. Angles belong to key heads. Query heads that share keys rotate alike, since products must depend on the
+    tokens between.
+
+    Reference: Movahedi et al. 2026, arXiv 2511.17388; github.com/timurcarstensen/selective-rope, modules/rotary.py.
+    Differs: its language models set rank 32. It needs as many key heads as query heads. Left out: full-rank projections
+    and other gates, differences in place of the convolution, learned or "rfa" frequencies, an activation after it.
+    """
+
+    base: Base = 500000.0
+    rank: Annotated[int, at_least(1)] = 16
+    kernel: Annotated[int, "tokens", at_least(2)] = 4
+    drift: bool = False
+    gated: bool = False
+    num_heads: Heads | None = None
+    head_dim: Channels | None = None
+    about = About(
+        "arXiv 2511.17388",
+        "no: tokens choose the angles, which grow on as RoPE's do",
+        lr_multiplier=3.0,  # 0.02 nats a byte better than 1; 10 loses 0.1, see experiments/leaderboard
+    )
+
+    @property
+    def planes(self) -> str:  # type: ignore[override]
+        return f"half_split of {self.head_dim}"
+
+    @property
+    def history(self) -> Mapping[str, int]:  # type: ignore[override]
+        return {"features": self.kernel - 1}
+
+    @property
+    def decayed(self) -> frozenset[str]:
+        drift = {"drift"} if self.drift else set()
+        return frozenset({"down", "up", "kernel"} | drift | ({"gate", "gate_bias"} if self.gated else set()))
+
+    def resolve(self, dims: Dims) -> Self:
+        if dims.head_dim % 2:
+            raise ConfigError(f"selective_rope: head_dim={dims.head_dim} must be even, as pairs of channels rotate")
+        if dims.model_dim % dims.num_heads:
+            raise ConfigError(
+                f"selective_rope: model_dim={dims.model_dim} must be a multiple of num_heads={dims.num_heads}, as each "
+                "head's slice is normalised"
+            )
+        return super().resolve(dims)
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        down, up, kernel, gate = jax.random.split(rng, 4)
+        per_head = (dims.kv_heads, dims.head_dim // 2)
+        params = init_convolution((down, up, kernel), dims, self.rank, self.kernel, per_head[1])
+        if self.drift:
+            params["drift"] = jnp.zeros(per_head, jnp.float32)
+        if self.gated:
+            params["gate"] = normal(gate, (dims.model_dim, per_head[0]), 0.02)
+            params["gate_bias"] = jnp.zeros(per_head[:1], jnp.float32)
+        return params
+
+    def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
+        slices = at_least_float32(x).reshape(*x.shape[:2], self.num_heads, -1)
+        x = (slices * jax.lax.rsqrt((slices**2).sum(axis=-1, keepdims=True) + 1e-6)).reshape(x.shape)
+        phi = convolved(params, x)
+        if self.drift:
+            phi = phi + jnp.exp(params["drift"])[None]
+        if self.gated:
+            gate = exact_einsum("tm,mg->tg", x[:, 0], params["gate"])
+            phi = phi * jax.nn.sigmoid(gate + params["gate_bias"][None])[..., None]
+        theta = inverse_frequencies(self.base, 2 * phi.shape[-1])
+        angles, carry = running_angles(phi, theta, carry)
+        return {"angles": angles}, carry
+
+    def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        angles = features["angles"].astype(wide_dtype(vectors.dtype))
+        angles = jnp.repeat(angles, vectors.shape[1] // angles.shape[1], axis=1)
+        return rotate(vectors, jnp.sin(angles), jnp.cos(angles))
+
+    key = query

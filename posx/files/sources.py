@@ -1,0 +1,214 @@
+"""Digests of the code of a user's classes: a run belongs to the code that it was trained with.
+
+The digest of a class covers its source and all code of the user's files that it reaches: base classes, functions that
+its methods call, with defaults and decorators, and the values that they read. Code that these reach counts in turn.
+Comments, docstrings, formatting and unrelated code of the same files do not count. Names that are looked up as text
+(`getattr`, `exec`) are not followed, nor is the code of posx, of Python and of installed packages.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import hashlib
+import importlib.util
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Set
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+#: Types that hold a function, and the attribute that holds it.
+_HOLDERS = {
+    property: "fget", functools.cached_property: "func", staticmethod: "__func__", classmethod: "__func__",
+    functools.partialmethod: "func",
+}  # fmt: skip
+
+#: The digests of the classes seen so far.
+_DIGESTS: dict[type, str] = {}
+
+
+def source_digest(cls: type) -> str:
+    """Return 12 hexadecimal digits for the code that `cls` reaches; "" for a class of posx.
+
+    Code and values are read at the first call, so make it when the class is imported. A class without source, such as
+    one from `exec`, is digested in its compiled form, which depends on the version of Python.
+    """
+    if cls not in _DIGESTS:
+        own = _top(cls.__module__)
+        form = "" if own == _top(__name__) else repr(_Reached(own).form(cls))
+        _DIGESTS[cls] = hashlib.sha256(form.encode()).hexdigest()[:12] if form else ""
+    return _DIGESTS[cls]
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+class _Reached:
+    """The forms of values, equal in every process: code by its syntax, data by its contents."""
+
+    def __init__(self, own: str):
+        self.own = own  # the package of the class, followed even if it is installed
+        self.seen: dict[int, int] = {}  # numbers of functions, classes and objects, by id
+        self.kept: list[Any] = []  # alive, so that no id is used twice
+
+    def form(self, value: Any) -> Any:
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, ModuleType):
+            return value.__name__  # attributes are followed when they are read
+        if id(value) in self.seen:
+            return f"seen {self.seen[id(value)]}"
+        if isinstance(value, Mapping):
+            return self._once(value, lambda: sorted((repr(key), self.form(inner)) for key, inner in value.items()))
+        if isinstance(value, list | tuple):
+            return self._once(value, lambda: [self.form(inner) for inner in value])
+        if isinstance(value, Set):
+            return sorted(map(repr, value))
+        self.seen[id(value)] = len(self.seen)
+        self.kept.append(value)
+        if isinstance(value, type):
+            return self._of_class(value)
+        if isinstance(value, FunctionType):
+            return self._of_function(value)
+        return self._of_object(value)
+
+    def _once(self, value: Any, form: Any) -> Any:
+        """Return the form of a list or mapping, which may hold itself. Equal values may be one object or two."""
+        self.seen[id(value)] = -1
+        try:
+            return form()
+        finally:
+            del self.seen[id(value)]
+
+    def _of_object(self, value: Any) -> Any:
+        kind, holder = type(value), _HOLDERS.get(type(value))
+        if holder:
+            return [kind.__name__, self.form(getattr(value, holder))]
+        if isinstance(value, functools.partial):
+            return ["partial", *map(self.form, (value.func, value.args, value.keywords))]
+        if isinstance(value, MethodType):
+            return [self.form(value.__func__), self.form(value.__self__)]
+        if hasattr(value, "__wrapped__"):  # such as jax.jit adds
+            return [kind.__name__, self.form(value.__wrapped__)]
+        if hasattr(value, "__array__"):
+            array = np.asarray(value)
+            return [array.dtype.str, array.shape, array.tobytes()]
+        if isinstance(value, SimpleNamespace) or self._is_own(kind.__module__):
+            slots = (name for part in kind.__mro__ for name in getattr(part, "__slots__", ()))
+            held = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
+                value, "__dict__", {}
+            )
+            return [self.form(kind), self.form(held)]
+        return kind.__qualname__
+
+    def _of_class(self, cls: type) -> Any:
+        if not self._is_own(cls.__module__):
+            return f"{_top(cls.__module__)} {cls.__qualname__}"
+        members = {name: member for name, member in sorted(vars(cls).items()) if _is_written(name, member)}
+        return [_source(cls), [self.form(base) for base in cls.__mro__[1:]], self.form(members)]
+
+    def _of_function(self, function: FunctionType) -> Any:
+        wrapped = getattr(function, "__wrapped__", None)
+        if not self._is_own(str(function.__globals__.get("__name__"))):
+            return f"{_top(function.__module__)} {function.__qualname__}" if wrapped is None else self.form(wrapped)
+        given = [function.__defaults__, function.__kwdefaults__, wrapped]
+        read = [(name, self.form(value)) for name, value in sorted(self._read_by(function), key=lambda pair: pair[0])]
+        return [_source(function.__code__), [self.form(value) for value in given], read]
+
+    def _read_by(self, function: FunctionType) -> Iterator[tuple[str, Any]]:
+        """Yield the globals, closed-over variables and attributes of the user's modules that a function reads."""
+        steps = [step for code in _codes(function.__code__) for step in dis.get_instructions(code)]
+        read = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        attributes = {step.argval for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")}
+        values = {name: function.__globals__[name] for name in read if name in function.__globals__}
+        package = str(function.__globals__.get("__package__") or "")
+        for name in {step.argval for step in steps if step.opname == "IMPORT_NAME"}:
+            if (module := self._imported(name, package)) is not None:
+                values[name] = module
+        values |= zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True)
+        yield from values.items()
+        todo = [(name, value) for name, value in values.items() if isinstance(value, ModuleType)]
+        done = set()
+        while todo:
+            name, module = todo.pop()
+            if module in done or not self._is_own(module.__name__):
+                continue
+            done.add(module)
+            found = {f"{name}.{each}": getattr(module, each) for each in attributes if hasattr(module, each)}
+            yield from found.items()
+            todo += [(place, value) for place, value in found.items() if isinstance(value, ModuleType)]
+
+    def _imported(self, name: str, package: str) -> ModuleType | None:
+        """Return a module that a function imports when it runs, None if it is not the user's or cannot be imported."""
+        for full in (name, f"{package}.{name}" if package else ""):
+            if full in sys.modules:
+                return sys.modules[full]
+            try:
+                spec = importlib.util.find_spec(full) if full else None
+                if spec and self._is_own(full, str(spec.origin)):
+                    return importlib.import_module(full)
+            except Exception:  # the user's code: the import fails again when the function runs
+                continue
+        return None
+
+    def _is_own(self, module: str, file: str = "") -> bool:
+        """Return whether a module is the user's: not of posx, of Python, or of another installed package."""
+        if _top(module) in (_top(__name__), "builtins", *(sys.stdlib_module_names - {"__main__"})):
+            return False
+        file = file or str(getattr(sys.modules.get(module), "__file__", ""))
+        return _top(module) == self.own or not ("site-packages" in file or "dist-packages" in file)
+
+
+def _is_written(name: str, member: Any) -> bool:
+    """Return whether the user wrote a member of a class. Python and `dataclass` add others."""
+    if not (name.startswith("__") and name.endswith("__")):
+        return True
+    if not isinstance(member, FunctionType) or member.__module__ == "dataclasses":
+        return False
+    return inspect.unwrap(member).__code__.co_filename != "<string>"
+
+
+def _content(cell: CellType) -> Any:
+    """Return the content of a cell of a closure, None if it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a compiled function and those within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _source(thing: Any) -> Any:
+    """Return the syntax of a class or a compiled function, or the compiled form if there is no source."""
+    try:
+        return _syntax(ast.parse(textwrap.dedent(inspect.getsource(thing))))
+    except (OSError, TypeError, SyntaxError):
+        codes = _codes(thing) if isinstance(thing, CodeType) else ()  # methods are digested as members
+        return [(code.co_code, code.co_names, [c for c in code.co_consts if isinstance(c, _PLAIN)]) for code in codes]
+
+
+def _syntax(node: Any) -> Any:
+    """Return a piece of syntax without docstrings, in a form that all versions of Python share."""
+    if isinstance(node, list):
+        return [_syntax(item) for item in node if not _is_docstring(item)]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = {name: _syntax(value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind")}
+    return type(node).__name__, {name: form for name, form in fields.items() if form not in ("None", [])}
+
+
+def _is_docstring(node: Any) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

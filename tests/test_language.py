@@ -1,0 +1,126 @@
+"""How posx is written, as far as a machine can see it: docstrings, comments, names of types and tests.
+
+Rooms follow one after the other: `ROOMS` and `TESTS` list those that do, and only grow.
+"""
+
+import ast
+import re
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import posx
+
+ROOT = Path(posx.__file__).parent
+ROOMS = (
+    "contract/", "encodings/", "attention/", "testing/", "model", "layers", "cross_entropy", "generate", "positions",
+)  # fmt: skip
+TESTS = ("encodings/", "attention/")
+
+#: No sentence begins with one of these: they stand for a noun that a reader must guess.
+OPENINGS = {"What", "Who", "Whoever", "Whatever", "Of", "Where", "Wherever", "Those", "Such"}
+#: The first word of a function's docstring, an instruction.
+VERBS = set(
+    """Add Apply Append Attend Build Call Cast Check Choose Collect Combine Compare Compose Compute Concatenate Convert
+    Copy Count Cut Decode Differentiate Divide Draw Embed Evaluate Fill Find Fold Give Hash Hide
+    Import Join List Look Make Map Mark Mask Measure Merge Mirror Move Multiply Name Normalise Pack Pad Parse Print
+    Project Read Record Refuse Remember Repeat Replace Report Return Rotate Round Run Sample Scale Scan Set Shard Shift
+    Show Skip Slice Sort Stack Split Start Stretch Sum Tabulate Take Test Trace Turn Visit Walk Write Yield Raise Follow
+    Invert Decide Send Exchange Express Format Describe Recompute Keep""".split()
+)
+ARTICLES = {"A", "An", "The", "One", "Two", "Every", "Each", "All", "No", "Whether"} - {"Whether"}
+MOST_WORDS, LONGEST_LINE, LONGEST_NAME = 25, 120, 60
+
+
+def of(folder, places):
+    files = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.py"))}
+    return {name: path for name, path in files.items() if name in places or name.startswith(places)}
+
+
+FILES = of(ROOT, ROOMS)
+TEST_FILES = of(Path(__file__).parent, TESTS)
+
+
+def sentences(text):
+    """Yield the sentences of a docstring or comment. A colon or an empty line ends one, as a full stop does."""
+    text = re.sub(r"`[^`]*`|\[[^\]]*\]|\([^()]*\)", " x ", text)
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("        ") or "=" not in line)
+    for part in re.split(r"\n\s*\n|[.!?:]\s+|[.!?:]$|\n\s*[-*] ", prose):
+        if words := re.findall(r"[A-Za-z][\w'-]*", part):
+            yield words
+
+
+def comments(path):
+    """Yield (line, text) of the comments of a file, those on neighbouring lines together."""
+    found = []
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type == tokenize.COMMENT and not re.match(r"#\s*(type:|noqa|fmt:)", token.string):
+                text, alone = token.string.lstrip("#: "), token.line.lstrip().startswith("#")
+                if found and alone and found[-1][2] and found[-1][0] + found[-1][3] == token.start[0]:
+                    line, before, _, count = found.pop()
+                    found.append((line, f"{before} {text}", True, count + 1))
+                else:
+                    found.append((token.start[0], text, alone, 1))
+    for line, text, *_ in found:
+        yield line, text
+
+
+def documented(path):
+    """Yield (node, line, docstring) of a module, its classes and functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+            yield node, getattr(node, "lineno", 1), text
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_sentences_are_short_and_plain(name):
+    texts = [(line, text) for _, line, text in documented(FILES[name])] + list(comments(FILES[name]))
+    wrong = []
+    for line, text in texts:
+        for words in sentences(text):
+            if words[0] in OPENINGS:
+                wrong.append(f"{name}:{line} begins with {words[0]!r}: {' '.join(words[:6])}")
+            if len(words) > MOST_WORDS:
+                wrong.append(f"{name}:{line} has {len(words)} words: {' '.join(words[:6])} ...")
+    assert not wrong, "\n".join(wrong)
+
+
+def is_property(node):
+    return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_docstrings_begin_with_a_verb_or_an_article(name):
+    """Functions with a verb, properties and classes with an article; a class of the catalogue with its formula."""
+    wrong = []
+    for node, line, text in documented(FILES[name]):
+        word = re.split(r"\W", text, maxsplit=1)[0]
+        if isinstance(node, ast.FunctionDef) and not is_property(node) and word not in VERBS:
+            wrong.append(f"{name}:{line} {node.name}: {text.splitlines()[0][:80]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_names_of_types_are_unique():
+    owners = Counter(
+        node.name
+        for path in sorted(ROOT.rglob("*.py"))
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    )
+    here = {
+        node.name
+        for path in FILES.values()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    }
+    assert not sorted(name for name in here if owners[name] > 1)
+
+
+@pytest.mark.parametrize("name", TEST_FILES)
+def test_names_of_tests_are_short(name):
+    tree = ast.parse(TEST_FILES[name].read_text(encoding="utf-8"))
+    names = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name[:5] == "test_"]
+    assert not [found for found in names if len(found) > LONGEST_NAME]
