@@ -117,7 +117,7 @@ class Encoding:
         check_fields(self)
         hints = hints_of(type(self))  # type: ignore[arg-type]
         for field in dataclasses.fields(self):
-            if isinstance(hint := hints[field.name], type) and issubclass(hint, Encoding):
+            if isinstance(hint := hints.get(field.name), type) and issubclass(hint, Encoding):
                 require_encoding(getattr(self, field.name), f"{type(self).__name__}: {field.name}")
 
     @property

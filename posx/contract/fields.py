@@ -70,8 +70,11 @@ def snake_case(cls: type) -> str:
 
 @functools.cache
 def hints_of(cls: Any) -> dict[str, Any]:
-    """Return the types that a class declares, by name."""
-    return typing.get_type_hints(cls, include_extras=True)
+    """Return the types that a class declares, by name; {} if a name in them cannot be looked up."""
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except NameError:  # a type of a function's own, or of type checkers alone
+        return {}
 
 
 def check_fields(value: Any) -> None:
@@ -79,15 +82,22 @@ def check_fields(value: Any) -> None:
     name, hints = snake_case(type(value)), hints_of(type(value))  # type: ignore[arg-type]
     for field in dataclasses.fields(value):
         given = getattr(value, field.name)
-        if problem := "" if given is None else _problem(hints[field.name], given):
+        if problem := "" if given is None else _problem(hints.get(field.name), given):
             raise ConfigError(f"{name}: {field.name}={given!r} {problem}")
+
+
+def _holds(allowed: Range, value: Any) -> bool:
+    try:
+        return allowed.holds(value)
+    except TypeError:  # a value of another type, such as a text
+        return False
 
 
 def _problem(hint: Any, value: Any) -> str:
     """Return why `value` does not fit the type `hint`, or nothing. Types themselves are not compared."""
     kind, inner = typing.get_origin(hint), typing.get_args(hint)
     if kind is Annotated:
-        broken = (f"must be {said.text}" for said in inner[1:] if isinstance(said, Range) and not said.holds(value))
+        broken = (f"must be {said.text}" for said in inner[1:] if isinstance(said, Range) and not _holds(said, value))
         return next(broken, "") or _problem(inner[0], value)
     if kind is Literal:
         return "" if value in inner else f"is unknown; allowed: {', '.join(map(str, inner))}"

@@ -399,6 +399,18 @@ def test_field_out_of_its_declared_range_is_refused(fields, message):
     assert "\n" not in str(caught.value)
 
 
+def test_type_that_cannot_be_looked_up_checks_nothing():
+    names = {"posx": posx, "dataclasses": dataclasses}
+    body = "@dataclasses.dataclass(frozen=True)\nclass Mine(posx.Encoding):\n    kind: Unknown = 3\n"
+    exec(compile(f"from __future__ import annotations\n{body}", "mine.py", "exec"), names)
+    assert names["Mine"]().kind == 3
+
+
+def test_text_in_place_of_a_number_is_out_of_its_range():
+    with pytest.raises(ConfigError, match="^rope: base='x' must be above 1$"):
+        Rope(base="x")
+
+
 def test_field_inside_its_declared_range_is_taken():
     fields = {"window": 1, "share": 0.0, "form": "power", "sides": ("key", "query"), "spans": (1, 2)}
     assert posx.build({"name": f"{__name__}:Ranged", **fields}, DIMS) == Ranged(**fields)
