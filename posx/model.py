@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from posx.attention import Slots, attend, batch_features, causal, cut, known, seen_by, token_map, without_empty
+from posx.attention import Slots, attend, batch_features, causal, known, seen_by, sharding, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
 from posx.config.model import ModelConfig
 from posx.contract import Dims, Encoding, Features, Tabulated, distance_terms, prefixed
@@ -123,7 +123,7 @@ class DecoderBlock(nnx.Module):
         self.mlp = Mlp(config, rngs)
 
     def __call__(self, x, shared, call: ForwardPass, layer: Layer | None, rng: jax.Array | None):
-        x = cut.spread(x)
+        x = sharding.shard(x)
         y, layer = self.attention(rms_norm(x, self.attention_norm[...]), shared, call, layer)
         x = x + dropout(y, self.rate, fold_in(rng, 0))
         y = self.mlp(rms_norm(x, self.mlp_norm[...]))

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import cut
+from posx.attention import sharding
 from posx.attention.arguments import (
     Slots,
     as_slots,
@@ -125,7 +125,7 @@ def attend(
     check_positions(encoding, k_slots.pos)
     check_tokens(encoding, q, k, x, features)
     check_slots(encoding, q_slots, k_slots, from_x=x is not None)
-    q, k, v = (cut.spread(x, axis=2, over=cut.head_axis(q.shape[0], k.shape[2])) for x in (q, k, v))
+    q, k, v = (sharding.shard(x, axis=2, over=sharding.head_axis(q.shape[0], k.shape[2])) for x in (q, k, v))
     q_features, k_features = features or ({}, {})
     if not in_order:
         q, x, q_features = without_empty((q, x, q_features), q_slots.idx)
@@ -149,7 +149,7 @@ def attend(
     keys = Block(_keys(encoding, params, (k, mapped_k, v), k_slots.pos, k_features), k_slots)
     run = functools.partial(EXECUTORS[executor] if isinstance(executor, str) else executor, encoding, mask, order=order)
     with _forward_mode_needs_dense(executor):
-        each = functools.partial(cut.over_sequences, run) if cut.cuts_sequences(q.shape[0]) else run
+        each = functools.partial(sharding.over_sequences, run) if sharding.shards_sequences(q.shape[0]) else run
         o = each(params, queries, keys)
     return barrier(o).swapaxes(1, 2).astype(q.dtype)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import cut
+from posx.attention import sharding
 from posx.attention.arguments import Slots
 from posx.attention.cpu import made_once
 from posx.attention.masks import Mask
@@ -61,7 +61,7 @@ def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool, dev
       devices: the number of devices that query blocks are sharded over, from both ends.
     """
     size, ratio = (64, 2) if by_strips else (128, 1)
-    if rows < 32 and not cut.is_one_core():
+    if rows < 32 and not sharding.is_one_core():
         size, ratio = 256, 2
     query_block = _even(num_queries, size, 1 if devices == 1 else 2 * devices)
     if num_queries != num_keys:

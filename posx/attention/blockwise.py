@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import cut
+from posx.attention import sharding
 from posx.attention.backward import backward
 from posx.attention.blocks import (
     Plan,
@@ -87,7 +87,7 @@ def blockwise(
 ) -> jax.Array:  # fmt: skip
     """Return what `dense` returns, tile by tile; lengths are padded to whole tiles."""
     (b, _, num_queries), (groups, num_keys) = q.tokens.mapped.shape[:3], k.tokens.mapped.shape[1:3]
-    devices = cut.block_devices(b, groups) if min(num_queries, num_keys) > 1 else 1
+    devices = sharding.block_devices(b, groups) if min(num_queries, num_keys) > 1 else 1
     terms = set(distance_terms(encoding, params, q.slots.pos.dtype))
     plan = _plan(encoding, terms, mask, q, k, order, tiling, devices)._replace(learned=bool(jax.tree.leaves(params)))
     strips = _strips(plan, terms, params, q, num_keys)
@@ -95,7 +95,7 @@ def blockwise(
     q, k = split_into_blocks(q, plan.query_block), split_into_blocks(k, plan.key_block)
     attend = _by_key_head if plan.skip else _attend
     if devices > 1 and plan.query_blocks % (2 * devices) == 0:
-        o = cut.over_blocks(lambda keys, numbers, q: attend(plan, keys[0], q, keys[1], numbers), (tables, k), q)
+        o = sharding.over_blocks(lambda keys, numbers, q: attend(plan, keys[0], q, keys[1], numbers), (tables, k), q)
     else:
         o = attend(plan, tables, q, k, None)
     return joined(o)[:, :, :num_queries]
@@ -167,8 +167,8 @@ def _by_key_head(plan: Plan, tables: Tables, q: Block, k: Block, numbers: Any) -
 
         return jax.lax.map(one, heads)
 
-    axis = cut.head_axis(b, groups)
-    call = functools.partial(cut.over_sequences, each, axis=axis) if axis else each
+    axis = sharding.head_axis(b, groups)
+    call = functools.partial(sharding.over_sequences, each, axis=axis) if axis else each
     o = jnp.moveaxis(call((q.slots, k.slots, numbers), (bias, tokens)), 0, 2)
     return o.reshape(*o.shape[:2], heads, *o.shape[4:])
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from posx.attention import cut, strips
+from posx.attention import sharding, strips
 from posx.attention.arguments import Slots
 from posx.attention.cpu import plus_shared
 from posx.attention.masks import Mask
@@ -242,7 +242,7 @@ def _content_scores(encoding: Encoding, params: Params, s: jax.Array, pairs: Pai
     k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
     factor = jnp.ones((1, 1, 1, 1), s.dtype) if q.factor is None else q.factor
     tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, factor, seen)
-    in_turn = cut.is_one_core() and s.shape[0] > 1 and s.size >= LARGE  # all at once would leave the core's cache
+    in_turn = sharding.is_one_core() and s.shape[0] > 1 and s.size >= LARGE  # all at once would leave the core's cache
     return over_batch(one, s, tile, in_turn=in_turn)
 
 

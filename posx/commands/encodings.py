@@ -19,8 +19,8 @@ from posx.commands import COMMANDS, work_folder
 from posx.config.model import ModelConfig
 from posx.contract import abstract_params, acting
 from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, from_spec, spec_text
-from posx.encodings.grammar import spelt
-from posx.encodings.rates import rates_of, told
+from posx.encodings.grammar import value_text
+from posx.encodings.rates import multipliers_in_rows, rates_of
 from posx.errors import ConfigError
 from posx.machine.backend import start_devices
 from posx.runs.folder import RunFolder, is_run, run_folders
@@ -118,7 +118,7 @@ def _facts(encoding: Encoding, dims: Dims) -> dict[str, str]:
     arrays = {name: math.prod(array.shape) for name, array in _arrays(encoding, dims).items()}
     once = sum(size for name, size in arrays.items() if name in encoding.shared)
     each = sum(arrays.values()) - once
-    rate = told((rates_of(encoding, dims),))
+    rate = multipliers_in_rows((rates_of(encoding, dims),))
     return {
         "acts on": ", ".join(acting(encoding)) or "nothing",
         "learned": " + ".join(text for n, text in ((once, f"{once:,}"), (each, f"{each:,} a layer")) if n) or "nothing",
@@ -243,7 +243,7 @@ def _shown(value: Any) -> str:
         return spec_text(value)
     if isinstance(value, float) and not math.isfinite(value):  # a default of a user's own, which cannot be typed
         return str(value)
-    return spelt(value)
+    return value_text(value)
 
 
 def _said_of(field: dataclasses.Field[Any], given: Any) -> str:

@@ -109,19 +109,19 @@ def unparse(spec: str | Mapping[str, Any] | Sequence[Any]) -> str:
     if isinstance(spec, str):
         return spec
     if isinstance(spec, Mapping):
-        fields = [f"{name}={spelt(value)}" for name, value in spec.items() if name != "name"]
+        fields = [f"{name}={value_text(value)}" for name, value in spec.items() if name != "name"]
         return f"{spec['name']}({', '.join(fields)})" if fields else spec["name"]
     return "+".join(unparse(part) for part in spec)
 
 
-def spelt(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return the text of a field's value. Raises ConfigError if it has none."""
     if isinstance(value, Mapping) or (isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value)):
         return unparse(value)
     if isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value):
         return value
     if isinstance(value, tuple | list):
-        items = ", ".join(map(spelt, value))
+        items = ", ".join(map(value_text, value))
         return f"({items},)" if len(value) == 1 else f"({items})"
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{value}: a number in a spec must be finite")

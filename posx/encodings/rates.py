@@ -59,7 +59,7 @@ def multipliers(rates: Rates) -> list[float]:
     return sorted({rate.lr_multiplier for layer in rates for _, rate in layer})
 
 
-def told(rates: Rates) -> float | list[dict[str, float]] | None:
+def multipliers_in_rows(rates: Rates) -> float | list[dict[str, float]] | None:
     """Return the multipliers in the form of a JSON row.
 
     One number for all, {name: number} for each layer if they differ, or None if nothing is learned.

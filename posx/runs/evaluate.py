@@ -15,7 +15,7 @@ from posx.config import EvalConfig, RunConfig
 from posx.config.stored import identity
 from posx.data import Dataset
 from posx.encodings import code_of, spec_text
-from posx.encodings.rates import told
+from posx.encodings.rates import multipliers_in_rows
 from posx.errors import UndefinedLength
 from posx.evaluation.measured import Measured
 from posx.files import lines
@@ -195,7 +195,7 @@ def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, st
         "layers": _cycle([spec_text(spec) for spec in run.layers]),
         "train_len": run.train.length,
         "learning_rate": run.train.learning_rate,
-        "position_lr_multiplier": told(run.resolution.rates),
+        "position_lr_multiplier": multipliers_in_rows(run.resolution.rates),
         "seed": run.train.seed,
         "step": step,
         "tokenizer": dataset.tokenizer.name,

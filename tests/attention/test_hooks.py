@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx import attention
-from posx.attention import cut, tiles
+from posx.attention import sharding, tiles
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.products import over_batch
 from posx.encodings import Chain, Encoding
@@ -118,7 +118,7 @@ def test_scores_of_sequences_one_by_one_are_those_of_all_at_once(encoding, monke
 
     monkeypatch.setattr(tiles, "over_batch", watched)
     monkeypatch.setattr(tiles, "LARGE", 1)
-    monkeypatch.setattr(cut, "is_one_core", lambda: True)
+    monkeypatch.setattr(sharding, "is_one_core", lambda: True)
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=1e-5), follow_the_definition(encoding), at_once)
     assert calls
 

@@ -31,7 +31,7 @@ def is_one_core() -> bool:
     )
 
 
-def cuts_sequences(num_sequences: int) -> bool:
+def shards_sequences(num_sequences: int) -> bool:
     """Return whether sequences are sharded over the devices."""
     return _size(DATA) > 1 and num_sequences % _size(DATA) == 0
 
@@ -39,7 +39,7 @@ def cuts_sequences(num_sequences: int) -> bool:
 def head_axis(num_sequences: int, num_key_heads: int) -> str | None:
     """Return the mesh axis over which heads are sharded, None if each device has all heads.
 
-    After `spread` XLA shards the arrays that are computed from the heads. Loops shard themselves.
+    After `shard` XLA shards the arrays that are computed from the heads. Loops shard themselves.
     """
     if _size(MODEL) > 1:
         return MODEL if num_key_heads % _size(MODEL) == 0 else None
@@ -49,7 +49,7 @@ def head_axis(num_sequences: int, num_key_heads: int) -> str | None:
 
 def block_devices(num_sequences: int, num_key_heads: int) -> int:
     """Return the number of devices over which blocks of queries are sharded."""
-    taken = cuts_sequences(num_sequences) or head_axis(num_sequences, num_key_heads) == DATA
+    taken = shards_sequences(num_sequences) or head_axis(num_sequences, num_key_heads) == DATA
     return 1 if taken else _size(DATA)
 
 
@@ -89,7 +89,7 @@ def _over(axis: str, function: Callable, in_specs: Any) -> Callable:
     return jax.shard_map(function, in_specs=in_specs, out_specs=PartitionSpec(axis), axis_names={axis}, check_vma=False)
 
 
-def spread(x: jax.Array, axis: int = 0, over: str | None = DATA) -> jax.Array:
+def shard(x: jax.Array, axis: int = 0, over: str | None = DATA) -> jax.Array:
     """Shard `axis` of x over the mesh axis `over`, if its devices divide the size."""
     if over is None or _size(over) == 1 or x.shape[axis] % _size(over):
         return x
