@@ -127,6 +127,7 @@ def test_a_figure_names_the_code_of_runs_that_differ_in_nothing_else(place):
         assert f"| mine:SqrtBias, code={digest} | 1 |" in table
 
 
+@pytest.mark.slow
 def test_a_sweep_puts_a_run_of_edited_code_beside_the_old(site, trained, tmp_path):
     """The workers are processes of their own, which read the settings that the sweep has left them."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)

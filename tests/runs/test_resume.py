@@ -226,6 +226,7 @@ def workers(workdir) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, site, whole, tmp_path):
     """One kill -9 leaves no orphan; the same command does only what is missing, then plots; and then nothing.
 

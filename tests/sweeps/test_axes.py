@@ -402,6 +402,7 @@ def test_two_equal_steps_of_zipped_axes_are_refused(tmp_path):
         plan(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_zipped_sweep_runs_and_resumes(capsys, site, tmp_path):
     words = [
         "sweep", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'zip'}", "--config.sweep.encodings=rope",
