@@ -802,6 +802,7 @@ def test_a_run_folder_holds_what_it_should(whole):
     assert list((whole / "tensorboard").iterdir())
 
 
+@pytest.mark.slow
 def test_bits_per_byte_of_a_stored_tokenizer_are_of_the_text(capsys, site, tmp_path):
     """Byte fallback, and no token for a space: each of them is three tokens and one byte."""
     pieces = [("<unk>", 0.0), ("</s>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]

@@ -89,6 +89,7 @@ def test_a_signalled_run_saves_its_last_step(site, tmp_path, number, code):
     assert not (workdir / "status.json").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_to_a_sweep_lets_its_runs_save(site, tmp_path):
     """A terminal sends it to all processes of the command."""
     words = ["sweep", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path}", "--config.sweep.encodings=t5"]

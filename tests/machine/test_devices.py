@@ -14,9 +14,8 @@ from tests import tiny
 EIGHT = {"JAX_NUM_CPU_DEVICES": "8"}
 
 
-@pytest.mark.parametrize(
-    "what", ["training", *(pytest.param(what, marks=pytest.mark.slow) for what in ("attention", "parts"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["training", "attention", "parts"])
 def test_eight_devices_compute_what_one_does(what):
     environment = tiny.environment(**EIGHT)
     command = [sys.executable, "-m", "tests.machine.eight_devices", what]
@@ -84,11 +83,14 @@ def ends(commands: list[str], **environment: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("JAX_PLATFORMS", "cuda", "JAX_PLATFORMS=cuda: JAX finds no such device: its plugin is not installed. Unset"),
+        pytest.param(
+            "JAX_PLATFORMS", "cuda", "JAX_PLATFORMS=cuda: JAX finds no such device: its plugin is not installed. Unset",
+            marks=pytest.mark.slow,
+        ),
         ("JAX_PLATFORMS", "foo", "'foo' is not in the list of known backends"),
         ("JAX_NUM_CPU_DEVICES", "x", "JAX_NUM_CPU_DEVICES=x: JAX takes no such value"),
     ],
-)
+)  # fmt: skip
 def test_devices_that_do_not_exist_are_one_line(site, whole, name, value, wanted):
     config = f"--config={site / 'tiny.py'}"
     commands = ["encodings rope", "check rope --only=eager", f"evaluate --workdir={whole}"]

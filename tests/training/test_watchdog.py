@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from posx.training.watchdog import Watchdog
 from tests import tiny
 
@@ -81,6 +83,7 @@ sys.exit(posx.cli.main())
 """
 
 
+@pytest.mark.slow
 def test_slow_steps_and_slow_saves_are_no_hang(site, tmp_path):
     words = [
         "train", f"--config={site / 'tiny.py'}:hanging:Hangs", f"--workdir={tmp_path / 'run'}",
