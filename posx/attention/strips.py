@@ -203,8 +203,11 @@ def pair_products(vectors: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.A
     def by_query(vectors: jax.Array) -> jax.Array:
         def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
             vector, pos = query
-            found = _broadcast_rows(jax.vmap(rows)(pos[:, None] - k_pos), vector.shape)
-            return jnp.einsum("bhd,bhkd->bhk", vector, found)
+            found = jax.vmap(rows)(pos[:, None] - k_pos)
+            if found.shape[2] == 1:  # heads share them: one product with all heads' queries
+                shared = jnp.broadcast_to(found[:, :, 0], (vector.shape[0], found.shape[1], found.shape[3]))
+                return jnp.einsum("bhd,bkd->bhk", vector, shared)
+            return jnp.einsum("bhd,bhkd->bhk", vector, _broadcast_rows(found, vector.shape))
 
         return _map_queries(one, (jnp.moveaxis(vectors, 2, 0), q_pos.T))
 
@@ -231,8 +234,11 @@ def pair_sums(weights: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.Array
 
     def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
         weight, pos = query
-        found = _broadcast_rows(jax.vmap(rows)(pos[:, None] - k_pos), weight.shape)
-        return jnp.einsum("bhk,bhkd->bhd", weight, found)
+        found = jax.vmap(rows)(pos[:, None] - k_pos)
+        if found.shape[2] == 1:  # heads share them: one product with all heads' weights
+            shared = jnp.broadcast_to(found[:, :, 0], (weight.shape[0], found.shape[1], found.shape[3]))
+            return jnp.einsum("bhk,bkd->bhd", weight, shared)
+        return jnp.einsum("bhk,bhkd->bhd", weight, _broadcast_rows(found, weight.shape))
 
     return _map_queries(one, (jnp.moveaxis(weights, 2, 0), q_pos.T))
 
