@@ -31,6 +31,7 @@ def test_it_computes_what_the_run_does_and_others_can_read_its_arrays(whole, exp
     np.testing.assert_array_equal(arrays["embedding"], params["embedding"])
 
 
+@pytest.mark.slow
 def test_a_run_loads_with_64_bit_types_and_without_a_word(whole, exported):
     """As a program of its own, whose logging nobody has set up."""
     code = "import sys, posx, numpy as np\nfor path in sys.argv[1:]:\n    apply, params, _ = posx.load(path)\n"

@@ -79,6 +79,7 @@ def test_a_killed_run_ends_bit_for_bit_like_one_never_interrupted(site, tmp_path
     assert len(json.loads((workdir / "env.json").read_text())["resumed"]) == 1
 
 
+@pytest.mark.slow
 def test_a_terminated_run_saves_where_it_is_and_goes_on(site, tmp_path, whole):
     """SIGTERM, as schedulers send it before they kill: exit 75, and not a step is made twice."""
     workdir = tmp_path / "run"

@@ -50,6 +50,7 @@ print("alive")
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_was_stopped_had_no_time(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", PAUSED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
