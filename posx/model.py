@@ -18,7 +18,7 @@ from flax import nnx
 from posx.attention import Slots, attend, batch_features, causal, known, seen_by, sharding, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
 from posx.config.model import ModelConfig
-from posx.contract import Dims, Encoding, Features, Tabulated, distance_terms, prefixed
+from posx.contract import Dims, Encoding, Features, Tabulated, abstract_params, distance_terms, prefixed
 from posx.contract.sizes import check_params, named
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Spec
@@ -271,8 +271,7 @@ class Model:
         tokens = (batch_size, capacity)
 
         def layer(encoding: Encoding) -> Layer:
-            rng, pos = jax.random.key(0), jax.ShapeDtypeStruct(tokens, jnp.int32)
-            params = jax.eval_shape(lambda rng: encoding.init(rng, dims), rng)
+            params, pos = abstract_params(encoding, dims), jax.ShapeDtypeStruct(tokens, jnp.int32)
             x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
             features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
             k = v = jax.ShapeDtypeStruct((*tokens, config.kv_heads, dims.head_dim), dtype)

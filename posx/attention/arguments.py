@@ -80,7 +80,7 @@ def both_sides(
 ) -> tuple[Slots, Slots, bool]:
     """Return the checked slots of q_tokens = (b, q) and k_tokens = (b, k), and whether they are in order.
 
-    Raises ValueError, one line, for what is missing or has another shape or type.
+    Raises ValueError, one line, if an array is missing or has another shape or type.
     """
     for field in ("idx", "segment"):
         if (getattr(q, field) is None) != (getattr(k, field) is None):

@@ -203,11 +203,8 @@ def pair_products(vectors: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.A
     def by_query(vectors: jax.Array) -> jax.Array:
         def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
             vector, pos = query
-            found = jax.vmap(rows)(pos[:, None] - k_pos)
-            if found.shape[2] == 1:  # heads share them: one product with all heads' queries
-                shared = jnp.broadcast_to(found[:, :, 0], (vector.shape[0], found.shape[1], found.shape[3]))
-                return jnp.einsum("bhd,bkd->bhk", vector, shared)
-            return jnp.einsum("bhd,bhkd->bhk", vector, _broadcast_rows(found, vector.shape))
+            letters, found = _rows_by_key(rows, pos[:, None] - k_pos, vector.shape)
+            return jnp.einsum(f"bhd,{letters}->bhk", vector, found)
 
         return _map_queries(one, (jnp.moveaxis(vectors, 2, 0), q_pos.T))
 
@@ -234,13 +231,21 @@ def pair_sums(weights: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.Array
 
     def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
         weight, pos = query
-        found = jax.vmap(rows)(pos[:, None] - k_pos)
-        if found.shape[2] == 1:  # heads share them: one product with all heads' weights
-            shared = jnp.broadcast_to(found[:, :, 0], (weight.shape[0], found.shape[1], found.shape[3]))
-            return jnp.einsum("bhk,bkd->bhd", weight, shared)
-        return jnp.einsum("bhk,bhkd->bhd", weight, _broadcast_rows(found, weight.shape))
+        letters, found = _rows_by_key(rows, pos[:, None] - k_pos, weight.shape)
+        return jnp.einsum(f"bhk,{letters}->bhd", weight, found)
 
     return _map_queries(one, (jnp.moveaxis(weights, 2, 0), q_pos.T))
+
+
+def _rows_by_key(rows: Rows, distances: jax.Array, shape: tuple[int, ...]) -> tuple[str, jax.Array]:
+    """Return the rows at distances [b or 1, k] and their axes: [b, k, d] if heads share them, else [b, h, k, d].
+
+    shape: b and h in front. Shared rows need one product with all heads.
+    """
+    found = jax.vmap(rows)(distances)
+    if found.shape[2] == 1:
+        return "bkd", jnp.broadcast_to(found[:, :, 0], (shape[0], found.shape[1], found.shape[3]))
+    return "bhkd", _broadcast_rows(found, shape)
 
 
 def _broadcast_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:

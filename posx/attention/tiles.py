@@ -18,7 +18,7 @@ from posx.attention.arguments import Slots
 from posx.attention.cpu import plus_shared
 from posx.attention.masks import Mask
 from posx.attention.products import mapped_products, over_batch, repeat_heads
-from posx.contract import ByDistance, Encoding, Features, Params, Tile, distance_terms, wide_dtype
+from posx.contract import ByDistance, Encoding, Features, Params, Tile, bias_by_distance, distance_terms, wide_dtype
 from posx.machine.compiler import barrier
 
 #: The score of an invisible pair: below every finite one, however low a bias may push those.
@@ -134,33 +134,27 @@ def _score_terms(encoding: Encoding, params: Params, pairs: Pairs) -> list[jax.A
         terms.append(_bias_by_distance(encoding, params, *pairs.pos))
     elif pairs.strips.bias is not None:
         terms.append(strips.toeplitz(pairs.strips.bias, *pairs.size)[None])
-    if encoding.acts_on("bias"):
-        terms.append(finite(over_batch(lambda *pos: encoding.bias(params, *pos), *pairs.pos)))
+    terms.append(_bias(encoding, params, *pairs.pos))
     if encoding.acts_on("token_bias"):
         q, k = pairs.q.tokens.token_bias, pairs.k.tokens.token_bias
         terms.append((q[..., :, None, :] - k[..., None, :, :]).sum(axis=-1))
     return [term for term in (*terms, *_scaled_scores(encoding, params, pairs)) if term is not None]
 
 
-def _bias_by_distance(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
-    """Return the bias of `by_distance` at any positions, finite [b or 1, h or 1, q, k], or None."""
-    if "bias" not in distance_terms(encoding, params, q_pos.dtype):
-        return None
+def _bias_by_distance(encoding: Encoding, params: Params, *pos: jax.Array) -> jax.Array | None:
+    """Return the bias of `by_distance` over a batch, finite [b or 1, h or 1, q, k], or None."""
+    return finite(over_batch(lambda *pos: bias_by_distance(encoding, params, *pos), *pos))
 
-    def one(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
-        found = encoding.by_distance(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
-        return found.reshape(-1, q_pos.shape[0], k_pos.shape[0])
 
-    return finite(over_batch(one, q_pos, k_pos))
+def _bias(encoding: Encoding, params: Params, *pos: jax.Array) -> jax.Array | None:
+    """Return the hook `bias` over a batch, finite [b or 1, h or 1, q, k], or None if it does not act."""
+    return finite(over_batch(lambda *pos: encoding.bias(params, *pos), *pos)) if encoding.acts_on("bias") else None
 
 
 def content_free_bias(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
     """Return the sum of both biases that depend on positions alone, finite [b or 1, h or 1, q, k], or None."""
-    found = _bias_by_distance(encoding, params, q_pos, k_pos)
-    if not encoding.acts_on("bias"):
-        return found
-    bias = finite(over_batch(lambda *pos: encoding.bias(params, *pos), q_pos, k_pos))
-    return bias if found is None or bias is None else found + bias
+    by_distance, bias = _bias_by_distance(encoding, params, q_pos, k_pos), _bias(encoding, params, q_pos, k_pos)
+    return bias if by_distance is None else by_distance if bias is None else by_distance + bias
 
 
 def _scaled_scores(encoding: Encoding, params: Params, pairs: Pairs) -> list[jax.Array]:

@@ -265,6 +265,14 @@ def distance_terms(encoding: Encoding, params: Params, pos_dtype: Any = jnp.int3
     return {name: term for name, term in found._asdict().items() if term is not None}
 
 
+def bias_by_distance(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
+    """Return the bias of `by_distance` for all pairs of positions [q] and [k], [h or 1, q, k]; None without one."""
+    if "bias" not in distance_terms(encoding, params, q_pos.dtype):
+        return None
+    found = encoding.by_distance(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
+    return found.reshape(-1, q_pos.shape[0], k_pos.shape[0])
+
+
 def abstract_params(encoding: Encoding, dims: Dims) -> Params:
     """Return the shapes and types of the parameters that `init` returns."""
     return jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))

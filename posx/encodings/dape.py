@@ -1,8 +1,6 @@
 """DAPE: a bias adapted to the scores by a small network over the heads."""
 
 import dataclasses
-import functools
-import operator
 from typing import Annotated
 
 import jax
@@ -18,6 +16,7 @@ from posx.contract import (
     Params,
     Tile,
     acting,
+    bias_by_distance,
     distance_terms,
     inside,
     odd,
@@ -104,13 +103,9 @@ class Dape(Composite):
 
     def _bias_of_base(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
         """Return the base's biases by distance and by pair, [h or 1, q, k], None if it has neither."""
-        terms = []
-        if "bias" in distance_terms(self.base, params):
-            distance = (q_pos[:, None] - k_pos[None, :]).ravel()
-            terms.append(self.base.by_distance(params, distance).bias.reshape(-1, len(q_pos), len(k_pos)))
-        if self.base.acts_on("bias"):
-            terms.append(self.base.bias(params, q_pos, k_pos))
-        return functools.reduce(operator.add, terms) if terms else None
+        by_distance = bias_by_distance(self.base, params, q_pos, k_pos)
+        bias = self.base.bias(params, q_pos, k_pos) if self.base.acts_on("bias") else None
+        return bias if by_distance is None else by_distance if bias is None else by_distance + bias
 
 
 def _uniform(rng: jax.Array, shape: tuple[int, ...], inputs: int) -> jax.Array:

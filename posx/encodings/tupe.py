@@ -49,7 +49,7 @@ class Tupe(PositionTable):
             "norm_scale": jnp.ones((m,), jnp.float32),
             "norm_bias": jnp.zeros((m,), jnp.float32),
             "u_q": normal(q_rng, (m, h, d), 0.02),
-            "u_k": normal(k_rng, (m, dims.num_kv_heads or h, d), 0.02),
+            "u_k": normal(k_rng, (m, dims.kv_heads, d), 0.02),
         }
         return params | ({"theta": normal(theta_rng, (2, h), 0.02)} if self.untied else {})
 

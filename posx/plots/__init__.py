@@ -73,7 +73,7 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
 
 
 def draw_again(folder: pathlib.Path) -> None:
-    """Draw the figures and the table that are in a run's or a sweep's folder again, from the rows of now.
+    """Redraw the figures and the table in a run's or a sweep's folder from its present rows.
 
     Figures of posx are known by their names and by an SVG beside each PNG, its table by its head.
     """

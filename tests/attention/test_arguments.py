@@ -141,7 +141,7 @@ class Odd(Encoding):
         return self._zeros(q=len(tile.q_pos), k=len(tile.k_pos))
 
 
-#: What a hook gives, and what is wanted: in letters, and in numbers.
+#: The shape that a hook returns, and the required one in letters and in numbers.
 HOOKS = {
     "query of other heads": (Odd("query", ("q", 2, D)), "[3, 2, 6]", "[q, h, *] = [3, 4, *]"),
     "key of query heads": (Odd("key", ("k", H, D)), "[5, 4, 6]", "[k, g, *] = [5, 2, *]"),

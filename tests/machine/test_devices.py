@@ -97,7 +97,7 @@ def test_devices_that_do_not_exist_are_one_line(site, whole, name, value, wanted
     if value == "cuda":  # whose error says nothing
         commands += [f"train {config} --workdir={whole}", f"sweep {config} --dry_run"]
         commands += [f"generate --workdir={whole} --prompt=a", f"export --workdir={whole} --to=x.safetensors", "doctor"]
-    # What stops the import of JAX stops it once in a process.
+    # A value that stops the import of JAX stops it once in a process.
     calls = [commands] if name == "JAX_PLATFORMS" else [[words] for words in commands]
     found = [line for lines in calls for line in ends(lines, **{name: value})]
     assert len(found) == len(commands)
