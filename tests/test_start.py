@@ -3,9 +3,8 @@
 import subprocess
 import sys
 
-from posx.config.executors import EXECUTORS
-
 from posx import plots
+from posx.attention import EXECUTORS
 from posx.commands import COMMANDS, FIGURES, function
 from posx.evaluation.protocols import PROTOCOLS
 from posx.testing import DIMS

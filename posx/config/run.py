@@ -136,7 +136,7 @@ class RunConfig:
         run = RunConfig(layers, rates=rates, code=code, text=text, asked=asked, **sections)
         if run.hash != values.get("hash"):
             raise ConfigError(
-                f"its settings have the hash {run.hash}, the file says {values.get('hash')!r}: it was edited, or another "
+                f"its settings have the hash {run.hash}, the file says {values.get('hash')!r}. It was edited, or another "
                 "version of posx made it. Restore the file, or train the run again"
             )
         return run

@@ -129,7 +129,7 @@ def test_config_json_that_lacks_something_is_refused(section, setting):
 def test_edited_config_json_is_refused():
     values = run_of().to_json()
     values["train"]["steps"] = 5
-    with pytest.raises(ConfigError, match="it was edited"):
+    with pytest.raises(ConfigError, match="It was edited"):
         RunConfig.from_json(values)
 
 
