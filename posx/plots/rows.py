@@ -10,10 +10,11 @@ import functools
 import json
 import logging
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from posx.encodings import spec_text
+from posx.encodings.rates import from_json, multipliers_in_rows
 from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
@@ -94,14 +95,31 @@ def run_of_config(folder: pathlib.Path, path: str) -> Run:
     try:
         config = parsed((folder / "config.json").read_text(encoding="utf-8", errors="replace"))
         settings = {f"{name}.{key}": value for name in ("model", "train") for key, value in config[name].items()}
-        free = ("model.layer_policy", "train.log", "train.checkpoint", "train.keep", "train.dispatch")
+        free = ("model.layer_policy", "train.log_", "train.checkpoint", "train.keep_", "train.dispatch_")
         settings = {name: value for name, value in settings.items() if not name.startswith(free)}
+        rates = from_json(config["rates"])
+        settings["train.position_lr_multiplier"] = multipliers_in_rows(rates)
+        decayed = sorted(f"{n}.{name}" for n, layer in enumerate(rates) for name, rate in layer if rate.decays)
+        settings |= {"train.decayed": decayed} if decayed else {}
+        one = all(layer == config["layers"][0] for layer in config["layers"])
+        settings |= dict(_leaves(config["layers"][0], "encoding") if one else _leaves(config["layers"], "layers"))
         settings |= {f"data.{name}": config["data"][name] for name in ("source", "tokenizer")}
-        settings |= {f"encoding.{name}": value for name, value in config["layers"][0].items()}
-        text = spec_text(config["asked"]["encoding"])
+        encoding = config["asked"]["encoding"]
+        policy = config["model"]["layer_policy"] if not one else ["encoding"]
+        layers = [spec_text(encoding if name == "encoding" else name) for name in policy]
+        text = _text_of(spec_text(encoding), layers)
         return Run(path, text, config["train"]["length"], settings | {"data": config["text"]})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Run(path, path)
+
+
+def _leaves(spec: Any, path: str) -> Iterator[tuple[str, Any]]:
+    several = isinstance(spec, list) and spec and isinstance(spec[0], dict | list)
+    if not several and not isinstance(spec, dict):
+        yield path, spec
+        return
+    for key, inner in spec.items() if isinstance(spec, dict) else enumerate(spec):
+        yield from _leaves(inner, f"{path}.{key}")
 
 
 def _text_of(encoding: str, layers: Sequence[str]) -> str:
