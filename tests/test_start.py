@@ -3,9 +3,10 @@
 import subprocess
 import sys
 
+from posx.config.executors import EXECUTORS
+
 from posx import plots
 from posx.commands import COMMANDS, FIGURES, function
-from posx.config.executors import EXECUTORS
 from posx.evaluation.protocols import PROTOCOLS
 from posx.testing import DIMS
 from tests import tiny

@@ -60,13 +60,13 @@ def encodings_of(folder: pathlib.Path, stored: Sequence[Row]) -> list[Subject]:
 
 def of_run(folder: RunFolder, run: RunConfig, name: str, text: str) -> list[Subject]:
     """The distinct encodings of one run's layers, each as the first layer that has it sees it."""
-    layers = run.resolution.layers
+    layers = run.layers
     several = len(set(layers)) > 1
     names = {encoding: encoding_name(encoding) if several else text for encoding in layers}
     try:
         model, params, _, step = load_model(folder)
     except WorkdirError:
-        dims = run.resolution.model.dims(run.train.length)
+        dims = run.dims
         return [initial(names[encoding], encoding, dims) for encoding in dict.fromkeys(layers)]
     found = []
     for number, encoding in enumerate(model.distinct):

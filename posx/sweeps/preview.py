@@ -84,7 +84,7 @@ def status(jobs: Sequence[Job], workdir: Path) -> str:
 
 def _resolved(run: RunConfig) -> str:
     """The encodings of the layers with nothing left open."""
-    return ", ".join(dict.fromkeys(map(spec_text, run.resolution.layers)))
+    return ", ".join(dict.fromkeys(map(spec_text, run.layers)))
 
 
 def _ceiling(cache: Path, dtype: str) -> float:

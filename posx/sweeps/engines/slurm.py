@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posx.config.stored import digest
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.files.atomic import is_alive, write_json
 from posx.files.parse import parsed
@@ -92,7 +91,7 @@ def submit(
     known, asked = stored.get("jobs", {}), stored.get("digests", {})
     alive = {name: known[name] for name, state in states(workdir).items() if state in ALIVE}
     for task in tasks:
-        if asked.get(task.name, digest(task.run)) != digest(task.run) and task.name in alive:
+        if asked.get(task.name, task.run.hash) != task.run.hash and task.name in alive:
             raise ConfigError(
                 f"{task.name} is with SLURM already, as job {alive[task.name]}, with other settings: cancel that, or "
                 "use another --workdir"
@@ -109,7 +108,7 @@ def submit(
             log_file(task)
             jobs.append(executor.submit(Order(task.command(), task.folder.path, machine, save_seconds)))
     made = {task.name: job.job_id for task, job in zip(new, jobs, strict=True)}
-    asked |= {task.name: digest(task.run) for task in new}
+    asked |= {task.name: task.run.hash for task in new}
     cluster = options.get("cluster", "slurm")
     write_json(workdir / FOLDER / JOBS, {"cluster": cluster, "jobs": known | made, "digests": asked})
     return made, alive
