@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-
-#: The version of a row of `eval.jsonl`. Figures and tables leave out rows of other versions.
+#: The version of a row of `eval.jsonl`. Rows of other versions are left out.
 ROW_VERSION = 4
 
 
 def is_measurement(row: Mapping[str, Any]) -> bool:
-    """Whether a row of `eval.jsonl` says what was measured of what."""
+    """Tell whether a row of `eval.jsonl` is of this version and says what was measured of what."""
+    if row.get("schema_version") != ROW_VERSION or not isinstance(row.get("settings"), dict):
+        return False
     lengths = (row.get("train_len"), row.get("eval_len"))
     words = (row.get("encoding"), row.get("protocol"), row.get("status", "ok"))
     return all(map(_counts, lengths)) and all(map(_is_text, words))
@@ -78,6 +79,5 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("block_nll", "position_edges", "position_targets"), _are_numbers),
     "position_nll": lambda value: isinstance(value, list),
     "layers": lambda value: isinstance(value, list) and _are_texts(value),
-    "settings": lambda value: isinstance(value, dict),
     "code": lambda value: isinstance(value, dict) and _are_texts(value.values()),
 }

@@ -166,9 +166,9 @@ def _differing(runs: Sequence[Run], on_axes: Collection[str]) -> list[str]:
     """
     names = {name for run in runs for name in run.settings} - {"train.seed", *on_axes}
     found = [name for name in sorted(names) if _differs(name, runs)]
-    if "data" not in found:
-        return [name for name in found if not name.startswith("data.")]
-    return [name for name in found if name != "data" or not any(one.startswith("data.") for one in found)]
+    named = {"data.source", "data.tokenizer"}
+    hidden = {"data.text"} if named.intersection(found) else set()
+    return [name for name in found if name not in (hidden if "data.text" in found else named)]
 
 
 def _differs(name: str, runs: Sequence[Run]) -> bool:
@@ -184,10 +184,10 @@ def _differs(name: str, runs: Sequence[Run]) -> bool:
 
 def _value(run: Run, name: str) -> str:
     value = run.settings.get(name)
-    return str(value)[:12] if name == "data" else str(tuple(value)) if isinstance(value, list) else str(value)
+    return str(value)[:12] if name == "data.text" else str(tuple(value)) if isinstance(value, list) else str(value)
 
 
 def _short(name: str, names: Iterable[str]) -> str:
     """A setting's own name if no other of `names` ends so, else its path."""
     last = name.rpartition(".")[2]
-    return "text" if name == "data" else name if sum(one.rpartition(".")[2] == last for one in names) > 1 else last
+    return name if sum(one.rpartition(".")[2] == last for one in names) > 1 else last

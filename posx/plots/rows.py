@@ -10,17 +10,16 @@ import functools
 import json
 import logging
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from posx.encodings import spec_text
-from posx.encodings.rates import from_json, multipliers_in_rows
+from posx.errors import WorkdirError
 from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
 from posx.files import lines
 from posx.files.parse import parsed
-from posx.files.rows import ROW_VERSION, is_measurement, number, whole
+from posx.files.rows import is_measurement, number, whole
 from posx.runs.folder import RunFolder, is_run, name_of, run_folders, typed_path
 from posx.runs.targets import anchor_of
 
@@ -37,7 +36,7 @@ _SCORED = (
 #: the same text in another way.
 OF_ENCODINGS = ("encoding.", "layers.", "code.", "train.position_lr_multiplier", "train.decayed")
 #: The settings of the data, and the fields of a row that hold them as they were when it was measured.
-_MEASURED_ON = {"data": "data_digest", "data.source": "data_source", "data.tokenizer": "tokenizer"}
+_MEASURED_ON = {"data.text": "data_digest", "data.source": "data_source", "data.tokenizer": "tokenizer"}
 _LOG = logging.getLogger(__name__)
 
 
@@ -61,13 +60,13 @@ class Run:
 
     @functools.cached_property
     def kind(self) -> str:
-        """All settings but the seed, with the digest of the data in place of its names."""
-        return self._without("train.seed", "data.")
+        """All settings but the seed. The text counts by its digest."""
+        return self._without("train.seed", "data.source", "data.tokenizer")
 
     @functools.cached_property
     def around(self) -> str:
         """All settings but those of the encodings, of the data, the seed and the training length."""
-        return self._without("train.seed", "train.length", "data", *OF_ENCODINGS)
+        return self._without("train.seed", "train.length", "data.", *OF_ENCODINGS)
 
     def _without(self, *starts: str) -> str:
         kept = {name: value for name, value in self.settings.items() if not name.startswith(starts)}
@@ -84,42 +83,21 @@ class Row(dict[str, Any]):
 
 def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
     """The run at `path` that a row of its results is of."""
-    settings = {name: value for name, value in row.get("settings", {}).items() if not name.startswith("code.")}
+    settings = {name: value for name, value in row["settings"].items() if not name.startswith(("code.", "data"))}
     settings |= {f"code.{name}": digest for name, digest in _code(row).items()}
     settings |= {name: row[key] for name, key in _MEASURED_ON.items() if key in row}
     return Run(path, _text_of(row["encoding"], row.get("layers", [])), row["train_len"], settings, **others)
 
 
 def run_of_config(folder: pathlib.Path, path: str) -> Run:
-    """The run of a folder without rows, as its `config.json` says; a run without settings if there is none."""
+    """The run of a folder without rows, as its `config.json` says; a run without settings if that cannot be read."""
     try:
-        config = parsed((folder / "config.json").read_text(encoding="utf-8", errors="replace"))
-        settings = {f"{name}.{key}": value for name in ("model", "train") for key, value in config[name].items()}
-        free = ("model.layer_policy", "train.log_", "train.checkpoint", "train.keep_", "train.dispatch_")
-        settings = {name: value for name, value in settings.items() if not name.startswith(free)}
-        rates = from_json(config["rates"])
-        settings["train.position_lr_multiplier"] = multipliers_in_rows(rates)
-        decayed = sorted(f"{n}.{name}" for n, layer in enumerate(rates) for name, rate in layer if rate.decays)
-        settings |= {"train.decayed": decayed} if decayed else {}
-        one = all(layer == config["layers"][0] for layer in config["layers"])
-        settings |= dict(_leaves(config["layers"][0], "encoding") if one else _leaves(config["layers"], "layers"))
-        settings |= {f"data.{name}": config["data"][name] for name in ("source", "tokenizer")}
-        encoding = config["asked"]["encoding"]
-        policy = config["model"]["layer_policy"] if not one else ["encoding"]
-        layers = [spec_text(encoding if name == "encoding" else name) for name in policy]
-        text = _text_of(spec_text(encoding), layers)
-        return Run(path, text, config["train"]["length"], settings | {"data": config["text"]})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        run = RunFolder(folder).read_config()
+    except WorkdirError:
         return Run(path, path)
-
-
-def _leaves(spec: Any, path: str) -> Iterator[tuple[str, Any]]:
-    several = isinstance(spec, list) and spec and isinstance(spec[0], dict | list)
-    if not several and not isinstance(spec, dict):
-        yield path, spec
-        return
-    for key, inner in spec.items() if isinstance(spec, dict) else enumerate(spec):
-        yield from _leaves(inner, f"{path}.{key}")
+    settings = {name: value for name, value in run.settings.items() if name != "data"}
+    settings |= {"data.text": run.text, "data.source": run.data.source, "data.tokenizer": run.data.tokenizer}
+    return Run(path, _text_of(run.encoding, run.layer_texts), run.train.length, settings)
 
 
 def _text_of(encoding: str, layers: Sequence[str]) -> str:
@@ -141,7 +119,7 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
     for run in run_folders(pathlib.Path(folder), "eval.jsonl"):
         latest: dict[tuple[Any, ...], dict[str, Any]] = {}
         for row in lines.read(run / "eval.jsonl", _LOG.warning):
-            if row.get("schema_version") == ROW_VERSION and is_measurement(row):
+            if is_measurement(row):
                 row = whole(row)
                 place = [str(row.get(name)) for name in ("protocol", "eval_len", "stride", "step", "code")]
                 latest[targets_key(row), *place] = row
@@ -153,7 +131,7 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
     return rows_of(measured, folder) + _diverged(folder)
 
 
-def rows_of(measured: Mapping[pathlib.Path, Sequence[Mapping[str, Any]]], folder: str | pathlib.Path) -> list[Row]:
+def rows_of(measured: Mapping[pathlib.Path, Sequence[dict[str, Any]]], folder: str | pathlib.Path) -> list[Row]:
     """Return the rows of run folders as `read_rows` does. Runs are named by their paths below `folder`."""
     panels: dict[tuple[Any, ...], list[Row]] = collections.defaultdict(list)
     for path, rows in measured.items():
@@ -166,9 +144,9 @@ def rows_of(measured: Mapping[pathlib.Path, Sequence[Mapping[str, Any]]], folder
     return sorted(found, key=lambda row: row.run.path)
 
 
-def _of_run(rows: Sequence[Mapping[str, Any]], path: str, workdir: str) -> list[Row]:
+def _of_run(rows: Sequence[dict[str, Any]], path: str, workdir: str) -> list[Row]:
     """Return the rows of one run that are of its own text and code, or of its first row's, and of its last step."""
-    settings = rows[0].get("settings", {})
+    settings = rows[0]["settings"]
     own_code = {name.removeprefix("code."): value for name, value in settings.items() if name.startswith("code.")}
     data, code = (
         own if own in there else there[0]
