@@ -2,11 +2,12 @@
 
     python -m experiments.tables collect runs/variants > experiments/variants/runs.jsonl
     python -m experiments.tables show experiments/variants/runs.jsonl
+    python -m experiments.tables report train_small > train_small.json
 
 `collect` prints one line of JSON for each finished run of a folder. A line holds the facts of the run (`hash`,
 `settings`, `encoding`, `seed`, `step`, `data_digest`, `env`) and its measurements in `rows`. A third word names the
 part of the study (`part`). A fourth sums the losses over longer blocks of so many targets. `show` prints the
-perplexities of each part as a Markdown table.
+perplexities of each part as a Markdown table. `report` prints a report of the cost study as its bench wrote it.
 
 A row of `eval.jsonl` is `facts | row`, see `rows_of`.
 """
@@ -190,7 +191,7 @@ def show(path: Path) -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    """Run one of the two commands."""
+    """Run one of the commands."""
     match words:
         case ["collect", folder, *more]:
             part, block = [*more, *("", "0")[len(more) :]]
@@ -198,6 +199,9 @@ def main(words: Sequence[str]) -> None:
                 print(json.dumps(run, separators=(",", ":")))
         case ["show", path]:
             print(show(Path(path)))
+        case ["report", name]:
+            (found,) = (one for one in load("cost", file="measurements.jsonl") if one.pop("name") == name)
+            print(json.dumps(found, indent=1))
         case _:
             raise SystemExit(__doc__)
 
