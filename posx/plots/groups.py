@@ -189,5 +189,5 @@ def _value(run: Run, name: str) -> str:
 
 def _short(name: str, names: Iterable[str]) -> str:
     """A setting's own name if no other of `names` ends so, else its path."""
-    last = name.rpartition(".")[2]
+    last = name.partition(".")[0] if name.startswith("code.") else name.rpartition(".")[2]
     return name if sum(one.rpartition(".")[2] == last for one in names) > 1 else last

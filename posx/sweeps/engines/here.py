@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from posx.errors import ConfigError
 from posx.files.atomic import disk_errors
 from posx.machine.backend import on_cpus
 from posx.machine.cores import let_go, on_cores, usable_cores, usable_memory
@@ -69,8 +70,10 @@ class Here:
 def here(tasks: Sequence[Task], jobs: int) -> Here:
     """This machine for these tasks, of `jobs` runs at once unless that is 0.
 
-    Accelerators serve one run at a time, and none is bound to cores.
+    Accelerators serve one run at a time, and none is bound to cores. Raises ConfigError for a number below 0.
     """
+    if jobs < 0:
+        raise ConfigError(f"--jobs={jobs} must be at least 1, or 0 for as many as this machine is fastest with")
     costs = [task.cost for task in tasks]
     if on_cpus():
         cores = usable_cores()
