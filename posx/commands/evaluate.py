@@ -17,12 +17,12 @@ import jax
 from posx import interrupts
 from posx.commands import COMMANDS, MEASURING, work_folder
 from posx.config import EvalConfig, RunConfig
-from posx.config.flags import set_anew, tuple_of_ints
+from posx.config.flags import set_anew
 from posx.config.overrides import setting_of
 from posx.data import Dataset
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, WorkdirError
-from posx.fields import items_of
+from posx.fields import items_of, typed
 from posx.files.atomic import finite
 from posx.machine import processes
 from posx.machine.backend import start_devices
@@ -183,7 +183,7 @@ def _text(folder: RunFolder, run: RunConfig, config: EvalConfig, anew: dict[str,
 def _eval_config(values: dict[str, Any], config: EvalConfig) -> EvalConfig:
     asked: dict[str, Any] = {}
     if values["lengths"]:
-        asked["lengths"] = asked["sliding_lengths"] = tuple_of_ints(values["lengths"], "lengths")
+        asked["lengths"] = asked["sliding_lengths"] = typed(values["lengths"], tuple[int, ...], "--lengths")
     if values["protocol"]:
         asked["protocols"] = tuple(items_of(values["protocol"]))
     if values["stride"] is not None:
