@@ -15,7 +15,8 @@ import posx
 
 ROOT = Path(posx.__file__).parent
 ROOMS = (
-    "contract/", "encodings/", "attention/", "testing/", "model", "layers", "cross_entropy", "generate", "positions",
+    "contract/", "encodings/", "attention/", "testing/", "model", "layers", "cross_entropy", "generate", "positions", "runs/", "config/model", "config/data", "config/train", "config/evaluation", "config/run", "config/sweep",
+    "config/__init__", "sweeps/plan", "sweeps/axes",
 )  # fmt: skip
 TESTS = ("encodings/", "attention/")
 
@@ -28,7 +29,7 @@ VERBS = set(
     Import Join List Look Make Map Mark Mask Measure Merge Mirror Move Multiply Name Normalise Pack Pad Parse Print
     Project Read Record Refuse Remember Repeat Replace Report Return Rotate Round Run Sample Scale Scan Set Shard Shift
     Show Skip Slice Sort Stack Split Start Stretch Sum Tabulate Take Test Trace Turn Visit Walk Write Yield Raise Follow
-    Invert Decide Send Exchange Express Format Describe Recompute Keep""".split()
+    Invert Decide Send Exchange Express Format Describe Recompute Keep Tell Say Refuse End Hold Train Export Load Report""".split()
 )
 ARTICLES = {"A", "An", "The", "One", "Two", "Every", "Each", "All", "No", "Whether"} - {"Whether"}
 MOST_WORDS, LONGEST_LINE, LONGEST_NAME = 25, 120, 60

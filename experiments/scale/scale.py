@@ -6,7 +6,7 @@
 
 `measure` wants a quiet machine of four cores, and the extra `ray`. Each worker is a Ray machine of one CPU; each
 process of a run is bound to one core. `plan` prints Markdown: what was measured, and what a 7 B model takes by
-`posx.runs.share`.
+`posx.runs.describe`.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def plan(path: Path) -> None:
 def on_paper(sizes: dict[str, Any], mesh: str) -> str:
     from posx.config import base_config, run_config
     from posx.runs.describe import count, model_of
-    from posx.runs.share import share
+    from posx.runs.describe import share
 
     config = base_config("rope")
     for name, value in sizes.items():

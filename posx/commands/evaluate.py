@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -167,8 +166,7 @@ def _evaluate_folder(
         layout = processes.together(lambda: asked_layout(values["mesh"], 0, key_heads, jax.device_count()))
     facts = {"settings": repr((run, config)), "text": dataset.digest, "--mesh": str(layout)}
     processes.check_same(facts | {"--workdir": str(work_folder(values))})
-    with contextlib.ExitStack() as stack:
-        processes.first(lambda: stack.enter_context(folder.held()))
+    with folder.held():
         model, params, _, step = load_model(folder, layout)
         params = layout.put(params) if processes.several() else params
         return evaluate_run(run, config, model, params, dataset, folder, step, layout)

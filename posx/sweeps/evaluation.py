@@ -11,8 +11,9 @@ from posx.config import RunConfig
 from posx.errors import PosxError
 from posx.evaluation.protocols import rows_owed
 from posx.files import lines
-from posx.runs.describe import expected_in
+from posx.runs.describe import expected
 from posx.runs.folder import RunFolder
+from posx.runs.text import at_hand
 from posx.sweeps.schedule import Cost
 from posx.sweeps.tasks import ALONE
 
@@ -30,7 +31,7 @@ class Evaluation:
     def cost(self) -> Cost:
         """0 where its folder does not tell: its process will say what is missing there."""
         try:
-            found = expected_in(self.folder, self.run)
+            found = expected(at_hand(self.folder, self.run))
         except PosxError:
             return Cost(0.0, 0, 0.0)
         return Cost(found.slower * (found.eval_flops or 0.0), found.lengths, found.memory, turn=self.run.train.seed)

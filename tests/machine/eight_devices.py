@@ -21,7 +21,7 @@ from posx.positions import sequential
 from posx.runs.describe import model_of
 from posx.runs.evaluate import model_log_probs
 from posx.runs.evaluate import program as evaluation
-from posx.runs.share import share
+from posx.runs.describe import share
 from posx.training.layout import Copies, Parts, program, rows_sharding
 from posx.training.step import init_state, train_steps
 
