@@ -91,7 +91,7 @@ def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
         settings = {name: value for name, value in run["settings"].items() if name != "train.seed"}
         found[run["encoding"], json.dumps(settings, sort_keys=True)].append(run)
     if len({encoding for encoding, _ in found}) < len(found):
-        raise ValueError("these runs differ in more than their encoding and seed")
+        raise SystemExit("these runs differ in more than their encoding and seed: use the script of their study")
     return {encoding: members for (encoding, _), members in found.items()}
 
 
