@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Self
 
 import jax
-import jax.numpy as jnp
 
 from posx.contract.classes import check_class, check_decorated
+from posx.contract.facts import About
 from posx.contract.fields import check_fields, hints_of
-from posx.contract.hooks import HOOKS, ByDistance, Features, Params, Tile
+from posx.contract.hooks import ByDistance, Features, Params, Tile
 from posx.errors import ConfigError, UndefinedLength
 
 
@@ -39,18 +39,6 @@ class Dims:
     def kv_heads(self) -> int:
         """The number of key/value heads."""
         return self.num_kv_heads or self.num_heads
-
-
-class About(NamedTuple):
-    """Facts about a method that are not part of its definition.
-
-    paper: its source. beyond: its behaviour beyond the training length. lr_multiplier: its parameters learn at this
-    multiple of the model's learning rate, unless a run sets `train.position_lr_multiplier`.
-    """
-
-    paper: str = ""
-    beyond: str = ""
-    lr_multiplier: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -246,33 +234,6 @@ class Encoding:
         return self if found == given else dataclasses.replace(self, **found)
 
 
-def acting(encoding: Encoding, hooks: Iterable[str] = HOOKS) -> tuple[str, ...]:
-    """Return those of `hooks` that the encoding defines, in the given order."""
-    return tuple(hook for hook in hooks if encoding.acts_on(hook))
-
-
-def of_kinds(encoding: Encoding, *kinds: str) -> tuple[str, ...]:
-    """Return the hooks of these kinds that the encoding defines, in the order of the formula."""
-    return acting(encoding, (name for name, hook in HOOKS.items() if hook.kind in kinds))
-
-
-def distance_terms(encoding: Encoding, params: Params, pos_dtype: Any = jnp.int32) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of the terms that `by_distance` returns for one distance, by name; {} if it does not act."""
-    if not encoding.acts_on("by_distance"):
-        return {}
-    with jax.numpy_dtype_promotion("standard"):  # `init` gives float32 params even if 64-bit types are on
-        found = jax.eval_shape(encoding.by_distance, params, jax.ShapeDtypeStruct((1,), pos_dtype))
-    return {name: term for name, term in found._asdict().items() if term is not None}
-
-
-def bias_by_distance(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
-    """Return the bias of `by_distance` for all pairs of positions [q] and [k], [h or 1, q, k]; None without one."""
-    if "bias" not in distance_terms(encoding, params, q_pos.dtype):
-        return None
-    found = encoding.by_distance(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
-    return found.reshape(-1, q_pos.shape[0], k_pos.shape[0])
-
-
 def abstract_params(encoding: Encoding, dims: Dims) -> Params:
     """Return the shapes and types of the parameters that `init` returns."""
     return jax.eval_shape(lambda: encoding.init(jax.random.key(0), dims))
@@ -282,8 +243,7 @@ def parts(encoding: Encoding) -> Iterator[Encoding]:
     """Yield the encoding and the encodings in its fields, at any depth."""
     yield encoding
     for field in dataclasses.fields(encoding):
-        inside = jax.tree.leaves(getattr(encoding, field.name), is_leaf=lambda x: isinstance(x, Encoding))
-        for part in inside:
+        for part in jax.tree.leaves(getattr(encoding, field.name), is_leaf=lambda x: isinstance(x, Encoding)):
             if isinstance(part, Encoding):
                 yield from parts(part)
 
@@ -296,14 +256,10 @@ def require_encoding(given: Any, where: str) -> None:
 
 def require_resolved(encoding: Encoding) -> None:
     """Raise ConfigError that names the open fields of the encoding, or of an encoding in its fields."""
-    fields = {field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding)}
-    if unset := [name for name, value in fields.items() if value is None]:
-        where = f"{type(encoding).__name__}.{unset[0]}"
-        raise ConfigError(f"{where} is not set: call resolve(dims), build(...), or give {unset}")
-    for value in fields.values():
-        for part in value if isinstance(value, tuple) else (value,):
-            if isinstance(part, Encoding):
-                require_resolved(part)
+    for part in parts(encoding):
+        if unset := [field.name for field in dataclasses.fields(part) if getattr(part, field.name) is None]:
+            where = f"{type(part).__name__}.{unset[0]}"
+            raise ConfigError(f"{where} is not set: call resolve(dims), build(...), or give {unset}")
 
 
 def check_defined(encoding: Encoding, first: int, last: int) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -151,3 +151,34 @@ HOOKS: dict[str, Hook] = {
     "token_bias": Hook(("pos", "features"), "q, h or 1, *", _concatenate, "token"),
     "score": Hook(("s", "tile"), "h, q, k", _compose, "tile"),
 }
+
+
+def acting(encoding: Any, hooks: Iterable[str] = HOOKS) -> tuple[str, ...]:
+    """Return those of `hooks` that the encoding defines, in the given order."""
+    return tuple(hook for hook in hooks if encoding.acts_on(hook))
+
+
+def of_kinds(encoding: Any, *kinds: str) -> tuple[str, ...]:
+    """Return the hooks of these kinds that the encoding defines, in the order of the formula."""
+    return acting(encoding, (name for name, hook in HOOKS.items() if hook.kind in kinds))
+
+
+def distance_terms(encoding: Any, params: Params, pos_dtype: Any = jnp.int32) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of the terms that `by_distance` returns for one distance, by name; {} if it does not act."""
+    shapes = tuple((name, jax.ShapeDtypeStruct(x.shape, x.dtype)) for name, x in params.items())
+    return _distance_terms(encoding, shapes, pos_dtype) if encoding.acts_on("by_distance") else {}
+
+
+@functools.lru_cache(maxsize=1024)
+def _distance_terms(encoding: Any, shapes: tuple[Any, ...], pos_dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    with jax.numpy_dtype_promotion("standard"):  # `init` gives float32 params even if 64-bit types are on
+        found = jax.eval_shape(encoding.by_distance, dict(shapes), jax.ShapeDtypeStruct((1,), pos_dtype))
+    return {name: term for name, term in found._asdict().items() if term is not None}
+
+
+def bias_by_distance(encoding: Any, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
+    """Return the bias of `by_distance` for all pairs of positions [q] and [k], [h or 1, q, k]; None without one."""
+    if "bias" not in distance_terms(encoding, params, q_pos.dtype):
+        return None
+    found = encoding.by_distance(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
+    return found.reshape(-1, q_pos.shape[0], k_pos.shape[0])

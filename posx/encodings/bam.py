@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import About, ByDistance, Dims, Encoding, Heads, Params, as_float, at_least
+from posx.contract import About, ByDistance, Dims, Encoding, Params, as_float
+from posx.contract.fields import Heads, at_least
 from posx.encodings.alibi import alibi_slopes
 
 #: Tokens. Keeps the power and its derivatives finite for a key at the centre of the prior.

@@ -7,7 +7,8 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Params, Tile, at_least, at_least_float32, wide_dtype
+from posx.contract import About, Dims, Encoding, Params, Tile, at_least_float32, wide_dtype
+from posx.contract.fields import at_least
 
 
 @dataclasses.dataclass(frozen=True)

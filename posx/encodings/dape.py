@@ -6,22 +6,9 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from posx.contract import (
-    About,
-    ByDistance,
-    Composite,
-    Dims,
-    Encoding,
-    HiddenUnits,
-    Params,
-    Tile,
-    acting,
-    bias_by_distance,
-    distance_terms,
-    inside,
-    odd,
-    prefixed,
-)
+from posx.contract import About, ByDistance, Composite, Dims, Encoding, Params, Tile, inside, prefixed
+from posx.contract.fields import HiddenUnits, odd
+from posx.contract.hooks import acting, bias_by_distance, distance_terms
 from posx.encodings.kerple import Kerple
 
 
@@ -50,9 +37,6 @@ class Dape(Composite):
     about = About(  # type: ignore[assignment]
         "arXiv 2405.14722", "as far as its base; flat to 16 L over KERPLE, in its paper and our small study"
     )
-
-    def named_parts(self) -> dict[str, Encoding]:
-        return {"base": self.base}
 
     @property
     def tiling(self) -> str:  # type: ignore[override]

@@ -7,20 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import (
-    NOT_EMPTY,
-    About,
-    Buckets,
-    ByDistance,
-    Dims,
-    Encoding,
-    Features,
-    Params,
-    as_float,
-    at_least,
-    exact_einsum,
-    normal,
-)
+from posx.contract import About, ByDistance, Dims, Encoding, Features, Params, as_float, exact_einsum, normal
+from posx.contract.fields import NOT_EMPTY, Buckets, at_least
 from posx.encodings.buckets import geometric_series
 from posx.errors import ConfigError
 

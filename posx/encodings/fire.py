@@ -6,7 +6,8 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, HiddenUnits, Params, as_float, at_least, distances
+from posx.contract import About, Dims, Encoding, Params, as_float, distances
+from posx.contract.fields import HiddenUnits, at_least
 from posx.encodings.networks import init_layers, layer_names, through_layers
 
 #: Keeps the share finite if c is 0.

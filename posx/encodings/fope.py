@@ -8,20 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import (
-    About,
-    Base,
-    Channels,
-    Dims,
-    Encoding,
-    Features,
-    Heads,
-    Params,
-    as_float,
-    at_least,
-    exact_einsum,
-    normal,
-)
+from posx.contract import About, Dims, Encoding, Features, Params, as_float, exact_einsum, normal
+from posx.contract.fields import Base, Channels, Heads, at_least
 from posx.encodings.angles import inverse_frequencies, sin_cos
 from posx.encodings.rope import rotate
 from posx.errors import ConfigError

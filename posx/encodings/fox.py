@@ -7,18 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import (
-    About,
-    Dims,
-    Encoding,
-    Features,
-    FloatTokens,
-    Params,
-    above,
-    at_least_float32,
-    exact_einsum,
-    normal,
-)
+from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, exact_einsum, normal
+from posx.contract.fields import FloatTokens, above
 from posx.encodings.running_sums import running_sum
 from posx.errors import ConfigError
 

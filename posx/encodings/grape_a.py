@@ -7,20 +7,9 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from posx.contract import (
-    NOT_EMPTY,
-    About,
-    Dims,
-    Encoding,
-    Heads,
-    Params,
-    Tile,
-    as_float,
-    at_least_float32,
-    distances,
-    exact_einsum,
-    normal,
-)
+from posx.contract import About, Dims, Encoding, Params, Tile
+from posx.contract.arrays import as_float, at_least_float32, distances, exact_einsum, normal
+from posx.contract.fields import NOT_EMPTY, Heads
 from posx.encodings.alibi import alibi_slopes
 
 #: The parameter that gates each side.

@@ -6,18 +6,8 @@ from typing import Annotated, Any, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import (
-    About,
-    Dims,
-    Encoding,
-    Features,
-    Params,
-    Tile,
-    at_least,
-    at_least_float32,
-    exact_einsum,
-    normal,
-)
+from posx.contract import About, Dims, Encoding, Features, Params, Tile, at_least_float32, exact_einsum, normal
+from posx.contract.fields import at_least
 
 
 @dataclasses.dataclass(frozen=True)

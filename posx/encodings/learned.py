@@ -6,7 +6,8 @@ from typing import Annotated
 import jax
 import numpy as np
 
-from posx.contract import About, Dims, Params, at_least, at_least_float32, check_defined, normal
+from posx.contract import About, Dims, Params, at_least_float32, check_defined, normal
+from posx.contract.fields import at_least
 from posx.encodings.position_table import BEYOND, PositionTable
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Features, Params, as_float, at_least, below
+from posx.contract import About, Dims, Encoding, Features, Params, as_float
+from posx.contract.fields import at_least, below
 
 
 @dataclasses.dataclass(frozen=True)

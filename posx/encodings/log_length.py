@@ -7,7 +7,8 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Features, Params, at_least
+from posx.contract import About, Dims, Encoding, Features, Params
+from posx.contract.fields import at_least
 from posx.encodings.plain_heads import keys_so_far
 
 

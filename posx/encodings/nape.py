@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 import jax
 import numpy as np
 
-from posx.contract import About, ByDistance, Dims, Encoding, Heads, Params, at_least
+from posx.contract import About, ByDistance, Dims, Encoding, Params
+from posx.contract.fields import Heads, at_least
 from posx.encodings.alibi import straight_fall
 from posx.errors import ConfigError
 

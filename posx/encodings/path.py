@@ -9,18 +9,8 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from posx.contract import (
-    About,
-    Dims,
-    Encoding,
-    Features,
-    Params,
-    Tile,
-    at_least,
-    at_least_float32,
-    exact_einsum,
-    normal,
-)
+from posx.contract import About, Dims, Encoding, Features, Params, Tile, at_least_float32, exact_einsum, normal
+from posx.contract.fields import at_least
 from posx.encodings.short_convolution import convolved, init_convolution
 
 #: Tokens of one UT transform, a power of 2. A larger block costs more operations, a smaller one more steps.

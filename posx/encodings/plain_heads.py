@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from posx.contract import Dims, as_float, at_least
-from posx.contract.fields import snake_case
+from posx.contract import Dims, as_float
+from posx.contract.fields import at_least, snake_case
 from posx.errors import ConfigError
 
 #: The number of first heads with unscaled logits.

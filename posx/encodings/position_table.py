@@ -7,7 +7,8 @@ from typing import Literal, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import Dims, Encoding, TableRows, Tokens, as_float
+from posx.contract import Dims, Encoding, as_float
+from posx.contract.fields import TableRows, Tokens
 
 #: The behaviour of tables beyond the training length.
 BEYOND = "no: undefined beyond the table (clamp, interpolate on request)"

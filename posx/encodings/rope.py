@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Base, Dims, Encoding, Features, Params, at_least_float32, even
+from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32
+from posx.contract.fields import Base, even
 from posx.encodings.angles import inverse_frequencies, sin_cos
 from posx.errors import ConfigError
 

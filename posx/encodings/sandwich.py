@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Base, ByDistance, Encoding, Heads, Params, as_float, even
+from posx.contract import About, ByDistance, Encoding, Params, as_float
+from posx.contract.fields import Base, Heads, even
 from posx.encodings.angles import inverse_frequencies, sin_cos
 
 

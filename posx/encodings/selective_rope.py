@@ -7,21 +7,8 @@ from typing import Annotated, Any, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import (
-    About,
-    Base,
-    Channels,
-    Dims,
-    Encoding,
-    Features,
-    Heads,
-    Params,
-    at_least,
-    at_least_float32,
-    exact_einsum,
-    normal,
-    wide_dtype,
-)
+from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, exact_einsum, normal, wide_dtype
+from posx.contract.fields import Base, Channels, Heads, at_least
 from posx.encodings.angles import inverse_frequencies, running_angles
 from posx.encodings.rope import rotate
 from posx.encodings.short_convolution import convolved, init_convolution

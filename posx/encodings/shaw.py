@@ -6,7 +6,8 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, ByDistance, Dims, Encoding, Params, at_least, normal
+from posx.contract import About, ByDistance, Dims, Encoding, Params, normal
+from posx.contract.fields import at_least
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,19 +8,8 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import (
-    About,
-    Buckets,
-    ByDistance,
-    Channels,
-    Dims,
-    Encoding,
-    Features,
-    Params,
-    Tokens,
-    as_float,
-    normal,
-)
+from posx.contract import About, ByDistance, Dims, Encoding, Features, Params, as_float, normal
+from posx.contract.fields import Buckets, Channels, Tokens
 from posx.encodings.buckets import geometric_series
 from posx.errors import ConfigError
 

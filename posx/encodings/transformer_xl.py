@@ -6,19 +6,8 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import (
-    About,
-    Base,
-    ByDistance,
-    Dims,
-    Encoding,
-    Features,
-    Params,
-    at_least,
-    at_least_float32,
-    exact_einsum,
-    normal,
-)
+from posx.contract import About, ByDistance, Dims, Encoding, Features, Params, at_least_float32, exact_einsum, normal
+from posx.contract.fields import Base, at_least
 from posx.encodings.angles import inverse_frequencies, sin_cos
 from posx.errors import ConfigError
 

@@ -6,7 +6,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Features, Params, Tokens, as_float, exact_einsum, normal
+from posx.contract import About, Dims, Features, Params, as_float, exact_einsum, normal
+from posx.contract.fields import Tokens
 from posx.encodings.position_table import BEYOND, PositionTable
 
 

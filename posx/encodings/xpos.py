@@ -6,7 +6,8 @@ from typing import Annotated, Self
 import jax
 import numpy as np
 
-from posx.contract import About, Channels, Dims, Encoding, Features, Params, above, as_float
+from posx.contract import About, Dims, Encoding, Features, Params, as_float
+from posx.contract.fields import Channels, above
 from posx.encodings.rope import Rope
 
 
