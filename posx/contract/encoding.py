@@ -140,9 +140,8 @@ class Encoding:
 
         This default sets fields named as in `Dims` and resolves encodings in fields. An override calls `super()` first.
         """
-        sizes = {field.name: getattr(dims, field.name) for field in dataclasses.fields(dims)}
-        names = {field.name for field in dataclasses.fields(self)}
-        own = {name: size for name, size in (sizes | {"num_kv_heads": dims.kv_heads}).items() if name in names}
+        sizes = dataclasses.asdict(dims) | {"num_kv_heads": dims.kv_heads}
+        own = {field.name: sizes[field.name] for field in dataclasses.fields(self) if field.name in sizes}
         return self._with_inner(lambda part: part.resolve(dims)).fill_open(**own)
 
     def at_length(self, length: int) -> Self:
@@ -223,14 +222,8 @@ class Encoding:
 
     def _with_inner(self, change: Callable[[Encoding], Encoding]) -> Self:
         """Return the value with `change` applied to the encodings in its fields."""
-
-        def changed(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(map(changed, value))
-            return change(value) if isinstance(value, Encoding) else value
-
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
-        found = {name: changed(value) for name, value in given.items()}
+        found = jax.tree.map(lambda value: change(value) if isinstance(value, Encoding) else value, given)
         return self if found == given else dataclasses.replace(self, **found)
 
 
@@ -243,7 +236,7 @@ def parts(encoding: Encoding) -> Iterator[Encoding]:
     """Yield the encoding and the encodings in its fields, at any depth."""
     yield encoding
     for field in dataclasses.fields(encoding):
-        for part in jax.tree.leaves(getattr(encoding, field.name), is_leaf=lambda x: isinstance(x, Encoding)):
+        for part in jax.tree.leaves(getattr(encoding, field.name)):
             if isinstance(part, Encoding):
                 yield from parts(part)
 

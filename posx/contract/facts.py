@@ -106,5 +106,5 @@ FACTS: dict[str, Fact] = {
 
 def check_fact(where: str, fact: str, value: Any) -> None:
     """Raise ConfigError for a fact's value that is not allowed."""
-    if not FACTS[fact].allowed.holds(value):
+    if not FACTS[fact].allowed.fits(value):
         raise ConfigError(f"{where}.{fact}={value!r} must be {FACTS[fact].allowed.text}")
