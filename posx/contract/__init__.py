@@ -8,7 +8,7 @@ from posx.contract.composite import Chain, Composite, Tabulated, inside, prefixe
 from posx.contract.encoding import (
     Dims, Encoding, abstract_params, check_defined, parts, require_encoding, require_resolved,
 )  # fmt: skip
-from posx.contract.facts import About
+from posx.contract.facts import About, fact
 from posx.contract.hooks import (
     FORMULA, HOOKS, ByDistance, Features, Params, Tile, acting, bias_by_distance, distance_terms, of_kinds,
 )  # fmt: skip
@@ -19,6 +19,6 @@ __getattr__ = modules_of(__name__)
 __all__ = [
     "FORMULA", "HOOKS", "About", "ByDistance", "Chain", "Composite", "Dims", "Encoding", "Features", "Params",
     "Tabulated", "Tile", "abstract_params", "acting", "as_float", "at_least_float32", "bias_by_distance",
-    "check_defined", "distance_terms", "distances", "exact_einsum", "inside", "normal", "of_kinds", "parts", "prefixed",
-    "require_encoding", "require_resolved", "wide_dtype",
+    "check_defined", "distance_terms", "distances", "exact_einsum", "fact", "inside", "normal", "of_kinds", "parts",
+    "prefixed", "require_encoding", "require_resolved", "wide_dtype",
 ]  # fmt: skip

@@ -135,7 +135,7 @@ def _check_unknown(where: str, name: str, member: Any, is_field: bool, contract:
         facts = {
             fact: default
             for fact, default in facts.items()
-            if (not is_field if isinstance(default, property) else type(member) is type(default))
+            if (not is_field if default in (None, frozenset()) else type(member) is type(default))
         }
     if _like(name, facts, VALUE_LIKE):
         raise ConfigError(f"{where} is no fact of an encoding; {nearest(name, list(facts))}known: {', '.join(FACTS)}")

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.contract.encoding import Dims, Encoding, require_encoding
-from posx.contract.facts import FACTS
+from posx.contract.facts import FACTS, fact
 from posx.contract.fields import Tokens
 from posx.contract.hooks import HOOKS, ByDistance, Params, Part
 from posx.errors import ConfigError
@@ -68,12 +68,12 @@ def _own(name: str, argument: str, value: Any) -> Any:
     return inside(name, value) if argument == "features" else value
 
 
-def _joined_fact(fact: str) -> property:
+def _joined_fact(name: str) -> Any:
     def joined(self: Composite) -> Any:
         parts = self.named_parts()
-        return FACTS[fact].join([getattr(part, fact) for part in parts.values()], parts)
+        return FACTS[name].join([getattr(part, name) for part in parts.values()], parts)
 
-    return property(joined)
+    return fact(joined)
 
 
 for _name in HOOKS:
@@ -127,12 +127,9 @@ class Tabulated(Composite):
     base: Encoding
     length: Tokens = 1
 
-    integer_positions = True  # type: ignore[assignment]
-    causal_only = True  # type: ignore[assignment]
-
-    @property
-    def max_position(self) -> int | None:
-        return min(last for last in (self.base.max_position, self.length - 1) if last is not None)
+    integer_positions = True
+    causal_only = True
+    max_position = fact(lambda self: min(n for n in (self.base.max_position, self.length - 1) if n is not None))
 
     def tables(self, params: Params) -> Params:
         """Return one layer's params with the arrays by distance."""

@@ -57,9 +57,9 @@ class Encoding:
                 return posx.ByDistance(bias=-jax.nn.softplus(params["a"])[:, None] * jnp.log1p(far))
 
     A hook is a method at a place of the formula in `posx.contract.hooks`; its default does nothing. A fact says what is
-    true of the hooks. It is a class attribute, or a property if it depends on fields. A class that misspells a hook or
-    a fact, or gives a hook another signature, raises ConfigError when it is defined. Concrete classes are final: chains
-    and wrappers vary them.
+    true of the hooks. It is a class attribute, a property if it depends on fields, see `fact`. A class that misspells a
+    hook or a fact, or gives a hook another signature, raises ConfigError when it is defined. Concrete classes are
+    final: chains and wrappers vary them.
 
     Hooks write out axes and types: `posx check` refuses JAX's silent promotion of ranks and types. Subtract positions
     first, then cast by `as_float`. An axis of 1 in place of h means that all heads share the values. Widths after
@@ -92,6 +92,14 @@ class Encoding:
     #: The pairs of channels that `query` and `key` rotate, "" for none: maps that rotate the same pairs commute.
     planes: ClassVar[str] = ""
     about: ClassVar[About] = About()
+    #: Names of parameters that exist once per model; all others exist once per layer.
+    shared: ClassVar[frozenset[str]] = frozenset()
+    #: Names of parameters that weight decay acts on, as in the method's published code.
+    decayed: ClassVar[frozenset[str]] = frozenset()
+    #: The last position the encoding is defined for, None for no limit.
+    max_position: ClassVar[int | None] = None
+    #: The distance in tokens, either way, from which on `by_distance` is constant; None if it never is.
+    reach: ClassVar[int | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -107,26 +115,6 @@ class Encoding:
         for field in dataclasses.fields(self):
             if isinstance(hint := hints.get(field.name), type) and issubclass(hint, Encoding):
                 require_encoding(getattr(self, field.name), f"{type(self).__name__}: {field.name}")
-
-    @property
-    def shared(self) -> frozenset[str]:
-        """Names of parameters that exist once per model; all others exist once per layer."""
-        return frozenset()
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        """Names of parameters that weight decay acts on, as in the method's published code."""
-        return frozenset()
-
-    @property
-    def max_position(self) -> int | None:
-        """The last position the encoding is defined for, None for no limit."""
-        return None
-
-    @property
-    def reach(self) -> int | None:
-        """The distance in tokens, either way, from which on `by_distance` is constant; None if it never is."""
-        return None
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         """Return the learned arrays by name, floats, all that one layer sees; {} if nothing is learned.

@@ -36,6 +36,11 @@ class Fact(NamedTuple):
     join: Callable[[Values, Parts], Any]  # (the fact of each part, the parts by name) -> the fact of their composite
 
 
+def fact(of: Callable[[Any], Any]) -> Any:
+    """Make a fact that depends on fields: `of` computes it from the encoding."""
+    return property(of)
+
+
 TILINGS = ("any", "rows", "neighbours")
 #: Hooks that may see earlier tokens beside each one, see `Encoding.history`.
 LOOKING_BACK = ("features", "key")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import About, ByDistance, Dims, Encoding, Params, as_float
+from posx.contract import About, ByDistance, Dims, Encoding, Params, as_float, fact
 from posx.contract.fields import Heads, at_least
 from posx.encodings.alibi import alibi_slopes
 
@@ -42,15 +42,13 @@ class Bam(Encoding):
     initial_loc: float = 0.0
     per_layer: bool = False
     num_heads: Heads | None = None
+
+    shared = fact(lambda self: frozenset() if self.per_layer else frozenset(self.learned))
     about = About(
         "arXiv 2505.22842",
         "heads of small shape still attend to far keys; flat to 16 L in our small study",
         lr_multiplier=3.0,  # 0.01 to 0.02 nats a byte better than 1, see experiments/leaderboard
     )
-
-    @property
-    def shared(self) -> frozenset[str]:
-        return frozenset() if self.per_layer else frozenset(self.learned)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         return {name: jnp.asarray(x, jnp.float32) for name, x in self._initial().items() if name in self.learned}

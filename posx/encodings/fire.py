@@ -6,7 +6,7 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Params, as_float, distances
+from posx.contract import About, Dims, Encoding, Params, as_float, distances, fact
 from posx.contract.fields import HiddenUnits, at_least
 from posx.encodings.networks import init_layers, layer_names, through_layers
 
@@ -34,15 +34,12 @@ class Fire(Encoding):
     per_layer: bool = True
 
     shift_invariant = False
+    shared = fact(lambda self: frozenset() if self.per_layer else frozenset({"c", "multiplier"}) | layer_names(2))
     about = About(
         "arXiv 2310.04418",
         "disputed: its input stays in range at any length; rises from 2 L in our small study",
         lr_multiplier=3.0,  # 0.01 nats a byte better than 1 or 10, see experiments/leaderboard
     )
-
-    @property
-    def shared(self) -> frozenset[str]:
-        return frozenset() if self.per_layer else frozenset({"c", "multiplier"}) | layer_names(2)
 
     def resolve(self, dims: Dims) -> Self:
         return self.fill_open(threshold=max(dims.train_len / 2, 1.0))

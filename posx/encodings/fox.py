@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, exact_einsum, normal
+from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, exact_einsum, fact, normal
 from posx.contract.fields import FloatTokens, above
 from posx.encodings.running_sums import running_sum
 from posx.errors import ConfigError
@@ -39,6 +39,7 @@ class Fox(Encoding):
 
     causal_only = True
     fades = True
+    decayed = fact(lambda self: frozenset() if self.gate == "constant" else frozenset({"w"}))
     about = About(
         "arXiv 2503.02130",
         "yes, as far as the gates forget; flat to 16 L in our small study",
@@ -49,10 +50,6 @@ class Fox(Encoding):
         super().__post_init__()
         if self.longest is not None and not 0.01 <= self.shortest <= self.longest:
             raise ConfigError(f"fox: shortest={self.shortest} must be at least 0.01 and at most longest={self.longest}")
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        return frozenset() if self.gate == "constant" else frozenset({"w"})
 
     def resolve(self, dims: Dims) -> Self:
         return self.fill_open(longest=max(float(dims.train_len), self.shortest))

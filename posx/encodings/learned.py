@@ -25,19 +25,14 @@ class Learned(PositionTable):
     """
 
     std: Annotated[float, at_least(0)] = 0.02
+
+    shared = frozenset({"table"})
+    decayed = shared  # as in GPT and BERT
     about = About(
         "arXiv 1705.03122",
         BEYOND,
         lr_multiplier=10.0,  # rows start at 0.02 and each is read once a window; see experiments/recipe
     )
-
-    @property
-    def shared(self) -> frozenset[str]:
-        return frozenset({"table"})
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        return self.shared  # as in GPT and BERT
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         return {"table": normal(rng, (self.num_positions, dims.model_dim), self.std)}

@@ -3,15 +3,14 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Features, Params, Tile, at_least_float32, exact_einsum, normal
+from posx.contract import About, Dims, Encoding, Features, Params, Tile, at_least_float32, exact_einsum, fact, normal
 from posx.contract.fields import at_least
-from posx.encodings.short_convolution import convolved, init_convolution
+from posx.encodings.networks import convolved, init_convolution
 
 #: Tokens of one UT transform, a power of 2. A larger block costs more operations, a smaller one more steps.
 BLOCK = 32
@@ -44,18 +43,12 @@ class Path(Encoding):
     tiling = "rows"
     reads_raw_keys = True
     causal_only = True
+    history = fact(lambda self: {"features": self.kernel - 1} if self.kernel > 1 else {})
+    decayed = frozenset({"down", "up", "kernel", "u"})
     about = About(
         "arXiv 2505.16381",
         "falls to about 4 L, half of which is lost by 16 L in our small study; stable to 8 L in its paper",
     )
-
-    @property
-    def history(self) -> Mapping[str, int]:  # type: ignore[override]
-        return {"features": self.kernel - 1} if self.kernel > 1 else {}
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        return frozenset({"down", "up", "kernel", "u"})
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         down, up, kernel, u = jax.random.split(rng, 4)

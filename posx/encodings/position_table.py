@@ -7,7 +7,7 @@ from typing import Literal, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import Dims, Encoding, as_float
+from posx.contract import Dims, Encoding, as_float, fact
 from posx.contract.fields import TableRows, Tokens
 
 #: The behaviour of tables beyond the training length.
@@ -28,10 +28,9 @@ class PositionTable(Encoding):
 
     shift_invariant = False
     integer_positions = True
-
-    @property
-    def max_position(self) -> int | None:
-        return None if self.beyond == "clamp" else max(self.num_positions or 0, self.stretched_to) - 1
+    max_position = fact(
+        lambda self: None if self.beyond == "clamp" else max(self.num_positions or 0, self.stretched_to) - 1
+    )
 
     def resolve(self, dims: Dims) -> Self:
         return self.fill_open(num_positions=dims.train_len)

@@ -1,17 +1,17 @@
 """Selective rotary position embedding."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, exact_einsum, normal, wide_dtype
+from posx.contract import About, Dims, Encoding, Features, Params, fact
+from posx.contract.arrays import at_least_float32, exact_einsum, normal, wide_dtype
 from posx.contract.fields import Base, Channels, Heads, at_least
 from posx.encodings.angles import inverse_frequencies, running_angles
+from posx.encodings.networks import convolved, init_convolution
 from posx.encodings.rope import rotate
-from posx.encodings.short_convolution import convolved, init_convolution
 from posx.errors import ConfigError
 
 
@@ -38,24 +38,17 @@ class SelectiveRope(Encoding):
     gated: bool = False
     num_heads: Heads | None = None
     head_dim: Channels | None = None
+
+    planes = fact(lambda self: f"half_split of {self.head_dim}")
+    history = fact(lambda self: {"features": self.kernel - 1})
+    decayed = fact(
+        lambda self: frozenset({"down", "up", "kernel", *["drift"] * self.drift, *["gate", "gate_bias"] * self.gated})
+    )
     about = About(
         "arXiv 2511.17388",
         "no: tokens choose the angles, which grow on as RoPE's do",
         lr_multiplier=3.0,  # 0.02 nats a byte better than 1; 10 loses 0.1, see experiments/leaderboard
     )
-
-    @property
-    def planes(self) -> str:  # type: ignore[override]
-        return f"half_split of {self.head_dim}"
-
-    @property
-    def history(self) -> Mapping[str, int]:  # type: ignore[override]
-        return {"features": self.kernel - 1}
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        drift = {"drift"} if self.drift else set()
-        return frozenset({"down", "up", "kernel"} | drift | ({"gate", "gate_bias"} if self.gated else set()))
 
     def resolve(self, dims: Dims) -> Self:
         if dims.head_dim % 2:

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, ByDistance, Dims, Encoding, Params, normal
+from posx.contract import About, ByDistance, Dims, Encoding, Params, fact, normal
 from posx.contract.fields import at_least
 
 
@@ -26,15 +26,12 @@ class Shaw(Encoding):
     values: bool = True
 
     integer_positions = True
+    reach = fact(lambda self: self.max_distance)
     about = About(
         "arXiv 1803.02155",
         "everything beyond k shares a vector; flat to 32 L in our small study",
         lr_multiplier=10.0,  # 0.01 nats a byte better than 1 or 3, see experiments/recipe
     )
-
-    @property
-    def reach(self) -> int | None:
-        return self.max_distance
 
     def resolve(self, dims: Dims) -> Self:
         return self.fill_open(max_distance=min(16, dims.train_len // 2))

@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Features, Params, as_float, exact_einsum, normal
+from posx.contract import About, Dims, Features, Params, as_float, exact_einsum, fact, normal
 from posx.contract.fields import Tokens
 from posx.encodings.position_table import BEYOND, PositionTable
 
@@ -32,15 +32,12 @@ class Tupe(PositionTable):
     """
 
     untied: tuple[Tokens, ...] = ()
+
+    shared = fact(
+        lambda self: frozenset({"table", "norm_scale", "norm_bias", "u_q", "u_k", *["theta"] * bool(self.untied)})
+    )
+    decayed = fact(lambda self: self.shared - {"norm_scale", "norm_bias"})  # the released code decays these two as well
     about = About("arXiv 2006.15595", BEYOND)
-
-    @property
-    def shared(self) -> frozenset[str]:
-        return frozenset({"table", "norm_scale", "norm_bias", "u_q", "u_k"} | ({"theta"} if self.untied else set()))
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        return self.shared - {"norm_scale", "norm_bias"}  # the released code decays these two as well
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         m, h, d = dims.model_dim, dims.num_heads, dims.head_dim
