@@ -210,21 +210,21 @@ class HookCheck:
         except Exception as error:  # the user's own code
             raise ConfigError(f"{made} raises {_one_line(error)} ({self._where})") from error
         self.called[hook] = arguments, found
-        if hook == "by_distance":
-            self._check_terms(found)
-        elif HOOKS[hook].gives:
-            self._expect(hook, found, HOOKS[hook].gives)
+        wanted = HOOKS[hook].gives
+        if isinstance(wanted, ByDistance):
+            self._check_terms(found, wanted)
+        elif wanted:
+            self._expect(hook, found, wanted)
         return found
 
-    def _check_terms(self, found: Any) -> None:
+    def _check_terms(self, found: Any, wanted: ByDistance) -> None:
         idle = isinstance(found, ByDistance) and all(term is None for term in found)
         if not isinstance(found, ByDistance) or (idle and not isinstance(self.encoding, Composite)):
             raise ConfigError(f"{self.encoding}.by_distance must give ByDistance(bias=..., ...), not {_shown(found)}")
         for name, term in found._asdict().items():
             if term is not None:
-                wanted = "h or 1, n" if name in ("bias", "scaled") else "n, h or 1, d"
                 width = (self.use.v if name == "value" else self.use.q).shape[1]
-                self._expect(f"by_distance.{name}", term, wanted, width)
+                self._expect(f"by_distance.{name}", term, getattr(wanted, name), width)
 
     def _expect(self, what: str, found: Any, wanted: str, d: int = 0) -> None:
         """Raise ConfigError unless `found` is floats of the `wanted` shape: letters, 1, "*" for any size."""
