@@ -36,12 +36,15 @@ def check_class(cls: type, contract: type) -> None:
             if name in fields and name not in vars(part):
                 raise ConfigError(f"{part.__name__}.{name} belongs to every encoding; a field needs another name")
         for name, member in _members(part).items():
-            if name in FACTS:
-                _check_fact(part.__name__, name, member)
-            elif name in vars(contract):
-                _check_method(f"{part.__name__}.{name}", name, member, vars(contract)[name])
-            else:
-                _check_unknown(f"{part.__name__}.{name}", name, member, name in fields, contract)
+            where = f"{part.__name__}.{name}"
+            if name not in vars(contract):
+                _check_unknown(where, name, member, name in fields, contract)
+            elif name not in FACTS:
+                _check_method(where, name, member, vars(contract)[name])
+            elif _is_function(member):
+                raise ConfigError(f"{where} is a fact, not a method: write @property above it, or {name} = ...")
+            elif not _is_property(member):
+                check_fact(part.__name__, name, member)
 
 
 def check_decorated(cls: type) -> None:
@@ -57,17 +60,12 @@ def check_decorated(cls: type) -> None:
 
 def _members(cls: type) -> dict[str, Any]:
     """Return the public names in the body of `cls`, without slots, which are fields."""
-    return {
-        name: thing
-        for name, thing in vars(cls).items()
-        if not name.startswith("_") and not inspect.ismemberdescriptor(thing)
-    }
+    return {n: thing for n, thing in vars(cls).items() if n[0] != "_" and not inspect.ismemberdescriptor(thing)}
 
 
 def _is_function(thing: Any) -> bool:
-    if isinstance(thing, staticmethod | classmethod | functools.partialmethod):
-        return True
-    return callable(thing) and not inspect.isclass(thing)
+    wrapped = isinstance(thing, staticmethod | classmethod | functools.partialmethod)
+    return wrapped or (callable(thing) and not inspect.isclass(thing))
 
 
 def _is_property(thing: Any) -> bool:
@@ -89,13 +87,6 @@ def _parameters(thing: Any) -> tuple[str, ...]:
 def _methods(contract: type) -> dict[str, tuple[str, ...]]:
     """Return the contract's methods and the names of their parameters."""
     return {name: _parameters(thing) for name, thing in _members(contract).items() if name not in FACTS}
-
-
-def _check_fact(owner: str, name: str, member: Any) -> None:
-    if _is_function(member):
-        raise ConfigError(f"{owner}.{name} is a fact, not a method: write @property above it, or {name} = ...")
-    if not _is_property(member):
-        check_fact(owner, name, member)
 
 
 def _check_method(where: str, name: str, member: Any, given: Any) -> None:

@@ -87,7 +87,7 @@ def check_hooks(encoding: Encoding, dims: Dims, vectors: Any = None) -> Called:
     q, k, x = (Struct(shape, dtype) for shape in ((h, d), (dims.kv_heads, d), (dims.model_dim,)))
     params = {name: Struct(array.shape, floats) for name, array in _init(encoding, dims).items()}
     use = Use(q, k, k, jnp.dtype(jnp.int32), x, {}, {}, keys_mapped=False)
-    return HookCheck(encoding, params, use).run(embed=True)
+    return HookCheck(encoding, params, use).run()
 
 
 def _init(encoding: Encoding, dims: Dims) -> Params:
@@ -128,18 +128,15 @@ class HookCheck:
         self.sizes = {"h": use.q.shape[0], "g": use.k.shape[0], "d": use.q.shape[1], "q": q, "k": k, "n": n}
         self.sizes |= {"m": use.x.shape[0]} if use.x is not None else {}
 
-    def run(self, embed: bool = False) -> Called:
-        """Return `called`. Raises ConfigError for the first hook that does not return what the formula needs.
-
-        embed: also call `embed`, which acts outside of attention.
-        """
+    def run(self) -> Called:
+        """Return `called`. Raises ConfigError for the first hook that does not return what the formula needs."""
         encoding, use, sizes = self.encoding, self.use, self.sizes
         check_fact(type(encoding).__name__, "history", encoding.history)
         if idle := [hook for hook in encoding.history if not encoding.acts_on(hook)]:
             raise ConfigError(f"{encoding}.history names {idle[0]}, which this encoding does not define")
         q, k = self._tokens("q", use.q), self._tokens("k", use.k)
         pos, k_pos, distance = (self._tokens(letter, Struct((), use.pos)) for letter in "qkn")
-        if embed:
+        if use.x is not None:
             self._map("embed", self._tokens("q", use.x), pos)
         features, k_features = self._features(pos, k_pos)
         mapped_q = self._map("query", q, pos, features)

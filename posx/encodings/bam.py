@@ -27,7 +27,6 @@ class Bam(Encoding):
         loc_h = initial_loc
 
     The arrays that `learned` names are parameters, the others stay fixed. All layers share them unless `per_layer`.
-    Added after the 1/sqrt(d) scale.
 
     Reference: Bianchessi et al. 2025, arXiv 2505.22842, GGD-BAM, in the form of models/bam.py as released in May 2025,
     which takes the logarithm of the slopes for scale too.

@@ -17,7 +17,7 @@ class DynamicBias(Encoding):
 
     `depth` hidden layers, of model_dim/4 units by default. One network for all layers unless `per_layer`. With
     `log_distance` off it is f(r). At far distances f(r) is linear and steep, and float32 rounds the differences of
-    neighbours there. Added after the 1/sqrt(d) scale.
+    neighbours there.
 
     Reference: Wang et al. 2022 (CrossFormer), arXiv 2108.00154; the logarithm is Swin V2's, arXiv 2111.09883; sizes and
     activation of x-transformers' DynamicPositionBias.

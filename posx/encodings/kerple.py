@@ -21,7 +21,7 @@ class Kerple(Encoding):
 
     p and a [h] start at U(0, 2) and U(0, 1). All layers share them unless `per_layer`. As read, both are at least 0.01,
     and p of the power form is at most 2. A stored value beyond a bound is read as its mirror image in that bound, so
-    its gradient is never 0. Added after the 1/sqrt(d) scale.
+    its gradient is never 0.
 
     Reference: Chi et al. 2022, arXiv 2205.09921; starts and bounds of the released ParallelKerpleLog and -Power.
     Differs: the authors' code clips the stored parameters to the bounds before each step. NeMo learns b, a and p of

@@ -75,8 +75,8 @@ class T5(Encoding):
     def acts_on(self, hook: str) -> bool:
         return super().acts_on(hook) and not (hook == "logit_scale" and self.scaled)
 
-    def logit_scale(self, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
-        return None if self.scaled else jnp.full((1, *pos.shape), math.sqrt(self.head_dim), as_float(0).dtype)
+    def logit_scale(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:
+        return jnp.full((1, *pos.shape), math.sqrt(self.head_dim), as_float(0).dtype)
 
     def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
         return ByDistance(bias=params["table"][self.bucket(as_float(distance))].T)
