@@ -84,7 +84,7 @@ FACTS: dict[str, Fact] = {
     "reads_raw_keys": _ANY,
     "fades": _ANY,
     "tiling": Fact(
-        Range(" or ".join(map(repr, TILINGS)), lambda x: x in TILINGS),
+        Range(" or ".join(map(repr, TILINGS)), lambda x: isinstance(x, str) and x in TILINGS),
         lambda values, _: max(values, key=TILINGS.index),
     ),
     "history": Fact(

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, exact_einsum, normal
 from posx.contract.fields import at_least
-from posx.encodings.plain_heads import PlainHeads, after_plain_heads, check_plain_heads, keys_so_far
+from posx.encodings.log_length import keys_so_far
+from posx.encodings.ssmax import PlainHeads, after_plain_heads, check_plain_heads
 
 
 @dataclasses.dataclass(frozen=True)

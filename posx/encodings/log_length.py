@@ -7,9 +7,13 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Features, Params
+from posx.contract import About, Dims, Encoding, Features, Params, as_float
 from posx.contract.fields import at_least
-from posx.encodings.plain_heads import keys_so_far
+
+
+def keys_so_far(pos: jax.Array) -> jax.Array:
+    """Return p + 1, at least 1: the keys up to a query at pos [q], with those that a window hides."""
+    return jnp.maximum(as_float(pos), 0) + 1
 
 
 @dataclasses.dataclass(frozen=True)

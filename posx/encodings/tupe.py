@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from posx.contract import About, Dims, Features, Params, as_float, exact_einsum, fact, normal
 from posx.contract.fields import Tokens
-from posx.encodings.position_table import BEYOND, PositionTable
+from posx.encodings.learned import BEYOND, PositionTable
 
 
 @dataclasses.dataclass(frozen=True)
