@@ -3,7 +3,7 @@
 Types and ranges of an encoding's fields are in `posx.contract.fields`.
 """
 
-from posx.contract.arrays import as_float, at_least_float32, distances, exact_einsum, normal, wide_dtype  # noqa: I001  (packed lists)
+from posx.contract.arrays import as_float, at_least_float32, distances, exact_einsum, normal, normals, wide_dtype  # noqa: I001  (packed lists)
 from posx.contract.composite import Chain, Composite, Tabulated, inside, prefixed
 from posx.contract.encoding import (
     Dims, Encoding, abstract_params, check_defined, parts, require_encoding, require_resolved,
@@ -19,6 +19,6 @@ __getattr__ = modules_of(__name__)
 __all__ = [
     "FORMULA", "HOOKS", "About", "ByDistance", "Chain", "Composite", "Dims", "Encoding", "Features", "Params",
     "Tabulated", "Tile", "abstract_params", "acting", "as_float", "at_least_float32", "bias_by_distance",
-    "check_defined", "distance_terms", "distances", "exact_einsum", "fact", "inside", "normal", "of_kinds", "parts",
-    "prefixed", "require_encoding", "require_resolved", "wide_dtype",
+    "check_defined", "distance_terms", "distances", "exact_einsum", "fact", "inside", "normal", "normals",
+    "of_kinds", "parts", "prefixed", "require_encoding", "require_resolved", "wide_dtype",
 ]  # fmt: skip

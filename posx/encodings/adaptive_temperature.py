@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, exact_einsum, normal
+from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, exact_einsum, normals
 from posx.contract.fields import at_least
 from posx.encodings.log_length import keys_so_far
 from posx.encodings.ssmax import PlainHeads, after_plain_heads, check_plain_heads
@@ -40,8 +40,7 @@ class AdaptiveTemperature(Encoding):
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         shape = dims.model_dim, dims.num_heads - self.plain_heads
-        beta_rng, gamma_rng = jax.random.split(rng)
-        return {"w_beta": normal(beta_rng, shape, 0.02), "w_gamma": normal(gamma_rng, shape, 0.02)}
+        return normals(rng, {"w_beta": shape, "w_gamma": shape}, 0.02)
 
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
         beta, gamma = (exact_einsum("tm,mh->th", at_least_float32(x), params[name]) for name in ("w_beta", "w_gamma"))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import About, ByDistance, Dims, Encoding, Features, Params, as_float, exact_einsum, fact, normal
+from posx.contract import About, ByDistance, Dims, Encoding, Features, Params, as_float, exact_einsum, fact, normals
 from posx.contract.fields import NOT_EMPTY, Buckets, at_least
 from posx.encodings.t5 import geometric_series
 from posx.errors import ConfigError
@@ -72,8 +72,8 @@ class Deberta(Encoding):
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         m, h, d = dims.model_dim, dims.num_heads, dims.head_dim
         shapes = {"table": (2 * self._half, m), "w_k": (m, h, d), "w_q": (m, h, d)}
-        rngs = dict(zip(shapes, jax.random.split(rng, 3), strict=True))
-        return {name: normal(rngs[name], shapes[name], 0.02) for name in shapes if name in self.decayed}
+        params = normals(rng, shapes, 0.02)
+        return {name: params[name] for name in params if name in self.decayed}  # all that are used
 
     def logit_scale(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:
         return jnp.full((1, *pos.shape), (1 + len(self.terms)) ** -0.5, as_float(0).dtype)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from posx.contract import Dims, Params, exact_einsum, normal
+from posx.contract import Dims, Params, exact_einsum
 
 
 def uniform(rng: jax.Array, shape: tuple[int, ...], inputs: int) -> jax.Array:
@@ -42,11 +42,10 @@ def through_layers(params: Params, x: jax.Array, count: int, activation: Callabl
     return hidden
 
 
-def init_convolution(rng: Sequence[jax.Array], dims: Dims, rank: int, taps: int, width: int) -> Params:
-    """Draw down [m, rank], up [rank, g, width] and kernel [taps, g, width], each N(0, 0.02) from its own key."""
+def convolution_shapes(dims: Dims, rank: int, taps: int, width: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of W_down [m, rank], W_up [rank, g, width] and the kernel [taps, g, width]."""
     g = dims.kv_heads
-    shapes = {"down": (dims.model_dim, rank), "up": (rank, g, width), "kernel": (taps, g, width)}
-    return {name: normal(own, shapes[name], 0.02) for own, name in zip(rng, shapes, strict=True)}
+    return {"down": (dims.model_dim, rank), "up": (rank, g, width), "kernel": (taps, g, width)}
 
 
 def convolved(params: Params, x: jax.Array) -> jax.Array:

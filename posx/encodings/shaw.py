@@ -6,7 +6,7 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, ByDistance, Dims, Encoding, Params, fact, normal
+from posx.contract import About, ByDistance, Dims, Encoding, Params, fact, normals
 from posx.contract.fields import at_least
 
 
@@ -38,9 +38,8 @@ class Shaw(Encoding):
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         shape = (2 * self.max_distance + 1, dims.head_dim)
-        keys_rng, values_rng = jax.random.split(rng)
-        keys = {"keys": normal(keys_rng, shape, dims.head_dim**-0.5)}
-        return keys | ({"values": normal(values_rng, shape, dims.head_dim**-0.5)} if self.values else {})
+        tables = normals(rng, {"keys": shape, "values": shape}, dims.head_dim**-0.5)
+        return tables if self.values else {"keys": tables["keys"]}
 
     def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
         rows = jnp.clip(-distance, -self.max_distance, self.max_distance) + self.max_distance

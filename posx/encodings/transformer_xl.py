@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.contract import About, ByDistance, Dims, Encoding, Features, Params, fact
-from posx.contract.arrays import at_least_float32, exact_einsum, normal
+from posx.contract.arrays import at_least_float32, exact_einsum, normals
 from posx.contract.fields import Base, at_least
 from posx.encodings.angles import inverse_frequencies, sin_cos
 from posx.errors import ConfigError
@@ -44,13 +44,8 @@ class TransformerXL(Encoding):
         return self
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
-        shapes = {
-            "u": (dims.num_heads, dims.head_dim),
-            "v": (dims.num_heads, dims.head_dim),
-            "w_r": (dims.model_dim, dims.num_heads, dims.head_dim),
-        }
-        rngs = jax.random.split(rng, len(shapes))
-        return {name: normal(r, shape, 0.02) for r, (name, shape) in zip(rngs, shapes.items(), strict=True)}
+        h, d = dims.num_heads, dims.head_dim
+        return normals(rng, {"u": (h, d), "v": (h, d), "w_r": (dims.model_dim, h, d)}, 0.02)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         wide, u = at_least_float32(vectors), params["u"]

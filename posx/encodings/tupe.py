@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Features, Params, as_float, exact_einsum, fact, normal
+from posx.contract import About, Dims, Features, Params, as_float, exact_einsum, fact, normals
 from posx.contract.fields import Tokens
 from posx.encodings.learned import BEYOND, PositionTable
 
@@ -41,15 +41,10 @@ class Tupe(PositionTable):
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         m, h, d = dims.model_dim, dims.num_heads, dims.head_dim
-        table_rng, q_rng, k_rng, theta_rng = jax.random.split(rng, 4)
-        params = {
-            "table": normal(table_rng, (self.num_positions, m), 0.02),
-            "norm_scale": jnp.ones((m,), jnp.float32),
-            "norm_bias": jnp.zeros((m,), jnp.float32),
-            "u_q": normal(q_rng, (m, h, d), 0.02),
-            "u_k": normal(k_rng, (m, dims.kv_heads, d), 0.02),
-        }
-        return params | ({"theta": normal(theta_rng, (2, h), 0.02)} if self.untied else {})
+        shapes = {"table": (self.num_positions, m), "u_q": (m, h, d), "u_k": (m, dims.kv_heads, d), "theta": (2, h)}
+        params = {"norm_scale": jnp.ones(m, jnp.float32), "norm_bias": jnp.zeros(m, jnp.float32)}
+        params |= normals(rng, shapes, 0.02)
+        return {name: params[name] for name in params if name in self.shared}
 
     def logit_scale(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:
         return jnp.full((1, *pos.shape), math.sqrt(0.5), as_float(0).dtype)
