@@ -106,7 +106,7 @@ class Meter:
             self.start, self.began, self.wait = self.start + done - self.done, self.began + now - self.wait[1], None
         self.done, self.facts, self.reported = done, facts, now
         if self.bar is not None:
-            self.bar.update(self.task, completed=done)
+            self.bar.update(self.task, completed=done, total=self.total)
         elif now - self.last_line >= LINE_SECONDS or done >= self.total:
             self.last_line = now
             say(f"{self.title}  {self}")

@@ -28,7 +28,9 @@ VERBS = set(
     Import Join List Look Make Map Mark Mask Measure Merge Mirror Move Multiply Name Normalise Pack Pad Parse Print
     Project Read Record Refuse Remember Repeat Replace Report Return Rotate Round Run Sample Scale Scan Set Shard Shift
     Show Skip Slice Sort Stack Split Start Stretch Sum Tabulate Take Test Trace Turn Visit Walk Write Yield Raise Follow
-    Invert Decide Send Exchange Express Format Describe Recompute Keep""".split()
+    Invert Decide Send Exchange Express Format Describe Recompute Keep
+    Acquire Ask Cancel Close Connect Delete Disconnect End Leave Lock Pass Plan Probe Restore Simulate Spread Stop
+    Submit Tell Wait""".split()
 )
 ARTICLES = {"A", "An", "The", "One", "Two", "Every", "Each", "All", "No", "Whether"} - {"Whether"}
 MOST_WORDS, LONGEST_LINE, LONGEST_NAME = 25, 120, 60
