@@ -16,8 +16,15 @@ import posx
 ROOT = Path(posx.__file__).parent
 ROOMS = (
     "contract/", "encodings/", "attention/", "testing/", "model", "layers", "cross_entropy", "generate", "positions",
+    "sweeps/__init__", "sweeps/evaluation", "sweeps/preview", "sweeps/schedule", "sweeps/tasks", "sweeps/engines/",
+    "commands/sweep", "interrupts", "progress", "files/__init__", "files/atomic", "files/caches", "files/copies",
+    "files/lines", "files/locks", "files/parse", "machine/__init__", "machine/backend", "machine/ceiling",
+    "machine/compile_cache", "machine/cores", "machine/devices", "machine/guard",
 )  # fmt: skip
-TESTS = ("encodings/", "attention/")
+TESTS = (
+    "encodings/", "attention/", "machine/", "sweeps/test_preview", "sweeps/test_ray", "sweeps/test_schedule",
+    "sweeps/test_slurm", "test_interrupts", "test_progress",
+)  # fmt: skip
 
 #: No sentence begins with one of these: they stand for a noun that a reader must guess.
 OPENINGS = {"What", "Who", "Whoever", "Whatever", "Of", "Where", "Wherever", "Those", "Such"}
@@ -29,8 +36,8 @@ VERBS = set(
     Project Read Record Refuse Remember Repeat Replace Report Return Rotate Round Run Sample Scale Scan Set Shard Shift
     Show Skip Slice Sort Stack Split Start Stretch Sum Tabulate Take Test Trace Turn Visit Walk Write Yield Raise Follow
     Invert Decide Send Exchange Express Format Describe Recompute Keep
-    Acquire Ask Cancel Close Connect Delete Disconnect End Leave Lock Pass Plan Probe Restore Simulate Spread Stop
-    Submit Tell Wait""".split()
+    Acquire Ask Discard Cancel Close Connect Delete Disconnect End Leave Lock Pass Plan Probe Restore Simulate Spread
+    Stop Submit Tell Wait""".split()
 )
 ARTICLES = {"A", "An", "The", "One", "Two", "Every", "Each", "All", "No", "Whether"} - {"Whether"}
 MOST_WORDS, LONGEST_LINE, LONGEST_NAME = 25, 120, 60

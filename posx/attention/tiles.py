@@ -19,7 +19,7 @@ from posx.attention.cpu import plus_shared
 from posx.attention.masks import Mask
 from posx.attention.products import mapped_products, over_batch, repeat_heads
 from posx.contract import ByDistance, Encoding, Features, Params, Tile, bias_by_distance, distance_terms, wide_dtype
-from posx.machine.compiler import barrier
+from posx.machine.guard import barrier
 
 #: The score of an invisible pair: below every finite one, however low a bias may push those.
 INVISIBLE = -math.inf

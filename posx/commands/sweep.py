@@ -14,7 +14,7 @@ from posx.commands import work_folder
 from posx.config.flags import load_config, repeated_run
 from posx.config.overrides import override, setting_of, settings
 from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, WorkdirError
-from posx.files.copies import Copies
+from posx.files.copies import CopyTarget
 from posx.progress import by_reason, say
 from posx.runs.checks import check_work_folder, check_writable, say_unused
 from posx.runs.folder import RunFolder
@@ -48,7 +48,7 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
         print(status(jobs, workdir) if values["status"] else preview(jobs, values))
         return
     engine = engines.engine_of(values, jobs)
-    keep = Copies(values["copy_to"]).keep if values["copy_to"] else lambda folder: None
+    keep = CopyTarget(values["copy_to"]).keep if values["copy_to"] else lambda folder: None
     todo = unfinished(jobs)
     with RunFolder(workdir).held():
         failed = _copied(keep, [job for job in jobs if job not in todo])

@@ -130,7 +130,7 @@ class Engine:
         echo: print the lines that tasks log. ended: called with each task that ends well; may raise PosxError.
         """
         say(str(self))
-        work = Work(self, tasks, {task.folder for task in todo}, title)
+        work = RunningTasks(self, tasks, {task.folder for task in todo}, title)
         try:
             with work.meter:
                 while work.waiting or work.running:
@@ -145,7 +145,7 @@ class Engine:
         return work.failed
 
 
-class Work:
+class RunningTasks:
     """The state of the tasks while they run. left: seconds that each task needs, as expected from its progress."""
 
     def __init__(self, engine: Engine, tasks: Sequence[Task], chosen: Collection[RunFolder], title: str):

@@ -51,7 +51,7 @@ def test_a_start_does_not_divide_so_short_runs_get_a_core_each():
 
 
 @pytest.mark.parametrize(("runs", "at_once", "rounds"), [(5, 5, 5 / 4), (7, 7, 7 / 4), (8, 4, 2), (11, 7, 11 / 4)])
-def test_short_runs_that_do_not_fill_their_last_round_take_turns_on_the_cores(runs, at_once, rounds):
+def test_short_runs_of_an_incomplete_last_round_take_turns(runs, at_once, rounds):
     short = chosen(*[HOUR._replace(flops=1e10)] * runs)
     assert short.at_once == at_once and short.wall_seconds() == pytest.approx(rounds * short.seconds(0), rel=0.04)
     assert ("taking turns on 4 cores" in str(short)) == (at_once > 4)
@@ -63,7 +63,7 @@ def test_steps_that_devices_meet_in_have_their_price():
     assert [chosen(*[run] * 3).at_once for run in (HOUR, short)] == [2, 3]
 
 
-def test_no_more_at_once_than_fit_into_memory_whatever_the_machine():
+def test_no_more_runs_at_once_than_fit_into_memory():
     schedule = chosen(*[HOUR._replace(memory=4 * GB)] * 8, memory=16 * GB)
     assert schedule.at_once == 2 and set(schedule.widths) == {2} and "as 2 runs fit into 16.0 GB" in str(schedule)
     assert chosen(HOUR._replace(memory=99 * GB), HOUR, memory=16 * GB).widths == (4, 4)
@@ -81,7 +81,7 @@ def test_a_number_of_runs_that_is_asked_for_is_taken(jobs, widths):
     assert schedule.at_once == jobs and schedule.widths == widths
 
 
-def test_the_longest_run_is_first_and_equal_ones_that_share_programs_are_apart(tmp_path):
+def test_the_longest_run_is_first_and_shared_programs_are_apart(tmp_path):
     config = base_config("rope")
     config.sweep.update(encodings=("rope", "nope"), seeds=(0, 1), train_lens=(64, 128))
     jobs = plan(config, tmp_path)
@@ -89,7 +89,7 @@ def test_the_longest_run_is_first_and_equal_ones_that_share_programs_are_apart(t
     assert order == [f"{e}-L{length}-s{s}" for length in (128, 64) for s in (0, 1) for e in ("rope", "nope")]
 
 
-def test_runs_that_work_on_every_pair_are_longer_and_lengths_that_are_not_defined_cost_nothing(tmp_path):
+def test_work_on_pairs_costs_more_and_undefined_lengths_nothing(tmp_path):
     config = base_config("rope")
     config.sweep.update(encodings=("learned", "nope", "shaw"), train_lens=(64,))
     config.eval.lengths = (64, 1024)
@@ -215,7 +215,9 @@ def test_time_left_knows_that_runs_go_side_by_side(monkeypatch):
         ]
         for task in made:
             task.progress = lambda task=task: task.part
-        found = tasks.Work(MadeUp(schedule, 0, []), made, {task.folder for task in made if task.part < 1}, "sweep")
+        found = tasks.RunningTasks(
+            MadeUp(schedule, 0, []), made, {task.folder for task in made if task.part < 1}, "sweep"
+        )
         for number in found.waiting[:2]:
             found.running[number] = SimpleNamespace(
                 task=made[number], code=lambda: None, begun=lambda: True, lines=lambda: []
