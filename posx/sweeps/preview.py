@@ -35,26 +35,27 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
     rows = [row for job in jobs for row in job.folder.logged()]
     share = _median([row.get("mfu") for row in rows])
     start = _median([row["start"].get("seconds") for row in rows if isinstance(row.get("start"), dict)]) or START
-    ceiling = functools.cache(_ceiling)  # not kept on disk, so each look would measure anew
+    # One measurement for all runs. It is not stored, as the machine may be busy now.
+    ceiling = functools.cache(lambda folder, dtype: machine_ceiling(folder, dtype, max_age=3600, keep=False))
     costs, left = [], []
     table = [["run", *varying, "resolved", "parameters", "memory", "time", "is"]]
     for job, cost, width in zip(jobs, schedule.costs, widths, strict=True):
-        speed = (share or USUAL_SHARE) * ceiling(cache_folder(job.run.data), job.run.model.dtype) / schedule.cores
-        costs.append(cost._replace(speed=speed, start=start))
+        flops = ceiling(cache_folder(job.run.data) / "machine", job.run.model.dtype)
+        cost = cost._replace(speed=(share or USUAL_SHARE) * flops / schedule.cores, start=start)
+        costs.append(cost)
         part = job.part()
-        left.append(costs[-1].seconds(width, 1 - part) if part < 1 else 0.0)
-        time = duration(costs[-1].seconds(width)) + " and evaluation" * (job.expected.eval_flops is None)
+        left.append(cost.seconds(width, 1 - part) if part < 1 else 0.0)
+        time = duration(cost.seconds(width)) + " and evaluation" * (job.expected.eval_flops is None)
         encodings = ", ".join(dict.fromkeys(map(spec_text, job.run.resolution.layers)))
         table.append([
             job.name, *(text_of(s, job.point[s]) for s in varying), encodings, f"{job.expected.num_params:,}",
             size(job.expected.memory), time, _state(job, part),
         ])  # fmt: skip
+    seconds = dataclasses.replace(schedule, costs=tuple(costs)).wall_seconds(left)
+    told = f"{duration(seconds)} left, {schedule}"
     if on:
-        told = (
-            f"{duration(sum(left))} of work left on {one_or_more(cpus, 'CPU')} a run, {on} decides how many go at once"
-        )
-    else:
-        told = f"{duration(dataclasses.replace(schedule, costs=tuple(costs)).wall_seconds(left))} left, {schedule}"
+        each = one_or_more(cpus, "CPU")
+        told = f"{duration(sum(left))} of work left on {each} a run, {on} decides how many go at once"
     return "\n".join([
         *_aligned(table), "", f"{len(jobs)} runs, {left.count(0.0)} of them finished; about {told}",
         f"The times assume a start of {start:.0f} s, then {share or USUAL_SHARE:.0%} of the speed of matrix products "
@@ -72,11 +73,6 @@ def status(jobs: Sequence[Job], workdir: Path) -> str:
         table.append([job.name, state, holder(job.folder.path / ".lock"), told])
     ended = sum(job.finished() for job in jobs)
     return "\n".join([*_aligned(table), "", f"{ended} of {len(jobs)} runs are finished"])
-
-
-def _ceiling(cache: Path, dtype: str) -> float:
-    """Return the FLOP/s of all devices, as the log lines of runs count them."""
-    return machine_ceiling(cache / "machine", dtype, max_age=3600, keep=False)  # it may have been busy then
 
 
 def _median(measured: Sequence[Any]) -> float | None:

@@ -8,16 +8,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from posx import interrupts
-from posx.config import RunConfig
 from posx.errors import PosxError, Stopped
 from posx.files.atomic import disk_errors
 from posx.progress import Meter, say
 from posx.runs.folder import RunFolder
-from posx.sweeps.schedule import Cost, Schedule, longest_first
+from posx.sweeps.schedule import Schedule, longest_first
 
+if TYPE_CHECKING:
+    from posx.sweeps.evaluation import Evaluation
+    from posx.sweeps.plan import Job
+
+#: A command on the folder of a run. It logs to `log.txt` there, and prints results to its `output` if that is a path.
+Task: TypeAlias = "Job | Evaluation"
 #: A word of every task's command: its process runs alone, even if several processes were started together.
 ALONE = "--processes=1"
 #: How often a task is started if it is stopped from outside, as schedulers do.
@@ -28,26 +33,6 @@ WAIT_SECONDS, LOOK_SECONDS = 0.2, 2.0
 STOP_SECONDS = 25.0
 #: The meaning of a signal that ends a process before it can name a reason, by its exit code.
 SIGNALS = {-9: "killed (often: out of memory)", -7: "a file that it reads was cut short, or memory failed (SIGBUS)"}
-
-
-class Task(Protocol):
-    """A command on the folder of a run. It logs to `log.txt` there, and prints results to `output` if that is given.
-
-    command: its words, once the files that it needs are written; raises PosxError. progress: the finished part, 0 to 1.
-    """
-
-    @property
-    def run(self) -> RunConfig: ...
-    @property
-    def folder(self) -> RunFolder: ...
-    @property
-    def cost(self) -> Cost: ...
-    @property
-    def output(self) -> Path | None: ...
-    def command(self) -> list[str]: ...
-    def progress(self) -> float: ...
-    def state(self) -> str: ...
-    def outcome(self) -> str: ...
 
 
 def log_file(task: Task) -> Path:
@@ -63,14 +48,11 @@ class Worker:
     """A process at work on a task, by default a child of this one on some of its cores."""
 
     process: subprocess.Popen[bytes]
+    begun = True  # at work, not waiting for a place
 
     def __init__(self, task: Task, cores: tuple[int, ...] = ()):
         self.task, self.cores, self.log = task, cores, log_file(task)
         self.heard, self.reason = self.log.stat().st_size, ""
-
-    def begun(self) -> bool:
-        """Return whether the process is at work, not waiting for a place."""
-        return True
 
     def code(self) -> int | None:
         """Return the exit code, None while the process runs."""
@@ -197,7 +179,7 @@ class RunningTasks:
             except PosxError as error:
                 why = str(error)
             self.end(number, why)
-        begun = [number for number, worker in self.running.items() if worker.begun()]
+        begun = [number for number, worker in self.running.items() if worker.begun]
         told = f"{self.count - len(self.waiting) - len(self.running)} of {self.count} runs  "
         told += ", ".join(self.tasks[number].state() for number in begun)
         self.meter.update(self.meter.total - self.schedule.wall_seconds(self.left, begun), told)

@@ -159,7 +159,7 @@ class MadeUp(tasks.Engine):
             return None if next(looks, None) is not None else code
 
         return SimpleNamespace(
-            task=task, code=look, begun=lambda: True, lines=lambda: ["a line"], why=lambda code: f"code {code}",
+            task=task, code=look, begun=True, lines=lambda: ["a line"], why=lambda code: f"code {code}",
             terminate=lambda: None, kill_after=lambda seconds: None,
         )  # fmt: skip
 
@@ -219,9 +219,7 @@ def test_time_left_knows_that_runs_go_side_by_side(monkeypatch):
             MadeUp(schedule, 0, []), made, {task.folder for task in made if task.part < 1}, "sweep"
         )
         for number in found.waiting[:2]:
-            found.running[number] = SimpleNamespace(
-                task=made[number], code=lambda: None, begun=lambda: True, lines=lambda: []
-            )
+            found.running[number] = SimpleNamespace(task=made[number], code=lambda: None, begun=True, lines=lambda: [])
         return found, made
 
     def left(found, seconds):
@@ -246,3 +244,8 @@ def test_time_left_knows_that_runs_go_side_by_side(monkeypatch):
     del resumed.running[0]
     resumed.end(0, "")
     assert left(resumed, 4000.0).startswith("took 1 h 06 min  1 of 1 runs")
+
+
+def test_no_runs_take_no_time():
+    """As of a folder in which no run can be read."""
+    assert chosen().wall_seconds() == 0 and str(chosen()) == "one run at a time"

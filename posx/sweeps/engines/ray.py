@@ -52,16 +52,13 @@ class Remote(Worker):
 
     def __init__(self, task: Task, ref: Any):
         super().__init__(task)
-        self.ref, self.starts = ref, 0
-
-    def begun(self) -> bool:
-        """Return whether some machine is at work on the task."""
-        return self.starts > 0
+        self.ref, self.starts, self.begun = ref, 0, False
 
     def lines(self) -> list[str]:
         """Return the newly logged lines, and count the starts among them."""
         lines = super().lines()
         self.starts += sum(line.startswith("at work on ") for line in lines)
+        self.begun = self.starts > 0
         return lines
 
     def code(self) -> int | None:
@@ -87,14 +84,14 @@ class Remote(Worker):
         import ray
 
         self.lines()
-        if self.begun():
+        if self.begun:
             ray.cancel(self.ref)
 
     def kill_after(self, seconds: float) -> None:
         """Wait for the task to end, but end it after some seconds."""
         import ray
 
-        if self.begun() and not ray.wait([self.ref], timeout=seconds)[0]:
+        if self.begun and not ray.wait([self.ref], timeout=seconds)[0]:
             ray.cancel(self.ref, force=True)
 
 
