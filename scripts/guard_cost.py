@@ -28,7 +28,7 @@ from benches.train import step_parts
 from benches.train_parts import SHAPES, text_batches
 
 import posx
-from posx.machine.compiler import barrier
+from posx.machine.guard import barrier
 from posx.positions import sequential
 from posx.training.step import init_state, train_steps
 

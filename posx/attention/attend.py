@@ -43,7 +43,7 @@ from posx.contract import (
 from posx.contract.shapes import Use
 from posx.contract.sizes import check_call
 from posx.errors import ConfigError
-from posx.machine.compiler import barrier
+from posx.machine.guard import barrier
 
 Executor = Callable[..., jax.Array]
 EXECUTORS: dict[str, Executor] = {"dense": dense, "blockwise": blockwise, "fused": fused}

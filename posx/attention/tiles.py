@@ -30,7 +30,7 @@ from posx.contract import (
     distance_terms,
     wide_dtype,
 )
-from posx.machine.compiler import barrier
+from posx.machine.guard import barrier
 
 #: The score of an invisible pair: below every finite one, however low a bias may push those.
 INVISIBLE = -math.inf
