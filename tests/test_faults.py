@@ -1,4 +1,4 @@
-"""The campaign of `scripts/faults.py`: a part of it, in real processes; that it sees what is not as owed."""
+"""The campaign of `python -m tests.faults`: a part of it, in real processes; that it sees what is not as owed."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ HERE = "16,19,31,33,39,44,51,53,62,65,67"
 
 
 def campaign(*words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / "scripts" / "faults.py", *words]
+    command = [sys.executable, "-m", "tests.faults", *words]
     return subprocess.run(command, cwd=ROOT, env=environment(), text=True, capture_output=True, timeout=1200)
 
 
@@ -32,8 +32,8 @@ def test_kills_lose_nothing():
 
 def test_what_is_not_as_owed_is_seen():
     code = (
-        "import sys; sys.path.insert(0, 'scripts'); import faults, provoke.rooms, provoke.table as t\n"
-        "provoke.rooms.load = lambda: None\n"
+        "import tests.faults.__main__ as faults, tests.faults.rooms as rooms, tests.faults.table as t\n"
+        "rooms.load = lambda: None\n"
         "t.fault(2, 'wrong command', '2')(lambda scene: scene.posx('trian').must(2, 'did you mean') and None)\n"
         "t.fault(2, 'wrong code', '3')(lambda scene: scene.posx('trian').must(3) and None)\n"
         "t.fault(2, 'wrong words', '2')(lambda scene: scene.posx('trian').must(2, 'nothing of the kind') and None)\n"

@@ -11,8 +11,8 @@ targets, by which two cells of the same targets are paired.
 
 `table` prints Markdown: PPL at L and R_k = PPL(kL) / PPL(L), means and standard deviations over seeds; how far PPL
 stays within 1 % of that at L, the lowest and the highest seed's, ">=" where that is the longest length measured; and
-the time of a step over NoPE's, median [quartiles] of turns (`steps*.json`, of `scripts/bench.py train`; where several
-hold an encoding, the first).
+the time of a step over NoPE's, median [quartiles] of turns (`steps*.json`, of `python -m benchmarks train`; where
+several hold an encoding, the first).
 
 A verdict against ALiBi or RoPE, at L and at 8 L, is exp of the difference of the mean losses, so the ratio of geometric
 means over seeds. It has a sign, - for better and + for worse, where that difference is more than the 95 % intervals
@@ -179,8 +179,8 @@ def multiplier(cell: Cell) -> str:
 
 
 def step_times(report: Mapping[str, Any]) -> dict[str, str]:
-    """Of every encoding over NoPE's, from what `scripts/bench.py train` left: of the ratios within a turn, the median
-    and [lower, upper quartile]."""
+    """Of every encoding over NoPE's, from what `python -m benchmarks train` left: of the ratios within a turn, the
+    median and [lower, upper quartile]."""
     speeds = {row["encoding"]: row["tokens_per_second"] for row in report["results"]}
     times = {}
     for name, rates in speeds.items():

@@ -13,8 +13,8 @@ Two guards, as neither reaches everything:
   flags.
 * Importing posx adds --xla_cpu_experimental_ynn_fusion_type=-reduce to XLA_FLAGS: no reductions in these kernels. The
   hooks of a user's encoding and a user's own model end in numbers that posx prints too, and `apart` does not reach into
-  them. scripts/guard_cost.py measures what it costs. Whoever wants these kernels can have them: a value of the flag
-  that is there already stays.
+  them. `python -m benchmarks.guard_cost` measures what it costs. Whoever wants these kernels can have them: a value of
+  the flag that is there already stays.
 
 The flag is set only for versions of jaxlib tested to have the fault and to know the flag, since XLA ends the process
 over a name that it does not know. Nothing is compiled to find out. Processes started from this one inherit the flag.

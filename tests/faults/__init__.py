@@ -1,0 +1,1 @@
+"""What `python -m tests.faults` provokes: one room a part of the product, one function a fault."""
