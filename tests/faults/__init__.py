@@ -1,1 +1,1 @@
-"""What `python -m tests.faults` provokes: one room a part of the product, one function a fault."""
+"""The faults that `python -m tests.faults` provokes: one file a part of the product, one function a fault."""

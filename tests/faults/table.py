@@ -8,12 +8,13 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.faults.scene import ROOT, Scene, Unmet
+from tests.tiny import ROOT, Scene
 
 #: In the order of their numbers; several may share one.
 FAULTS: list[Fault] = []
 
-#: Returns what is to stand in the table, or nothing: then it is what its processes ended with and said.
+#: Returns the text for the table; for None the table shows what the processes of the scene ended with and printed.
+#: Raises AssertionError if posx does not answer as expected.
 Provoke = Callable[[Scene], str | None]
 
 
@@ -34,12 +35,12 @@ class Outcome(NamedTuple):
     what: str
     owed: str
     got: str
-    unmet: str  # why it is not as owed; "" where it is
+    unmet: str  # why it is not as expected, or ""
     commit: str = ""  # of posx
 
 
 def fault(number: int, what: str, owed: str, *, slow: bool = False) -> Callable[[Provoke], Provoke]:
-    """Adds a function to the campaign. `slow`: takes more than some 20 seconds; not in --quick."""
+    """Add a function to the campaign. `slow`: takes more than some 20 seconds; not in --quick."""
 
     def add(provoke: Provoke) -> Provoke:
         _add(Fault(number, what, owed, provoke, slow))
@@ -49,7 +50,7 @@ def fault(number: int, what: str, owed: str, *, slow: bool = False) -> Callable[
 
 
 def not_provoked(number: int, what: str, why: str) -> None:
-    """A fault that stands in the table with the reason why nothing was tried."""
+    """Add a fault that is in the table with the reason why nothing was tried."""
     _add(Fault(number, what, why, None))
 
 
@@ -61,24 +62,21 @@ def _add(new: Fault) -> None:
 
 
 def provoked(fault: Fault, scene: Scene) -> Outcome:
-    """What came of it. Nothing raises: a campaign goes on to its end."""
-    facts = fault.number, fault.what, fault.owed
-    if fault.provoke is None:
-        return Outcome(*facts, "not provoked", "", commit())
-    got: str | None = None
-    unmet = ""
+    """Return what came of it. Nothing raises: a campaign goes on to its end."""
+    got, unmet = None if fault.provoke else "not provoked", ""
     try:
-        got = fault.provoke(scene)
-    except Unmet as error:
-        unmet = str(error)
-    except Exception:  # of the campaign's own: it must not look like an answer
+        if fault.provoke:
+            got = fault.provoke(scene)
+    except AssertionError as error:
+        unmet = str(error) or traceback.format_exc()
+    except Exception:  # the campaign's own: it must not look like an answer
         unmet = f"the campaign failed: {traceback.format_exc()}"
-    return Outcome(*facts, scene.plain(got or scene.got), scene.plain(unmet), commit())
+    return Outcome(*fault[:3], scene.plain(got or scene.got), scene.plain(unmet), commit())
 
 
 @functools.cache
 def commit() -> str:
-    """The state of the code, short, with "+" where it was edited."""
+    """Return the short commit of the code, with "+" if it was edited."""
 
     def ask(*words: str) -> str:
         return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False).stdout.strip()
@@ -87,9 +85,10 @@ def commit() -> str:
 
 
 def table(outcomes: list[Outcome]) -> str:
+    """Return a Markdown table."""
     lines = ["| fault | provoked | owed | got |", "| :-- | :-- | :-- | :-- |"]
     for o in outcomes:
-        cells = o.what, o.owed, f"**not as owed** {o.unmet}" if o.unmet else o.got
+        cells = o.what, o.owed, f"**not as expected** {o.unmet}" if o.unmet else o.got
         plain = (" ".join(cell.replace("|", r"\|").split()) for cell in cells)
         lines.append(f"| F{o.number} | {' | '.join(plain)} |")
     return "\n".join(lines)
