@@ -1,28 +1,28 @@
-"""The project's measuring instrument: speed, memory and compile time of every encoding, beside the obvious rivals.
+"""Measure speed, memory and compile time of every encoding, beside the obvious rivals.
 
     python -m benchmarks train --rounds=9 --steps=10 --out=bench.json --figure=bench.png
     python -m benchmarks attention --lengths=512,1024,2048,4096 --out=attention.json
-    python -m benchmarks memory --out=memory.json            # goes on where it was stopped
+    python -m benchmarks memory --out=memory.json            # the same command resumes
     python -m benchmarks memory --model --out=model_memory.json
     python -m benchmarks decode --out=decode.json
     python -m benchmarks compile --out=compile.json
     python -m benchmarks sweep --config=configs/quick.py --baseline=3891e0e --out=sweep.json
     python -m benchmarks cost --train=t128.json,t512.json --attention=a.json --memory=m.json --figure=cost.png
 
-Each bench's own help (`python -m benchmarks train --help`) says what it measures and against whom.
+The help of each (`python -m benchmarks train --help`) says what it measures, and its rivals.
 
 How to read it: a machine's speed drifts, so only ratios taken within one run mean something. In every round each
-contestant takes a turn, first untimed, then timed; the order rotates and flips from round to round. Ratios are formed
+contestant takes a turn, first untimed, then timed. The order rotates and flips from round to round. Ratios are formed
 per round; shown are the median and [lower, upper quartile] over rounds. The ceiling is the best float32 matrix product
-of each round, its median the denominator of "share", whatever the type of the operands that were measured.
+of each round. Its median is the denominator of "share", for every type of the measured operands.
 
-Run it on a quiet machine. Torch's OpenMP threads spin while they wait for each other; with other jobs on the cores that
+Run it on a quiet machine. Torch's OpenMP threads spin while they wait for each other. With other jobs on the cores that
 costs torch up to ten times its speed, and every ratio is void (a warning says so). OMP_WAIT_POLICY=PASSIVE makes torch
 sleep instead: robust on a busy machine, but not its best on a quiet one. The JSON records OMP_* and XLA_FLAGS.
 
-JAX's and torch's thread pools sleep when they have no work, and the untimed start of a turn outlasts the few
-milliseconds for which the other's threads still spin: contestants that take turns live side by side, in processes of
-their own where devices, cores or code differ. --cores=N runs all of them on the first N usable cores.
+The thread pools of JAX and torch sleep when they have no work. The untimed start of a turn outlasts the few
+milliseconds for which the other pool still spins. Contestants live side by side, in processes of their own if devices,
+cores or code differ. --cores=N runs all of them on the first N usable cores.
 
 Exit code 1: a contestant gave a wrong answer; the last lines say which.
 """
@@ -41,7 +41,7 @@ from posx.errors import ConfigError
 from posx.fields import split
 
 #: Each has add_arguments(parser), run(options, save) -> its part of the report, table(report), draw(report, path).
-#: `save` writes that part as it stands, for a bench that can go on from there; "problems" in it are wrong answers.
+#: `save` writes that part so far, for a benchmark that can resume. "problems" in it are wrong answers.
 BENCHES = {
     "train": train, "attention": attention, "memory": memory, "decode": decode, "compile": compiling, "sweep": sweeps,
 }  # fmt: skip
@@ -78,7 +78,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=form)
     benches = parser.add_subparsers(dest="bench", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(

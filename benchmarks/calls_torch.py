@@ -1,10 +1,13 @@
-"""Torch's ways to make the attention call: SDPA with what it takes for each encoding, flex attention, eager products.
+"""Torch's ways to make the attention call: SDPA with its arguments for each encoding, flex attention, eager products.
 
-`torch-sdpa` gets the causal flag where there is no bias, else a dense float mask; `torch-sdpa-column` gets ALiBi as a
-mask with one row, slope * key position, which softmax cannot tell from ALiBi, beside the causal flag. A bias that
-nothing is learned of is made once, outside of what is timed. `torch-sdpa-compiled` is what SDPA is given and SDPA as
-one compiled function, where it is given more than q, k and v; `torch-flex` is flex attention compiled, with a block
-mask, forward only on CPUs. Encodings that torch users have no short code for are left out.
+* `torch-sdpa` gets the causal flag if there is no bias, else a dense float mask. A bias without learned parameters is
+  made once, and its time is not measured.
+* `torch-sdpa-column` gets ALiBi as a mask with one row, slope * key position, beside the causal flag. Softmax cannot
+  tell this mask from ALiBi.
+* `torch-sdpa-compiled` is SDPA and the making of its arguments as one compiled function.
+* `torch-flex` is flex attention compiled, with a block mask, forward only on CPUs.
+
+Encodings that torch users have no short code for are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks import measure
-from benchmarks.train_peer import compiled
 from posx.encodings.alibi import alibi_slopes
 from posx.encodings.angles import inverse_frequencies
 
@@ -28,7 +30,7 @@ WITHOUT_BIAS = ("nope", "sinusoidal", "learned", "rope")
 
 
 def call(case: Case, name: str) -> Call | None:
-    """None without torch and for an encoding that is not served."""
+    """Make the call; None without torch and for an encoding that is not served."""
     from benchmarks.calls import Call
 
     served = {"torch-sdpa-column": ("alibi",), "torch-sdpa-compiled": ("rope", "alibi", "t5")}
@@ -67,7 +69,7 @@ def call(case: Case, name: str) -> Call | None:
 
 
 def _heads_first(x: np.ndarray) -> Any:
-    """[b, t, h, d] as a contiguous tensor [b, h, t, d], torch's layout."""
+    """Copy [b, t, h, d] to a contiguous tensor [b, h, t, d], torch's layout."""
     import torch
 
     return torch.tensor(x).transpose(1, 2).contiguous()
@@ -98,7 +100,7 @@ def _attention(case: Case, name: str, params: dict[str, Any]) -> Callable[..., A
 
 
 def _flex(case: Case, params: dict[str, Any], turn: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Scores are changed inside the kernel; tiles beyond the diagonal are not visited."""
+    """Change scores inside the kernel, which does not visit tiles beyond the diagonal."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     slopes, change = _slopes(case).flatten(), None
@@ -113,7 +115,7 @@ def _flex(case: Case, params: dict[str, Any], turn: Callable[[Any], Any]) -> Cal
 
 
 def _buckets(case: Case) -> Any:
-    """T5's bucket of every distance, int64 [length]."""
+    """Return T5's bucket of every distance, int64 [length]."""
     import torch
 
     return torch.tensor(np.asarray(case.value.bucket(np.arange(case.length, dtype=np.float32)))).long()
@@ -126,7 +128,7 @@ def _slopes(case: Case) -> Any:
 
 
 def _mask(case: Case, params: dict[str, Any]) -> Callable[[], Any]:
-    """What gives the dense float mask [1, h or 1, q, k], minus infinity in the future."""
+    """Return a function that makes the dense float mask [1, h or 1, q, k], minus infinity in the future."""
     import torch
 
     dtype, pos = getattr(torch, case.dtype), torch.arange(case.length)
@@ -141,7 +143,7 @@ def _mask(case: Case, params: dict[str, Any]) -> Callable[[], Any]:
 
 
 def _rotation(case: Case) -> Callable[[Any], Any]:
-    """Rotary embedding of [b, h, t, d], planes (c, c + d/2), angles made once."""
+    """Return the rotary embedding of [b, h, t, d], planes (c, c + d/2), angles made once."""
     import torch
 
     theta = torch.tensor(inverse_frequencies(case.value.base, case.head_dim))
@@ -153,3 +155,13 @@ def _rotation(case: Case) -> Callable[[Any], Any]:
         return x * cos + torch.cat((-b, a), dim=-1) * sin
 
     return turn
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile by torch.compile, for the shapes it gets. It never falls back to eager calls silently."""
+    import torch
+
+    config = torch._dynamo.config
+    config.recompile_limit = config.accumulated_recompile_limit = 1000  # contestants share the library's functions
+    config.fail_on_recompile_limit_hit = True
+    return torch.compile(function, dynamic=False)

@@ -1,9 +1,9 @@
 """Seconds to compile one training step per encoding and executor, cold and from the persistent cache.
 
-Every measurement is a fresh process, two in a turn that share a new cache folder: the first finds it empty (cold), the
-second full (warm). "compile" is lowering and compiling the step, "first step" all from the start of the process to the
-end of step one, imports included, and "hits" what the warm process's step found in the cache: without hits, warm means
-nothing. JAX's thresholds for what to cache are at 0.
+Every measurement is a new process. Two in a turn share a new cache folder: the first finds it empty (cold), the second
+full (warm). "compile" is lowering and compiling the step. "first step" lasts from the start of the process to the end
+of step one, imports included. "hits" counts the cache entries that the warm process's step found: without hits, warm
+means nothing. JAX's thresholds for what to cache are at 0.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import fresh, measure
+from benchmarks import measure, report, workers
 from benchmarks.calls import LIBRARY
-from benchmarks.measure import cell, quartiles
-from benchmarks.train import step_parts
-from benchmarks.train_parts import SHAPES, VOCAB, Shape
+from benchmarks.report import cell, quartiles, ratios
+from benchmarks.train import SHAPES, VOCAB, Shape, step_parts
 from posx.attention import EXECUTORS
 from posx.plots import look
 from posx.training.step import init_state, train_steps
@@ -36,18 +35,12 @@ HIT = "/jax/compilation_cache/cache_hits"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_rounds(parser, 3)
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--executors", type=executors, default=list(LIBRARY), help="names with commas; default: posx's")
-
-
-def executors(text: str) -> list[str]:
-    for name in (chosen := text.split(",")):
-        if name not in EXECUTORS:
-            raise argparse.ArgumentTypeError(f"{name!r} is unknown; known: {', '.join(EXECUTORS)}")
-    return chosen
+    measure.add_names(parser, "--executors", EXECUTORS)
+    parser.set_defaults(executors=list(LIBRARY))
 
 
 def first_step(encoding: str, executor: str, shape: dict[str, Any], cache: str, started: float) -> dict[str, float]:
-    """What this process, started at that time of day, takes for its first training step; seconds, and cache hits."""
+    """Measure the first training step of this process, started at that time of day: seconds, and cache hits."""
     hits: list[str] = []
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -71,11 +64,11 @@ def first_step(encoding: str, executor: str, shape: dict[str, Any], cache: str, 
 
 
 def turn(encoding: str, executor: str, shape: Shape) -> dict[str, dict[str, float]]:
-    """{"cold", "warm"}, or {"failed": ...} where the executor cannot serve the encoding."""
+    """Return {"cold", "warm"}, or {"failed": ...} if the executor cannot serve the encoding."""
     found = {}
     with tempfile.TemporaryDirectory() as cache:
         for name in ("cold", "warm"):
-            result = fresh.call(first_step, encoding, executor, dataclasses.asdict(shape), cache, time.time())
+            result = workers.fresh(first_step, encoding, executor, dataclasses.asdict(shape), cache, time.time())
             if result["status"] != "ok":
                 return {"failed": result}
             found[name] = result["value"]
@@ -98,70 +91,47 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
     return {"shape": dataclasses.asdict(shape), "results": results}
 
 
-def summarise(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row per pair that every turn served: spreads of seconds, the ratio formed per turn, the fewest hits."""
+def summarise(stored: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return one row per pair that every turn served: spreads of seconds, the ratio per turn, the fewest hits."""
     rows = []
-    for result in report["results"]:
+    for result in stored["results"]:
         turns = result["turns"]
         if any("failed" in turn for turn in turns):
             continue
-
-        def times(which: str, *parts: str, turns: list[dict[str, Any]] = turns) -> list[float]:
-            return [sum(turn[which][part] for part in parts) for turn in turns]
-
-        cold, warm = times("cold", "lower", "compile"), times("warm", "lower", "compile")
+        cold, warm = ([turn[which]["lower"] + turn[which]["compile"] for turn in turns] for which in ("cold", "warm"))
         rows.append({
             "encoding": result["encoding"], "executor": result["executor"], "cold": quartiles(cold),
-            "warm": quartiles(warm), "ratio": measure.ratios(cold, warm),
-            "first_cold": quartiles(times("cold", "first_step")), "first_warm": quartiles(times("warm", "first_step")),
+            "warm": quartiles(warm), "ratio": ratios(cold, warm),
+            **{f"first_{which}": quartiles(turn[which]["first_step"] for turn in turns) for which in ("cold", "warm")},
             "hits": min(turn["warm"]["hits"] for turn in turns),
         })  # fmt: skip
     return rows
 
 
-def table(report: dict[str, Any]) -> str:
-    """Markdown, one row per encoding and executor."""
+def table(stored: dict[str, Any]) -> str:
+    """Format one row per encoding and executor."""
+    spreads = {"cold": "compile, cold (s)", "warm": "compile, warm (s)", "ratio": "cold / warm",
+               "first_cold": "first step, cold (s)", "first_warm": "first step, warm (s)"}  # fmt: skip
     body = [
-        [
-            row["encoding"], row["executor"],
-            *(cell(row[name], ".2f") for name in ("cold", "warm", "ratio", "first_cold", "first_warm")),
-            str(row["hits"]),
-        ]
-        for row in summarise(report)
-    ]  # fmt: skip
-    head = [
-        "encoding", "executor", "compile, cold (s)", "compile, warm (s)", "cold / warm", "first step, cold (s)",
-        "first step, warm (s)", "hits",
-    ]  # fmt: skip
-    lines = [
-        f"one training step: {Shape(**report['shape'])}, float32; {measure.place(report)}; "
-        f"{len(report['results'][0]['turns'])} pairs of fresh processes each: median [quartiles]",
-        "",
-        *measure.rows(head, body),
+        [row["encoding"], row["executor"], *(cell(row[name], ".2f") for name in spreads), str(row["hits"])]
+        for row in summarise(stored)
     ]
-    for result in report["results"]:
+    lines = [
+        f"one training step: {Shape(**stored['shape'])}, float32; {report.place(stored)}; "
+        f"{len(stored['results'][0]['turns'])} pairs of fresh processes each: median [quartiles]",
+        "", *report.rows(["encoding", "executor", *spreads.values(), "hits"], body),
+    ]  # fmt: skip
+    for result in stored["results"]:
         for failed in [turn["failed"] for turn in result["turns"] if "failed" in turn][:1]:
             lines += ["", f"{failed['status']}: {result['encoding']}, {result['executor']}: {failed['why']}"]
     return "\n".join(lines)
 
 
-def draw(report: dict[str, Any], path: Path) -> None:
-    """Cold bars per encoding and executor, the warm time as a tick within."""
-    rows = summarise(report)[::-1]
-    with look.style():
-        made = look.figure(7.5, 1.2 + 0.28 * len(rows))
-        ax = made.add_subplot()
-        made.subplots_adjust(top=0.99, left=0.24)
-        for place, row in enumerate(rows):
-            middle, low, high = row["cold"]
-            spread = [[middle - low], [high - middle]]
-            color = look.look(row["encoding"]).color
-            ax.barh(place, middle, 0.7, color=color, xerr=spread, ecolor="#555555", capsize=2, alpha=0.8)
-            ax.plot([row["warm"][0]] * 2, [place - 0.35, place + 0.35], color="white", linewidth=2.5)
-        ax.set_yticks(range(len(rows)), [f"{look.look(row['encoding']).name}, {row['executor']}" for row in rows])
-        ax.grid(axis="y", visible=False)
-        ax.margins(x=0.05, y=0.02)
-        ax.set_xlabel("seconds to compile one training step (median; whiskers: quartiles)")
-        lines = [f"{Shape(**report['shape'])} tokens, {report['cores']} cores", "white line: from the persistent cache"]
-        look.headings(made, "Compile time", lines)
-        look.save(made, path.parent, path.stem)
+def draw(stored: dict[str, Any], path: Path) -> None:
+    """Draw cold bars per encoding and executor, the warm time as a line across."""
+    groups = {}
+    for row in summarise(stored):
+        drawn = look.look(row["encoding"])
+        groups[f"{drawn.name}, {row['executor']}"] = [report.Bar(row["cold"], drawn.color, mark=row["warm"][0])]
+    lines = [f"{Shape(**stored['shape'])} tokens, {stored['cores']} cores", "white line: from the persistent cache"]
+    report.bars(path, groups, "Compile time", lines, "seconds to compile one training step")

@@ -1,8 +1,8 @@
-"""The cost of each encoding against length in one picture, from the JSON files that the other benches left.
+"""The cost of each encoding against length in one picture, from the JSON files of the other benchmarks.
 
 Like Figure 2 of ALiBi's paper: training speed and attention's forward speed relative to NoPE's in the same run (both
 posx, both per round), and the peak memory of attention with gradients. Training takes one or more reports, one per
-length; their model may differ only in the length. Nothing is measured.
+length. Their models may differ only in the length. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from benchmarks import attention_report, memory_report, train_report
-from benchmarks.train_parts import Shape
+from benchmarks import attention, memory, train
+from benchmarks.report import Spread
+from benchmarks.train import Shape
 from posx.plots import look
 
-Curves = dict[str, dict[int, tuple[float, float, float]]]
+Curves = dict[str, dict[int, Spread]]
 Report = dict[str, Any]
 
 
@@ -36,31 +37,31 @@ def _paths(text: str) -> list[Path]:
 
 
 def read(options: argparse.Namespace) -> tuple[list[Report], Report, Report]:
-    attention, memory = (json.loads(path.read_text()) for path in (options.attention, options.memory))
-    return [json.loads(path.read_text()) for path in options.train], attention, memory
+    calls, peaks = (json.loads(path.read_text()) for path in (options.attention, options.memory))
+    return [json.loads(path.read_text()) for path in options.train], calls, peaks
 
 
 def training_curves(reports: Sequence[Report]) -> Curves:
-    """{encoding: {length: tokens/s relative to NoPE's}}."""
+    """Return {encoding: {length: tokens/s relative to NoPE's}}."""
     curves: Curves = {}
     for report in reports:
-        for row in train_report.summarise(report):
+        for row in train.summarise(report):
             if row["step_time_to_nope"]:
                 curves.setdefault(row["encoding"], {})[Shape(**report["shape"]).length] = row["step_time_to_nope"]
     return {name: _speeds(times) for name, times in curves.items()}
 
 
 def forward_curves(report: Report) -> Curves:
-    """{encoding: {length: forward speed of posx's linear executor relative to NoPE's}}."""
-    executor, curves = attention_report.linear_executor(report), Curves()
-    for row in attention_report.summarise(report):
+    """Return {encoding: {length: forward speed of posx's linear executor relative to NoPE's}}."""
+    executor, curves = attention.linear_executor(report), Curves()
+    for row in attention.summarise(report):
         if (row["kind"], row["contestant"]) == ("forward", executor) and row["to_nope"]:
             curves.setdefault(row["encoding"], {})[row["length"]] = row["to_nope"]
     return {name: _speeds(times) for name, times in curves.items()}
 
 
-def _speeds(times: dict[int, tuple[float, float, float]]) -> dict[int, tuple[float, float, float]]:
-    """Ratios of times turned into ratios of speeds: the quartiles change places."""
+def _speeds(times: dict[int, Spread]) -> dict[int, Spread]:
+    """Invert ratios of times: the quartiles of speeds change places."""
     return {length: (1 / middle, 1 / high, 1 / low) for length, (middle, low, high) in sorted(times.items())}
 
 
@@ -89,24 +90,24 @@ def _sizes(case: dict[str, Any]) -> str:
 
 
 def draw(reports: tuple[list[Report], Report, Report], path: Path) -> None:
-    train, attention, memory = reports
-    models = {str(Shape(**report["shape"]).at_length(1)) for report in train}
+    trained, calls, peaks = reports
+    models = {str(Shape(**report["shape"]).at_length(1)) for report in trained}
     if len(models) > 1:
         raise SystemExit(f"the training reports are of different models: {'; '.join(sorted(models))}")
-    shape = Shape(**train[0]["shape"])
+    shape = Shape(**trained[0]["shape"])
     with look.style():
         made = look.figure(14.5, 4.2)
         axes = [made.add_subplot(1, 3, place) for place in (1, 2, 3)]
         made.subplots_adjust(wspace=0.28)
-        handles = _ratio_panel(axes[0], training_curves(train), "training step")
-        handles |= _ratio_panel(axes[1], forward_curves(attention), "attention, forward")
-        handles |= memory_report.panel(axes[2], memory, "gradient")
+        handles = _ratio_panel(axes[0], training_curves(trained), "training step")
+        handles |= _ratio_panel(axes[1], forward_curves(calls), "attention, forward")
+        handles |= memory.panel(axes[2], peaks, "gradient")
         axes[2].set_title("peak memory, attention forward + backward")
         look.legend(made, list(handles.values()), list(handles), 0.92, 0.88)
         lines = [
             f"training: {shape.layers} layers, width {shape.width}, {shape.heads} heads, {shape.tokens} tokens a step; "
-            f"attention: {_sizes(attention['case'])}; memory: {_sizes(memory['settings'])}",
-            f"medians, whiskers: quartiles; {attention['cores']} cores; "
+            f"attention: {_sizes(calls['case'])}; memory: {_sizes(peaks['settings'])}",
+            f"medians, whiskers: quartiles; {calls['cores']} cores; "
             "encodings that act on the embeddings alone cost in attention what NoPE costs",
         ]
         look.headings(made, "What an encoding costs", lines, lift=-0.04)

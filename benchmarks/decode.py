@@ -1,13 +1,13 @@
-"""Tokens/s of greedy decoding per encoding: with the key/value cache, and computing the whole prefix for every token.
+"""Tokens/s of greedy decoding per encoding: with the key/value cache, and recomputing the whole prefix for every token.
 
-A model with random weights (4 layers, width 256, 8 heads, float32; weights scaled by --scale so that the text does not
-settle on one token) continues a prompt of random bytes, batch 1. Cached: `posx.generate.generate`, timed from the first
-new token to the last, so without the prompt's prefill. Recomputing: the whole forward pass, timed at --samples of the
-steps, spread evenly from the first new token to the last, each at its exact length with a program of its own compiled
-before; its tokens/s are the inverse of their mean.
+A model with random weights (4 layers, width 256, 8 heads, float32) continues a prompt of random bytes, batch 1. Weights
+are scaled by --scale so that the text does not settle on one token. Cached: `posx.generate.generate`, timed from the
+first new token to the last, so without the prompt's prefill. Recomputing: the whole forward pass, timed at --samples of
+the steps, spread evenly from the first new token to the last. Each has its exact length and a program compiled before;
+its tokens/s are the inverse of their mean.
 
-The cache's tokens are then compared with the argmax of one full pass over the whole text. They may differ only where
-the two largest logits lie within 1e-4 of each other; anything else is a wrong answer.
+The cache's tokens are then compared with the argmax of one full pass over the whole text. They may differ only if the
+two largest logits lie within 1e-4 of each other; anything else is a wrong answer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from benchmarks import measure
-from benchmarks.measure import cell, quartiles
+from benchmarks import measure, report
+from benchmarks.report import cell, quartiles, ratios
 from posx.config.model import ModelConfig
 from posx.generate import Sampling, generate
 from posx.model import Model, make_model
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def build(encoding: str, options: argparse.Namespace) -> tuple[Model, Any]:
-    """The model, with tables for all positions, and its parameters, matrices scaled."""
+    """Make the model, with tables for all positions, and its parameters, matrices scaled."""
     config = ModelConfig(num_layers=options.layers, model_dim=options.width, num_heads=options.heads)
     model = make_model(config, encoding, VOCAB, options.prompt + options.new)
     params = model.init(jax.random.key(0))
@@ -56,7 +55,7 @@ def build(encoding: str, options: argparse.Namespace) -> tuple[Model, Any]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def next_token(model: Model, params: Any, tokens: jax.Array) -> jax.Array:
-    """What follows tokens [1, t], by a full forward pass."""
+    """Choose the token after tokens [1, t], by a full forward pass."""
     return jnp.argmax(model(params, tokens, sequential(tokens.shape[1]))[0, -1])
 
 
@@ -66,7 +65,7 @@ def all_logits(model: Model, params: Any, tokens: jax.Array) -> jax.Array:
 
 
 class Contestant:
-    """One model, decoding the same prompt both ways; the cached way's text is what both are timed on."""
+    """One model, decoding the same prompt both ways; both are timed on the cached way's text."""
 
     def __init__(self, encoding: str, options: argparse.Namespace):
         self.encoding, self.options = encoding, options
@@ -82,7 +81,7 @@ class Contestant:
         return generate(self.model, self.params, [self.prompt], self.options.new, sampling=Sampling(temperature=0))
 
     def cached(self) -> float:
-        """Tokens/s after the first new one."""
+        """Return the tokens/s after the first new one."""
         tokens = self.decode()
         next(tokens)
         start = time.perf_counter()
@@ -90,7 +89,7 @@ class Contestant:
         return count / (time.perf_counter() - start)
 
     def recomputed(self) -> float:
-        """Tokens/s over the sampled steps."""
+        """Return the tokens/s over the sampled steps."""
         next_token(self.model, self.params, self.prefixes[0]).block_until_ready()
         start = time.perf_counter()
         for prefix in self.prefixes:
@@ -98,13 +97,13 @@ class Contestant:
         return len(self.prefixes) / (time.perf_counter() - start)
 
     def compare(self) -> dict[str, int]:
-        """How many tokens are not the full pass's argmax, and how many of those are no ties."""
+        """Count the tokens that are not the full pass's argmax, and the ones among them that are no ties."""
         logits = np.asarray(all_logits(self.model, self.params, jnp.asarray(self.text[None, :-1])))
         return differences(logits[self.options.prompt - 1 :], self.text[self.options.prompt :])
 
 
 def differences(logits: np.ndarray, tokens: np.ndarray) -> dict[str, int]:
-    """Of tokens [t] against logits [t, v] that should have chosen them."""
+    """Compare tokens [t] with the choices of logits [t, v]."""
     best = np.sort(logits, axis=-1)
     differ = logits.argmax(axis=-1) != tokens
     wrong = differ & ~(best[:, -1] - best[:, -2] <= TIE)
@@ -131,62 +130,37 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
     }  # fmt: skip
 
 
-def table(report: dict[str, Any]) -> str:
-    """Markdown, one row per encoding."""
-    nope = next((row["cached"] for row in report["results"] if row["encoding"] == "nope"), None)
+def table(stored: dict[str, Any]) -> str:
+    """Format one row per encoding."""
+    nope = next((row["cached"] for row in stored["results"] if row["encoding"] == "nope"), None)
     body = [
         [
             row["encoding"], cell(quartiles(row["cached"]), ",.0f"), cell(quartiles(row["recomputed"]), ",.2f"),
-            cell(measure.ratios(row["cached"], row["recomputed"]), ".1f"),
-            cell(measure.ratios(row["cached"], nope), ".2f"),
+            cell(ratios(row["cached"], row["recomputed"]), ".1f"), cell(ratios(row["cached"], nope), ".2f"),
             f"{row['tokens'] - row['different']} of {row['tokens']}", str(row["wrong"]), str(row["distinct"]),
         ]
-        for row in report["results"]
+        for row in stored["results"]
     ]  # fmt: skip
-    head = [
-        "encoding", "cached tokens/s", "recomputed tokens/s", "ratio", "cached / NoPE's", "same tokens", "wrong",
-        "distinct tokens",
-    ]  # fmt: skip
+    head = ["encoding", "cached tokens/s", "recomputed tokens/s", "ratio", "cached / NoPE's", "same tokens", "wrong",
+            "distinct tokens"]  # fmt: skip
     return "\n".join([
-        f"{report['layers']} layers, width {report['width']}, {report['heads']} heads, float32, greedy, batch 1, "
-        f"prompt {report['prompt']}, {report['new']} new tokens; recomputing timed at {report['samples']} steps; "
-        f"{measure.place(report)}; {len(report['results'][0]['cached'])} rounds: median [quartiles]; wrong: differs "
-        f"where the two largest logits are more than {TIE:g} apart",
-        "",
-        *measure.rows(head, body),
+        f"{stored['layers']} layers, width {stored['width']}, {stored['heads']} heads, float32, greedy, batch 1, "
+        f"prompt {stored['prompt']}, {stored['new']} new tokens; recomputing timed at {stored['samples']} steps; "
+        f"{report.place(stored)}; {len(stored['results'][0]['cached'])} rounds: median [quartiles]; wrong: differs "
+        f"although the two largest logits are more than {TIE:g} apart",
+        "", *report.rows(head, body),
     ])  # fmt: skip
 
 
-def draw(report: dict[str, Any], path: Path) -> None:
-    """Two bars per encoding on a logarithmic axis, the ratio at the longer one."""
-    rows = report["results"][::-1]
-    with look.style():
-        made = look.figure(7.5, 1.2 + 0.4 * len(rows))
-        ax = made.add_subplot()
-        made.subplots_adjust(top=0.99)
-        for place, row in enumerate(rows):
-            for name, shift, color in (
-                ("cached", 0.19, look.look(row["encoding"]).color),
-                ("recomputed", -0.19, "#C4C4C4"),
-            ):
-                middle, low, high = quartiles(row[name])
-                spread = [[middle - low], [high - middle]]
-                ax.barh(place + shift, middle, 0.36, color=color, xerr=spread, ecolor="#555555", capsize=2)
-            ratio = measure.ratios(row["cached"], row["recomputed"])
-            at = (quartiles(row["cached"])[2], place + 0.19)
-            text = f" {ratio[0]:.3g}x" if ratio else ""
-            ax.annotate(text, at, xytext=(3, 0), textcoords="offset points", va="center", size=9, color="#333333")
-        ax.set_xscale("log")
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,g}"))
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.set_yticks(range(len(rows)), [look.look(row["encoding"]).name for row in rows])
-        ax.grid(axis="y", visible=False)
-        ax.margins(x=0.1, y=0.02)
-        ax.set_xlabel("tokens/s (median; whiskers: quartiles)")
-        lines = [
-            f"prompt {report['prompt']}, {report['new']} new tokens, greedy, batch 1, {report['cores']} cores",
-            "colour: key/value cache; grey: the whole prefix for every token; the number: median ratio, round by round",
-        ]
-        look.headings(made, "Decoding speed", lines)
-        look.save(made, path.parent, path.stem)
+def draw(stored: dict[str, Any], path: Path) -> None:
+    """Draw two bars per encoding on a logarithmic axis, the ratio at the first."""
+    groups = {}
+    for row in stored["results"]:
+        drawn, ratio = look.look(row["encoding"]), ratios(row["cached"], row["recomputed"])
+        cached = report.Bar(quartiles(row["cached"]), drawn.color, f" {ratio[0]:.3g}x" if ratio else "")
+        groups[drawn.name] = [cached, report.Bar(quartiles(row["recomputed"]), report.GREY)]
+    lines = [
+        f"prompt {stored['prompt']}, {stored['new']} new tokens, greedy, batch 1, {stored['cores']} cores",
+        "colour: key/value cache; grey: the whole prefix for every token; the number: median ratio, round by round",
+    ]
+    report.bars(path, groups, "Decoding speed", lines, "tokens/s", is_log=True)

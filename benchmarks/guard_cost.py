@@ -14,8 +14,6 @@ import argparse
 import functools
 import importlib
 import os
-import statistics
-import time
 
 # Reductions stay in the fusion unless a variant takes them out; before posx is imported, which would set the flag.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_experimental_ynn_fusion_type=+reduce".strip()
@@ -26,38 +24,37 @@ import numpy as np
 
 import posx
 from benchmarks import measure
-from benchmarks.train import step_parts
-from benchmarks.train_parts import SHAPES, text_batches
+from benchmarks.calls import Case, seconds
+from benchmarks.report import cell, quartiles, ratios
+from benchmarks.train import SHAPES, step_parts, text_batches
 from posx.machine.compiler import barrier
 from posx.positions import sequential
 from posx.training.step import init_state, train_steps
 
 FUSION = "xla_cpu_experimental_ynn_fusion_type"
 INDIVIDUAL_DOT = "4"  # its number in XLA's enumeration: compiler options take no names
-#: Whether products stand apart, and options of the compiler.
+#: Whether barriers enclose the products, and options of the compiler.
 VARIANTS = {"none": (False, None), "apart": (True, None), "apart, flag": (True, {FUSION: INDIVIDUAL_DOT})}
 
 
 def guarded(is_apart: bool) -> None:
-    """Programs traced from now on have the barriers, or have them not."""
+    """Trace programs with the barriers, or without them, from now on."""
     for name in ("attention.attend", "attention.tiles", "layers"):  # posx.attention.attend itself is the function
         importlib.import_module(f"posx.{name}").barrier = barrier if is_apart else lambda tree: tree
     jax.clear_caches()
 
 
 def attention(encoding: str, length: int, is_gradient: bool):
-    dims = posx.Dims(model_dim=512, num_heads=8, head_dim=64, num_layers=1, train_len=512)
-    value, pos = posx.build(measure.at_any_length(encoding), dims), sequential(length)
-    params, rng = value.init(jax.random.key(0), dims), np.random.default_rng(0)
-    *qkv, o_grad = (jnp.asarray(rng.standard_normal((1, length, 8, 64), np.float32)) for _ in range(4))
+    case, pos = Case(encoding, length), sequential(length)
+    *qkv, o_grad = (jnp.asarray(x) for x in case.arrays().values())
 
     def forward(params, q, k, v):
-        return posx.attend(value, params, q, k, v, pos, executor="blockwise")
+        return posx.attend(case.value, params, q, k, v, pos, executor="blockwise")
 
     def gradient(params, q, k, v, o_grad):
         return jax.vjp(forward, params, q, k, v)[1](o_grad)
 
-    call, operands = (gradient, (params, *qkv, o_grad)) if is_gradient else (forward, (params, *qkv))
+    call, operands = (gradient, (case.params, *qkv, o_grad)) if is_gradient else (forward, (case.params, *qkv))
 
     def make(options):
         program = jax.jit(call).lower(*operands).compile(options)
@@ -88,18 +85,11 @@ def compare(title: str, make, rounds: int) -> None:
     turns = []
     for is_apart, options in VARIANTS.values():
         guarded(is_apart)
-        turns.append(functools.partial(seconds, make(options)))
+        turns.append(functools.partial(seconds, make(options), 1))
     times = measure.interleave(turns, rounds)
     for name, found in zip(VARIANTS, times, strict=True):
-        ratio = measure.cell(measure.ratios(found, times[0]), ".3f")
-        print(f"{title:40} {name:12} {1e3 * statistics.median(found):10.1f} ms   {ratio}", flush=True)
-
-
-def seconds(turn) -> float:
-    turn()
-    start = time.perf_counter()
-    turn()
-    return time.perf_counter() - start
+        ratio = cell(ratios(found, times[0]), ".3f")
+        print(f"{title:40} {name:12} {1e3 * quartiles(found)[0]:10.1f} ms   {ratio}", flush=True)
 
 
 def main() -> None:
@@ -113,14 +103,15 @@ def main() -> None:
     print(measure.busy(measure.environment()), end="")
     for encoding in options.encodings.split(","):
         if options.what == "train":
-            for shape in options.shapes.split(","):
-                compare(f"train {shape} {encoding}", training(encoding, shape), options.rounds)
-            continue
-        for length in options.lengths:
-            for is_gradient in (False, True):
-                kind = "gradient" if is_gradient else "forward"
-                title = f"attention {encoding} L={length} {kind}"
-                compare(title, attention(encoding, length, is_gradient), options.rounds)
+            makers = {f"{shape} {encoding}": training(encoding, shape) for shape in options.shapes.split(",")}
+        else:
+            makers = {
+                f"{encoding} L={length} {kind}": attention(encoding, length, kind == "gradient")
+                for length in options.lengths
+                for kind in ("forward", "gradient")
+            }
+        for title, make in makers.items():
+            compare(f"{options.what} {title}", make, options.rounds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every bench shares: the machine, its ceiling, interleaved rounds, medians with quartiles."""
+"""The measuring of all benchmarks: their arguments, the machine, its ceiling, interleaved rounds."""
 
 from __future__ import annotations
 
@@ -17,28 +17,38 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 
 from posx.encodings import Chain, Encoding, from_spec
 from posx.machine.ceiling import matmul_ceiling
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "x-transformers")
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "XLA_FLAGS", "JAX_PLATFORMS")
-TRAIN_LEN = 512  # the training length encodings are resolved for where a bench's text may be longer
-Spread = tuple[float, float, float]
+TRAIN_LEN = 512  # the training length that encodings are resolved for, if a benchmark's text may be longer
 T = TypeVar("T")
 
 
 def positive(text: str) -> int:
-    """A command line's count."""
+    """Parse a count of the command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, at least 1")
     return int(text)
 
 
 def lengths(text: str) -> list[int]:
-    """A command line's increasing lengths in tokens."""
+    """Parse lengths in tokens, and sort them."""
     return sorted({positive(word) for word in text.split(",")})
+
+
+def add_names(parser: argparse.ArgumentParser, flag: str, known: Iterable[str]) -> None:
+    """Add a flag that takes some of the known names, with commas."""
+
+    def names(text: str) -> list[str]:
+        for name in (chosen := text.split(",")):
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is unknown; known: {', '.join(known)}")
+        return chosen
+
+    parser.add_argument(flag, type=names, help=f"names with commas, of: {', '.join(known)}")
 
 
 def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
@@ -46,7 +56,7 @@ def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
 
 
 def at_any_length(text: str) -> Encoding:
-    """The encoding that `text` names, with its fields open: tables that would end repeat their last row."""
+    """Return the encoding that `text` names, with its fields open. Tables that would end repeat their last row."""
 
     def repeating(part: Encoding) -> Encoding:
         ends = getattr(part, "beyond", None) == "error"
@@ -57,7 +67,7 @@ def at_any_length(text: str) -> Encoding:
 
 
 def stored(path: Path | None) -> dict[str, Any]:
-    """The report that an earlier run left, {} for none."""
+    """Read the report of an earlier run; {} if there is none."""
     return json.loads(path.read_text()) if path and path.exists() else {}
 
 
@@ -66,12 +76,12 @@ def cores() -> int:
 
 
 def core_list() -> list[int]:
-    """The usable cores by number."""
+    """List the usable cores by number."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def use_cores(count: int | None) -> None:
-    """From now on this process and those it starts run on the first so many usable cores. Raises SystemExit."""
+    """Keep this process, and those it starts, on the first `count` usable cores. Raises SystemExit."""
     if count is None:
         return
     if not hasattr(os, "sched_setaffinity"):
@@ -82,12 +92,12 @@ def use_cores(count: int | None) -> None:
 
 
 def load() -> list[float]:
-    """Load averages of the last 1, 5 and 15 minutes."""
+    """Return the load averages of the last 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()]
 
 
 def environment() -> dict[str, Any]:
-    """Versions, machine and load before anything ran."""
+    """Return versions, machine and load before anything runs."""
     info = Path("/proc/cpuinfo")
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
     return {
@@ -108,7 +118,7 @@ def version(package: str) -> str | None:
 
 
 def busy(machine: dict[str, Any]) -> str:
-    """A warning if other jobs were running when the bench started, else nothing."""
+    """Return a warning if other jobs were running when the benchmark started, else ""."""
     before = machine["load_average"][0][0]
     if before < 0.25 * machine["cores"]:
         return ""
@@ -116,7 +126,10 @@ def busy(machine: dict[str, Any]) -> str:
 
 
 def peak_rss() -> int:
-    """Bytes this process has held at most. Linux hands ru_maxrss on from parent to child, so VmHWM goes before it."""
+    """Return the most bytes that this process has held.
+
+    Linux hands ru_maxrss on from parent to child, so VmHWM goes before it.
+    """
     status = Path("/proc/self/status")
     if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
         return int(found[1]) * 1024
@@ -124,13 +137,16 @@ def peak_rss() -> int:
 
 
 def fresh_ceiling() -> float:
-    """FLOP/s of a large float32 matrix product, measured now."""
+    """Measure the FLOP/s of a large float32 matrix product now."""
     with tempfile.TemporaryDirectory() as empty:
         return matmul_ceiling(Path(empty), "float32")
 
 
 def interleave(turns: Sequence[Callable[[], T]], rounds: int, before: Callable[[], Any] | None = None) -> list[list[T]]:
-    """What every turn returns, per turn and round. `before` opens a round; the order rotates and flips."""
+    """Call every turn once a round, and return the results by turn and round.
+
+    `before` opens a round. The order rotates and flips.
+    """
     results: list[list[T]] = [[] for _ in turns]
     for n in range(rounds):
         if before:
@@ -140,32 +156,3 @@ def interleave(turns: Sequence[Callable[[], T]], rounds: int, before: Callable[[
             results[turn].append(turns[turn]())
         print(f"round {n + 1}/{rounds}", file=sys.stderr)
     return results
-
-
-def quartiles(values: Iterable[float]) -> Spread:
-    """Median, lower and upper quartile."""
-    low, middle, high = np.quantile(list(values), (0.25, 0.5, 0.75))
-    return float(middle), float(low), float(high)
-
-
-def ratios(top: Iterable[float] | None, bottom: Iterable[float] | None) -> Spread | None:
-    """Quartiles of top / bottom, formed per round; None where one of them is missing."""
-    if top is None or bottom is None:
-        return None
-    return quartiles(a / b for a, b in zip(top, bottom, strict=True))
-
-
-def cell(value: Spread | None, form: str) -> str:
-    """ "median [lower, upper]" for a table, "-" for nothing."""
-    return "-" if value is None else f"{value[0]:{form}} [{value[1]:{form}}, {value[2]:{form}}]"
-
-
-def place(report: dict[str, Any]) -> str:
-    """Where and under what load a report was made, for the line over its table."""
-    loads = report["load_average"]
-    return f"{report['cpu']}, {report['cores']} cores, load {loads[0][0]} before and {loads[-1][0]} after"
-
-
-def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table, its first column to the left."""
-    return [f"| {' | '.join(line)} |" for line in (head, [":--", *["---:"] * (len(head) - 1)], *body)]

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks import measure
-from benchmarks.train_parts import FORMS, LEARNING_RATE, VOCAB, Contestant, Shape
+from benchmarks.calls_torch import compiled
+from benchmarks.train import LEARNING_RATE, VOCAB, Contestant, Shape
 from posx.config import TrainConfig
 
 
 def peer_options(encoding: str, shape: Shape, flash: bool) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """What to tell x-transformers' wrapper and layers for an encoding; None where it has no such encoding."""
-    layers: dict[str, Any] = {"attn_flash": flash}
-    layers |= {
-        "t5": {
-            "rel_pos_bias": True,
-            "rel_pos_max_distance": shape.length // 2,
-            "rel_pos_num_buckets": min(32, shape.length // 2),
-        },
+    """Return the options of x-transformers' wrapper and layers for an encoding; None if it has no such encoding."""
+    half = shape.length // 2
+    layers = {
+        "nope": {}, "sinusoidal": {}, "learned": {}, "alibi": {"alibi_pos_bias": True},
         "rope": {"rotary_pos_emb": True, "rotary_emb_dim": shape.width // shape.heads},
-        "alibi": {"alibi_pos_bias": True},
-    }.get(encoding, {})
+        "t5": {"rel_pos_bias": True, "rel_pos_max_distance": half, "rel_pos_num_buckets": min(32, half)},
+    }  # fmt: skip
     absolute = {"sinusoidal": {"scaled_sinu_pos_emb": True}, "learned": {}}
-    has = encoding in ("nope", "sinusoidal", "learned", "t5", "rope", "alibi")
-    return (absolute.get(encoding, {"use_abs_pos_emb": False}), layers) if has else None
+    if encoding not in layers:
+        return None
+    return absolute.get(encoding, {"use_abs_pos_emb": False}), {"attn_flash": flash, **layers[encoding]}
 
 
 def peer_model(shape: Shape, wrapper: dict[str, Any], layers: dict[str, Any]) -> Any:
@@ -44,10 +42,10 @@ def peer_model(shape: Shape, wrapper: dict[str, Any], layers: dict[str, Any]) ->
 def peer_contestant(
     encoding: str, shape: Shape, batches: Sequence[np.ndarray], form: str = "eager"
 ) -> Contestant | None:
-    """None where x-transformers has no such encoding, what it raises where it refuses the form.
+    """Make the rival; None if x-transformers has no such encoding. Raises its exception if it refuses the form.
 
-    Posx's dtype is the other side's autocast. Compiled are the model and the loss as one function, forward and
-    backward; the optimizer is torch's fused one.
+    The dtype of posx is torch's autocast. The model and the loss are compiled as one function, forward and backward.
+    The optimizer is torch's fused one.
     """
     options = peer_options(encoding, shape, "flash" in form)
     if options is None:
@@ -83,15 +81,4 @@ def peer_contestant(
     def advance(n: int, count: int) -> list[Any]:
         return [step(n + i) for i in range(count)]
 
-    facts, count = {"options": list(options)}, sum(p.numel() for p in parameters)
-    return Contestant(FORMS[form], encoding, count, advance, lambda: None, facts)
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """By torch.compile, for the shapes it meets: it never falls back to eager calls without a word."""
-    import torch
-
-    config = torch._dynamo.config
-    config.recompile_limit = config.accumulated_recompile_limit = 1000  # contestants share the library's functions
-    config.fail_on_recompile_limit_hit = True
-    return torch.compile(function, dynamic=False)
+    return Contestant(sum(p.numel() for p in parameters), advance, lambda: None, {"options": list(options)})

@@ -1,7 +1,6 @@
-"""The models in training that one process holds, served by `workers`; of posx, that of the checkout it was started for.
+"""The models in training that one process holds, served by `workers`; its posx is that of the checkout.
 
-From the checkout it takes `train.posx_contestant`, `train_parts.Shape` and `text_batches`: an older one must have them
-as they are here. Its folder may be `scripts/benches`.
+An older checkout has no such file. It has the same functions in `scripts/benches`.
 """
 
 from __future__ import annotations
@@ -10,24 +9,24 @@ import importlib
 import importlib.util
 from typing import Any
 
-FOLDER = "benches" if importlib.util.find_spec("benches") else "benchmarks"
-posx_contestant = importlib.import_module(f"{FOLDER}.train").posx_contestant
-parts = importlib.import_module(f"{FOLDER}.train_parts")
+train = importlib.import_module("benches.train" if importlib.util.find_spec("benches") else "benchmarks.train")
 
 
 class Training:
     """Contestants by form ("posx" or one of x-transformers') and encoding."""
 
     def __init__(self, shape: dict[str, Any]):
-        self.shape = parts.Shape(**shape)
-        self.batches = parts.text_batches(self.shape)
+        self.shape = train.Shape(**shape)
+        self.batches = train.text_batches(self.shape)
         self.contestants: dict[tuple[str, str], Any] = {}
 
     def add(self, form: str, encoding: str) -> dict[str, Any] | None:
-        """Facts about a contestant that has run its first steps: all is compiled, allocators have settled. None where
-        x-transformers has no such encoding."""
+        """Add a contestant and run its first steps: all is compiled, allocators have settled. Return facts about it.
+
+        None if x-transformers has no such encoding.
+        """
         if form == "posx":
-            made = posx_contestant(encoding, self.shape, self.batches)
+            made = train.posx_contestant(encoding, self.shape, self.batches)
         else:
             from benchmarks.train_peer import peer_contestant
 
@@ -40,7 +39,7 @@ class Training:
         return {"parameters": made.parameters, **made.facts, "first_step_seconds": first}
 
     def turn(self, form: str, encoding: str, steps: int) -> float:
-        """Tokens/s of some steps, after one that is not timed."""
+        """Return the tokens/s of some steps, after one that is not timed."""
         contestant = self.contestants[form, encoding]
         contestant.run(1)
         return steps * self.shape.tokens / contestant.run(steps)

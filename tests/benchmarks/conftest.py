@@ -13,8 +13,8 @@ class Here:
     """A worker in this process, where all see the devices that there are: seconds less for each that is not started."""
 
     def __init__(self, made, *arguments, cpus=(), devices=None, code=None):
-        file, _, name = made.partition(":")
-        self.served = getattr(importlib.import_module(f"benchmarks.{file}"), name)(*json.loads(json.dumps(arguments)))
+        module, _, name = made.partition(":")
+        self.served = getattr(importlib.import_module(module), name)(*json.loads(json.dumps(arguments)))
         self.sent = []
 
     def send(self, method, *arguments):

@@ -66,7 +66,7 @@ def test_tables_repeat_their_last_row_beyond_the_training_length(bench):
 
 def served(monkeypatch, bench, contestants):
     """These and no others, for the command and for the processes that it starts."""
-    for module in ("benchmarks.attention.contestants", "benchmarks.attention_worker.contestants"):
+    for module in ("benchmarks.attention.contestants", "benchmarks.calls.contestants"):
         monkeypatch.setattr(module, lambda: contestants)
 
 
@@ -79,9 +79,7 @@ def test_the_fastest_form_of_torch_is_the_bar(bench):
     ]
     rows = bench.attention.summarise({"groups": [{"length": 4096, "ceiling": [1.0], "results": results}]})
     assert rows[0]["best"] == "torch-sdpa"
-    from benchmarks.attention_report import against_torch
-
-    assert cells("\n".join(against_torch(rows)), 4) == {
+    assert cells("\n".join(bench.attention.against_torch(rows)), 4) == {
         "4096 forward rope torch-eager": ["4.50 [4.50, 6.75]", "-"],
         "4096 forward rope torch-sdpa, best": ["2.00 [1.75, 2.50]", ">= 0.9"],
     }
@@ -131,7 +129,7 @@ def test_a_contestant_that_fails_is_reported_and_the_others_go_on(bench, monkeyp
 
 def checked(bench, case, names):
     """The rows of those that serve the case."""
-    from benchmarks.attention_worker import Calls
+    from benchmarks.calls import Calls
 
     calls = Calls()
     return [row for name in names if (row := calls.check(name, dataclasses.asdict(case)))]

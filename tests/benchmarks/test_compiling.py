@@ -36,7 +36,7 @@ def test_the_second_process_finds_the_step_in_the_cache(bench):
 
 
 def test_a_process_that_fails_is_told(bench, monkeypatch):
-    monkeypatch.setattr(bench.compiling.fresh, "call", lambda *_: {"status": "failed", "why": "so"})
+    monkeypatch.setattr(bench.compiling.workers, "fresh", lambda *_: {"status": "failed", "why": "so"})
     assert bench.compiling.turn("nope", "dense", bench.train.SHAPES["tiny"]) == {
         "failed": {"status": "failed", "why": "so"}
     }

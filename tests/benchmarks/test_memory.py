@@ -96,7 +96,7 @@ def test_an_interrupted_run_goes_on(bench, measured, monkeypatch, tmp_path, caps
 def test_points_measure_the_call_they_name(bench, monkeypatch, capsys, words):
     """In this process, where the peak says nothing: that calls of both kinds, and a model's, run."""
     here = lambda function, *arguments, **_: {"status": "ok", "value": function(*arguments)}  # noqa: E731
-    monkeypatch.setattr(bench.memory.fresh, "call", here)
+    monkeypatch.setattr(bench.memory.workers, "fresh", here)
     sizes = "--lengths=72 --heads=2 --head_dim=8 --train_len=16".split()
     sizes.append("--encodings=nope" if words != ["--model"] else "--encodings=learned")
     bench.main(["memory", *sizes, *words])
@@ -108,7 +108,7 @@ def test_points_measure_the_call_they_name(bench, monkeypatch, capsys, words):
 
 
 def test_fresh_processes_tell_how_they_ended(bench):
-    call = bench.memory.fresh.call
+    call = bench.memory.workers.fresh
     assert call(math.sqrt, 4) == {"status": "ok", "value": 2.0}
     assert call(math.sqrt, -1)["status"] == "failed" and "ValueError" in call(math.sqrt, -1)["why"]
     assert call(operator.mul, "x", 1 << 62)["status"] == "oom"
@@ -120,4 +120,4 @@ def test_fresh_processes_tell_how_they_ended(bench):
 def test_a_fresh_process_does_not_inherit_the_peak_of_this_one(bench):
     np.ones(10**8)  # 800 MB
     assert bench.measure.peak_rss() > 8 * 10**8
-    assert bench.memory.fresh.call(bench.measure.peak_rss)["value"] < 7 * 10**8
+    assert bench.memory.workers.fresh(bench.measure.peak_rss)["value"] < 7 * 10**8

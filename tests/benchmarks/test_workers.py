@@ -10,15 +10,15 @@ def test_a_worker_answers_fails_and_ends_in_one_line(bench):
     from benchmarks import workers
 
     core = bench.measure.core_list()[-1]
-    pair = [workers.Worker("fresh:Path", name, cpus=[core]) for name in ("a/b", "c")]
+    pair = [workers.Worker("pathlib:Path", name, cpus=[core]) for name in ("a/b", "c")]
     with workers.closing(pair):
         assert workers.call_all(pair, "as_posix") == ["a/b", "c"]
-        assert os.sched_getaffinity(pair[0]._process.pid) == {core}
+        assert os.sched_getaffinity(pair[0].process.pid) == {core}
         with pytest.raises(workers.WorkerError, match=r"^FileNotFoundError: \[Errno 2\] No such file or directory"):
             pair[0].call("read_text")
         assert pair[0].call("as_posix") == "a/b", "it goes on"
-        pair[1]._process.kill()
-        with pytest.raises(workers.WorkerError, match="^the process of fresh:Path ended with exit code -9$"):
+        pair[1].process.kill()
+        with pytest.raises(workers.WorkerError, match="^the process of pathlib:Path ended with exit code -9$"):
             workers.call_all(pair[::-1], "as_posix")
         assert pair[0].call("as_posix") == "a/b", "all have answered, the dead one aside"
 
