@@ -14,9 +14,9 @@ Posx over devices, the rest of JAX, and torch have a process each, which work in
 embeddings alone are NoPE here and left out.
 
 Useful FLOP/s count two products forward and four more backward over the visible pairs. "faster than dense XLA" is the
-time of `jax.nn`, or of posx's dense executor if `jax.nn` does not serve the encoding, over that of the row. The last
-table compares posx with torch's forms, the fastest of which is the bar. Before the timing, every contestant's output
-and gradients at --check_length are compared with posx's dense executor in float64.
+time of `jax.nn` over that of the row. If `jax.nn` does not serve the encoding, it is the time of posx's dense executor.
+The last table compares posx with torch's forms, the fastest of which is the bar. Before the timing, every contestant's
+output and gradients at --check_length are compared with posx's dense executor in float64.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ timeout. Longer ones of that row are not tried. Dense score matrices stop at --d
 
 With --model a window of N tokens goes through `posx.runs.evaluate.model_log_probs` of a model with random weights: 4
 layers, 8 heads of 32, executor "auto" (--contestants may name posx's others). Points that --out holds already, made
-with the same settings, stay. Those that failed are tried again, those out of memory or time only under a higher limit.
+with the same settings, stay. Failed points are tried again, points out of memory or time only under a higher limit.
 """
 
 from __future__ import annotations

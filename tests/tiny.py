@@ -52,7 +52,7 @@ def get_config(arg: str = "alibi"):
 
 
 def write_text(folder: Path) -> Path:
-    """24 short documents of words with uneven frequencies, 15 kB: enough for windows of a few hundred tokens."""
+    """Write 24 short documents of words with uneven frequencies, 15 kB: enough for windows of a few hundred tokens."""
     folder.mkdir()
     rng = random.Random(0)
     words = [f"{a}{b}" for a in ("ka", "lo", "mi", "ne") for b in ("ra", "sto", "vi", "nen", "")]
@@ -63,7 +63,7 @@ def write_text(folder: Path) -> Path:
 
 
 def write_config(folder: Path, steps: int = STEPS, checkpoint_steps: int = CHECKPOINT_STEPS) -> Path:
-    """The tiny config in `folder`, with its text and cache beside it."""
+    """Write the tiny config into `folder`, with its text and cache beside it."""
     source = folder / "text"
     if not source.exists():
         write_text(source)
@@ -77,7 +77,7 @@ def write_config(folder: Path, steps: int = STEPS, checkpoint_steps: int = CHECK
 
 
 def write_ceilings(folder: Path) -> None:
-    """The matmul ceiling as if measured before: measuring it takes a second or two a process."""
+    """Write a matmul ceiling as if measured before: measuring it takes a second or two a process."""
     from posx.machine import ceiling
 
     known = ceiling._measure
@@ -89,7 +89,7 @@ def write_ceilings(folder: Path) -> None:
 
 
 def once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """`folder` as `make` fills it: by the first process that asks, while the others wait."""
+    """Fill `folder` by `make` in the first process that asks; the other processes wait."""
     made = folder.with_suffix(".made")
     with lock(folder.with_suffix(".lock"), lambda holder: None):
         if not made.exists():
@@ -101,7 +101,7 @@ def once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def make_site(folder: Path) -> None:
-    """The config with its text, its run by the real command in `whole`, and what that said in `whole.err`."""
+    """Make the config with its text, its run by the real command in `whole`, and the run's messages in `whole.err`."""
     code, _, err = run("train", f"--config={write_config(folder)}:t5", f"--workdir={folder / 'whole'}")
     assert code == 0, err
     (folder / "whole.err").write_text(err)
@@ -119,7 +119,7 @@ def start(*words: object, how: Mapping[str, Any] | None = None, **extra: str) ->
 
 
 def run(*words: str, **extra: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of the command in a process of its own."""
+    """Run the command in a process of its own: exit code, standard output and standard error."""
     process = start(*words, **extra)
     out, err = process.communicate(timeout=1800)
     return process.returncode, out, err
@@ -137,7 +137,7 @@ def until(condition: Callable[[], object], process: subprocess.Popen, seconds: f
 
 
 def call(capsys, *words: str) -> tuple[int, str, str]:
-    """The same in this process, under JAX's usual type promotion: Optax does not hold to the strict one."""
+    """Run it in this process, under JAX's usual type promotion: Optax does not keep to the strict one."""
     import jax
 
     import posx.cli
@@ -164,7 +164,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def digests(workdir: Path, step: int = STEPS) -> dict[str, str]:
-    """{array name: digest} of a checkpoint, from its manifest."""
+    """Read {array name: digest} of a checkpoint from its manifest."""
     manifest = json.loads((workdir / "checkpoints" / f"{step}.json").read_text())
     return {name: facts["sha256"] for name, facts in manifest["arrays"].items()}
 
