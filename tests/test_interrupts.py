@@ -116,9 +116,7 @@ def last_step(workdir) -> int:
 @pytest.mark.parametrize(
     ("number", "code", "said"), [(signal.SIGTERM, 75, "goes on"), (signal.SIGINT, 130, "interrupted")]
 )
-def test_a_signal_turned_into_a_librarys_error_is_that_signal(
-    monkeypatch, capsys, number, code, said
-):
+def test_a_signal_turned_into_a_librarys_error_is_that_signal(monkeypatch, capsys, number, code, said):
     def load(words):
         try:
             os.kill(os.getpid(), number)

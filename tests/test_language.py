@@ -37,7 +37,7 @@ VERBS = set(
     Show Skip Slice Sort Stack Split Start Stretch Sum Tabulate Take Test Trace Turn Visit Walk Write Yield Raise Follow
     Invert Decide Send Exchange Express Format Describe Recompute Keep Acquire Ask Discard Cancel Close Connect Delete
     Disconnect End Export Hold Leave Load Lock Pass Plan Probe Report Restore Say Simulate Spread Stop Submit Tell Train
-    Wait""".split()
+    Wait Change Compile Flip Kill Put""".split()
 )
 ARTICLES = {"A", "An", "The", "One", "Two", "Every", "Each", "All", "No", "Whether"} - {"Whether"}
 MOST_WORDS, LONGEST_LINE, LONGEST_NAME = 25, 120, 60
@@ -48,7 +48,12 @@ def of(folder, places):
     return {name: path for name, path in files.items() if name in places or name.startswith(places)}
 
 
-FILES = of(ROOT, ROOMS)
+#: Folders beside the package.
+HOUSES = ("benchmarks", "tests/faults")
+
+FILES = of(ROOT, ROOMS) | {
+    f"{house}/{name}": path for house in HOUSES for name, path in of(ROOT.parent / house, ("",)).items()
+}
 TEST_FILES = of(Path(__file__).parent, TESTS)
 READMES = sorted((ROOT.parent / "experiments").glob("*/README.md"))
 
@@ -56,7 +61,7 @@ READMES = sorted((ROOT.parent / "experiments").glob("*/README.md"))
 def sentences(text):
     """Yield the sentences of a docstring or comment. A colon or an empty line ends one, as a full stop does."""
     text = re.sub(r"`[^`]*`|\[[^\]]*\]|\([^()]*\)", " x ", text)
-    prose = "\n".join(line for line in text.splitlines() if not line.startswith("        ") or "=" not in line)
+    prose = "\n".join(line for line in text.splitlines() if not re.match(r" {8}.*=| {4}python ", line))
     for part in re.split(r"\n\s*\n|[.!?:]\s+|[.!?:]$|\n\s*[-*] ", prose):
         if words := re.findall(r"[A-Za-z][\w'-]*", part):
             yield words

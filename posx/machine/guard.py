@@ -12,7 +12,7 @@ Two guards are needed, as neither covers everything:
 * `barrier` is put around posx's own products and makes the pattern impossible there, whatever the flags.
 * Importing posx adds --xla_cpu_experimental_ynn_fusion_type=-reduce to XLA_FLAGS: no reductions in these kernels. It
   covers the hooks of a user's encoding and a user's own model, which `barrier` does not reach. A value of the flag that
-  is already there stays. scripts/guard_cost.py measures what the flag costs.
+  is already there stays. `python -m benchmarks.guard_cost` measures what the flag costs.
 
 The flag is set only for versions of jaxlib that were tested to have the fault and to know it. XLA ends the process over
 an unknown name. Processes started from this one inherit the flag. Nothing is compiled and no JAX is imported for this.
