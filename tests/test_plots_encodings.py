@@ -36,7 +36,7 @@ def test_rope_bound_matches_its_definition() -> None:
 
 def test_without_runs_the_catalogue_is_drawn(tmp_path: pathlib.Path) -> None:
     assert [path.name for path in plots.plot(tmp_path / "none", "encodings")] == ["encodings.png", "encodings.svg"]
-    assert [subject.name for subject in models.catalogue(64)] == ["nope", "sinusoidal", "rope", "t5", "alibi"]
+    assert [subject.name for subject in models.catalogue()] == ["nope", "sinusoidal", "rope", "t5", "alibi"]
 
 
 def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
@@ -47,7 +47,7 @@ def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, wh
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{}")
     apply, params, _ = load(whole)
-    sent, trained = models.encodings_of(tmp_path, plots.read_rows(tmp_path))
+    sent, trained = models.encodings_of(tmp_path)
     assert (trained.name, trained.encoding, trained.dims) == ("t5", apply.model.encodings[0], apply.model.dims)
     table = trained.encoding.by_distance(params["shared"]["encoding_0"], np.arange(32, dtype=np.int32)).bias
     assert by_distance(trained) == pytest.approx(np.asarray(table))

@@ -29,7 +29,7 @@ class DataConfig:
     cache_dir: str = ""  # empty: "posx" in $XDG_CACHE_HOME or ~/.cache
 
     def problems(self) -> list[str]:
-        """What is wrong with these fields, one line each."""
+        """Return the problems of these fields, one line each."""
         found = []
         if not self.source:
             found.append("data.source is empty; use 'stdlib', a file or folder, or a hub name")
@@ -59,7 +59,7 @@ class DataConfig:
 
 
 def is_text_encoding(name: str) -> bool:
-    """Whether Python has a codec of this name that gives text."""
+    """Tell whether Python has a codec of this name that gives text."""
     try:
         codecs.lookup(name)
         b"a".decode(name)
@@ -71,6 +71,6 @@ def is_text_encoding(name: str) -> bool:
 
 
 def check_config(config: DataConfig) -> None:
-    """Raises `ConfigError`, naming every senseless value of `config`, unless there is none."""
+    """Raise ConfigError with every problem of `config`, if it has any."""
     if found := config.problems():
         raise ConfigError("; ".join(found))

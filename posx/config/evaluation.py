@@ -1,4 +1,4 @@
-"""What is measured of a trained run."""
+"""The settings of an evaluation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from posx.attention import EXECUTORS
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """What is measured after training; lengths, strides and targets in tokens.
+    """The settings of an evaluation. Lengths, strides and targets are in tokens.
 
-    The training length L is measured as well where `lengths` or `sliding_lengths` leave it out: it is what the others
-    are compared with. `sliding_lengths` () stands for L, 2L, 4L, 8L, 16L as far as `lengths` go; `stride` 0 for L/4.
-    Targets are spread over all held-out documents, the same at every length: they are those of the longest windows that
-    a run was ever measured at. `num_targets` and `sliding_targets` 0 score the whole validation stream.
+    The training length L is measured even if `lengths` or `sliding_lengths` leave it out, to compare the others with.
+    `sliding_lengths` () stands for L, 2L, 4L, 8L, 16L as far as `lengths` go, `stride` 0 for L/4. Targets are spread
+    over all held-out documents. They are the same at every length: those of the longest windows of the run so far.
+    `num_targets` and `sliding_targets` 0 score the whole validation stream.
     """
 
     lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)
@@ -27,7 +27,7 @@ class EvalConfig:
     executor: str = "auto"
 
     def problems(self) -> list[str]:
-        """What is wrong with these fields, one line each. What a protocol needs of them, that protocol knows."""
+        """Return the problems of these fields, one line each. Each protocol knows its own."""
         found = []
         for name in ("lengths", "sliding_lengths"):
             lengths = getattr(self, name)

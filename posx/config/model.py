@@ -47,7 +47,7 @@ class ModelConfig:
     layer_policy: tuple[str, ...] = ("encoding",)
 
     def problems(self) -> list[str]:
-        """What is wrong with these fields, one line each."""
+        """Return the problems of these fields, one line each."""
         found = []
         for name in ("num_layers", "model_dim", "num_heads"):
             if not 1 <= getattr(self, name) <= LARGEST[name]:
@@ -87,7 +87,7 @@ class ModelConfig:
         return self.mlp_dim or (4 * self.model_dim if self.mlp == "gelu" else 8 * self.model_dim // 3)
 
     def resolved(self) -> ModelConfig:
-        """The same with the sizes set that are left to their rules."""
+        """Return the same with every size set."""
         return dataclasses.replace(self, num_kv_heads=self.kv_heads, mlp_dim=self.hidden_dim)
 
     def layers(self, encoding: Spec) -> tuple[Spec, ...]:
@@ -103,7 +103,7 @@ class ModelConfig:
         return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
 
     def dims(self, train_len: int) -> Dims:
-        """The sizes encodings are resolved against. Raises ConfigError."""
+        """Return the sizes that encodings are resolved from. Raises ConfigError."""
         if problems := self.problems():
             raise ConfigError("; ".join(problems))
         head_dim = self.model_dim // self.num_heads

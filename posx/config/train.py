@@ -37,7 +37,7 @@ class TrainConfig:
     keep_checkpoints: int = 2
 
     def problems(self) -> list[str]:
-        """What is wrong with these fields, one line each."""
+        """Return the problems of these fields, one line each."""
         found = [
             f"train.{name}={getattr(self, name)} must be at least {least}"
             for name, least in (
