@@ -37,7 +37,6 @@ from benchmarks import measure, report, workers
 from benchmarks.calls import KINDS, TOLERANCE, Case, contestants, in_attention, is_quadratic, separate
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.workers import Worker, WorkerError
-from posx.config.model import DTYPES
 from posx.plots import look
 
 KIND_NAMES = {"forward": "forward", "gradient": "forward + backward", "model": "evaluation of one window"}
@@ -53,7 +52,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head_dim", type=measure.positive, default=64)
     parser.add_argument("--batch", type=measure.positive, default=1)
     parser.add_argument("--train_len", type=measure.positive, default=measure.TRAIN_LEN)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of q, k and v")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of q, k and v")
     parser.add_argument("--dense_limit", type=measure.positive, default=4096, help="longest for dense score matrices")
 
 

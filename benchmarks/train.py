@@ -44,7 +44,7 @@ from benchmarks import measure, report, workers
 from benchmarks.report import cell, quartiles, ratios, target
 from benchmarks.workers import Worker, WorkerError, checkout
 from posx.config import TrainConfig
-from posx.config.model import DTYPES, ModelConfig
+from posx.config.model import ModelConfig
 from posx.data.stdlib import stdlib_files
 from posx.machine.devices import devices_for, on_devices, over_devices
 from posx.model import make_model
@@ -161,7 +161,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_rounds(parser, 9)
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--length", type=measure.positive, help="another window length, as many tokens a step")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the operands of forward products")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the operands of products"
+    )
     parser.add_argument("--steps", type=measure.positive, default=10, help="timed steps of one contestant in one round")
     measure.add_names(parser, "--contestants", LIBRARIES)
     parser.add_argument("--baseline", metavar="COMMIT", help="an older state of posx that takes part")
