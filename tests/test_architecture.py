@@ -129,7 +129,7 @@ def _opens_text_without_encoding(call):
     if name == "open":
         modes = [value.value for value in [*call.args, words.get("mode")] if isinstance(value, ast.Constant)]
         return not any(isinstance(mode, str) and "b" in mode for mode in modes)
-    return "text" in words or "universal_newlines" in words
+    return "universal_newlines" in words or getattr(words.get("text"), "value", None) is True
 
 
 def test_text_is_read_and_written_as_utf8():

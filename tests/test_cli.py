@@ -1,5 +1,6 @@
 """The `posx` command: what it prints and writes, and one clear line for every wrong input."""
 
+import dataclasses
 import importlib.machinery
 import io
 import json
@@ -30,6 +31,7 @@ from posx.data import ByteTokenizer, DataConfig, batch, prepare
 from posx.errors import ConfigError
 from posx.files.locks import holder
 from posx.progress import Meter
+from posx.runs.folder import RunFolder
 from posx.training import loop
 from posx.training.checkpoints import Checkpoints
 from tests import tiny
@@ -392,10 +394,9 @@ def test_a_work_folder_of_another_config_names_the_fields(capsys, site, workdir)
 
 
 def test_checkpoints_of_another_model_are_refused(capsys, site, workdir):
-    path = workdir / "config.json"
-    settings = json.loads(path.read_text())
-    settings["model"]["model_dim"] = 64
-    path.write_text(json.dumps(settings))
+    folder = RunFolder(workdir)
+    run = folder.read_config()
+    folder.write_config(dataclasses.replace(run, model=dataclasses.replace(run.model, model_dim=64, mlp_dim=256)))
     refused(
         capsys, 4, ["evaluate", f"--workdir={workdir}", "--lengths=16,64"], "another model", "embedding", "[257, 32]"
     )
@@ -894,7 +895,7 @@ def test_rows_of_other_targets_or_blocks_stay_beside_the_new_and_out_of_their_cu
     """Rows of a version before digests, and of other blocks, as an old folder holds them."""
     path = workdir / "eval.jsonl"
     new = [row | {"run_id": "run"} for row in tiny.rows(path)]
-    assert all(row["schema_version"] == 3 and row["num_documents"] and row["num_stretches"] == 1 for row in new)
+    assert all(row["schema_version"] == 4 and row["num_documents"] and row["num_stretches"] == 1 for row in new)
     first = {key: value for key, value in new[0].items() if key not in ("targets", "num_documents", "num_stretches")}
     old = [first | {"schema_version": 1, "block_len": 1024, "ppl": 99.0}, new[1] | {"block_len": 128, "ppl": 99.0}]
     path.write_text("".join(json.dumps(row) + "\n" for row in (*old, new[2])))
@@ -1175,7 +1176,7 @@ def test_training_says_first_what_it_trains_and_a_log_stays_short(site):
     """Of the run that tests share, in whose log nobody watches a bar."""
     first, *rest = (site / "whole.err").read_text().splitlines()
     assert re.fullmatch(r"whole  [\d,]+ parameters, blockwise attention, \d+ cpu devices?.*", first)
-    stored = json.loads((site / "whole" / "config.json").read_text())["resolved"]
+    stored = json.loads((site / "whole" / "config.json").read_text())
     assert f"{stored['num_params']:,} parameters" in first and not any("compiling" in line for line in rest)
 
 

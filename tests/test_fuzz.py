@@ -19,7 +19,7 @@ from posx.errors import PosxError
 from posx.files.rows import result_of
 from posx.plots.rows import read_rows
 from posx.plots.tables import table
-from posx.runs.checks import problems
+from posx.runs.checks import checked
 from posx.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -86,7 +86,7 @@ def test_config_json(whole, tmp_path):
         path.write_bytes(raw)
         with refused_in_a_line():
             run = earlier_run(str(path))
-            problems(run)
+            checked(run)
             asked_before(run)
         with refused_in_a_line():
             RunFolder(tmp_path).read_config()

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 from posx import plots
+from posx.attention import EXECUTORS
 from posx.commands import COMMANDS, FIGURES, function
-from posx.config.executors import EXECUTORS
 from posx.evaluation.protocols import PROTOCOLS
 from posx.testing import DIMS
 from tests import tiny

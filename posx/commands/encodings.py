@@ -64,11 +64,9 @@ def _trained(values: dict[str, Any], run: RunFolder) -> tuple[Encoding, Dims]:
         if values[size] != usual[size][0]:
             raise ConfigError(f"--{size}={values[size]}: {run.path} is a run and has sizes of its own. Leave it out.")
     config = run.read_config()
-    dims, spec = config.resolution.model.dims(config.train.length), spec_text(values["operand"])
-    texts = [spec_text(layer) for layer in config.layers]
-    for text, encoding in zip(texts, config.resolution.layers, strict=True):
-        if text == spec:
-            return encoding, dims
+    texts, spec = config.layer_texts, spec_text(values["operand"])
+    if spec in texts:
+        return config.layers[texts.index(spec)], config.dims
     known = " and ".join(dict.fromkeys(texts))
     raise ConfigError(
         f"{spec}: {run.path} was trained with {known}. For that, use: posx encodings "

@@ -155,12 +155,12 @@ def _evaluate_folder(
     from posx.runs.load import load_model
     from posx.training.layout import Copies, Layout, asked_layout
 
-    use_compile_cache(cache_folder(dataclasses.replace(text.settings(folder, run.data), **anew)))
+    use_compile_cache(cache_folder(dataclasses.replace(run.data, **anew)))
     start_devices()  # before the text is read
     dataset = processes.together(lambda: _text(folder, run, config, anew))
     layout: Layout = Copies()
     if values["mesh"] or processes.several():
-        key_heads = run.resolution.model.kv_heads
+        key_heads = run.model.kv_heads
         layout = processes.together(lambda: asked_layout(values["mesh"], 0, key_heads, jax.device_count()))
     facts = {"settings": repr((run, config)), "text": dataset.digest, "--mesh": str(layout)}
     processes.check_same(facts | {"--workdir": str(work_folder(values))})

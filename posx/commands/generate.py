@@ -16,7 +16,6 @@ from posx.generate import Sampling, generate
 from posx.machine.compile_cache import use_compile_cache
 from posx.runs.export import unpacked
 from posx.runs.folder import run_in
-from posx.runs.text import settings
 
 #: Stands in a decoded text for bytes that are no character, or not yet.
 BROKEN = "\ufffd"
@@ -34,7 +33,7 @@ def main(values: dict[str, Any], _: None) -> None:
         return
     from posx.runs.load import load_model  # Flax and Orbax: once the settings are known to be right
 
-    use_compile_cache(cache_folder(settings(folder, folder.read_config().data)))
+    use_compile_cache(cache_folder(folder.read_config().data))
     model, params, tokenizer, _step = load_model(folder)
     prompt = np.concatenate([[tokenizer.eos], tokenizer.encode(values["prompt"])])
     steps = generate(model, params, [prompt], values["num_tokens"], sampling=sampling, seed=values["seed"])

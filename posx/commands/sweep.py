@@ -11,8 +11,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.commands import work_folder
-from posx.config.flags import load_config, repeated_run
+from posx.config.flags import load_config
 from posx.config.overrides import override, setting_of, settings
+from posx.encodings import spec_text
 from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, WorkdirError
 from posx.files.copies import CopyTarget
 from posx.progress import by_reason, say
@@ -20,7 +21,7 @@ from posx.runs.checks import check_work_folder, check_writable, say_unused
 from posx.runs.folder import RunFolder
 from posx.sweeps import engines
 from posx.sweeps.axes import points_of, run_at, text_of
-from posx.sweeps.plan import Job, plan, unfinished
+from posx.sweeps.plan import Job, plan
 from posx.sweeps.preview import preview, status
 
 
@@ -37,9 +38,9 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
             f"--config={values['config']}: the sweep makes the same runs without {argument!r}. Leave it out, or choose "
             f"the encodings with --config.sweep.encodings={argument}"
         )
-    jobs = plan(config, workdir, repeated_run(values))
     if not only_told:
         check_writable(workdir)
+    jobs = plan(config, workdir, read=not only_told)
     names = {word: setting_of(word).removeprefix("sweep.axes.") for word in values["overrides"]}
     say_unused((job.run for job in jobs), names)
     for word in _unused(values, config, jobs):
@@ -49,7 +50,7 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
         return
     engine = engines.engine_of(values, jobs)
     keep = CopyTarget(values["copy_to"]).keep if values["copy_to"] else lambda folder: None
-    todo = unfinished(jobs)
+    todo = [job for job in jobs if not job.finished()]
     with RunFolder(workdir).held():
         failed = _copied(keep, [job for job in jobs if job not in todo])
         if len(todo) < len(jobs):
@@ -110,5 +111,5 @@ def _is_idle(values: dict[str, Any], config: ConfigDict) -> bool:
     with contextlib.suppress(ConfigError), contextlib.redirect_stderr(io.StringIO()):  # some files need an argument
         override(default := load_config({"config": values["config"].partition(":")[0]}), values["overrides"])
         runs, others = ([run_at(one, point) for point in points_of(one)] for one in (config, default))
-        return runs == others and any(run.encoding != config.encoding.to_dict() for run in runs)
+        return runs == others and any(run.encoding != spec_text(config.encoding.to_dict()) for run in runs)
     return False

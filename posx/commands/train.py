@@ -12,9 +12,8 @@ from ml_collections import ConfigDict
 from posx import interrupts
 from posx.commands import work_folder
 from posx.config import RunConfig, run_config
-from posx.config.flags import repeated_run
+from posx.config.flags import earlier_run
 from posx.config.overrides import setting_of
-from posx.config.stored import repeated
 from posx.config.sweep import LISTS
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
@@ -39,10 +38,10 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
             setting = LISTS.get(name.removeprefix("sweep."), name.removeprefix("sweep.axes."))
             one = "" if setting.startswith("sweep.") else f", or give this run its value with --config.{setting}=VALUE"
             raise ConfigError(f"{word}: posx train makes one run. Make several with posx sweep{one}")
-    run = repeated(run_config(config), repeated_run(values))
+    repeats = "config_json" in values and not values["overrides"]
+    run = earlier_run(values["config_json"]) if repeats else run_config(config)
     if values["workdir"]:
         check_work_folder(work_folder(values), sweep=False)
-        run = RunFolder(work_folder(values)).as_started(run)
     run = checked(run)
     say_unused([run], names)
     return run
@@ -81,7 +80,7 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
     run = processes.together(lambda: _asked(values, config))
     if values["dry_run"]:
         if values["workdir"]:
-            folder.resumed(run)  # refused as the command itself would be
+            folder.check_resumes(run)  # refused as the command itself would be
         print(describe(run, values["mesh"]))
         return
     if values["stop_with_stdin"]:

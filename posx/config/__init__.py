@@ -11,13 +11,13 @@ Nothing here knows what settings are for: this room imports encodings and the na
 from posx.config.data import DataConfig
 from posx.config.evaluation import EvalConfig
 from posx.config.model import ModelConfig
-from posx.config.run import SECTIONS, Resolution, RunConfig, base_config, encoding_section, run_config
+from posx.config.run import SECTIONS, RunConfig, base_config, encoding_section, run_config
 from posx.config.sweep import SweepConfig
 from posx.config.train import TrainConfig
 from posx.lazy import modules_of
 
 __all__ = [
-    "SECTIONS", "DataConfig", "EvalConfig", "ModelConfig", "Resolution", "RunConfig", "SweepConfig", "TrainConfig",
+    "SECTIONS", "DataConfig", "EvalConfig", "ModelConfig", "RunConfig", "SweepConfig", "TrainConfig",
     "base_config", "encoding_section", "run_config",
 ]  # fmt: skip
 

@@ -3,6 +3,7 @@
 import codecs
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from posx.errors import ConfigError
 
@@ -50,6 +51,11 @@ class DataConfig:
             except (OSError, RuntimeError, ValueError) as error:
                 found.append(f"data.{name} '{getattr(self, name)[:60]}' can be no path: {str(error)[:60]}")
         return found
+
+    def named(self) -> dict[str, Any]:
+        """Return the settings that decide the tokens, by name. `vocab_size` is used by a BPE trained here alone."""
+        unused = ("cache_dir", *(["vocab_size"] if self.tokenizer != "bpe" else []))
+        return {name: value for name, value in vars(self).items() if name not in unused}
 
 
 def is_text_encoding(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from posx.config.executors import executor_problems
+from posx.attention import EXECUTORS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,4 +45,7 @@ class EvalConfig:
                 f"eval.num_targets={self.num_targets} is less than one window of eval.lengths' longest, "
                 f"{max(self.lengths)} tokens: score at least as many targets, or 0 for all"
             )
-        return found + executor_problems("eval", self.executor)
+        if self.executor not in ("auto", *EXECUTORS):
+            allowed = ", ".join(("auto", *EXECUTORS))
+            found.append(f"eval.executor={self.executor!r} is unknown; allowed: {allowed}")
+        return found

@@ -21,8 +21,6 @@ from ml_collections import ConfigDict
 
 from posx.config import SECTIONS, RunConfig, base_config
 from posx.config.overrides import initials, override, setting_of, settings
-from posx.config.stored import ENCODINGS_BEFORE, from_stored
-from posx.encodings import spec_text
 from posx.errors import ConfigError, nearest
 from posx.fields import typed
 from posx.files.parse import parsed
@@ -160,33 +158,33 @@ def _own_frame(error: BaseException, path: Path) -> str:
 
 
 def earlier_run(path: str) -> RunConfig:
-    """The run that the file of `--config_json` holds. Raises ConfigError."""
+    """Return the run that the file of `--config_json` holds, resolved as it was. Raises ConfigError."""
     if not path:
         raise ConfigError("--config_json='' names no file, for example --config_json=runs/x/config.json")
     try:
-        return from_stored(parsed(Path(path).read_text(encoding="utf-8")))
+        run = RunConfig.from_json(parsed(Path(path).read_text(encoding="utf-8")))
     except IsADirectoryError:
         raise ConfigError(f"config file {path} is a folder; did you mean {Path(path, 'config.json')}?") from None
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"config file {path}: {error}") from None
-
-
-def repeated_run(values: Mapping[str, Any]) -> RunConfig | None:
-    """The run that a command repeats, if its settings were named by the config.json of one."""
-    return earlier_run(values["config_json"]) if "config_json" in values else None
+    if changes := run.code_changes():
+        raise ConfigError(
+            f"--config_json: {changes} since that file was written. Restore the code, or name the settings with "
+            "--config to train with the code as it is now"
+        )
+    return dataclasses.replace(run, text="")
 
 
 def asked_before(run: RunConfig) -> ConfigDict:
-    """The config that asks for what `run` once asked for; a sweep of it is that run, until it is given axes."""
+    """Return the config that asks for what `run` was once asked for. A sweep of it is that run, until it has axes."""
     config = base_config()
     for section in SECTIONS:
-        config[section].update(vars(getattr(run, section)))
-    asked = ENCODINGS_BEFORE.get(run.encoding["name"], {}) | dict(run.encoding)
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in asked.items()}
+        config[section].update({k: tuple(v) if isinstance(v, list) else v for k, v in run.asked[section].items()})
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in run.asked["encoding"].items()}
     config.encoding = ConfigDict(fields, type_safe=False)
-    own = (spec_text(config.encoding.to_dict()),), (run.train.length,), (run.train.seed,)
+    own = (run.encoding,), (run.train.length,), (run.train.seed,)
     config.sweep.encodings, config.sweep.train_lens, config.sweep.seeds = own
     return config
 

@@ -91,16 +91,13 @@ class ModelConfig:
         return dataclasses.replace(self, num_kv_heads=self.kv_heads, mlp_dim=self.hidden_dim)
 
     def layers(self, encoding: Spec) -> tuple[Spec, ...]:
-        """What the policy puts into each layer of a run of `encoding`."""
-        return self._cycled(self._named(encoding))
+        """Return the spec of each layer of a run of `encoding`."""
+        return self._cycled([encoding if name == "encoding" else name for name in self.layer_policy])
 
     def encodings(self, encoding: Spec, train_len: int) -> tuple[Encoding, ...]:
-        """The encoding of each layer, resolved. Raises ConfigError for sizes and specs that do not fit."""
+        """Return the resolved encoding of each layer. Raises ConfigError for sizes and specs that do not fit."""
         dims = self.dims(train_len)
-        return self._cycled([build(spec, dims) for spec in self._named(encoding)])
-
-    def _named(self, encoding: Spec) -> list[Spec]:
-        return [encoding if name == "encoding" else name for name in self.layer_policy]
+        return self._cycled([build(encoding if name == "encoding" else name, dims) for name in self.layer_policy])
 
     def _cycled(self, cycle: Sequence[T]) -> tuple[T, ...]:
         return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))

@@ -1,11 +1,16 @@
-"""All settings of one run: every option with its default for the command line, one typed frozen value for the code."""
+"""All settings of one run: typed sections as they are given, and one resolved value that everything below reads.
+
+A run is its resolved settings. `RunConfig.hash` names it: two runs are the same if and only if their hashes are equal.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
@@ -14,77 +19,159 @@ from posx.config.evaluation import EvalConfig
 from posx.config.model import ModelConfig
 from posx.config.sweep import sweep_section
 from posx.config.train import TrainConfig
-from posx.encodings import CHAIN, Chain, Encoding, Spec, code_of, encoding_name, from_spec, spec_text
-from posx.encodings.rates import Rates, rates_of_layers
+from posx.encodings import CHAIN, Chain, Dims, Encoding, code_of, encoding_name, from_spec, spec_of, spec_text
+from posx.encodings.rates import Rates, from_json, multipliers_in_rows, rates_of_layers, to_json
 from posx.errors import ConfigError
 from posx.fields import typed_fields
 
+T = TypeVar("T")
 
-@dataclasses.dataclass(frozen=True)
-class Resolution:
-    """What a run's settings come to with nothing left open: the encoding of every layer, and the model's sizes.
-
-    `rates`: how the parameters of each layer's encoding are trained, those that are not named at Rate().
-    `data` says where the text of a run that was started lay, paths absolute, and with "digest" what it was.
-    `code`: digests of the user's own classes among the encodings, by name.
-    """
-
-    layers: tuple[Encoding, ...]
-    model: ModelConfig
-    rates: Rates = ()
-    data: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    code: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """Everything that decides the result of one run, as it was asked for: open fields are open.
-
-    `stored` is what they were resolved to when the run was started, None where it is new. Rules and defaults change
-    from version to version; a run that exists does not.
-    """
-
-    encoding: Mapping[str, Any]
-    model: ModelConfig
-    data: DataConfig
-    train: TrainConfig
-    eval: EvalConfig
-    stored: Resolution | None = None
-
-    @property
-    def layers(self) -> tuple[Spec, ...]:
-        """What is asked for in each layer."""
-        return self.model.layers(self.encoding)
-
-    @property
-    def resolution(self) -> Resolution:
-        """What was stored, or for a new run what today's rules give. Raises ConfigError for what does not fit."""
-        if self.stored is not None:
-            return self.stored
-        layers, dims = self.model.encodings(self.encoding, self.train.length), self.model.dims(self.train.length)
-        rates = rates_of_layers(layers, dims, self.train.position_lr_multiplier)
-        return Resolution(layers, self.model.resolved(), rates, code=code_of(layers))
-
-    def to_json(self) -> dict[str, Any]:
-        """What was asked for as plain values, tuples as lists."""
-        sections = {name: getattr(self, name) for name in ("encoding", *SECTIONS)}
-        return json.loads(json.dumps({k: dict(v) if k == "encoding" else vars(v) for k, v in sections.items()}))
-
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> RunConfig:
-        """The inverse of `to_json`; what is missing has its default. Raises ConfigError naming an unknown key."""
-        encoding = dict(values.get("encoding") or {}) if isinstance(values, Mapping) else {}
-        if not isinstance(encoding.get("name"), str):
-            raise ConfigError("the config has no encoding.name")
-        return RunConfig(encoding, **{name: _section(cls, values, name) for name, cls in SECTIONS.items()})
-
+#: The version of `config.json`. A file of another version is an error.
+SCHEMA_VERSION = 3
 
 #: The sections of a config beside `encoding`.
 SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig, "eval": EvalConfig}
 
+#: Settings of training that change no weight.
+_FREE = ("dispatch_steps", "log_steps", "checkpoint_steps", "keep_checkpoints")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """All settings of one run, with nothing left open.
+
+    layers: the encoding of each layer. rates: how the parameters of each are trained. code: digests of the user's own
+    classes among them, by name. text: the digest of text, split and tokenizer, "" until the text is read. asked: the
+    sections of the config as they were given, for the reader.
+    """
+
+    layers: tuple[Encoding, ...]
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+    eval: EvalConfig
+    rates: Rates
+    code: Mapping[str, str]
+    text: str = ""
+    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def dims(self) -> Dims:
+        return self.model.dims(self.train.length)
+
+    @property
+    def encoding(self) -> str:
+        """The encoding as it was given: rope(base=500000)+alibi."""
+        return spec_text(self.asked["encoding"])
+
+    @property
+    def layer_texts(self) -> tuple[str, ...]:
+        """The encoding of each layer as it was given."""
+        return tuple(map(spec_text, self.model.layers(self.asked["encoding"])))
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """{path: value} of all settings that decide the weights.
+
+        "data" is the digest of the text. Until the text is read, the settings of the data stand in its place.
+        """
+        found = {f"model.{name}": value for name, value in vars(self.model).items() if name != "layer_policy"}
+        found |= {f"train.{name}": value for name, value in vars(self.train).items() if name not in _FREE}
+        found["train.position_lr_multiplier"] = multipliers_in_rows(self.rates)
+        decayed = sorted(f"{n}.{name}" for n, layer in enumerate(self.rates) for name, rate in layer if rate.decays)
+        found |= {"train.decayed": decayed} if decayed else {}
+        specs = _plain_values([spec_of(encoding) for encoding in cycle_of(self.layers)])
+        found |= dict(_leaves(specs[0], "encoding") if len(specs) == 1 else _leaves(specs, "layers"))
+        found |= {f"code.{name}": digest for name, digest in self.code.items()}
+        found |= {"data": self.text} if self.text else {f"data.{name}": v for name, v in self.data.named().items()}
+        return _plain_values(found)
+
+    @property
+    def hash(self) -> str:
+        """The name of the run: a hash of `settings`."""
+        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:8]
+
+    def differences(self, other: RunConfig) -> list[str]:
+        """Return the settings in which another run differs from this one, as "path: old -> new"."""
+        a, b = self.settings, other.settings
+        paths = sorted(path for path in a.keys() | b.keys() if a.get(path) != b.get(path))
+        return [f"{path}: {a.get(path)!r} -> {b.get(path)!r}" for path in paths]
+
+    def code_changes(self) -> str:
+        """Say which of a stored run's own encodings have other code by now; "" if none has."""
+        now = code_of(self.layers)
+        changed = [
+            f"{name} (digest {self.code.get(name, 'unknown')}, now {digest})"
+            for name, digest in now.items()
+            if self.code.get(name) != digest
+        ]
+        return f"the code of {' and of '.join(changed)} has changed" if changed else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `config.json` holds."""
+        sections = {name: vars(getattr(self, name)) for name in SECTIONS}
+        resolved = {"layers": list(map(spec_of, self.layers)), "rates": to_json(self.rates), "code": dict(self.code)}
+        head = {"schema_version": SCHEMA_VERSION, "hash": self.hash, "text": self.text}
+        return _plain_values(head | {"asked": dict(self.asked)} | sections | resolved)
+
+    @staticmethod
+    def from_json(values: Any) -> RunConfig:
+        """Return the run that a `config.json` holds. Raises ConfigError for other versions and for damaged values."""
+        version = values.get("schema_version") if isinstance(values, Mapping) else None
+        if version is None:
+            family = values.get("model_type") if isinstance(values, Mapping) else None
+            whose = f", but of a Hugging Face model ({family})" if family else ""
+            raise ConfigError(f"it has no schema_version, so it is not of a run that `posx train` made{whose}")
+        if version != SCHEMA_VERSION:
+            raise ConfigError(f"its schema_version is {version!r}, this posx reads {SCHEMA_VERSION}: train it again")
+        sections = typed_sections(values)
+        try:
+            layers, rates = tuple(map(from_spec, values["layers"])), from_json(values["rates"])
+            asked, code, text = dict(values["asked"]), dict(values["code"]), str(values["text"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"its settings are damaged: {type(error).__name__}: {error}") from None
+        typed_sections(asked)
+        if len(layers) != sections["model"].num_layers or len(rates) != len(layers):
+            raise ConfigError(f"layers and rates must have {sections['model'].num_layers} entries, one for each layer")
+        run = RunConfig(layers, rates=rates, code=code, text=text, asked=asked, **sections)
+        if run.hash != values.get("hash"):
+            raise ConfigError(
+                f"its settings have the hash {run.hash}, the file says {values.get('hash')!r}. It was edited, or another "
+                "version of posx made it. Restore the file, or train the run again"
+            )
+        return run
+
+
+def run_config(config: ConfigDict | Mapping[str, Any]) -> RunConfig:
+    """Return the resolved settings of one run.
+
+    Raises ConfigError for an unknown or mistyped setting, and with every setting that is out of its range. Whether the
+    encodings, the protocols and the text fit is checked by `posx.runs.checks`.
+    """
+    asked = _plain_values({name: dict(config[name]) if name in config else None for name in ("encoding", *SECTIONS)})
+    if not isinstance((asked["encoding"] or {}).get("name"), str):
+        raise ConfigError("the config has no encoding.name")
+    sections = typed_sections(asked)
+    if problems := [problem for section in sections.values() for problem in section.problems()]:
+        raise ConfigError("; ".join(problems))
+    model, train = sections["model"].resolved(), sections["train"]
+    layers, dims = model.encodings(asked["encoding"], train.length), model.dims(train.length)
+    rates = rates_of_layers(layers, dims, train.position_lr_multiplier)
+    return RunConfig(layers, rates=rates, code=code_of(layers), asked=asked, **sections | {"model": model})
+
+
+def typed_sections(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {section: value} of a config. Raises ConfigError for a missing section, an unknown key or a wrong type."""
+    found = {}
+    for name, cls in SECTIONS.items():
+        if not isinstance(given := values.get(name), Mapping):
+            raise ConfigError(f"the config has no section {name!r}")
+        found[name] = cls(**typed_fields(cls, given, f"config section {name!r}", f"{name}."))
+    return found
+
 
 def base_config(encoding: str = "alibi") -> ConfigDict:
-    """Every option with its default, for the encoding that the config file's argument spells. Raises ConfigError."""
+    """Return every option with its default, for the encoding that a text names. Raises ConfigError."""
     config = ConfigDict({name: dataclasses.asdict(cls()) for name, cls in SECTIONS.items()})
     config.encoding = encoding_section(encoding)
     config.sweep = sweep_section()
@@ -92,32 +179,40 @@ def base_config(encoding: str = "alibi") -> ConfigDict:
 
 
 def encoding_section(text: str) -> ConfigDict:
-    """The section `encoding` of what `text` spells: its name and every field. Raises ConfigError.
+    """Return the section `encoding` of the encoding that `text` names: its name and every field. Raises ConfigError.
 
-    A field that is resolved from the sizes reads "auto", an encoding inside another is a text; of several encodings
-    `parts` holds the texts. Fields take values of any type here, as "auto" is one: the encoding's own are asked later.
+    A field that is resolved from the sizes is "auto", an encoding inside another is a text. Of a chain, `parts` holds
+    the texts. Fields take values of any type here, because "auto" is one. The encoding's class checks them later.
     """
     value = from_spec(text)
     if isinstance(value, Chain):
         return ConfigDict({"name": CHAIN, "parts": tuple(map(spec_text, value.parts))}, type_safe=False)
-    fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+    fields = {field.name: _typable(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
     return ConfigDict({"name": encoding_name(value), **fields}, type_safe=False)
 
 
-def _plain(value: Any) -> Any:
+def cycle_of(layers: tuple[T, ...]) -> tuple[T, ...]:
+    """Return the shortest sequence that repeats to `layers`, with its last round cut short."""
+    sizes = range(1, len(layers) + 1)
+    return layers[: next(n for n in sizes if all(one == layers[i % n] for i, one in enumerate(layers)))]
+
+
+def _typable(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(map(_plain, value))
+        return tuple(map(_typable, value))
     return "auto" if value is None else spec_text(value) if isinstance(value, Encoding) else value
 
 
-def run_config(config: ConfigDict) -> RunConfig:
-    """The typed settings of one run. Raises ConfigError for what is unknown or mistyped; whether they fit together is
-    asked of `posx.runs.checks`."""
-    return RunConfig.from_json(config.to_dict())
+def _plain_values(value: Any) -> Any:
+    """Return `value` as JSON holds it: tuples as lists."""
+    return json.loads(json.dumps(value))
 
 
-def _section(cls: type, values: Any, name: str) -> Any:
-    given = values.get(name) if isinstance(values, Mapping) else None
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"the config has no section {name!r}")
-    return cls(**typed_fields(cls, given, f"config section {name!r}", f"{name}."))
+def _leaves(spec: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield ("path.to.field", value) of a spec, also of encodings within encodings."""
+    several = isinstance(spec, list) and spec and isinstance(spec[0], dict | list)
+    if not several and not isinstance(spec, dict):
+        yield path, spec
+        return
+    for key, inner in spec.items() if isinstance(spec, dict) else enumerate(spec):
+        yield from _leaves(inner, f"{path}.{key}")

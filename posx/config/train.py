@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from posx.config.executors import executor_problems
+from posx.attention import EXECUTORS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,4 +70,7 @@ class TrainConfig:
             found.append(
                 f"train.accumulation={self.accumulation} does not divide train.batch_size={self.batch_size}; {fits}"
             )
-        return found + executor_problems("train", self.executor)
+        if self.executor not in ("auto", *EXECUTORS):
+            allowed = ", ".join(("auto", *EXECUTORS))
+            found.append(f"train.executor={self.executor!r} is unknown; allowed: {allowed}")
+        return found

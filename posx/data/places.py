@@ -1,7 +1,6 @@
-"""Where a text lies: as settings name it, and as it was found, from whatever directory and on whatever day."""
+"""The files that the settings of the data name: as they are typed, and as absolute paths from whatever directory."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,45 +8,34 @@ from posx.config.data import DataConfig
 from posx.data.corpus import is_path
 from posx.errors import DataError
 
-TOKENIZERS = ("bytes", "bpe")
+#: Settings that may name a file or folder.
+PLACES = ("source", "validation", "tokenizer", "cache_dir")
+_TOKENIZERS = ("bytes", "bpe")
 
 
-def found(config: DataConfig) -> dict[str, str]:
-    """The settings that name places, with every path absolute: what finds the same files from any directory."""
-    paths = {
+def absolute(config: DataConfig) -> DataConfig:
+    """Return `config` with every path absolute."""
+    found = {
         "source": config.source != "stdlib" and is_path(config.source),
         "validation": bool(config.validation),
-        "tokenizer": config.tokenizer not in TOKENIZERS,
+        "tokenizer": config.tokenizer not in _TOKENIZERS,
         "cache_dir": bool(config.cache_dir),
     }
-    return {name: _absolute(getattr(config, name)) if path else getattr(config, name) for name, path in paths.items()}
-
-
-def again(asked: DataConfig, places: Mapping[str, str]) -> DataConfig:
-    """`asked` with its paths as they were `found` once; where nothing lies there now, but here, as it was asked."""
-    kept: dict[str, Any] = {}
-    for field in dataclasses.fields(asked):
-        place = places.get(field.name, "")
-        here = Path(getattr(asked, field.name) if place else "").expanduser().exists() or field.name == "cache_dir"
-        if place and not (here and is_gone(place)):
-            kept[field.name] = place
-    return dataclasses.replace(asked, **kept)
+    paths: dict[str, Any] = {
+        name: str(Path(getattr(config, name)).expanduser().absolute()) for name, path in found.items() if path
+    }
+    return dataclasses.replace(config, **paths)
 
 
 def is_gone(place: str) -> bool:
-    """Whether `place` is an absolute path at which nothing lies."""
+    """Tell whether `place` is an absolute path at which there is no file and no folder."""
     return Path(place).is_absolute() and not Path(place).exists()
 
 
 def check_there(config: DataConfig, whose: str) -> None:
-    """Raises DataError with the flag to give where the text of a run, named `whose`, does not lie where it lay."""
+    """Raise DataError, with the flag to give, if the text of a run, named `whose`, is gone from its place."""
     for name in ("source", "validation"):
-        place = getattr(config, name)
-        if is_gone(place):
+        if is_gone(place := getattr(config, name)):
             raise DataError(
                 f"the text of {whose} is not at '{place}' any more: say where it is with --config.data.{name}=PATH"
             )
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())

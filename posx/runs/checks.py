@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ import jax
 from posx.attention import causal, refusal
 from posx.config import SECTIONS, EvalConfig, RunConfig
 from posx.contract import abstract_params
-from posx.data import Dataset
+from posx.data import Dataset, places
 from posx.data.corpus import is_path
 from posx.encodings import spec_text
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
@@ -24,39 +25,27 @@ from posx.runs.folder import RunFolder
 CONFIG = "config.json"  # what tells a run's folder
 
 
-def problems(run: RunConfig) -> list[str]:
-    """All that is wrong with the settings of a run, one line each: path, value, what is allowed."""
-    settings = run.model.problems() + run.train.problems() + run.eval.problems()
-    settings += protocols.problems(run.eval, run.train.length)
-    found = settings + run.data.problems()
-    if not settings:
-        try:
-            _check_encodings(run)
-        except ConfigError as error:
-            found.append(str(error))
-    return found
-
-
 def checked(run: RunConfig) -> RunConfig:
-    """`run`, if nothing is wrong with it; raises ConfigError that lists every problem."""
-    if found := problems(run):
+    """Return `run` with absolute paths. Raises ConfigError with everything that does not fit."""
+    found = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
+    if found := found or list(_encoding_problems(run)):
         raise ConfigError("; ".join(found))
-    return run
+    return dataclasses.replace(run, data=places.absolute(run.data))
 
 
-def _check_encodings(run: RunConfig) -> None:
-    layers, last = dict.fromkeys(run.resolution.layers), run.train.length - 1
-    dims = run.resolution.model.dims(run.train.length)
+def _encoding_problems(run: RunConfig) -> Iterator[str]:
+    layers, last = dict.fromkeys(run.layers), run.train.length - 1
     for encoding in layers:
         if encoding.max_position is not None and encoding.max_position < last:
-            raise ConfigError(
+            yield (
                 f"{spec_text(encoding)} is defined for positions 0 to {encoding.max_position}, windows of "
                 f"train.length={run.train.length} have 0 to {last}"
             )
     for section, executor in (("train", run.train.executor), ("eval", run.eval.executor)):
         for encoding in layers if executor == "fused" else ():
-            if why := refusal(encoding, abstract_params(encoding, dims), causal(), in_order=True, segments=False):
-                raise ConfigError(f"{section}.executor='fused' cannot serve {encoding}: {why}; use blockwise or auto")
+            params = abstract_params(encoding, run.dims)
+            if why := refusal(encoding, params, causal(), in_order=True, segments=False):
+                yield f"{section}.executor='fused' cannot serve {encoding}: {why}; use blockwise or auto"
 
 
 def unused(run: RunConfig) -> dict[str, str]:
@@ -64,7 +53,7 @@ def unused(run: RunConfig) -> dict[str, str]:
     found = {}
     if "encoding" not in run.model.layer_policy:
         found["encoding"] = "no layer of model.layer_policy is 'encoding'"
-    if not any(run.resolution.rates):
+    if not any(run.rates):
         found["train.position_lr_multiplier"] = "the encoding has no parameters"
     if run.data.tokenizer != "bpe":
         found["data.vocab_size"] = f"only data.tokenizer=bpe is trained, data.tokenizer={run.data.tokenizer} is not"

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from posx.attention import causal, choose_executor
 from posx.config import RunConfig
-from posx.config.stored import code_changes
 from posx.contract import Dims, abstract_params, distance_terms, of_kinds
 from posx.cross_entropy import LARGEST_LOGITS
 from posx.data import ByteTokenizer, load_tokenizer
@@ -33,19 +32,18 @@ def model_of(run: RunConfig, vocab_size: int) -> Model:
     """The model that a run trains. Raises ConfigError for sizes and encodings that do not fit."""
     from posx.model import Model  # and Flax, which settings are checked without
 
-    found = run.resolution
-    return Model(found.model, found.layers, vocab_size, found.model.dims(run.train.length))
+    return Model(run.model, run.layers, vocab_size, run.dims)
 
 
 def notice_of_code(run: RunConfig, name: str) -> None:
     """Say if the user's own encodings of a trained run have other code by now."""
-    if changes := code_changes(run):
+    if changes := run.code_changes():
         say(f"notice: {name}: {changes} since this run was trained; its results now are kept apart from those of then")
 
 
 def executor_of(run: RunConfig, encoding: Encoding) -> str:
     """Return the attention executor that trains `encoding`, also if the config says "auto"."""
-    params = abstract_params(encoding, run.resolution.model.dims(run.train.length))
+    params = abstract_params(encoding, run.dims)
     sizes, dtype = (run.train.length, run.train.length), jnp.dtype(run.model.dtype)
     return choose_executor(run.train.executor, encoding, params, causal(), sizes, in_order=True, dtype=dtype)
 
@@ -58,7 +56,7 @@ def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout
 
     rows, length = run.train.batch_size // run.train.accumulation, run.train.length
     if mesh or processes.several():
-        return asked_layout(mesh, rows, run.resolution.model.kv_heads, jax.device_count())
+        return asked_layout(mesh, rows, run.model.kv_heads, jax.device_count())
     if started and started <= jax.device_count() and rows % started == 0:
         return Copies(started)
     model = _model_of(run)
@@ -120,8 +118,8 @@ def expected(run: RunConfig) -> Expected:
 
 
 def expected_in(folder: RunFolder, run: RunConfig) -> Expected:
-    """The same where the tokenizer, or the text, of `run` may lie in or by its folder by now."""
-    return expected(dataclasses.replace(run, data=text.settings(folder, run.data)))
+    """Return the cost of `run`, whose tokenizer its folder may hold. Raises ConfigError as `expected` does."""
+    return expected(dataclasses.replace(run, data=text.readable(folder, run)))
 
 
 def _cost(run: RunConfig, model: Model) -> Expected:

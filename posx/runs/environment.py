@@ -14,7 +14,6 @@ import jax
 
 import posx
 from posx.data import Dataset
-from posx.errors import WorkdirError
 from posx.files.atomic import write_json
 from posx.files.parse import parsed
 from posx.machine.backend import options
@@ -58,10 +57,7 @@ def stored(folder: RunFolder) -> dict[str, Any]:
 
 
 def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
-    """Writes `env.json` at the first start; later starts are listed in it, with a notice where bits may differ.
-
-    Raises WorkdirError where the run was started on other text or another tokenizer.
-    """
+    """Write `env.json` at the first start. List later starts in it, with a notice if bits may differ."""
     now = environment(dataset, layout)
     if not folder.env_file.exists():
         write_json(folder.env_file, now | {"resumed": []})
@@ -69,12 +65,7 @@ def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
     first = stored(folder)
     if not first.get("data_digest"):
         say(f"notice: {folder.env_file} is damaged and is written anew. The run may not resume bit for bit")
-        first = now | {"data_digest": dict(folder.read_config().resolution.data).get("digest", now["data_digest"])}
-    if first["data_digest"] != now["data_digest"]:
-        raise WorkdirError(
-            f"{folder.path} was trained on other text or another tokenizer (digest {str(first['data_digest'])[:12]}, "
-            f"now {now['data_digest'][:12]}): use another --workdir"
-        )
+        first = now
     changes = layout_changes(first, now)
     if changes:
         say(f"notice: {folder.path.name} resumes under another layout, not bit for bit ({'; '.join(changes)})")
@@ -123,9 +114,8 @@ def _threads() -> dict[str, str]:
 def layout_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Differences between two environments that break bit-for-bit resuming."""
     names = ("versions", "backend", "device", "num_devices", "num_cpus", "threads", "layout", "processes")
-    older = {"layout": str(old.get("num_devices")), "processes": 1, **new["jax"]}  # older runs do not say these
     before = old.get("jax")
-    old, new = {**older, **old, **(before if isinstance(before, dict) else {})}, {**new, **new["jax"]}
+    old, new = {**old, **(before if isinstance(before, dict) else {})}, {**new, **new["jax"]}
     names += tuple(new["jax"])
     return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if old.get(name) != new.get(name)]
 

@@ -12,10 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from posx import interrupts
 from posx.config import EvalConfig, RunConfig
-from posx.config.stored import identity
+from posx.config.run import cycle_of
 from posx.data import Dataset
-from posx.encodings import code_of, spec_text
-from posx.encodings.rates import multipliers_in_rows
+from posx.encodings import code_of
 from posx.errors import UndefinedLength
 from posx.evaluation.measured import Measured
 from posx.files import lines
@@ -30,17 +29,12 @@ from posx.runs.describe import is_defined
 from posx.runs.environment import measured_with
 from posx.runs.folder import RunFolder
 from posx.runs.targets import Question, questions
-from posx.runs.text import digest_of
 from posx.runs.work import Work
 from posx.training.layout import Copies, Layout, Parts
 from posx.training.step import flops_per_token
 
-#: Of a row of `eval.jsonl`. 1: the first targets of the stream in one stretch, no `targets`, blocks of 1024 or 2048.
-#: 2: `encoding` a registry name, `layers` such names with + between them, no `digest`, no `anchor`.
-ROW_VERSION = 3
-
-#: What a row must say to be compared with what is asked for; the oldest do not.
-TOLD = {"targets", "block_len", "max_targets", "stride", "num_targets", "num_documents", "num_separators"}
+#: The version of a row of `eval.jsonl`. Rows of other versions are left alone.
+ROW_VERSION = 4
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -132,9 +126,9 @@ def evaluate_run(
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     token_bytes, separators = bytes_of(dataset), (dataset.tokenizer.eos,)
     measured = Measured(log_probs, stream, token_bytes, separators, documents, config.batch_tokens, work.report)
-    here = {name: facts[name] for name in ("step", "data_digest")}
+    here = {name: facts[name] for name in ("schema_version", "hash", "step", "data_digest")}
     measured_before = map(whole, processes.told(folder.measured))
-    stored = [row for row in measured_before if row.keys() >= TOLD and here.items() <= row.items()]
+    stored = [row for row in measured_before if here.items() <= row.items()]
     stored = [row for row in stored if row.get("code", {}) == facts.get("code", {})]
     rows: list[dict[str, Any]] = []
     missing: list[tuple[Question, int]] = []
@@ -184,32 +178,23 @@ def _say_why(one: Question, name: str) -> None:
 
 
 def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, step: int) -> dict[str, Any]:
-    """What all rows of a run say. code: of the user's own encodings, as they are now."""
+    """Return the fields that all rows of a run have. code: of the user's own encodings, as they are now."""
     code = code_of(model.encodings)
     return {
         "schema_version": ROW_VERSION,
+        "hash": run.hash,
         "run_id": folder.path.name,
-        "digest": identity(run, digest_of(folder, run)),
-        "encoding": spec_text(run.encoding),
-        "encoding_value": repr(model.encodings[0] if len(set(model.encodings)) == 1 else model.encodings),
-        "layers": _cycle([spec_text(spec) for spec in run.layers]),
+        "settings": run.settings,
+        "encoding": run.encoding,
+        "layers": list(cycle_of(run.layer_texts)),
         "train_len": run.train.length,
-        "learning_rate": run.train.learning_rate,
-        "position_lr_multiplier": multipliers_in_rows(run.resolution.rates),
         "seed": run.train.seed,
         "step": step,
         "tokenizer": dataset.tokenizer.name,
         "data_source": dataset.source,
         "data_digest": dataset.digest,
-        "dtype": run.model.dtype,
         **({"code": code} if code else {}),
     }
-
-
-def _cycle(layers: list[str]) -> list[str]:
-    """The shortest list that repeats to `layers`, its last round cut short where they end."""
-    sizes = range(1, len(layers) + 1)
-    return layers[: next(n for n in sizes if all(one == layers[i % n] for i, one in enumerate(layers)))]
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from posx.config.stored import from_stored
+from posx.config import RunConfig
 from posx.data import Tokenizer, load_tokenizer
 from posx.errors import PosxError, WorkdirError, other_names
 from posx.files.atomic import disk_errors, write_bytes
@@ -129,7 +129,7 @@ def load_file(path: Path) -> tuple[Model, dict[str, Any], Tokenizer, int]:
         with safe_open(path, "numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
         digests = dict(parsed(header["digests"]))
-        run, step = from_stored(parsed(header["config"])), int(header["step"])
+        run, step = RunConfig.from_json(parsed(header["config"])), int(header["step"])
         with tempfile.TemporaryDirectory() as place:
             words = Path(place, "tokenizer.json")
             words.write_bytes(header["tokenizer"].encode())

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from posx.config import RunConfig
-from posx.config.stored import code_changes, differences, digest, digests, from_stored, like, on_text_of, to_stored
 from posx.errors import WorkdirError
 from posx.files import lines
 from posx.files.atomic import clear, write_json
@@ -108,19 +107,18 @@ class RunFolder:
         return last["step"] if bad and isinstance(last.get("step"), int) else None
 
     def read_config(self) -> RunConfig:
-        """The settings this run was started with, as resolved then. Raises WorkdirError where they cannot be read."""
+        """Return the settings that this run was started with. Raises WorkdirError if they cannot be read."""
         try:
-            return from_stored(parsed(self.config_file.read_text(encoding="utf-8")))
+            return RunConfig.from_json(parsed(self.config_file.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise WorkdirError(f"{self.path} holds no run: there is no {self.config_file.name} in it") from None
         except (OSError, ValueError) as error:
             raise WorkdirError(f"{self.config_file} cannot be read: {error}") from None
 
-    def resumed(self, run: RunConfig) -> RunConfig:
-        """`run` as this folder holds it: what it leaves open is as it was resolved when it was started here.
+    def check_resumes(self, run: RunConfig) -> None:
+        """Raise WorkdirError with every differing setting if the folder holds another run than `run`.
 
-        Its text may lie elsewhere by now: whether it is the same is told by its digest (`environment.record`). Raises
-        WorkdirError with every differing setting if the folder holds another run.
+        While the text of `run` is not read, it counts as that of the run in the folder.
         """
         if not self.config_file.exists():
             if any(self.checkpoints.glob("*.json")):
@@ -128,52 +126,36 @@ class RunFolder:
                     f"{self.path} holds checkpoints but no {self.config_file.name} that says of what run they are: put "
                     "it back, or use another --workdir"
                 )
-            return run
+            return
         held = self.read_config()
-        if changed := differences(held, like(run, held)):
-            if all(change.startswith("code.") for change in changed):
-                raise WorkdirError(
-                    f"{self.path}: {code_changes(held)} since this run was trained. Restore the code to resume, or use "
-                    "another --workdir"
-                )
+        changes = held.differences(run if run.text else dataclasses.replace(run, text=held.text))
+        if changes and all(change.startswith("code.") for change in changes):
             raise WorkdirError(
-                f"{self.path} holds a run of another config ({'; '.join(changed)}): use another --workdir, or the same "
+                f"{self.path}: {held.code_changes()} since this run was trained. Restore the code to resume, or use "
+                "another --workdir"
+            )
+        if changes == [f"data: {held.text!r} -> {run.text!r}"]:
+            raise WorkdirError(
+                f"{self.path} was trained on other text or another tokenizer (digest {held.text[:12]}, now "
+                f"{run.text[:12]}): use another --workdir"
+            )
+        if changes:
+            raise WorkdirError(
+                f"{self.path} holds a run of another config ({'; '.join(changes)}): use another --workdir, or the same "
                 "settings to resume"
             )
-        return dataclasses.replace(held, data=run.data, train=run.train, eval=run.eval)
 
-    def as_started(self, run: RunConfig) -> RunConfig:
-        """`run` as this folder resolved it, if it is the one that was started here."""
+    def finished(self, run: RunConfig) -> bool:
+        """Tell whether `run` was trained and evaluated to the end here."""
         try:
-            return like(run, self.read_config())
-        except WorkdirError:
-            return run
-
-    def differences(self, run: RunConfig) -> list[str]:
-        """Return why `run` does not resume the run that was started here; nothing if it does, or if there is none."""
-        try:
-            held = self.read_config()
-        except WorkdirError:  # none, or one that cannot be read: whoever trains here says so
-            return []
-        return differences(held, like(run, held))
-
-    def finished(self, run: RunConfig, data_digest: str = "") -> bool:
-        """Whether `run` was trained and evaluated to the end here.
-
-        On just this text, wherever it lies, if its digest is given; else on the text that its settings name.
-        """
-        try:
-            values, done = (parsed(file.read_text(encoding="utf-8")) for file in (self.config_file, self.done_file))
-            held = from_stored(values)
-            asked = on_text_of(held, run) if data_digest else run
-            same = done["digest"] in digests(values) and digest(like(asked, held)) == digest(held)
-            return same and data_digest in ("", done["data_digest"])
-        except (OSError, ValueError, KeyError):
+            done = parsed(self.done_file.read_text(encoding="utf-8"))
+            return done["hash"] == run.hash and done["eval"] == run.to_json()["eval"]
+        except (OSError, ValueError, KeyError, TypeError):
             return False
 
     def write_config(self, run: RunConfig, **facts: Any) -> None:
-        """The settings, with `facts` beside what they were resolved to."""
-        write_json(self.config_file, to_stored(run, **facts))
+        """Write the settings, with `facts` beside them."""
+        write_json(self.config_file, run.to_json() | facts)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from posx.config import DataConfig, RunConfig
-from posx.config.stored import digest
+from posx.config import RunConfig
 from posx.data import Dataset, check_length, places, prepare
 from posx.errors import PartialFailure, WorkdirError
 from posx.files.atomic import write_json
@@ -28,55 +27,57 @@ from posx.training.loop import train
 def train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str = "") -> list[dict[str, Any]]:
     """Train, evaluate and mark `folder` done; return the rows. Every finished part is kept and not done again.
 
-    mesh: "DATAxMODEL" to cut the state over devices too, see `posx.training.layout`.
+    mesh: "DATAxMODEL" to shard the state over devices too, see `posx.training.layout`.
     """
-    run, data, how, dataset = processes.together(functools.partial(_prepared, run, folder, mesh))
+    run, how, dataset = processes.together(functools.partial(_prepared, run, folder, mesh))
     if processes.several():
-        facts = {"settings": digest(run), "text": dataset.digest, "--mesh": str(how), "--workdir": str(folder.path)}
+        facts = {"settings": run.hash, "text": dataset.digest, "--mesh": str(how), "--workdir": str(folder.path)}
         processes.check_same(facts | {"versions": str(environment.environment(dataset, how)["versions"])})
-    asked = dataclasses.replace(run, data=data)
     model = model_of(run, dataset.tokenizer.vocab_size)
 
     def begin() -> None:
-        folder.resumed(run)  # another process may have started one here meanwhile
+        folder.check_resumes(run)  # another process may have started one here meanwhile
         environment.record(folder, dataset, how)
-        executors = [executor_of(run, e) for e in model.encodings]
-        found = text.facts(folder, run, data, dataset)
-        folder.write_config(run, num_params=count(model), executors=executors, data=found)
+        executors = [executor_of(run, encoding) for encoding in model.encodings]
+        folder.write_config(run, num_params=count(model), executors=executors)
         dataset.tokenizer.save(folder.tokenizer_file)
 
     with contextlib.ExitStack() as stack:
         processes.first(lambda: stack.enter_context(folder.held()))
         processes.first(begin)
-        state = train(asked, model, dataset, folder, how)
+        state = train(run, model, dataset, folder, how)
         rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps, how)
         failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
         if failed:
             raise PartialFailure(f"{folder.path.name}: {listed(failed)}")
-        done = {"digest": digest(run), "data_digest": dataset.digest, "step": run.train.steps, "rows": len(rows)}
+        done = {"hash": run.hash, "eval": run.to_json()["eval"], "step": run.train.steps, "rows": len(rows)}
         processes.first(functools.partial(_mark_done, folder, done))
     return rows
 
 
-def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, DataConfig, Layout, Dataset]:
-    """What is trained, the text of it, and how it lies on devices, if nothing is wrong with any."""
+def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, Layout, Dataset]:
+    """Return the run with the digest of its text, its layout on devices and its text. Raises PosxError."""
     if processes.is_first():
         check_writable(folder.path)
-    run = folder.resumed(run)
-    data = text.settings(folder, run.data)
+    if folder.config_file.exists():
+        run = text.at_known_places(run, folder.read_config())
+    folder.check_resumes(run)
+    data = text.readable(folder, run)
     if folder.config_file.exists():
         places.check_there(data, folder.path.name)
-    asked = dataclasses.replace(run, data=data)
-    how = layout(asked, environment.devices_of(folder), mesh)
-    say(f"{folder.path.name}  {opening(asked, how)}")
+    at_hand = dataclasses.replace(run, data=data)
+    how = layout(at_hand, environment.devices_of(folder), mesh)
+    say(f"{folder.path.name}  {opening(at_hand, how)}")
     dataset = prepare(data, log=say)
+    run = dataclasses.replace(run, text=dataset.digest)
+    folder.check_resumes(run)
     check_stream(run.eval, run.train.length, dataset)
     check_length(len(dataset.train.tokens), run.train.length, "the training text")
     num_params = count(model_of(run, dataset.tokenizer.vocab_size))
     say(f"{folder.path.name}  {dataset.summary()}; {num_params:,} parameters")
     check_memory(num_params // jax.process_count() if isinstance(how, Parts) else num_params)
     check_disk(folder.path, 12 * num_params * (run.train.keep_checkpoints + 1))
-    return run, data, how, dataset
+    return run, how, dataset
 
 
 def _mark_done(folder: RunFolder, done: dict[str, Any]) -> None:

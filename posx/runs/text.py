@@ -1,4 +1,4 @@
-"""The text of a run that exists: looked for where it was when the run was started, and known again by its digest."""
+"""The text of a run that exists: at the place that is known for it, recognised by its digest."""
 
 from __future__ import annotations
 
@@ -11,34 +11,31 @@ from posx.config import DataConfig, RunConfig
 from posx.data import Dataset, Tokenizer, load_tokenizer, places, prepare
 from posx.errors import WorkdirError
 from posx.progress import say
-from posx.runs.environment import stored
 from posx.runs.folder import RunFolder
 
 
-def settings(folder: RunFolder, asked: DataConfig) -> DataConfig:
-    """`asked`, but that what it names as the run in `folder` does is where it was found when that run was started."""
-    if not folder.config_file.exists():
-        return asked
-    run = folder.read_config()
-    before, now = vars(run.data), vars(asked)
-    same = {name: place for name, place in _found(folder, run).items() if now.get(name) == before.get(name)}
-    data = places.again(asked, same)
-    if asked.tokenizer == run.data.tokenizer not in places.TOKENIZERS and folder.tokenizer_file.exists():
-        return dataclasses.replace(data, tokenizer=str(folder.tokenizer_file))
-    return data
+def same_words(run: RunConfig, held: RunConfig) -> bool:
+    """Tell whether two runs name their text and their tokenizer by the same words."""
+    return all(run.asked["data"].get(name) == held.asked["data"].get(name) for name in places.PLACES)
 
 
-def facts(folder: RunFolder, run: RunConfig, data: DataConfig, dataset: Dataset) -> dict[str, str]:
-    """What config.json says of a run's text: where it was found by `data`, and its digest."""
-    found = places.found(data)
-    if data.tokenizer == str(folder.tokenizer_file):
-        found["tokenizer"] = run.resolution.data.get("tokenizer", run.data.tokenizer)
-    return found | {"digest": dataset.digest}
+def at_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
+    """Return `run` with the paths of the run `held` that both name by the same words.
+
+    A path is kept if only the earlier one is gone. So a command resumes its run from another directory.
+    """
+    asked, before = run.asked["data"], held.asked["data"]
+    kept = {name: getattr(held.data, name) for name in places.PLACES if asked.get(name) == before.get(name)}
+    kept = {n: p for n, p in kept.items() if not (places.is_gone(p) and Path(getattr(run.data, n)).exists())}
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, **kept))
 
 
-def digest_of(folder: RunFolder, run: RunConfig) -> str:
-    """Of the text that a run was started on; "" where its folder does not say."""
-    return _found(folder, run).get("digest", "")
+def readable(folder: RunFolder, run: RunConfig) -> DataConfig:
+    """Return the settings of the data of `run`, with the tokenizer that its folder holds in place of the same file."""
+    is_file = Path(run.data.tokenizer).is_absolute() and folder.config_file.exists() and folder.tokenizer_file.exists()
+    if is_file and folder.read_config().data.tokenizer == run.data.tokenizer:
+        return dataclasses.replace(run.data, tokenizer=str(folder.tokenizer_file))
+    return run.data
 
 
 def saved_tokenizer(folder: RunFolder) -> Tokenizer:
@@ -53,32 +50,24 @@ def saved_tokenizer(folder: RunFolder) -> Tokenizer:
     return load_tokenizer(folder.tokenizer_file)
 
 
-def _found(folder: RunFolder, run: RunConfig) -> dict[str, str]:
-    """Where the text of a run was found, and its "digest". Older runs say it in `env.json` alone."""
-    first = stored(folder)
-    known = {"digest": str(first["data_digest"])} if "data_digest" in first else {}
-    if Path(str(first.get("data_source", ""))).is_absolute():
-        known["source"] = first["data_source"]
-    return known | dict(run.resolution.data)
-
-
 def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dataset:
-    """The text of a trained run, in its own tokens; or another, where `asked`, fields of DataConfig, names one.
+    """Return the text of a trained run in its own tokens, or another text that `asked`, fields of DataConfig, names.
 
-    Raises WorkdirError where nobody asked for another text and it is one, DataError where it is not there any more.
+    Raises WorkdirError if the text has changed and no other text is asked for, DataError if it is gone.
     """
     tokenizer = saved_tokenizer(folder)
     named = set(asked) - {"cache_dir"}
-    data = dataclasses.replace(settings(folder, run.data), **asked)
+    from_here = dataclasses.replace(run, data=places.absolute(DataConfig(**run.asked["data"])))
+    data = dataclasses.replace(at_known_places(from_here, run).data, **asked)
     if named:
         data = dataclasses.replace(data, tokenizer=str(folder.tokenizer_file))
     else:
         places.check_there(data, folder.path.name)
+        data = dataclasses.replace(data, tokenizer=readable(folder, run).tokenizer)
     dataset = prepare(data, log=say)
-    own = digest_of(folder, run) or dataset.digest
-    if dataset.digest == own and dataset.tokenizer.digest == tokenizer.digest:
+    if dataset.digest == run.text and dataset.tokenizer.digest == tokenizer.digest:
         return dataset
-    digests = f"digest {own[:12]}, now {dataset.digest[:12]}"
+    digests = f"digest {run.text[:12]}, now {dataset.digest[:12]}"
     if not named:
         raise WorkdirError(
             f"{folder.path} was trained on other text or tokens than {dataset.source} has now ({digests}). Restore the "

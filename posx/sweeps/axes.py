@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.config import RunConfig, encoding_section
+from posx.config import RunConfig, encoding_section, run_config
 from posx.config.overrides import axis_values, check_key, settings
 from posx.config.sweep import LISTS
 from posx.encodings import encoding_class, spec_text
@@ -102,7 +102,12 @@ def _rows(group: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> list[tuple
 
 
 def run_at(config: ConfigDict, point: Point) -> RunConfig:
-    """The run of a sweep at one combination of values. Raises ConfigError."""
+    """Return the run of a sweep at one combination of values. Raises ConfigError."""
+    return run_config(sections_at(config, point))
+
+
+def sections_at(config: ConfigDict, point: Point) -> dict[str, Any]:
+    """Return the sections of a config at one combination of values. Raises ConfigError."""
     values = config.to_dict()
     encoding = encoding_section(point["encoding"]).to_dict()
     fields = {}
@@ -115,8 +120,7 @@ def run_at(config: ConfigDict, point: Point) -> RunConfig:
     if fields:
         cls, what = encoding_class(encoding["name"]), f"encoding {encoding['name']!r}"
         encoding |= dict.fromkeys(fields, "auto") | typed_fields(cls, fields, what, "encoding.")
-    values["encoding"] = encoding
-    return RunConfig.from_json(values)
+    return values | {"encoding": encoding}
 
 
 def names_of(points: Sequence[Point]) -> list[str]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from posx.config import RunConfig
-from posx.config.stored import identity, like, repeated, to_stored
-from posx.data import DataConfig, check_length, prepare
+from posx.data import DataConfig, Dataset, check_length, prepare
 from posx.errors import ConfigError, PosxError
 from posx.evaluation.protocols import Nonoverlapping, rows_owed
 from posx.files.atomic import write_json
@@ -21,7 +20,7 @@ from posx.files.parse import parsed
 from posx.files.rows import result_of
 from posx.progress import by_reason, say
 from posx.runs import text
-from posx.runs.checks import check_stream, problems, unused
+from posx.runs.checks import check_stream, checked, unused
 from posx.runs.describe import Expected, expected_in
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import Point, names_of, points_of, run_at, text_of
@@ -58,9 +57,9 @@ class Job:
         return Cost(work, found.lengths, found.memory, train.steps, rows, train.seed)
 
     def command(self) -> list[str]:
-        """The words of the run as `posx train`. Leaves its settings in its folder."""
+        """Return the words of the run as `posx train`. Leaves its settings in its folder."""
         settings = self.folder.path / "asked.json"
-        write_json(settings, to_stored(self.run))
+        write_json(settings, self.run.to_json())
         self.folder.status_file.unlink(missing_ok=True)
         return ["train", f"--config_json={settings}", f"--workdir={self.folder.path}", ALONE]
 
@@ -72,9 +71,9 @@ class Job:
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 
-    def finished(self, data_digest: str = "") -> bool:
-        """Whether these settings were trained and evaluated to the end (on just this text, if its digest is given)."""
-        return self.folder.finished(self.run, data_digest)
+    def finished(self) -> bool:
+        """Tell whether these settings were trained and evaluated to the end."""
+        return self.folder.finished(self.run)
 
     def progress(self) -> float:
         """The finished part of the expected work after its start, 0 to 1, where 1 is only for those that have ended."""
@@ -107,121 +106,100 @@ class Job:
         return ", ".join(f"{result_of(row)} at {row['eval_len']}" for row in ends)
 
 
-def plan(config: ConfigDict, workdir: Path, earlier: RunConfig | None = None) -> list[Job]:
-    """The runs of the sweep: all combinations of the values on its axes, each in the folder that holds it already or in
-    one named by what varies. Raises ConfigError listing every problem of every run.
+def plan(config: ConfigDict, workdir: Path, read: bool = False) -> list[Job]:
+    """Return the runs of a sweep: every combination of the values on its axes, each in its folder.
 
-    `earlier` is the run that `config` repeats, if any: what it left open stays what it was.
+    A run is in the folder that holds it already, else in one named by what varies. `read` reads the texts, whose
+    digests tell runs apart. Without it, the texts of the runs in the folder are taken as unchanged.
+
+    Raises:
+      ConfigError: with every problem of every run; or two runs are the same.
+      DataError: a text is missing, or too short for a run.
     """
     points = points_of(config)
+    held = _runs_there(workdir)
     jobs, found = list[Job](), list[tuple[str, str]]()
     for name, point in zip(names_of(points), points, strict=True):
-        folder = RunFolder(workdir / name)
-        run = folder.as_started(repeated(run_at(config, point), earlier))
-        found += [(name, problem) for problem in problems(run)]
-        jobs.append(Job(run, folder, point))
+        try:
+            jobs.append(Job(checked(run_at(config, point)), RunFolder(workdir / name), point))
+        except ConfigError as error:
+            found.append((name, str(error)))
     if found:
         raise ConfigError("; ".join(by_reason(found)))
-    jobs = _in_their_folders(_once(jobs), workdir)
-    _check_different(jobs)
-    return jobs
+    return _in_their_folders(_once(_with_texts(jobs, held, read)), held, workdir)
+
+
+def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: bool) -> list[Job]:
+    """Return the jobs with the digests of their texts, at the places where earlier runs of the folder found them."""
+    found: list[Job] = []
+    datasets: dict[DataConfig, Dataset] = {}
+    for job in jobs:
+        before = next((old for old in held.values() if text.same_words(job.run, old)), job.run)
+        run = text.at_known_places(job.run, before)
+        known = next((old.text for old in held.values() if old.data.named() == run.data.named()), "")
+        data = text.readable(job.folder, run)
+        if read and data not in datasets:
+            datasets[data] = prepare(data, log=say)
+            say(datasets[data].summary())
+        if read:
+            check_stream(run.eval, run.train.length, datasets[data])
+            check_length(len(datasets[data].train.tokens), run.train.length, "the training text")
+            known = datasets[data].digest
+        found.append(dataclasses.replace(job, run=dataclasses.replace(run, text=known)))
+    return found
 
 
 def _once(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs without those that differ from an earlier one only in settings that neither of them uses.
 
-    A vocabulary's size is one of them for bytes, a multiplier of rates for an encoding that has no parameters. Raises
-    ConfigError for an axis that no job uses.
+    The size of the vocabulary is such a setting for bytes, the multiplier of rates for an encoding without parameters.
+    Raises ConfigError for an axis that no job uses, and for two points that train the same.
     """
     idle = [unused(job.run) for job in jobs]
     for setting in jobs[0].point:
         values = list(dict.fromkeys(text_of(setting, job.point[setting]) for job in jobs))
         if len(values) > 1 and all(setting in found for found in idle):
             raise ConfigError(f"{setting}={values[0]} and {values[1]} are the same run: {idle[0][setting]}")
-    first: dict[Any, Job] = {}
-    for job, found in zip(jobs, idle, strict=True):
-        apart = tuple(
-            text_of(s, value)
-            for s, value in job.point.items()
-            if s != "train.position_lr_multiplier" and s not in found
-        )
-        usual: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(DataConfig) if f"data.{f.name}" in found}
-        run = dataclasses.replace(job.run, data=dataclasses.replace(job.run.data, **usual))
-        first.setdefault((apart, identity(run)), job)
+    first: dict[str, Job] = {}
+    for job, not_used in zip(jobs, idle, strict=True):
+        other = first.setdefault(job.run.hash, job)
+        apart = {s: v for s, v in job.point.items() if text_of(s, v) != text_of(s, other.point[s])}
+        if any(s != "train.position_lr_multiplier" and s not in not_used for s in apart):
+            told = ", ".join(f"{s}={text_of(s, other.point[s])} and {text_of(s, v)}" for s, v in apart.items())
+            raise ConfigError(f"{told} are the same run: what is trained does not depend on {' and '.join(apart)}")
     return list(first.values())
 
 
-def _in_their_folders(jobs: Sequence[Job], workdir: Path) -> list[Job]:
-    """The same jobs where they were started, whatever the folder is called.
+def _in_their_folders(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], workdir: Path) -> list[Job]:
+    """Return the jobs in the folders that hold them, whatever those are called.
 
-    A new one whose name another run has, of an earlier call or of this one, gets its identity behind it.
+    If the folder of a new run's name holds another run, the hash of the new run is appended to the name.
     """
-    held: dict[Any, list[tuple[RunFolder, RunConfig, str]]] = {}
-    for folder, run in _runs_there(workdir):
-        held.setdefault(_kind(run), []).append((folder, run, identity(run)))
-    found = [_where_started(job, held.get(_kind(job.run), ())) for job in jobs]
-    taken = {job.folder.path for job in found if job is not None}
+    by_hash = {run.hash: folder for folder, run in held.items()}
+    taken = {by_hash[job.run.hash].path for job in jobs if job.run.hash in by_hash}
     placed, beside = [], []
-    for job, there in zip(jobs, found, strict=True):
-        apart = [] if there else job.folder.differences(job.run)
-        if there is None and (apart or job.folder.path in taken):
-            there = dataclasses.replace(job, folder=RunFolder(workdir / f"{job.name}-{identity(job.run)}"))
-            beside.append(f"{there.name} ({'; '.join(apart) or 'its name is taken'})")
-        placed.append(there or job)
+    for job in jobs:
+        folder = by_hash.get(job.run.hash, job.folder)
+        if job.run.hash not in by_hash and (folder in held or folder.path in taken):
+            apart = held[folder].differences(job.run) if folder in held else []
+            folder = RunFolder(workdir / f"{job.name}-{job.run.hash}")
+            beside.append(f"{folder.path.name} ({'; '.join(apart) or 'its name is taken'})")
+        placed.append(dataclasses.replace(job, folder=folder))
     if beside:
         taken_names = "1 folder name is" if len(beside) == 1 else f"{len(beside)} folder names are"
         say(f"notice: {taken_names} taken by runs with other settings; the new runs go to {beside[0]}")
     return placed
 
 
-def _kind(run: RunConfig) -> Any:
-    """What tells most runs apart at once; `identity` is slower."""
-    return run.train.length, run.train.seed, run.train.learning_rate
-
-
-def _where_started(job: Job, held: Sequence[tuple[RunFolder, RunConfig, str]]) -> Job | None:
-    """`job` in the folder that holds it, with what it left open as it was resolved there."""
-    for folder, run, name in held:
-        asked = like(job.run, run)
-        if identity(asked) == name:
-            return Job(asked, folder, job.point)
-    return None
-
-
-def _check_different(jobs: Sequence[Job]) -> None:
-    """Raises ConfigError where two points of the sweep train the same."""
-    seen: dict[str, Job] = {}
-    for job in jobs:
-        other = seen.setdefault(identity(job.run), job)
-        if other is not job:
-            apart = {s: v for s, v in job.point.items() if text_of(s, v) != text_of(s, other.point[s])}
-            told = ", ".join(f"{s}={text_of(s, other.point[s])} and {text_of(s, v)}" for s, v in apart.items())
-            raise ConfigError(f"{told} are the same run: what is trained does not depend on {' and '.join(apart)}")
-
-
-def _runs_there(workdir: Path) -> list[tuple[RunFolder, RunConfig]]:
-    """The runs in `workdir` that can be read, whatever their folders are called."""
-    found = []
-    with contextlib.suppress(OSError):  # a folder that cannot be read is refused where it is to be written
+def _runs_there(workdir: Path) -> dict[RunFolder, RunConfig]:
+    """Return the runs in `workdir` whose settings can be read, whatever their folders are called."""
+    found = {}
+    with contextlib.suppress(OSError):  # writing there says why a folder cannot be read
         for path in sorted(workdir.glob("*/config.json")):
             with contextlib.suppress(PosxError):
                 folder = RunFolder(path.parent)
-                found.append((folder, folder.read_config()))
+                found[folder] = folder.read_config()
     return found
-
-
-def unfinished(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs still to run on the text as it is now. Raises DataError where it is too short for any of them."""
-    texts = {job.name: text.settings(job.folder, job.run.data) for job in jobs}
-    datasets = {where: prepare(where, log=say) for where in dict.fromkeys(texts.values())}
-    for dataset in datasets.values():
-        say(dataset.summary())
-    todo = [job for job in jobs if not job.finished(datasets[texts[job.name]].digest)]
-    for job in todo:
-        dataset = datasets[texts[job.name]]
-        check_stream(job.run.eval, job.run.train.length, dataset)
-        check_length(len(dataset.train.tokens), job.run.train.length, "the training text")
-    return todo
 
 
 def _length(row: dict[str, Any]) -> int:

@@ -46,7 +46,7 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
         part = job.part()
         left.append(cost.seconds(width, 1 - part) if part < 1 else 0.0)
         time = duration(cost.seconds(width)) + " and evaluation" * (job.expected.eval_flops is None)
-        encodings = ", ".join(dict.fromkeys(map(spec_text, job.run.resolution.layers)))
+        encodings = ", ".join(dict.fromkeys(map(spec_text, job.run.layers)))
         table.append([
             job.name, *(text_of(s, job.point[s]) for s in varying), encodings, f"{job.expected.num_params:,}",
             size(job.expected.memory), time, _state(job, part),

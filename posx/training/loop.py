@@ -41,7 +41,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, lay
     Continues bit for bit as if never interrupted: the state holds all that changes, batches and dropout are functions
     of the step. Raises NonFiniteError with the step; the last good checkpoint stays.
     """
-    config, rates = run.train, run.resolution.rates
+    config, rates = run.train, run.rates
     checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints)
     memory = f"{folder.path.name}: memory ran out; raise train.accumulation (now {config.accumulation})"
     with memory_errors(memory), Meter(folder.path.name, config.steps) as meter:

@@ -8,6 +8,7 @@ import pytest
 
 from posx.config import flags, run_config
 from posx.data import train_bpe
+from posx.runs.checks import checked
 from posx.runs.folder import RunFolder
 from tests import tiny
 
@@ -34,9 +35,10 @@ def call(capsys, command: str, workdir, *words, code: int = 0) -> str:
 
 
 def test_a_run_remembers_where_its_text_was_and_what_it_was(site, whole):
-    data = json.loads((whole / "config.json").read_text())["resolved"]["data"]
+    values = json.loads((whole / "config.json").read_text())
+    data = values["data"]
     assert data["source"] == str(site / "text") and data["validation"] == "" and data["tokenizer"] == "bytes"
-    assert data["digest"] == json.loads((whole / "env.json").read_text())["data_digest"]
+    assert values["text"] == json.loads((whole / "env.json").read_text())["data_digest"]
 
 
 def test_a_relative_source_is_found_from_any_directory(capsys, site, workdir, tmp_path, monkeypatch):
@@ -46,7 +48,7 @@ def test_a_relative_source_is_found_from_any_directory(capsys, site, workdir, tm
     before = (workdir / "eval.jsonl").read_bytes()
     call(capsys, "train", workdir, *start)
     values = json.loads((workdir / "config.json").read_text())
-    assert values["data"]["source"] == "text" and values["resolved"]["data"]["source"] == str(site / "text")
+    assert values["asked"]["data"]["source"] == "text" and values["data"]["source"] == str(site / "text")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     call(capsys, "evaluate", workdir)
@@ -54,12 +56,7 @@ def test_a_relative_source_is_found_from_any_directory(capsys, site, workdir, tm
     (workdir / "DONE").unlink()
     call(capsys, "train", workdir, *start)
     assert (workdir / "DONE").exists() and (workdir / "eval.jsonl").read_bytes() == before
-    # What was found stood in env.json alone before, and a whole project may move, its text with it.
-    cache = {"cache_dir": str(site / "cache")}
-    values["resolved"]["data"] = cache
-    (workdir / "config.json").write_text(json.dumps(values))
-    call(capsys, "evaluate", workdir)
-    values["resolved"]["data"] = cache | {"source": str(tmp_path / "gone")}
+    values["data"]["source"] = str(tmp_path / "gone")  # a whole project may move, its text with it
     (workdir / "config.json").write_text(json.dumps(values))
     assert str(tmp_path / "gone") in call(capsys, "evaluate", workdir, code=3)
     assert list((tmp_path / "elsewhere").iterdir()) == []
@@ -77,7 +74,7 @@ def test_a_moved_text_is_named_by_flag_and_is_the_same(capsys, site, workdir, te
     assert (workdir / "eval.jsonl").read_bytes() == before, "rows of the same text are its rows"
     call(capsys, "evaluate", workdir, named, "--lengths=48", "--protocol=P1")
     first, last = tiny.rows(whole / "eval.jsonl")[0], tiny.rows(workdir / "eval.jsonl")[-1]
-    assert (last["digest"], last["data_digest"], last["eval_len"]) == (first["digest"], first["data_digest"], 48)
+    assert (last["hash"], last["data_digest"], last["eval_len"]) == (first["hash"], first["data_digest"], 48)
     # Resumed, and taken for finished, wherever the text lies.
     train = [f"--config={site / 'tiny.py'}:t5", named]
     (workdir / "DONE").unlink()
@@ -87,15 +84,15 @@ def test_a_moved_text_is_named_by_flag_and_is_the_same(capsys, site, workdir, te
         1
     ]
     assert "1 runs, 1 of them finished" in out
-    assert json.loads((renamed / "config.json").read_text())["resolved"]["data"]["source"] == str(text)
+    assert json.loads((renamed / "config.json").read_text())["data"]["source"] == str(text)
 
 
 def test_a_finished_run_is_told_by_the_digest_of_its_text(site, whole, tmp_path):
-    run = run_config(flags.load_config({"config": f"{site / 'tiny.py'}:t5"}))
+    run = checked(run_config(flags.load_config({"config": f"{site / 'tiny.py'}:t5"})))
+    folder, digest = RunFolder(whole), RunFolder(whole).read_config().text
     moved = dataclasses.replace(run, data=dataclasses.replace(run.data, source=str(tmp_path / "text")))
-    folder, digest = RunFolder(whole), json.loads((whole / "DONE").read_text())["data_digest"]
-    assert folder.finished(moved, digest) and not folder.finished(moved, "another")
-    assert folder.finished(run) and not folder.finished(moved), "without a digest only its place tells"
+    assert folder.finished(dataclasses.replace(moved, text=digest))
+    assert not folder.finished(dataclasses.replace(run, text="another"))
 
 
 def test_another_text_is_refused_unless_asked_for(capsys, site, workdir, text):
@@ -112,7 +109,7 @@ def test_another_text_is_refused_unless_asked_for(capsys, site, workdir, text):
     assert call(capsys, "evaluate", workdir, *words).count("notice: run is measured on other text") == 1
     rows = tiny.rows(workdir / "eval.jsonl")
     assert rows[:3] == before and [row["eval_len"] for row in rows[3:]] == [16, 32]
-    assert all(row["data_digest"] != own and row["digest"] == before[0]["digest"] for row in rows[3:])
+    assert all(row["data_digest"] != own and row["hash"] == before[0]["hash"] for row in rows[3:])
     call(capsys, "evaluate", workdir, *words)
     assert tiny.rows(workdir / "eval.jsonl") == rows
 

@@ -1,8 +1,8 @@
 """The rows of a run: what they say, which targets they are of, and what is measured again or not."""
 
+import dataclasses
 import json
 import os
-import re
 import shutil
 
 import numpy as np
@@ -33,12 +33,6 @@ def rows_of(workdir, protocol: str) -> list[dict]:
     return [row for row in tiny.rows(workdir / "eval.jsonl") if row["protocol"] == protocol]
 
 
-def as_before(row: dict) -> dict:
-    """A row as version 2 had it."""
-    kept = {name: value for name, value in row.items() if name not in ("digest", "anchor")}
-    return kept | {"schema_version": 2, "encoding": "t5", "layers": "t5"}
-
-
 def rewrite(workdir, rows: list[dict]) -> None:
     (workdir / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -46,13 +40,13 @@ def rewrite(workdir, rows: list[dict]) -> None:
 def test_rows_name_what_can_be_typed(capsys, workdir):
     path = workdir / "config.json"
     values = json.loads(path.read_text())
-    distance = values["resolved"]["layers"][0]["max_distance"]
-    values["encoding"]["max_distance"] = distance  # as if it had been asked for
+    distance = values["layers"][0]["max_distance"]
+    values["asked"]["encoding"]["max_distance"] = distance  # as if it had been asked for
     path.write_text(json.dumps(values))
     evaluated(capsys, workdir, "--lengths=64", "--protocol=P1")
     row = tiny.rows(workdir / "eval.jsonl")[-1]
     assert row["encoding"] == f"t5(max_distance={distance})" and row["layers"] == [row["encoding"]]
-    assert row["schema_version"] == 3 and re.fullmatch("[0-9a-f]{8}", row["digest"])
+    assert row["schema_version"] == 4 and row["hash"] == values["hash"]
 
 
 def test_rows_say_the_versions_that_they_were_measured_with(capsys, workdir, monkeypatch):
@@ -71,30 +65,31 @@ def test_a_run_is_named_by_what_decides_its_weights(capsys, workdir, whole):
     assert first["layers"] == [first["encoding"]] == ["t5"] and first["anchor"] == 32
     evaluated(capsys, workdir, "--lengths=64", "--protocol=P1", "--config.eval.batch_tokens=512")
     last = tiny.rows(workdir / "eval.jsonl")[-1]
-    assert last["eval_len"] == last["anchor"] == 64 and last["digest"] == first["digest"]
-    path = workdir / "config.json"
-    values = json.loads(path.read_text())
-    values["train"]["seed"] = 5
-    path.write_text(json.dumps(values))
+    assert last["eval_len"] == last["anchor"] == 64 and last["hash"] == first["hash"]
+    assert first["settings"]["encoding.name"] == "t5" and first["settings"]["data"] == first["data_digest"]
+    reseed(workdir, 5)
     evaluated(capsys, workdir, "--lengths=48", "--protocol=P1")
-    assert tiny.rows(workdir / "eval.jsonl")[-1]["digest"] != first["digest"]
+    assert tiny.rows(workdir / "eval.jsonl")[-1]["hash"] != first["hash"]
 
 
-def test_rows_of_a_version_before_are_not_measured_again(capsys, workdir):
-    evaluated(capsys, workdir, "--lengths=16,32,64", "--protocol=P1,P2,P4")
-    rewrite(workdir, [as_before(row) for row in tiny.rows(workdir / "eval.jsonl")])
-    before = (workdir / "eval.jsonl").read_bytes()
-    assert "notice" not in evaluated(capsys, workdir, "--lengths=16,32", "--protocol=P1,P2")
-    assert (workdir / "eval.jsonl").read_bytes() == before
+def reseed(workdir, seed: int) -> None:
+    """Make the folder that of a run with another seed."""
+    folder = RunFolder(workdir)
+    run = folder.read_config()
+    folder.write_config(dataclasses.replace(run, train=dataclasses.replace(run.train, seed=seed)))
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_a_run_has_one_set_of_targets_whatever_is_asked_when(capsys, workdir, version):
+def test_rows_of_another_run_or_version_are_measured_again(capsys, workdir):
+    before = tiny.rows(workdir / "eval.jsonl")
+    rewrite(workdir, [row | {"schema_version": 3} for row in before])
+    evaluated(capsys, workdir)
+    assert [row["nll"] for row in tiny.rows(workdir / "eval.jsonl")[len(before) :]] == [row["nll"] for row in before]
+
+
+def test_a_run_has_one_set_of_targets_whatever_is_asked_when(capsys, workdir):
     """Those of the longest windows ever: a longer one moves them, and what was there is measured again."""
     words = ("--protocol=sliding,nonoverlapping",)
     assert "notice" not in evaluated(capsys, workdir, "--lengths=16,32", *words)
-    if version == 2:
-        rewrite(workdir, [as_before(row) for row in tiny.rows(workdir / "eval.jsonl")])
     err = evaluated(capsys, workdir, "--lengths=64", *words)
     said = "sliding: windows of 64 tokens change which tokens are scored. Measuring 16, 32 again"
     assert err.count("notice") == 1 and said in err
@@ -108,17 +103,6 @@ def test_a_run_has_one_set_of_targets_whatever_is_asked_when(capsys, workdir, ve
     for lengths in ("16", "16,32", "64"):
         assert "notice" not in evaluated(capsys, workdir, f"--lengths={lengths}", *words)
     assert (workdir / "eval.jsonl").read_bytes() == before
-
-
-def test_rows_that_separate_calls_left_on_several_targets_become_one_set(capsys, workdir):
-    """As `posx evaluate` wrote them before targets were anchored."""
-    for lengths in ("16,32", "16,64"):
-        evaluated(capsys, workdir, f"--lengths={lengths}", "--protocol=sliding")
-    found = [row for row in tiny.rows(workdir / "eval.jsonl") if (row["eval_len"], row.get("warm_up")) != (32, 64)]
-    rewrite(workdir, [as_before(row) for row in found])
-    err = evaluated(capsys, workdir, "--lengths=16", "--protocol=sliding")
-    assert "change which tokens are scored. Measuring 32 again" in err
-    assert [(row["eval_len"], row["warm_up"]) for row in rows_of(workdir, "sliding")[-2:]] == [(64, 64), (32, 64)]
 
 
 def test_another_number_of_targets_is_another_measurement_and_says_so(capsys, workdir):
@@ -195,10 +179,9 @@ def test_what_is_not_of_posx_in_the_folders_above_is_left_alone(capsys, workdir)
 
 def test_settings_that_are_wrong_for_one_run_of_a_sweep_start_nothing(capsys, workdir):
     shutil.copytree(workdir, workdir.parent / "shorter")
-    path = workdir.parent / "shorter" / "config.json"
-    values = json.loads(path.read_text())
-    values["train"]["length"] = 8
-    path.write_text(json.dumps(values))
+    folder = RunFolder(workdir.parent / "shorter")
+    run = folder.read_config()
+    folder.write_config(dataclasses.replace(run, train=dataclasses.replace(run.train, length=8)))
     before = (workdir / "eval.jsonl").read_bytes()
     words = ("--lengths=16,32", "--protocol=sliding", "--stride=16")
     code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir.parent}", *words)

@@ -7,10 +7,9 @@ import shutil
 
 import pytest
 
-from posx.config import base_config, run_config
+from posx.config import RunConfig, base_config, run_config
 from posx.config.flags import config_of as config_named
 from posx.config.flags import load_config
-from posx.config.stored import from_stored, to_stored
 from posx.encodings import Encoding, Shaw
 from posx.errors import ConfigError
 from posx.sweeps.plan import plan
@@ -49,18 +48,18 @@ def test_every_combination_is_a_run_named_by_what_varies(tmp_path):
         for seed in (0, 1)
     ]
     run = runs["t5-max_distance=128-L64-s1-learning_rate=0.004"]
-    assert (run.train.learning_rate, run.train.seed, run.layers[0]["max_distance"]) == (4e-3, 1, 128)
-    first = runs["rope-base=500000+alibi-L64-s0-learning_rate=0.001"].resolution.layers[0]
+    assert (run.train.learning_rate, run.train.seed, run.layers[0].max_distance) == (4e-3, 1, 128)
+    first = runs["rope-base=500000+alibi-L64-s0-learning_rate=0.001"].layers[0]
     assert [type(part).__name__ for part in first.parts] == ["Rope", "Alibi"] and first.parts[0].base == 5e5
 
 
 def test_axes_of_layers_and_of_an_encodings_own_field(tmp_path):
     runs = planned(tmp_path, model__layer_policy=("encoding", ("encoding", "nope"), "(alibi(num_heads=4), encoding)"))
-    layers = [[type(layer).__name__ for layer in run.resolution.layers] for run in runs.values()]
+    layers = [[type(layer).__name__ for layer in run.layers] for run in runs.values()]
     assert layers == [["Rope"] * 4, ["Rope", "Nope"] * 2, ["Alibi", "Rope"] * 2]
     assert list(runs)[1] == "rope-L64-s0-layer_policy=encoding-nope"
     bases = planned(tmp_path, encoding__base=(100, 10000))
-    assert [run.resolution.layers[0].base for run in bases.values()] == [100.0, 10000.0]
+    assert [run.layers[0].base for run in bases.values()] == [100.0, 10000.0]
 
 
 def test_the_lists_are_short_for_axes_which_override_them(tmp_path):
@@ -77,7 +76,7 @@ def test_the_lists_are_short_for_axes_which_override_them(tmp_path):
 def test_an_encoding_chosen_by_the_config_is_meant_by_its_name_alone(tmp_path):
     config = base_config("rope(base=50)")
     config.sweep.axes = {"encoding": ("rope", "rope(base=10000)", "alibi")}
-    runs = {job.name: job.run.resolution.layers[0] for job in plan(config, tmp_path)}
+    runs = {job.name: job.run.layers[0] for job in plan(config, tmp_path)}
     assert list(runs) == ["rope-base=50-L64-s0", "rope-L64-s0", "alibi-L64-s0"]
     assert [runs[name].base for name in list(runs)[:2]] == [50.0, 10000.0]
 
@@ -91,7 +90,7 @@ def test_values_may_be_texts_lists_and_ranges(tmp_path):
         (t, s) for t in (True, False) for s in (0, 1)
     ]
     untied = planned(tmp_path, encoding=("tupe",), encoding__untied=("(0, 3)", "1"))
-    assert [run.layers[0]["untied"] for run in untied.values()] == [(0, 3), (1,)]
+    assert [run.layers[0].untied for run in untied.values()] == [(0, 3), (1,)]
 
 
 def test_names_that_would_be_too_long_or_the_same_are_told_apart(tmp_path):
@@ -136,8 +135,8 @@ def test_one_line_for_axes_that_make_no_sense(tmp_path, axes, wanted):
 @pytest.mark.parametrize("spec", ["rope(base=500000)+alibi", "tupe(untied=(0, 3))", "t5(max_distance=128)"])
 def test_a_run_of_any_spec_is_stored_and_read_again(tmp_path, spec):
     (run,) = planned(tmp_path, encoding=(spec,), model__layer_policy=(("encoding", "rope(base=50)"),)).values()
-    again = from_stored(json.loads(json.dumps(to_stored(run))))
-    assert again.resolution == run.resolution and len(set(run.resolution.layers)) == 2
+    again = RunConfig.from_json(json.loads(json.dumps(run.to_json())))
+    assert again == run and again.hash == run.hash and len(set(run.layers)) == 2
 
 
 def test_the_command_takes_axes_and_finds_finished_runs_whatever_their_folder_is_called(capsys, site, whole, tmp_path):
@@ -369,7 +368,7 @@ def test_zip_takes_lists_by_short_and_long_names(tmp_path):
     for name in ("encoding", "encodings"):
         config.sweep.zip = (f"{name} + train.learning_rate", "data.source+data.tokenizer")
         found.append([job.run for job in plan(config, tmp_path)])
-    told = [(r.encoding["name"], r.train.learning_rate, r.data.source, r.data.tokenizer) for r in found[0]]
+    told = [(r.encoding, r.train.learning_rate, r.data.source, r.data.tokenizer) for r in found[0]]
     assert told == [
         (*pair, *text) for pair in (("rope", 1e-3), ("alibi", 2e-3)) for text in (("a", "bytes"), ("b", "bpe"))
     ]
@@ -417,7 +416,7 @@ def test_zipped_sweep_runs_and_resumes(capsys, site, tmp_path):
     assert "| rope, model_dim=32, num_heads=2 |" in out and "| rope, model_dim=64, num_heads=4 |" in out
     code, _, err = tiny.call(capsys, *words)
     assert code == 0 and "2 of 2 runs are finished already" in err
-    one = from_stored(json.loads((tmp_path / "zip" / names[1] / "config.json").read_text()))
+    one = RunConfig.from_json(json.loads((tmp_path / "zip" / names[1] / "config.json").read_text()))
     assert (one.model.model_dim, one.model.num_heads) == (64, 4)
 
 

@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posx.config.stored import digest
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.files.atomic import is_alive, write_json
 from posx.files.parse import parsed
@@ -93,7 +92,7 @@ class Queue(Engine):
         stored = _stored(workdir)
         known, asked = stored.get("jobs", {}), stored.get("digests", {})
         alive = {name: known[name] for name, state in states(workdir).items() if state in ALIVE}
-        digests = {job.name: digest(job.run) for job in todo}
+        digests = {job.name: job.run.hash for job in todo}
         for name, wanted in digests.items():
             if name in alive and asked.get(name, wanted) != wanted:
                 raise ConfigError(
