@@ -31,13 +31,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from benchmarks import measure, report, workers
+from benchmarks import measure, report
 from benchmarks.calls import KINDS, TOLERANCE, Case, contestants, in_attention, is_quadratic, separate
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.workers import Worker, WorkerError
-from posx.config.model import DTYPES
 from posx.plots import look
 
 KIND_NAMES = {"forward": "forward", "gradient": "forward + backward", "model": "evaluation of one window"}
@@ -53,7 +53,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head_dim", type=measure.positive, default=64)
     parser.add_argument("--batch", type=measure.positive, default=1)
     parser.add_argument("--train_len", type=measure.positive, default=measure.TRAIN_LEN)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of q, k and v")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of q, k and v")
     parser.add_argument("--dense_limit", type=measure.positive, default=4096, help="longest for dense score matrices")
 
 
@@ -87,7 +87,8 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
     start_case, encodings = first_case(options), in_attention(options.encodings)
     processes = start(options.contestants)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(workers.closing(list(processes.values())))
+        for worker in processes.values():
+            stack.callback(worker.close)
         checked = [dataclasses.replace(start_case, encoding=name, length=options.check_length) for name in encodings]
         found = [
             worker.call("check", name, dataclasses.asdict(case)) for case in checked
@@ -236,35 +237,30 @@ def linear_executor(stored: dict[str, Any]) -> str:
 
 def draw(stored: dict[str, Any], path: Path) -> None:
     """Draw useful FLOP/s against length, forward and with gradients: posx in colour, NoPE by others in grey."""
-    rows, executor, handles = summarise(stored), linear_executor(stored), dict[str, Line2D]()
+    rows, executor = summarise(stored), linear_executor(stored)
     lengths = sorted({row["length"] for row in rows})
     ceiling = statistics.median(flops for group in stored["groups"] for flops in group["ceiling"]) / 1e9
-    with look.style():
-        made = look.figure(11.0, 4.2)
-        for place, kind in enumerate(KINDS):
-            ax = made.add_subplot(1, 2, place + 1)
-            ax.set_title(KIND_NAMES[kind])
-            for who in [*RIVALS, executor]:
-                for encoding in dict.fromkeys(row["encoding"] for row in rows):
-                    if who in RIVALS and encoding != "nope":
-                        continue
-                    line = [r for r in rows if (r["contestant"], r["encoding"], r["kind"]) == (who, encoding, kind)]
-                    drawn = look.look(encoding)
-                    color, dashes = RIVALS.get(who, (drawn.color, drawn.dashes))
-                    points = ([row["length"] for row in line], [row["flops"] / 1e9 for row in line])
-                    marker = "" if who in RIVALS else drawn.marker
-                    (handle,) = ax.plot(*points, color=color, linestyle=dashes, marker=marker)
-                    if line:
-                        handles[f"{who}, NoPE" if who in RIVALS else drawn.name] = handle
-            handles["float32 matmul ceiling"] = ax.axhline(ceiling, color="#BBBBBB", linewidth=1.0)
-            look.length_axis(ax, lengths, lengths[0])
-            ax.set_ylim(bottom=0)
-            ax.set_xlabel("length (tokens)")
-            ax.set_ylabel("useful GFLOP/s (median)")
-        case = stored["case"]
-        sizes = (
-            f"one causal call, {case['heads']} heads of {case['head_dim']}, {case['dtype']}, {stored['cores']} cores"
-        )
-        look.legend(made, list(handles.values()), list(handles), 0.92, 0.88)
-        look.headings(made, f"Attention with {executor.replace('-', ' ')}", [sizes], lift=-0.04)
-        look.save(made, path.parent, path.stem)
+
+    def panel(ax: Axes, kind: str) -> dict[str, Line2D]:
+        handles = dict[str, Line2D]()
+        ours = [(executor, encoding) for encoding in dict.fromkeys(row["encoding"] for row in rows)]
+        for who, encoding in [*((who, "nope") for who in RIVALS), *ours]:
+            line = [r for r in rows if (r["contestant"], r["encoding"], r["kind"]) == (who, encoding, kind)]
+            drawn = look.look(encoding)
+            color, dashes = RIVALS.get(who, (drawn.color, drawn.dashes))
+            points = ([row["length"] for row in line], [row["flops"] / 1e9 for row in line])
+            marker = "" if who in RIVALS else drawn.marker
+            (handle,) = ax.plot(*points, color=color, linestyle=dashes, marker=marker)
+            if line:
+                handles[f"{who}, NoPE" if who in RIVALS else drawn.name] = handle
+        handles["float32 matmul ceiling"] = ax.axhline(ceiling, color="#BBBBBB", linewidth=1.0)
+        look.length_axis(ax, lengths, lengths[0])
+        ax.set_ylim(bottom=0)
+        ax.set_xlabel("length (tokens)")
+        ax.set_ylabel("useful GFLOP/s (median)")
+        return handles
+
+    case = stored["case"]
+    sizes = f"one causal call, {case['heads']} heads of {case['head_dim']}, {case['dtype']}, {stored['cores']} cores"
+    panels = {KIND_NAMES[kind]: functools.partial(panel, kind=kind) for kind in KINDS}
+    report.panels(path, panels, f"Attention with {executor.replace('-', ' ')}", [sizes])

@@ -8,6 +8,7 @@ length. Their models may differ only in the length. Nothing is measured.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from benchmarks import attention, memory, train
+from benchmarks import attention, memory, report, train
 from benchmarks.report import Spread
 from benchmarks.train import Shape
 from posx.plots import look
@@ -44,10 +45,10 @@ def read(options: argparse.Namespace) -> tuple[list[Report], Report, Report]:
 def training_curves(reports: Sequence[Report]) -> Curves:
     """Return {encoding: {length: tokens/s relative to NoPE's}}."""
     curves: Curves = {}
-    for report in reports:
-        for row in train.summarise(report):
+    for stored in reports:
+        for row in train.summarise(stored):
             if row["step_time_to_nope"]:
-                curves.setdefault(row["encoding"], {})[Shape(**report["shape"]).length] = row["step_time_to_nope"]
+                curves.setdefault(row["encoding"], {})[Shape(**stored["shape"]).length] = row["step_time_to_nope"]
     return {name: _speeds(times) for name, times in curves.items()}
 
 
@@ -65,7 +66,7 @@ def _speeds(times: dict[int, Spread]) -> dict[int, Spread]:
     return {length: (1 / middle, 1 / high, 1 / low) for length, (middle, low, high) in sorted(times.items())}
 
 
-def _ratio_panel(ax: Axes, curves: Curves, title: str) -> dict[str, Line2D]:
+def _ratio_panel(ax: Axes, curves: Curves) -> dict[str, Line2D]:
     handles = {}
     for encoding, points in curves.items():
         drawn = look.look(encoding)
@@ -79,7 +80,6 @@ def _ratio_panel(ax: Axes, curves: Curves, title: str) -> dict[str, Line2D]:
     lengths = sorted({length for points in curves.values() for length in points})
     look.length_axis(ax, lengths, lengths[0])
     ax.set_ylim(bottom=0)
-    ax.set_title(title)
     ax.set_xlabel("length (tokens)")
     ax.set_ylabel("speed relative to NoPE")
     return handles
@@ -95,20 +95,15 @@ def draw(reports: tuple[list[Report], Report, Report], path: Path) -> None:
     if len(models) > 1:
         raise SystemExit(f"the training reports are of different models: {'; '.join(sorted(models))}")
     shape = Shape(**trained[0]["shape"])
-    with look.style():
-        made = look.figure(14.5, 4.2)
-        axes = [made.add_subplot(1, 3, place) for place in (1, 2, 3)]
-        made.subplots_adjust(wspace=0.28)
-        handles = _ratio_panel(axes[0], training_curves(trained), "training step")
-        handles |= _ratio_panel(axes[1], forward_curves(calls), "attention, forward")
-        handles |= memory.panel(axes[2], peaks, "gradient")
-        axes[2].set_title("peak memory, attention forward + backward")
-        look.legend(made, list(handles.values()), list(handles), 0.92, 0.88)
-        lines = [
-            f"training: {shape.layers} layers, width {shape.width}, {shape.heads} heads, {shape.tokens} tokens a step; "
-            f"attention: {_sizes(calls['case'])}; memory: {_sizes(peaks['settings'])}",
-            f"medians, whiskers: quartiles; {calls['cores']} cores; "
-            "encodings that act on the embeddings alone cost in attention what NoPE costs",
-        ]
-        look.headings(made, "What an encoding costs", lines, lift=-0.04)
-        look.save(made, path.parent, path.stem)
+    panels = {
+        "training step": functools.partial(_ratio_panel, curves=training_curves(trained)),
+        "attention, forward": functools.partial(_ratio_panel, curves=forward_curves(calls)),
+        "peak memory, attention forward + backward": functools.partial(memory.panel, stored=peaks, kind="gradient"),
+    }
+    lines = [
+        f"training: {shape.layers} layers, width {shape.width}, {shape.heads} heads, {shape.tokens} tokens a step; "
+        f"attention: {_sizes(calls['case'])}; memory: {_sizes(peaks['settings'])}",
+        f"medians, whiskers: quartiles; {calls['cores']} cores; "
+        "encodings that act on the embeddings alone cost in attention what NoPE costs",
+    ]
+    report.panels(path, panels, "What an encoding costs", lines)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -221,14 +222,6 @@ def panel(ax: Axes, stored: dict[str, Any], kind: str) -> dict[str, Line2D]:
 
 
 def draw(stored: dict[str, Any], path: Path) -> None:
-    kinds = list(dict.fromkeys(point["kind"] for point in stored["points"]))
-    handles: dict[str, Line2D] = {}
-    with look.style():
-        made = look.figure(1.6 + 4.7 * len(kinds), 4.2)
-        for place, kind in enumerate(kinds):
-            ax = made.add_subplot(1, len(kinds), place + 1)
-            ax.set_title(KIND_NAMES[kind])
-            handles |= panel(ax, stored, kind)
-        look.legend(made, list(handles.values()), list(handles), 0.92, 0.88)
-        look.headings(made, "Peak memory", ["a fresh process per point; grey and dotted: others"], lift=-0.04)
-        look.save(made, path.parent, path.stem)
+    kinds = dict.fromkeys(point["kind"] for point in stored["points"])
+    panels = {KIND_NAMES[kind]: functools.partial(panel, stored=stored, kind=kind) for kind in kinds}
+    report.panels(path, panels, "Peak memory", ["a fresh process per point; grey and dotted: others"])

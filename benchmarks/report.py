@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from posx.plots import look
@@ -106,4 +108,21 @@ def bars(
         ax.margins(x=0.1 if is_log else 0.2, y=0.02)
         ax.set_xlabel(f"{xlabel} (median; whiskers: quartiles)")
         look.headings(made, title, lines)
+        look.save(made, path.parent, path.stem)
+
+
+def panels(
+    path: Path, drawn: Mapping[str, Callable[[Axes], dict[str, Line2D]]], title: str, lines: Sequence[str]
+) -> None:
+    """Draw panels side by side, by their titles, with one legend of all that they return."""
+    handles: dict[str, Line2D] = {}
+    with look.style():
+        made = look.figure(1.6 + 4.5 * len(drawn), 4.2)
+        made.subplots_adjust(wspace=0.28)
+        for n, (name, draw) in enumerate(drawn.items()):
+            ax = made.add_subplot(1, len(drawn), n + 1)
+            ax.set_title(name)
+            handles |= draw(ax)
+        look.legend(made, list(handles.values()), list(handles), 0.92, 0.88)
+        look.headings(made, title, lines, lift=-0.04)
         look.save(made, path.parent, path.stem)

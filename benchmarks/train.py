@@ -35,7 +35,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -44,7 +44,7 @@ from benchmarks import measure, report, workers
 from benchmarks.report import cell, quartiles, ratios, target
 from benchmarks.workers import Worker, WorkerError, checkout
 from posx.config import TrainConfig
-from posx.config.model import DTYPES, ModelConfig
+from posx.config.model import ModelConfig
 from posx.data.stdlib import stdlib_files
 from posx.machine.devices import devices_for, on_devices, over_devices
 from posx.model import make_model
@@ -94,15 +94,10 @@ SHAPES = {"small": Shape(4, 128, 4, 32, 128), "medium": Shape(6, 256, 8, 8, 512)
 
 @dataclasses.dataclass
 class Contestant:
-    """One model in training.
-
-    `advance(n, count)` returns the losses of the next steps, from number n on, without waiting. `wait()` waits for all
-    work.
-    """
+    """One model in training. `advance(n, count)` does the next steps, from number n on, and returns their losses."""
 
     parameters: int
     advance: Callable[[int, int], list[Any]]
-    wait: Callable[[], Any]
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     losses: list[Any] = dataclasses.field(default_factory=list)
 
@@ -110,7 +105,6 @@ class Contestant:
         """Run that many further steps, and return their seconds."""
         start = time.perf_counter()
         self.losses += self.advance(len(self.losses), steps)
-        self.wait()
         return time.perf_counter() - start
 
 
@@ -140,49 +134,43 @@ def posx_contestant(encoding: str, shape: Shape, batches: Sequence[np.ndarray]) 
     def advance(n: int, count: int) -> list[jax.Array]:
         """Run several steps a call, all calls of one size, as `posx train` does."""
         nonlocal state
-        size = config.dispatch_steps
-        losses = []
+        size, losses = config.dispatch_steps, []
         for first in range(n, n + count, size):
             block = np.stack([batches[(first + i) % len(batches)] for i in range(size)])
             steps = min(size, n + count - first)
             state, metrics = train_steps(model, config, state, over_devices(block, devices, axis=1), steps, devices)
             losses += list(metrics["loss"])
+        jax.block_until_ready(state)
         return losses[:count]
 
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
-    facts = {
-        "resolved": str(model.encodings[0]), "flops_per_token": flops_per_token(model, shape.length),
-        "devices": devices,
-    }  # fmt: skip
-    return Contestant(parameters, advance, lambda: jax.block_until_ready(state), facts)
+    flops = flops_per_token(model, shape.length)
+    facts = {"resolved": str(model.encodings[0]), "flops_per_token": flops, "devices": devices}
+    return Contestant(parameters, advance, facts)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_rounds(parser, 9)
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--length", type=measure.positive, help="another window length, as many tokens a step")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the operands of forward products")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the operands of products"
+    )
     parser.add_argument("--steps", type=measure.positive, default=10, help="timed steps of one contestant in one round")
     measure.add_names(parser, "--contestants", LIBRARIES)
     parser.add_argument("--baseline", metavar="COMMIT", help="an older state of posx that takes part")
 
 
-@dataclasses.dataclass(frozen=True)
-class Side:
-    """One contestant with one encoding: processes that work at the same time, and their name for it."""
+class Side(NamedTuple):
+    """One contestant with one encoding: its row of the report, and the processes that work at the same time."""
 
-    library: str
-    form: str
-    encoding: str
+    row: dict[str, Any]
     processes: Sequence[Worker]
-    facts: dict[str, Any]
+    key: tuple[str, str]  # of the contestant in its processes
 
     def turn(self, steps: int) -> float:
         """Return the tokens/s of all its processes together."""
-        return sum(workers.call_all(self.processes, "turn", self.form, self.encoding, steps))
-
-    def losses(self) -> list[float]:
-        return self.processes[0].call("losses", self.form, self.encoding)
+        return sum(workers.call_all(self.processes, "turn", *self.key, steps))
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
@@ -212,7 +200,8 @@ def start(words: list[str], shape: Shape, baseline: str | None, stack: contextli
         kind = "peer" if word in FORMS else word
         if kind not in found:
             found[kind] = kinds.get(kind, lambda: [make()])()
-            stack.enter_context(workers.closing(found[kind]))
+            for worker in found[kind]:
+                stack.callback(worker.close)
         found[word] = found[kind]
     return found
 
@@ -223,15 +212,15 @@ def sides(
     """Return every contestant that has run its first steps, encoding by encoding, and the failures."""
     found, failed = [], []
     for encoding, word in itertools.product(encodings, words):
-        form, library = word if word in FORMS else OURS, LIBRARIES[word]
+        key, who = (word if word in FORMS else OURS, encoding), {"library": LIBRARIES[word], "encoding": encoding}
         try:
-            facts = workers.call_all(processes[word], "add", form, encoding)[0]
+            facts = workers.call_all(processes[word], "add", *key)[0]
         except WorkerError as error:
-            failed.append({"library": library, "encoding": encoding, "why": str(error)})
+            failed.append(who | {"why": str(error)})
             continue
         if facts:
-            found.append(Side(library, form, encoding, processes[word], facts))
-            print(f"{library} {encoding} is ready", file=sys.stderr)
+            found.append(Side({**who, "processes": len(processes[word]), **facts}, processes[word], key))
+            print(f"{LIBRARIES[word]} {encoding} is ready", file=sys.stderr)
     return found, failed
 
 
@@ -244,10 +233,9 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
         turns = [functools.partial(side.turn, steps) for side in taking_part]
         rates = measure.interleave(turns, options.rounds, lambda: ceiling.append(measure.fresh_ceiling()))
         results = [
-            {"library": side.library, "encoding": side.encoding, "processes": len(side.processes), **side.facts,
-             "tokens_per_second": rate, "losses": side.losses()}
+            {**side.row, "tokens_per_second": rate, "losses": side.processes[0].call("losses", *side.key)}
             for side, rate in zip(taking_part, rates, strict=True)
-        ]  # fmt: skip
+        ]
     sizes = {"shape": dataclasses.asdict(shape), "steps": steps, "ceiling": ceiling}
     return {**sizes, "baseline": options.baseline, "failed": failed, "results": results}
 

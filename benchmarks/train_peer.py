@@ -81,4 +81,4 @@ def peer_contestant(
     def advance(n: int, count: int) -> list[Any]:
         return [step(n + i) for i in range(count)]
 
-    return Contestant(sum(p.numel() for p in parameters), advance, lambda: None, {"options": list(options)})
+    return Contestant(sum(p.numel() for p in parameters), advance, {"options": list(options)})

@@ -106,16 +106,6 @@ def call_all(workers: Sequence[Worker], method: str, *arguments: Any) -> list[An
     return answers
 
 
-@contextlib.contextmanager
-def closing(workers: Sequence[Worker]) -> Iterator[None]:
-    """Kill the workers at the end of the block."""
-    try:
-        yield
-    finally:
-        for worker in workers:
-            worker.close()
-
-
 def fresh(
     function: Callable[..., Any], *arguments: Any, limit_bytes: float = float("inf"), limit_seconds: float = 3600
 ) -> dict[str, Any]:
@@ -127,7 +117,7 @@ def fresh(
     deadline = time.monotonic() + limit_seconds
     with tempfile.TemporaryFile("w+") as errors:
         worker = Worker(f"{function.__module__}:{function.__qualname__}", stderr=errors)
-        with closing([worker]):
+        with contextlib.closing(worker):
             worker.send("", *arguments)
             while not select.select([worker.process.stdout], [], [], POLL_SECONDS)[0]:
                 if _resident(worker.process.pid) > limit_bytes:

@@ -12,7 +12,7 @@ import functools
 import operator
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
 from posx.errors import ConfigError
@@ -32,7 +32,10 @@ class Range(NamedTuple):
 
 
 def _compared(words: str, holds: Callable[[Any, float], bool]) -> Callable[[float], Range]:
-    return lambda bound: Range(f"{words} {bound:g}", lambda value: holds(value, bound))
+    def compared(bound: float) -> Range:
+        return Range(f"{words} {bound:{',' if isinstance(bound, int) else 'g'}}", lambda value: holds(value, bound))
+
+    return compared
 
 
 at_least, above = _compared("at least", operator.ge), _compared("above", operator.gt)
@@ -78,11 +81,17 @@ def hints_of(cls: Any) -> dict[str, Any]:
 
 def check_fields(value: Any) -> None:
     """Raise ConfigError if a field of a dataclass is out of the range or the choices that its type declares."""
-    name, hints = snake_case(type(value)), hints_of(type(value))  # type: ignore[arg-type]
+    for problem in problems_of(value):
+        raise ConfigError(f"{snake_case(type(value))}: {problem}")
+
+
+def problems_of(value: Any) -> Iterator[str]:
+    """Yield "name=value problem" of the fields that are out of the range or the choices that their types declare."""
+    hints = hints_of(type(value))  # type: ignore[arg-type]
     for field in dataclasses.fields(value):
         given = getattr(value, field.name)
         if problem := "" if given is None else _problem(hints.get(field.name), given):
-            raise ConfigError(f"{name}: {field.name}={given!r} {problem}")
+            yield f"{field.name}={given!r} {problem}"
 
 
 def _problem(hint: Any, value: Any, required: bool = False) -> str:

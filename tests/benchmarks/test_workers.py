@@ -1,5 +1,6 @@
 """Processes that take turns, and the cores that all run on."""
 
+import contextlib
 import os
 
 import pytest
@@ -11,7 +12,7 @@ def test_a_worker_answers_fails_and_ends_in_one_line(bench):
 
     core = bench.measure.core_list()[-1]
     pair = [workers.Worker("pathlib:Path", name, cpus=[core]) for name in ("a/b", "c")]
-    with workers.closing(pair):
+    with contextlib.closing(pair[0]), contextlib.closing(pair[1]):
         assert workers.call_all(pair, "as_posix") == ["a/b", "c"]
         assert os.sched_getaffinity(pair[0].process.pid) == {core}
         with pytest.raises(workers.WorkerError, match=r"^FileNotFoundError: \[Errno 2\] No such file or directory"):

@@ -11,14 +11,22 @@ from tests.tiny import ROOT, SMOKE, Scene, rows
 USAGE = 2
 
 
-@fault(1, "unknown config key", "2; the full path, the nearest key")
-def unknown_key(scene: Scene) -> None:
-    scene.train("--config.model.dd=64").must(USAGE, r"model\.dd", "did you mean|near")
+def refused(number: int, what: str, owed: str, *trials: tuple[str, ...]) -> None:
+    """Add a fault of trainings that posx refuses: the settings or the encoding of each, and patterns of the answer."""
+
+    def provoke(scene: Scene) -> None:
+        for given, *patterns in trials:
+            ended = scene.train(*given.split()) if given.startswith("--") else scene.train(encoding=given)
+            ended.must(USAGE, *patterns)
+
+    fault(number, what, owed)(provoke)
 
 
-@fault(1, "unknown key of an encoding", "2; the name, those it takes")
-def unknown_field(scene: Scene) -> None:
-    scene.train(encoding="rope(bose=5)").must(USAGE, "bose", "base")
+refused(
+    1, "unknown config key", "2; the full path, the nearest key",
+    ("--config.model.dd=64", r"model\.dd", "did you mean|near"),
+)  # fmt: skip
+refused(1, "unknown key of an encoding", "2; the name, those it takes", ("rope(bose=5)", "bose", "base"))
 
 
 @fault(2, "unknown command, flag, word without dashes, extra word", "2; what it may have been")
@@ -56,36 +64,35 @@ def config_files_that_raise(scene: Scene) -> None:
     with_config(scene, f"{SMOKE}:no_such", "no_such", "known|mean")
 
 
-@fault(5, "wrong types, NaN, negative, zero, enormous sizes", "2; all problems in one line")
-def bad_values(scene: Scene) -> None:
-    wrong = ("--config.train.steps=0", "--config.train.batch_size=-1", "--config.eval.num_targets=-3")
-    scene.train(*wrong).must(USAGE, r"train\.steps=0", r"train\.batch_size=-1", r"eval\.num_targets=-3")
-    scene.train("--config.train.steps=many").must(USAGE, r"train\.steps", "many")
-    for name, value in (("learning_rate", "nan"), ("learning_rate", "inf"), ("weight_decay", "nan")):
-        scene.train(f"--config.train.{name}={value}").must(USAGE, name)
-    scene.train("--config.model.num_layers=1000000000", "--dry_run").must(USAGE, "num_layers")
-    for name in ("model.model_dim", "model.mlp_dim", "train.batch_size", "train.length", "train.steps", "eval.stride"):
-        scene.train(f"--config.{name}={10**30}", "--dry_run").must(USAGE, name.rsplit(".", 1)[-1])
-
-
-@fault(6, "unknown encoding, MLP, protocol, executor", "2; the nearest, those that are known")
-def unknown_names(scene: Scene) -> None:
-    scene.train(encoding="allibi").must(USAGE, "alibi")
-    scene.train("--config.model.mlp=gleu").must(USAGE, "gelu")
-    scene.train("--config.eval.protocols=('slidin',)").must(USAGE, "sliding")
-    scene.train("--config.train.executor=fast").must(USAGE, "blockwise")
-
-
-@fault(7, "heads that do not divide the width, or key heads the heads", "2; the numbers, the nearest that fit")
-def heads(scene: Scene) -> None:
-    scene.train("--config.model.num_heads=3").must(USAGE, "num_heads=3", "32")
-    scene.train("--config.model.num_heads=4", "--config.model.num_kv_heads=3").must(USAGE, "num_kv_heads=3")
-
-
-@fault(8, "rotary on an odd head width, or on a part of it that has no pairs", "2; names the encoding")
-def odd_heads(scene: Scene) -> None:
-    scene.train("--config.model.model_dim=10", "--config.model.num_heads=2").must(USAGE, "rope")
-    scene.train(encoding="rope(rotary_dim=3)").must(USAGE, "rope", "rotary_dim=3 must be even")
+refused(
+    5, "wrong types, NaN, negative, zero, enormous sizes", "2; all problems in one line",
+    ("--config.train.steps=0 --config.train.batch_size=-1 --config.eval.num_targets=-3",
+     r"train\.steps=0", r"train\.batch_size=-1", r"eval\.num_targets=-3"),
+    ("--config.train.steps=many", r"train\.steps", "many"),
+    ("--config.train.learning_rate=nan", "learning_rate"),
+    ("--config.train.learning_rate=inf", "learning_rate"),
+    ("--config.train.weight_decay=nan", "weight_decay"),
+    ("--config.model.num_layers=1000000000 --dry_run", "num_layers"),
+    *((f"--config.{room}.{name}={10**30} --dry_run", name) for room, name in (
+        ("model", "model_dim"), ("model", "mlp_dim"), ("train", "batch_size"), ("train", "length"), ("train", "steps"),
+        ("eval", "stride"),
+    )),
+)  # fmt: skip
+refused(
+    6, "unknown encoding, MLP, protocol, executor", "2; the nearest, those that are known", ("allibi", "alibi"),
+    ("--config.model.mlp=gleu", "gelu"), ("--config.eval.protocols=('slidin',)", "sliding"),
+    ("--config.train.executor=fast", "blockwise"),
+)  # fmt: skip
+refused(
+    7, "heads that do not divide the width, or key heads the heads", "2; the numbers, the nearest that fit",
+    ("--config.model.num_heads=3", "num_heads=3", "32"),
+    ("--config.model.num_heads=4 --config.model.num_kv_heads=3", "num_kv_heads=3"),
+)  # fmt: skip
+refused(
+    8, "rotary on an odd head width, or on a part of it that has no pairs", "2; names the encoding",
+    ("--config.model.model_dim=10 --config.model.num_heads=2", "rope"),
+    ("rope(rotary_dim=3)", "rope", "rotary_dim=3 must be even"),
+)  # fmt: skip
 
 
 @fault(9, "a table of positions shorter than an evaluation length", "0; a row that says undefined, no number")
@@ -142,10 +149,10 @@ def odd_meshes(scene: Scene) -> None:
     scene.train("--mesh=four", env=three).must(USAGE, "--mesh=")
 
 
-@fault(16, "a type of numbers that is not supported, or JAX set to another", "2; those that are")
-def dtypes(scene: Scene) -> None:
-    for name in ("float64", "float16"):
-        scene.train(f"--config.model.dtype={name}").must(USAGE, name, "bfloat16")
+refused(
+    16, "a type of numbers that is not supported, or JAX set to another", "2; those that are",
+    ("--config.model.dtype=float64", "float64", "bfloat16"), ("--config.model.dtype=float16", "float16", "bfloat16"),
+)  # fmt: skip
 
 
 @fault(16, "JAX_ENABLE_X64=1", "0; as without it, bit for bit; said")

@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from posx.data.store import cache_folder
-from posx.errors import ConfigError
 from posx.files.atomic import disk_errors
 from posx.machine.backend import on_cpus
 from posx.machine.cores import let_go, on_cores, usable_cores, usable_memory
@@ -28,12 +27,10 @@ class Here(Engine):
     """This machine, for `jobs` tasks at once, or as many as are fastest if that is 0.
 
     An accelerator serves one task at a time unless `jobs` is given, and its tasks are bound to no cores. measured: the
-    matrix products are measured before tasks compete for the cores. Raises ConfigError if jobs is below 0.
+    matrix products are measured before tasks compete for the cores.
     """
 
     def __init__(self, tasks: Sequence[Task], jobs: int, measured: bool = False):
-        if jobs < 0:
-            raise ConfigError(f"--jobs={jobs} must be at least 1, or 0 for as many as this machine is fastest with")
         costs, self.measured = tuple(task.cost for task in tasks), measured
         self.cores = usable_cores() if on_cpus() else ()
         if self.cores:
