@@ -16,10 +16,10 @@ import posx
 ROOT = Path(posx.__file__).parent
 ROOMS = (
     "contract/", "encodings/", "attention/", "testing/", "model", "layers", "cross_entropy", "generate", "positions",
-    "runs/", "config/model", "config/data", "config/train", "config/evaluation", "config/run", "config/sweep",
-    "config/__init__", "sweeps/", "commands/sweep", "interrupts", "progress", "files/__init__", "files/atomic",
-    "files/caches", "files/copies", "files/lines", "files/locks", "files/parse", "machine/__init__", "machine/backend",
-    "machine/ceiling", "machine/compile_cache", "machine/cores", "machine/devices", "machine/guard",
+    "runs/", "config/", "sweeps/", "commands/", "cli", "words", "fields", "errors", "lazy", "interrupts", "progress",
+    "files/__init__", "files/atomic", "files/caches", "files/copies", "files/lines", "files/locks",
+    "files/parse", "machine/__init__", "machine/backend", "machine/ceiling", "machine/compile_cache", "machine/cores",
+    "machine/devices", "machine/guard",
 )  # fmt: skip
 TESTS = (
     "encodings/", "attention/", "machine/", "sweeps/test_preview", "sweeps/test_ray", "sweeps/test_schedule",
