@@ -23,7 +23,8 @@ ROOMS = (
 )  # fmt: skip
 TESTS = (
     "encodings/", "attention/", "machine/", "sweeps/test_preview", "sweeps/test_ray", "sweeps/test_schedule",
-    "sweeps/test_slurm", "test_interrupts", "test_progress",
+    "sweeps/test_slurm", "commands/", "config/test_values", "test_interrupts", "test_progress", "test_start",
+    "test_fuzz",
 )  # fmt: skip
 
 #: No sentence begins with one of these: they stand for a noun that a reader must guess.
