@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from posx.config import SECTIONS, RunConfig, base_config
 from posx.config.overrides import override, setting_of, settings
+from posx.config.run import typed_sections
 from posx.errors import ConfigError, near_names
 from posx.files.parse import parsed
 from posx.progress import say
@@ -40,18 +41,14 @@ def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> d
     Raises:
       ConfigError: a setting is unknown or mistyped, or stands in a section that the run was trained with.
     """
-    found: dict[str, dict[str, Any]] = {name: {} for name in sections}
-    for word in words:
-        section = setting_of(word).partition(".")[0]
+    names = [setting_of(word).partition(".") for word in words]
+    for word, (section, _, _) in zip(words, names, strict=True):
         if section in {"encoding", "sweep", *SECTIONS} - set(sections):
             allowed = " and ".join(f"--config.{name}.*" for name in sections)
             raise ConfigError(f"{word}: a trained run keeps its {section} settings; this takes {allowed}")
     config = ConfigDict({name: dataclasses.asdict(getattr(run, name)) for name in sections})
     override(config, words)
-    for word in words:
-        section, _, name = setting_of(word).partition(".")
-        found[section][name] = config[section][name]
-    return found
+    return {name: {field: config[name][field] for section, _, field in names if section == name} for name in sections}
 
 
 def load_config(where: Mapping[str, str]) -> ConfigDict:
@@ -173,14 +170,9 @@ def earlier_run(path: str) -> RunConfig:
 
 def asked_before(run: RunConfig) -> ConfigDict:
     """Return the config that asks for the settings of `run` again. A sweep of it makes that run, until it has axes."""
-    config = base_config()
-    given = {
-        section: {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-        for section, fields in run.asked.items()
-    }
-    for section in SECTIONS:
-        config[section].update(given[section])
-    config.encoding = ConfigDict(given["encoding"], type_safe=False)
+    config = base_config(run.encoding)
+    for name, section in typed_sections(run.asked).items():
+        config[name].update(vars(section))
     own = (run.encoding,), (run.train.length,), (run.train.seed,)
     config.sweep.encodings, config.sweep.train_lens, config.sweep.seeds = own
     return config
