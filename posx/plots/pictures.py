@@ -11,12 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-from posx.contract import acting
+from posx.contract import Chain, acting
+from posx.encodings import Rope
 from posx.plots import effects, look
-from posx.plots.effects import rope_bound
 from posx.plots.models import Subject
-
-__all__ = ["encodings", "rope_bound"]
 
 _HEAD_COLORS = ("#332288", "#0072B2", "#56B4E9", "#009E73", "#8A8A1F", "#E69F00", "#D55E00", "#882255")
 _LINES = (("#0072B2", "-"), ("#D55E00", (0, (5, 2))), ("#009E73", (0, (1.5, 1.5))))
@@ -61,8 +59,7 @@ def _facts(subject: Subject, panels: Sequence[Draw]) -> str:
 def _panels(subject: Subject) -> list[Draw]:
     """Whatever there is to draw of an encoding."""
     found: list[Draw] = []
-    added = effects.added_to_embeddings(subject)
-    if added is not None:
+    if (added := effects.added_to_embeddings(subject)) is not None:
         limit = float(np.abs(added).max())
         found.append(lambda ax: _show(ax, added, "RdBu_r", "added to embeddings", "channel", "position", limit))
         title = "inner products of the added vectors"
@@ -70,18 +67,15 @@ def _panels(subject: Subject) -> list[Draw]:
     whole = effects.content_free(subject, min(effects.num_positions(subject), effects.MOST_POSITIONS))
     if whole is not None:
         found += _content_free(subject, whole)
-    match = effects.match_by_distance(subject)
-    if match is not None:
+    if (match := effects.match_by_distance(subject)) is not None:
         title = "q·k of one vector as query and key"
         found.append(lambda ax: _lines(ax, match[0], _told_apart(match[1]), subject, title, "mean over unit vectors"))
-    for part in effects.rotations(subject.encoding):
-        found.append(functools.partial(_bound, subject=subject, part=part))
-    factors = effects.logit_scales(subject)
-    if factors is not None:
+    parts = subject.encoding.parts if isinstance(subject.encoding, Chain) else (subject.encoding,)
+    found += [functools.partial(_bound, subject=subject, part=part) for part in parts if isinstance(part, Rope)]
+    if (factors := effects.logit_scales(subject)) is not None:
         lines, of = _told_apart(factors), "position of the query i"
         found.append(lambda ax: _lines(ax, np.arange(factors.shape[1]), lines, subject, "logit scale", "factor", of))
-    lengths = effects.relative_lengths(subject)
-    if lengths:
+    if lengths := effects.relative_lengths(subject):
         distances = np.arange(effects.num_positions(subject))
         title = "length of the vectors of each distance"
         found.append(lambda ax: _lines(ax, distances, lengths, subject, title, "length, mean over heads"))
@@ -115,9 +109,9 @@ def _told_apart(values: np.ndarray) -> dict[str, np.ndarray]:
     return {"": values[0]} if alike else {f"head {n + 1}": one for n, one in enumerate(values[: len(_LINES)])}
 
 
-def _bound(ax: Axes, subject: Subject, part: effects.Rope) -> None:
+def _bound(ax: Axes, subject: Subject, part: Rope) -> None:
     distances, width = np.arange(effects.num_positions(subject)), part.rotary_dim or subject.dims.head_dim
-    bound = {"": rope_bound(width, distances, part.base)}
+    bound = {"": effects.rope_bound(width, distances, part.base)}
     _lines(ax, distances, bound, subject, f"RoFormer's bound on q·k, base = {part.base:g}", "relative upper bound")
     ax.set_ylim(bottom=0.0)
 
@@ -169,22 +163,18 @@ def _mark(ax: Axes, train_len: int) -> None:
 
 def _spread(values: Sequence[float], gap: float) -> list[float]:
     """The same heights in the same order, moved apart until no two are closer than `gap` (for labels at line ends)."""
-    order = sorted(range(len(values)), key=lambda index: values[index])
+
+    def middle(group: Sequence[int]) -> float:
+        return sum(values[index] for index in group) / len(group)
+
     groups: list[list[int]] = []  # neighbours that touch, each laid out around its members' mean
-    for index in order:
-        groups.append([index])
-        while (
-            len(groups) > 1
-            and _middle(groups[-1], values) - _middle(groups[-2], values)
-            < gap * (len(groups[-1]) + len(groups[-2])) / 2
-        ):
-            groups[-2:] = [groups[-2] + groups[-1]]
+    for index in sorted(range(len(values)), key=lambda index: values[index]):
+        group = [index]
+        while groups and middle(group) - middle(groups[-1]) < gap * (len(group) + len(groups[-1])) / 2:
+            group = groups.pop() + group
+        groups.append(group)
     placed = list(values)
     for group in groups:
         for place, index in enumerate(group):
-            placed[index] = _middle(group, values) + gap * (place - (len(group) - 1) / 2)
+            placed[index] = middle(group) + gap * (place - (len(group) - 1) / 2)
     return placed
-
-
-def _middle(group: Sequence[int], values: Sequence[float]) -> float:
-    return sum(values[index] for index in group) / len(group)
