@@ -72,11 +72,12 @@ def mark_failures(ax: Axes, curves: Sequence[Curve]) -> int:
     return len(lanes)
 
 
-def legend_of(made: Figure, curves: Sequence[Curve], right: float, seeds: int) -> None:
+def legend_of(made: Figure, panel: Panel, curves: Sequence[Curve], right: float) -> None:
     """Draw the legend right of the axes: curves by name, as in all figures, then the failure marks in use.
 
-    A name is followed by the number of seeds if that is not `seeds`, that of most curves.
+    A name is followed by its number of seeds if that is not the most that a curve has.
     """
+    seeds = max((len(group.runs) for group in panel.groups), default=0)
     curves = sorted(curves, key=lambda curve: curve.label)
     handles, texts = [Line2D([], [], **line_style(curve.look)) for curve in curves], list[str]()
     for curve in curves:
@@ -184,7 +185,7 @@ def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Fig
     same = "" if captions.mixture(panel.rows) else ", the same text for all curves"
     interval = f"95 % interval over text{' (left)' if several else ''}{same}"
     headings(made, "Perplexity at and beyond the training length", [panel], curves, interval, lanes)
-    legend_of(made, curves, _RIGHT + 0.045 if several else 0.83, panel.seeds)
+    legend_of(made, panel, curves, _RIGHT + 0.045 if several else 0.83)
     beyond = [f"Outside the right panel: {captions.listed(outside)}"] if outside else []
     look.notes(made, [*captions.notes([panel], curves, missing), *beyond, *off_frame(highs(curves), top)])
     return made
@@ -224,7 +225,7 @@ def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     lines = [f"{look.shown(label)}: no value at L, so no ratio" for label in unbased[:6]]
     title = "Perplexity relative to the training length, R_k = ppl(kL) / ppl(L)"
     headings(made, title, [panel], curves, "95 % interval of the ratio over text", lanes)
-    legend_of(made, curves, 0.76, panel.seeds)
+    legend_of(made, panel, curves, 0.76)
     look.notes(made, [*captions.notes([panel], curves, missing, "k = "), *lines, *off_frame(highs(curves), top)])
     return made
 
@@ -233,7 +234,7 @@ def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figu
     """Mean loss of the targets in each stored bin of positions, and the perplexity of all targets up to there."""
     made = look.figure(11.5, 4.6)
     left, right = _pair(made)
-    local, running = positions.loss_curves(panel), positions.cumulative_curves(panel)
+    local, running = (positions.averaged(panel, of) for of in (positions.local, positions.cumulative))
     last = max(point.x for curve in running for point in curve.points)
     inside = [x for n in range(-24, 25) if 1 < (x := panel.train_len * 2.0**n) < last]
     for ax, curves in ((left, local), (right, running)):
@@ -247,7 +248,7 @@ def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figu
     values = extent(running)
     beyond = off_frame(highs(running), look.log_axis(right, values) if values else math.inf)
     headings(made, "Loss along the window", [panel], local)
-    legend_of(made, local, _RIGHT, panel.seeds)
+    legend_of(made, panel, local, _RIGHT)
     look.notes(made, [*captions.unlike_windows(panel), *captions.notes([panel], local, missing), *beyond])
     return made
 

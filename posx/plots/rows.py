@@ -166,13 +166,12 @@ def _only(rows: Sequence[Row], wanted: Callable[[Row], bool], why: str, so: str 
     return [row for row in rows if wanted(row)]
 
 
-def by_stride(rows: Iterable[Row]) -> dict[Any, list[Row]]:
+def by_stride(rows: Sequence[Row]) -> dict[Any, list[Row]]:
     """Rows of one protocol by stride, if windows of one length were slid with several; else all of them by None."""
-    slid, found = collections.defaultdict(set), collections.defaultdict(list)
-    for row in (stored := list(rows)):
-        slid[row["eval_len"]].add(row.get("stride"))
-    several = any(len(strides) > 1 for strides in slid.values())
-    for row in stored:
+    slid = {(row["eval_len"], row.get("stride")) for row in rows}
+    several = len(slid) > len({length for length, _ in slid})
+    found = collections.defaultdict(list)
+    for row in rows:
         found[row.get("stride") if several else None].append(row)
     return found
 
@@ -210,21 +209,16 @@ def _longest(rows: Sequence[Row]) -> list[Row]:
     """
     runs = collections.Counter(key for _, key in {(row.run, targets_key(row)) for row in rows})
     found: dict[Run, Row] = {}
-    for row in sorted(rows, key=lambda row: (complete(row), row["eval_len"], runs[targets_key(row)])):
+    for row in sorted(rows, key=lambda row: (bool(row.get("position_nll")), row["eval_len"], runs[targets_key(row)])):
         found[row.run] = row
     for run, kept in found.items():
-        shorter = {row["eval_len"] for row in rows if row.run == run and complete(row)} - {kept["eval_len"]}
+        shorter = {row["eval_len"] for row in rows if row.run == run and row.get("position_nll")} - {kept["eval_len"]}
         if lengths := ", ".join(f"{length:,}" for length in sorted(shorter)):
             drawn = f"windows of {lengths} tokens left out, those of {kept['eval_len']:,} are drawn"
             run.left_out.append((PER_POSITION, drawn))
-    same = [row for row in rows if complete(row) and row["eval_len"] == found[row.run]["eval_len"]]
+    same = [row for row in rows if row.get("position_nll") and row["eval_len"] == found[row.run]["eval_len"]]
     _only(same, lambda row: row is found[row.run], "scored on other targets")
     return list(found.values())
-
-
-def complete(row: Mapping[str, Any]) -> bool:
-    """Whether a row holds losses by position."""
-    return bool(row.get("position_nll"))
 
 
 def _diverged(folder: str | pathlib.Path) -> list[Row]:
@@ -267,9 +261,3 @@ def perplexity(row: Mapping[str, Any]) -> float | None:
     """Perplexity per token of a row, or None if the row has no finite one."""
     value = number(row.get("ppl")) if row.get("status", "ok") == "ok" else None
     return value if value is not None and value > 0 else None
-
-
-def failure(row: Mapping[str, Any]) -> str:
-    """Why a row has no finite perplexity: "undefined", "nonfinite" or "oom"."""
-    status = row.get("status", "ok")
-    return status if status in FAILED else "nonfinite"
