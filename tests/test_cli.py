@@ -25,7 +25,6 @@ import tokenizers as hf
 import posx
 import posx.cli
 import posx.runs.evaluate
-import posx.runs.work
 from posx.cli import COMMANDS
 from posx.data import ByteTokenizer, DataConfig, batch, prepare
 from posx.errors import ConfigError
@@ -1182,7 +1181,7 @@ def test_training_says_first_what_it_trains_and_a_log_stays_short(site):
 
 def test_the_bar_of_an_evaluation_weighs_windows_by_what_they_cost(capsys, workdir, monkeypatch):
     """Every batch of every protocol and length is reported, what compiles too; passes that are shared count once."""
-    seen = watched(monkeypatch, posx.runs.work)
+    seen = watched(monkeypatch, posx.runs.evaluate)
     (workdir / "eval.jsonl").unlink()
     words = ["--lengths=16,32", "--protocol=nonoverlapping,sliding,per_position", "--config.eval.batch_tokens=64"]
     code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", *words)

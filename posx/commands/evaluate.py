@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -28,14 +27,13 @@ from posx.machine import processes
 from posx.machine.backend import start_devices
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
-from posx.progress import Meter, by_reason, say
+from posx.progress import by_reason, say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked, say_unused
 from posx.runs.export import unpacked
 from posx.runs.folder import RunFolder, name_of, runs_in, typed_path
-from posx.sweeps.engines.here import here
+from posx.sweeps.engines.here import Here
 from posx.sweeps.evaluation import Evaluation
-from posx.sweeps.work import run_all
 
 if TYPE_CHECKING:
     from posx.plots.rows import Row
@@ -133,11 +131,9 @@ def _side_by_side(
             Evaluation(dataclasses.replace(run, eval=config), folder, tuple(words), Path(outputs, str(number)))
             for number, (folder, (run, config, _)) in enumerate(asked.items())
         ]
-        engine = here(tasks, values["jobs"])
-        say(f"{engine.schedule}; --jobs=N for another number")
-        failed = run_all(engine, tasks, range(len(tasks)), "evaluate", Meter.print)
+        failed = Here(tasks, values["jobs"]).run(tasks, tasks, "evaluate", echo=True)
         rows = {task.folder: task.rows() for task in tasks}
-    return rows, {name_of(tasks[n].folder.path, workdir): why for n, why in failed.items() if not rows[tasks[n].folder]}
+    return rows, {name_of(folder.path, workdir): why for folder, why in failed.items() if not rows[folder]}
 
 
 def _asked(values: dict[str, Any], folder: RunFolder) -> Asked:
@@ -167,8 +163,7 @@ def _evaluate_folder(
         layout = processes.together(lambda: asked_layout(values["mesh"], 0, key_heads, jax.device_count()))
     facts = {"settings": repr((run, config)), "text": dataset.digest, "--mesh": str(layout)}
     processes.check_same(facts | {"--workdir": str(work_folder(values))})
-    with contextlib.ExitStack() as stack:
-        processes.first(lambda: stack.enter_context(folder.held()))
+    with folder.held():
         model, params, _, step = load_model(folder, layout)
         params = layout.put(params) if processes.several() else params
         return evaluate_run(run, config, model, params, dataset, folder, step, layout)

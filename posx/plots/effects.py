@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import Mask, Slots, attend, batch_features
-from posx.attention.products import mapped_products
-from posx.attention.tiles import Arrangement, Block, Pairs, with_terms
+from posx.attention import Slots, attend, batch_features
+from posx.attention.tiles import Pairs, mapped_products, with_terms
 from posx.contract import Encoding, acting
 from posx.encodings import Nope
 from posx.plots.models import Subject
@@ -59,11 +58,9 @@ def content_free(subject: Subject, length: int, queries: slice = slice(None)) ->
     return s if np.any(s) else None
 
 
-def _logits(encoding: Encoding, mask: Mask, params: Any, q: Block, k: Block, order: Arrangement) -> jax.Array:
+def _logits(pairs: Pairs, **_: Any) -> jax.Array:
     """An executor that returns scores [b, h, q, k] before `score`."""
-    pairs = Pairs(q, k)
-    s = mapped_products(encoding, params, pairs.pos, q.tokens.mapped, k.tokens.mapped)
-    return with_terms(encoding, params, s, pairs)
+    return with_terms(pairs, mapped_products(pairs))
 
 
 def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:

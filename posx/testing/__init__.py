@@ -22,7 +22,7 @@ from posx.errors import ConfigError, nearest
 from posx.evaluation.probe import check_log_probs
 from posx.lazy import modules_of
 from posx.testing import executors, facts
-from posx.testing.findings import Findings, Outcome, Report
+from posx.testing.findings import Findings, Report
 from posx.testing.subject import DIMS, CheckSubject, promotion
 
 Reference = Callable[[dict[str, Any], np.ndarray, Callable[..., Any], np.ndarray, np.ndarray], np.ndarray]
@@ -71,7 +71,7 @@ def check_encoding(
     reference: Reference | None = None,
     only: Collection[str] = (),
     bidirectional: bool = False,
-    log: Callable[[Outcome], None] | None = None,
+    log: Callable[[Findings], None] | None = None,
 ) -> Report:
     """Run the checks of the contract on `encoding`, built for `dims`, with large random parameters and vectors.
 
@@ -87,10 +87,10 @@ def check_encoding(
         `visible` without any key must give 0.
       only: names of checks out of `CHECKS`; empty for all.
       bidirectional: also check tables of distances without a mask.
-      log: is called with each outcome as soon as it is known.
+      log: is called with the findings of each check as soon as they are known.
 
     Returns:
-      The outcomes. They include each problem that a check finds and each error that a hook raises inside a check.
+      The findings. They include each problem that a check finds and each error that a hook raises inside a check.
 
     Raises:
       ConfigError: the encoding cannot be built, or `only` names no check.
@@ -100,19 +100,19 @@ def check_encoding(
         subject = CheckSubject(build(encoding, dims), dims, reference, bidirectional)
     outcomes = []
     for name, check in chosen.items():
-        findings = Findings()
+        findings = Findings(name, SHOWS[name])
         try:
             with promotion(subject.strict):
                 check(subject, findings)
         except Exception as error:  # the user's own code
             text = next((line for line in str(error).splitlines() if line.strip()), "")
             findings.problems.insert(0, f"raises {type(error).__name__}: {text}")
-        outcomes.append(findings.outcome(name, SHOWS[name]))
+        outcomes.append(findings)
         if log is not None:
-            log(outcomes[-1])
+            log(findings)
     return Report(subject.encoding, tuple(outcomes))
 
 
-__all__ = ["CHECKS", "DIMS", "CheckSubject", "Findings", "Outcome", "Report", "check_encoding", "check_log_probs"]
+__all__ = ["CHECKS", "DIMS", "CheckSubject", "Findings", "Report", "check_encoding", "check_log_probs"]
 
 __getattr__ = modules_of(__name__)

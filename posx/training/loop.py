@@ -160,7 +160,7 @@ class _Log:
         self.schedule = learning_rate(run.train)
         self.flops_per_token = flops_per_token(model, run.train.length)
         self.ceiling = processes.told(lambda: machine_ceiling(cache_folder(run.data) / "machine", run.model.dtype))
-        self.attempt = processes.told(lambda: 1 + max((row["attempt"] for row in folder.logged()), default=0))
+        self.attempt = 1 + max((row["attempt"] for row in folder.logged()), default=0)
         self.board: Any = None  # of the first of several processes, which alone writes
         self.clock = 0.0  # set when the first step has compiled
         self.start: dict[str, Any] = {}  # goes into the first row
