@@ -16,7 +16,7 @@ from posx.config.run import cycle_of
 from posx.data import Dataset
 from posx.encodings import code_of
 from posx.errors import UndefinedLength
-from posx.evaluation.measured import Measured
+from posx.evaluation.scoring import Measured
 from posx.files import lines
 from posx.files.rows import result_of, whole
 from posx.machine import processes

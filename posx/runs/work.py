@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from posx.evaluation.measured import Measured
 from posx.evaluation.protocols import Protocol
+from posx.evaluation.scoring import Measured
 from posx.model import Model
 from posx.progress import Meter
 from posx.training.step import flops_per_token
@@ -24,7 +24,7 @@ class Work:
     def add(self, protocol: Protocol, measured: Measured, length: int) -> None:
         """One more length, at which the model is defined. A pass that protocols share is counted once."""
         targets = protocol.targets(measured.stream, [length], measured.documents)
-        count = len(protocol.windows(targets, length, [length]))
+        count = len(targets.windows(length, protocol.stride_at(length, [length])))
         self.passes[length, targets.digest, count] = count * self._cost(length)
 
     def _cost(self, length: int) -> int:
