@@ -1,5 +1,6 @@
 """Rows of `eval.jsonl` as runs would have left them, with results near published ones, and readers of what is drawn."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -8,7 +9,11 @@ import random
 import re
 from typing import Any
 
+from posx.config import RunConfig, base_config, run_config
+from posx.plots.rows import Row, run_of_row
+
 L = 64
+DIGEST = "9f2c11d0aa"
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 AT_TRAIN = {
     "nope": 5.12,
@@ -47,10 +52,9 @@ def row(encoding: str, length: int, seed: int = 0, **changes: Any) -> dict[str, 
     noise = 1.0 + 0.012 * random.Random(f"{encoding}{seed}{length}").gauss(0, 1) * max(1.0, math.log2(length / L))
     ppl = None if learned_out else AT_TRAIN[encoding] * growth(encoding, length / L) * noise
     made = {
-        "schema_version": 1,
+        "schema_version": 4,
         "run_id": f"{encoding}-L{L}-s{seed}",
         "encoding": encoding,
-        "encoding_value": f"{encoding.title()}()",
         "protocol": "nonoverlapping",
         "train_len": L,
         "eval_len": length,
@@ -63,10 +67,18 @@ def row(encoding: str, length: int, seed: int = 0, **changes: Any) -> dict[str, 
         "ppl": ppl,
         "bpb": ppl and math.log2(ppl),
         "status": "undefined" if learned_out else "ok",
-        "data_digest": "9f2c11d0aa",
+        "data_digest": DIGEST,
         "tokenizer": "bytes",
     }
-    return made | changes
+    made |= changes
+    names = {"encoding.name": "encoding", "train.length": "train_len", "train.seed": "seed", "data": "data_digest"}
+    return {"settings": {name: made[key] for name, key in names.items()}} | made
+
+
+def as_rows(made: list[dict[str, Any]]) -> list[Row]:
+    """Rows as they are, of runs that their run_id tells apart."""
+    runs = {one["run_id"]: run_of_row(one["run_id"], one) for one in made}
+    return [Row(one, runs[one["run_id"]]) for one in made]
 
 
 def position_row(encoding: str, seed: int = 0) -> dict[str, Any]:
@@ -89,6 +101,22 @@ def position_row(encoding: str, seed: int = 0) -> dict[str, Any]:
         position_nll=nll,
         position_targets=[256 * (high - low) for low, high in itertools.pairwise(edges)],
     )
+
+
+def config(encoding: str = "rope", **changes: Any) -> RunConfig:
+    """The settings of a run on the text of `row`, with `section__name=value` in place of some."""
+    made = base_config(encoding)
+    usual = {"train__length": L, "train__batch_size": 64, "train__learning_rate": 0.002, "train__warmup_steps": 10}
+    for name, value in (usual | changes).items():
+        section, _, key = name.partition("__")
+        made[section][key] = value
+    return dataclasses.replace(run_config(made), text=DIGEST)
+
+
+def start(run: pathlib.Path, settings: RunConfig) -> None:
+    """A run's folder with its settings, and no results yet."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.json").write_text(json.dumps(settings.to_json()))
 
 
 def write(folder: pathlib.Path, made: list[dict[str, Any]]) -> pathlib.Path:

@@ -41,6 +41,7 @@ def of(folder, places):
 
 FILES = of(ROOT, ROOMS)
 TEST_FILES = of(Path(__file__).parent, TESTS)
+READMES = sorted((ROOT.parent / "experiments").glob("*/README.md"))
 
 
 def sentences(text):
@@ -85,6 +86,25 @@ def test_sentences_are_short_and_plain(name):
                 wrong.append(f"{name}:{line} begins with {words[0]!r}: {' '.join(words[:6])}")
             if len(words) > MOST_WORDS:
                 wrong.append(f"{name}:{line} has {len(words)} words: {' '.join(words[:6])} ...")
+    assert not wrong, "\n".join(wrong)
+
+
+def paragraphs(markdown):
+    """Yield the prose of a page: no tables, pictures or headings, no code, and no quoted output of a command."""
+    lines = ["" if re.match(r"[|#>]|!\[|    ", line) else line for line in markdown.splitlines()]
+    text = re.sub(r"\]\([^)]*\)", "]", "\n".join(lines)).replace("**", "")
+    for paragraph in re.split(r"\n\s*\n|\n *\* ", text):
+        yield re.sub(r"\[([^\]]*)\]", r"\1", paragraph)
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
+def test_pages_of_studies_are_short_and_plain(path):
+    wrong = []
+    for words in (
+        words for paragraph in paragraphs(path.read_text(encoding="utf-8")) for words in sentences(paragraph)
+    ):
+        if words[0] in OPENINGS or len(words) > MOST_WORDS:
+            wrong.append(f"{len(words)} words: {' '.join(words[:8])}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -17,13 +17,20 @@ from posx.errors import ConfigError, WorkdirError
 from posx.evaluation import interval, paired_ratio
 from posx.evaluation.statistics import row_blocks
 from posx.plots import curves, groups, palette, points, positions, rows
-from posx.plots.runs import Run
-from tests.made_rows import AT_TRAIN, FIVE, LENGTHS, L, cells, row, sweep_rows, words, write
+from tests.made_rows import AT_TRAIN, FIVE, LENGTHS, L, as_rows, cells, config, row, start, sweep_rows, words, write
+
+
+def panels(made: list[dict[str, Any]]) -> list[groups.Panel]:
+    return groups.panels(as_rows(made))
+
+
+def table_of(made: list[dict[str, Any]]) -> str:
+    return plots.table(as_rows(made))
 
 
 def one_curve(made: list[dict[str, Any]], encoding: str) -> points.Curve:
     """The perplexity curve of one encoding of a single panel."""
-    (panel,) = groups.panels([one for one in made if one["protocol"] != "per_position"])
+    (panel,) = panels([one for one in made if one["protocol"] != "per_position"])
     return next(curve for curve in points.perplexity_curves(panel) if curve.label == encoding)
 
 
@@ -67,18 +74,18 @@ def test_undefined_is_a_gap_that_is_named(tmp_path: pathlib.Path) -> None:
     made = [row(name, length) for name in ("learned", "alibi") for length in LENGTHS]
     curve = one_curve(made, "learned")
     assert [math.isnan(point.mean) for point in curve.points] == [length > L for length in LENGTHS]
-    figure = curves.extrapolation(groups.panels(made)[0])
+    figure = curves.extrapolation(panels(made)[0])
     drawn = [line for line in figure.axes[0].lines if line.get_color() == palette.LOOKS["learned"].color]
     assert np.isnan(np.asarray(drawn[0].get_ydata(), float)).tolist() == [length > L for length in LENGTHS]
     assert "learned: undefined at 128, 256, 512, 1024" in words(figure)
-    assert plots.table(made).count("undefined") == 4
+    assert table_of(made).count("undefined") == 4
 
 
 @pytest.mark.parametrize("ppl", ["inf", None, math.nan, math.inf, 1e300])
 def test_values_that_are_not_finite_or_huge_leave_the_axes_alone(tmp_path: pathlib.Path, ppl: Any) -> None:
     made = [row("rope", length) for length in LENGTHS[:-1]]
     made.append(row("rope", 1024, ppl=ppl, nll=None, status="ok" if ppl == 1e300 else "nonfinite"))
-    figure = curves.extrapolation(groups.panels(made)[0])
+    figure = curves.extrapolation(panels(made)[0])
     assert all(0 < ax.get_ylim()[1] < 1e6 for ax in figure.axes)
 
 
@@ -88,7 +95,7 @@ def test_mean_and_band_over_the_seeds_that_exist(tmp_path: pathlib.Path) -> None
     at_train, at_double, at_four = one_curve(made, "alibi").points
     assert (at_train.mean, at_train.low, at_train.high, at_train.sd) == (5.0, 4.0, 6.0, 1.0)
     assert (at_double.mean, at_double.sd, at_double.failures) == (5.0, None, ("oom",))
-    figure = curves.extrapolation(groups.panels(made)[0])
+    figure = curves.extrapolation(panels(made)[0])
     assert "alibi (n = 1 to 3)" in words(figure) and "alibi: out of memory at 128 (1 of 2 runs)" in words(figure)
     assert len(figure.axes[0].collections) == 1
     assert at_four.values == (6.0,)
@@ -97,26 +104,28 @@ def test_mean_and_band_over_the_seeds_that_exist(tmp_path: pathlib.Path) -> None
 def test_a_caption_says_the_fewest_and_the_most_seeds() -> None:
     made = [row("alibi", length, seed) for length in (64, 128) for seed in range(5)]
     made += [row("shaw", length, seed) for length in (64, 128) for seed in range(3)]
-    figure = curves.extrapolation(groups.panels(made)[0])
+    figure = curves.extrapolation(panels(made)[0])
     assert any("3 to 5 seeds" in text for text in words(figure)) and "shaw (n = 3)" in words(figure)
-    assert "3 to 5 seeds" in plots.table(made)
+    assert "3 to 5 seeds" in table_of(made)
 
 
 def test_one_seed_has_no_band(tmp_path: pathlib.Path) -> None:
-    figure = curves.extrapolation(groups.panels([row("alibi", length) for length in LENGTHS])[0])
+    figure = curves.extrapolation(panels([row("alibi", length) for length in LENGTHS])[0])
     assert all(not ax.collections for ax in figure.axes)
     assert "alibi" in words(figure)
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_not_averaged() -> None:
     made = [row("rope", 64, run_id="wide", ppl=3.0), row("rope", 64, run_id="narrow", ppl=5.0)]
-    made.append(row("alibi", 64, encoding_value="Alibi(num_heads=4)"))
-    (panel,) = groups.panels(made)
+    made.append(row("alibi", 64, settings={"encoding.num_heads": 4}))
+    (panel,) = panels(made)
     found = [(curve.label, curve.points[0].mean) for curve in points.perplexity_curves(panel)]
     assert found[0] == ("rope, narrow", 5.0) and ("rope, wide", 3.0) in found
-    values = [row("t5", 64, 0, run_id=f"t{n}", encoding_value=f"T5(scaled=True, buckets={n})") for n in (8, 32)]
-    labels = [curve.label for curve in points.perplexity_curves(groups.panels(values)[0])]
-    assert labels == ["t5(buckets=32)", "t5(buckets=8)"]
+    values = [
+        row("t5", 64, 0, run_id=f"t{n}", settings={"encoding.scaled": True, "encoding.buckets": n}) for n in (8, 32)
+    ]
+    labels = [curve.label for curve in points.perplexity_curves(panels(values)[0])]
+    assert labels == ["t5, buckets=32", "t5, buckets=8"]
 
 
 HOSTILE = ["$\\nosuch{$", "_hidden", "a\nb\t<script>alert(1)</script>|", "x" * 10_000, "\u202eevil 位置\x00", ""]
@@ -172,8 +181,8 @@ def test_figures_do_not_depend_on_mplbackend(tmp_path: pathlib.Path, asked: str,
 
 def test_an_encoding_has_one_colour_everywhere() -> None:
     made = sweep_rows()
-    panel, at = groups.panels([one for one in made if one["protocol"] == "nonoverlapping"])[0], groups.panels(made)[1]
-    training = curves.training([positions.TrainingRun(Run(name, name), (0, 1), (5.0, 2.0)) for name in AT_TRAIN])
+    panel, at = panels([one for one in made if one["protocol"] == "nonoverlapping"])[0], panels(made)[1]
+    training = curves.training([positions.TrainingRun(rows.Run(name, name), (0, 1), (5.0, 2.0)) for name in AT_TRAIN])
     for name in AT_TRAIN:
         color = palette.LOOKS[name].color
         for figure in (
@@ -197,14 +206,14 @@ def test_an_encoding_has_one_colour_everywhere() -> None:
 
 def test_different_texts_are_called_incomparable() -> None:
     made = [row("alibi", 64), row("rope", 64, data_digest="another")]
-    (panel,) = groups.panels(made)
+    (panel,) = panels(made)
     warning = "different corpora: not comparable"
     assert (
         warning in words(curves.extrapolation(panel))
         and warning in words(curves.ratio(panel))
-        and warning in plots.table(made)
+        and warning in table_of(made)
     )
-    assert warning not in words(curves.extrapolation(groups.panels(made[:1])[0]))
+    assert warning not in words(curves.extrapolation(panels(made[:1])[0]))
 
 
 def test_table_numbers() -> None:
@@ -215,20 +224,20 @@ def test_table_numbers() -> None:
         row("rope", 128, 1, ppl=10.0),
     ]
     made += [row("alibi", 64, 0, ppl=4.5, bpb=2.2), row("alibi", 128, 0, status="oom", ppl=None)]
-    table = plots.table(made)
+    table = table_of(made)
     assert cells(table, "encoding") == ["encoding", "seeds", "perplexity at L = 64", "bits per byte at 64", "R_2"]
     # 6/4 and 10/5, then their mean
     assert cells(table, "rope") == ["rope", "2", "4.500 ± 0.707", "2.250 ± 0.354", "1.750 ± 0.354"]
     assert cells(table, "alibi") == ["alibi", "1", "4.500", "2.200", "out of memory"]
     assert "± standard deviation over seeds" in table
     assert "No intervals: no losses of common blocks of text are stored" in table
-    assert plots.table([]) == ""
+    assert table_of([]) == ""
 
 
 def test_a_table_of_many_lengths_has_columns_for_the_doublings() -> None:
     lengths = (64, 68, 72, 80, 96, 128, 192, 256, 384, 512)
-    assert cells(plots.table([row("rope", n) for n in lengths]), "encoding")[4:] == ["R_2", "R_4", "R_8"]
-    assert cells(plots.table([row("rope", n) for n in lengths[:6]]), "encoding")[4:] == [
+    assert cells(table_of([row("rope", n) for n in lengths]), "encoding")[4:] == ["R_2", "R_4", "R_8"]
+    assert cells(table_of([row("rope", n) for n in lengths[:6]]), "encoding")[4:] == [
         "R_1.0625", "R_1.125", "R_1.25", "R_1.5", "R_2",
     ]  # fmt: skip
 
@@ -241,7 +250,7 @@ def measured(encoding: str, length: int, seed: int = 0, **changes: Any) -> dict[
     sums = passages + longer + np.random.default_rng(seed).normal(0, 3, 256)
     nll = float(sums.sum() / 65536)
     facts = {
-        "schema_version": 2, "targets": "0a1b2c", "block_len": 256, "num_targets": 65536, "num_bytes": 32768,
+        "targets": "0a1b2c", "block_len": 256, "num_targets": 65536, "num_bytes": 32768,
         "num_separators": 4,
         "num_documents": 5, "num_stretches": 32, "nll": nll, "ppl": math.exp(nll), "bpb": 2 * nll / math.log(2),
         "block_nll": [round(float(x), 3) for x in sums],
@@ -251,7 +260,7 @@ def measured(encoding: str, length: int, seed: int = 0, **changes: Any) -> dict[
 
 def test_intervals_and_documents_stand_in_the_table() -> None:
     made = [measured(name, length) for name in ("rope", "alibi") for length in (64, 128)]
-    table = plots.table(made)
+    table = table_of(made)
     assert "65,536 targets scored per length, 32 stretches of 5 documents" in table
     assert "(95 % interval over text)" in table and "±" not in table
     at_train, _, bits, ratio = made[0], *cells(table, "rope")[2:]
@@ -264,12 +273,12 @@ def test_intervals_and_documents_stand_in_the_table() -> None:
 
 def test_intervals_of_several_seeds_are_of_their_mean() -> None:
     made = [measured("rope", length, seed) for length in (64, 128) for seed in range(3)]
-    assert re.fullmatch(r"\d\.\d{3} ± 0\.\d{3} \(\d\.\d{3}-\d\.\d{3}\)", cells(plots.table(made), "rope")[2])
+    assert re.fullmatch(r"\d\.\d{3} ± 0\.\d{3} \(\d\.\d{3}-\d\.\d{3}\)", cells(table_of(made), "rope")[2])
     (point, _) = one_curve(made, "rope").points
     sums = np.mean([row_blocks(one)[0] for one in made[:3]], axis=0)
     low, high = interval(sums, np.full(256, 256))
     assert np.log(point.interval) == pytest.approx(np.log(point.mean) + np.array([low - high, high - low]) / 2)
-    figure = curves.extrapolation(groups.panels(made)[0])
+    figure = curves.extrapolation(panels(made)[0])
     assert len(figure.axes[0].collections) == 2, "a band for the seeds, bars for the text"
     shown = [text for text in words(figure) if "Bars" in text]
     assert len(shown) == 1 and "lowest to highest, dots: each" in shown[0] and "95 % interval over text" in shown[0]
@@ -280,7 +289,7 @@ def test_intervals_of_several_seeds_are_of_their_mean() -> None:
 
 def test_intervals_are_bars_and_bits_per_byte_an_axis_of_the_figures() -> None:
     made = [measured(name, length) for name in ("rope", "alibi") for length in (64, 128, 256)]
-    (panel,) = groups.panels(made)
+    (panel,) = panels(made)
     figure = curves.extrapolation(panel)
     assert "bits per byte" in words(figure) and any("32 stretches of 5 documents" in text for text in words(figure))
     (curve,) = [curve for curve in points.perplexity_curves(panel) if curve.label == "rope"]
@@ -292,34 +301,34 @@ def test_intervals_are_bars_and_bits_per_byte_an_axis_of_the_figures() -> None:
     figure.draw_without_rendering()
     assert np.array(bits.get_ylim()) == pytest.approx(2 * np.log2(full.get_ylim()))
     no_bytes = [one | {"num_bytes": None, "bpb": None} for one in made]
-    assert "bits per byte" not in words(curves.extrapolation(groups.panels(no_bytes)[0]))
+    assert "bits per byte" not in words(curves.extrapolation(panels(no_bytes)[0]))
 
 
 def test_bits_per_byte_that_count_separators_are_no_curve() -> None:
     """Older rows have the separators' loss in their bits; where separators are many, perplexity has another scale."""
     old = [{name: value for name, value in measured("rope", 64).items() if name != "num_separators"}]
-    assert "bits per byte" not in plots.table(old) and "bits per byte" in plots.table([measured("rope", 64)])
-    table = plots.table([*old, measured("alibi", 64)])
+    assert "bits per byte" not in table_of(old) and "bits per byte" in table_of([measured("rope", 64)])
+    table = table_of([*old, measured("alibi", 64)])
     assert cells(table, "rope")[3] == "-" and re.fullmatch(r"\d\.\d{3} \(.*\)", cells(table, "alibi")[3])
     many = [measured("rope", 64, num_separators=1000)]
-    assert re.fullmatch(r"\d\.\d{3}", cells(plots.table(many), "rope")[3]), "the interval is that of all targets"
+    assert re.fullmatch(r"\d\.\d{3}", cells(table_of(many), "rope")[3]), "the interval is that of all targets"
     for made, drawn in ((old, False), (many, False), ([measured("rope", 64)], True)):
-        assert ("bits per byte" in words(curves.extrapolation(groups.panels(made)[0]))) is drawn
+        assert ("bits per byte" in words(curves.extrapolation(panels(made)[0]))) is drawn
 
 
 def test_too_little_text_and_rows_that_do_not_pair_have_no_interval() -> None:
     short = [
         one | {"num_targets": 2048, "block_nll": one["block_nll"][:8]} for one in map(measured, ["rope"] * 2, (64, 128))
     ]
-    assert "No intervals: too little text" in plots.table(short)
-    assert any("No intervals: too little text" in text for text in words(curves.ratio(groups.panels(short)[0])))
+    assert "No intervals: too little text" in table_of(short)
+    assert any("No intervals: too little text" in text for text in words(curves.ratio(panels(short)[0])))
     other = [measured("rope", 64), measured("rope", 128, block_len=512)]
-    assert "(" in cells(plots.table(other), "rope")[2] and "(" not in cells(plots.table(other), "rope")[4]
+    assert "(" in cells(table_of(other), "rope")[2] and "(" not in cells(table_of(other), "rope")[4]
 
 
 def test_a_cell_without_an_interval_is_named_with_its_reason() -> None:
     made = [measured("rope", 64, num_separators=1000), measured("rope", 128), row("alibi", 64), row("alibi", 128)]
-    table = plots.table(made)
+    table = table_of(made)
     stored = "alibi (perplexity at L = 64), alibi (bits per byte at 64), alibi (R_2): no losses of common blocks"
     assert f"No interval for {stored} of text are stored" in table
     assert "No interval for rope (bits per byte at 64): separators between documents count in the losses" in table
@@ -327,14 +336,14 @@ def test_a_cell_without_an_interval_is_named_with_its_reason() -> None:
 
 def test_runs_on_different_targets_are_called_incomparable(tmp_path: pathlib.Path) -> None:
     made = [measured("alibi", 64), measured("rope", 64, targets="another")]
-    assert "scored on different targets" in plots.table(made)
-    assert "scored on different targets" in plots.table([made[0], row("rope", 64)]), "rows of before digests"
-    assert "different" not in plots.table(made[:1]) + plots.table([row("rope", 64), row("alibi", 64)])
+    assert "scored on different targets" in table_of(made)
+    assert "scored on different targets" in table_of([made[0], row("rope", 64)]), "rows of before digests"
+    assert "different" not in table_of(made[:1]) + table_of([row("rope", 64), row("alibi", 64)])
 
 
 def test_rows_on_other_targets_are_left_out_and_named(tmp_path: pathlib.Path) -> None:
     """A run measured before targets were spread, and again after: the new rows are one curve, the old ones another."""
-    old = [row("alibi", length, max_targets=65536, ppl=9.0) for length in (64, 128)]
+    old = [row("alibi", length, targets="0f", ppl=9.0) for length in (64, 128)]
     new = [measured("alibi", length, ppl=4.0) for length in (64, 128)]
     folder = write(tmp_path, [*old, *new])
     assert {one["ppl"] for one in plots.read_rows(folder)} == {4.0}
@@ -345,8 +354,8 @@ def test_rows_on_other_targets_are_left_out_and_named(tmp_path: pathlib.Path) ->
 
 def test_no_value_at_the_training_length() -> None:
     made = [row("rope", 128), row("rope", 256)]
-    assert "rope: no value at L, so no ratio" in words(curves.ratio(groups.panels(made)[0]))
-    table = plots.table(made)
+    assert "rope: no value at L, so no ratio" in words(curves.ratio(panels(made)[0]))
+    table = table_of(made)
     assert cells(table, "encoding") == ["encoding", "seeds", "perplexity at 128", "perplexity at 256"]
     assert "**not measured at L = 64, so there are no ratios**" in table and len(cells(table, "rope")) == 4
 
@@ -355,7 +364,7 @@ def test_cumulative_perplexity_weighs_bins_by_their_targets() -> None:
     made = row(
         "rope", 4, protocol="per_position", position_edges=[0, 1, 4], position_nll=[2.0, 1.0], position_targets=[10, 30]
     )
-    (panel,) = groups.panels([made])
+    (panel,) = panels([made])
     local, running = positions.loss_curves(panel)[0].points, positions.cumulative_curves(panel)[0].points
     assert [(point.x, point.mean) for point in local] == [(1.0, 2.0), (pytest.approx(math.sqrt(8)), 1.0)]
     assert [point.x for point in running] == [1.0, 4.0]
@@ -363,7 +372,7 @@ def test_cumulative_perplexity_weighs_bins_by_their_targets() -> None:
 
 
 def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"encoding": {"name": "rope"}}, indent=2))
+    start(tmp_path, config())
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 2, "loss": 3}\n{"step": 1, "loss": 5}\n{"step": 2, "loss": 4}\n{"step": 3, "lo'
     )
@@ -389,7 +398,7 @@ def test_runs_without_a_measurement_leave_no_table(tmp_path: pathlib.Path, capsy
     """Not an empty one, nor that of earlier rows, but the command that measures them."""
     folder = write(tmp_path / "my runs", [row("alibi", 64)])
     (run,) = folder.iterdir()
-    (run / "config.json").write_text('{"encoding": {"name": "alibi"}}')
+    start(run, config("alibi"))
     plots.plot(folder)
     assert (folder / "table.md").is_file()
     (run / "eval.jsonl").unlink()

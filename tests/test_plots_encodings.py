@@ -1,6 +1,5 @@
 """Pictures of the encodings: those of the folder's own runs, trained, or without runs a catalogue."""
 
-import json
 import math
 import pathlib
 import shutil
@@ -10,10 +9,12 @@ import numpy as np
 import pytest
 
 from posx import build, load, plots
+from posx.config import run_config
 from posx.encodings.alibi import alibi_slopes
 from posx.plots import effects, models, pictures
 from posx.plots.models import Subject
-from tests.made_rows import words
+from posx.runs.folder import RunFolder
+from tests.made_rows import start, words
 
 DIMS = models.Dims(model_dim=16, num_heads=2, head_dim=8, num_layers=1, train_len=8)
 
@@ -41,19 +42,22 @@ def test_without_runs_the_catalogue_is_drawn(tmp_path: pathlib.Path) -> None:
 def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
     """With its own heads and sizes; a run without a checkpoint is drawn as initialised, one that cannot be read not."""
     shutil.copytree(whole, tmp_path / "trained")
-    rope = {"name": "rope", "base": 500.0, "layout": "half_split", "rotary_dim": 16}
-    config = json.loads((whole / "config.json").read_text()) | {"encoding": rope}
-    config["resolved"]["layers"] = [rope]
-    for name, text in (("sent", json.dumps(config)), ("broken", "{}")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(text)
+    asked = RunFolder(whole).read_config().asked
+    start(tmp_path / "sent", run_config({**asked, "encoding": {"name": "rope", "base": 500.0}}))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
     apply, params, _ = load(whole)
     sent, trained = models.encodings_of(tmp_path, plots.read_rows(tmp_path))
     assert (trained.name, trained.encoding, trained.dims) == ("t5", apply.model.encodings[0], apply.model.dims)
     table = trained.encoding.by_distance(params["shared"]["encoding_0"], np.arange(32, dtype=np.int32)).bias
     assert by_distance(trained) == pytest.approx(np.asarray(table))
     assert trained.origin == "trained in trained, step 32"
-    assert (sent.name, sent.encoding.base, sent.dims, sent.origin) == ("rope", 500.0, trained.dims, "nothing learned")
+    assert (sent.name, sent.encoding.base, sent.dims, sent.origin) == (
+        "rope(base=500)",
+        500.0,
+        trained.dims,
+        "nothing learned",
+    )
 
 
 def test_logits_without_content_are_what_every_hook_gives() -> None:

@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from posx import plots
+from posx.config import RunConfig
 from posx.encodings.grammar import parse
 from posx.plots import groups, look, palette
-from posx.plots.runs import stored_run
-from tests.made_rows import AT_TRAIN, cells, position_row, row, words, write
+from posx.plots.rows import Run
+from tests.made_rows import AT_TRAIN, as_rows, cells, config, position_row, row, start, words, write
 
 Draw = Callable[..., dict[str, Figure]]
 LENGTHS = (64, 128, 256)
@@ -43,33 +44,22 @@ def draw(monkeypatch: pytest.MonkeyPatch) -> Draw:
     return drawn
 
 
-def config(encoding: str = "rope", **changes: Any) -> dict[str, Any]:
-    """A run's config.json, with `section__name=value` in place of some settings."""
-    made: dict[str, Any] = {
-        "schema_version": 2,
-        "encoding": {"name": encoding},
-        "model": {"model_dim": 128, "layer_policy": ["encoding"]},
-        "data": {"source": "novels", "cache_dir": ""},
-        "train": {"length": 64, "batch_size": 64, "learning_rate": 0.002, "seed": 0, "log_steps": 20},
-        "eval": {"lengths": list(LENGTHS)},
-    }
-    for name, value in changes.items():
-        section, _, key = name.partition("__")
-        made[section][key] = value
-    return made
-
-
-def put(folder: pathlib.Path, path: str, rows: list[dict[str, Any]], settings: dict[str, Any] | None = None) -> None:
-    run = folder / path
-    run.mkdir(parents=True)
-    (run / "eval.jsonl").write_text("".join(json.dumps(one | {"run_id": run.name}) + "\n" for one in rows))
-    if settings:
-        (run / "config.json").write_text(json.dumps(settings))
+def put(
+    folder: pathlib.Path, path: str, rows: list[dict[str, Any]], run: RunConfig | None = None, **settings: Any
+) -> None:
+    """Write the rows of a run with settings of its own, or the `config.json` of one that has no rows."""
+    if run and not rows:
+        start(folder / path, run)
+        return
+    settings = (dict(run.settings) if run else {}) | settings
+    made = [one | {"run_id": pathlib.Path(path).name, "settings": one["settings"] | settings} for one in rows]
+    (folder / path).mkdir(parents=True)
+    (folder / path / "eval.jsonl").write_text("".join(json.dumps(one) + "\n" for one in made))
 
 
 def measured(text: str = "rope", ppl: float = 4.0, seed: int = 0, lengths: Any = LENGTHS, **changes: Any) -> list[Any]:
-    """Rows of version 3 of one run: `ppl` at the training length, twice that at the next, and so on."""
-    facts = {"schema_version": 3, "encoding": text, "layers": [text], "encoding_value": text}
+    """Rows of one run: `ppl` at the training length, twice that at the next, and so on."""
+    facts = {"encoding": text, "layers": [text]}
     scored = {"targets": "0a1b", "block_len": 256}
     rows = [row("rope", n, seed, ppl=ppl * n / 64, nll=math.log(ppl * n / 64)) for n in lengths]
     return [one | facts | scored | changes for one in rows]
@@ -108,9 +98,7 @@ def test_two_sweeps_under_one_folder_replace_nothing(tmp_path: pathlib.Path, dra
 
 def test_seeds_are_what_agrees_in_all_that_changes_results(tmp_path: pathlib.Path) -> None:
     put(tmp_path, "a", measured(ppl=4.0, seed=0), config(train__log_steps=5, data__cache_dir="/elsewhere"))
-    put(
-        tmp_path, "b", measured(ppl=5.0, seed=1), config(train__seed=1, eval__lengths=[64], data__source="moved/novels")
-    )
+    put(tmp_path, "b", measured(ppl=5.0, seed=1), config(train__seed=1, eval__lengths=(64,), data__source="moved"))
     put(tmp_path, "c", measured(ppl=9.0, seed=2), config(train__seed=2, train__batch_size=32))
     table = plots.table(plots.read_rows(tmp_path))
     assert cells(table, "rope, batch_size=64")[1:3] == ["2", "4.500 ± 0.707"]
@@ -131,10 +119,9 @@ def test_the_same_run_twice_is_two_curves_named_by_path(tmp_path: pathlib.Path) 
 
 def test_a_hybrid_is_never_drawn_as_its_first_encoding(tmp_path: pathlib.Path, draw: Draw) -> None:
     put(tmp_path, "plain", measured(ppl=4.0), config())
-    half = config(model__layer_policy=["encoding", "nope"])
+    half = config(model__layer_policy=("encoding", "nope"))
     put(tmp_path, "hybrid", measured(ppl=5.0, layers=["rope", "nope"]), half)
-    policy = ["encoding", "encoding", "nope"]
-    put(tmp_path, "old", measured(ppl=6.0, layers="rope+nope"), config(model__layer_policy=policy))
+    put(tmp_path, "third", measured(ppl=6.0, layers=["rope", "rope", "nope"]))
     figure = draw(tmp_path)["extrapolation"]
     assert entries(figure) == ["rope", "rope, nope", "rope, rope, nope"]
     assert line(figure, "rope").get_color() == palette.LOOKS["rope"].color != line(figure, "rope, nope").get_color()
@@ -164,41 +151,35 @@ def test_a_setting_that_one_curve_has_otherwise_is_stated_once(tmp_path: pathlib
     assert note in words(figure) and note in table
 
 
-def test_open_settings_differ_only_if_they_resolve_to_others(tmp_path: pathlib.Path) -> None:
-    """mlp_dim=0 is four times model_dim, and position_lr_multiplier=0 the own one of each encoding."""
+def test_settings_that_follow_from_others_are_not_named(tmp_path: pathlib.Path) -> None:
+    """mlp_dim is four times model_dim unless it is set, and each encoding has a position_lr_multiplier of its own."""
     for seed, (text, width, asked) in enumerate((("rope", 128, 0), ("rope", 128, 512), ("t5", 64, 0))):
         made = config(text, train__seed=seed, model__model_dim=width, model__mlp_dim=asked)
-        made["train"]["position_lr_multiplier"] = 0.0
-        rates = [{"table": {"lr_multiplier": 10.0, "decays": False}}] if text == "t5" else [{}]
-        made["resolved"] = {"model": {"mlp_dim": 4 * width} if asked == 0 else {}, "rates": rates}
         put(tmp_path, f"run{seed}", measured(text, seed=seed), made)
     table = plots.table(plots.read_rows(tmp_path))
     assert cells(table, "rope, model_dim=128")[1] == "2" and cells(table, "t5, model_dim=64")[1] == "1"
+    put(tmp_path, "narrow", measured("t5"), config("t5", model__model_dim=64, model__mlp_dim=100))
+    assert cells(plots.table(plots.read_rows(tmp_path)), "t5, mlp_dim=100")
 
 
 def test_the_same_text_at_another_path_is_no_difference(tmp_path: pathlib.Path, draw: Draw) -> None:
     """Also of a run that has no rows, by the digest in its config.json."""
-    found = {"resolved": {"data": {"digest": "9f2c11d0aa", "source": "/abs/d/two"}}}
-    rows = measured("alibi", data_source="/abs/d/two", dtype="float32")
-    for seed, (source, made) in enumerate((("d/two", rows), ("/abs/d/two", []))):
-        asked = config("alibi", data__source=source, train__seed=seed, model__dtype="float32")
-        put(tmp_path, f"s{seed}", made, asked | found)
+    for seed, (source, made) in enumerate((("/d/two", measured("alibi", data_source="/other/two")), ("/d/two", []))):
+        put(tmp_path, f"s{seed}", made, config("alibi", data__source=source, train__seed=seed))
         (tmp_path / f"s{seed}" / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n{"step": 9, "loss": 2.5}\n')
     assert entries(draw(tmp_path, "training")["training"]) == ["alibi (2 runs)"]
 
 
-def test_texts_and_tokenizers_are_compared_by_content(tmp_path: pathlib.Path) -> None:
-    """Two texts whose paths are alike are told apart by their digests; one tokenizer at two paths is no difference."""
-    for number, text in enumerate(("alibi", "rope")):
-        made = config(text, data__tokenizer=f"/{number}/tokenizer.json")
-        made["resolved"] = {"data": {"digest": f"{number}" * 16, "source": "novels"}}
-        put(tmp_path, text, measured(text, data_digest=f"{number}" * 16), made)
-        (tmp_path / text / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
+def test_texts_are_compared_by_content(tmp_path: pathlib.Path) -> None:
+    """They are told apart by their digests if their paths and tokenizers are alike."""
+    names = {"data_source": "novels", "tokenizer": "bytes"}
+    for number, text in enumerate(("alibi", "rope", "t5")):
+        put(tmp_path, text, measured(text, data_digest=f"{number % 2}" * 16, **names))
     table = plots.table(plots.read_rows(tmp_path))
-    assert cells(table, "alibi, text=000000000000") and cells(table, "rope, text=111111111111")
-    (tmp_path / "rope" / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
-    table = plots.table(plots.read_rows(tmp_path))
-    assert cells(table, "alibi, tokenizer=/0/tokenizer.json") and cells(table, "rope, tokenizer=/1/tokenizer.json")
+    assert cells(table, "alibi") and cells(table, "rope, text=111111111111")
+    assert "If a label does not say otherwise: text=000000000000" in table
+    put(tmp_path, "nope", measured("nope", data_digest="2" * 16, **names | {"tokenizer": "bpe-512"}))
+    assert cells(plots.table(plots.read_rows(tmp_path)), "nope, tokenizer=bpe-512")
 
 
 def test_long_labels_that_differ_are_never_shown_alike(tmp_path: pathlib.Path, draw: Draw) -> None:
@@ -223,46 +204,31 @@ def test_labels_can_be_typed(tmp_path: pathlib.Path, draw: Draw) -> None:
     assert entries(draw(tmp_path)["ratio"]) == sorted(texts) and all(map(parse, texts))
 
 
-def test_fields_of_rows_of_before_stand_in_the_label(tmp_path: pathlib.Path) -> None:
-    """Their rows hold the name alone; what was asked for is in config.json, else in what the encoding came to."""
-    old = {"schema_version": 1, "layers": "t5"}
-    for number, distance in enumerate((128, "auto")):
-        asked = config("t5") | {"encoding": {"name": "t5", "max_distance": distance, "scaled": True}}
-        put(tmp_path, f"t{number}", measured("t5", encoding_value=f"T5(max_distance={number})", **old), asked)
-    for distance in (8, 9):
-        value = f"T5(num_buckets=4, max_distance={distance})"
-        put(tmp_path / "b" / "c" / "bare", f"t{distance}", measured("t5", encoding_value=value, **old))
-    asked_for = plots.table(plots.read_rows(tmp_path))
-    assert cells(asked_for, "t5(max_distance=128)") and cells(asked_for, "t5(max_distance=auto)")
-    bare = plots.table(plots.read_rows(tmp_path / "b" / "c" / "bare"))
-    assert cells(bare, "t5(max_distance=8)") and cells(bare, "t5(max_distance=9)")
+def test_fields_of_an_encoding_are_named_only_beside_its_own_text(tmp_path: pathlib.Path) -> None:
+    """One text is resolved in two ways by two versions of posx, or for two sizes, which the label names anyway."""
+    for distance in (32, 64):
+        settings = {"encoding.name": "t5", "encoding.max_distance": distance}
+        put(tmp_path / "versions", f"t{distance}", measured("t5"), **settings)
+        put(tmp_path / "sizes", f"t{distance}", measured("t5"), **settings, **{"model.model_dim": distance})
+    versions, sizes = (plots.table(plots.read_rows(tmp_path / name)) for name in ("versions", "sizes"))
+    assert cells(versions, "t5, max_distance=32") and cells(versions, "t5, max_distance=64")
+    assert cells(sizes, "t5, model_dim=32") and cells(sizes, "t5, model_dim=64")
 
 
-def test_seeds_of_before_and_of_now_are_one_curve(tmp_path: pathlib.Path) -> None:
-    """A sweep that was begun under the first schema of config.json."""
-    sizes = {"num_layers": 1, "num_heads": 4, "num_kv_heads": 0, "mlp": "gelu", "mlp_dim": 0}
-    asked = {"max_distance": "auto", "scaled": True}
-    came_to = {"num_buckets": 30, "max_distance": 32, "bidirectional": False, "scaled": True, "per_layer": False}
-    value = f"T5({', '.join(f'{name}={field}' for name, field in came_to.items())}, head_dim=32)"
-    old, new = config("t5"), config("t5", train__seed=1, model__remat="none", train__dispatch_steps=1)
-    for made in (old, new):
-        made["model"] |= sizes
-    old |= {"schema_version": 1, "encoding": {"name": "t5", **asked, "head_dim": "auto"}}
-    old["resolved"] = {"encodings": [value]}
-    new["encoding"] |= asked | {"head_dim": 0}
-    new["resolved"] = {
-        "layers": [{"name": "t5", **came_to, "head_dim": 0}],
-        "model": {"num_kv_heads": 4, "mlp_dim": 512},
-    }
-    put(tmp_path, "old", measured("t5", ppl=4.0, schema_version=1, encoding_value=value), old)
-    put(tmp_path, "new", measured("t5", ppl=5.0, seed=1), new)
-    assert cells(plots.table(plots.read_rows(tmp_path)), "t5")[1:3] == ["2", "4.500 ± 0.707"]
+def test_rows_of_another_version_are_left_out_with_a_line(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, "a", [*measured(schema_version=3), *measured("alibi")])
+    put(tmp_path, "b", measured("t5", schema_version=5))
+    assert {one["encoding"] for one in plots.read_rows(tmp_path)} == {"alibi"}
+    (record,) = caplog.records
+    assert "6 rows of another version" in record.getMessage()
 
 
 def test_a_path_is_spelt_out_only_where_its_last_word_is_not_enough(tmp_path: pathlib.Path) -> None:
     for rate in (1, 2):
-        both = config(train__dropout=0.1 * rate, model__dropout=0.2 * rate, model__depth=rate)
-        put(tmp_path, f"run{rate}", measured(ppl=float(rate)), both)
+        both = {"train.dropout": 0.1 * rate, "model.dropout": 0.2 * rate, "model.depth": rate}
+        put(tmp_path, f"run{rate}", measured(ppl=float(rate)), **both)
     assert cells(plots.table(plots.read_rows(tmp_path)), "rope, depth=1, model.dropout=0.2, train.dropout=0.1")
 
 
@@ -287,8 +253,8 @@ def test_windows_left_out_are_named_once(tmp_path: pathlib.Path, draw: Draw) -> 
     short = [long | {"eval_len": 256, "position_edges": edges, **bins, "targets": name} for name in ("aa", "bb")]
     put(tmp_path, "rope-s0", [*short, long | {"targets": "cc"}, long])
     drawn = words(draw(tmp_path, "per_position")["per_position"])
-    said = "windows of 256 tokens left out, those of 1,024 are drawn, 1 row left out, scored on other targets"
-    assert f"rope-s0: {said} (not comparable)" in drawn
+    assert "rope-s0: windows of 256 tokens left out, those of 1,024 are drawn" in drawn
+    assert "rope-s0: 1 row left out, scored on other targets (not comparable)" in drawn
 
 
 def test_length_labels_keep_a_gap(tmp_path: pathlib.Path, draw: Draw) -> None:
@@ -345,7 +311,7 @@ def test_a_look_with_other_targets_never_takes_the_place_of_the_runs_own(tmp_pat
 def test_rows_on_another_text_never_take_the_place_of_the_runs_own(tmp_path: pathlib.Path, draw: Draw) -> None:
     """As `posx evaluate --config.data.source=OTHER` appends them."""
     put(tmp_path, "rope-s0", [*measured(), *measured(ppl=9.0, data_digest="other", targets="ff")])
-    own = config("alibi") | {"resolved": {"data": {"digest": "9f2c11d0aa"}}}
+    own = config("alibi")
     put(tmp_path, "alibi-s0", [*measured("alibi", ppl=9.0, data_digest="other", targets="ff"), *measured("alibi")], own)
     figure = draw(tmp_path)["extrapolation"]
     note = "alibi-s0, rope-s0, each: 3 rows left out, measured on other text (not comparable)"
@@ -355,11 +321,10 @@ def test_rows_on_another_text_never_take_the_place_of_the_runs_own(tmp_path: pat
 
 def test_rows_on_another_text_alone_make_no_seed_of_the_others(tmp_path: pathlib.Path) -> None:
     """A protocol that a run was measured under on other text only: beside its own text those rows are no part of it."""
-    own = {"resolved": {"data": {"digest": "9f2c11d0aa"}}}
     other = measured(ppl=9.0, protocol="sliding", stride=16, data_digest="other", targets="ff")
-    put(tmp_path, "a", [*measured(), *other], config() | own)
+    put(tmp_path, "a", [*measured(), *other], config())
     sliding = measured(seed=1, protocol="sliding", stride=16)
-    put(tmp_path, "b", [*measured(ppl=5.0, seed=1), *sliding], config(train__seed=1) | own)
+    put(tmp_path, "b", [*measured(ppl=5.0, seed=1), *sliding], config(train__seed=1))
     first, second = plots.table(plots.read_rows(tmp_path)).split("\n\nSliding")
     assert cells(first, "rope")[1:3] == ["2", "4.500 ± 0.707"] and cells(second, "rope")[1:3] == ["1", "4.000"]
 
@@ -399,7 +364,7 @@ def test_targets_are_chosen_for_each_stride(tmp_path: pathlib.Path, draw: Draw) 
 
 def test_no_ratio_is_formed_across_sets_of_targets() -> None:
     """Rows that were put together by hand: read from a folder they are of one set."""
-    made = [*measured(lengths=(64, 128)), *measured(lengths=(256,), targets="another")]
+    made = as_rows([*measured(lengths=(64, 128)), *measured(lengths=(256,), targets="another")])
     assert cells(plots.table(made), "encoding")[4:] == ["R_2"] and "scored on different targets" in plots.table(made)
 
 
@@ -478,7 +443,7 @@ def test_long_titles_stay_clear_of_other_panels(tmp_path: pathlib.Path, draw: Dr
     long = ("my_encodings:AnotherOfThem(gain=3)", "alibi+my_encodings:Mine(first=1, second=2)", "rope", "t5", "alibi")
     for number, text in enumerate(long):
         for length, width in ((64, 64), (128, 64), (64, 128), (128, 128)):
-            asked = config(text, train__length=length, model__model_dim=width, train__steps=1000 + width)
+            asked = config(train__length=length, model__model_dim=width, train__steps=1000 + width)
             put(tmp_path, f"{number}-{length}-{width}", measured(text, train_len=length), asked)
     figure = draw(tmp_path)["extrapolation-lengths"]
     figure.draw_without_rendering()
@@ -565,7 +530,7 @@ def test_dashes_stand_for_the_varied_setting(tmp_path: pathlib.Path, draw: Draw)
     for text in texts:
         for rate in (0.001, 0.003):
             run = f"{text[:5]}-{rate}"
-            put(tmp_path, run, measured(text, ppl=4.0 + rate), config(text, train__learning_rate=rate))
+            put(tmp_path, run, measured(text, ppl=4.0 + rate), config(train__learning_rate=rate))
             (tmp_path / run / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n{"step": 9, "loss": 2.5}\n')
     drawn = draw(tmp_path)
     for kind in ("extrapolation", "ratio", "training"):
@@ -586,7 +551,7 @@ def test_one_curve_is_drawn_once(tmp_path: pathlib.Path, draw: Draw) -> None:
 def test_a_curve_looks_the_same_in_every_figure(tmp_path: pathlib.Path, draw: Draw) -> None:
     """Also in those that not all curves are in."""
     for number, text in enumerate(("rope(base=1)", "rope(base=2)", "rope(base=3)")):
-        losses = [position_row("rope") | {"encoding": text, "layers": [text], "encoding_value": text}]
+        losses = [position_row("rope") | {"encoding": text, "layers": [text]}]
         put(tmp_path, f"run{number}", measured(text) + losses * (number > 0))
         (tmp_path / f"run{number}" / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n{"step": 9, "loss": 2.5}\n')
     drawn = draw(tmp_path)
@@ -639,7 +604,6 @@ def test_advice_covers_windows_that_are_left_out(tmp_path: pathlib.Path, monkeyp
 def test_a_run_that_ended_with_nan_stands_in_table_and_figures(tmp_path: pathlib.Path, draw: Draw) -> None:
     put(tmp_path, "good", measured("alibi"), config("alibi", train__learning_rate=1e-3))
     put(tmp_path, "bad", [], config("alibi", train__learning_rate=1e30))
-    (tmp_path / "bad" / "eval.jsonl").unlink()
     logged = '{"step": 1, "loss": 5.5, "grad_norm": 2.0}\n{"step": 2, "loss": 5.4, "grad_norm": "nan"}\n'
     (tmp_path / "bad" / "metrics.jsonl").write_text(logged)
     drawn, table = draw(tmp_path), (tmp_path / "table.md").read_text()
@@ -670,7 +634,6 @@ def test_every_kind_of_failure_has_its_mark(tmp_path: pathlib.Path, draw: Draw) 
     failed = [one | {"status": "nonfinite", "ppl": None, "nll": None} for one in measured("alibi")]
     put(tmp_path, "none", failed, config("alibi"))
     put(tmp_path, "bad", [], config("t5"))
-    (tmp_path / "bad" / "eval.jsonl").unlink()
     (tmp_path / "bad" / "metrics.jsonl").write_text('{"step": 1, "loss": "nan"}\n')
     legend = draw(tmp_path, "extrapolation")["extrapolation"].legends[0]
     names = [text.get_text() for text in legend.get_texts()]
@@ -698,7 +661,6 @@ def test_figures_without_a_place_for_nan_runs_name_them(tmp_path: pathlib.Path, 
     put(tmp_path, "good", [*measured("alibi"), position_row("alibi")], config("alibi"))
     (tmp_path / "good" / "metrics.jsonl").write_text('{"step": 1, "loss": 5.5}\n')
     put(tmp_path, "bad", [], config("alibi", train__learning_rate=1e30))
-    (tmp_path / "bad" / "eval.jsonl").unlink()
     (tmp_path / "bad" / "metrics.jsonl").write_text('{"step": 1, "loss": "nan", "grad_norm": "nan"}\n')
     drawn = draw(tmp_path)
     for kind in ("training", "per_position"):
@@ -708,7 +670,6 @@ def test_figures_without_a_place_for_nan_runs_name_them(tmp_path: pathlib.Path, 
 def test_a_failed_run_is_named_with_its_reason(tmp_path: pathlib.Path, draw: Draw) -> None:
     put(tmp_path, "good", measured("alibi"), config("alibi"))
     put(tmp_path, "bad", [], config("rope"))
-    (tmp_path / "bad" / "eval.jsonl").unlink()
     (tmp_path / "bad" / "status.json").write_text(json.dumps({"code": 3, "reason": "the disk is full"}))
     assert "bad failed: the disk is full" in words(draw(tmp_path)["ratio"])
     assert "bad failed: the disk is full" in (tmp_path / "table.md").read_text()
@@ -716,22 +677,20 @@ def test_a_failed_run_is_named_with_its_reason(tmp_path: pathlib.Path, draw: Dra
 
 def test_runs_without_results_are_named_by_path(tmp_path: pathlib.Path, draw: Draw) -> None:
     put(tmp_path, "first/rope-s0", measured(), config())
-    (tmp_path / "second" / "rope-s0").mkdir(parents=True)
-    (tmp_path / "second" / "rope-s0" / "config.json").write_text(json.dumps(config()))
+    put(tmp_path, "second/rope-s0", [], config())
     assert "No results yet: second/rope-s0" in words(draw(tmp_path)["extrapolation"])
 
 
-def test_runs_whose_positions_learned_at_other_rates_are_no_seeds_of_one_curve():
-    def run(seed, asked, *rates):
-        layers = [{"table": {"lr_multiplier": rate, "decays": decays}} for rate, decays in rates]
-        config = {"train": {"seed": seed, "length": 64, "position_lr_multiplier": asked}, "resolved": {"rates": layers}}
-        return stored_run(f"t5-s{seed}", config, {"encoding": "t5", "train_len": 64, "seed": seed})
+def test_runs_whose_positions_learned_at_other_rates_are_no_seeds() -> None:
+    def run(seed: int, rate: float, decayed: tuple[str, ...] = ()) -> Run:
+        settings = {"train.seed": seed, "train.position_lr_multiplier": rate}
+        return Run(f"t5-s{seed}", "t5", 64, settings | ({"train.decayed": [*decayed]} if decayed else {}))
 
-    plain, before = (
-        run(0, 1.0, (1.0, False)),
-        stored_run("t5-s1", {"train": {"seed": 1, "length": 64}}, {"encoding": "t5"}),
-    )
-    fast, same, decaying = run(2, 0.0, (10.0, False)), run(3, 10.0, (10.0, False)), run(4, 0.0, (10.0, True))
-    found = groups.seeds_of_curves([plain, before, fast, same, decaying])
-    assert [{run.seed for run in runs} for runs in found] == [{0, 1}, {2, 3}, {4}]
-    assert groups.labels(found)[:2] == ["t5, position_lr_multiplier=1.0", "t5, position_lr_multiplier=10.0, t5-s2"]
+    runs = [run(0, 1.0), run(1, 1.0), run(2, 10.0), run(3, 10.0), run(4, 10.0, ("0.table",))]
+    found = groups.seeds_of_curves(runs)
+    assert sorted("".join(run.path[-1] for run in own) for own in found) == ["01", "23", "4"]
+    names = [
+        "t5, decayed=('0.table',), position_lr_multiplier=10.0",
+        *(f"t5, position_lr_multiplier={n}.0" for n in (1, 10)),
+    ]
+    assert sorted(groups.labels(found)) == names

@@ -1,27 +1,26 @@
-"""The leaderboard's cells, its table, and what the cells say to published claims.
+"""The table of the leaderboard, and its verdicts on published claims.
 
-    python experiments/leaderboard/leaderboard.py collect runs/leaderboard > experiments/leaderboard/cells.jsonl
-    python experiments/leaderboard/leaderboard.py table experiments/leaderboard/cells.jsonl
-    python experiments/leaderboard/leaderboard.py claims experiments/leaderboard/cells.jsonl
+    python -m experiments.tables collect runs/leaderboard cells 4096 >> experiments/leaderboard/runs.jsonl
+    python -m experiments.leaderboard.leaderboard table
+    python -m experiments.leaderboard.leaderboard claims
 
-`collect` prints one line of JSON a finished run: `encoding` as it is typed and its resolved `encoding_value`, `seed`,
-`digest` of all settings, resolved `position_lr_multiplier`, `num_params`, `machine`, `git` (the commit where it ended),
-and in `rows`, by length in tokens, `nll` and `ppl` a token, `bpb`, `status` and the sums of NLL over blocks of 4,096
-targets, by which two cells of the same targets are paired.
+The runs are those of the part `cells` of `runs.jsonl`, and those of the ten encodings of `train_short_test_long`, which
+ran with the same settings. Two runs on the same targets are paired by the sums of their losses over blocks of 4,096.
 
-`table` prints Markdown: PPL at L and R_k = PPL(kL) / PPL(L), means and standard deviations over seeds; how far PPL
-stays within 1 % of that at L, the lowest and the highest seed's, ">=" where that is the longest length measured; and
-the time of a step over NoPE's, median [quartiles] of turns (`steps*.json`, of `scripts/bench.py train`; where several
-hold an encoding, the first).
+`table` prints Markdown: PPL at L and R_k = PPL(kL) / PPL(L), means and standard deviations over seeds; the last length
+up to which PPL stays within 1 % of that at L, for the lowest and the highest seed, with ">=" if it is the longest
+length measured; and the time of a step over NoPE's, median [quartiles] of turns (`steps.jsonl`, the reports of the
+training bench; if several reports hold an encoding, the first counts).
 
-A verdict against ALiBi or RoPE, at L and at 8 L, is exp of the difference of the mean losses, so the ratio of geometric
-means over seeds. It has a sign, - for better and + for worse, where that difference is more than the 95 % intervals
-over text and over seeds (Welch's, unpaired) together, their squares added: of a hundred verdicts where nothing differs
-about five have a sign. With one seed there is none, and three seeds are too few to say that one beats another.
+A verdict against ALiBi or RoPE, at L and at 8 L, is exp of the difference of the mean losses, which is the ratio of
+geometric means over seeds. It has a sign, - for better and + for worse, if that difference is more than the 95 %
+intervals over text and over seeds (Welch's, unpaired) together, with their squares added. If nothing differed, about
+five of a hundred verdicts would have a sign. With one seed there is none. Three seeds are too few to say that one
+encoding beats another.
 
-`claims` holds `claims.toml` against that difference and its interval. "below" and "above" are confirmed where the whole
-interval lies on their side of 0, "level" where it lies within 1 %; contradicted where it lies on the other side, or
-outside 1 %; open where it reaches both. An encoding's own perplexity at two lengths is compared seed by seed.
+`claims` compares `claims.toml` with that difference and its interval. "below" and "above" are confirmed if the whole
+interval lies on their side of 0, "level" if it lies within 1 %. They are contradicted if it lies on the other side, or
+outside 1 %, and open if it reaches both. Perplexities of one encoding at two lengths are compared seed by seed.
 """
 
 from __future__ import annotations
@@ -33,83 +32,66 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.stats
 
+from experiments.tables import HERE, WINDOWS, Run, coarser, load, spread
 from posx.evaluation.statistics import half_width, horizon, perplexity, row_blocks
-from posx.plots import read_rows
-from posx.runs.folder import RunFolder
 
-Cell = dict[str, Any]
 BLOCK = 4096
 FACTORS = (2, 4, 8, 16)
 RIVALS = ("alibi", "rope")
 LEVEL = 0.01  # nats, so 1 % of perplexity
-CLAIMS = Path(__file__).parent / "claims.toml"
-#: What the seeds of one entry have in common.
-SETTING = (
-    "encoding_value", "train_len", "step", "data_digest", "position_lr_multiplier", "learning_rate", "num_params",
-)  # fmt: skip
+CLAIMS = HERE / "leaderboard" / "claims.toml"
+#: The facts of a run that the seeds of one entry share, with the settings other than the seed.
+SETTING = ("train_len", "step", "data_digest", "num_params")
 
 
-def collect(folder: Path) -> list[Cell]:
-    cells = []
-    for done in sorted(folder.glob("*/DONE")):
-        run, rows = RunFolder(done.parent), read_rows(done.parent)
-        stored, env = json.loads(run.config_file.read_text()), json.loads(run.env_file.read_text())
-        facts = rows[0] | {"num_params": stored.get("resolved", {}).get("num_params")}
-        cells.append({
-            **{name: facts.get(name) for name in ("encoding", "seed", "digest", *SETTING)},
-            "machine": machine(env), "git": env["git"],
-            "rows": {str(row["eval_len"]): measured(row) for row in rows if row["protocol"] == "nonoverlapping"},
-        })  # fmt: skip
-    return cells
+def load_cells() -> list[Run]:
+    """Return the runs of the leaderboard and those of the study of the ten, all in blocks of 4,096 targets."""
+    ten = [
+        run | {"rows": [row | coarser(row, BLOCK) for row in run["rows"]]}
+        for run in load("train_short_test_long", "study")
+    ]
+    return load("leaderboard", "cells") + ten
 
 
-def machine(env: Mapping[str, Any]) -> str:
-    return f"{env['cpu']}, {env['num_devices']} x {env['device']}, jaxlib {env['versions']['jaxlib']}"
-
-
-def measured(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a cell keeps of a row."""
-    kept = {name: row[name] for name in ("status", "nll", "ppl", "bpb", "num_targets", "targets")}
-    if row["status"] != "ok":
-        return kept
-    sums, _ = row_blocks(row)
-    starts = np.arange(0, len(sums), BLOCK // row["block_len"])
-    return kept | {"block_len": BLOCK, "block_nll": np.add.reduceat(sums, starts).round(2).tolist()}
+def setting(run: Run) -> dict[str, Any]:
+    """Return what the seeds of one entry have in common."""
+    settings = {name: value for name, value in run["settings"].items() if name != "train.seed"}
+    return settings | {name: run[name] for name in SETTING}
 
 
 class Entry:
-    """An encoding's cells: its rows by length, over seeds."""
+    """The rows of one encoding by length, over seeds."""
 
-    def __init__(self, cells: Sequence[Cell]):
+    def __init__(self, cells: Sequence[Run]):
         self.cells = sorted(cells, key=lambda cell: cell["seed"])
-        self.train_len = self.cells[0]["train_len"]
-        unlike = [name for name in SETTING if len({json.dumps(cell[name]) for cell in self.cells}) > 1]
-        if unlike or len({cell["seed"] for cell in self.cells}) < len(self.cells):
-            what = f"differ in {', '.join(unlike)}" if unlike else "repeat a seed"
-            raise SystemExit(f"{self.cells[0]['encoding']}: these cells are not seeds of one setting, they {what}")
-        shared = set.intersection(*(set(cell["rows"]) for cell in self.cells))
-        self.rows = {int(length): [cell["rows"][length] for cell in self.cells] for length in sorted(shared, key=int)}
+        self.name, self.train_len = self.cells[0]["encoding"], self.cells[0]["train_len"]
+        if len({json.dumps(setting(cell), sort_keys=True) for cell in self.cells}) > 1:
+            raise SystemExit(f"{self.name}: these cells differ in more than their seed")
+        if len({cell["seed"] for cell in self.cells}) < len(self.cells):
+            raise SystemExit(f"{self.name}: these cells repeat a seed")
+        by_seed = [{row["eval_len"]: row for row in cell["rows"] if row["protocol"] == WINDOWS} for cell in self.cells]
+        shared = set.intersection(*map(set, by_seed))
+        self.rows = {length: [rows[length] for rows in by_seed] for length in sorted(shared)}
         self.defined = [n for n, rows in self.rows.items() if all(row["status"] == "ok" for row in rows)]
 
     def nll(self, length: int) -> list[float]:
-        """Nats a token, of each seed."""
+        """Return the loss of each seed, in nats a token."""
         return [row["nll"] for row in self.rows[length]]
 
     def ppl(self, length: int) -> float:
         return statistics.fmean(map(perplexity, self.nll(length)))
 
     def failed(self, length: int) -> str:
-        """Why there is no mean over all seeds; "-" where it was not measured."""
+        """Return why there is no mean over all seeds; "-" if it was not measured."""
         return " and ".join(sorted({row["status"] for row in self.rows.get(length, [])} - {"ok"})) or "-"
 
     def ratios(self, length: int) -> list[float]:
-        """R_k of each seed, NaN where it failed."""
+        """Return R_k of each seed, NaN if it failed."""
         pairs = zip(self.rows[length], self.rows[self.train_len], strict=True)
         return [math.exp(far["nll"] - near["nll"]) if far["status"] == "ok" else math.nan for far, near in pairs]
 
@@ -118,7 +100,7 @@ class Entry:
         return with_spread(self.ratios(length)) if length in self.defined else self.failed(length)
 
     def horizon(self) -> str:
-        """In training lengths."""
+        """Return the 1 % horizon of the lowest and the highest seed, in training lengths."""
         beyond = [length for length in self.rows if length > self.train_len]
         if not self.defined or any(row["status"] == "undefined" for n in beyond for row in self.rows[n]):
             return "undefined"
@@ -136,14 +118,16 @@ class Entry:
 
 
 def difference(one: Entry, factor: int, other: Entry, other_factor: int) -> tuple[float, float] | None:
-    """Mean loss of `one` less that of `other`, nats a token, each at so many training lengths, and half its 95 %
-    interval over text and over seeds; None where one of them has no loss."""
+    """Return the mean loss of `one` less that of `other`, in nats a token, and half its 95 % interval.
+
+    Each is measured at so many training lengths. The interval is over text and over seeds. None if one has no loss.
+    """
     length, other_length = factor * one.train_len, other_factor * other.train_len
     if length not in one.defined or other_length not in other.defined:
         return None
     ours, theirs = one.rows[length], other.rows[other_length]
     if len({row["targets"] for row in ours + theirs}) > 1:
-        raise SystemExit(f"{one.cells[0]['encoding']} and {other.cells[0]['encoding']} scored different targets")
+        raise SystemExit(f"{one.name} and {other.name} scored different targets")
     mine, its = (np.mean([row_blocks(row)[0] for row in rows], axis=0) for rows in (ours, theirs))
     counts = row_blocks(ours[0])[1]
     over_text = half_width(mine - its, counts)
@@ -155,7 +139,7 @@ def difference(one: Entry, factor: int, other: Entry, other_factor: int) -> tupl
 
 
 def half_width_over_seeds(*groups: Sequence[float]) -> float:
-    """Half the 95 % interval of a mean over seeds, or Welch's of the difference of two; infinite of a single seed."""
+    """Return half the 95 % interval of a mean over seeds, or Welch's of a difference; infinite for a single seed."""
     if min(map(len, groups)) < 2:
         return math.inf
     parts = [statistics.variance(values) / len(values) for values in groups]
@@ -169,36 +153,35 @@ def with_spread(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.3f}" + (f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else "")
 
 
-def multiplier(cell: Cell) -> str:
-    """Of the position parameters' learning rate; those of an encoding built around another may have several."""
-    rate = cell["position_lr_multiplier"]
+def multiplier(cell: Run) -> str:
+    """Return the multipliers of the position parameters' learning rate; encodings of several parts may have several."""
+    rate = cell["settings"]["train.position_lr_multiplier"]
     if rate is None:
         return "-"
     found = {one for layer in rate for one in layer.values()} if isinstance(rate, list) else {rate}
     return " and ".join(f"{one:g} x" for one in sorted(found))
 
 
-def step_times(report: Mapping[str, Any]) -> dict[str, str]:
-    """Of every encoding over NoPE's, from what `scripts/bench.py train` left: of the ratios within a turn, the median
-    and [lower, upper quartile]."""
-    speeds = {row["encoding"]: row["tokens_per_second"] for row in report["results"]}
-    times = {}
-    for name, rates in speeds.items():
-        ratios = [nope / rate for nope, rate in zip(speeds["nope"], rates, strict=True)]
-        low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-        times[name] = f"{median:.2f} [{low:.2f}, {high:.2f}]"
-    return times | {"nope": "1"}
+def step_times(reports: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the time of a step of every encoding over NoPE's: of the ratios in a turn the median and the quartiles."""
+    times: dict[str, str] = {"nope": "1"}
+    for report in reports:
+        speeds = {row["encoding"]: row["tokens_per_second"] for row in report["results"]}
+        for name, rates in speeds.items():
+            ratios = (nope / rate for nope, rate in zip(speeds["nope"], rates, strict=True))
+            times.setdefault(name, spread(ratios))
+    return times
 
 
-def entries_of(cells: Sequence[Cell]) -> dict[str, Entry]:
-    by_name: dict[str, list[Cell]] = defaultdict(list)
+def entries_of(cells: Sequence[Run]) -> dict[str, Entry]:
+    by_name: dict[str, list[Run]] = defaultdict(list)
     for cell in cells:
         by_name[cell["encoding"]].append(cell)
     return {name: Entry(found) for name, found in by_name.items()}
 
 
-def table(cells: Sequence[Cell], times: Mapping[str, str]) -> str:
-    """Markdown; times: of a step, over NoPE's."""
+def table(cells: Sequence[Run], times: Mapping[str, str]) -> str:
+    """Return Markdown. times: of a step, over NoPE's."""
     entries = entries_of(cells)
     order = sorted(entries, key=lambda name: entries[name].ppl(entries[name].train_len))
     head = [
@@ -227,8 +210,8 @@ def table(cells: Sequence[Cell], times: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def claims(cells: Sequence[Cell], published: Sequence[Mapping[str, Any]]) -> str:
-    """A line of Markdown each: what was claimed, what was measured (the ratio of perplexities), what that makes it."""
+def claims(cells: Sequence[Run], published: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line of Markdown for each claim, with the measured ratio of perplexities and the verdict."""
     entries, lines = entries_of(cells), ["| claim | source | here | |", "|---|---|---:|---|"]
     for claim in published:
         name, at = claim["encoding"], claim["at"]
@@ -252,7 +235,7 @@ def lengths(factor: int) -> str:
 
 
 def judged(claimed: str, low: float, high: float) -> str:
-    """Of a difference in nats that lies between `low` and `high`."""
+    """Return the verdict on a difference in nats that lies between `low` and `high`."""
     inside, outside = {
         "below": (high < 0, low > 0),
         "above": (low > 0, high < 0),
@@ -262,19 +245,14 @@ def judged(claimed: str, low: float, high: float) -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    what, path = words
-    if what == "collect":
-        for cell in collect(Path(path)):
-            print(json.dumps(cell))
-        return
-    cells = [json.loads(line) for line in Path(path).read_text().splitlines()]
-    if what == "claims":
-        print(claims(cells, tomllib.loads(CLAIMS.read_text())["claim"]))
-    else:
-        times: dict[str, str] = {}
-        for report in sorted(Path(__file__).parent.glob("steps*.json"), reverse=True):
-            times |= step_times(json.loads(report.read_text()))
-        print(table(cells, times))
+    """Run one of the two commands."""
+    match words:
+        case ["table"]:
+            print(table(load_cells(), step_times(load("leaderboard", file="steps.jsonl"))))
+        case ["claims"]:
+            print(claims(load_cells(), tomllib.loads(CLAIMS.read_text())["claim"]))
+        case _:
+            raise SystemExit(__doc__)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,28 @@
-"""Which learning rates the tuning runs chose, by a rule that was written before any of them had ended.
+"""Choose learning rates from the tuning runs, by a rule that was written before any of them had ended.
 
-    python experiments/recipe/recipe.py collect runs/recipe_cpu > experiments/recipe/tuning.jsonl
-    python experiments/recipe/recipe.py choose experiments/recipe/tuning.jsonl
+    python -m experiments.tables collect runs/recipe_cpu tuning >> experiments/recipe/runs.jsonl
+    python -m experiments.recipe.recipe choose recipe
 
-`collect` prints one line of JSON a run, from the rows that `configs/recipe_cpu.py` has left; `choose` prints Markdown.
-Runs of one seed borrow the noise of others: their file follows (`choose few.jsonl experiments/recipe/tuning.jsonl`).
-After the choice stands, and not before, runs at the chosen rate are made again, measured on the validation text at 8 L
-and drawn:
+`choose` prints Markdown. Runs of one seed take the noise from the runs of another study, which is named second:
+`choose leaderboard recipe`. Only after the choice were runs at the chosen rate made again, measured on the validation
+text at 8 L, and drawn:
 
     posx sweep --config configs/recipe_cpu.py:beyond --workdir runs/beyond --config.data.source=novels
     posx evaluate --workdir runs/beyond --lengths 64,512 --config.data.tuning_fraction=0
-    python experiments/recipe/recipe.py collect runs/beyond > experiments/recipe/beyond.jsonl
-    python experiments/recipe/recipe.py figure experiments/recipe/beyond.jsonl
+    python -m experiments.tables collect runs/beyond beyond >> experiments/recipe/runs.jsonl
+    python -m experiments.recipe.recipe figure
 
 The rule. Loss is the mean NLL at the training length on the tuning documents, averaged over seeds. Its noise is the
 standard deviation between seeds of one setting, pooled over all settings. At each base rate every encoding takes its
 best multiplier. The base rate for all is the one at which the encodings lose least on average against their best over
-all rates; an encoding that loses more than twice the noise by it has its own rate, and that is said. The multiplier is
-the one nearest to 1 whose loss at that rate is within the noise of the best there: 1 where nothing is gained. Where the
-best is the largest multiplier tried, larger ones have to be tried first. (It read "the smallest", until the leaderboard
-tried some below 1; of those from 1 up it is the same.)
+all rates. An encoding that loses more than twice the noise by it has its own rate, and the table names it. The
+multiplier is the one nearest to 1 whose loss at that rate is within the noise of the best there: 1 if nothing is
+gained. If the best is the largest multiplier tried, larger ones have to be tried first. (The rule read "the smallest"
+until the leaderboard tried some multipliers below 1; from 1 up it is the same.)
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import sys
@@ -34,47 +32,51 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import posx
-from posx.files import lines
+from experiments.tables import HERE, WINDOWS, Run, load
 
 Record = dict[str, Any]
-FACTS = (
-    "encoding", "learning_rate", "position_lr_multiplier", "seed", "train_len", "nll", "ppl", "num_targets", "targets",
-    "step", "data_digest", "digest",
-)  # fmt: skip
 
 
 class Cell(NamedTuple):
-    """Runs that differ by their seed alone."""
+    """The runs that differ only in their seed."""
 
     encoding: str
     rate: float
-    multiplier: float  # 1 where nothing is learned
+    multiplier: float  # 1 if nothing is learned
 
 
 class Choice(NamedTuple):
+    """The multiplier that an encoding takes at a base rate."""
+
     multiplier: float
     best: float  # multiplier of the lowest loss
     losses: dict[float, float]  # nats, by multiplier
     lost: float  # nats, against the best over all rates
 
 
-def collect(folder: Path) -> list[Record]:
-    """One record a finished run: its row at L on the tuning documents, and R_8 on other text if that was measured."""
-    records = []
-    for path in sorted(folder.glob("*/DONE")):
-        own = json.loads(path.read_text())["data_digest"]
-        rows = [row for row in lines.read(path.parent / "eval.jsonl") if row["status"] == "ok"]
-        here = [row for row in rows if row["data_digest"] == own and row["eval_len"] == row["train_len"]]
-        there = {row["eval_len"] / row["train_len"]: row["ppl"] for row in rows if row["data_digest"] != own}
-        record = {name: here[0][name] for name in FACTS}
-        records.append(record | ({"r_8": there[8] / there[1]} if {1, 8} <= there.keys() else {}))
-    return records
+def record(run: Run) -> Record:
+    """Return what the rule reads of a run: its rates and its row at L on its own text.
+
+    "r_8" is added if it was measured on another text at L and 8 L.
+    """
+    rows = [run | row for row in run["rows"] if row["status"] == "ok" and row["protocol"] == WINDOWS]
+    own = [row for row in rows if row["data_digest"] == run["settings"]["data"] and row["eval_len"] == run["train_len"]]
+    there = {
+        row["eval_len"] / run["train_len"]: row["ppl"] for row in rows if row["data_digest"] != own[0]["data_digest"]
+    }
+    found = own[0] | {name: run["settings"][f"train.{name}"] for name in ("learning_rate", "position_lr_multiplier")}
+    return found | ({"r_8": there[8] / there[1]} if {1, 8} <= there.keys() else {})
+
+
+def records(study: str, part: str = "tuning") -> list[Record]:
+    """Return the records of one part of a study."""
+    return [record(run) for run in load(study, part)]
 
 
 def cells_of(records: Sequence[Record]) -> dict[Cell, list[float]]:
-    """Losses of the seeds of every cell, nats. Raises ValueError for records of different targets or lengths.
+    """Return the losses of the seeds of every cell, in nats. Raises ValueError for records of different targets.
 
-    A cell that lacks a seed which others have is left out: means over other seeds are not compared.
+    A cell that lacks a seed is left out: means over different seeds are not compared.
     """
     if len({(r["targets"], r["data_digest"], r["step"]) for r in records}) != 1:
         raise ValueError("these runs were not trained and scored alike")
@@ -86,16 +88,16 @@ def cells_of(records: Sequence[Record]) -> dict[Cell, list[float]]:
 
 
 def noise_of(cells: Mapping[Cell, Sequence[float]]) -> float:
-    """Standard deviation between seeds, nats, pooled over cells. Ends the program where no cell has two."""
+    """Return the standard deviation between seeds, in nats, pooled over cells. Raises SystemExit if no cell has two."""
     several = [losses for losses in cells.values() if len(losses) > 1]
     if not several:
-        raise SystemExit("one seed so far: nothing is chosen until a second tells what noise is")
+        raise SystemExit("one seed so far: nothing is chosen until a second seed shows the noise")
     squares = sum((len(losses) - 1) * statistics.variance(losses) for losses in several)
     return (squares / sum(len(losses) - 1 for losses in several)) ** 0.5
 
 
 def choose(cells: Mapping[Cell, Sequence[float]], rate: float, noise: float) -> dict[str, Choice]:
-    """What every encoding takes at a base rate."""
+    """Return the choice of every encoding at a base rate."""
     means = {cell: statistics.fmean(losses) for cell, losses in cells.items()}
     found = {}
     for encoding in dict.fromkeys(cell.encoding for cell in cells if cell.rate == rate):
@@ -108,13 +110,13 @@ def choose(cells: Mapping[Cell, Sequence[float]], rate: float, noise: float) -> 
 
 
 def base_rate(cells: Mapping[Cell, Sequence[float]], noise: float) -> float:
-    """The rate at which the encodings lose least, on average, against their own best."""
+    """Return the rate at which the encodings lose least, on average, against their own best."""
     rates = sorted({cell.rate for cell in cells})
     return min(rates, key=lambda rate: statistics.fmean(c.lost for c in choose(cells, rate, noise).values()))
 
 
 def report(records: Sequence[Record], others: Sequence[Record] = ()) -> str:
-    """Markdown; the noise is that of `records`, or of `others` where those are given."""
+    """Return Markdown. The noise is that of `others` if there are any, else that of `records`."""
     cells, seeded = cells_of(records), cells_of(others or records)
     noise, single = noise_of(seeded), [statistics.stdev(losses) for losses in seeded.values() if len(losses) > 1]
     rates, multipliers = (sorted({getattr(cell, name) for cell in cells}) for name in ("rate", "multiplier"))
@@ -146,7 +148,7 @@ def _losses(cells: Mapping[Cell, Sequence[float]], rates: Sequence[float], multi
 
 
 def _choices(cells: Mapping[Cell, Sequence[float]], rates: Sequence[float], noise: float) -> list[str]:
-    """A line an encoding, and one more where it has a rate of its own."""
+    """Return a line for each encoding, and one more if it has a rate of its own."""
     table = [
         "| encoding | base rate | multiplier | lowest loss at | loss | lost by the rate | gained over worst | median |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -170,7 +172,7 @@ def _edge(value: float, tried: Sequence[float]) -> str:
 
 
 def figure(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Perplexity at L, which chose, and R_8, which did not, against the multiplier; a ring at what a class states."""
+    """Draw perplexity at L and R_8 against the multiplier. A ring marks the multiplier of a class."""
     from posx.plots import look, palette
 
     multipliers = sorted({r["position_lr_multiplier"] for r in records})
@@ -214,13 +216,12 @@ def _against_multiplier(ax: Any, records: Sequence[Record], name: str, drawn: An
 
 
 def main(words: Sequence[str]) -> None:
+    """Run one of the two commands."""
     match words:
-        case ["collect", folder]:
-            print("\n".join(json.dumps(record) for record in collect(Path(folder))))
-        case ["choose", tuning, *others]:
-            print(report(lines.read(Path(tuning)), [record for other in others for record in lines.read(Path(other))]))
-        case ["figure", beyond]:
-            print(*figure(lines.read(Path(beyond)), Path(beyond).parent), sep="\n")
+        case ["choose", study, *others]:
+            print(report(records(study), [record for other in others for record in records(other)]))
+        case ["figure"]:
+            print(*figure(records("recipe", "beyond"), HERE / "recipe"), sep="\n")
         case _:
             raise SystemExit(__doc__)
 

@@ -1,68 +1,67 @@
-"""The gates that this study was to be held against, each with what was measured.
+"""Compare what was measured with the gates that were set for this study before it ran.
 
-    python experiments/train_short_test_long/gates.py experiments/train_short_test_long/results
+    python -m experiments.train_short_test_long.gates
 
-Reads the stored rows alone and prints Markdown. R_k = PPL(kL) / PPL(L) is taken within a run; a value is the mean over
-seeds, its lowest and highest in brackets. A gate holds for the mean, and not at all where a seed failed. Runs that
-cannot be compared (other targets, other text, fewer steps) end the program instead of entering a mean.
+Reads the runs of `runs.jsonl` and prints Markdown. R_k = PPL(kL) / PPL(L) is formed within a run. A value is the mean
+over seeds, with the lowest and the highest in brackets. A gate is met by the mean; it is not met if a seed failed.
 """
 
 import math
 import statistics
-import sys
-from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
+from experiments.tables import SLIDING, WINDOWS, Run, Seeds, by_setting, load, markdown
 from posx.evaluation.statistics import horizon
-from posx.plots import captions, read_rows
-from posx.plots.groups import panels
 
-P1, P2 = "nonoverlapping", "sliding"
 RELATIVE = ("rope", "alibi", "t5", "shaw", "transformer_xl", "deberta")
 
 
 class Study:
-    """The losses of all runs at one training length, nats a token."""
+    """The losses of all runs at one training length, in nats a token."""
 
-    def __init__(self, folder: Path):
-        #: By encoding and protocol, then by length in training lengths, then by seed; NaN where a run failed.
-        self.nll: dict[tuple[str, str], dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-        for panel in panels(read_rows(folder)):
-            said = [captions.mixture(panel.rows), *captions.apart(panel.rows), *captions.before_the_end(panel.rows)]
-            if any(said := [*said, *captions.left_out(panel.runs, panel.protocol)]):
-                raise SystemExit("; ".join(filter(None, said)))
-            for group in panel.groups:
-                for row in group.rows:
-                    loss = row["nll"] if row["status"] == "ok" else math.nan
-                    self.nll[group.label, panel.protocol][row["eval_len"] / panel.train_len][row["seed"]] = loss
+    def __init__(self, runs: Sequence[Run]):
+        #: By encoding and protocol, then by length in training lengths, then by seed; NaN if a run failed.
+        self.nll: dict[tuple[str, str], dict[float, dict[int, float]]] = {}
+        for name, members in by_setting(runs).items():
+            for protocol in (WINDOWS, SLIDING):
+                seeds = Seeds(members, protocol)
+                self.nll[name, protocol] = {
+                    length / seeds.train_len: {
+                        seed: row["nll"] if row["status"] == "ok" else math.nan for seed, row in rows.items()
+                    }
+                    for length, rows in seeds.rows.items()
+                }
         self.names = sorted({name for name, _ in self.nll})
 
-    def ppl(self, name: str, k: float = 1, protocol: str = P1) -> list[float]:
-        """Perplexity at k L, of each seed; empty where it was not measured."""
-        return [math.exp(loss) for loss in self.nll[name, protocol][k].values()]
+    def ppl(self, name: str, k: float = 1, protocol: str = WINDOWS) -> list[float]:
+        """Return the perplexity at k L of each seed; empty if it was not measured."""
+        return [math.exp(loss) for loss in self.nll[name, protocol].get(k, {}).values()]
 
-    def gaps(self, name: str, k: float, protocol: str = P1) -> dict[int, float]:
-        """ln R_k by seed: the loss at k L less that at L, nats."""
-        losses = self.nll[name, protocol]
-        return {seed: losses[k][seed] - losses[1][seed] for seed in losses[k].keys() & losses[1].keys()}
+    def gaps(self, name: str, k: float, protocol: str = WINDOWS) -> dict[int, float]:
+        """Return ln R_k by seed: the loss at k L less that at L, in nats."""
+        near, far = (self.nll[name, protocol].get(factor, {}) for factor in (1, k))
+        return {seed: far[seed] - near[seed] for seed in near.keys() & far.keys()}
 
-    def r(self, name: str, k: float, protocol: str = P1) -> list[float]:
+    def r(self, name: str, k: float, protocol: str = WINDOWS) -> list[float]:
+        """Return R_k of each seed."""
         return [math.exp(gap) for gap in self.gaps(name, k, protocol).values()]
 
     def horizons(self, name: str) -> list[float]:
-        """Of each seed: the last length, in L, up to which PPL stays within 1 % of that at L."""
-        gaps = {k: self.gaps(name, k) for k in tuple(self.nll[name, P1])}
+        """Return for each seed the last length, in L, up to which PPL stays within 1 % of that at L."""
+        gaps = {k: self.gaps(name, k) for k in tuple(self.nll[name, WINDOWS])}
         return [horizon({k: math.exp(gaps[k][seed]) for k in gaps}) for seed in gaps[1]]
 
     def early_share(self, name: str, k: float) -> list[float]:
-        """1 - [P2(L) - P2(kL)] / [P1(L) - P1(kL)], nats: how much of P1's gain is fewer tokens with little context."""
-        started, slid = (self.gaps(name, k, protocol) for protocol in (P1, P2))
+        """Return the share of the gain in windows (P1) that is due to fewer tokens with little context.
+
+        1 - [P2(L) - P2(kL)] / [P1(L) - P1(kL)] of losses in nats, P2 with sliding windows.
+        """
+        started, slid = (self.gaps(name, k, protocol) for protocol in (WINDOWS, SLIDING))
         return [1 - slid[seed] / started[seed] for seed in started.keys() & slid.keys()]
 
 
 def shown(values: Sequence[float], pattern: str = "{:.3f}") -> str:
-    """The mean, and the lowest and the highest of several."""
+    """Return the mean, and the lowest and the highest value in brackets if they differ from it."""
     if not values:
         return "not measured"
     mean, *ends = (pattern.format(x) for x in (statistics.fmean(values), min(values), max(values)))
@@ -70,11 +69,12 @@ def shown(values: Sequence[float], pattern: str = "{:.3f}") -> str:
 
 
 def mean(values: Sequence[float]) -> float:
-    """NaN, which meets no gate, of nothing and of anything that failed."""
+    """Return the mean, or NaN, which meets no gate, if there is no value or one failed."""
     return statistics.fmean(values) if values else math.nan
 
 
-def gates(study: Study) -> list[str]:
+def gates(study: Study) -> list[list[str]]:
+    """Return for each gate its name, what was measured, and whether it is met."""
     r8 = {name: study.r(name, 8) for name in study.names}
     at_train = {name: mean(study.ppl(name)) for name in study.names}
     best, worst = (chosen(at_train, key=at_train.__getitem__) for chosen in (min, max))
@@ -82,8 +82,8 @@ def gates(study: Study) -> list[str]:
     excess = at_train[poorest] / at_train["sinusoidal"] - 1
     horizons = {name: study.horizons(name) for name in ("sinusoidal", "rope", "alibi")}
     middle = [statistics.median(values) for values in horizons.values()]
-    slid, share = study.r("alibi", 8, P2), study.early_share("alibi", 8)
-    far, near = study.ppl("sinusoidal", 2, P2), study.ppl("sinusoidal", 2)
+    slid, share = study.r("alibi", 8, SLIDING), study.early_share("alibi", 8)
+    far, near = study.ppl("sinusoidal", 2, SLIDING), study.ppl("sinusoidal", 2)
     r2 = {name: study.r(name, 2) for name in ("nope", "rope")}
     checks = [
         ("order at 8 L: ALiBi < RoPE < sinusoidal",
@@ -110,10 +110,8 @@ def gates(study: Study) -> list[str]:
         ("sinusoidal: sliding(2 L) >= non-overlapping(2 L)", f"{shown(far, '{:.2f}')}, {shown(near, '{:.2f}')}",
          mean(far) >= mean(near)),
     ]  # fmt: skip
-    return ["| gate | measured | |", "|---|---|---|"] + [
-        f"| {name} | {value} | {'met' if met else 'not met'} |" for name, value, met in checks
-    ]
+    return [[name, value, "met" if met else "not met"] for name, value, met in checks]
 
 
 if __name__ == "__main__":
-    print("\n".join(gates(Study(Path(sys.argv[1])))))
+    print(markdown(["gate", "measured", ""], gates(Study(load("train_short_test_long", "study")))))

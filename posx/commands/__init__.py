@@ -53,6 +53,8 @@ class Command(NamedTuple):
             raise ConfigError(f"this command takes no --config; its flags: {listed(known)}")
         if given.overrides and not (self.takes_config or self.sections):
             raise ConfigError(f"{given.overrides[0]}: this command takes no config; its flags: {listed(known)}")
+        if (jobs := given.values.get("jobs", 0)) < 0:
+            raise ConfigError(f"--jobs={jobs} must be at least 1, or 0 for as many as this machine is fastest with")
         values = given.values | given.config | {"overrides": given.overrides, "operand": "".join(operand)}
         return given._replace(values=values)
 

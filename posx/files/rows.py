@@ -9,9 +9,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+#: The version of a row of `eval.jsonl`. Rows of other versions are left out.
+ROW_VERSION = 4
+
 
 def is_measurement(row: Mapping[str, Any]) -> bool:
-    """Whether a row of `eval.jsonl` says what was measured of what."""
+    """Tell whether a row of `eval.jsonl` is of this version and says what was measured of what."""
+    if row.get("schema_version") != ROW_VERSION or not isinstance(row.get("settings"), dict):
+        return False
     lengths = (row.get("train_len"), row.get("eval_len"))
     words = (row.get("encoding"), row.get("protocol"), row.get("status", "ok"))
     return all(map(_counts, lengths)) and all(map(_is_text, words))
@@ -23,6 +28,9 @@ def whole(row: Mapping[str, Any]) -> dict[str, Any]:
     sums, size, targets = (found.get(name) for name in ("block_nll", "block_len", "num_targets"))
     if not (sums and size and targets and len(sums) == -(-targets // size)):
         found.pop("block_nll", None)
+    edges, nll, counts = (found.get(f"position_{name}", []) for name in ("edges", "nll", "targets"))
+    if not len(edges) == len(nll) + 1 == len(counts) + 1:
+        found.pop("position_nll", None)
     return found
 
 
@@ -50,6 +58,14 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(number(one) is not None for one in value)
+
+
+def _are_texts(values: Any) -> bool:
+    return all(map(_is_text, values))
+
+
 #: What the values of a row that is used have to be; others are asked where they are read.
 _KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
@@ -59,9 +75,9 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
         ("max_targets", "warm_up", "stride", "anchor", "num_separators"), lambda value: value == 0 or _counts(value)
     ),
     **dict.fromkeys(("step", "seed"), lambda value: value is None or value == 0 or _counts(value)),
-    **dict.fromkeys(("run_id", "targets", "data_digest", "data_source", "digest", "tokenizer", "dtype"), _is_text),
-    "block_nll": lambda value: isinstance(value, list) and all(number(one) is not None for one in value),
-    "layers": lambda value: _is_text(value) or (isinstance(value, list) and all(map(_is_text, value))),
-    "encoding_value": _is_text,
-    "code": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+    **dict.fromkeys(("run_id", "hash", "targets", "data_digest", "data_source", "tokenizer"), _is_text),
+    **dict.fromkeys(("block_nll", "position_edges", "position_targets"), _are_numbers),
+    "position_nll": lambda value: isinstance(value, list),
+    "layers": lambda value: isinstance(value, list) and _are_texts(value),
+    "code": lambda value: isinstance(value, dict) and _are_texts(value.values()),
 }

@@ -8,7 +8,6 @@ from posx.evaluation.statistics import targets_key
 from posx.plots import look, rows
 from posx.plots.groups import Group, Panel, common_settings
 from posx.plots.points import Curve, Point
-from posx.plots.runs import Run
 from posx.runs.targets import anchor_of
 
 FAILURE_NAMES = {
@@ -167,7 +166,7 @@ def unless_named(groups: Sequence[Group], on_axes: Collection[str] = ()) -> list
     return [f"If a label does not say otherwise: {', '.join(parts)}"] if parts else []
 
 
-def _runs(panel: Panel) -> list[Run]:
+def _runs(panel: Panel) -> list[rows.Run]:
     return [run for group in panel.groups for run in group.runs]
 
 
@@ -181,7 +180,7 @@ def _others(names: Sequence[Any], word: str) -> str:
     return f" and {len(names) - _MOST_NAMES} more {word}" if len(names) > _MOST_NAMES else ""
 
 
-def left_out(runs: Sequence[Run], protocol: str) -> list[str]:
+def left_out(runs: Sequence[rows.Run], protocol: str) -> list[str]:
     """What was measured and is not drawn, and why; runs of which the same is to be said share a line."""
     said: dict[str, list[str]] = {}
     for run in dict.fromkeys(runs):
@@ -212,8 +211,9 @@ def tokens_per_step(groups: Sequence[Group]) -> list[str]:
     several = len({group.runs[0].train_len for group in groups}) > 1
     for group in groups:
         run = group.runs[0]
-        if run.tokens_per_step is not None:
-            said.setdefault(run.tokens_per_step, []).append(f"L = {run.train_len}" if several else group.label)
+        batch = run.settings.get("train.batch_size")
+        if isinstance(batch, int) and run.train_len:
+            said.setdefault(batch * run.train_len, []).append(f"L = {run.train_len}" if several else group.label)
     if len(said) < 2:
         return []
     distinct = {tokens: list(dict.fromkeys(names)) for tokens, names in sorted(said.items())}

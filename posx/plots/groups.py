@@ -3,28 +3,25 @@
 import collections
 import dataclasses
 import os
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from posx.plots import palette
 from posx.plots.palette import Look
-from posx.plots.rows import Row, as_rows, by_stride
-from posx.plots.runs import Run
+from posx.plots.rows import OF_ENCODINGS, Row, Run, by_stride
+
+#: Settings of the model that are resolved from others if they are left open.
+_RESOLVED_FROM = {"model.mlp_dim": ("model.model_dim", "model.mlp"), "model.num_kv_heads": ("model.num_heads",)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
     """The runs of one curve: the same settings, each with a seed of its own."""
 
-    label: str  # can be typed: "rope(base=500000)+alibi", then what else tells it from the others of its figure
+    label: str  # "rope(base=500000)+alibi", then what else tells it from the others of its figure
     look: Look
     runs: tuple[Run, ...]
     rows: tuple[Row, ...] = ()
-
-    @property
-    def text(self) -> str:
-        return self.runs[0].text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,32 +44,26 @@ class Panel:
         return max((len(group.runs) for group in self.groups), default=0)
 
 
-def panels(rows: Iterable[Mapping[str, Any]]) -> list[Panel]:
-    """Rows split by training length and protocol, and by stride where windows of one length were slid with several."""
-    stored = as_rows(rows)
-    curves = seeds_of_curves([row.run for row in stored])
-    drawn = _drawn(curves)
+def panels(rows: Iterable[Row]) -> list[Panel]:
+    """Rows split by training length and protocol, and by stride if windows of one length were slid with several."""
     split: dict[tuple[int, str], list[Row]] = collections.defaultdict(list)
     runs: dict[int, dict[Run, None]] = collections.defaultdict(dict)
-    for row in stored:
+    for row in rows:
         split[row["train_len"], row["protocol"]].append(row)
         runs[row["train_len"]][row.run] = None
+    curves = seeds_of_curves(run for own in runs.values() for run in own)
+    drawn = list(zip(curves, _drawn(curves), strict=True))
     found = []
     for (train_len, protocol), members in sorted(split.items()):
         for stride, chosen in sorted(by_stride(members).items(), key=lambda pair: (pair[0] is None, pair[0])):
-            found.append(Panel(train_len, protocol, stride, _groups(chosen, curves, drawn), tuple(runs[train_len])))
+            there = {row.run for row in chosen}
+            own = [(kept, look) for curve, look in drawn if (kept := [run for run in curve if run in there])]
+            groups = tuple(
+                Group(label, look, tuple(kept), tuple(row for row in chosen if row.run in kept))
+                for label, (kept, look) in zip(labels([kept for kept, _ in own]), own, strict=True)
+            )
+            found.append(Panel(train_len, protocol, stride, groups, tuple(runs[train_len])))
     return found
-
-
-def _groups(rows: Sequence[Row], curves: Sequence[Sequence[Run]], drawn: Sequence[Look]) -> tuple[Group, ...]:
-    """The curves that `rows` make, each with the look it has in every figure of the folder."""
-    there = {row.run for row in rows}
-    own = [([run for run in runs if run in there], look) for runs, look in zip(curves, drawn, strict=True)]
-    own = [(runs, look) for runs, look in own if runs]
-    return tuple(
-        Group(label, look, tuple(runs), tuple(row for row in rows if row.run in runs))
-        for label, (runs, look) in zip(labels([runs for runs, _ in own]), own, strict=True)
-    )
 
 
 def groups_of_runs(runs: Iterable[Run]) -> list[Group]:
@@ -86,10 +77,10 @@ def _drawn(curves: Sequence[Sequence[Run]], one_figure: bool = False) -> list[Lo
     """A look for each curve, the same at all training lengths unless all of them stand in one figure."""
     counts: collections.Counter[Any] = collections.Counter()
     places: list[tuple[str, Any]] = []
-    for runs in curves:
-        others = (runs[0].asked, (runs[0].train_len or 0) if one_figure else 0)
-        alike = (runs[0].text, *others, runs[0].train_len)
-        places.append((runs[0].text, (*others, counts[alike])))
+    for run, *_ in curves:
+        others = (run.around, run.train_len if one_figure else 0)
+        alike = (run.text, *others, run.train_len)
+        places.append((run.text, (*others, counts[alike])))
         counts[alike] += 1
     found = palette.looks(places)
     return [found[place] for place in places]
@@ -100,9 +91,9 @@ def seeds_of_curves(runs: Iterable[Run]) -> list[list[Run]]:
 
     Of runs with the same seed too, at two paths, each is a curve of its own; whole sweeps of them stay together.
     """
-    alike: dict[tuple[Any, ...], list[Run]] = collections.defaultdict(list)
+    alike: dict[tuple[str, str], list[Run]] = collections.defaultdict(list)
     for run in dict.fromkeys(runs):
-        alike[run.text, run.kind, run.train_len].append(run)
+        alike[run.text, run.kind].append(run)
     found = []
     for members in alike.values():
         by_folder: dict[str, list[Run]] = collections.defaultdict(list)
@@ -114,24 +105,15 @@ def seeds_of_curves(runs: Iterable[Run]) -> list[list[Run]]:
             found += by_folder.values()
         else:
             found += [[run] for run in members]
-    return sorted(found, key=lambda runs: (runs[0].text, runs[0].kind, str(runs[0].train_len), runs[0].path))
+    return sorted(found, key=lambda runs: (runs[0].text, runs[0].kind, runs[0].path))
 
 
 def _seeds_differ(runs: Sequence[Run]) -> bool:
-    return len({str(run.seed) for run in runs}) == len(runs)
-
-
-def _path(runs: Sequence[Run]) -> str:
-    """Where a curve's runs lie."""
-    return os.path.commonpath([run.path for run in runs]) or _first_path(runs)
-
-
-def _first_path(runs: Sequence[Run]) -> str:
-    return runs[0].path
+    return len({str(run.settings.get("train.seed")) for run in runs}) == len(runs)
 
 
 def labels(curves: Sequence[Sequence[Run]], on_axes: Collection[str] = ()) -> list[str]:
-    """Return a label for each curve of one figure: the encoding, then the settings in which the curves differ.
+    """A label for each curve of one figure: the encoding, then the settings in which the curves differ.
 
     Args:
         curves: the runs of each curve.
@@ -141,22 +123,11 @@ def labels(curves: Sequence[Sequence[Run]], on_axes: Collection[str] = ()) -> li
     differ, common = _differing(runs, on_axes), common_settings(runs, on_axes)
     found = []
     for run in runs:
-        namesakes = [one for one in runs if one.text == run.text]
-        own = [name for name in differ if name in run.settings and _differs(name, namesakes)]
-        fields = [f"{name.partition('.')[2]}={_value(run, name)}" for name in own if name.startswith("encoding.")]
-        others = [
-            f"{_short(name, run.settings)}={_value(run, name)}"
-            for name in differ
-            if name in run.settings and not name.startswith("encoding.")
-            if name in own or common.get(name) != _value(run, name)
-        ]
-        unnamed = not any(name.startswith("data.") for name in differ)
-        if run.data and unnamed and len({one.data for one in runs if one.data}) > 1:
-            others.append(f"text={run.data[:12]}")
-        bare = re.fullmatch(r"[\w.:]+", run.text)
-        text = [f"{run.text}({', '.join(fields)})"] if fields and bare else [run.text, *fields]
-        found.append(", ".join([*text, *others]))
-    for path in (_path, _first_path):
+        own = _differing([one for one in runs if one.text == run.text], on_axes)
+        unlike = {n for n in differ if common.get(n) != _value(run, n) and not n.startswith(OF_ENCODINGS)}
+        named = [name for name in differ if name in run.settings and name in unlike.union(own)]
+        found.append(", ".join([run.text, *(f"{_short(name, differ)}={_value(run, name)}" for name in named)]))
+    for path in (lambda own: os.path.commonpath([run.path for run in own]) or own[0].path, lambda own: own[0].path):
         shared = collections.Counter(zip(found, (run.train_len for run in runs), strict=True))
         pairs = zip(found, curves, strict=True)
         found = [f"{label}, {path(own)}" if shared[label, own[0].train_len] > 1 else label for label, own in pairs]
@@ -172,58 +143,51 @@ def common_settings(runs: Sequence[Run], on_axes: Collection[str] = ()) -> dict[
     for name in _differing(runs, on_axes):
         counts = collections.Counter(_value(run, name) for run in runs if name in run.settings)
         value, most = counts.most_common(1)[0]
-        if most > max(1, len(runs) / 2) and not name.startswith("encoding."):
+        if most > max(1, len(runs) / 2) and not name.startswith(OF_ENCODINGS):
             found[name] = value
     return found
 
 
-def settings_by_length(runs: Sequence[Run]) -> dict[str, dict[int | None, str]]:
+def settings_by_length(runs: Sequence[Run]) -> dict[str, dict[int, str]]:
     """Return {setting: {training length: value}} of the settings that follow from the training length of a run."""
     found = {}
     for name in _differing(runs, ("train.length",)):
         pairs = {(run.train_len, _value(run, name)) for run in runs}
-        known = all(name in run.settings for run in runs) and not name.startswith("encoding.")
+        known = all(name in run.settings for run in runs) and not name.startswith(OF_ENCODINGS)
         if known and len(pairs) == len({run.train_len for run in runs}):
             found[name] = dict(pairs)
     return found
 
 
 def _differing(runs: Sequence[Run], on_axes: Collection[str]) -> list[str]:
-    """Return the settings in which runs differ: fields of encodings among runs of one text, others among all runs.
+    """Return the settings in which runs differ, but for those that follow from others.
 
-    Equal digests of the data are equal data, whatever its settings are.
+    Text is told apart by its source or its tokenizer, by its digest only if these are the same.
     """
-    texts: dict[str, list[Run]] = collections.defaultdict(list)
-    for run in runs:
-        texts[run.text].append(run)
-    same_data = len({run.data for run in runs}) == 1 and bool(runs[0].data)
-    names = {name for run in runs for name in run.settings if name not in on_axes}
-    return [
-        name
-        for name in sorted(names)
-        if not (same_data and name.startswith("data."))
-        if any(_differs(name, own) for own in (texts.values() if name.startswith("encoding.") else [runs]))
-    ]
+    names = {name for run in runs for name in run.settings} - {"train.seed", *on_axes}
+    found = [name for name in sorted(names) if _differs(name, runs)]
+    named = {"data.source", "data.tokenizer"}
+    hidden = {"data.text"} if named.intersection(found) else set()
+    return [name for name in found if name not in (hidden if "data.text" in found else named)]
 
 
 def _differs(name: str, runs: Sequence[Run]) -> bool:
-    """Return whether a setting differs in what was asked for and in what it was resolved to."""
-    known = [run for run in runs if name in run.settings or name.startswith("encoding.")]
-    asked = {_spelt(run.settings.get(name)) for run in known}
-    return len(asked) > 1 and len({_spelt(run.resolved.get(name, run.settings.get(name))) for run in known}) > 1
+    """Tell whether runs differ in a setting that agree in all that it may have been resolved from."""
+    alike: dict[Any, set[str]] = collections.defaultdict(set)
+    for run in runs:
+        if name.startswith(OF_ENCODINGS):
+            alike[run.text, run.around, run.train_len].add(_value(run, name))
+        elif name in run.settings:
+            alike[tuple(_value(run, other) for other in _RESOLVED_FROM.get(name, ()))].add(_value(run, name))
+    return any(len(values) > 1 for values in alike.values())
 
 
 def _value(run: Run, name: str) -> str:
-    """Return a setting as labels show it: resolved, but paths as they were typed."""
-    asked = run.settings.get(name)
-    return _spelt(asked if name.startswith("data.") else run.resolved.get(name, asked))
+    value = run.settings.get(name)
+    return str(value)[:12] if name == "data.text" else str(tuple(value)) if isinstance(value, list) else str(value)
 
 
 def _short(name: str, names: Iterable[str]) -> str:
-    """A setting's own name where no other setting ends so, else its path."""
-    last = name.rpartition(".")[2]
-    return name if sum(other.rpartition(".")[2] == last for other in names) > 1 else last
-
-
-def _spelt(value: Any) -> str:
-    return str(tuple(value)) if isinstance(value, list) else str(value)
+    """A setting's own name if no other of `names` ends so, else its path."""
+    last = name.partition(".")[0] if name.startswith("code.") else name.rpartition(".")[2]
+    return name if sum(one.rpartition(".")[2] == last for one in names) > 1 else last

@@ -12,8 +12,7 @@ from posx.config import RunConfig
 from posx.encodings import Dims, Encoding, build, encoding_name
 from posx.errors import PosxError, WorkdirError
 from posx.model import layer_name, shared_name
-from posx.plots.rows import Row
-from posx.plots.runs import read_config, stored_run
+from posx.plots.rows import Row, run_of_config
 from posx.runs.folder import RunFolder, is_run, name_of, run_folders
 from posx.runs.load import load_model
 
@@ -47,7 +46,7 @@ def encodings_of(folder: pathlib.Path, stored: Sequence[Row]) -> list[Subject]:
     found: dict[tuple[str, Encoding, Dims], Subject] = {}
     for path in filter(is_run, run_folders(folder, "config.json")):
         name = name_of(path, folder)
-        text = texts.get(name) or stored_run(name, read_config(path), None).text
+        text = texts.get(name) or run_of_config(path, name).text
         try:
             run = RunFolder(path).read_config()
             for subject in of_run(RunFolder(path), run, name, text):

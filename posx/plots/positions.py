@@ -11,8 +11,7 @@ import numpy as np
 from posx.files import lines
 from posx.plots.groups import Panel
 from posx.plots.points import Curve, Point, ordered
-from posx.plots.rows import Row, complete, number
-from posx.plots.runs import Run, read_config, stored_run
+from posx.plots.rows import Row, Run, complete, number, run_of_config
 from posx.runs.folder import name_of, run_folders
 
 _MAX_TRAINING_POINTS = 150
@@ -108,7 +107,7 @@ def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> list[Tra
         if any(math.isfinite(loss) for loss in losses.values()):
             steps, values = _thinned(np.array(sorted(losses)), np.array([losses[step] for step in sorted(losses)]))
             path = name_of(folder_of_run, folder)
-            run = known.get(path) or stored_run(path, read_config(folder_of_run), None)
+            run = known.get(path) or run_of_config(folder_of_run, path)
             found.append(TrainingRun(run, steps, values))
     return found
 

@@ -1,4 +1,4 @@
-"""Stored results as plain dicts: read and cleaned. Computes nothing with JAX and draws nothing.
+"""Stored results as plain dicts, and the runs that they are of. Draws nothing and computes nothing with JAX.
 
 Units: lengths and positions in tokens, `nll` in nats per token, `ppl` = exp(nll) per token.
 """
@@ -6,34 +6,71 @@ Units: lengths and positions in tokens, `nll` in nats per token, `ppl` = exp(nll
 import collections
 import contextlib
 import dataclasses
+import functools
+import json
 import logging
-import math
 import pathlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from posx.errors import WorkdirError
 from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
 from posx.files import lines
 from posx.files.parse import parsed
 from posx.files.rows import is_measurement, number, whole
-from posx.plots.runs import Run, asked_targets, code_digests, data_digest, read_config, stored_run
 from posx.runs.folder import RunFolder, is_run, name_of, run_folders, typed_path
 from posx.runs.targets import anchor_of
 
 #: Why a row has no perplexity. The last two are given here: the run has no results, or none that compare.
 FAILED = ("undefined", "nonfinite", "oom", "diverged", "apart")
 PER_POSITION = PerPosition.name
-#: What captions call each protocol.
+#: The names of the protocols in captions.
 PROTOCOLS = {name: protocol.title for name, protocol in protocols.PROTOCOLS.items()}
 #: The fields that an evaluation adds to a row.
 _SCORED = (
     "ppl", "nll", "bpb", "nll_interval", "block_nll", "num_targets", "num_bytes", "num_documents", "num_stretches",
 )  # fmt: skip
-#: For each run, the chosen rows and a text on those left out.
-_Chosen = dict[Any, tuple[list[dict[str, Any]], str]]
+#: Settings that belong to an encoding or are resolved for it. They say nothing beside its text, unless posx resolved
+#: the same text in another way.
+OF_ENCODINGS = ("encoding.", "layers.", "code.", "train.position_lr_multiplier", "train.decayed")
+#: The settings of the data, and the fields of a row that hold them as they were when it was measured.
+_MEASURED_ON = {"data.text": "data_digest", "data.source": "data_source", "data.tokenizer": "tokenizer"}
 _LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run folder. Two are the same run only if they lie at the same path, whatever their names and settings.
+
+    path: below the folder that is looked at. text: rope(base=500000)+alibi, of a hybrid "rope, nope". settings: of
+    training, but code and data as they were when the rows were measured. left_out: (protocol, the rows that figures and
+    tables leave out, and why). longest: the longest window that any row of the run serves. workdir: the folder that is
+    looked at, as a command can name it.
+    """
+
+    path: str
+    text: str = dataclasses.field(default="", compare=False)
+    train_len: int = dataclasses.field(default=0, compare=False)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    longest: int = dataclasses.field(default=0, compare=False)
+    workdir: str = dataclasses.field(default="", compare=False)
+    left_out: list[tuple[str, str]] = dataclasses.field(default_factory=list, compare=False)
+
+    @functools.cached_property
+    def kind(self) -> str:
+        """All settings but the seed. The text counts by its digest."""
+        return self._without("train.seed", "data.source", "data.tokenizer")
+
+    @functools.cached_property
+    def around(self) -> str:
+        """All settings but those of the encodings, of the data, the seed and the training length."""
+        return self._without("train.seed", "train.length", "data.", *OF_ENCODINGS)
+
+    def _without(self, *starts: str) -> str:
+        kept = {name: value for name, value in self.settings.items() if not name.startswith(starts)}
+        return json.dumps(kept, sort_keys=True)
 
 
 class Row(dict[str, Any]):
@@ -42,6 +79,30 @@ class Row(dict[str, Any]):
     def __init__(self, values: Mapping[str, Any], run: Run) -> None:
         super().__init__(values)
         self.run = run
+
+
+def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
+    """The run at `path` that a row of its results is of."""
+    settings = {name: value for name, value in row["settings"].items() if not name.startswith(("code.", "data"))}
+    settings |= {f"code.{name}": digest for name, digest in _code(row).items()}
+    settings |= {name: row[key] for name, key in _MEASURED_ON.items() if key in row}
+    return Run(path, _text_of(row["encoding"], row.get("layers", [])), row["train_len"], settings, **others)
+
+
+def run_of_config(folder: pathlib.Path, path: str) -> Run:
+    """The run of a folder without rows, as its `config.json` says; a run without settings if that cannot be read."""
+    try:
+        run = RunFolder(folder).read_config()
+    except WorkdirError:
+        return Run(path, path)
+    settings = {name: value for name, value in run.settings.items() if name != "data"}
+    settings |= {"data.text": run.text, "data.source": run.data.source, "data.tokenizer": run.data.tokenizer}
+    return Run(path, _text_of(run.encoding, run.layer_texts), run.train.length, settings)
+
+
+def _text_of(encoding: str, layers: Sequence[str]) -> str:
+    """The encoding as it can be typed; of a hybrid the cycle of its layers, such as "rope, nope"."""
+    return ", ".join(layers) if len(set(layers)) > 1 else encoding
 
 
 def read_rows(folder: str | pathlib.Path) -> list[Row]:
@@ -53,68 +114,141 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
     windows. A run whose training ended with NaN has one row, of the status "diverged". The row's `run` says what else
     was left out, and figures and tables repeat it.
     """
-    measured = {}
-    for folder_of_run in run_folders(pathlib.Path(folder), "eval.jsonl"):
+    measured: dict[pathlib.Path, list[dict[str, Any]]] = {}
+    unusable = 0
+    for run in run_folders(pathlib.Path(folder), "eval.jsonl"):
         latest: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for stored in lines.read(folder_of_run / "eval.jsonl", _LOG.warning):
-            if not is_measurement(stored):
-                _LOG.warning("%s: a row without encoding or lengths left out", folder_of_run)
-                continue
-            row = {"run_id": folder_of_run.name} | whole(stored)
-            key = (
-                row["protocol"],
-                targets_key(row),
-                row["eval_len"],
-                str(row.get("stride")),
-                row.get("step"),
-                _code(row),
-            )
-            latest.pop(key, None)
-            latest[key] = row
-        measured[folder_of_run] = list(latest.values())
+        for row in lines.read(run / "eval.jsonl", _LOG.warning):
+            if is_measurement(row):
+                row = whole(row)
+                place = [str(row.get(name)) for name in ("protocol", "eval_len", "stride", "step", "code")]
+                latest[targets_key(row), *place] = row
+            else:
+                unusable += 1
+        measured[run] = list(latest.values())
+    if unusable:
+        _LOG.warning("%s: %d rows of another version, or without settings or lengths, left out", folder, unusable)
     return rows_of(measured, folder) + _diverged(folder)
 
 
 def rows_of(measured: Mapping[pathlib.Path, Sequence[dict[str, Any]]], folder: str | pathlib.Path) -> list[Row]:
     """Return the rows of run folders as `read_rows` does. Runs are named by their paths below `folder`."""
-    configs = {run: read_config(run) for run in measured}
-    current = {run: _of_run(configs[run], rows) for run, rows in measured.items()}
-    asked = {run: asked_targets(config) for run, config in configs.items()}
-    panels: dict[tuple[Any, ...], list[dict[str, Any]]] = collections.defaultdict(list)
-    whose = {}
-    for run, (rows, _) in current.items():
-        for row in rows:
-            panels[_text(row), row["train_len"], row["protocol"]].append(row)
-            whose[id(row)] = run
-    kept: dict[pathlib.Path, list[dict[str, Any]]] = collections.defaultdict(list)
-    left_out = {run: [*said] for run, (_, said) in current.items()}
+    panels: dict[tuple[Any, ...], list[Row]] = collections.defaultdict(list)
+    for path, rows in measured.items():
+        for row in _of_run(rows, name_of(path, folder), typed_path(folder)) if rows else ():
+            panels[_data(row), row["train_len"], row["protocol"]].append(row)
+    found: list[Row] = []
     for (_, _, protocol), members in panels.items():
         for slid in by_stride(members).values():
-            by_run: dict[pathlib.Path, list[dict[str, Any]]] = collections.defaultdict(list)
-            for row in slid:
-                by_run[whose[id(row)]].append(row)
-            for run, (rows, words) in (_longest if protocol == PER_POSITION else _same_targets)(by_run, asked).items():
-                kept[run] += rows
-                left_out[run] += [(protocol, words)] if words else []
-    found = []
-    for run, rows in kept.items():
-        whole_run = dataclasses.replace(
-            stored_run(name_of(run, folder), configs[run], rows[-1]),
-            left_out=tuple(left_out[run]), longest=max(map(anchor_of, current[run][0])), workdir=typed_path(folder),
-        )  # fmt: skip
-        found += [Row(row, whole_run) for row in rows]
+            found += (_longest if protocol == PER_POSITION else _same_targets)(slid)
+    return sorted(found, key=lambda row: row.run.path)
+
+
+def _of_run(rows: Sequence[dict[str, Any]], path: str, workdir: str) -> list[Row]:
+    """Return the rows of one run that are of its own text and code, or of its first row's, and of its last step."""
+    settings = rows[0]["settings"]
+    own_code = {name.removeprefix("code."): value for name, value in settings.items() if name.startswith("code.")}
+    data, code = (
+        own if own in there else there[0]
+        for own, there in ((settings.get("data"), list(map(_data, rows))), (own_code, list(map(_code, rows))))
+    )
+    own = [row for row in rows if _data(row) == data and _code(row) == code] or rows
+    last = max(row.get("step") or 0 for row in own)
+    own = [row for row in own if row.get("step") in (None, last)]
+    run = run_of_row(path, own[-1], longest=max(map(anchor_of, own)), workdir=workdir)
+    kept = _only([Row(row, run) for row in rows], lambda row: _data(row) == data, "measured on other text")
+    kept = _only(kept, lambda row: _code(row) == code, "measured with other code of the encoding")
+    return _only(kept, lambda row: row.get("step") in (None, last), "measured earlier in training", "")
+
+
+def _data(row: Mapping[str, Any]) -> Any:
+    return row.get("data_digest")
+
+
+def _code(row: Mapping[str, Any]) -> Any:
+    """{name: digest} of the user's own encodings that a row was measured with."""
+    return row.get("code", {})
+
+
+def _only(rows: Sequence[Row], wanted: Callable[[Row], bool], why: str, so: str = " (not comparable)") -> list[Row]:
+    """Return the `wanted` rows. The runs of the others are told how many are left out, and `why`."""
+    others = collections.Counter((row.run, row["protocol"]) for row in rows if not wanted(row))
+    for (run, protocol), n in others.items():
+        run.left_out.append((protocol, f"{n} row{'s' * (n > 1)} left out, {why}{so}"))
+    return [row for row in rows if wanted(row)]
+
+
+def by_stride(rows: Iterable[Row]) -> dict[Any, list[Row]]:
+    """Rows of one protocol by stride, if windows of one length were slid with several; else all of them by None."""
+    slid, found = collections.defaultdict(set), collections.defaultdict(list)
+    for row in (stored := list(rows)):
+        slid[row["eval_len"]].add(row.get("stride"))
+    several = any(len(strides) > 1 for strides in slid.values())
+    for row in stored:
+        found[row.get("stride") if several else None].append(row)
     return found
+
+
+def _same_targets(rows: Sequence[Row]) -> list[Row]:
+    """Choose for all runs the rows on one set of targets.
+
+    The set that most runs have; of equals the one with as many targets as most runs were measured with first, by their
+    own evaluation, then the one measured at most lengths, then the one measured last. A run without it keeps rows of
+    the status "apart".
+    """
+    first = {row.run: row.get("max_targets") for row in reversed(rows)}
+    found: dict[Any, list[tuple[int, Row]]] = collections.defaultdict(list)
+    for place, row in enumerate(rows):
+        found[targets_key(row)].append((place, row))
+
+    def rank(members: Sequence[tuple[int, Row]]) -> tuple[int, ...]:
+        own = {row.run for _, row in members if row.get("max_targets") == first[row.run]}
+        return len({row.run for _, row in members}), len(own), len(members), members[-1][0]
+
+    chosen = max(found, key=lambda targets: rank(found[targets]))
+    there = {row.run for _, row in found[chosen]}
+    kept = [row for row in rows if row.run in there]
+    apart = {(row.run, row["eval_len"]): row for row in rows if row.run not in there}
+    empty = [{name: row[name] for name in row if name not in _SCORED} | {"status": "apart"} for row in apart.values()]
+    return [
+        *_only(kept, lambda row: targets_key(row) == chosen, "scored on other targets"),
+        *(Row(row, run) for row, (run, _) in zip(empty, apart, strict=True)),
+    ]
+
+
+def _longest(rows: Sequence[Row]) -> list[Row]:
+    """Choose for each run the row of its longest windows, if several on the targets that most runs have.
+
+    A row without losses is none, and of equals the last counts.
+    """
+    runs = collections.Counter(key for _, key in {(row.run, targets_key(row)) for row in rows})
+    found: dict[Run, Row] = {}
+    for row in sorted(rows, key=lambda row: (complete(row), row["eval_len"], runs[targets_key(row)])):
+        found[row.run] = row
+    for run, kept in found.items():
+        shorter = {row["eval_len"] for row in rows if row.run == run and complete(row)} - {kept["eval_len"]}
+        if lengths := ", ".join(f"{length:,}" for length in sorted(shorter)):
+            drawn = f"windows of {lengths} tokens left out, those of {kept['eval_len']:,} are drawn"
+            run.left_out.append((PER_POSITION, drawn))
+    same = [row for row in rows if complete(row) and row["eval_len"] == found[row.run]["eval_len"]]
+    _only(same, lambda row: row is found[row.run], "scored on other targets")
+    return list(found.values())
+
+
+def complete(row: Mapping[str, Any]) -> bool:
+    """Whether a row holds losses by position."""
+    return bool(row.get("position_nll"))
 
 
 def _diverged(folder: str | pathlib.Path) -> list[Row]:
     """Return a row without a value for every run that has no results because its training ended with NaN."""
     found = []
-    for folder_of_run in _without_results(folder):
-        step = RunFolder(folder_of_run).ended_with_nan()
-        run = stored_run(name_of(folder_of_run, folder), read_config(folder_of_run), None)
-        if step is not None and isinstance(run.train_len, int):
+    for path, step in _without_results(folder).items():
+        run = run_of_config(path, name_of(path, folder))
+        if step is not None and run.train_len:
             lengths = dict.fromkeys(("train_len", "eval_len", "stride"), run.train_len)
-            facts = {"run_id": run.path, "encoding": run.text, "seed": run.seed, "step": step, "status": "diverged"}
+            facts = {"run_id": run.path, "encoding": run.text, "step": step, "status": "diverged"}
+            facts["seed"] = run.settings.get("train.seed")
             found.append(Row({"protocol": protocols.Nonoverlapping.name, **facts, **lengths}, run))
     return found
 
@@ -125,157 +259,27 @@ def diverged(stored: Iterable[Row]) -> dict[str, str]:
     return {row.run.path: f"training ended with NaN at step {row['step']:,}" for row in ended}
 
 
-def as_rows(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Rows whose folders are not known, told apart by their run_id; rows that were read are left as they are."""
-    plain = list(rows)
-    last = {str(row.get("run_id")): row for row in plain if not isinstance(row, Row)}
-    runs = {name: stored_run(name, None, row) for name, row in last.items()}
-    return [row if isinstance(row, Row) else Row(row, runs[str(row.get("run_id"))]) for row in plain]
-
-
-def _of_run(
-    config: Mapping[str, Any] | None, rows: Sequence[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-    """Return the rows of one run that are of its own text, code and last step, and (protocol, what is left out)."""
-    if not rows:
-        return [], []
-    text, code = _text_of(rows, data_digest(config)), _code_of(rows, code_digests(config))
-    last = max((_step(row) for row in rows if _text(row) == text and _code(row) == code), default=-1)
-    kept: list[dict[str, Any]] = []
-    left_out: list[tuple[str, str]] = []
-    for protocol in sorted({row["protocol"] for row in rows}):
-        mine = [row for row in rows if row["protocol"] == protocol]
-        own, said = _only([_text(row) == text for row in mine], mine, "measured on other text (not comparable)")
-        why = "measured with other code of the encoding (not comparable)"
-        own, edited = _only([_code(row) == code for row in own], own, why)
-        latest, early = _only([_step(row) in (last, -1) for row in own], own, "measured earlier in training")
-        kept += latest
-        left_out += [(protocol, words) for words in (said, edited, early) if words]
-    return [row for row in rows if any(row is one for one in kept)], left_out
-
-
-def _text(row: Mapping[str, Any]) -> str:
-    return str(row.get("data_digest"))
-
-
-def _text_of(rows: Sequence[dict[str, Any]], own: str) -> str:
-    """The text that a run is shown on: its `own` if there is a row on it, else that of its first row."""
-    return own if any(_text(row) == own for row in rows) else _text(rows[0])
-
-
-def _code(row: Mapping[str, Any]) -> str:
-    """The code of a user's own encodings that a row was measured with; "" if they are all of posx."""
-    return str(row.get("code", ""))
-
-
-def _code_of(rows: Sequence[dict[str, Any]], own: Mapping[str, Any]) -> str:
-    """The code that a run is shown with: its `own` if there is a row of it, else that of its first row."""
-    said = str(own) if own else ""
-    return said if any(_code(row) == said for row in rows) else _code(rows[0])
-
-
-def _step(row: Mapping[str, Any]) -> int:
-    """After how many steps of training a row was measured; -1 where it does not say."""
-    step = row.get("step")
-    return step if isinstance(step, int) else -1
-
-
-def _only(wanted: Sequence[bool], rows: Sequence[dict[str, Any]], why: str) -> tuple[list[dict[str, Any]], str]:
-    """The `wanted` ones of `rows`, and in words how many were left out."""
-    kept = [row for row, keep in zip(rows, wanted, strict=True) if keep]
-    others = len(rows) - len(kept)
-    return kept, f"{others} row{'s' * (others > 1)} left out, {why}" if others else ""
-
-
-def by_stride(rows: Iterable[Any]) -> dict[Any, list[Any]]:
-    """Rows of one protocol by stride, where windows of one length were slid with several; else all of them by None."""
-    slid, found = collections.defaultdict(set), collections.defaultdict(list)
-    for row in (stored := list(rows)):
-        slid[row["eval_len"]].add(row.get("stride"))
-    several = any(len(strides) > 1 for strides in slid.values())
-    for row in stored:
-        found[row.get("stride") if several else None].append(row)
-    return found
-
-
-def _same_targets(by_run: Mapping[Any, Sequence[dict[str, Any]]], asked: Mapping[Any, Collection[int]]) -> _Chosen:
-    """Choose for all runs the rows on one set of targets.
-
-    The set that most runs have; of equals that with as many targets as most configs have `asked` for, then the one
-    measured at most lengths, then the one measured last. A run without it keeps rows of the status "apart".
-    """
-    every = [(targets_key(row), run, row) for run, rows in by_run.items() for row in rows]
-    runs = {targets: len({run for one, run, _ in every if one == targets}) for targets, _, _ in every}
-    own = collections.Counter(
-        targets for targets, run in {(t, run) for t, run, row in every if row.get("max_targets") in asked[run]}
-    )
-    counts = collections.Counter(targets for targets, _, _ in every)
-    last = {targets: place for place, (targets, _, _) in enumerate(every)}
-    chosen = max(counts, key=lambda targets: (runs[targets], own[targets], counts[targets], last[targets]))
-    found = {}
-    for run, rows in by_run.items():
-        mine = [targets_key(row) == chosen for row in rows]
-        apart = {row["eval_len"]: {name: row[name] for name in row if name not in _SCORED} for row in rows}
-        found[run] = (
-            _only(mine, rows, "scored on other targets (not comparable)")
-            if any(mine)
-            else ([row | {"status": "apart"} for row in apart.values()], "")
-        )
-    return found
-
-
-def _longest(by_run: Mapping[Any, Sequence[dict[str, Any]]], asked: Mapping[Any, Collection[int]]) -> _Chosen:
-    """Choose for each run the row of its longest windows, if several on the targets that most runs have.
-
-    A row without losses is none, and of equals the last counts.
-    """
-    runs = collections.Counter(key for rows in by_run.values() for key in {targets_key(row) for row in rows})
-    found = {}
-    for run, rows in by_run.items():
-        ranks = [(complete(row), row["eval_len"], runs[targets_key(row)], place) for place, row in enumerate(rows)]
-        kept = rows[max(ranks)[-1]]
-        others = [row for row in rows if row is not kept and complete(row)]
-        differ = [row["eval_len"] != kept["eval_len"] for row in others]
-        shorter, same = _only(differ, others, "scored on other targets (not comparable)")
-        lengths = ", ".join(f"{length:,}" for length in sorted({row["eval_len"] for row in shorter}))
-        drawn = f"windows of {lengths} tokens left out, those of {kept['eval_len']:,} are drawn" if lengths else ""
-        found[run] = [kept], ", ".join(filter(None, (drawn, same)))
-    return found
-
-
-def complete(row: Mapping[str, Any]) -> bool:
-    """Whether a row holds per-position results: edges [n + 1], nll [n], targets [n], n >= 1."""
-    edges, nll, targets = (row.get(key) for key in ("position_edges", "position_nll", "position_targets"))
-    if not (isinstance(edges, list) and isinstance(nll, list) and isinstance(targets, list) and nll):
-        return False
-    whole = all(number(value) is not None for value in [*edges, *targets])
-    return whole and len(edges) == len(nll) + 1 == len(targets) + 1
-
-
 def unfinished(folder: str | pathlib.Path) -> dict[str, str]:
     """Return {path: why it failed} of the runs that were started and have no row; "" if nothing says that it failed."""
     found = {}
-    for run in _without_results(folder):
-        if RunFolder(run).ended_with_nan() is None:
+    for run, step in _without_results(folder).items():
+        if step is None:
+            found[name_of(run, folder)] = ""
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                found[name_of(run, folder)] = ""
                 found[name_of(run, folder)] = str(parsed((run / "status.json").read_text("utf-8"))["reason"])
     return found
 
 
-def _without_results(folder: str | pathlib.Path) -> list[pathlib.Path]:
-    """Return the runs that were started (they have a config.json) and have no results."""
+def _without_results(folder: str | pathlib.Path) -> dict[pathlib.Path, int | None]:
+    """Return {run: the step at which its training ended with NaN} of the started runs that have no results."""
     started = run_folders(pathlib.Path(folder), "config.json")
-    return [run for run in started if not (run / "eval.jsonl").is_file() and is_run(run)]
+    left = [run for run in started if not (run / "eval.jsonl").is_file() and is_run(run)]
+    return {run: RunFolder(run).ended_with_nan() for run in left}
 
 
 def perplexity(row: Mapping[str, Any]) -> float | None:
-    """Perplexity per token of a row, or None where the row has no finite one."""
-    if row.get("status", "ok") != "ok":
-        return None
-    value, nll = number(row.get("ppl")), number(row.get("nll"))
-    if value is None and nll is not None and nll < 700:
-        value = math.exp(nll)
+    """Perplexity per token of a row, or None if the row has no finite one."""
+    value = number(row.get("ppl")) if row.get("status", "ok") == "ok" else None
     return value if value is not None and value > 0 else None
 
 

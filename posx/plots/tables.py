@@ -4,7 +4,6 @@ import contextlib
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from posx.plots import captions, look, rows
 from posx.plots.groups import Panel, panels
@@ -14,7 +13,7 @@ MOST_FACTORS = 8
 _EMPTY, _HEAD = "-", "encoding | seeds"
 
 
-def table(stored: Iterable[Mapping[str, Any]], missing: Mapping[str, str] | None = None) -> str:
+def table(stored: Iterable[rows.Row], missing: Mapping[str, str] | None = None) -> str:
     """One Markdown table per training length and protocol; an empty string where there is nothing to show.
 
     Cells are means over the seeds that have a value, with the sample standard deviation over seeds where n > 1, and the

@@ -1,35 +1,31 @@
 """The leaderboard's verdicts, from cells whose differences are known."""
 
-import importlib.util
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from configs import leaderboard as config
+from experiments.leaderboard import leaderboard as board
 
-FILE = Path(__file__).parents[2] / "experiments/leaderboard/leaderboard.py"
-spec = importlib.util.spec_from_file_location("leaderboard", FILE)
-board = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(board)
 BLOCKS = 64
 TEXT = np.random.default_rng(0).normal(1.5, 0.1, BLOCKS)  # how hard each block is, the same for all
 
 
 def cells(encoding, seeds, at_train, at_double):
-    """Cells whose mean losses at L and at 2 L are these, seed by seed."""
+    """Return cells whose mean losses at L and at 2 L are these, seed by seed."""
     return [
-        dict.fromkeys(board.SETTING) | {"encoding": encoding, "seed": seed, "train_len": 64, "rows": {
-            "64": row(at_train[seed]), "128": row(at_double[seed]),
-        }}
+        dict.fromkeys(board.SETTING) | {"encoding": encoding, "seed": seed, "train_len": 64, "settings": {}, "rows": [
+            row(at_train[seed], 64), row(at_double[seed], 128),
+        ]}
         for seed in seeds
     ]  # fmt: skip
 
 
-def row(nll):
+def row(nll, length):
     return {
-        "status": "ok", "nll": nll, "targets": "t", "num_targets": BLOCKS * board.BLOCK, "block_len": board.BLOCK,
+        "protocol": "nonoverlapping", "eval_len": length, "status": "ok", "nll": nll, "targets": "t",
+        "num_targets": BLOCKS * board.BLOCK, "block_len": board.BLOCK,
         "block_nll": ((TEXT - TEXT.mean() + nll) * board.BLOCK).tolist(),
     }  # fmt: skip
 
@@ -76,13 +72,14 @@ def test_an_encoding_is_held_against_itself_seed_by_seed(made):
 
 
 def test_a_claim_about_a_length_without_a_loss_is_not_judged(made):
-    none = [cell | {"encoding": "none", "rows": cell["rows"] | {"128": {"status": "undefined"}}} for cell in made[:3]]
+    undefined = {"protocol": "nonoverlapping", "eval_len": 128, "status": "undefined"}
+    none = [cell | {"encoding": "none", "rows": [cell["rows"][0], undefined]} for cell in made[:3]]
     said = board.claims(made + none, [{"encoding": "none", "at": 2, "is": "below", "than": "bad", "source": "x"}])
     assert said.endswith("| - | no loss |")
 
 
 def test_cells_of_different_text_are_not_compared(made):
-    other = [cell | {"encoding": "other", "rows": {"64": row(1.5) | {"targets": "u"}}} for cell in made[:3]]
+    other = [cell | {"encoding": "other", "rows": [row(1.5, 64) | {"targets": "u"}]} for cell in made[:3]]
     with pytest.raises(SystemExit, match="other and bad scored different targets"):
         board.claims(made + other, [{"encoding": "other", "at": 1, "is": "below", "than": "bad", "source": "x"}])
 

@@ -82,7 +82,7 @@ def test_edited_code_of_an_encoding_is_measured_apart(place):
     assert own != other and [row["code"]["mine:SqrtBias"] for row in rows] == [own] * 2 + [other] * 3
     assert rows[0]["nll"] != rows[2]["nll"]
     assert ratio(place.folder / "run") == before
-    assert {row.run.left_out for row in read_rows(place.folder / "run")} == {
+    assert {tuple(row.run.left_out) for row in read_rows(place.folder / "run")} == {
         (("nonoverlapping", "3 rows left out, measured with other code of the encoding (not comparable)"),)
     }
     place.write("sqrt")
