@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from posx.config import RunConfig
-from posx.data import Dataset, check_length, places, prepare
+from posx.data import Dataset, check_length, corpus, prepare
 from posx.errors import PartialFailure, WorkdirError
 from posx.files.atomic import write_json
 from posx.machine import processes
@@ -64,7 +64,7 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
     folder.check_resumes(run)
     data = text.readable(folder, run)
     if folder.config_file.exists():
-        places.check_there(data, folder.path.name)
+        corpus.check_there(data, folder.path.name)
     at_hand = dataclasses.replace(run, data=data)
     how = layout(at_hand, environment.devices_of(folder), mesh)
     say(f"{folder.path.name}  {opening(at_hand, how)}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from posx.config.model import ModelConfig
-from posx.data.stdlib import stdlib_files
+from posx.data.corpus import stdlib_files
 
 VOCAB = 257
 LEARNING_RATE = 1e-3
@@ -75,6 +75,6 @@ class Contestant:
 
 def text_batches(shape: Shape, count: int = 64) -> list[np.ndarray]:
     """Windows int32 [batch, length + 1] of the interpreter's own source code, the same for everyone."""
-    text = np.frombuffer(b"\n".join(path.read_bytes() for path in stdlib_files()[0].paths[:60]), np.uint8)
+    text = np.frombuffer(b"\n".join(path.read_bytes() for path in stdlib_files().paths[:60]), np.uint8)
     starts = np.random.default_rng(0).integers(len(text) - shape.length, size=(count, shape.batch, 1))
     return list(text[starts + np.arange(shape.length + 1)].astype(np.int32))
