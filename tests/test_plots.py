@@ -65,8 +65,8 @@ def test_torn_and_repeated_and_unordered_lines(tmp_path: pathlib.Path) -> None:
 
 def test_a_curve_never_mixes_sets_of_targets(tmp_path: pathlib.Path) -> None:
     """A later look at a few lengths with fewer targets must not replace single points of the sweep's own curve."""
-    whole = [row("alibi", length, max_targets=4096, ppl=4.0) for length in (64, 128, 256)]
-    look_again = [row("alibi", length, max_targets=512, ppl=9.0) for length in (64, 128)]
+    whole = [row("alibi", length, targets="all", ppl=4.0) for length in (64, 128, 256)]
+    look_again = [row("alibi", length, targets="few", ppl=9.0) for length in (64, 128)]
     assert {one["ppl"] for one in plots.read_rows(write(tmp_path, [*whole, *look_again]))} == {4.0}
 
 

@@ -17,8 +17,8 @@ from posx.config.run import cycle_of
 from posx.data import Dataset
 from posx.encodings import code_of
 from posx.errors import UndefinedLength
-from posx.evaluation.measured import Measured
 from posx.evaluation.protocols import Protocol
+from posx.evaluation.scoring import Measured
 from posx.files.rows import ROW_VERSION, result_of, whole
 from posx.machine import processes
 from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
@@ -211,7 +211,7 @@ class _Work:
     def add(self, protocol: Protocol, measured: Measured, length: int) -> None:
         """Add a length at which the model is defined. A pass that protocols share counts once."""
         targets = protocol.targets(measured.stream, [length], measured.documents)
-        count = len(protocol.windows(targets, length, [length]))
+        count = len(targets.windows(length, protocol.stride_at(length, [length])))
         self.passes[length, targets.digest, count] = count * self._cost(length)
 
     def _cost(self, length: int) -> int:

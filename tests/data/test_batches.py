@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from posx.data import batch, check_length, num_windows
-from posx.errors import ConfigError, DataError
+from posx.errors import DataError
 
 
 def draw(tokens, step=0, *, digest="d", seed=0, batch_size=4, length=8):
@@ -92,10 +92,3 @@ def test_too_short_says_what_is_there_what_is_needed_and_what_fits(size, usable)
         draw(tokens)
     with pytest.raises(DataError, match="^the validation text has"):
         check_length(size, 8, "the validation text")
-
-
-def test_senseless_sizes_are_refused():
-    tokens = np.arange(100)
-    for options in ({"length": 0}, {"batch_size": 0}, {"step": -1}):
-        with pytest.raises(ConfigError):
-            draw(tokens, **options)

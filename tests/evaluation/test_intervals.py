@@ -95,13 +95,6 @@ def test_rows_that_cannot_be_paired_are_refused_in_one_line(changes, words):
         assert "\n" not in str(caught.value) and "rope (nonoverlapping at 64)" in str(caught.value)
 
 
-def test_rows_of_before_digests_pair_by_their_settings_and_blocks():
-    old = row(rng.standard_normal(60), targets=None, max_targets=3000)
-    assert paired_ratio(old, old).value == 1
-    with pytest.raises(ConfigError, match="blocks of 50 targets, .* of 100"):
-        paired_ratio(old, old | {"block_len": 100, "block_nll": old["block_nll"][:30]})
-
-
 def test_rows_of_evaluate_pair_and_hold_their_own_interval():
     stream = rng.integers(0, 5, 20_001)
     table = np.log(np.array([0.1, 0.15, 0.2, 0.25, 0.3], np.float32))

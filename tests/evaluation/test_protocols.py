@@ -8,7 +8,6 @@ import pytest
 from posx.config import EvalConfig
 from posx.errors import ConfigError
 from posx.evaluation import evaluate, protocols
-from posx.evaluation.measured import consecutive_windows
 from posx.evaluation.protocols import Protocol
 from posx.evaluation.targets import place
 
@@ -46,8 +45,8 @@ class Shortest(Protocol):
 
     def measure(self, model, lengths):
         targets = self.targets(model.stream, lengths, model.documents)
-        windows = consecutive_windows(targets, lengths[0])
-        yield self.row(model, lengths[0], lengths[0], targets, model.score(windows, lengths[0])) | {"mine": True}
+        scored = model.scored(targets, lengths[0], lengths[0])
+        yield self.row(model, lengths[0], lengths[0], targets, scored) | {"mine": True}
 
 
 def test_a_new_protocol_is_one_class_and_its_line(monkeypatch):
