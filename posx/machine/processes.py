@@ -16,12 +16,14 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from posx import interrupts, progress
 from posx.errors import ConfigError, Lost, PosxError
+from posx.files import lines
 
 T = TypeVar("T")
 
@@ -165,6 +167,12 @@ def told(function: Callable[[], T]) -> T:
     found: list[T] = []
     together(lambda: found.append(function()) if is_first() else None)
     return json.loads(_from(0, json.dumps(found[0] if found else None)))
+
+
+def append(path: Path, row: Mapping[str, Any]) -> None:
+    """Append a row to JSON Lines in process 0 alone. Raises OutOfMemoryError, WorkdirError."""
+    if is_first():
+        lines.append(path, row)
 
 
 def first(function: Callable[[], object]) -> None:

@@ -17,7 +17,6 @@ from posx.data import Dataset
 from posx.encodings import code_of
 from posx.errors import UndefinedLength
 from posx.evaluation.scoring import Measured
-from posx.files import lines
 from posx.files.rows import result_of, whole
 from posx.machine import processes
 from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
@@ -151,8 +150,7 @@ def evaluate_run(
             for row in one.protocol.measure(measured, [length]):
                 interrupts.check()
                 rows.append(facts | row | {"anchor": one.anchor, "executor": config.executor, "env": measured_with()})
-                if processes.is_first():
-                    lines.append(folder.eval_file, rows[-1])
+                processes.append(folder.eval_file, rows[-1])
                 work.finished(_line(rows[-1]))
     return rows
 
