@@ -2,12 +2,14 @@
 
     python -m experiments.tables collect runs/variants > experiments/variants/runs.jsonl
     python -m experiments.tables show experiments/variants/runs.jsonl
+    python -m experiments.tables unpack experiments/variants/runs.jsonl runs/variants
     python -m experiments.tables report train_small > train_small.json
 
 `collect` prints one line of JSON for each finished run of a folder. A line holds the facts of the run (`hash`,
 `settings`, `encoding`, `seed`, `step`, `data_digest`, `env`) and its measurements in `rows`. A third word names the
 part of the study (`part`). A fourth sums the losses over longer blocks of so many targets. `show` prints the
-perplexities of each part as a Markdown table. `report` prints a report of the cost study as its bench wrote it.
+perplexities of each part as a Markdown table. `unpack` writes the rows of a data file, or of one part, as run folders,
+for `posx plot`. `report` prints a report of the cost study as its bench wrote it.
 
 A row of `eval.jsonl` is `facts | row`, see `rows_of`.
 """
@@ -34,7 +36,7 @@ HERE = Path(__file__).parent
 #: The facts of a run, which every row of its `eval.jsonl` repeats.
 FACTS = (
     "schema_version", "run_id", "hash", "encoding", "layers", "train_len", "seed", "step", "tokenizer", "data_source",
-    "data_digest", "settings", "code", "env",
+    "data_digest", "settings", "code",
 )  # fmt: skip
 WINDOWS, SLIDING = "nonoverlapping", "sliding"
 
@@ -46,7 +48,7 @@ def load(study: str, part: str | None = None, file: str = "runs.jsonl") -> list[
 
 
 def rows_of(runs: Iterable[Run]) -> list[Row]:
-    """Return the rows of runs as `eval.jsonl` holds them."""
+    """Return the rows of runs as `eval.jsonl` holds them, but for sums over blocks that were dropped."""
     return [{name: run[name] for name in FACTS if name in run} | row for run in runs for row in run["rows"]]
 
 
@@ -65,6 +67,14 @@ def collect(folder: Path, part: str = "", block: int = 0) -> list[Run]:
     return runs
 
 
+def unpack(runs: Iterable[Run], folder: Path) -> None:
+    """Write the rows of each run to the `eval.jsonl` of a folder of its own."""
+    for run in runs:
+        place = folder / run["run_id"]
+        place.mkdir(parents=True)
+        (place / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of([run])))
+
+
 def coarser(row: Row, block: int) -> Row:
     """Return a row's sums of losses over blocks of `block` targets, in nats to two decimals; {} if it has none."""
     if "block_nll" not in row:
@@ -81,7 +91,7 @@ def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
         settings = {name: value for name, value in run["settings"].items() if name != "train.seed"}
         found[run["encoding"], json.dumps(settings, sort_keys=True)].append(run)
     if len({encoding for encoding, _ in found}) < len(found):
-        raise ValueError("these runs differ in more than their encoding and seed")
+        raise SystemExit("these runs differ in more than their encoding and seed: use the script of their study")
     return {encoding: members for (encoding, _), members in found.items()}
 
 
@@ -199,6 +209,8 @@ def main(words: Sequence[str]) -> None:
                 print(json.dumps(run, separators=(",", ":")))
         case ["show", path]:
             print(show(Path(path)))
+        case ["unpack", path, folder, *part]:
+            unpack([run for run in lines.read(Path(path)) if run.get("part", "") in (part or [""])], Path(folder))
         case ["report", name]:
             (found,) = (one for one in load("cost", file="measurements.jsonl") if one.pop("name") == name)
             print(json.dumps(found, indent=1))

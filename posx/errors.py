@@ -4,14 +4,27 @@ Message form: what was wrong (path and value), why, what is allowed or what to d
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """ "did you mean 'x'? ", or nothing where no known name is near, in whatever case; for one-line messages."""
-    by_lower = {word.lower(): word for word in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
-    return f"did you mean {by_lower[close[0]]!r}? " if close else ""
+def near_names(name: str, known: Iterable[str], number: int = 1, cutoff: float = 0.4) -> list[str]:
+    """Return the `number` known names that are nearest to `name`, in whatever case.
+
+    First are the names of which it is a part or the initials: "lr" and "rate" are near "train.learning_rate".
+    """
+    by_lower = {one.lower(): one for one in known}
+    end = name.lower().rpartition(".")[2]
+    ends = {lower: lower.rpartition(".")[2] for lower in by_lower}
+    equal = [lower for lower in ends if ends[lower] == end]
+    parts = {lower: last.split("_") for lower, last in ends.items()}
+    within = [lower for lower, words in parts.items() if end in ("".join(word[:1] for word in words), *words)]
+    close = difflib.get_close_matches(name.lower(), by_lower, n=number, cutoff=cutoff)
+    return [by_lower[lower] for lower in dict.fromkeys((*equal, *within, *close))][:number]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return "did you mean 'x'? ", or "" if no known name is near, for a message."""
+    return "".join(f"did you mean {near!r}? " for near in near_names(name, known))
 
 
 def other_names(given: Iterable[str], wanted: Iterable[str]) -> str:

@@ -1,9 +1,9 @@
 """Ctrl-C and SIGTERM (or SIGHUP, SIGUSR1, SIGUSR2), neither of which can get lost.
 
 Python runs a signal's handler wherever the main thread happens to be. While a library is being loaded nothing can be
-raised: native code that is left half-way crashes. What is raised inside a destructor or a garbage collection's callback
-(JAX has both) would be printed and dropped, and a long run would go on. In both cases it is raised a moment later, and
-where that cannot be, the signal is remembered and loops ask.
+raised, as native code that is left half-way crashes. An exception inside a destructor or a callback of garbage
+collection (JAX has both) would be printed and dropped, and a long run would go on. In both cases it is raised a moment
+later. If that is impossible, the signal is remembered and loops ask for it.
 
 Both leave a run the time to save its last step; a second Ctrl-C ends it at once.
 """
@@ -21,10 +21,10 @@ from typing import Any
 
 
 class Terminated(KeyboardInterrupt):
-    """A SIGTERM. No `except Exception` on the way holds it up."""
+    """A SIGTERM, which no `except Exception` on the way stops."""
 
 
-#: Signals that a run is about to be ended: SLURM sends one of the user's some time before, a closed terminal SIGHUP.
+#: Signals before the end of a process. SLURM sends one of the user's some time before, a closed terminal SIGHUP.
 ENDING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 #: From one look whether a library is loaded to the next.
@@ -39,10 +39,9 @@ _over = False
 
 
 def remember_interrupts() -> None:
-    """From now on Ctrl-C and the signals in ENDING are remembered as well as raised.
+    """Remember Ctrl-C and the signals in ENDING from now on, and raise them. Only the main thread can call this.
 
-    A signal that is ignored, as Ctrl-C in a shell's background jobs or SIGHUP under nohup, stays ignored. Only the main
-    thread can set this.
+    A signal that is ignored, as Ctrl-C in a shell's background jobs or SIGHUP under nohup, stays ignored.
     """
 
     def interrupted(_: int, frame: FrameType | None) -> None:
@@ -73,7 +72,7 @@ def remember_interrupts() -> None:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """What a library inside makes of signals is undone."""
+    """Restore the handlers of signals that a library inside replaces."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -84,7 +83,7 @@ def kept() -> Iterator[None]:
 
 
 def _raise(error: BaseException, frame: FrameType | None) -> None:
-    """Raises `error` where the signal came, or, if a library is being loaded in that frame, as soon as it is."""
+    """Raise `error` at once, or as soon as the library is loaded that is being loaded in the frame."""
     if not ((_over or _is_loading(frame)) and _raised_later(error)):
         raise error
 
@@ -105,7 +104,7 @@ def _unraisable(found: Any) -> None:
 
 
 def settle() -> None:
-    """What was to be raised a moment later is not, nor what comes from here on: the command has ended already."""
+    """End all raising, also of signals that come later: the command has ended already."""
     global _over
     _over = True
     if hasattr(signal, "setitimer"):
@@ -122,8 +121,7 @@ def _is_loading(frame: FrameType | None) -> bool:
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt if there was a Ctrl-C since `remember_interrupts`, Terminated if there was a SIGTERM;
-    nothing within `saved_first`."""
+    """Raise KeyboardInterrupt after a Ctrl-C, Terminated after a SIGTERM, but nothing within `saved_first`."""
     if _seen and not _saves:
         raise KeyboardInterrupt
     if _terminated and not _saves:
@@ -131,18 +129,18 @@ def check() -> None:
 
 
 def interrupted() -> bool:
-    """Whether there was a Ctrl-C."""
+    """Return whether there was a Ctrl-C."""
     return _seen
 
 
 def terminated() -> bool:
-    """Whether there was a SIGTERM."""
+    """Return whether there was a SIGTERM."""
     return _terminated
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """A first signal waits for the end of what is inside: a save has threads of its own, which would be torn down."""
+    """Raise a first signal only at the end of the block: a save has threads of its own, which would be torn down."""
     global _waits
     _waits = True
     try:
@@ -154,8 +152,10 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def saved_first() -> Iterator[None]:
-    """A first signal raises nothing inside: a loop there asks whether there was one, saves and raises `Stopped`, or
-    `Interrupted` after a Ctrl-C."""
+    """Keep a first signal from being raised in the block.
+
+    A loop in it asks whether there was a signal, saves and raises `Stopped`, or `Interrupted` after a Ctrl-C.
+    """
     global _saves
     _saves = True
     try:
@@ -165,7 +165,7 @@ def saved_first() -> Iterator[None]:
 
 
 def end_with_stdin() -> None:
-    """From now on this process ends when its standard input closes: those that a process starts end with it."""
+    """End this process when its standard input closes, as it does when the process that started it ends."""
 
     def wait() -> None:
         while os.read(0, 4096):

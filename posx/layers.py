@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.errors import ConfigError
-from posx.machine.compiler import barrier
+from posx.machine.guard import barrier
 
 
 def linear(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:

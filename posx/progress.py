@@ -1,4 +1,4 @@
-"""What a person sees while something runs: a bar on a terminal, plain lines in a log, always with the time left."""
+"""Progress for a person: a bar on a terminal, plain lines in a log, always with the time left."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _quiet = False
 
 
 def be_quiet() -> None:
-    """From now on this process shows nothing: another one, with which it makes one run, does."""
+    """Show nothing from now on, as another process of the same run does."""
     global _quiet
     _quiet = True
 
 
 def duration(seconds: float) -> str:
-    """ "2.5 years", "3 d 04 h", "1 h 02 min", "3 min 20 s", "12 s"."""
+    """Return seconds as text: "2.5 years", "3 d 04 h", "1 h 02 min", "3 min 20 s", "12 s"."""
     whole = max(round(seconds), 0)
     if whole >= YEAR:
         return f"{whole / YEAR:,.1f} years"
@@ -35,7 +35,7 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 document", "1,200 documents"."""
+    """Return "1 document" or "1,200 documents"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -59,9 +59,9 @@ def size(count: float) -> str:
 
 
 class Meter:
-    """Progress up to `total`; what was done at the `start`, by an earlier process, does not count for the time left.
+    """Progress from `start`, which an earlier process may have reached, to `total`.
 
-    On a terminal one line is drawn anew all the time, so that its times move while nothing is reported. A log gets a
+    On a terminal one line is drawn again all the time, so that its times move while nothing is reported. A log gets a
     line every 10 s at most.
     """
 
@@ -93,33 +93,35 @@ class Meter:
             self.bar.stop()
 
     def waiting(self, what: str, seconds: float | None = None) -> None:
-        """Until the next report `what` goes on, no part of which can be counted, such as compiling: it is shown with
-        the time that it takes, and what is left of the `seconds` that it usually does; it does not count for the time
-        left for all."""
+        """Show that `what`, such as compiling, goes on until the next report and cannot be counted in parts.
+
+        It is shown with its time so far, and with the rest of the `seconds` that it usually takes. Its time does not
+        count for the time left.
+        """
         now = time.monotonic()
         self.wait = what, now, now + (seconds or 0)
 
     def update(self, done: float, facts: str) -> None:
-        """Reports that `done` of the total are finished."""
+        """Report that `done` of the total are finished."""
         now = time.monotonic()
-        if self.wait:  # what was done meanwhile counts no more than its time
+        if self.wait:  # neither the work done meanwhile nor its time counts
             self.start, self.began, self.wait = self.start + done - self.done, self.began + now - self.wait[1], None
         self.done, self.facts, self.reported = done, facts, now
         if self.bar is not None:
-            self.bar.update(self.task, completed=done)
+            self.bar.update(self.task, completed=done, total=self.total)
         elif now - self.last_line >= LINE_SECONDS or done >= self.total:
             self.last_line = now
             say(f"{self.title}  {self}")
 
     def print(self, text: str) -> None:
-        """One line above the bar."""
+        """Print one line above the bar."""
         if self.bar is not None:
             self.bar.console.print(text, highlight=False, markup=False)
         else:
             say(text)
 
     def __str__(self) -> str:
-        """What the line says now: the time left first, as narrow terminals cut the end."""
+        """Return the present line: the time left first, as narrow terminals cut the end."""
         wait, now = self.wait, time.monotonic()
         if wait is None:
             return "  ".join(filter(None, (self._left(now), self.facts)))
@@ -128,7 +130,7 @@ class Meter:
         return "  ".join(filter(None, (self._left(since), f"{what} {duration(now - since)}{left}")))
 
     def _left(self, now: float) -> str:
-        """The time left for all, as it is `now`."""
+        """Return the time left for the whole, as it is `now`."""
         if self.done >= self.total:
             return f"took {duration(self.reported - self.opened)}"
         made, spent = self.done - self.start, self.reported - self.began
@@ -138,8 +140,10 @@ class Meter:
 
 
 def say(text: str) -> None:
-    """One line for the person; standard output stays free for results. Where nobody listens any more, as behind a
-    closed pipe or on a full disk, the work goes on in silence."""
+    """Print one line for a person on standard error. Standard output stays free for results.
+
+    If nobody listens any more, as behind a closed pipe or on a full disk, the work goes on in silence.
+    """
     if _quiet:
         return
     try:
@@ -149,6 +153,6 @@ def say(text: str) -> None:
 
 
 def unheard(stream: TextIO) -> None:
-    """From now on what is written to `stream` goes nowhere, what Python still holds of it at its end too."""
+    """Discard all writes to `stream` from now on, and the text that Python still holds for it."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())

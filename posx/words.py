@@ -1,68 +1,109 @@
-"""The words of a command line, taken apart: flags, with absl underneath, and what is said about settings.
+"""The words of a command line, taken apart: what a command takes, and what it was given. absl reads the flags.
 
-Imports no JAX: a wrong word is told at once, and help too.
+Nothing here imports JAX, so that help and wrong words cost no start of it.
 """
 
 from __future__ import annotations
 
-import difflib
 import itertools
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from absl import flags
 
-from posx.errors import ConfigError
+from posx.errors import ConfigError, near_names
 from posx.fields import typed
 
-#: The value that each flag which names settings needs.
-_EXAMPLES = {
-    "config": "a preset or a file, for example --config=quick",
-    "config_json": "a file, for example --config_json=runs/x/config.json",
+#: {name: (default, help)}. A type in place of a default means that the flag is None unless it is given. A name that
+#: ends with a dot stands for all flags that begin with it. Its value is {rest of the name: text}.
+Flags = Mapping[str, tuple[Any, str]]
+
+#: The flags that name the settings, of which a command takes one.
+SOURCES: Flags = {
+    "config": (str, "a preset or a file, and the encoding after a colon: quick:rope, path/to/mine.py:rope"),
+    "config_json": (str, "the config.json of an earlier run instead"),
 }
 
-#: {name: (default, help)}. A type in the place of a default stands for None, which is no value of the flag. A name that
-#: ends with a dot stands for all that begin so: {the rest: text given}.
-Flags = Mapping[str, tuple[Any, str]]
+
+class Command(NamedTuple):
+    """The words that a command takes.
+
+    text: its line of help. flags: by name. operand: how help calls the word after its name. sections: the sections of
+    a stored run's settings that --config.SECTION.NAME replaces.
+    """
+
+    text: str
+    flags: Flags = {}
+    takes_config: bool = False
+    operand: str = ""
+    sections: tuple[str, ...] = ()
 
 
 class Words(NamedTuple):
-    """What a command was given.
+    """The words that a command was given.
 
-    values: of all its flags. config: {"config": "file.py:argument"} or {"config_json": "path"}, whichever named the
-    settings. overrides: the words that set one of them. stray: words that are none of these.
+    values: {flag: value}, with "overrides", the words that set a setting. stray: the words that nothing takes.
     """
 
     values: dict[str, Any]
-    config: dict[str, str]
-    overrides: list[str]
     stray: list[str]
 
 
-def words_of(words: Sequence[str], known: Flags) -> Words:
-    """`words` taken apart. Whether there are such settings is not looked at.
+def read(command: Command, words: Sequence[str]) -> Words:
+    """Return the words after a command's name, with its "operand" among the values.
+
+    Stray words come back only if the names of settings, which take long to load, may explain them.
 
     Raises:
-      ConfigError: a flag is misspelt, is given twice, or cannot have its value.
+      ConfigError: the command does not take one of the words.
     """
-    config, words = _split_config(list(words))
-    overrides = [word for word in words if is_override(word)]
-    _check_words(words, known)
-    families = {name: _family(words, name) for name in known if name.endswith(".")}
-    words = [word for word in words if not word.startswith(tuple(f"--{name}" for name in families))]
-    values = flags.FlagValues()
-    for name, (default, text) in ((n, flag) for n, flag in known.items() if n not in families):
-        flags.DEFINE_flag(_flag(name, default, text), values)
-    stray = _parse(values, [word for word in words if word not in overrides])
-    given = families | {name: values[name].value for name in known if name not in families}
-    return Words(given, config, overrides, stray)
+    values, stray = words_of(words, command.flags)
+    operand = stray.pop(0) if command.operand and stray and not stray[0].startswith("-") else ""
+    if stray and (problem := _problem(stray[0], command, values, words)):
+        raise ConfigError(problem)
+    settings = [f"--{name}" for name in SOURCES if name in values and not command.takes_config]
+    settings += values["overrides"] if not (command.takes_config or command.sections) else []
+    if settings:
+        raise ConfigError(f"{settings[0]}: this command takes no config; its flags: {listed(command.flags)}")
+    if (jobs := values.get("jobs", 0)) < 0:
+        raise ConfigError(f"--jobs={jobs} must be at least 1, or 0 for as many as this machine is fastest with")
+    return Words(values | {"operand": operand}, stray)
 
 
-def _check_words(words: Sequence[str], known: Flags) -> None:
-    """Raise ConfigError for what absl takes in silence: another flag as the value of one, and flags of its own."""
-    takes_one = [name for name, (default, _) in known.items() if not isinstance(default, bool) and default is not bool]
-    valued = {f"{dashes}{name}" for name in takes_one for dashes in ("-", "--")}
+def words_of(words: Sequence[str], known: Flags) -> Words:
+    """Return `words` taken apart. It does not check that the settings exist.
+
+    Raises:
+      ConfigError: a flag is given twice, or has no value or a wrong one.
+    """
+    families = [name for name in known if name.endswith(".")]
+    found = flags.FlagValues()
+    for name, (default, text) in {**SOURCES, **known}.items():
+        if name not in families:
+            kind = default if isinstance(default, type) else type(default)
+            usual = None if default is kind else default
+            found[name] = flags.Flag(_Value(name, kind), None, name, usual, text, boolean=kind is bool)
+    _check_values(words, [name for name in found if not found[name].boolean])
+    try:
+        rest = [word for word in found(["posx", *words], known_only=True)[1:] if word != "--"]
+    except (flags.Error, ValueError) as error:
+        raise ConfigError(str(error.__context__ or error)) from None
+    for name in found:
+        if found[name].present > 1 and not (found[name].boolean and f"--no{name}" not in words):
+            raise ConfigError(f"--{name} is given {found[name].present} times: give it once")
+    values = {name: found[name].value for name in found if name not in SOURCES or found[name].present}
+    values |= {name: _family(rest, name) for name in families}
+    values["overrides"] = [word for word in rest if is_override(word)]
+    taken = tuple(f"--{name}" for name in families)
+    return Words(values, [word for word in rest if not is_override(word) and not word.startswith(taken)])
+
+
+def _check_values(words: Sequence[str], names: Sequence[str]) -> None:
+    """Raise ConfigError for words that absl accepts: a flag as another flag's value, and flags of its own."""
+    valued = {f"{dashes}{name}" for name in names for dashes in ("-", "--")}
     for word, value in itertools.zip_longest(words, words[1:]):
         name = word.lstrip("-").partition("=")[0]
         if word.startswith("-") and name in ("flagfile", "undefok"):
@@ -71,17 +112,8 @@ def _check_words(words: Sequence[str], known: Flags) -> None:
             raise ConfigError(f"{word} has no value: write {word}=VALUE")
 
 
-def _flag(name: str, default: Any, text: str) -> flags.Flag:
-    kind = default if isinstance(default, type) else type(default)
-    if kind is bool:
-        flag: flags.Flag = flags.BooleanFlag(name, default, text)
-        flag.parser = _Value(name, kind)
-        return flag
-    return flags.Flag(_Value(name, kind), None, name, None if default is kind else default, text)
-
-
 class _Value(flags.ArgumentParser):
-    """The value of a flag, read and refused as those of settings are."""
+    """The parser of a flag's value, which reads it as a setting's value is read."""
 
     def __init__(self, name: str, kind: type):
         super().__init__()
@@ -91,32 +123,22 @@ class _Value(flags.ArgumentParser):
         return typed(argument, self.kind, f"--{self.name}")
 
 
-def _parse(values: flags.FlagValues, words: Sequence[str]) -> list[str]:
-    """Sets the flags of `values` that are among `words`. The other words come back, unknown flags too.
-
-    Raises ConfigError, also for an unknown flag whose name is near that of one in `values`.
-    """
-    try:
-        rest = values(["posx", *words], known_only=True)[1:]
-    except flags.IllegalFlagValueError as error:
-        raise ConfigError(str(error.__context__ or error)) from None
-    except flags.Error as error:
-        raise ConfigError(" ".join(str(error).split())) from None
-    for name in values:
-        flag = values[name]
-        if flag.present > 1 and not (flag.boolean and f"--no{name}" not in words):  # a switch twice loses nothing
-            raise ConfigError(f"--{name} is given {flag.present} times: give it once")
-    rest = [word for word in rest if word != "--"]
-    for word in rest[:1] if "--" not in words else ():
-        name = word.lstrip("-").partition("=")[0]
-        near = difflib.get_close_matches(name, list(values), n=1, cutoff=0.7)
-        if word.startswith("-") and near:
-            raise ConfigError(f"unknown flag --{name}; did you mean --{near[0]}? see posx --help")
-    return rest
+def _family(words: Sequence[str], name: str) -> dict[str, str]:
+    """Return {rest of the name: value} of the words `--NAME.rest=value`. Raises ConfigError for one without a value."""
+    found: dict[str, str] = {}
+    for word in words:
+        if word.startswith(f"--{name}"):
+            key, _, value = word.removeprefix(f"--{name}").partition("=")
+            if not (key and value):
+                raise ConfigError(f"{word} needs a name and a value, as --{name}X=V")
+            if key in found:
+                raise ConfigError(f"--{name}{key} is given twice: give it once")
+            found[key] = value
+    return found
 
 
 def is_override(word: str) -> bool:
-    """Whether a word of a command line sets one of the settings."""
+    """Return whether a word of a command line sets a setting."""
     return word.startswith(("--config.", "-config.", "--noconfig."))
 
 
@@ -132,39 +154,40 @@ def presets() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.py"))}
 
 
-def _family(words: Sequence[str], name: str) -> dict[str, str]:
-    """{rest of the name: value} of the words `--NAME.rest=value`. Raises ConfigError for one without a value."""
-    found = {}
-    for word in words:
-        if word.startswith(f"--{name}"):
-            key, equals, value = word.removeprefix(f"--{name}").partition("=")
-            if not (key and equals):
-                raise ConfigError(f"{word} needs a name and a value, as --{name}X=V")
-            if key in found:
-                raise ConfigError(f"--{name}{key} is given twice: give it once")
-            found[key] = value
-    return found
+def _problem(word: str, command: Command, values: Mapping[str, Any], words: Sequence[str]) -> str:
+    """Return a message that says which flag a stray word may belong to, or "" if only a setting may explain it."""
+    if not word.startswith("-"):
+        problem, hint = f"stray word {word!r}", _near(word, command, values, words)
+    elif "--" in words:
+        problem, hint = f"stray word {word!r}", "leave out the -- that stands alone"
+    else:
+        flag = word.partition("=")[0]
+        near = near_names(flag.lstrip("-"), command.flags, cutoff=0.7)
+        problem, hint = f"unknown flag {flag}", f"did you mean --{near[0]}? see posx --help" if near else ""
+    if not (command.takes_config or command.sections):
+        hint = hint or f"flags of this command: {listed(command.flags)}"
+    return f"{problem}; {hint}" if hint else ""
 
 
-def _split_config(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """--config and --config_json taken out of the words."""
-    taken: dict[str, str] = {}
-    rest = []
-    position = 0
-    while position < len(words):
-        name, equals, value = words[position].lstrip("-").partition("=")
-        if words[position].startswith("-") and name in ("config", "config_json"):
-            if not equals:
-                position += 1
-                if position == len(words) or words[position].startswith("--"):
-                    raise ConfigError(f"--{name} needs {_EXAMPLES[name]}")
-                value = words[position]
-            if name == "config" and not value:
-                raise ConfigError(f"--config='' names no preset and no file; presets: {', '.join(presets())}")
-            if name in taken:
-                raise ConfigError(f"--{name} is given twice ({taken[name]} and {value}): give it once")
-            taken[name] = value
-        else:
-            rest.append(words[position])
-        position += 1
-    return taken, rest
+def _near(word: str, command: Command, values: Mapping[str, Any], words: Sequence[str]) -> str:
+    """Say what a word without a flag may be: a preset, a file, a folder, or the end of the value before it."""
+    name = word.partition(":")[0]
+    if command.takes_config and not SOURCES.keys() & values.keys() and (name in presets() or name.endswith(".py")):
+        return f"did you mean --config {shlex.quote(word)}?"
+    if "=" in word:  # a setting without its dashes
+        return ""
+    if "/" in word.strip(".") or os.path.exists(word):
+        if values["workdir"]:
+            return "one work folder at a time, in quotes if its path has spaces"
+        return f"did you mean --workdir {shlex.quote(word)}?"
+    flag, value = ["", "", *words][(at := words.index(word)) : at + 2]
+    if is_override(value) and "=" not in value:
+        return f"did you mean {value}={shlex.quote(word)}?"
+    if value.startswith("--") and "=" in value:
+        flag, _, value = value.partition("=")
+    if flag == "--config":
+        return f"did you mean --config {shlex.quote(f'{value}:{word}')}?"
+    default = command.flags.get(flag.removeprefix("--"), (True, ""))[0]
+    if is_override(flag) or not isinstance(default, bool):
+        return f"did you mean {flag}={shlex.quote(f'{value} {word}')}?"
+    return f"one {command.operand} at a time" if command.operand else ""

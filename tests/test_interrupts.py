@@ -49,7 +49,7 @@ def test_a_save_is_finished_first_but_a_second_one_does_not_wait():
     assert done == ["saved"]
 
 
-def test_a_sigterm_is_raised_at_once_but_where_something_is_saved_first():
+def test_a_sigterm_is_raised_at_once_unless_a_save_comes_first():
     with pytest.raises(interrupts.Terminated):
         os.kill(os.getpid(), signal.SIGTERM)
     assert interrupts.terminated()
@@ -116,9 +116,7 @@ def last_step(workdir) -> int:
 @pytest.mark.parametrize(
     ("number", "code", "said"), [(signal.SIGTERM, 75, "goes on"), (signal.SIGINT, 130, "interrupted")]
 )
-def test_a_signal_that_a_library_turns_into_an_error_of_its_own_is_still_that_signal(
-    monkeypatch, capsys, number, code, said
-):
+def test_a_signal_turned_into_a_librarys_error_is_that_signal(monkeypatch, capsys, number, code, said):
     def load(words):
         try:
             os.kill(os.getpid(), number)

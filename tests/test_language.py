@@ -16,8 +16,13 @@ import posx
 ROOT = Path(posx.__file__).parent
 ROOMS = (
     "contract/", "encodings/", "attention/", "testing/", "model", "layers", "cross_entropy", "generate", "positions",
+    "runs/", "config/model", "config/data", "config/train", "config/evaluation", "config/run", "config/sweep",
+    "config/__init__", "sweeps/", "commands/sweep", "interrupts", "progress", "files/", "machine/",
 )  # fmt: skip
-TESTS = ("encodings/", "attention/")
+TESTS = (
+    "encodings/", "attention/", "machine/", "sweeps/", "test_interrupts", "test_progress", "benchmarks/", "config/",
+    "runs/", "test_model", "files/",
+)  # fmt: skip
 
 #: No sentence begins with one of these: they stand for a noun that a reader must guess.
 OPENINGS = {"What", "Who", "Whoever", "Whatever", "Of", "Where", "Wherever", "Those", "Such"}
@@ -28,7 +33,9 @@ VERBS = set(
     Import Join List Look Make Map Mark Mask Measure Merge Mirror Move Multiply Name Normalise Pack Pad Parse Print
     Project Read Record Refuse Remember Repeat Replace Report Return Rotate Round Run Sample Scale Scan Set Shard Shift
     Show Skip Slice Sort Stack Split Start Stretch Sum Tabulate Take Test Trace Turn Visit Walk Write Yield Raise Follow
-    Invert Decide Send Exchange Express Format Describe Recompute Keep""".split()
+    Invert Decide Send Exchange Express Format Describe Recompute Keep Acquire Ask Discard Cancel Close Connect Delete
+    Disconnect End Export Hold Leave Load Lock Pass Plan Probe Report Restore Say Simulate Spread Stop Submit Tell Train
+    Wait Change Compile Flip Kill Put""".split()
 )
 ARTICLES = {"A", "An", "The", "One", "Two", "Every", "Each", "All", "No", "Whether"} - {"Whether"}
 MOST_WORDS, LONGEST_LINE, LONGEST_NAME = 25, 120, 60
@@ -39,7 +46,12 @@ def of(folder, places):
     return {name: path for name, path in files.items() if name in places or name.startswith(places)}
 
 
-FILES = of(ROOT, ROOMS)
+#: Folders beside the package.
+HOUSES = ("benchmarks", "tests/faults")
+
+FILES = of(ROOT, ROOMS) | {
+    f"{house}/{name}": path for house in HOUSES for name, path in of(ROOT.parent / house, ("",)).items()
+}
 TEST_FILES = of(Path(__file__).parent, TESTS)
 READMES = sorted((ROOT.parent / "experiments").glob("*/README.md"))
 
@@ -47,7 +59,7 @@ READMES = sorted((ROOT.parent / "experiments").glob("*/README.md"))
 def sentences(text):
     """Yield the sentences of a docstring or comment. A colon or an empty line ends one, as a full stop does."""
     text = re.sub(r"`[^`]*`|\[[^\]]*\]|\([^()]*\)", " x ", text)
-    prose = "\n".join(line for line in text.splitlines() if not line.startswith("        ") or "=" not in line)
+    prose = "\n".join(line for line in text.splitlines() if not re.match(r" {8}.*=| {4}python ", line))
     for part in re.split(r"\n\s*\n|[.!?:]\s+|[.!?:]$|\n\s*[-*] ", prose):
         if words := re.findall(r"[A-Za-z][\w'-]*", part):
             yield words

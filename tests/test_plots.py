@@ -93,8 +93,8 @@ def test_mean_and_band_over_the_seeds_that_exist(tmp_path: pathlib.Path) -> None
     made = [row("alibi", 64, seed, ppl=4.0 + seed) for seed in range(3)]
     made += [row("alibi", 128, 0, ppl=5.0), row("alibi", 128, 1, status="oom", ppl=None), row("alibi", 256, 0, ppl=6.0)]
     at_train, at_double, at_four = one_curve(made, "alibi").points
-    assert (at_train.mean, at_train.low, at_train.high, at_train.sd) == (5.0, 4.0, 6.0, 1.0)
-    assert (at_double.mean, at_double.sd, at_double.failures) == (5.0, None, ("oom",))
+    assert (at_train.mean, at_train.low, at_train.high) == (5.0, 4.0, 6.0)
+    assert (at_double.mean, at_double.failures) == (5.0, ("oom",))
     figure = curves.extrapolation(panels(made)[0])
     assert "alibi (n = 1 to 3)" in words(figure) and "alibi: out of memory at 128 (1 of 2 runs)" in words(figure)
     assert len(figure.axes[0].collections) == 1
@@ -365,7 +365,7 @@ def test_cumulative_perplexity_weighs_bins_by_their_targets() -> None:
         "rope", 4, protocol="per_position", position_edges=[0, 1, 4], position_nll=[2.0, 1.0], position_targets=[10, 30]
     )
     (panel,) = panels([made])
-    local, running = positions.loss_curves(panel)[0].points, positions.cumulative_curves(panel)[0].points
+    local, running = (positions.averaged(panel, of)[0].points for of in (positions.local, positions.cumulative))
     assert [(point.x, point.mean) for point in local] == [(1.0, 2.0), (pytest.approx(math.sqrt(8)), 1.0)]
     assert [point.x for point in running] == [1.0, 4.0]
     assert [point.mean for point in running] == pytest.approx([math.exp(2.0), math.exp((20 + 30) / 40)])
@@ -377,7 +377,7 @@ def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> 
         '{"step": 2, "loss": 3}\n{"step": 1, "loss": 5}\n{"step": 2, "loss": 4}\n{"step": 3, "lo'
     )
     (run,) = positions.read_training(tmp_path, [])
-    assert (run.run.text, run.steps, run.losses) == ("rope", (1.0, 2.0), (5.0, 4.0))
+    assert (run.run.text, run.steps, run.losses) == ("rope", [1.0, 2.0], [5.0, 4.0])
     assert [path.name for path in plots.plot(tmp_path, "training")] == ["training.png", "training.svg"]
 
 

@@ -36,7 +36,7 @@ def test_rope_bound_matches_its_definition() -> None:
 
 def test_without_runs_the_catalogue_is_drawn(tmp_path: pathlib.Path) -> None:
     assert [path.name for path in plots.plot(tmp_path / "none", "encodings")] == ["encodings.png", "encodings.svg"]
-    assert [subject.name for subject in models.catalogue(64)] == ["nope", "sinusoidal", "rope", "t5", "alibi"]
+    assert [subject.name for subject in models.catalogue()] == ["nope", "sinusoidal", "rope", "t5", "alibi"]
 
 
 def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
@@ -47,7 +47,7 @@ def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, wh
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{}")
     apply, params, _ = load(whole)
-    sent, trained = models.encodings_of(tmp_path, plots.read_rows(tmp_path))
+    sent, trained = models.encodings_of(tmp_path)
     assert (trained.name, trained.encoding, trained.dims) == ("t5", apply.model.encodings[0], apply.model.dims)
     table = trained.encoding.by_distance(params["shared"]["encoding_0"], np.arange(32, dtype=np.int32)).bias
     assert by_distance(trained) == pytest.approx(np.asarray(table))
@@ -104,3 +104,10 @@ def test_arrays_that_start_at_zero_are_drawn_at_random() -> None:
 
 def test_the_curves_of_heads_are_named() -> None:
     assert {"head 1", "head 2"} <= set(words(pictures.encodings([models.initial("alibi", build("alibi", DIMS), DIMS)])))
+
+
+def test_each_panel_of_a_chain_has_its_own_title() -> None:
+    chain = "sinusoidal+rope"
+    figure = pictures.encodings([models.initial(chain, build(chain, DIMS), DIMS)])
+    titles = [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes if ax.get_xlabel()]
+    assert len(titles) == len(set(titles)) > 3 and "inner products of the added vectors" in titles

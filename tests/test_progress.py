@@ -78,7 +78,7 @@ def test_a_terminal_gets_one_line_that_is_drawn_anew(clock, monkeypatch):
     assert text.splitlines()[-1].startswith("my[1] ") and "took 3 s  all of it" in text.splitlines()[-1]
 
 
-def test_a_start_is_known_from_the_last_one_here_or_from_those_beside(tmp_path, monkeypatch):
+def test_the_usual_start_is_the_last_one_or_the_runs_beside(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "process_seconds", lambda: 4.0)
     run = RunFolder(tmp_path / "sweep" / "new")
     assert run.usual_start() is None

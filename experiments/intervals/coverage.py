@@ -1,10 +1,11 @@
-"""How often posx's 95 % intervals over text cover the truth: on simulated text, and on the losses of a trained model.
+"""Measure how often posx's 95 % intervals over text cover the true value, on simulated text and on trained models.
 
     python experiments/intervals/coverage.py                # simulated: a minute
-    python experiments/intervals/coverage.py RUN_FOLDER     # real: rows that scored the whole stream, see the README
+    python experiments/intervals/coverage.py RUN_FOLDER     # trained: rows of the whole stream, see the README
 
-Simulated losses are exp(0.6 z), right-skewed as losses are, where z is a Gaussian AR(1) process over targets whose
-correlation falls by e within the correlation length; no white noise dilutes it, which makes it hard. Prints Markdown.
+Simulated losses are exp(0.6 z), right-skewed as losses are. z is a Gaussian AR(1) process over targets, whose
+correlation falls by e within the correlation length. No white noise is added, which makes the case hard. Prints
+Markdown.
 """
 
 import math
@@ -27,9 +28,9 @@ CASES = [
 
 
 def simulate(targets: int, length: float, stretch: int, texts: int, rng: np.random.Generator) -> np.ndarray:
-    """Sums of losses over blocks, less what is expected of them, [texts, blocks]; stretches know nothing of each other.
+    """Return sums of losses over blocks, less their expectation, [texts, blocks]. Stretches are independent.
 
-    Where neighbours are nearly alike only every step-th target is drawn.
+    If neighbours are nearly equal, only every step-th target is drawn.
     """
     step = max(1, min(32, int(length / 25)))
     slope = math.exp(-step / length)
@@ -47,7 +48,7 @@ def simulate(targets: int, length: float, stretch: int, texts: int, rng: np.rand
 
 
 def coverage(series: np.ndarray) -> tuple[float, float, float]:
-    """Of texts [n, blocks] whose true mean is 0: shares that get an interval, that of these cover, that are misled."""
+    """Return three shares of texts [n, blocks] with true mean 0: with an interval, of these covered, of all misled."""
     counts = np.full(series.shape[1], BLOCK_LEN)
     halves = [half_width(sums, counts) for sums in series]
     given = np.array([half is not None for half in halves])
@@ -56,13 +57,14 @@ def coverage(series: np.ndarray) -> tuple[float, float, float]:
 
 
 def independent_blocks(series: np.ndarray, merged: int = 4) -> float:
-    """Coverage if blocks of 1024 targets were taken as independent."""
+    """Return the coverage if blocks of 1024 targets are taken as independent."""
     blocks = series.reshape(len(series), -1, merged).sum(axis=2)
     half = 1.96 * blocks.std(axis=1, ddof=1) / math.sqrt(blocks.shape[1])
     return float((np.abs(blocks.mean(axis=1)) <= half).mean())
 
 
 def simulated(texts: int = 4000) -> Iterator[str]:
+    """Yield the lines of the table of simulated texts."""
     rng = np.random.default_rng(0)
     yield "| targets | correlation length | stretches | given | cover | given and wrong | independent blocks cover |"
     yield "|---:|---:|---:|---:|---:|---:|---:|"
@@ -75,7 +77,7 @@ def simulated(texts: int = 4000) -> Iterator[str]:
 
 
 def real(folder: Path, texts: int = 2000) -> Iterator[str]:
-    """Coverage of the whole stream's value by samples of it, of losses and of differences between lengths."""
+    """Yield the coverage of the whole stream's value by its samples, for losses and differences between lengths."""
     rows = [row for row in read_rows(folder) if row["status"] == "ok" and row["num_stretches"] == 1]
     series = {
         (row["run_id"], row["eval_len"]): np.array(row["block_nll"][:-1])
@@ -101,7 +103,7 @@ def real(folder: Path, texts: int = 2000) -> Iterator[str]:
 
 
 def sample(blocks: np.ndarray, size: int, stretches: int, texts: int, rng: np.random.Generator) -> np.ndarray:
-    """[texts, size] blocks of evenly spread stretches, each text with another start."""
+    """Return blocks [texts, size] of evenly spread stretches, each text with another start."""
     share, each = len(blocks) // stretches, size // stretches
     starts = rng.integers(0, share - each + 1, texts)[:, None] + share * np.arange(stretches)
     return blocks[(starts[:, :, None] + np.arange(each)).reshape(texts, size)]

@@ -1,12 +1,12 @@
-"""How a sweep goes on more workers, and one run on more processes: measured on one machine, by the commands themselves.
+"""Measure a sweep on more workers, and one run on more processes, on one machine and by the commands themselves.
 
     python experiments/scale/scale.py measure experiments/scale/measured.json
     python experiments/scale/scale.py figure experiments/scale/measured.json
     python experiments/scale/scale.py plan experiments/scale/measured.json
 
-`measure` wants a quiet machine of four cores, and the extra `ray`. Each worker is a Ray machine of one CPU; each
-process of a run is bound to one core. `plan` prints Markdown: what was measured, and what a 7 B model takes by
-`posx.runs.share`.
+`measure` needs a quiet machine of four cores, and the extra `ray`. Each worker is a Ray machine of one CPU. Each
+process of a run is bound to one core. `plan` prints Markdown: the measurements, and the memory and traffic of a 7 B
+model as `posx.runs.describe` computes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 WORKERS = (1, 2, 4)
 RUNS = 8
 
-#: One run in processes: how many, and over which mesh; "" keeps all weights in each.
+#: The processes of one run, and their mesh; with "" each process holds all weights.
 LAYOUTS = ((1, ""), (2, ""), (4, ""), (2, "2x1"), (4, "4x1"), (4, "2x2"))
 STEPS = 40
 SIZES = {
@@ -61,7 +61,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def ray_of(workers: int) -> Iterator[str]:
-    """The address of a Ray cluster of so many machines of one CPU, all on this one."""
+    """Yield the address of a Ray cluster of so many machines of one CPU, all on this one."""
     os.environ |= environment()
     from ray.cluster_utils import Cluster
 
@@ -75,7 +75,7 @@ def ray_of(workers: int) -> Iterator[str]:
 
 
 def sweep(folder: Path, *more: str, runs: int = RUNS, steps: int = 600) -> float:
-    """Seconds of a sweep of `runs` small runs, each on one core; figures and starts included."""
+    """Return the seconds of a sweep of `runs` small runs, each on one core, figures and starts included."""
     words = [
         "sweep", f"--config={ROOT / 'configs' / 'smoke.py'}", f"--workdir={folder}", f"--config.train.steps={steps}",
         "--config.sweep.encodings=rope,alibi", f"--config.sweep.seeds={','.join(map(str, range(runs // 2)))}",
@@ -86,7 +86,7 @@ def sweep(folder: Path, *more: str, runs: int = RUNS, steps: int = 600) -> float
 
 
 def train(folder: Path, count: int, mesh: str) -> dict[str, Any]:
-    """Tokens a second of one run by `count` processes, the median of its log lines but the first, and its losses."""
+    """Return the median tokens a second of the log lines after the first of one run, and its losses."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
@@ -111,9 +111,10 @@ def train(folder: Path, count: int, mesh: str) -> dict[str, Any]:
 
 
 def measure(out: Path) -> None:
+    """Write all measurements to a JSON file."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        sweep(folder / "first", runs=2, steps=50)  # text, and the machine's speed, which others find
+        sweep(folder / "first", runs=2, steps=50)  # caches the text and the speed of the machine
         found: dict[str, Any] = {
             "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}", "load": os.getloadavg(),
             "runs": RUNS, "sizes": SIZES, "sweeps": [], "training": [],
@@ -132,7 +133,7 @@ def measure(out: Path) -> None:
 
 
 def figure(path: Path) -> None:
-    """Runs an hour against workers; tokens a second against processes; losses of one and of several processes."""
+    """Draw runs an hour against workers, tokens a second against processes, and the losses of all runs."""
     from posx.plots import look
 
     found = json.loads(path.read_text())
@@ -181,7 +182,7 @@ def figure(path: Path) -> None:
 
 
 def plan(path: Path) -> None:
-    """Prints what was measured, and what follows for a sweep of 1,000 runs and a model of 7 B."""
+    """Print the measurements, and the computed needs of a model of 7 B."""
     found = json.loads(path.read_text())
     print("| sweep of 8 runs | workers | seconds | runs an hour | of one worker times n |")
     print("| --- | ---: | ---: | ---: | ---: |")
@@ -205,9 +206,9 @@ def plan(path: Path) -> None:
 
 
 def on_paper(sizes: dict[str, Any], mesh: str) -> str:
+    """Return the parameters of a model and the share of each device of a mesh."""
     from posx.config import base_config, run_config
-    from posx.runs.describe import count, model_of
-    from posx.runs.share import share
+    from posx.runs.describe import count, model_of, share
 
     config = base_config("rope")
     for name, value in sizes.items():

@@ -64,7 +64,7 @@ def known(name: str, given: Any, tokens: tuple[int, ...], kinds: tuple[str, ...]
 
     Raises ValueError for anything else, and for a type that is none of `kinds`.
     """
-    if not isinstance(given, jax.Array | np.ndarray):
+    if not isinstance(given, Known):
         raise ValueError(f"{name} is no array: give [t] or [b, t], {' or '.join(kinds)}")
     if given.ndim not in (1, 2) or given.shape[-1] != tokens[1] or given.shape[:-1] not in ((), (1,), tokens[:1]):
         raise ValueError(f"{name} has shape {given.shape}, but there are {tokens[1]} tokens: give [t] or [b, t]")
@@ -76,11 +76,12 @@ def known(name: str, given: Any, tokens: tuple[int, ...], kinds: tuple[str, ...]
 
 
 def both_sides(
-    q_tokens: tuple[int, ...], k_tokens: tuple[int, ...], q: Slots, k: Slots, k_clean: bool
+    encoding: Encoding, q_tokens: tuple[int, ...], k_tokens: tuple[int, ...], q: Slots, k: Slots, k_clean: bool
 ) -> tuple[Slots, Slots, bool]:
     """Return the checked slots of q_tokens = (b, q) and k_tokens = (b, k), and whether they are in order.
 
-    Raises ValueError, one line, if an array is missing or has another shape or type.
+    Raises ValueError, one line, if an array is missing or has another shape or type. Raises UndefinedLength if known
+    positions go past the last one that the encoding is defined for.
     """
     for field in ("idx", "segment"):
         if (getattr(q, field) is None) != (getattr(k, field) is None):
@@ -91,6 +92,11 @@ def both_sides(
     q, k = _side("q", q_tokens, q, clean=False), _side("k", k_tokens, k, clean=k_clean)
     if q.pos.dtype != k.pos.dtype:
         raise ValueError(f"positions are {q.pos.dtype} of queries but {k.pos.dtype} of keys: give both alike")
+    if encoding.integer_positions and q.pos.dtype != np.int32:
+        raise ValueError(f"{type(encoding).__name__} reads a table, so positions must be integers, not {q.pos.dtype}")
+    for pos in (q.pos, k.pos):
+        if isinstance(pos, np.ndarray) and pos.size:
+            check_defined(encoding, pos.min(), pos.max())
     return q, k, in_order
 
 
@@ -100,15 +106,24 @@ def _side(side: str, tokens: tuple[int, ...], given: Slots, clean: bool) -> Slot
     if given.idx is None:
         return Slots(pos, np.arange(tokens[1], dtype=np.int32), segment)
     idx = known(f"{side}_idx", given.idx, tokens)
-    return Slots(pos if clean else settled(pos, idx), idx, segment)
+    return Slots(pos if clean else _settled(pos, idx), idx, segment)
 
 
-def check_positions(encoding: Encoding, pos: Known) -> None:
-    """Raise UndefinedLength if positions known on the host go past what the encoding is defined for."""
-    if encoding.integer_positions and not jnp.issubdtype(pos.dtype, jnp.integer):
-        raise ValueError(f"{type(encoding).__name__} reads a table, so positions must be integers, not {pos.dtype}")
-    if isinstance(pos, np.ndarray) and pos.size:
-        check_defined(encoding, pos.min(), pos.max())
+def _settled(pos: Known, idx: Known) -> Known:
+    """Return positions with the least one of its row in slots that are empty for all who share the row, 0 if all are.
+
+    Encodings are defined there, and it is no further from the others than they are from each other.
+    """
+    if isinstance(idx, np.ndarray) and (idx >= 0).all():
+        return pos
+    xp: Any = np if isinstance(pos, np.ndarray) and isinstance(idx, np.ndarray) else jnp
+    empty, rows = xp.atleast_2d(xp.asarray(idx) < 0), xp.atleast_2d(xp.asarray(pos))
+    if rows.shape[0] == 1:
+        empty = empty.all(axis=0, keepdims=True)
+    highest = np.inf if jnp.issubdtype(pos.dtype, jnp.floating) else np.iinfo(pos.dtype).max
+    least = xp.where(empty, xp.asarray(highest, pos.dtype), rows).min(axis=1, keepdims=True)
+    least = xp.where(empty.all(axis=1, keepdims=True), xp.zeros((), pos.dtype), least)
+    return xp.where(empty, least, rows).reshape(pos.shape)
 
 
 def check_slots(encoding: Encoding, q: Slots, k: Slots, from_x: bool) -> None:
@@ -140,10 +155,8 @@ def check_slots(encoding: Encoding, q: Slots, k: Slots, from_x: bool) -> None:
 
 def _same(a: Known | None, b: Known | None, idx: Known | None = None) -> bool:
     """Return whether both are equal in the slots that `idx` says are filled; True if that is not known."""
-    if a is None or b is None:
+    if a is None or b is None or a.shape[-1] != b.shape[-1]:
         return a is b
-    if a.shape[-1] != b.shape[-1]:
-        return False
     if not all(isinstance(x, np.ndarray | None) for x in (a, b, idx)):
         return True
     return bool(((np.atleast_2d(a) == b) | (False if idx is None else idx < 0)).all())
@@ -173,36 +186,18 @@ def without_empty(values: Any, idx: Known | None) -> Any:
     if idx is None or (isinstance(idx, np.ndarray) and (idx >= 0).all()):
         return values
     filled = jnp.atleast_2d(jnp.asarray(idx) >= 0)
-
-    def one(x: jax.Array) -> jax.Array:
-        return jnp.where(jnp.expand_dims(filled, tuple(range(2, x.ndim))), x, jnp.zeros((), x.dtype))
-
-    return jax.tree.map(one, values)
+    return jax.tree.map(lambda x: kept(x, filled), values)
 
 
-def settled(pos: Known, idx: Known) -> Known:
-    """Return positions with the least one of its row in slots that are empty for all who share the row, 0 if all are.
-
-    Encodings are defined there, and it is no further from the others than they are from each other.
-    """
-    if isinstance(idx, np.ndarray) and (idx >= 0).all():
-        return pos
-    xp: Any = np if isinstance(pos, np.ndarray) and isinstance(idx, np.ndarray) else jnp
-    empty = xp.atleast_2d(xp.asarray(idx) < 0)
-    rows = xp.atleast_2d(xp.asarray(pos))
-    if rows.shape[0] == 1:
-        empty = empty.all(axis=0, keepdims=True)
-    highest = np.inf if jnp.issubdtype(pos.dtype, jnp.floating) else np.iinfo(pos.dtype).max
-    least = xp.where(empty, xp.asarray(highest, pos.dtype), rows).min(axis=1, keepdims=True)
-    least = xp.where(empty.all(axis=1, keepdims=True), xp.zeros((), pos.dtype), least)
-    return xp.where(empty, least, rows).reshape(pos.shape)
+def kept(x: jax.Array, slots: jax.Array) -> jax.Array:
+    """Return x [b, t, ...] with zeros outside of `slots`, bool [b or 1, t]."""
+    return jnp.where(jnp.expand_dims(slots, tuple(range(2, x.ndim))), x, jnp.zeros((), x.dtype))
 
 
 def consecutive_offset(q_pos: Known, k_pos: Known) -> int | None:
     """Return the first query's position less the first key's, if both sides are known integers that count up by 1."""
-    if not all(isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.dtype.kind == "i" for pos in (q_pos, k_pos)):
-        return None
-    if not all((np.diff(pos) == 1).all() for pos in (q_pos, k_pos)):
-        return None
+    for pos in (q_pos, k_pos):
+        if not (isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.dtype.kind == "i" and (np.diff(pos) == 1).all()):
+            return None
     offset = int(q_pos[0]) - int(k_pos[0])
     return offset if abs(offset) + 2 * max(len(q_pos), len(k_pos)) < 2**31 else None

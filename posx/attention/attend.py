@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +16,6 @@ from posx.attention.arguments import (
     Slots,
     as_slots,
     both_sides,
-    check_positions,
     check_slots,
     check_tokens,
     check_vectors,
@@ -30,7 +28,7 @@ from posx.attention.dense import dense
 from posx.attention.fused import fused, is_native, refusal
 from posx.attention.history import seen_by
 from posx.attention.masks import Mask, causal
-from posx.attention.tiles import Arrangement, Block, Tokens, times
+from posx.attention.tiles import Block, Pairs, Tables, Tokens, over_batch
 from posx.contract import (
     Encoding,
     Features,
@@ -45,7 +43,7 @@ from posx.contract import (
 from posx.contract.shapes import Use
 from posx.contract.sizes import check_call
 from posx.errors import ConfigError
-from posx.machine.compiler import barrier
+from posx.machine.guard import barrier
 
 Executor = Callable[..., jax.Array]
 EXECUTORS: dict[str, Executor] = {"dense": dense, "blockwise": blockwise, "fused": fused}
@@ -117,111 +115,79 @@ def attend(
         raise ValueError(f"executor {executor!r} is unknown; allowed: {', '.join(EXECUTORS)}, auto")
     require_encoding(encoding, "attend: encoding")
     require_resolved(encoding)
-    _check_mask(encoding, mask)
+    if not mask.causal and (refused := [part for part in parts(encoding) if part.causal_only]):
+        raise ConfigError(f"{refused[-1]} is for causal masks: keys after the query have no place in it")
     check_vectors(q, k, v)
     given = as_slots(q_slots), as_slots(q_slots if k_slots is None else k_slots)
-    q_slots, k_slots, in_order = both_sides(q.shape[:2], k.shape[:2], *given, k_clean=cached)
-    check_positions(encoding, q_slots.pos)
-    check_positions(encoding, k_slots.pos)
+    q_at, k_at, in_order = both_sides(encoding, q.shape[:2], k.shape[:2], *given, k_clean=cached)
     check_tokens(encoding, q, k, x, features)
-    check_slots(encoding, q_slots, k_slots, from_x=x is not None)
+    check_slots(encoding, q_at, k_at, from_x=x is not None)
     q, k, v = (sharding.shard(x, axis=2, over=sharding.head_axis(q.shape[0], k.shape[2])) for x in (q, k, v))
     q_features, k_features = features or ({}, {})
     if not in_order:
-        q, x, q_features = without_empty((q, x, q_features), q_slots.idx)
+        q, x, q_features = without_empty((q, x, q_features), q_at.idx)
         if not cached:
-            k, v, k_features = without_empty((k, v, k_features), k_slots.idx)
+            k, v, k_features = without_empty((k, v, k_features), k_at.idx)
     params, keys_mapped = barrier(jax.tree.map(jnp.asarray, params)), cached and not encoding.reads_raw_keys
-    check_call(encoding, params, Use(q, k, v, q_slots.pos.dtype, x, q_features, k_features, keys_mapped))
+    check_call(encoding, params, Use(q, k, v, q_at.pos.dtype, x, q_features, k_features, keys_mapped))
     if encoding.acts_on("features") and x is not None:
-        slots = q_slots._replace(idx=None) if in_order else q_slots
+        slots = q_at._replace(idx=None) if in_order else q_at
         q_features = k_features = batch_features(encoding, params, x, slots)[0]
-    order = Arrangement(in_order, consecutive_offset(q_slots.pos, k_slots.pos))
     if isinstance(executor, str):
-        kind = q_slots.segment is not None, q.dtype
-        executor = choose_executor(executor, encoding, params, mask, (q.shape[1], k.shape[1]), in_order, *kind)
-    q_slots, k_slots = _by_row(q_slots), _by_row(k_slots)
-    queries = Block(_queries(encoding, params, q, q_slots.pos, q_features), q_slots)
+        sizes, segments = (q.shape[1], k.shape[1]), q_at.segment is not None
+        executor = choose_executor(executor, encoding, params, mask, sizes, in_order, segments, q.dtype)
+    offset = consecutive_offset(q_at.pos, k_at.pos) if in_order else None
+    q_at, k_at = (jax.tree.map(lambda x: jnp.atleast_2d(jnp.asarray(x)), at) for at in (q_at, k_at))
     mapped_k = k
     if not keys_mapped:
-        seen, _ = seen_by(encoding, "key", k, None if in_order else k_slots.idx, k_slots.segment)
-        mapped_k = token_map(encoding, "key", params, seen, k_slots.pos, k_features)
-    keys = Block(_keys(encoding, params, (k, mapped_k, v), k_slots.pos, k_features), k_slots)
-    run = functools.partial(EXECUTORS[executor] if isinstance(executor, str) else executor, encoding, mask, order=order)
-    with _forward_mode_needs_dense(executor):
-        each = functools.partial(sharding.over_sequences, run) if sharding.shards_sequences(q.shape[0]) else run
-        o = each(params, queries, keys)
-    return barrier(o).swapaxes(1, 2).astype(q.dtype)
+        seen, _ = seen_by(encoding, "key", k, None if in_order else k_at.idx, k_at.segment)
+        mapped_k = token_map(encoding, "key", params, seen, k_at.pos, k_features)
+    queries = _read_tokens(encoding, params, _queries(encoding, params, q, q_at.pos, q_features), q_at)
+    keys = _read_tokens(encoding, params, Tokens(mapped_k, v, k, features=k_features), k_at)
 
+    def run(params: Params, queries: Block, keys: Block) -> jax.Array:
+        call = EXECUTORS[executor] if isinstance(executor, str) else executor
+        return call(Pairs(encoding, mask, Tables(params), queries, keys), in_order=in_order, offset=offset)
 
-def _check_mask(encoding: Encoding, mask: Mask) -> None:
-    if not mask.causal and (refused := [part for part in parts(encoding) if part.causal_only]):
-        raise ConfigError(f"{refused[-1]} is for causal masks: keys after the query have no place in it")
-
-
-@contextlib.contextmanager
-def _forward_mode_needs_dense(executor: str | Executor) -> Iterator[None]:
-    """Name the remedy in the error by which JAX refuses forward mode while it calls the executor."""
+    over = functools.partial(sharding.over_sequences, run) if sharding.shards_sequences(q.shape[0]) else run
     try:
-        yield
+        o = over(params, queries, keys)
     except (TypeError, NotImplementedError) as error:
         if not any(word in str(error) for word in ("custom_vjp", "custom_lin")):
             raise
         raise TypeError(f"executor {executor!r} has no forward-mode derivative: give executor='dense'") from None
-
-
-def _reads_vectors(encoding: Encoding, params: Params, pos: jax.Array) -> bool:
-    """Return whether tiles read q and k as projected."""
-    return encoding.acts_on("score") or bool(distance_terms(encoding, params, pos.dtype).keys() - {"bias"})
+    return barrier(o).swapaxes(1, 2).astype(q.dtype)
 
 
 def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, features: Features) -> Tokens:
-    """Return the query side, heads first, with the factor of its logits."""
+    """Return the query side, tokens first but for the factor, with the factor of its logits."""
     dtype, factor = wide_dtype(q.dtype), None
+    mapped = token_map(encoding, "query", params, q, pos, features)
+    scaled = mapped.astype(dtype) * (1 / math.sqrt(q.shape[-1]))
     if encoding.acts_on("logit_scale"):
-        factor = _of_tokens(encoding, "logit_scale", params, pos, features)[..., None].astype(dtype)
-    mapped = token_map(encoding, "query", params, q, pos, features).swapaxes(1, 2)
-    scaled = times(mapped.astype(dtype) * (1 / math.sqrt(q.shape[-1])), factor)
-    by_content, reads_vectors = encoding.acts_on("score"), _reads_vectors(encoding, params, pos)
-    return barrier(Tokens(
-        mapped=scaled.astype(operand_dtype(q.dtype)),
-        values=None,
-        vectors=q.swapaxes(1, 2) if reads_vectors else None,
-        unscaled=mapped if by_content else None,
-        factor=factor if reads_vectors else None,
-        token_bias=_token_bias(encoding, params, pos, features),
-        features=features if by_content else {},
+        factor = over_batch(functools.partial(encoding.logit_scale, params), pos, features)[..., None].astype(dtype)
+        scaled = scaled * factor.swapaxes(1, 2)
+    return Tokens(scaled, None, q, mapped, factor, features=features)
+
+
+def _read_tokens(encoding: Encoding, params: Params, tokens: Tokens, slots: Slots) -> Block:
+    """Return one side, heads first, with its token bias and without the arrays that no hook reads."""
+    by_content, token_bias, dtype = encoding.acts_on("score"), None, operand_dtype(tokens.vectors.dtype)
+    reads_vectors = by_content or distance_terms(encoding, params, slots.pos.dtype).keys() - {"bias"}
+    if encoding.acts_on("token_bias"):
+        found = over_batch(functools.partial(encoding.token_bias, params), slots.pos, tokens.features)
+        token_bias = at_least_float32(found.swapaxes(1, 2))
+    mapped, values, vectors, unscaled = jax.tree.map(lambda x: x.swapaxes(1, 2), tokens[:4])
+    read = barrier(Tokens(
+        mapped=mapped.astype(dtype),
+        values=None if values is None else values.astype(dtype),
+        vectors=vectors if reads_vectors else None,
+        unscaled=unscaled if by_content else None,
+        factor=tokens.factor if reads_vectors else None,
+        token_bias=token_bias,
+        features=tokens.features if by_content else None,
     ))  # fmt: skip
-
-
-def _keys(
-    encoding: Encoding, params: Params, vectors: tuple[jax.Array, ...], pos: jax.Array, features: Features
-) -> Tokens:
-    """Return the key side, heads first; vectors: keys, mapped keys and values."""
-    (k, mapped, v), dtype = vectors, operand_dtype(vectors[0].dtype)
-    return barrier(Tokens(
-        mapped=mapped.swapaxes(1, 2).astype(dtype),
-        values=v.swapaxes(1, 2).astype(dtype),
-        vectors=k.swapaxes(1, 2) if _reads_vectors(encoding, params, pos) else None,
-        unscaled=None,
-        factor=None,
-        token_bias=_token_bias(encoding, params, pos, features),
-        features=features if encoding.acts_on("score") else {},
-    ))  # fmt: skip
-
-
-def _of_tokens(encoding: Encoding, hook: str, params: Params, pos: jax.Array, features: Features) -> jax.Array:
-    """Return the hook `logit_scale` or `token_bias` over a batch: pos [b or 1, t], result [b or 1, ...]."""
-    shared = bool(features) and pos.shape[0] == 1  # positions alone are shared, features are not
-    by_row = jax.vmap(getattr(encoding, hook), in_axes=(None, None if shared else 0, 0))
-    return by_row(params, pos[0] if shared else pos, features)
-
-
-def _token_bias(encoding: Encoding, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
-    """Return the token bias [b or 1, h or 1, t, n], or None."""
-    if not encoding.acts_on("token_bias"):
-        return None
-    return at_least_float32(_of_tokens(encoding, "token_bias", params, pos, features).swapaxes(1, 2))
+    return Block(read, slots)
 
 
 def token_map(
@@ -234,19 +200,7 @@ def token_map(
     require_encoding(encoding, "token_map: encoding")
     if not encoding.acts_on(hook):
         return vectors
-    pos, axis = _shared_axis(pos)
-    return jax.vmap(functools.partial(getattr(encoding, hook), params), in_axes=(0, axis, 0))(vectors, pos, features)
-
-
-def _shared_axis(pos: Any) -> tuple[jax.Array, int | None]:
-    """Return positions [b, t] and the axis of sequences; [t] and None if all sequences share them."""
-    pos = jnp.atleast_2d(pos)
-    return (pos[0], None) if pos.shape[0] == 1 else (pos, 0)
-
-
-def _by_row(slots: Slots) -> Slots:
-    """Return JAX arrays with a first axis of b, or of 1 if all sequences share them."""
-    return Slots(*jax.tree.map(lambda x: jnp.atleast_2d(jnp.asarray(x)), tuple(slots)))
+    return over_batch(functools.partial(getattr(encoding, hook), params), vectors, jnp.atleast_2d(pos), features)
 
 
 def batch_features(
@@ -262,9 +216,7 @@ def batch_features(
     require_encoding(encoding, "batch_features: encoding")
     (pos, idx, segment), (recent, carry) = as_slots(slots), (None, None) if carry is None else carry
     seen, recent = seen_by(encoding, "features", x, idx, segment, recent)
-    pos, axis = _shared_axis(pos)
-    each = jax.vmap(encoding.features, in_axes=(None, 0, axis, None if carry is None else 0))
-    features, carry = each(params, seen, pos, carry)
+    features, carry = over_batch(functools.partial(encoding.features, params), seen, jnp.atleast_2d(pos), carry)
     return features, None if recent is None and carry is None else (recent, carry)
 
 

@@ -2,45 +2,38 @@
 
 Scores and weights of a tile are recomputed. The gradients of its matrix products are written out by hand. The gradients
 of all terms that position adds come from `jax.vjp` of the same functions of a tile.
+
+Gradients are summed over tiles in at least float32. For mapped keys and values they are transposed, [.., d, block].
+Every product then contracts the minor axis of its left side, which is about twice as fast on XLA's CPU backend.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from posx.attention.blocks import Plan, Tables, block_at, first_row, over_blocks, skipper, strip_of, walk
+from posx.attention.blocks import Plan, first_row, over_blocks, skipper, tile_at, walk
 from posx.attention.cpu import made_once, queries_transposed, transposed_products
-from posx.attention.products import mapped_products, products
-from posx.attention.tiles import Block, Pairs, Tokens, adjusted, hidden, value_terms, visible_pairs, weighted
-from posx.contract import Params, wide_dtype
-
-
-class Sums(NamedTuple):
-    """Gradients summed over tiles, at least float32.
-
-    Gradients of mapped keys and values are transposed, [n, b, g, d, block]. Every product then contracts the minor axis
-    of its left side, which is about twice as fast on XLA's CPU backend.
-    """
-
-    tables: Tables
-    mapped: jax.Array
-    values: jax.Array
-    keys: Tokens  # the rest of the key side
-
-
-class Back(NamedTuple):
-    """The gradient that arrives at a block of queries, and what its rows kept of the forward pass."""
-
-    o_grad: jax.Array  # [b, h, q, d] over the rows' totals
-    shift: jax.Array  # [b, h, q]
-    delta: jax.Array  # [b, h, q]
+from posx.attention.tiles import (
+    Block,
+    Pairs,
+    Tables,
+    Tokens,
+    adjusted,
+    hidden,
+    mapped_products,
+    products,
+    value_terms,
+    visible_pairs,
+    weighted,
+)
+from posx.contract import wide_dtype
 
 
 def backward(plan: Plan, saved: Any, o_grad: jax.Array):
-    """Return the gradients of the tables, both sides and the blocks' numbers (None).
+    """Return the gradients of the tables and of both sides.
 
     Args:
       plan: the tiles.
@@ -48,88 +41,75 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
         scores.
       o_grad: the gradient of outputs [n, b, h, block, d].
     """
-    tables, q, k, numbers, o, total, shift = saved
-    encoding, groups = plan.encoding, k.tokens.mapped.shape[2]
-    first_tile = skipper(plan, tables.strips, k.tokens)
+    tables, q, k, o, total, shift = saved
+    groups, first_tile = k.tokens.mapped.shape[2], skipper(plan, tables.strips, k.tokens)
     # With w = p / total, p = exp(s - shift): dL/ds = w * (dL/dw - delta), delta_i = o_i . dL/do_i. The incoming
     # gradient is divided by the total, not p. And p is not exp(s - log-sum-exp), which rounds for large scores.
     o_grad = o_grad / total[..., None]
-    back, floor = Back(o_grad, shift, (o * o_grad).sum(axis=-1)), shift + jnp.log(total)
+    delta, floor = (o * o_grad).sum(axis=-1), shift + jnp.log(total)
 
-    def query_block(sums: Sums, numbered: Any):
-        i, (q, back, floor) = numbered
-        of_q = queries_transposed(q.tokens.mapped, groups) if not encoding.acts_on("decay") else None
-        transposed = made_once((of_q, queries_transposed(back.o_grad, groups)))
+    def query_block(sums: tuple[Tables, Tokens], q: Block, *rows: jax.Array):
+        *back, floor = rows
+        of_q = queries_transposed(q.tokens.mapped, groups) if not plan.encoding.acts_on("decay") else None
+        transposed = made_once((of_q, queries_transposed(back[0], groups)))
 
         def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
-            sums, q_grads = carry
-            pairs = Pairs(q, block_at(k, j), strip_of(plan, tables.strips, i, j, far))
-            grads, q_grad = _tile_gradients(plan, tables.params, pairs, back, transposed, masked)
-            first, strips = first_row(plan, i, j, far), sums.tables.strips
+            (params, strips), of_k, of_q = carry
+            tile = tile_at(plan, tables, q, k, j, far)
+            table_grads, k_grads, q_grads = _tile_gradients(plan, tile, back, transposed, masked)
+            first = first_row(plan, q.number, j, far)
             if plan.learned:
-                strips = jax.tree.map(lambda x, g: _add_slice(x, g, first, axis=1), strips, grads.tables.strips)
-            params = _add(sums.tables.params, grads.tables.params)
-            per_block = jax.tree.map(lambda x, g: _add_slice(x, g[None], j, axis=0), sums[1:], grads[1:])
-            return Sums(Tables(params, strips), *per_block), _add(q_grads, q_grad)
+                strips = jax.tree.map(lambda x, g: _add_slice(x, g, first, axis=1), strips, table_grads.strips)
+            of_k = jax.tree.map(lambda x, g: _add_slice(x, g[None], j, axis=0), of_k, k_grads)
+            return Tables(_add(params, table_grads.params), strips), of_k, _add(of_q, q_grads)
 
-        nothing = sums, _zeros(q.tokens)
-        return walk(plan, i, q.slots, k.slots, visit, nothing, lambda _: first_tile(i, q, floor))
+        nothing = *sums, _zeros(q.tokens)
+        *sums, of_q = walk(plan, q, k.slots, visit, nothing, lambda _: first_tile(q, floor))
+        return tuple(sums), of_q
 
-    rest = k.tokens._replace(mapped=None, values=None)
-    start = Sums(_zeros(tables), _zeros(k.tokens.mapped.mT), _zeros(k.tokens.values.mT), _zeros(rest))
-    sums, q_grad = over_blocks(plan, query_block, start, numbers, (q, back, floor))
-    mapped, values = made_once((sums.mapped, sums.values))
-    grads = (sums.tables, q_grad, sums.keys._replace(mapped=mapped.mT, values=values.mT))
+    start = _zeros((tables, _transposed(k.tokens)))
+    (of_tables, of_k), of_q = over_blocks(plan, query_block, start, q, o_grad, shift, delta, floor)
+    mapped, values = made_once((of_k.mapped, of_k.values))
+    grads = of_tables, of_q, _transposed(of_k._replace(mapped=mapped, values=values))
     of_tables, of_q, of_k = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q.tokens, k.tokens))
-    return of_tables, Block(of_q, None), Block(of_k, None), None  # type: ignore[arg-type]
+    return of_tables, Block(of_q, None), Block(of_k, None)  # type: ignore[arg-type]
 
 
-def _tile_gradients(plan: Plan, params: Params, pairs: Pairs, back: Back, transposed: Any, masked: bool):
-    """Return one tile's part of `Sums` (of the strips: of the tile's strip), and of the gradient of q."""
-    q, k = pairs.q.tokens, pairs.k.tokens
-    visible = visible_pairs(plan.mask, pairs.q.slots, pairs.k.slots)
-    strip = pairs.strips if plan.learned else jax.lax.stop_gradient(pairs.strips)
+def _tile_gradients(plan: Plan, pairs: Pairs, back: Any, transposed: Any, masked: bool):
+    """Return one tile's part of the gradients of the tables (of its own part of the strips), of keys, and of queries.
 
-    def scores(params: Params, strip: Any, s: jax.Array, q: Tokens, k: Tokens) -> jax.Array:
-        tile = Pairs(Block(q, pairs.q.slots), Block(k, pairs.k.slots), strip)
-        return adjusted(plan.encoding, params, s, tile, visible)
+    back: the gradient of outputs over the totals [b, h, q, d], the shifts and the deltas [b, h, q]. transposed: mapped
+    queries, and the gradient of outputs, side by side for each key head.
+    """
+    q, k, (o_grad, shift, delta), (q_transposed, o_transposed) = pairs.q.tokens, pairs.k.tokens, back, transposed
+    visible, decays = visible_pairs(plan.mask, pairs.q.slots, pairs.k.slots), plan.encoding.acts_on("decay")
+    strips = pairs.tables.strips if plan.learned else jax.lax.stop_gradient(pairs.tables.strips)
+    tables = pairs.tables._replace(strips=strips)
 
-    def mixed(params: Params, strip: Any, p: jax.Array) -> jax.Array | None:
-        return value_terms(plan.encoding, params, p, pairs._replace(strips=strip))
+    def scores(tables: Tables, s: jax.Array | None, q: Tokens, k: Tokens) -> jax.Array:
+        tile = pairs._replace(tables=tables, q=pairs.q._replace(tokens=q), k=pairs.k._replace(tokens=k))
+        return adjusted(tile, mapped_products(tile) if s is None else s, visible)
 
-    s = mapped_products(plan.encoding, params, pairs.pos, q.mapped, k.mapped)
-    s, pull_scores = jax.vjp(scores, params, strip, s, q, k)
-    p = jnp.exp(hidden(s, visible, masked) - back.shift[..., None])
-    p_grad = products(back.o_grad, k.values)
-    added, pull_mixed = jax.vjp(mixed, params, strip, p)
-    mixed_grads = None
-    if added is not None:
-        *mixed_grads, mixed_p_grad = pull_mixed(back.o_grad)
-        p_grad = p_grad + mixed_p_grad
-    params_grad, strip_grad, s_grad, q_grad, k_grad = pull_scores(p * (p_grad - back.delta[..., None]))
-    if mixed_grads is not None:
-        params_grad, strip_grad = _add((params_grad, strip_grad), tuple(mixed_grads))
-    q_transposed, o_transposed = transposed
-    by_q, by_k, by_params = _products_gradient(plan, params, pairs, q_transposed, s_grad)
-    if by_params is not None:
-        params_grad = _add(params_grad, by_params)
-    sums = Sums(
-        Tables(params_grad, strip_grad),
-        k_grad.mapped.mT + by_k,
-        transposed_products(o_transposed, p),
-        k_grad._replace(mapped=None, values=None),
-    )
-    return sums, q_grad._replace(mapped=q_grad.mapped + by_q)
+    s, pull_scores = jax.vjp(scores, tables, None if decays else mapped_products(pairs), q, k)
+    p = jnp.exp(hidden(s, visible, masked) - shift[..., None])
+    p_grad, extra_grad = products(o_grad, k.values), None
+    extra, pull_extra = jax.vjp(lambda tables, p: value_terms(pairs._replace(tables=tables), p), tables, p)
+    if extra is not None:
+        extra_grad, by_extra = pull_extra(o_grad)
+        p_grad = p_grad + by_extra
+    table_grads, s_grad, q_grads, k_grads = pull_scores(p * (p_grad - delta[..., None]))
+    if extra_grad is not None:
+        table_grads = _add(table_grads, extra_grad)
+    k_grads = _transposed(k_grads)._replace(values=transposed_products(o_transposed, p))
+    if not decays:
+        q_grads = q_grads._replace(mapped=q_grads.mapped + weighted(s_grad, k.mapped))
+        k_grads = k_grads._replace(mapped=k_grads.mapped + transposed_products(q_transposed, s_grad))
+    return table_grads, k_grads, q_grads
 
 
-def _products_gradient(plan: Plan, params: Params, pairs: Pairs, q_transposed: Any, s_grad: jax.Array):
-    """Return the gradients of mapped queries, of mapped keys (transposed as in `Sums`), and of params or None."""
-    q, k = pairs.q.tokens.mapped, pairs.k.tokens.mapped
-    if not plan.encoding.acts_on("decay"):
-        return weighted(s_grad, k), transposed_products(q_transposed, s_grad), None
-    _, pull = jax.vjp(lambda *args: mapped_products(plan.encoding, args[0], pairs.pos, *args[1:]), params, q, k)
-    by_params, by_q, by_k = pull(s_grad)
-    return by_q, by_k.mT, by_params
+def _transposed(k: Tokens) -> Tokens:
+    """Return keys or their gradients with mapped keys and values transposed."""
+    return k._replace(mapped=k.mapped.mT, values=k.values.mT)
 
 
 def _add_slice(total: jax.Array, part: jax.Array, first: Any, axis: int) -> jax.Array:

@@ -13,8 +13,25 @@ from posx.attention import sharding
 from posx.attention.arguments import Slots
 from posx.attention.cpu import made_once
 from posx.attention.masks import Mask
-from posx.attention.tiles import Block, Tokens, finite, scaled_terms, visible_pairs
-from posx.contract import ByDistance, Encoding, Params, at_least_float32, of_kinds
+from posx.attention.tiles import Block, Pairs, Tables, Tokens, finite, scaled_terms, visible_pairs
+from posx.contract import ByDistance, Encoding, at_least_float32, of_kinds
+
+#: Keys from which on an encoding that fades skips tiles, on CPUs. At shorter lengths one head after the other costs
+#: more than skipping saves, and it would leave larger machines idle.
+SKIP_FROM = 1024
+
+
+class Tiling(NamedTuple):
+    """The tiles that are asked for.
+
+    query_block, key_block: tokens in a tile; 0 for the default, see `block_sizes`. skip: whether far tiles that
+    provably weigh nothing are skipped, head by head; None if the encoding `fades` and it pays. Only tiles in order
+    under a causal mask are skipped, and only if biases and the norms of vectors bound their scores.
+    """
+
+    query_block: int = 0
+    key_block: int = 0
+    skip: bool | None = None
 
 
 class Plan(NamedTuple):
@@ -27,13 +44,13 @@ class Plan(NamedTuple):
     query_block: int  # tokens in a tile
     key_block: int
     #: The first query's position less the first key's if positions are consecutive, else None.
-    offset: int | None = None
+    offset: int | None
     #: Slots between a key and a query from which on the strips are constant; None if no tile is that far.
-    reach: int | None = None
+    reach: int | None
     #: Whether far tiles that provably weigh nothing are skipped.
-    skip: bool = False
+    skip: bool
     #: Whether there are parameters, so that the strips get gradients.
-    learned: bool = False
+    learned: bool
 
     @property
     def farthest(self) -> int:
@@ -41,11 +58,30 @@ class Plan(NamedTuple):
         return self.offset + self.query_blocks * self.query_block - 1  # type: ignore[operator]
 
 
-class Tables(NamedTuple):
-    """Arrays that all tiles share: params, {} if no hook reads them in a tile, and the strips of all distances."""
-
-    params: Params
-    strips: ByDistance | None
+def make_plan(pairs: Pairs, terms: set[str], in_order: bool, offset: int | None, tiling: Tiling, devices: int) -> Plan:
+    """Return the tiles of a call. terms: those that `by_distance` returns. devices: see `block_sizes`."""
+    encoding, mask, (params, _), q, k = pairs
+    (b, h), groups, (num_queries, num_keys) = q.tokens.mapped.shape[:2], k.tokens.mapped.shape[1], pairs.sizes
+    skip, vectors = tiling.skip, bool(terms - {"bias"})
+    if skip is None:
+        skip = encoding.fades and num_keys >= SKIP_FROM and jax.default_backend() == "cpu"
+    # Queries must see themselves. A `bias` of both positions has no bound.
+    falls = offset is not None if "bias" in terms else encoding.acts_on("token_bias")
+    bounded = falls and not vectors and not of_kinds(encoding, "pair", "channel", "tile")
+    skip = skip and bounded and in_order and mask.causal and not mask.window and q.slots.segment is None
+    sizes = block_sizes(num_queries, num_keys, b * h // groups if skip else b * h, vectors, devices)
+    query_block, key_block = tiling.query_block or sizes[0], tiling.key_block or sizes[1]
+    if encoding.tiling != "any":
+        key_block = num_keys
+    in_order = in_order and (key_block % query_block == 0 or key_block >= num_keys)
+    plan = Plan(
+        encoding, mask, in_order, count_blocks(num_queries, query_block), query_block, key_block,
+        offset if in_order else None, reach=None, skip=skip and in_order and key_block < num_keys,
+        learned=bool(jax.tree.leaves(params)),
+    )  # fmt: skip
+    if plan.offset is None or not vectors or encoding.reach is None or encoding.reach + key_block > plan.farthest:
+        return plan
+    return plan._replace(reach=encoding.reach - plan.offset)
 
 
 def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool, devices: int = 1) -> tuple[int, int]:
@@ -74,35 +110,28 @@ def _even(num_tokens: int, block: int, multiple: int = 1) -> int:
     return count_blocks(num_tokens, count_blocks(count_blocks(num_tokens, block), multiple) * multiple)
 
 
-def tabulate(encoding: Encoding, params: Params, distances: np.ndarray, queries: jax.Array | None) -> ByDistance:
-    """Return `by_distance` at distances [n], falling by one, heads first: bias and scaled [h, n], vectors [h, n, d].
+def count_blocks(num_tokens: int, block: int) -> int:
+    return -(-num_tokens // block)
 
-    queries: [b, h, q, d] as projected, None if there is nothing but a bias.
+
+def tabulate(plan: Plan, pairs: Pairs, terms: set[str]) -> Tables:
+    """Return what tiles read: the terms by distance in strips if positions are consecutive, and params for their hooks.
+
+    A strip has all distances that tiles meet, falling by one, heads first: bias and scaled [h, n], vectors [h, n, d].
     """
-    r = jnp.asarray(distances)
-    bias = finite(encoding.by_distance(params, r).bias)
-    if queries is None:
-        return ByDistance(bias=bias)
-    found = scaled_terms(encoding, params, r, queries)
-    heads_first = ByDistance(None, found.scaled, *jax.tree.map(lambda x: x.swapaxes(0, 1), tuple(found[2:])))
-    # Made once, heads are in front in memory too: a tile reads its distances in one piece.
-    return made_once(heads_first)._replace(bias=bias)
-
-
-def reads_params(encoding: Encoding, strips: ByDistance | None) -> bool:
-    """Return whether a hook is called inside tiles, where it reads the parameters."""
-    at_positions = encoding.acts_on("by_distance") and strips is None
-    return at_positions or bool(of_kinds(encoding, "pair", "channel", "tile"))
-
-
-def can_skip(encoding: Encoding, terms: set[str], mask: Mask, slots: Slots) -> bool:
-    """Return whether the bias by distance, the token bias and the norms of vectors bound the scores of a tile.
-
-    terms: those of `by_distance`. Queries must also see themselves. A `bias` of both positions has no bound.
-    """
-    falls = "bias" in terms or encoding.acts_on("token_bias")
-    bounded = terms <= {"bias"} and not of_kinds(encoding, "pair", "channel", "tile")
-    return falls and bounded and mask.causal and not mask.window and slots.segment is None
+    encoding, params, strips = plan.encoding, pairs.tables.params, None
+    if plan.offset is not None and terms:
+        # Under a causal mask the last tile of a row reaches at most one key block beyond the diagonal.
+        ahead = plan.key_block * (1 if plan.mask.causal else count_blocks(pairs.sizes[1], plan.key_block))
+        r = jnp.asarray(np.arange(plan.farthest, plan.offset - ahead - 1, -1, dtype=np.int32))  # XLA folds constants
+        strips = ByDistance(bias=finite(encoding.by_distance(params, r).bias))
+        if terms - {"bias"}:
+            _, scaled, *vectors = scaled_terms(encoding, params, r, pairs.q.tokens.vectors)
+            # Made once, heads are in front in memory too: a tile reads its distances in one piece.
+            heads_first = jax.tree.map(lambda x: x.swapaxes(0, 1), vectors)
+            strips = made_once(ByDistance(None, scaled, *heads_first))._replace(bias=strips.bias)
+    in_tiles = of_kinds(encoding, "pair", "channel", "tile", *(("distance",) if strips is None else ()))
+    return Tables(params if in_tiles else {}, strips)
 
 
 def split_into_blocks(side: Block, block: int) -> Block:
@@ -110,7 +139,7 @@ def split_into_blocks(side: Block, block: int) -> Block:
 
     The last block is padded with empty slots (idx -1) at the last position, for which encodings are defined.
     """
-    tokens, slots = side
+    tokens, slots, _ = side
     padding = -slots.idx.shape[1] % block
 
     def split(x: jax.Array, axis: int, **pad: Any) -> jax.Array:
@@ -118,14 +147,10 @@ def split_into_blocks(side: Block, block: int) -> Block:
         return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, block, *x.shape[axis + 1 :]), axis, 0)
 
     features = jax.tree.map(lambda x: split(x, 1), tokens.features)
-    vectors = jax.tree.map(lambda x: split(x, 2), tokens._replace(features={}))
+    vectors = jax.tree.map(lambda x: split(x, 2), tokens._replace(features=None))
     segment = None if slots.segment is None else split(slots.segment, 1)
     where = Slots(split(slots.pos, 1, mode="edge"), split(slots.idx, 1, constant_values=-1), segment)
-    return Block(vectors._replace(features=features), where)
-
-
-def count_blocks(num_tokens: int, block: int) -> int:
-    return -(-num_tokens // block)
+    return Block(vectors._replace(features=features), where, jnp.arange(where.idx.shape[0]))
 
 
 def joined(x: jax.Array) -> jax.Array:
@@ -134,21 +159,17 @@ def joined(x: jax.Array) -> jax.Array:
     return jnp.moveaxis(x, 0, 2).reshape(b, h, n * block, d)
 
 
-def over_blocks(plan: Plan, step: Callable, carry: Any, numbers: jax.Array | None, blocks: Any) -> Any:
-    """Scan step(carry, (i, block i)) over the query blocks, without a loop if there is one.
-
-    numbers: the numbers of these blocks among all; None for all.
-    """
+def over_blocks(plan: Plan, step: Callable, carry: Any, q: Block, *rest: Any) -> Any:
+    """Scan step(carry, q, *rest) over the blocks of queries and of arrays [n, ...], without a loop if there is one."""
     if plan.query_blocks > 1:
-        return jax.lax.scan(step, carry, (jnp.arange(plan.query_blocks) if numbers is None else numbers, blocks))
-    carry, found = step(carry, (0, block_at(blocks, 0)))
+        return jax.lax.scan(lambda carry, block: step(carry, *block), carry, (q, *rest))
+    q, *rest = block_at((q, *rest), 0)
+    carry, found = step(carry, q._replace(number=0), *rest)
     return carry, jax.tree.map(lambda x: x[None], found)
 
 
-def walk(
-    plan: Plan, i: Any, q_where: Slots, k_slots: Slots, visit: Callable, carry: Any, first: Callable[[Any], Any]
-) -> Any:
-    """Call `visit(j, carry, masked, far)` for the key blocks j that query block i may see, the diagonal one first.
+def walk(plan: Plan, q: Block, k_slots: Slots, visit: Callable, carry: Any, first: Callable[[Any], Any]) -> Any:
+    """Call `visit(j, carry, masked, far)` for the key blocks j that a query block may see, the diagonal one first.
 
     Args:
       far: given to visit; all pairs of the tile are beyond `plan.reach`.
@@ -156,19 +177,19 @@ def walk(
     """
     count, query_block, key_block = k_slots.idx.shape[0], plan.query_block, plan.key_block
     causal_past = plan.in_order and plan.mask.causal
-    last = i * query_block // key_block if causal_past else count - 1
-    if causal_past and not plan.mask.window and q_where.segment is None:
+    last = q.number * query_block // key_block if causal_past else count - 1
+    if causal_past and not plan.mask.window and q.slots.segment is None:
         carry = visit(last, carry, True)
         if count == 1:
             return carry
         near = first(carry)
         if plan.reach is not None:
-            near = jnp.clip((i * query_block + 1 - plan.reach) // key_block, 0, last)
+            near = jnp.clip((q.number * query_block + 1 - plan.reach) // key_block, 0, last)
             carry = jax.lax.fori_loop(0, near, lambda j, carry: visit(j, carry, False, True), carry)
         return jax.lax.fori_loop(near, last, lambda j, carry: visit(j, carry, False), carry)
 
     def look(j: Any, carry: Any) -> Any:
-        visible = visible_pairs(plan.mask, q_where, block_at(k_slots, j))
+        visible = visible_pairs(plan.mask, q.slots, block_at(k_slots, j))
         return jax.lax.cond(visible.any(), lambda carry: visit(j, carry, True), lambda carry: carry, carry)
 
     return look(0, carry) if count == 1 else jax.lax.fori_loop(0, last + 1, look, carry)
@@ -184,14 +205,15 @@ def first_row(plan: Plan, i: Any, j: Any, far: bool) -> Any:
     return 0 if far else (plan.query_blocks - 1 - i) * plan.query_block + j * plan.key_block
 
 
-def strip_of(plan: Plan, strips: ByDistance | None, i: Any, j: Any, far: bool) -> ByDistance | None:
-    """Return the strips of tile (i, j)."""
-    start, length = first_row(plan, i, j, far), 1 if far else plan.query_block + plan.key_block
-    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1), strips)
+def tile_at(plan: Plan, tables: Tables, q: Block, k: Block, j: Any, far: bool) -> Pairs:
+    """Return the tile of a query block and key block j of all, with its part of the strips."""
+    start, length = first_row(plan, q.number, j, far), 1 if far else plan.query_block + plan.key_block
+    strips = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1), tables.strips)
+    return Pairs(plan.encoding, plan.mask, Tables(tables.params, strips), q, block_at(k._replace(number=None), j))
 
 
 def skipper(plan: Plan, strips: ByDistance | None, k: Tokens) -> Callable[..., Any]:
-    """Return `first(i, q, floor)`: the first key block that query block i must visit; 0 unless `plan.skip`.
+    """Return `first(q, floor)`: the first key block that a query block must visit; 0 unless `plan.skip`.
 
     By Cauchy and Schwarz a score is at most bias_r + u_i - u_j + |q_i| |k_j|, and row i's log-sum-exp is at least
     `floor`. All keys whose bound is below log(eps / L) against it add less than eps to the row's weights together.
@@ -203,34 +225,26 @@ def skipper(plan: Plan, strips: ByDistance | None, k: Tokens) -> Callable[..., A
     if not plan.skip:
         return lambda *_: 0
     count, query_block, key_block = k.mapped.shape[0], plan.query_block, plan.key_block
-    ratio = key_block // query_block
-    by_distance = _highest(plan, strips.bias, count) if strips is not None else None
+    ratio, highest = key_block // query_block, None
+    if strips is not None:  # the highest bias over every query_block distances; a tile spans ratio + 1 of these
+        highest = strips.bias.reshape(strips.bias.shape[0], -1, query_block).max(axis=-1)
+        highest = jnp.pad(highest, ((0, 0), (0, count * ratio)), constant_values=-jnp.inf)
     key_norms = jnp.linalg.norm(at_least_float32(k.mapped), axis=-1).max(axis=-1)
     key_norms = jnp.moveaxis(key_norms, 0, -1)[:, :, None]
     # The lowest token bias of each key block, summand by summand: their sum is no higher than any key's.
     lowest = None if k.token_bias is None else jnp.moveaxis(k.token_bias.min(axis=-2), 0, -2)[:, :, None]
 
-    def first(i: Any, q: Block, floor: jax.Array) -> Any:
+    def first(q: Block, floor: jax.Array) -> Any:
         norms = jnp.linalg.norm(at_least_float32(q.tokens.mapped), axis=-1)[..., None]
         bound = norms * key_norms - floor[..., None]
-        if by_distance is not None:
-            near = jax.lax.dynamic_slice_in_dim(by_distance, plan.query_blocks - 1 - i, count * ratio + 1, axis=1)
+        if highest is not None:
+            near = jax.lax.dynamic_slice_in_dim(highest, plan.query_blocks - 1 - q.number, count * ratio + 1, axis=1)
             of_tile = jnp.maximum(near[:, :-1].reshape(-1, count, ratio).max(axis=-1), near[:, ratio::ratio])
             bound = bound + of_tile[None, :, None]
         if lowest is not None:
             bound = bound + (q.tokens.token_bias[..., None, :] - lowest).sum(axis=-1)
         bound = jnp.where((q.slots.idx < 0)[:, None, :, None], -jnp.inf, bound)  # an empty slot sees nothing
         negligible = (bound < jnp.log(jnp.finfo(bound.dtype).eps / (count * key_block))).all(axis=(0, 1, 2))
-        return jnp.minimum(jnp.argmin(negligible), i * query_block // key_block)
+        return jnp.minimum(jnp.argmin(negligible), q.number * query_block // key_block)
 
     return first
-
-
-def _highest(plan: Plan, bias: jax.Array, count: int) -> jax.Array:
-    """Return the highest bias over every query_block distances [h, n].
-
-    A tile spans one more of these stretches than it has query blocks.
-    """
-    highest = bias.reshape(bias.shape[0], -1, plan.query_block).max(axis=-1)
-    past = count * (plan.key_block // plan.query_block)
-    return jnp.pad(highest, ((0, 0), (0, past)), constant_values=-jnp.inf)

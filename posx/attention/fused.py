@@ -13,10 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posx.attention.arguments import Slots
 from posx.attention.blocks import joined, split_into_blocks
 from posx.attention.masks import Mask
-from posx.attention.tiles import Arrangement, Block, Pairs, content_free_bias, visible_pairs
+from posx.attention.tiles import Block, Pairs, content_free_bias, visible_pairs
 from posx.contract import Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
 
 #: The most query-key pairs of one slab: 1 GB for 8 heads in float32. Biases stay in float32 beside 16-bit operands too.
@@ -50,46 +49,40 @@ def is_native(dtype: Any) -> bool:
     return jax.default_backend() in ("gpu", "cuda", "rocm") and jnp.dtype(dtype).itemsize == 2
 
 
-def fused(
-    encoding: Encoding, mask: Mask, params: Params, q: Block, k: Block,
-    *, order: Arrangement = Arrangement(), slab_pairs: int = SLAB_PAIRS,
-) -> jax.Array:  # fmt: skip
+def fused(pairs: Pairs, *, in_order: bool = False, slab_pairs: int = SLAB_PAIRS, **_: Any) -> jax.Array:
     """Return attention outputs as `dense` does, from the kernel.
 
     The kernel is called once, or once for each block of queries if the bias of all pairs exceeds `slab_pairs`. Raises
     ValueError for a call that the kernel cannot serve.
     """
-    if why := refusal(encoding, params, mask, order.in_order, q.slots.segment is not None):
+    encoding, mask, tables, q, k = pairs
+    if why := refusal(encoding, tables.params, mask, in_order, q.slots.segment is not None):
         raise ValueError(f"executor 'fused' cannot serve this call: {why}. Give executor='blockwise'.")
-    keys, values = k.tokens.mapped, k.tokens.values
-    width = keys.shape[-1]
-    if values.shape[-1] < width:  # the kernel needs keys and values of one width
-        values = jnp.pad(values, [(0, 0)] * 3 + [(0, width - values.shape[-1])])
-    num_queries, num_keys = Pairs(q, k).size
+    keys, values, (num_queries, num_keys) = k.tokens.mapped, k.tokens.values, pairs.sizes
+    # The kernel needs keys and values of one width.
+    values = jnp.pad(values, [(0, 0)] * 3 + [(0, max(0, keys.shape[-1] - values.shape[-1]))])
     has_bias = encoding.acts_on("bias") or encoding.acts_on("by_distance")
     blocks = -(-num_queries * num_keys // slab_pairs) if has_bias else 1
 
-    def kernel(queries: jax.Array, slots: Slots, **visible: Any) -> jax.Array:
-        bias = content_free_bias(encoding, params, slots.pos, k.slots.pos)
+    def kernel(q: Block, **visible: Any) -> jax.Array:
+        bias = content_free_bias(encoding, tables.params, q.slots.pos, k.slots.pos)
         with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes types
             return jax.nn.dot_product_attention(
-                queries.swapaxes(1, 2), keys.swapaxes(1, 2), values.swapaxes(1, 2),
+                q.tokens.mapped.swapaxes(1, 2), keys.swapaxes(1, 2), values.swapaxes(1, 2),
                 bias=None if bias is None else at_least_float32(bias),
                 scale=1.0,  # queries are already scaled
-                implementation="cudnn" if is_native(queries.dtype) else "xla",
+                implementation="cudnn" if is_native(q.tokens.mapped.dtype) else "xla",
                 **visible,
             ).swapaxes(1, 2)  # fmt: skip
 
+    @jax.checkpoint  # else the gradient would keep all slabs
+    def slab(part: Block) -> jax.Array:
+        # Padding of the last block sees every key, because kernels differ in the output of a row without keys.
+        visible = visible_pairs(mask, part.slots, k.slots) | (part.slots.idx < 0)[..., None]
+        return kernel(part, mask=visible[:, None])
+
     if blocks == 1:
-        window = (mask.window - 1, 0) if mask.window else None
-        o = kernel(q.tokens.mapped, q.slots, is_causal=mask.causal, local_window_size=window)
+        o = kernel(q, is_causal=mask.causal, local_window_size=(mask.window - 1, 0) if mask.window else None)
     else:
-
-        @jax.checkpoint  # else the gradient would keep all slabs
-        def block(part: Block) -> jax.Array:
-            # Padding of the last block sees every key, because kernels differ in the output of a row without keys.
-            visible = visible_pairs(mask, part.slots, k.slots) | (part.slots.idx < 0)[..., None]
-            return kernel(part.tokens.mapped, part.slots, mask=visible[:, None])
-
-        o = joined(jax.lax.map(block, split_into_blocks(q, -(-num_queries // blocks))))[:, :, :num_queries]
+        o = joined(jax.lax.map(slab, split_into_blocks(q, -(-num_queries // blocks))))[:, :, :num_queries]
     return o[..., : k.tokens.values.shape[-1]]

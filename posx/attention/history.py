@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from posx.attention.arguments import kept
 from posx.contract import Encoding
 
 
@@ -31,53 +32,27 @@ def seen_by(
     n = encoding.history.get(hook, 0)
     if not n:
         return x, None
-    if segment is not None:
-        segment = jnp.atleast_2d(jnp.asarray(segment))
     if recent is None:
         recent = jnp.zeros((x.shape[0], n, *x.shape[2:]), x.dtype)
     whole = jnp.concatenate([recent.astype(x.dtype), x], axis=1)
     if idx is None and segment is None:
         before = [whole[:, n - s : n - s + x.shape[1]] for s in range(1, n + 1)]
         return jnp.stack([x, *before], axis=2), whole[:, -n:]
-    idx = jnp.atleast_2d(jnp.arange(x.shape[1]) if idx is None else jnp.asarray(idx))  # documents may be interleaved
-    sources, newest = _by_arrival(idx, segment, n)
-    before = [_kept(_taken(whole, source), idx >= 0) for source in sources]
-    if segment is not None:
-        before = [_kept(y, same) for y, same in zip(before, _same_document(segment, n, sources), strict=True)]
-    return jnp.stack([x, *before], axis=2), _taken(whole, newest)
-
-
-def _by_arrival(idx: jax.Array, segment: jax.Array | None, n: int) -> tuple[list[jax.Array], jax.Array]:
-    """Return the slots of the 1st .. n-th token before each token, n arrays [b or 1, t], and of the last n tokens.
-
-    Slots count from the first of the n recent tokens, which precede those of idx [b or 1, t]. The order has empty slots
-    (-1) first, then the recent tokens, so that each token has n tokens before it. Documents follow one by one, each in
-    its order of arrival.
-    """
-    idx, segment = jnp.broadcast_arrays(idx, jnp.zeros_like(idx) if segment is None else segment)
+    idx = jnp.arange(x.shape[1]) if idx is None else jnp.asarray(idx)  # documents may be interleaved
+    segment = jnp.zeros_like(idx) if segment is None else jnp.asarray(segment)
+    idx, segment = jnp.broadcast_arrays(jnp.atleast_2d(idx), jnp.atleast_2d(segment))
+    # Empty slots first, then the recent tokens, so that each token has n slots before it. Then document by document,
+    # each in its order of arrival. Slots before all tokens hold zeros, so their document does not matter.
     kind = jnp.pad(jnp.where(idx < 0, 0, 2), ((0, 0), (n, 0)), constant_values=1)
-    arrival, document = (jnp.pad(x, ((0, 0), (n, 0))) for x in (idx, segment))  # recent tokens keep their order
+    arrival, document = (jnp.pad(x, ((0, 0), (n, 0)), mode="edge") for x in (idx, segment))
     order = jnp.lexsort((arrival, document, kind), axis=1)
-    rank = jnp.argsort(order, axis=1)[:, n:]
-    sources = [jnp.take_along_axis(order, jnp.maximum(rank - s, 0), axis=1) for s in range(1, n + 1)]
-    return sources, order[:, -n:]
+    rank, before = jnp.argsort(order, axis=1)[:, n:], []
+    for s in range(1, n + 1):
+        source = jnp.take_along_axis(order, jnp.maximum(rank - s, 0), axis=1)
+        before.append(kept(_taken(whole, source), (idx >= 0) & (_taken(document, source) == segment)))
+    return jnp.stack([x, *before], axis=2), _taken(whole, order[:, -n:])
 
 
 def _taken(x: jax.Array, source: jax.Array) -> jax.Array:
     """Return the slots `source` [b or 1, s] of x [b, t, ...]."""
     return jnp.take_along_axis(x, jnp.expand_dims(source, tuple(range(2, x.ndim))), axis=1)
-
-
-def _same_document(segment: jax.Array, n: int, sources: list[jax.Array]) -> list[jax.Array]:
-    """Return whether the 1st .. n-th token before each token is of the same document, n arrays bool [b or 1, t].
-
-    The slots before all tokens hold zeros, so their document does not matter.
-    """
-    whole = jnp.pad(segment, ((0, 0), (n, 0)), mode="edge")
-    whole = jnp.broadcast_to(whole, (sources[0].shape[0], whole.shape[1])) if whole.shape[0] == 1 else whole
-    return [_taken(whole, source) == segment for source in sources]
-
-
-def _kept(x: jax.Array, kept: jax.Array) -> jax.Array:
-    """Replace the slots of x [b, t, ...] by 0 unless `kept` [b or 1, t]."""
-    return jnp.where(jnp.expand_dims(kept, tuple(range(2, x.ndim))), x, jnp.zeros((), x.dtype))

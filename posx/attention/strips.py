@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,9 @@ import numpy as np
 
 from posx.attention.cpu import made_once, row_sums
 
-#: Signed distances i - j [n] to vectors [n, h, d] or [n, 1, d].
-Rows = Callable[[jax.Array], jax.Array]
+#: A term by distance of a tile. A strip has numbers [h or 1, a + n] or vectors [h or 1, a + n, d] over the distances
+#: a-1, a-2, ..., or one entry that holds for all. A function maps signed distances [n] to vectors [n, h or 1, d].
+Term = jax.Array | Callable[[jax.Array], jax.Array]
 
 
 @jax.custom_vjp
@@ -46,9 +48,9 @@ skew.defvjp(lambda x: (skew(x), None), lambda _, grad: (unskew(grad),))
 unskew.defvjp(lambda w: (unskew(w), None), lambda _, grad: (skew(grad),))
 
 
-@jax.custom_vjp
-def _toeplitz(strip: jax.Array, like: jax.Array) -> jax.Array:
-    return skew(jnp.broadcast_to(strip[:, None], (strip.shape[0], like.shape[0], strip.shape[1])))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _toeplitz(strip: jax.Array, a: int) -> jax.Array:
+    return skew(jnp.broadcast_to(strip[:, None], (strip.shape[0], a, strip.shape[1])))
 
 
 def _diagonal_sums(x: jax.Array) -> jax.Array:
@@ -62,36 +64,75 @@ def _diagonal_sums(x: jax.Array) -> jax.Array:
     return jnp.pad(x[:, 0, : a + n - 1], ((0, 0), (0, 1)))
 
 
-def toeplitz(strip: jax.Array, a: int, n: int) -> jax.Array:
-    """Return [h, a, n] of a strip [h, a + n] over distances a-1, a-2, ...; its gradient is sums over diagonals.
+_toeplitz.defvjp(lambda strip, a: (_toeplitz(strip, a), None), lambda a, _, grad: (_diagonal_sums(grad),))
 
-    A strip of one entry holds for every distance, and gives [h, 1, 1].
+
+def toeplitz(strip: jax.Array, a: int) -> jax.Array:
+    """Return [h, a, n] of a strip [h, a + n]; its gradient is sums over diagonals. One entry gives [h, 1, 1]."""
+    return strip[:, :, None] if strip.shape[1] == 1 else made_once(_toeplitz(strip, a))
+
+
+class _Fold:
+    """The rows of a tile in groups, so that a tall tile is not multiplied with distances far from its own.
+
+    A group of s rows and n columns costs (s + n) / n of a product of pairs. All sequences, and all heads that share the
+    strip, are rows of one product for each group: [strips, groups, rows, ...].
     """
-    if strip.shape[1] == 1:
-        return strip[:, :, None]
-    return made_once(_toeplitz(strip, jnp.zeros((a, n), bool)))
 
+    def __init__(self, shape: tuple[int, ...], strips: int, n: int):
+        (self.b, self.h, self.a, _), self.strips, self.n = shape, strips, n
+        size = n // 2 if n % 2 == 0 else n
+        self.size = size if self.a > n and self.a % size == 0 else self.a
+        #: The first row of each group in the strip: later rows have larger distances, and a strip falls.
+        self.firsts = range(self.a - self.size, -1, -self.size)
 
-_toeplitz.defvjp(lambda strip, like: (_toeplitz(strip, like), None), lambda _, grad: (_diagonal_sums(grad), None))
+    def _split(self, x: jax.Array) -> jax.Array:
+        """Return [strips, groups, b, heads, size, w] of [b, h, a, w]."""
+        x = x.reshape(self.b, self.strips, -1, len(self.firsts), self.size, x.shape[-1])
+        return x.transpose(1, 3, 0, 2, 4, 5)
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        return self._split(x).reshape(self.strips, len(self.firsts), -1, x.shape[-1])
+
+    def shifted(self, weights: jax.Array) -> jax.Array:
+        """Return weights over pairs as rows over distances."""
+        return unskew(self._split(weights)).reshape(self.strips, len(self.firsts), -1, self.size + self.n)
+
+    def unsplit(self, x: jax.Array, by_distance: bool = False) -> jax.Array:
+        """Return rows as [b, h, a, w], over pairs if they are over distances."""
+        x = x.reshape(self.strips, len(self.firsts), self.b, -1, self.size, x.shape[-1])
+        x = skew(x) if by_distance else x
+        return x.transpose(2, 0, 3, 1, 4, 5).reshape(self.b, self.h, self.a, x.shape[-1])
+
+    def windows(self, strip: jax.Array) -> jax.Array:
+        """Return [strips, groups, size + n, d] of a strip [strips, a + n, d]."""
+        return jnp.stack([strip[:, first : first + self.size + self.n] for first in self.firsts], axis=1)
+
+    def unwindows(self, x: jax.Array) -> jax.Array:
+        """Apply the transpose of `windows`."""
+        around = ((first, self.a - self.size - first) for first in self.firsts)
+        padded = [jnp.pad(x[:, g], ((0, 0), pad, (0, 0))) for g, pad in enumerate(around)]
+        return sum(padded[1:], padded[0])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def strip_products(vectors: jax.Array, strip: jax.Array, n: int) -> jax.Array:
-    """Return <vectors_i, strip at distance (i, j)> [b, h, a, n].
-
-    vectors [b, h, a, d], strip [h or 1, a + n, d]. A strip of one row holds for every distance.
-    """
+    """Return <vectors_i, strip at distance (i, j)> [b, h, a, n] of vectors [b, h, a, d]."""
     if strip.shape[1] == 1:
-        same = jnp.einsum("bhad,hd->bha", vectors, _for_heads(strip[:, 0], vectors.shape[1]))
+        same = jnp.einsum("bhad,hd->bha", vectors, _for_heads(strip, vectors.shape[1]))
         return jnp.broadcast_to(same[..., None], (*same.shape, n))
     fold = _Fold(vectors.shape, strip.shape[0], n)
-    return fold.back(skew(fold.pairs(fold.rows(vectors) @ fold.windows(strip).mT)))
+    return fold.unsplit(fold.rows(vectors) @ fold.windows(strip).mT, by_distance=True)
 
 
 @jax.custom_vjp
 def strip_sums(weights: jax.Array, strip: jax.Array) -> jax.Array:
     """Return sum_j weights_ij strip at distance (i, j) [b, h, a, d] of weights [b, h, a, n]."""
     return _sums(strip, *_shifted(weights, strip))
+
+
+def _for_heads(strip: jax.Array, num_heads: int) -> jax.Array:
+    return jnp.broadcast_to(strip[:, 0], (num_heads, strip.shape[2]))
 
 
 def _shifted(weights: jax.Array, strip: jax.Array) -> tuple[_Fold | None, jax.Array]:
@@ -104,8 +145,8 @@ def _shifted(weights: jax.Array, strip: jax.Array) -> tuple[_Fold | None, jax.Ar
 
 def _sums(strip: jax.Array, fold: _Fold | None, shifted: jax.Array) -> jax.Array:
     if fold is None:
-        return shifted[..., None] * _for_heads(strip[:, 0], shifted.shape[1])[None, :, None]
-    return fold.back(fold.pairs(shifted @ fold.windows(strip)))
+        return shifted[..., None] * _for_heads(strip, shifted.shape[1])[None, :, None]
+    return fold.unsplit(shifted @ fold.windows(strip))
 
 
 def _strip_gradient(vectors: jax.Array, shared: bool, fold: _Fold | None, shifted: jax.Array) -> jax.Array:
@@ -130,95 +171,26 @@ def _sums_backward(saved: tuple[jax.Array, jax.Array], grad: jax.Array):
     return strip_products(grad, strip, weights.shape[-1]), by_strip
 
 
-strip_products.defvjp(
-    lambda vectors, strip, n: (strip_products(vectors, strip, n), (vectors, strip)), _products_backward
-)
-strip_sums.defvjp(lambda weights, strip: (strip_sums(weights, strip), (weights, strip)), _sums_backward)
+strip_products.defvjp(lambda *given: (strip_products(*given), given[:2]), _products_backward)
+strip_sums.defvjp(lambda *given: (strip_sums(*given), given), _sums_backward)
 
 
-class _Fold:
-    """The rows of a tile in groups, so that a tall tile is not multiplied with distances far from its own.
-
-    A group of s rows and n columns costs (s + n) / n of a product of pairs. All sequences, and all heads that share the
-    strip, are rows of one product for each group: [strips, groups, rows, ...].
-    """
-
-    def __init__(self, shape: tuple[int, ...], strips: int, n: int):
-        (self.b, self.h, self.a, _), self.strips, self.n = shape, strips, n
-        size = n // 2 if n % 2 == 0 else n
-        self.size = size if self.a > n and self.a % size == 0 else self.a
-        self.groups = self.a // self.size
-
-    def _split(self, x: jax.Array) -> jax.Array:
-        """Return [strips, groups, b, heads, size, w] of [b, h, a, w]."""
-        x = x.reshape(self.b, self.strips, -1, self.groups, self.size, x.shape[-1])
-        return x.transpose(1, 3, 0, 2, 4, 5)
-
-    def rows(self, x: jax.Array) -> jax.Array:
-        return self._split(x).reshape(self.strips, self.groups, -1, x.shape[-1])
-
-    def shifted(self, weights: jax.Array) -> jax.Array:
-        """Return weights over pairs as rows over distances."""
-        return unskew(self._split(weights)).reshape(self.strips, self.groups, -1, self.size + self.n)
-
-    def pairs(self, x: jax.Array) -> jax.Array:
-        """Split the rows of `rows` into sequences, heads and slots again."""
-        return x.reshape(self.strips, self.groups, self.b, -1, self.size, x.shape[-1])
-
-    def back(self, x: jax.Array) -> jax.Array:
-        """Return [b, h, a, w] of [strips, groups, b, heads, size, w]."""
-        return x.transpose(2, 0, 3, 1, 4, 5).reshape(self.b, self.h, self.a, x.shape[-1])
-
-    def _firsts(self) -> range:
-        """Return the first row of each group in the strip: later rows have larger distances, and a strip falls."""
-        return range(self.a - self.size, -1, -self.size)
-
-    def windows(self, strip: jax.Array) -> jax.Array:
-        """Return [strips, groups, size + n, d] of a strip [strips, a + n, d]."""
-        parts = [strip[:, first : first + self.size + self.n] for first in self._firsts()]
-        return parts[0][:, None] if len(parts) == 1 else jnp.stack(parts, axis=1)
-
-    def unwindows(self, x: jax.Array) -> jax.Array:
-        """Apply the transpose of `windows`."""
-        rest = [self.a - self.size - first for first in self._firsts()]
-        padded = [
-            jnp.pad(x[:, g], ((0, 0), (first, last), (0, 0)))
-            for g, (first, last) in enumerate(zip(self._firsts(), rest, strict=True))
-        ]
-        return sum(padded[1:], padded[0])
-
-
-def _for_heads(vectors: jax.Array, num_heads: int) -> jax.Array:
-    return jnp.broadcast_to(vectors, (num_heads, vectors.shape[1]))
-
-
-def mirrored(strip: jax.Array) -> jax.Array:
-    """Return the strip [h, w, d] of the same pairs seen from the keys: reversed, its unread row still last."""
-    return jnp.concatenate([jnp.flip(strip[:, :-1], axis=1), strip[:, -1:]], axis=1) if strip.shape[1] > 1 else strip
-
-
-def pair_products(vectors: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
-    """Return <vectors_i, rows(pos_i - pos_j)> [b, h, q, k] of vectors [b, h, q, d], at any pos [b or 1, t]."""
-
-    def by_query(vectors: jax.Array) -> jax.Array:
-        def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
-            vector, pos = query
-            letters, found = _rows_by_key(rows, pos[:, None] - k_pos, vector.shape)
-            return jnp.einsum(f"bhd,{letters}->bhk", vector, found)
-
-        return _map_queries(one, (jnp.moveaxis(vectors, 2, 0), q_pos.T))
+def products(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+    """Return <vectors_i, term at pos_i - pos_j> [b, h, q, k] of vectors [b, h, q, d] and pos [b or 1, t]."""
+    if not callable(term):
+        return strip_products(vectors, term, k_pos.shape[1])
 
     def by_range(vectors: jax.Array) -> jax.Array:
         distances = lowest[:, None] + jnp.arange(length, dtype=lowest.dtype)[None, :]
-        found = _broadcast_rows(jax.vmap(rows)(distances), vectors.shape)
+        found = _broadcast_rows(jax.vmap(term)(distances), vectors.shape)
         index = q_pos[:, None, :, None] - k_pos[:, None, None, :] - lowest[:, None, None, None]
-        products = jnp.einsum("bhqd,bhnd->bhqn", vectors, found)
-        return jnp.take_along_axis(products, jnp.broadcast_to(index, (*vectors.shape[:3], index.shape[3])), axis=3)
+        by_distance = jnp.einsum("bhqd,bhnd->bhqn", vectors, found)
+        return jnp.take_along_axis(by_distance, jnp.broadcast_to(index, (*vectors.shape[:3], index.shape[3])), axis=3)
 
     if k_pos.shape[1] == 1:  # one distance for each vector: decoding, seen from the keys
-        found = _broadcast_rows(jax.vmap(rows)(q_pos - k_pos), vectors.shape)
+        found = _broadcast_rows(jax.vmap(term)(q_pos - k_pos), vectors.shape)
         return jnp.einsum("bhqd,bhqd->bhq", vectors, found)[..., None]
-    length = q_pos.shape[1] + k_pos.shape[1]
+    by_query, length = functools.partial(_by_query, "bhd", "bhk", term, q_pos, k_pos), q_pos.shape[1] + k_pos.shape[1]
     if vectors.shape[2] == 1 or not jnp.issubdtype(q_pos.dtype, jnp.integer):
         return by_query(vectors)
     lowest = q_pos.min(axis=1) - k_pos.max(axis=1)
@@ -226,26 +198,24 @@ def pair_products(vectors: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.A
     return jax.lax.cond(fits, by_range, by_query, vectors)
 
 
-def pair_sums(weights: jax.Array, rows: Rows, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
-    """Return sum_j weights_ij rows(pos_i - pos_j) [b, h, q, d] of weights [b, h, q, k], at any pos [b or 1, t]."""
-
-    def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
-        weight, pos = query
-        letters, found = _rows_by_key(rows, pos[:, None] - k_pos, weight.shape)
-        return jnp.einsum(f"bhk,{letters}->bhd", weight, found)
-
-    return _map_queries(one, (jnp.moveaxis(weights, 2, 0), q_pos.T))
+def sums(weights: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+    """Return sum_j weights_ij term at pos_i - pos_j [b, h, q, d] of weights [b, h, q, k] and pos [b or 1, t]."""
+    return _by_query("bhk", "bhd", term, q_pos, k_pos, weights) if callable(term) else strip_sums(weights, term)
 
 
-def _rows_by_key(rows: Rows, distances: jax.Array, shape: tuple[int, ...]) -> tuple[str, jax.Array]:
-    """Return the rows at distances [b or 1, k] and their axes: [b, k, d] if heads share them, else [b, h, k, d].
+def numbers(term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+    """Return the numbers of a term at pos_i - pos_j, [b or 1, h or 1, q, k], pos [b or 1, t]."""
+    if not callable(term):
+        return toeplitz(term, q_pos.shape[1])[None]
+    one, b = term(jnp.zeros(1, q_pos.dtype)), max(q_pos.shape[0], k_pos.shape[0])
+    return products(jnp.ones((b, one.shape[1], q_pos.shape[1], 1), one.dtype), term, q_pos, k_pos)
 
-    shape: b and h in front. Shared rows need one product with all heads.
-    """
-    found = jax.vmap(rows)(distances)
-    if found.shape[2] == 1:
-        return "bkd", jnp.broadcast_to(found[:, :, 0], (shape[0], found.shape[1], found.shape[3]))
-    return "bhkd", _broadcast_rows(found, shape)
+
+def mirrored(term: Term) -> Term:
+    """Return vectors of the same pairs seen from the keys: a strip is reversed, its unread row still last."""
+    if callable(term):
+        return lambda distance: term(-distance)
+    return jnp.concatenate([jnp.flip(term[:, :-1], axis=1), term[:, -1:]], axis=1) if term.shape[1] > 1 else term
 
 
 def _broadcast_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -253,8 +223,22 @@ def _broadcast_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.broadcast_to(rows.swapaxes(1, 2), (*shape[:2], rows.shape[1], rows.shape[3]))
 
 
-def _map_queries(one: Callable, queries: tuple[jax.Array, ...]) -> jax.Array:
-    """Stack one() of each query along axis 2."""
-    if queries[0].shape[0] == 1:
-        return one(jax.tree.map(lambda x: x[0], queries))[:, :, None]
+def _by_query(given: str, gives: str, term: Any, q_pos: jax.Array, k_pos: jax.Array, arrays: jax.Array) -> jax.Array:
+    """Return products of arrays with a term, query by query: [b, h, q, d] -> [b, h, q, k], or back.
+
+    given, gives: the axes of one query, "bhd" and "bhk", or the reverse.
+    """
+
+    def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
+        (x, pos), letters = query, "bhkd"
+        found = jax.vmap(term)(pos[:, None] - k_pos)
+        if found.shape[2] == 1:  # heads that share rows need one product together
+            letters, found = "bkd", jnp.broadcast_to(found[:, :, 0], (x.shape[0], found.shape[1], found.shape[3]))
+        else:
+            found = _broadcast_rows(found, x.shape)
+        return jnp.einsum(f"{given},{letters}->{gives}", x, found)
+
+    queries = jnp.moveaxis(arrays, 2, 0), q_pos.T
+    if arrays.shape[2] == 1:
+        return one((queries[0][0], queries[1][0]))[:, :, None]
     return jnp.moveaxis(jax.lax.map(one, queries), 0, 2)

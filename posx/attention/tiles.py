@@ -1,13 +1,15 @@
 """The formula for one tile, a rectangle of queries against keys: what every executor evaluates.
 
-The stages in order: `mapped_products`, then `adjusted` adds the terms by distance, the biases and `score`; `hidden`
-masks; after the softmax, `weighted` and `value_terms` make outputs.
+The stages in order: `mapped_products`; `with_terms` adds the biases and the terms by distance; `adjusted` also applies
+`score`; `hidden` masks; after the softmax, `weighted` and `value_terms` make outputs.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,15 +19,26 @@ from posx.attention import sharding, strips
 from posx.attention.arguments import Slots
 from posx.attention.cpu import plus_shared
 from posx.attention.masks import Mask
-from posx.attention.products import mapped_products, over_batch, repeat_heads
-from posx.contract import ByDistance, Encoding, Features, Params, Tile, bias_by_distance, distance_terms, wide_dtype
-from posx.machine.compiler import barrier
+from posx.contract import (
+    ByDistance,
+    Encoding,
+    Params,
+    Tile,
+    as_float,
+    at_least_float32,
+    bias_by_distance,
+    distance_terms,
+    wide_dtype,
+)
+from posx.machine.guard import barrier
 
 #: The score of an invisible pair: below every finite one, however low a bias may push those.
 INVISIBLE = -math.inf
-
 #: Scores of all sequences together from which on they go through `score` one by one on a CPU core: a MiB of float32.
 LARGE = 2**18
+#: The largest exponents, in nats, that are safe for both sides of a product together: in float32 and bfloat16, and in
+#: float16.
+SAFE, SAFE_HALF = 40.0, 8.0
 
 
 class Tokens(NamedTuple):
@@ -33,12 +46,12 @@ class Tokens(NamedTuple):
 
     #: [b, h, q, d'] after `query`, times factor / sqrt(d), or [b, g, k, d'] after `key`.
     mapped: jax.Array
-    values: Any  # [b, g, k, d]; None on the query side
-    vectors: Any  # [b, h, q, d] or [b, g, k, d] as projected, for `by_distance` and `score`
-    unscaled: Any  # [b, h, q, d'] after `query` alone, for `score`
-    factor: Any  # [b or 1, h or 1, q, 1] of `logit_scale`, for `by_distance` and `score`; None for 1
-    token_bias: Any  # [b or 1, h or 1, t, n], as n summands
-    features: Features  # {name: [b, t, ...]}
+    values: Any = None  # [b, g, k, d]; None on the query side
+    vectors: Any = None  # [b, h, q, d] or [b, g, k, d] as projected, for `by_distance` and `score`
+    unscaled: Any = None  # [b, h, q, d'] after `query` alone, for `score`
+    factor: Any = None  # [b or 1, h or 1, q, 1] of `logit_scale`, for `by_distance` and `score`; None for 1
+    token_bias: Any = None  # [b or 1, h or 1, t, n], as n summands
+    features: Any = None  # {name: [b, t, ...]}, for `score`
 
 
 class Block(NamedTuple):
@@ -46,38 +59,53 @@ class Block(NamedTuple):
 
     tokens: Tokens
     slots: Slots
+    number: Any = None  # of this block among all, if there are several
 
 
-class Arrangement(NamedTuple):
-    """The order of tokens, as far as it is known before tracing.
+class Tables(NamedTuple):
+    """Arrays that all queries and keys share.
 
-    in_order: queries and keys are the same tokens, idx counts up from 0. offset: the first query's position less the
-    first key's if both sides' positions count up by 1, else None.
+    params: {} if no hook reads them in a tile. strips: the terms by distance at the consecutive distances of the pairs,
+    as `blocks.tabulate` makes them; None evaluates the hook at the positions.
     """
 
-    in_order: bool = False
-    offset: int | None = None
+    params: Params
+    strips: ByDistance | None = None
 
 
 class Pairs(NamedTuple):
-    """One rectangle of queries against keys.
+    """One rectangle of queries against keys: a whole call, or a tile of it."""
 
-    strips: the terms by distance of its consecutive distances, as `strips.tabulate` makes them; None evaluates the hook
-    at the positions.
-    """
-
+    encoding: Encoding
+    mask: Mask
+    tables: Tables
     q: Block
     k: Block
-    strips: ByDistance | None = None
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Queries and keys."""
-        return self.q.slots.idx.shape[1], self.k.slots.idx.shape[1]
 
     @property
     def pos(self) -> tuple[jax.Array, jax.Array]:
         return self.q.slots.pos, self.k.slots.pos
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Queries and keys."""
+        return self.q.slots.idx.shape[1], self.k.slots.idx.shape[1]
+
+
+def over_batch(function: Callable[..., Any], *arrays: Any, in_turn: bool = False) -> Any:
+    """Map `function` of one sequence over first axes, which are b, or 1 for what all sequences share.
+
+    in_turn: in a loop, whose derivative recomputes each sequence's intermediate arrays.
+    """
+    leaves, tree = jax.tree.flatten(arrays)
+    size = max(x.shape[0] for x in leaves)
+    own = [x for x in leaves if x.shape[0] == size]
+
+    def one(own: list[jax.Array]) -> Any:
+        each = iter(own)
+        return function(*jax.tree.unflatten(tree, [next(each) if x.shape[0] == size else x[0] for x in leaves]))
+
+    return jax.lax.map(jax.checkpoint(one, prevent_cse=False), own) if in_turn else jax.vmap(one)(own)
 
 
 def visible_pairs(mask: Mask, q: Slots, k: Slots) -> jax.Array:
@@ -93,6 +121,13 @@ def hidden(s: jax.Array, visible: jax.Array, masked: bool) -> jax.Array:
     return jnp.where(visible[:, None], s, INVISIBLE) if masked else s
 
 
+def products(q: jax.Array, k: jax.Array) -> jax.Array:
+    """Return <q_i, k_j> [b, h, q, k], at least float32, of q [b, h, q, d] and k [b, g, k, d]."""
+    b, h, _, d = q.shape
+    s = jnp.einsum("bgqd,bgkd->bgqk", q.reshape(b, k.shape[1], -1, d), k, preferred_element_type=wide_dtype(q.dtype))
+    return s.reshape(b, h, -1, k.shape[2])
+
+
 def weighted(w: jax.Array, v: jax.Array) -> jax.Array:
     """Return sum_j w_ij v_j, at least float32: w [b, h, q, k], v [b, g, k, d] -> [b, h, q, d]."""
     b, h, q, k = w.shape
@@ -101,118 +136,134 @@ def weighted(w: jax.Array, v: jax.Array) -> jax.Array:
     return o.reshape(b, h, q, -1)
 
 
+def repeat_heads(x: jax.Array, num_heads: int) -> jax.Array:
+    """Return [b, h, k, d] of [b, g, k, d]: each key/value head serves h/g query heads."""
+    return x if x.shape[1] == num_heads else jnp.repeat(x, num_heads // x.shape[1], axis=1)
+
+
+def times(x: jax.Array, factor: jax.Array | None) -> jax.Array:
+    return x if factor is None else x * factor
+
+
 def finite(term: jax.Array | None) -> jax.Array | None:
     """Return a term of scores with a very low number for -inf: it masks a pair if the query sees another one."""
     return None if term is None else jnp.maximum(term, jnp.finfo(term.dtype).min / 2)
 
 
-def scores(encoding: Encoding, params: Params, pairs: Pairs, visible: jax.Array) -> jax.Array:
-    """Return scores [b, h, q, k] of a tile. visible [b or 1, q, k] is not applied yet."""
-    s = mapped_products(encoding, params, pairs.pos, pairs.q.tokens.mapped, pairs.k.tokens.mapped)
-    return adjusted(encoding, params, s, pairs, visible)
+def mapped_products(pairs: Pairs) -> jax.Array:
+    """Return the first term of the formula, sum_c q~_ic k~_jc exp(-decay_c (i - j)), [b, h, q, k]."""
+    q, k = pairs.q.tokens.mapped, pairs.k.tokens.mapped
+    rate = pairs.encoding.decay(pairs.tables.params) if pairs.encoding.acts_on("decay") else None
+    return products(q, k) if rate is None else _decayed(at_least_float32(rate), *pairs.pos, q, k)
 
 
-def adjusted(encoding: Encoding, params: Params, s: jax.Array, pairs: Pairs, visible: jax.Array) -> jax.Array:
-    """Return scores [b, h, q, k] from products s of mapped vectors. visible [b or 1, q, k] is not applied yet."""
-    s = with_terms(encoding, params, s, pairs)
-    return _content_scores(encoding, params, s, pairs, visible) if encoding.acts_on("score") else s
+def _decayed(rate: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, k: jax.Array) -> jax.Array:
+    """Return sum_c q_ic k_jc exp(-rate_c (i - j)), rate [h or 1, d'].
+
+    Powers are relative to the last query's position. Powers of earlier keys are below 1 and may vanish, as they should.
+    Powers of queries grow over one block alone. If a block is so wide that they would overflow, the sum is taken pair
+    by pair.
+    """
+    if rate.shape[0] > 1:
+        k = repeat_heads(k, q.shape[1])
+    last = q_pos.max(axis=1, keepdims=True)
+    behind_q, behind_k = as_float(last - q_pos), as_float(last - k_pos)
+    widest = jnp.abs(rate).max() * jnp.maximum(behind_q.max(), -behind_k.min())
+
+    def power(behind: jax.Array) -> jax.Array:
+        """Return exp(rate * behind) [b or 1, h or 1, t, d']."""
+        return jnp.exp(jnp.minimum(rate[None, :, None] * behind[:, None, :, None], SAFE))
+
+    def of_block() -> jax.Array:
+        by_q, by_k = at_least_float32(q) * power(behind_q), at_least_float32(k) * power(-behind_k)
+        return products(by_q.astype(q.dtype), by_k.astype(k.dtype))
+
+    def of_pairs() -> jax.Array:
+        """Take one channel after the other, to avoid an array [q, k, d']."""
+        distance, wide = as_float(q_pos[:, :, None] - k_pos[:, None, :])[:, None], wide_dtype(q.dtype)
+
+        def add(total: jax.Array, channel: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+            rate, q, k = channel
+            fall = jnp.exp(jnp.minimum(-rate[None, :, None, None] * distance, SAFE)).astype(wide)
+            return total + q[..., :, None].astype(wide) * k[..., None, :].astype(wide) * fall, None
+
+        each = (jnp.moveaxis(x, -1, 0) for x in (rate, q, repeat_heads(k, q.shape[1])))
+        nothing = jnp.zeros((*q.shape[:3], k.shape[2]), wide)
+        return jax.lax.scan(add, nothing, tuple(each))[0]
+
+    return jax.lax.cond(widest < (SAFE_HALF if q.dtype == jnp.float16 else SAFE), of_block, of_pairs)
 
 
-def with_terms(encoding: Encoding, params: Params, s: jax.Array, pairs: Pairs) -> jax.Array:
+def with_terms(pairs: Pairs, s: jax.Array) -> jax.Array:
     """Return products s [b, h, q, k] plus the biases and the terms by distance: all that `score` is given."""
-    for term in _score_terms(encoding, params, pairs):
+    for term in list(_added(pairs)):
         term = term.astype(s.dtype)
         shared = term.shape[0] == 1 and term.shape[1:] == s.shape[1:]
         s = plus_shared(s, term) if shared else s + term
     return s
 
 
-def _score_terms(encoding: Encoding, params: Params, pairs: Pairs) -> list[jax.Array]:
-    """Return the biases and the terms by distance, each [b or 1, h or 1, q, k]."""
-    terms: list[jax.Array | None] = []
-    if pairs.strips is None:
-        terms.append(_bias_by_distance(encoding, params, *pairs.pos))
-    elif pairs.strips.bias is not None:
-        terms.append(strips.toeplitz(pairs.strips.bias, *pairs.size)[None])
-    terms.append(_bias(encoding, params, *pairs.pos))
-    if encoding.acts_on("token_bias"):
-        q, k = pairs.q.tokens.token_bias, pairs.k.tokens.token_bias
-        terms.append((q[..., :, None, :] - k[..., None, :, :]).sum(axis=-1))
-    return [term for term in (*terms, *_scaled_scores(encoding, params, pairs)) if term is not None]
+def _added(pairs: Pairs) -> Iterator[jax.Array]:
+    """Yield the biases, then factor_i / sqrt(d) times <q_i, query_r>, <k_j, key_r> and scaled_r.
+
+    Each is [b or 1, h or 1, q, k]. The root is in the terms by distance, of which there are the fewest.
+    """
+    q, k, (params, table) = pairs.q.tokens, pairs.k.tokens, pairs.tables
+    yield from _position_biases(pairs.encoding, params, *pairs.pos, table)
+    if pairs.encoding.acts_on("token_bias"):
+        yield (q.token_bias[..., :, None, :] - k.token_bias[..., None, :, :]).sum(axis=-1)
+    terms, dtype = _terms(pairs), wide_dtype(q.mapped.dtype)
+    if "query" in terms:
+        yield strips.products(times(q.vectors.astype(dtype), q.factor), terms["query"], *pairs.pos)
+    if "key" in terms:
+        vectors = repeat_heads(k.vectors.astype(dtype), q.mapped.shape[1])
+        seen = strips.products(vectors, strips.mirrored(terms["key"]), *reversed(pairs.pos))
+        yield times(seen.swapaxes(2, 3), q.factor)
+    if "scaled" in terms:
+        yield times(strips.numbers(terms["scaled"], *pairs.pos), q.factor)
 
 
-def _bias_by_distance(encoding: Encoding, params: Params, *pos: jax.Array) -> jax.Array | None:
-    """Return the bias of `by_distance` over a batch, finite [b or 1, h or 1, q, k], or None."""
-    return finite(over_batch(lambda *pos: bias_by_distance(encoding, params, *pos), *pos))
+def _position_biases(
+    encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.Array, table: ByDistance | None = None
+) -> list[jax.Array]:
+    """Return the bias of `by_distance`, out of its strip if there is one, and `bias`: [b or 1, h or 1, q, k] each."""
 
+    def of_pairs(hook: Callable[..., Any]) -> jax.Array | None:
+        return finite(over_batch(functools.partial(hook, params), q_pos, k_pos))
 
-def _bias(encoding: Encoding, params: Params, *pos: jax.Array) -> jax.Array | None:
-    """Return the hook `bias` over a batch, finite [b or 1, h or 1, q, k], or None if it does not act."""
-    return finite(over_batch(lambda *pos: encoding.bias(params, *pos), *pos)) if encoding.acts_on("bias") else None
+    if table is None:
+        found = [of_pairs(functools.partial(bias_by_distance, encoding))]
+    else:
+        found = [None if table.bias is None else strips.numbers(table.bias, q_pos, k_pos)]
+    found += [of_pairs(encoding.bias)] if encoding.acts_on("bias") else []
+    return [x for x in found if x is not None]
 
 
 def content_free_bias(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
     """Return the sum of both biases that depend on positions alone, finite [b or 1, h or 1, q, k], or None."""
-    by_distance, bias = _bias_by_distance(encoding, params, q_pos, k_pos), _bias(encoding, params, q_pos, k_pos)
-    return bias if by_distance is None else by_distance if bias is None else by_distance + bias
+    found = _position_biases(encoding, params, q_pos, k_pos)
+    return functools.reduce(operator.add, found) if found else None
 
 
-def _scaled_scores(encoding: Encoding, params: Params, pairs: Pairs) -> list[jax.Array]:
-    """Return factor_i / sqrt(d) times <q_i, query_r>, <k_j, key_r> and scaled_r: [b, h, q, k], or [b or 1, h or 1, ..].
-
-    The root is in the terms by distance, of which there are the fewest.
-    """
-    q, k, (a, n), found = pairs.q.tokens, pairs.k.tokens, pairs.size, []
-    dtype, rows = wide_dtype(q.mapped.dtype), _rows(encoding, params, pairs)
-    if "query" in rows:
-        vectors = times(q.vectors.astype(dtype), q.factor)
-        if pairs.strips is None:
-            found.append(strips.pair_products(vectors, rows["query"], *pairs.pos))
-        else:
-            found.append(strips.strip_products(vectors, pairs.strips.query.astype(dtype), n))
-    if "key" in rows:
-        vectors = repeat_heads(k.vectors.astype(dtype), q.mapped.shape[1])
-        if pairs.strips is None:
-            seen = strips.pair_products(vectors, lambda r: rows["key"](-r), *reversed(pairs.pos))
-        else:
-            seen = strips.strip_products(vectors, strips.mirrored(pairs.strips.key.astype(dtype)), a)
-        found.append(times(seen.swapaxes(2, 3), q.factor))
-    if "scaled" in rows:
-        if pairs.strips is None:
-            heads, (q_pos, k_pos) = rows["scaled"](jnp.zeros(1, pairs.pos[0].dtype)).shape[1], pairs.pos
-            ones = jnp.ones((max(q_pos.shape[0], k_pos.shape[0]), heads, q_pos.shape[1], 1), dtype)
-            term = strips.pair_products(ones, rows["scaled"], q_pos, k_pos)
-        else:
-            term = strips.toeplitz(pairs.strips.scaled.astype(dtype), a, n)[None]
-        found.append(times(term, q.factor))
-    return found
-
-
-def value_terms(encoding: Encoding, params: Params, w: jax.Array, pairs: Pairs) -> jax.Array | None:
+def value_terms(pairs: Pairs, w: jax.Array) -> jax.Array | None:
     """Return sum_j w_ij value_r for weights w [b, h, q, k], linear in them: [b, h, q, d], or None."""
-    rows = _rows(encoding, params, pairs)
-    if "value" not in rows:
-        return None
-    if pairs.strips is None:
-        return strips.pair_sums(w, lambda r: rows["value"](r).astype(w.dtype), *pairs.pos)
-    return strips.strip_sums(w, pairs.strips.value.astype(w.dtype))
+    terms = _terms(pairs)
+    return strips.sums(w, terms["value"], *pairs.pos) if "value" in terms else None
 
 
-def _rows(encoding: Encoding, params: Params, pairs: Pairs) -> dict[str, strips.Rows]:
-    """Return the terms inside the scale as functions of distances [n] to rows [n, h or 1, d or 1], by name.
-
-    If the terms are in strips, only their names count.
-    """
-    if pairs.strips is not None:
-        return {name: None for name, strip in pairs.strips._asdict().items() if strip is not None}  # type: ignore[misc]
-    dtype, queries = wide_dtype(pairs.q.tokens.mapped.dtype), pairs.q.tokens.vectors
+def _terms(pairs: Pairs) -> dict[str, strips.Term]:
+    """Return the terms of `by_distance` by name, but for its bias, at least float32."""
+    encoding, (params, table), q = pairs.encoding, pairs.tables, pairs.q.tokens
+    dtype = wide_dtype(q.mapped.dtype)
+    if table is not None:
+        return {name: x.astype(dtype) for name, x in table._asdict().items() if x is not None and name != "bias"}
 
     def rows(name: str, distance: jax.Array) -> jax.Array:
-        found = getattr(scaled_terms(encoding, params, distance, queries), name)
+        found = getattr(scaled_terms(encoding, params, distance, q.vectors), name)
         return (found.T[..., None] if name == "scaled" else found).astype(dtype)
 
-    terms = distance_terms(encoding, params, pairs.pos[0].dtype)
-    return {name: functools.partial(rows, name) for name in terms if name != "bias"}
+    names = distance_terms(encoding, params, pairs.pos[0].dtype)
+    return {name: functools.partial(rows, name) for name in names if name != "bias"}
 
 
 def scaled_terms(encoding: Encoding, params: Params, distance: jax.Array, queries: jax.Array) -> ByDistance:
@@ -225,20 +276,18 @@ def scaled_terms(encoding: Encoding, params: Params, distance: jax.Array, querie
     return barrier(ByDistance(*(x if x is None or x is found.value else x / root for x in found)))
 
 
-def _content_scores(encoding: Encoding, params: Params, s: jax.Array, pairs: Pairs, seen: jax.Array) -> jax.Array:
-    """Return the `score` hook over a batch: s [b, h, q, k], seen [b or 1, q, k]."""
-    q, k, num_heads = pairs.q.tokens, pairs.k.tokens, s.shape[1]
+def adjusted(pairs: Pairs, s: jax.Array, visible: jax.Array) -> jax.Array:
+    """Return scores [b, h, q, k] from products s of mapped vectors. visible [b or 1, q, k] is not applied yet."""
+    s, q, k, num_heads = with_terms(pairs, s), pairs.q.tokens, pairs.k.tokens, s.shape[1]
+    if not pairs.encoding.acts_on("score"):
+        return s
 
     def one(s: jax.Array, tile: Tile) -> jax.Array | None:
-        q, k, mapped_q, mapped_k = (x.swapaxes(0, 1) for x in (tile.q, tile.k, tile.mapped_q, tile.mapped_k))
-        return finite(encoding.score(params, s, tile._replace(q=q, k=k, mapped_q=mapped_q, mapped_k=mapped_k)))
+        tile = Tile._make((*(x.swapaxes(0, 1) for x in tile[:4]), *tile[4:]))
+        return finite(pairs.encoding.score(pairs.tables.params, s, tile))
 
     k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
     factor = jnp.ones((1, 1, 1, 1), s.dtype) if q.factor is None else q.factor
-    tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, factor, seen)
+    tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, factor, visible)
     in_turn = sharding.is_one_core() and s.shape[0] > 1 and s.size >= LARGE  # all at once would leave the core's cache
     return over_batch(one, s, tile, in_turn=in_turn)
-
-
-def times(x: jax.Array, factor: jax.Array | None) -> jax.Array:
-    return x if factor is None else x * factor

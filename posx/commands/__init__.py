@@ -10,11 +10,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from posx.errors import ConfigError
 from posx.lazy import modules_of
-from posx.words import Flags, Words, listed, words_of
+from posx.words import Command, Flags
 
 __getattr__ = modules_of(__name__)
 
@@ -25,38 +25,6 @@ COMMON: Flags = {
     "dry_run": (False, "say what would be done, and stop"),
     "debug": (False, "show the traceback of an error"),
 }
-
-
-class Command(NamedTuple):
-    """What a command takes.
-
-    text: one line for the list of commands. flags: its own, beside COMMON. operand: what the word after its name is.
-    sections: of a stored run's settings, those that --config.SECTION.NAME sets anew.
-    """
-
-    text: str
-    flags: Flags = {}
-    takes_config: bool = False
-    operand: str = ""
-    sections: tuple[str, ...] = ()
-
-    def read(self, words: list[str]) -> Words:
-        """The words after the command's name. Raises ConfigError for what it does not take."""
-        known = {**COMMON, **self.flags}
-        given = words_of(words, known)
-        operand = [word for word in given.stray[:1] if self.operand and not word.startswith("-")]
-        given = given._replace(stray=given.stray[len(operand) :])
-        wrong = [word for word in given.stray[:1] if word.startswith("-")]
-        if wrong and not (self.takes_config or self.sections):  # whose settings are looked through for a nearer name
-            raise ConfigError(f"unknown flag {wrong[0].partition('=')[0]}; flags of this command: {listed(known)}")
-        if given.config and not self.takes_config:
-            raise ConfigError(f"this command takes no --config; its flags: {listed(known)}")
-        if given.overrides and not (self.takes_config or self.sections):
-            raise ConfigError(f"{given.overrides[0]}: this command takes no config; its flags: {listed(known)}")
-        if (jobs := given.values.get("jobs", 0)) < 0:
-            raise ConfigError(f"--jobs={jobs} must be at least 1, or 0 for as many as this machine is fastest with")
-        values = given.values | given.config | {"overrides": given.overrides, "operand": "".join(operand)}
-        return given._replace(values=values)
 
 
 def work_folder(values: Mapping[str, Any], needed: bool = True) -> Path:
@@ -99,8 +67,7 @@ _TOGETHER: Flags = {
     "process": (int, "number of this process, from 0"),
 }
 
-#: The registry, in the order that the help lists them.
-COMMANDS: dict[str, Command] = {
+_OWN: dict[str, Command] = {
     "train": Command(
         "train one run and evaluate it; the same command resumes",
         {**_TOGETHER, "stop_with_stdin": _STOP},
@@ -171,3 +138,6 @@ COMMANDS: dict[str, Command] = {
         operand="NAME",
     ),
 }
+
+#: The commands by name, in the order of the help, each with the flags of all.
+COMMANDS = {name: command._replace(flags={**COMMON, **command.flags}) for name, command in _OWN.items()}

@@ -1,4 +1,4 @@
-"""`posx doctor`: what this machine is to posx, and whether the numbers it computes are right."""
+"""`posx doctor`: the facts of this machine that numbers depend on, and whether it computes right numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,25 +28,13 @@ from posx.machine.devices import use_every_core
 from posx.machine.guard import guard
 from posx.runs.environment import PACKAGES, version
 
-#: Several tiles of blockwise attention, whose last ones are filled up.
+#: Several tiles of blockwise attention, of which the last one is padded.
 TOKENS, TILES = 70, functools.partial(blockwise, tiling=Tiling(16, 32))
-KEY_HEADS = 2
-DIMS = Dims(model_dim=32, num_heads=4, head_dim=8, num_layers=1, train_len=TOKENS, num_kv_heads=KEY_HEADS)
-#: By how much float32 may move an output of order one.
+DIMS = Dims(model_dim=32, num_heads=4, head_dim=8, num_layers=1, train_len=TOKENS, num_kv_heads=2)
+#: The most that float32 may move an output of order one.
 TOLERANCE = 1e-4
-#: Characters of the first column.
+#: The width of the first column in characters.
 WIDTH = 33
-
-
-class Check(NamedTuple):
-    """One line of the self-test."""
-
-    name: str
-    ok: bool
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.name:{WIDTH}}{'ok    ' if self.ok else 'FAILED'} {self.detail}"
 
 
 def main(values: dict[str, Any], _: None) -> None:
@@ -56,31 +44,30 @@ def main(values: dict[str, Any], _: None) -> None:
         return
     use_every_core()
     start_devices()
-    for what, text in facts():
-        print(f"{what:{WIDTH}}{text}", flush=True)
-    done = []
-    for check in checks():
-        print(check, flush=True)
-        done.append(check)
-    if failed := [check for check in done if not check.ok]:
-        reasons = "; ".join(f"{check.name}: {check.detail}" for check in failed)
-        raise PosxError(f"{len(failed)} of {len(done)} checks failed: {reasons}")
-    print(f"all is well: {len(done)} of {len(done)} checks passed")
+    for fact, text in facts():
+        print(f"{fact:{WIDTH}}{text}", flush=True)
+    count, failed = 0, []
+    for name, right, detail in checks():
+        print(f"{name:{WIDTH}}{'ok    ' if right else 'FAILED'} {detail}", flush=True)
+        failed += [] if right else [f"{name}: {detail}"]
+        count += 1
+    if failed:
+        raise PosxError(f"{len(failed)} of {count} checks failed: {'; '.join(failed)}")
+    print(f"all is well: {count} of {count} checks passed")
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """(what, how it is here), a line each."""
+    """Yield (fact, its value on this machine)."""
     versions = ", ".join(f"{name} {version(name)}" for name in (*PACKAGES, "matplotlib"))
     yield "versions", f"python {platform.python_version()}, {versions}"
-    kinds = sorted({device.device_kind for device in jax.devices()})
-    yield (
-        "devices",
-        f"{jax.device_count()} {jax.default_backend()} ({', '.join(kinds)}), {len(usable_cores())} cores usable",
-    )
+    kinds = ", ".join(sorted({device.device_kind for device in jax.devices()}))
+    devices = f"{jax.device_count()} {jax.default_backend()} ({kinds})"
+    yield "devices", f"{devices}, {len(usable_cores())} cores usable"
     yield "XLA_FLAGS", os.environ.get("XLA_FLAGS", "") or "(none)"
     yield "compiler", guard().text
     root = cache_folder(DataConfig())
-    yield "cache", f"{root}, {', '.join(f'{name} {_size(root / name)}' for name in _inside(root)) or 'empty'}"
+    inside = sorted(root.iterdir()) if root.is_dir() else []
+    yield "cache", f"{root}, {', '.join(f'{path.name} {_size(path)}' for path in inside) or 'empty'}"
     yield "compiled programs", _programs(root / "compiled")
     yield "memory", _memory()
     here = Path.cwd()
@@ -93,35 +80,29 @@ def facts() -> Iterator[tuple[str, str]]:
     )
 
 
-def checks() -> Iterator[Check]:
-    """Yield the checks of the self-test: sums after products, which a faulty compiler gets wrong, then the encodings
-    of `tried`.
-
-    An encoding is right if every executor that serves it, and the last token out of a cache, give what the dense
-    executor gives operation by operation; also if all values are one constant and the outputs are summed.
-    """
+def checks() -> Iterator[tuple[str, bool, str]]:
+    """Yield (name, whether it passed, detail) of each check: sums after products, then the encodings of `tried`."""
     for name, run, wanted in _known_faults():
         found = np.asarray(jax.jit(run)())
-        yield Check(name, bool(np.allclose(found, wanted, rtol=1e-3)), f"{found.flat[-1]:.6g}, expected {wanted:.6g}")
+        yield name, bool(np.allclose(found, wanted, rtol=1e-3)), f"{found.flat[-1]:.6g}, expected {wanted:.6g}"
     for name, encoding in tried().items():
-        yield _attention(name, encoding)
+        yield f"attention, {name}", *_attention(encoding)
 
 
 def tried() -> dict[str, Encoding]:
-    """Return the encodings of the self-test by name: in the catalogue's order, each that acts on a hook that none
-    before it acts on, and plain attention."""
+    """Return the encodings of the self-test: each that acts on a hook that none before it does, and plain attention."""
     found, met = {}, set[str]()
     for name in ENCODINGS:
         encoding = build(name, DIMS)
-        sites = acting(encoding)
-        if not met.issuperset(sites) or not sites:
+        hooks = acting(encoding)
+        if not met.issuperset(hooks) or not hooks:
             found[name] = encoding
-        met.update(sites)
+        met.update(hooks)
     return found
 
 
 def _known_faults() -> list[tuple[str, Callable[[], jax.Array], float]]:
-    """(name, program, what it gives): programs of a user's own, which posx's barriers do not reach."""
+    """Return (name, program, its result) of programs that posx's own barriers do not reach."""
     weights = jax.nn.softmax(jax.random.normal(jax.random.key(0), (256, 256), jnp.float32))
     ones, one = jnp.ones((256, 64), jnp.float32), jnp.float32(1)
     rows = jnp.zeros((32_769, 3), jnp.float32).at[:, 0].set(jnp.arange(32_769, dtype=jnp.float32))
@@ -137,45 +118,39 @@ def _known_faults() -> list[tuple[str, Callable[[], jax.Array], float]]:
     return [("sum of a product", of_constant_values, 64.0), ("sum of squares", of_squares, 32_768.0**2)]
 
 
-def _attention(name: str, encoding: Encoding) -> Check:
+def _attention(encoding: Encoding) -> tuple[bool, str]:
+    """Compare compiled attention with the dense executor, computed one operation at a time.
+
+    Compiled are every executor that serves the encoding, the last token decoded from a cache, and sums over the outputs
+    of constant values. The result is (whether all agree, the largest difference).
+    """
     params, pos = encoding.init(jax.random.key(0), DIMS), np.arange(TOKENS, dtype=np.int32)
     rng = np.random.default_rng(0)
-    q, k, v = (
-        jnp.asarray(rng.standard_normal((1, TOKENS, heads, DIMS.head_dim)), jnp.float32)
-        for heads in (DIMS.num_heads, KEY_HEADS, KEY_HEADS)
-    )
-    x = jnp.asarray(rng.standard_normal((1, TOKENS, DIMS.model_dim)), jnp.float32)
+    heads = (DIMS.num_heads, DIMS.kv_heads, DIMS.kv_heads)
+    shapes = [(1, TOKENS, number, DIMS.head_dim) for number in heads] + [(1, TOKENS, DIMS.model_dim)]
+    q, k, v, x = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes)
     whole: dict[str, Any] = {"q_slots": pos, "x": x if encoding.acts_on("features") else None}
     fits = not refusal(encoding, params, causal(), in_order=True, segments=False)
     executors: dict[str, Any] = {"dense": "dense", "blockwise": TILES} | ({"fused": "fused"} if fits else {})
 
-    def run(params: Any, one: Any) -> dict[str, jax.Array]:
+    def compiled(params: Any, one: Any) -> dict[str, jax.Array]:
         same = jnp.broadcast_to(one, v.shape)
-        found = {how: attend(encoding, params, q, k, v, **whole, executor=by) for how, by in executors.items()}
+        found = {name: attend(encoding, params, q, k, v, **whole, executor=by) for name, by in executors.items()}
         features = batch_features(encoding, params, x, pos)[0]
-        found["decoding"] = attend(
-            encoding, params, q[:, -1:], k, v, Slots(pos[-1:], pos[-1:]), Slots(pos, pos),
-            features=({name: kept[:, -1:] for name, kept in features.items()}, features),
-        )  # fmt: skip
+        last = {name: array[:, -1:] for name, array in features.items()}
+        slots = Slots(pos[-1:], pos[-1:]), Slots(pos, pos)
+        found["decoding"] = attend(encoding, params, q[:, -1:], k, v, *slots, features=(last, features))
         found["constant values"] = attend(encoding, params, q, k, same, **whole, executor=TILES).sum(axis=-1)
         return found
 
-    def due(params: Any, one: Any) -> dict[str, jax.Array]:
-        o, same = (attend(encoding, params, q, k, x, **whole, executor="dense") for x in (v, jnp.full_like(v, one)))
-        return {**dict.fromkeys(executors, o), "decoding": o[:, -1:], "constant values": same.sum(axis=-1)}
-
     with jax.disable_jit():
-        wanted = due(params, 1.0)
-    found = jax.jit(run)(params, jnp.float32(1))
-    errors = {how: float(np.abs(np.asarray(found[how]) - np.asarray(wanted[how])).max()) for how in found}
-    wrong = [how for how, error in errors.items() if not error <= TOLERANCE]
-    worst = max(errors, key=lambda how: (np.isnan(errors[how]), errors[how]))
-    detail = f"{', '.join(wrong or errors)}: differs by at most {errors[worst]:.1e}, allowed {TOLERANCE:g}"
-    return Check(f"attention, {name}", not wrong, detail)
-
-
-def _inside(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir()) if root.is_dir() else []
+        o, same = (attend(encoding, params, q, k, v, **whole, executor="dense") for v in (v, jnp.ones_like(v)))
+    wanted = {**dict.fromkeys(executors, o), "decoding": o[:, -1:], "constant values": same.sum(axis=-1)}
+    found = jax.jit(compiled)(params, jnp.float32(1))
+    errors = {name: float(np.abs(np.asarray(found[name]) - np.asarray(wanted[name])).max()) for name in found}
+    wrong = [name for name, error in errors.items() if not error <= TOLERANCE]
+    largest = np.max(list(errors.values()))  # NaN if one is NaN
+    return not wrong, f"{', '.join(wrong or errors)}: differs by at most {largest:.1e}, allowed {TOLERANCE:g}"
 
 
 def _size(path: Path) -> str:
@@ -184,7 +159,7 @@ def _size(path: Path) -> str:
 
 
 def _programs(folder: Path) -> str:
-    """How compiled programs are kept."""
+    """Say where compiled programs are kept."""
     if not jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
         return "not kept: JAX_ENABLE_COMPILATION_CACHE is off"
     if elsewhere := jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]

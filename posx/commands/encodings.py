@@ -1,23 +1,24 @@
-"""`posx encodings`: the catalogue; `posx encodings NAME`: one of it, with a picture."""
+"""`posx encodings`: the catalogue; `posx encodings NAME`: one encoding, with its picture."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
-import pathlib
 import shlex
 import shutil
 import sys
 import textwrap
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from posx.attention import causal, refusal
 from posx.commands import COMMANDS, work_folder
 from posx.config.model import ModelConfig
 from posx.contract import abstract_params, acting
+from posx.contract.fields import hints_of
 from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, from_spec, spec_text
 from posx.encodings.grammar import value_text
 from posx.encodings.rates import multipliers_in_rows, rates_of
@@ -25,13 +26,29 @@ from posx.errors import ConfigError
 from posx.machine.backend import start_devices
 from posx.runs.folder import RunFolder, is_run, run_folders
 
+#: The flags that give sizes.
+_SIZES = ("model_dim", "num_heads", "num_layers", "train_len", "num_kv_heads")
+#: The columns of the catalogue after the name.
+_COLUMNS = ("acts on", "learned", "rate", "shift-invariant", "defined to", "kernels", "paper", "beyond L")
+#: The least width of the wrapped last column in characters.
+_LAST = 40
+_LEGEND = (
+    "L: the training length. learned: numbers once and in each layer, at these sizes (--model_dim and others).",
+    "rate: learning rate of these numbers, in times that of the model.",
+    "shift-invariant: adding one constant to all positions changes nothing.",
+    "kernels: attention that can compute it. any: fused kernels of the device too; tiles: posx's own, in memory "
+    "that grows linearly with length; whole rows: posx's own, each query with all of its keys at once.",
+    "posx encodings NAME shows one.",
+)
+
 
 def main(values: dict[str, Any], _: None) -> None:
-    dims = _dims({size: values[size] for size in _SIZES})
+    """Print the catalogue, or the page of one encoding and the paths of its pictures."""
+    dims = _dims(values)
     start_devices()
     spec = values["operand"]
     if not spec:
-        _print_table([_HEAD, *(_row(name, dims) for name in ENCODINGS)])
+        print("\n".join(_catalogue(dims)))
         return
     folder = work_folder(values) if values["workdir"] else None
     run = _run_in(folder) if folder else None
@@ -42,14 +59,24 @@ def main(values: dict[str, Any], _: None) -> None:
     if folder is None:
         print("\nTo draw a picture of it, add --workdir FOLDER: the files go to FOLDER/figures.")
         return
-    sys.stdout.flush()  # a folder that cannot be written takes nothing from the text
+    sys.stdout.flush()  # the text must appear even if the folder cannot be written
     from posx import plots  # Matplotlib, which the text does not need
 
     for path in plots.picture(spec_text(spec), encoding, dims, folder / "figures", run):
         print(path)
 
 
-def _run_in(folder: pathlib.Path) -> RunFolder | None:
+def _dims(values: dict[str, Any]) -> Dims:
+    """Return the sizes of a model. Raises ConfigError for sizes that no model can have."""
+    sizes = {size: values[size] for size in _SIZES if size != "train_len"}
+    model = ModelConfig(**sizes)
+    if problems := model.problems():
+        raise ConfigError("; ".join(problem.replace("model.", "--", 1) for problem in problems))
+    sizes["num_kv_heads"] = model.num_kv_heads or None
+    return Dims(head_dim=model.model_dim // model.num_heads, train_len=values["train_len"], **sizes)
+
+
+def _run_in(folder: Path) -> RunFolder | None:
     """Return the run in `folder`, or None for a folder without runs. Raises ConfigError for one of several runs."""
     runs = [path for path in run_folders(folder, "config.json") if is_run(path)] if folder.is_dir() else []
     if runs and runs != [folder]:
@@ -58,134 +85,89 @@ def _run_in(folder: pathlib.Path) -> RunFolder | None:
 
 
 def _trained(values: dict[str, Any], run: RunFolder) -> tuple[Encoding, Dims]:
-    """Return the encoding of a run that was asked for, as it was resolved for that run, and the run's sizes."""
-    usual = COMMANDS["encodings"].flags
+    """Return the requested encoding as a run resolved it, and the run's sizes. Raises ConfigError."""
     for size in _SIZES:
-        if values[size] != usual[size][0]:
+        if values[size] != COMMANDS["encodings"].flags[size][0]:
             raise ConfigError(f"--{size}={values[size]}: {run.path} is a run and has sizes of its own. Leave it out.")
     config = run.read_config()
     texts, spec = config.layer_texts, spec_text(values["operand"])
     if spec in texts:
         return config.layers[texts.index(spec)], config.dims
-    known = " and ".join(dict.fromkeys(texts))
     raise ConfigError(
-        f"{spec}: {run.path} was trained with {known}. For that, use: posx encodings "
+        f"{spec}: {run.path} was trained with {' and '.join(dict.fromkeys(texts))}. For that, use: posx encodings "
         f"{shlex.quote(texts[0])} --workdir {shlex.quote(values['workdir'])}"
     )
 
 
-#: The least width, in characters, of a last column that is wrapped.
-_LAST = 40
-#: Flags of this command; 0 key and value heads are as many as query heads.
-_SIZES = ("model_dim", "num_heads", "num_layers", "train_len", "num_kv_heads")
-_HEAD = (
-    "name",
-    "acts on",
-    "learned",
-    "rate",
-    "shift-invariant",
-    "defined to",
-    "kernels",
-    "paper",
-    "beyond L",
-)
-
-
-def _dims(sizes: dict[str, int]) -> Dims:
-    """Raises ConfigError for sizes that no model could have, in the words of the model's own config."""
-    of_model: dict[str, Any] = {size: given for size, given in sizes.items() if size != "train_len"}
-    model = ModelConfig(**of_model)
-    if problems := model.problems():
-        raise ConfigError("; ".join(problem.replace("model.", "--", 1) for problem in problems))
-    given = {size: value for size, value in sizes.items() if value or size != "num_kv_heads"}
-    return Dims(head_dim=model.model_dim // model.num_heads, **given)
+def _catalogue(dims: Dims) -> Iterator[str]:
+    """Yield the lines of the catalogue. On a narrow terminal the last columns become one, which is wrapped."""
+    rows = {"name": _COLUMNS, **{name: _row(name, dims) for name in ENCODINGS}}
+    widths = [max(map(len, column)) + 2 for column in zip(*(row for row in rows.values() if row[1:]), strict=True)]
+    width, most = max(map(len, rows)) + 2, shutil.get_terminal_size((0, 0)).columns or sys.maxsize
+    kept = len(_COLUMNS) - 1
+    while kept and width + sum(widths[:kept]) + min(sum(widths[kept:]), _LAST) > most:
+        kept -= 1
+    for name, row in rows.items():
+        own = kept if row[1:] else 0  # a reason instead of the cells widens no column
+        start = name.ljust(width) + "".join(map(str.ljust, row[:own], widths))
+        cells = list(row[own:])
+        if row[1:] and row is not _COLUMNS and kept < len(_COLUMNS) - 1:
+            cells = [f"{column}: {cell}" for column, cell in zip(_COLUMNS[own:], cells, strict=True)]
+        wrapper = textwrap.TextWrapper(max(most, len(start) + 20), start, " " * len(start), break_on_hyphens=False)
+        yield wrapper.fill("; ".join(cells))
+    yield ""
+    yield from (textwrap.fill(line, min(most, 120), break_on_hyphens=False) for line in _LEGEND)
 
 
 def _row(name: str, dims: Dims) -> tuple[str, ...]:
-    """Its cells, or its name and why it cannot be had at these sizes."""
+    """Return the cells of an encoding, or one reason if it does not fit the sizes."""
     try:
-        encoding = build(name, dims)
+        facts = _facts(build(name, dims), dims)
     except ConfigError as error:
-        return name, f"not at these sizes: {str(error).removeprefix(f'{name}: ')}"
-    facts = _facts(encoding, dims)
-    return (name, *(facts[column] for column in _HEAD[1:]))
+        return (f"not at these sizes: {str(error).removeprefix(f'{name}: ')}",)
+    return tuple(facts[column] for column in _COLUMNS)
 
 
 def _facts(encoding: Encoding, dims: Dims) -> dict[str, str]:
-    """What the class declares and `posx check` proves, a few words each, by column."""
-    arrays = {name: math.prod(array.shape) for name, array in _arrays(encoding, dims).items()}
-    once = sum(size for name, size in arrays.items() if name in encoding.shared)
-    each = sum(arrays.values()) - once
+    """Return the text of each column."""
+    arrays = abstract_params(encoding, dims)
+    once = sum(math.prod(array.shape) for name, array in arrays.items() if name in encoding.shared)
+    each = sum(math.prod(array.shape) for array in arrays.values()) - once
     rate = multipliers_in_rows((rates_of(encoding, dims),))
+    whole = encoding.tiling != "any"
+    fused = not whole and not refusal(encoding, arrays, causal(), in_order=True, segments=False)
     return {
         "acts on": ", ".join(acting(encoding)) or "nothing",
         "learned": " + ".join(text for n, text in ((once, f"{once:,}"), (each, f"{each:,} a layer")) if n) or "nothing",
         "rate": "-" if rate is None else f"{rate:g} x" if isinstance(rate, float) else "by array",
         "shift-invariant": "yes" if encoding.shift_invariant else "no",
         "defined to": "any position" if encoding.max_position is None else f"position {encoding.max_position:,}",
-        "kernels": _kernels(encoding, dims),
+        "kernels": "whole rows" if whole else "any" if fused else "tiles",
         "beyond L": encoding.about.beyond or "not said",
         "paper": encoding.about.paper,
     }
 
 
-def _kernels(encoding: Encoding, dims: Dims) -> str:
-    """The executors that can serve it: any, or tiles of posx's own, or only whole rows of keys."""
-    if encoding.tiling != "any":
-        return "whole rows"
-    return "tiles" if refusal(encoding, _arrays(encoding, dims), causal(), in_order=True, segments=False) else "any"
-
-
-def _arrays(encoding: Encoding, dims: Dims) -> dict[str, Any]:
-    return abstract_params(encoding, dims)
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    """Print rows in columns. On a narrower terminal the last columns are one, which is wrapped under itself.
-
-    A text in place of a row's cells widens no column.
-    """
-    widths = [max(len(row[n]) for row in rows if len(row) == len(_HEAD) or n == 0) + 2 for n in range(len(_HEAD))]
-    columns, kept = shutil.get_terminal_size((0, 0)).columns or sys.maxsize, len(_HEAD) - 1
-    while kept > 1 and sum(widths[:kept]) + min(sum(widths[kept:]), _LAST) > columns:
-        kept -= 1
-    for row in rows:
-        own = kept if len(row) == len(_HEAD) else 1
-        start = "".join(cell.ljust(width) for cell, width in zip(row[:own], widths, strict=False))
-        named = own < len(_HEAD) - 1 and len(row) == len(_HEAD) and row is not _HEAD
-        cells = [f"{head}: {cell}" for head, cell in zip(_HEAD[own:], row[own:], strict=True)] if named else row[own:]
-        lines = textwrap.wrap("; ".join(cells), max(columns - len(start), 20), break_on_hyphens=False) or [""]
-        print(f"\n{' ' * len(start)}".join([start + lines[0], *lines[1:]]).rstrip())
-    said = (
-        "L: the training length. learned: numbers once and in each layer, at these sizes (--model_dim and others).",
-        "rate: learning rate of these numbers, in times that of the model.",
-        "shift-invariant: adding one constant to all positions changes nothing.",
-        "kernels: attention that can compute it. any: fused kernels of the device too; tiles: posx's own, in memory "
-        "that grows linearly with length; whole rows: posx's own, each query with all of its keys at once.",
-        "posx encodings NAME shows one.",
-    )
-    print()
-    for line in said:
-        print(textwrap.fill(line, min(columns, 120), break_on_hyphens=False))
-
-
 def _page(spec: str, encoding: Encoding, dims: Dims) -> str:
-    """Formula, references and facts as the class states them, its fields and the arrays it learns; of a chain the
-    formula of each part."""
+    """Return the formula of each part of an encoding, its facts, its fields and the arrays that it learns."""
     asked = from_spec(spec)
     lines = [spec_text(asked)]
     for n, (part, given) in enumerate(zip(_parts(encoding), _parts(asked), strict=True)):
         heading = [f"{n}. {spec_text(given)}"] if isinstance(encoding, Chain) else []
         lines += ["", *heading, inspect.getdoc(type(part)) or ""]
+    rates, arrays = dict(rates_of(encoding, dims)), {}
+    for name, array in abstract_params(encoding, dims).items():
+        scope = "once per model" if name in encoding.shared else "in each layer"
+        arrays[name] = f"{list(array.shape)} {scope}, {rates[name].lr_multiplier:g} x the model's learning rate"
     sizes = ", ".join(f"{size.name}={getattr(dims, size.name)}" for size in dataclasses.fields(dims))
     sections = {
-        "": list(_facts(encoding, dims).items()),
-        f"fields, for {sizes}": list(_fields(encoding, asked)) or [("none", "")],
-        "arrays": list(_described(encoding, dims)) or [("none", "")],
+        "": _facts(encoding, dims),
+        f"fields, for {sizes}": dict(_fields(encoding, asked)) or {"none": ""},
+        "arrays": arrays or {"none": ""},
     }
-    width = max(len(name) for rows in sections.values() for name, _ in rows) + 2
+    width = max(len(name) for rows in sections.values() for name in rows) + 2
     for title, rows in sections.items():
-        lines += ["", *filter(None, [title]), *(f"{name:{width}}{text}".rstrip() for name, text in rows)]
+        lines += ["", *filter(None, [title]), *(f"{name:{width}}{text}".rstrip() for name, text in rows.items())]
     return "\n".join(lines)
 
 
@@ -194,59 +176,43 @@ def _parts(encoding: Encoding) -> tuple[Encoding, ...]:
 
 
 def _fields(encoding: Encoding, asked: Encoding, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Name and value of every field, and below an encoding that stands in one its own: parts by their numbers and all
-    names with the path before them, as those of arrays. `asked` is the value before it was resolved."""
+    """Yield (path, value) of every field, also of the encodings in fields. `asked` is the unresolved value."""
     if isinstance(encoding, Chain):
         for n, (part, given) in enumerate(zip(encoding.parts, _parts(asked), strict=True)):
             yield f"{prefix}{n}", _shown(given)
             yield from _fields(part, given, f"{prefix}{n}.")
         return
-    units = _units(type(encoding))
+    cls: Any = type(encoding)
     for field in dataclasses.fields(encoding):
         if not field.init:
             continue
-        value, given = getattr(encoding, field.name), getattr(asked, field.name)
-        path = prefix + field.name
-        if isinstance(value, Encoding):
-            given = given if type(given) is type(value) else value  # an open one was set from the sizes
-            yield path, f"{_shown(given)}{_said_of(field, given)}"
+        value, given, path = getattr(encoding, field.name), getattr(asked, field.name), prefix + field.name
+        nested = isinstance(value, Encoding)
+        if nested and type(given) is not type(value):  # it was set from the sizes
+            given = value
+        note = ""
+        if given is None:
+            note = " (set from the sizes)"
+        elif field.default is not dataclasses.MISSING and given != field.default:
+            note = f" (default: {'set from the sizes' if field.default is None else _shown(field.default)})"
+        if nested:
+            yield path, f"{_shown(given)}{note}"
             yield from _fields(value, given, f"{path}.")
         else:
-            yield path, f"{_shown(value)}{units[field.name]}{_said_of(field, given)}"
-
-
-def _units(cls: type[Encoding]) -> dict[str, str]:
-    """What the numbers of each field count, " tokens", as its type says it; "" where that says nothing."""
-    found = {name: _unit(hint) for name, hint in typing.get_type_hints(cls, include_extras=True).items()}
-    return {name: unit and f" {unit}" for name, unit in found.items()}
+            unit = _unit(hints_of(cls).get(field.name))
+            yield path, f"{_shown(value)}{unit and f' {unit}'}{note}"
 
 
 def _unit(hint: Any) -> str:
-    """The text in Annotated[int, "tokens"], also within a tuple or beside None."""
-    said = [text for text in getattr(hint, "__metadata__", ()) if isinstance(text, str)]
-    return next(filter(None, (*said, *map(_unit, typing.get_args(hint)))), "")
-
-
-def _described(encoding: Encoding, dims: Dims) -> Iterator[tuple[str, str]]:
-    """Name of every array; its shape, whether layers share it, and how fast it is trained."""
-    rates = dict(rates_of(encoding, dims))
-    for name, array in _arrays(encoding, dims).items():
-        scope = "once per model" if name in encoding.shared else "in each layer"
-        yield name, f"{list(array.shape)} {scope}, {rates[name].lr_multiplier:g} x the model's learning rate"
+    """Return the text in Annotated[int, "tokens"], also within a tuple or beside None, or "" if there is none."""
+    texts = [text for text in getattr(hint, "__metadata__", ()) if isinstance(text, str)]
+    return next(filter(None, (*texts, *map(_unit, typing.get_args(hint)))), "")
 
 
 def _shown(value: Any) -> str:
-    """The value of a field, as it is typed."""
+    """Return the value of a field as it can be typed."""
     if isinstance(value, Encoding):
         return spec_text(value)
-    if isinstance(value, float) and not math.isfinite(value):  # a default of a user's own, which cannot be typed
+    if isinstance(value, float) and not math.isfinite(value):  # the default of a user's class, which has no spelling
         return str(value)
     return value_text(value)
-
-
-def _said_of(field: dataclasses.Field[Any], given: Any) -> str:
-    if given is None:
-        return " (set from the sizes)"
-    if field.default is dataclasses.MISSING or given == field.default:
-        return ""
-    return f" (default: {'set from the sizes' if field.default is None else _shown(field.default)})"

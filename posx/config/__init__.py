@@ -1,11 +1,10 @@
 """Settings: one ConfigDict for the command line, typed frozen values for the code.
 
-`base_config(name)` gives every option with its default. At the edge, which is `flags`, the ConfigDict becomes a
-`RunConfig`; below that no function sees a ConfigDict. A section's own `problems()` are those of its fields; all that is
-wrong with a run, with the model and the protocols that it names, is found by `posx.runs.checks`. `stored` says how a
-run's settings are kept, compared and found again, `schema_1` how they once were.
+`base_config(name)` has every option with its default. `flags` and `overrides` make a ConfigDict of a command line.
+`run_config` resolves it to a `RunConfig`, and no function below sees a ConfigDict. The `problems()` of a section are
+those of its fields. `posx.runs.checks` finds whether the model, the protocols and the encodings of a run fit.
 
-Nothing here knows what settings are for: this room imports encodings and the names of attention's executors, no more.
+Nothing here knows the use of a setting: this room imports encodings and the names of executors, no more.
 """
 
 from posx.config.data import DataConfig

@@ -1,44 +1,47 @@
-"""Which text a run reads, and how it becomes tokens."""
+"""The settings of the text of a run, and of its tokens."""
 
 import codecs
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from posx.contract.fields import above, at_least, below, problems_of
 from posx.errors import ConfigError
-
-LAYOUTS = ("document", "line", "paragraph", "wikitext")
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which text, how it becomes documents, and how documents become tokens."""
+    """The settings of the data: the text, its documents and its tokens.
 
-    source: str = "stdlib"  # "stdlib" (the embedded corpus), a file or folder, or a hub name
-    subset: str = ""  # a hub data set's configuration, for example "wikitext-103-raw-v1"
-    train_split: str = "train"  # of a hub data set
-    validation_split: str = "validation"  # of a hub data set; empty: documents of the train split by hash
-    validation: str = ""  # a path with held-out text; empty: the source's validation files or split, else by hash
-    validation_fraction: float = 0.05  # of the documents, where the source has no validation text of its own
-    tuning_fraction: float = 0.0  # of the training documents: taken out, and the validation text in place of its own
-    text_column: str = "text"  # of parquet, JSON and hub data
-    text_encoding: str = "utf-8"  # of text and JSON files
-    layout: str = "document"  # a document is a "document" (file or row), "line", "paragraph", or "wikitext" (article)
-    tokenizer: str = "bytes"  # "bytes", "bpe" (trained here), or the path of a tokenizer.json
-    vocab_size: int = 8192  # of a BPE trained here
-    cache_dir: str = ""  # empty: "posx" in $XDG_CACHE_HOME or ~/.cache
+    source: "stdlib" (the embedded corpus), a file or folder, or a hub name. subset, train_split, validation_split: of a
+    hub data set. validation: a path with held-out text, else the source's own validation files or split. If there are
+    none, `validation_fraction` of the documents is held out by hash. tuning_fraction: this part of the training
+    documents is taken out and takes the place of the validation text, for choices that must not use it.
+    text_column: of parquet, JSON and hub data. text_encoding: of text and JSON files. layout: a document is a
+    "document" (file or row), a "line", a "paragraph", or an article of "wikitext". tokenizer: "bytes", "bpe" (trained
+    here, with `vocab_size` ids), or the path of a tokenizer.json. cache_dir: "" for "posx" in $XDG_CACHE_HOME or
+    ~/.cache.
+    """
+
+    source: str = "stdlib"
+    subset: str = ""
+    train_split: str = "train"
+    validation_split: str = "validation"
+    validation: str = ""
+    validation_fraction: Annotated[float, above(0), below(1)] = 0.05
+    tuning_fraction: Annotated[float, at_least(0), below(1)] = 0.0
+    text_column: str = "text"
+    text_encoding: str = "utf-8"
+    layout: Literal["document", "line", "paragraph", "wikitext"] = "document"
+    tokenizer: str = "bytes"
+    vocab_size: int = 8192
+    cache_dir: str = ""
 
     def problems(self) -> list[str]:
-        """What is wrong with these fields, one line each."""
-        found = []
+        """Return the problems of these fields, one line each."""
+        found = [f"data.{problem}" for problem in problems_of(self)]
         if not self.source:
             found.append("data.source is empty; use 'stdlib', a file or folder, or a hub name")
-        if self.layout not in LAYOUTS:
-            found.append(f"data.layout '{self.layout}' is unknown; use one of {', '.join(LAYOUTS)}")
-        if not 0 < self.validation_fraction < 1:
-            found.append(f"data.validation_fraction is {self.validation_fraction}; it must lie between 0 and 1")
-        if not 0 <= self.tuning_fraction < 1:
-            found.append(f"data.tuning_fraction is {self.tuning_fraction}; it must be at least 0 and below 1")
         if self.tokenizer == "bpe" and self.vocab_size < 257:
             found.append(f"data.vocab_size is {self.vocab_size}; a BPE needs 257 or more (256 bytes and eos)")
         if not self.tokenizer:
@@ -59,7 +62,7 @@ class DataConfig:
 
 
 def is_text_encoding(name: str) -> bool:
-    """Whether Python has a codec of this name that gives text."""
+    """Tell whether Python has a codec of this name that gives text."""
     try:
         codecs.lookup(name)
         b"a".decode(name)
@@ -71,6 +74,6 @@ def is_text_encoding(name: str) -> bool:
 
 
 def check_config(config: DataConfig) -> None:
-    """Raises `ConfigError`, naming every senseless value of `config`, unless there is none."""
+    """Raise ConfigError with every problem of `config`, if it has any."""
     if found := config.problems():
         raise ConfigError("; ".join(found))

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
+from posx.contract.fields import at_least, at_most, below, problems_of
 from posx.encodings import Dims, Encoding, Spec, build
 from posx.errors import ConfigError
 
 T = TypeVar("T")
-
-MLPS = ("gelu", "swiglu")
-DTYPES = ("float32", "bfloat16")
-REMATS = ("none", "layer")
-
-
-#: Beyond these a model is a slip of the finger, and its description alone would take minutes.
-LARGEST = {"num_layers": 4096, "model_dim": 2**20, "num_heads": 2**16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,28 +26,23 @@ class ModelConfig:
     specs of their own: nope, rope(base=50)+alibi.
     """
 
-    num_layers: int = 4
-    model_dim: int = 128
-    num_heads: int = 4
-    num_kv_heads: int = 0
-    mlp: str = "gelu"
-    mlp_dim: int = 0
+    # Beyond the bounds a model is a slip of the finger, and its description alone would take minutes.
+    num_layers: Annotated[int, at_least(1), at_most(4096)] = 4
+    model_dim: Annotated[int, at_least(1), at_most(2**20)] = 128
+    num_heads: Annotated[int, at_least(1), at_most(2**16)] = 4
+    num_kv_heads: Annotated[int, at_least(0)] = 0
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    mlp_dim: Annotated[int, at_least(0)] = 0
     tied: bool = False
-    dropout: float = 0.0
+    dropout: Annotated[float, at_least(0), below(1)] = 0.0
     qk_norm: bool = False
-    dtype: str = "float32"
-    remat: str = "none"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: Literal["none", "layer"] = "none"
     layer_policy: tuple[str, ...] = ("encoding",)
 
     def problems(self) -> list[str]:
-        """What is wrong with these fields, one line each."""
-        found = []
-        for name in ("num_layers", "model_dim", "num_heads"):
-            if not 1 <= getattr(self, name) <= LARGEST[name]:
-                found.append(f"model.{name}={getattr(self, name)} must be at least 1 and at most {LARGEST[name]:,}")
-        for name in ("num_kv_heads", "mlp_dim"):
-            if getattr(self, name) < 0:
-                found.append(f"model.{name}={getattr(self, name)} must not be negative")
+        """Return the problems of these fields, one line each."""
+        found = [f"model.{problem}" for problem in problems_of(self)]
         if not found and self.model_dim % self.num_heads:
             fits = [h for h in range(1, self.model_dim + 1) if self.model_dim % h == 0]
             near = min(fits, key=lambda h: abs(h - self.num_heads))
@@ -63,11 +51,6 @@ class ModelConfig:
             )
         if not found and self.num_heads % (self.num_kv_heads or self.num_heads):
             found.append(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
-        for name, allowed in (("mlp", MLPS), ("dtype", DTYPES), ("remat", REMATS)):
-            if getattr(self, name) not in allowed:
-                found.append(f"model.{name}={getattr(self, name)!r} is unknown; allowed: {', '.join(allowed)}")
-        if not 0 <= self.dropout < 1:
-            found.append(f"model.dropout={self.dropout} must be in [0, 1)")
         if not self.layer_policy:
             found.append("model.layer_policy is empty; the default is ('encoding',)")
         never = dict.fromkeys(name for name in self.layer_policy if name not in self.layer_policy[: self.num_layers])
@@ -87,7 +70,7 @@ class ModelConfig:
         return self.mlp_dim or (4 * self.model_dim if self.mlp == "gelu" else 8 * self.model_dim // 3)
 
     def resolved(self) -> ModelConfig:
-        """The same with the sizes set that are left to their rules."""
+        """Return the same with every size set."""
         return dataclasses.replace(self, num_kv_heads=self.kv_heads, mlp_dim=self.hidden_dim)
 
     def layers(self, encoding: Spec) -> tuple[Spec, ...]:
@@ -103,7 +86,7 @@ class ModelConfig:
         return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
 
     def dims(self, train_len: int) -> Dims:
-        """The sizes encodings are resolved against. Raises ConfigError."""
+        """Return the sizes that encodings are resolved from. Raises ConfigError."""
         if problems := self.problems():
             raise ConfigError("; ".join(problems))
         head_dim = self.model_dim // self.num_heads

@@ -136,8 +136,8 @@ class RunConfig:
         run = RunConfig(layers, rates=rates, code=code, text=text, asked=asked, **sections)
         if run.hash != values.get("hash"):
             raise ConfigError(
-                f"its settings have the hash {run.hash}, the file says {values.get('hash')!r}. It was edited, or another "
-                "version of posx made it. Restore the file, or train the run again"
+                f"its settings give the hash {run.hash}, it says {values.get('hash')!r}. It was edited, or another "
+                "posx made it. Restore the file, or train the run again"
             )
         return run
 
@@ -181,8 +181,8 @@ def base_config(encoding: str = "alibi") -> ConfigDict:
 def encoding_section(text: str) -> ConfigDict:
     """Return the section `encoding` of the encoding that `text` names: its name and every field. Raises ConfigError.
 
-    A field that is resolved from the sizes is "auto", an encoding inside another is a text. Of a chain, `parts` holds
-    the texts. Fields take values of any type here, because "auto" is one. The encoding's class checks them later.
+    A field that is resolved from the sizes is "auto", an encoding inside another is a text. A chain has the texts in
+    `parts`. Fields take values of any type here, because "auto" is one. The encoding's class checks them later.
     """
     value = from_spec(text)
     if isinstance(value, Chain):

@@ -44,7 +44,7 @@ class _Dotted(ConfigDict):
 
 
 def sweep_section() -> ConfigDict:
-    """The section `sweep` with its defaults."""
+    """Return the section `sweep` with its defaults."""
     section = _Dotted()
     for name, value in vars(SweepConfig()).items():
         section[name] = _Dotted() if name == "axes" else value

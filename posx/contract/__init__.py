@@ -1,85 +1,24 @@
-"""The contract of an encoding: the table of hooks, the base class, encodings made of others, and their checks."""
+"""The contract of an encoding: the table of hooks, the base class, encodings made of others, and their checks.
 
-from posx.contract.arrays import as_float, at_least_float32, distances, exact_einsum, normal, wide_dtype
+Types and ranges of an encoding's fields are in `posx.contract.fields`.
+"""
+
+from posx.contract.arrays import as_float, at_least_float32, distances, exact_einsum, normal, normals, wide_dtype  # noqa: I001 (packed)
 from posx.contract.composite import Chain, Composite, Tabulated, inside, prefixed
 from posx.contract.encoding import (
-    About,
-    Dims,
-    Encoding,
-    abstract_params,
-    acting,
-    bias_by_distance,
-    check_defined,
-    distance_terms,
-    of_kinds,
-    parts,
-    require_encoding,
-    require_resolved,
+    Dims, Encoding, abstract_params, check_defined, parts, require_encoding, require_resolved,
 )  # fmt: skip
-from posx.contract.fields import (
-    NOT_EMPTY,
-    Base,
-    Buckets,
-    Channels,
-    FloatTokens,
-    Heads,
-    HiddenUnits,
-    TableRows,
-    Tokens,
-    above,
-    at_least,
-    at_most,
-    below,
-    even,
-    odd,
+from posx.contract.facts import About, fact
+from posx.contract.hooks import (
+    FORMULA, HOOKS, ByDistance, Features, Params, Tile, acting, bias_by_distance, distance_terms, of_kinds,
 )  # fmt: skip
-from posx.contract.hooks import FORMULA, HOOKS, ByDistance, Features, Params, Tile
 from posx.lazy import modules_of
 
 __getattr__ = modules_of(__name__)
 
 __all__ = [
-    "FORMULA",
-    "HOOKS",
-    "NOT_EMPTY",
-    "About",
-    "Base",
-    "Buckets",
-    "ByDistance",
-    "Chain",
-    "Channels",
-    "Composite",
-    "Dims",
-    "Encoding",
-    "Features",
-    "FloatTokens",
-    "Heads",
-    "HiddenUnits",
-    "Params",
-    "TableRows",
-    "Tabulated",
-    "Tile",
-    "Tokens",
-    "above",
-    "abstract_params",
-    "acting",
-    "as_float",
-    "at_least",
-    "at_least_float32",
-    "at_most",
-    "below", "bias_by_distance",
-    "check_defined",
-    "distance_terms",
-    "distances",
-    "even",
-    "exact_einsum",
-    "inside",
-    "normal",
-    "odd",
-    "of_kinds",
-    "parts",
-    "prefixed",
-    "require_encoding",
-    "require_resolved",
-    "wide_dtype",
+    "FORMULA", "HOOKS", "About", "ByDistance", "Chain", "Composite", "Dims", "Encoding", "Features", "Params",
+    "Tabulated", "Tile", "abstract_params", "acting", "as_float", "at_least_float32", "bias_by_distance",
+    "check_defined", "distance_terms", "distances", "exact_einsum", "fact", "inside", "normal", "normals",
+    "of_kinds", "parts", "prefixed", "require_encoding", "require_resolved", "wide_dtype",
 ]  # fmt: skip

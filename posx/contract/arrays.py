@@ -37,3 +37,9 @@ def distances(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
 def normal(rng: jax.Array, shape: tuple[int, ...], std: float) -> jax.Array:
     """Draw float32 numbers from N(0, std)."""
     return std * jax.random.normal(rng, shape, jnp.float32)
+
+
+def normals(rng: jax.Array, shapes: dict[str, tuple[int, ...]], std: float) -> dict[str, jax.Array]:
+    """Draw arrays of these shapes by name, `normal` each from its own key."""
+    rngs = jax.random.split(rng, len(shapes))
+    return {name: normal(own, shape, std) for own, (name, shape) in zip(rngs, shapes.items(), strict=True)}

@@ -1,17 +1,17 @@
-"""Encodings made of others. Their hooks and facts are joined as the table says, so none is written out here."""
+"""Encodings made of others. Their hooks and facts are joined as the tables say, so none is written out here."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from posx.contract.encoding import About, Dims, Encoding, require_encoding
+from posx.contract.encoding import Dims, Encoding, require_encoding
+from posx.contract.facts import FACTS, fact
 from posx.contract.fields import Tokens
 from posx.contract.hooks import HOOKS, ByDistance, Params, Part
 from posx.errors import ConfigError
@@ -36,111 +36,44 @@ class Composite(Encoding):
     """
 
     def named_parts(self) -> dict[str, Encoding]:
-        raise NotImplementedError
-
-    def _defines(self, hook: str) -> bool:
-        return getattr(type(self), hook) is not getattr(Composite, hook)
+        """Return the parts by name: the encodings in fields, if a subclass does not say otherwise."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Encoding)}
 
     def acts_on(self, hook: str) -> bool:
-        return self._defines(hook) or any(part.acts_on(hook) for part in self.named_parts().values())
-
-    def _parts_at(self, hook: str, params: Params) -> list[Part]:
-        """Return the parts that act on a hook, each with the call that gives it what is its own."""
-        return [
-            Part(name, part, functools.partial(_call_own, name, getattr(part, hook), HOOKS[hook].takes, params))
-            for name, part in self.named_parts().items()
-            if part.acts_on(hook)
-        ]
+        defined = getattr(type(self), hook) is not getattr(Composite, hook)
+        return defined or any(part.acts_on(hook) for part in self.named_parts().values())
 
 
-def _call_own(name: str, method: Callable[..., Any], takes: tuple[str, ...], params: Params, *arguments: Any) -> Any:
-    """Call a part's hook with the part's own parameters and features."""
+def _joined_hook(hook: str) -> Callable[..., Any]:
+    def call(name: str, part: Encoding, params: Params, *arguments: Any) -> Any:
+        """Call a part's hook with the part's own parameters and features."""
+        own = inside(name, params), *(_own(name, *given) for given in zip(HOOKS[hook].takes, arguments, strict=True))
+        return getattr(part, hook)(*own)
 
-    def own(argument: str, value: Any) -> Any:
-        if argument == "features":
-            return inside(name, value)
-        if argument == "tile":
-            return value._replace(q_features=inside(name, value.q_features), k_features=inside(name, value.k_features))
-        return value
+    @functools.wraps(getattr(Encoding, hook))
+    def joined(self: Composite, params: Params, *arguments: Any) -> Any:
+        acting = [(name, part) for name, part in self.named_parts().items() if part.acts_on(hook)]
+        if not acting:
+            return getattr(super(Composite, self), hook)(params, *arguments)
+        parts = [Part(name, part, functools.partial(call, name, part, params)) for name, part in acting]
+        return HOOKS[hook].join(parts, *arguments)
 
-    return method(inside(name, params), *map(own, takes, arguments))
-
-
-def _joined_hook(name: str) -> Callable[..., Any]:
-    @functools.wraps(getattr(Encoding, name))
-    def hook(self: Composite, params: Params, *arguments: Any) -> Any:
-        acting = self._parts_at(name, params)
-        return (
-            HOOKS[name].join(acting, *arguments)
-            if acting
-            else getattr(super(Composite, self), name)(params, *arguments)
-        )
-
-    return hook
+    return joined
 
 
-def _all_alike(parts: dict[str, Encoding]) -> bool:
-    """Decide `shift_invariant`: a map after a rotary one sees rotated vectors, unless both rotate the same planes."""
-    maps = [part.planes for part in parts.values() if part.acts_on("query") or part.acts_on("key")]
-    rotating = list(itertools.dropwhile(lambda planes: not planes, maps))
-    return len(set(rotating)) < 2 and all(part.shift_invariant for part in parts.values())
+def _own(name: str, argument: str, value: Any) -> Any:
+    if argument == "tile":
+        return value._replace(q_features=inside(name, value.q_features), k_features=inside(name, value.k_features))
+    return inside(name, value) if argument == "features" else value
 
 
-def _any(fact: str) -> Callable[[dict[str, Encoding]], bool]:
-    return lambda parts: any(getattr(part, fact) for part in parts.values())
+def _joined_fact(name: str) -> Any:
+    def joined(self: Composite) -> Any:
+        parts = self.named_parts()
+        return FACTS[name].join([getattr(part, name) for part in parts.values()], parts)
 
-
-def _names(fact: str) -> Callable[[dict[str, Encoding]], frozenset[str]]:
-    return lambda parts: frozenset(f"{n}.{name}" for n, part in parts.items() for name in getattr(part, fact))
-
-
-def _strictest(parts: dict[str, Encoding]) -> str:
-    return max((part.tiling for part in parts.values()), key=("any", "rows", "neighbours").index)
-
-
-def _longest(parts: dict[str, Encoding]) -> Mapping[str, int]:
-    hooks = sorted({hook for part in parts.values() for hook in part.history})
-    return {hook: max(part.history.get(hook, 0) for part in parts.values()) for hook in hooks}
-
-
-def _least(parts: dict[str, Encoding]) -> int | None:
-    return min((last for part in parts.values() if (last := part.max_position) is not None), default=None)
-
-
-def _farthest(parts: dict[str, Encoding]) -> int | None:
-    reaches = [part.reach for part in parts.values() if part.acts_on("by_distance")]
-    return None if None in reaches else max(reaches, default=None)  # type: ignore[type-var]
-
-
-def _once(texts: Iterable[str], between: str) -> str:
-    return between.join(dict.fromkeys(filter(None, texts)))
-
-
-def _about(parts: dict[str, Encoding]) -> About:
-    all_about = [part.about for part in parts.values()]
-    return About(_once((a.paper for a in all_about), ", "), _once((a.beyond for a in all_about), "; "))
-
-
-#: How the facts of a composite follow from those of its parts, by name.
-FACTS: dict[str, Callable[[dict[str, Encoding]], Any]] = {
-    "shift_invariant": _all_alike,
-    "causal_only": _any("causal_only"),
-    "integer_positions": _any("integer_positions"),
-    "reads_raw_keys": _any("reads_raw_keys"),
-    "fades": _any("fades"),
-    "tiling": _strictest,
-    "history": _longest,
-    "planes": lambda parts: _once((part.planes for part in parts.values()), " and "),
-    "about": _about,
-    "shared": _names("shared"),
-    "decayed": _names("decayed"),
-    "max_position": _least,
-    "reach": _farthest,
-}
-
-
-def _joined_fact(name: str) -> property:
-    return property(lambda self: FACTS[name](self.named_parts()))
+    return fact(joined)
 
 
 for _name in HOOKS:
@@ -194,15 +127,9 @@ class Tabulated(Composite):
     base: Encoding
     length: Tokens = 1
 
-    integer_positions = True  # type: ignore[assignment]
-    causal_only = True  # type: ignore[assignment]
-
-    def named_parts(self) -> dict[str, Encoding]:
-        return {"base": self.base}
-
-    @property
-    def max_position(self) -> int | None:
-        return min(last for last in (self.base.max_position, self.length - 1) if last is not None)
+    integer_positions = True
+    causal_only = True
+    max_position = fact(lambda self: min(n for n in (self.base.max_position, self.length - 1) if n is not None))
 
     def tables(self, params: Params) -> Params:
         """Return one layer's params with the arrays by distance."""

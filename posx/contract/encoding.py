@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Self
 
 import jax
-import jax.numpy as jnp
 
 from posx.contract.classes import check_class, check_decorated
+from posx.contract.facts import About
 from posx.contract.fields import check_fields, hints_of
-from posx.contract.hooks import HOOKS, ByDistance, Features, Params, Tile
+from posx.contract.hooks import ByDistance, Features, Params, Tile
 from posx.errors import ConfigError, UndefinedLength
 
 
@@ -41,18 +41,6 @@ class Dims:
         return self.num_kv_heads or self.num_heads
 
 
-class About(NamedTuple):
-    """Facts about a method that are not part of its definition.
-
-    paper: its source. beyond: its behaviour beyond the training length. lr_multiplier: its parameters learn at this
-    multiple of the model's learning rate, unless a run sets `train.position_lr_multiplier`.
-    """
-
-    paper: str = ""
-    beyond: str = ""
-    lr_multiplier: float = 1.0
-
-
 @dataclasses.dataclass(frozen=True, init=False)
 class Encoding:
     """A position encoding: a frozen dataclass of hyper-parameters, whose hooks are pure functions.
@@ -69,9 +57,9 @@ class Encoding:
                 return posx.ByDistance(bias=-jax.nn.softplus(params["a"])[:, None] * jnp.log1p(far))
 
     A hook is a method at a place of the formula in `posx.contract.hooks`; its default does nothing. A fact says what is
-    true of the hooks. It is a class attribute, or a property if it depends on fields. A class that misspells a hook or
-    a fact, or gives a hook another signature, raises ConfigError when it is defined. Concrete classes are final: chains
-    and wrappers vary them.
+    true of the hooks. It is a class attribute, a property if it depends on fields: `posx.contract.fact` makes one. A
+    class that misspells a hook or a fact, or gives a hook another signature, raises ConfigError when it is defined.
+    Concrete classes are final: chains and wrappers vary them.
 
     Hooks write out axes and types: `posx check` refuses JAX's silent promotion of ranks and types. Subtract positions
     first, then cast by `as_float`. An axis of 1 in place of h means that all heads share the values. Widths after
@@ -104,6 +92,14 @@ class Encoding:
     #: The pairs of channels that `query` and `key` rotate, "" for none: maps that rotate the same pairs commute.
     planes: ClassVar[str] = ""
     about: ClassVar[About] = About()
+    #: Names of parameters that exist once per model; all others exist once per layer.
+    shared: ClassVar[frozenset[str]] = frozenset()
+    #: Names of parameters that weight decay acts on, as in the method's published code.
+    decayed: ClassVar[frozenset[str]] = frozenset()
+    #: The last position the encoding is defined for, None for no limit.
+    max_position: ClassVar[int | None] = None
+    #: The distance in tokens, either way, from which on `by_distance` is constant; None if it never is.
+    reach: ClassVar[int | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -120,26 +116,6 @@ class Encoding:
             if isinstance(hint := hints.get(field.name), type) and issubclass(hint, Encoding):
                 require_encoding(getattr(self, field.name), f"{type(self).__name__}: {field.name}")
 
-    @property
-    def shared(self) -> frozenset[str]:
-        """Names of parameters that exist once per model; all others exist once per layer."""
-        return frozenset()
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        """Names of parameters that weight decay acts on, as in the method's published code."""
-        return frozenset()
-
-    @property
-    def max_position(self) -> int | None:
-        """The last position the encoding is defined for, None for no limit."""
-        return None
-
-    @property
-    def reach(self) -> int | None:
-        """The distance in tokens, either way, from which on `by_distance` is constant; None if it never is."""
-        return None
-
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         """Return the learned arrays by name, floats, all that one layer sees; {} if nothing is learned.
 
@@ -152,9 +128,8 @@ class Encoding:
 
         This default sets fields named as in `Dims` and resolves encodings in fields. An override calls `super()` first.
         """
-        sizes = {field.name: getattr(dims, field.name) for field in dataclasses.fields(dims)}
-        names = {field.name for field in dataclasses.fields(self)}
-        own = {name: size for name, size in (sizes | {"num_kv_heads": dims.kv_heads}).items() if name in names}
+        sizes = dataclasses.asdict(dims) | {"num_kv_heads": dims.kv_heads}
+        own = {field.name: sizes[field.name] for field in dataclasses.fields(self) if field.name in sizes}
         return self._with_inner(lambda part: part.resolve(dims)).fill_open(**own)
 
     def at_length(self, length: int) -> Self:
@@ -235,42 +210,9 @@ class Encoding:
 
     def _with_inner(self, change: Callable[[Encoding], Encoding]) -> Self:
         """Return the value with `change` applied to the encodings in its fields."""
-
-        def changed(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(map(changed, value))
-            return change(value) if isinstance(value, Encoding) else value
-
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
-        found = {name: changed(value) for name, value in given.items()}
+        found = jax.tree.map(lambda value: change(value) if isinstance(value, Encoding) else value, given)
         return self if found == given else dataclasses.replace(self, **found)
-
-
-def acting(encoding: Encoding, hooks: Iterable[str] = HOOKS) -> tuple[str, ...]:
-    """Return those of `hooks` that the encoding defines, in the given order."""
-    return tuple(hook for hook in hooks if encoding.acts_on(hook))
-
-
-def of_kinds(encoding: Encoding, *kinds: str) -> tuple[str, ...]:
-    """Return the hooks of these kinds that the encoding defines, in the order of the formula."""
-    return acting(encoding, (name for name, hook in HOOKS.items() if hook.kind in kinds))
-
-
-def distance_terms(encoding: Encoding, params: Params, pos_dtype: Any = jnp.int32) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of the terms that `by_distance` returns for one distance, by name; {} if it does not act."""
-    if not encoding.acts_on("by_distance"):
-        return {}
-    with jax.numpy_dtype_promotion("standard"):  # `init` gives float32 params even if 64-bit types are on
-        found = jax.eval_shape(encoding.by_distance, params, jax.ShapeDtypeStruct((1,), pos_dtype))
-    return {name: term for name, term in found._asdict().items() if term is not None}
-
-
-def bias_by_distance(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
-    """Return the bias of `by_distance` for all pairs of positions [q] and [k], [h or 1, q, k]; None without one."""
-    if "bias" not in distance_terms(encoding, params, q_pos.dtype):
-        return None
-    found = encoding.by_distance(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
-    return found.reshape(-1, q_pos.shape[0], k_pos.shape[0])
 
 
 def abstract_params(encoding: Encoding, dims: Dims) -> Params:
@@ -282,8 +224,7 @@ def parts(encoding: Encoding) -> Iterator[Encoding]:
     """Yield the encoding and the encodings in its fields, at any depth."""
     yield encoding
     for field in dataclasses.fields(encoding):
-        inside = jax.tree.leaves(getattr(encoding, field.name), is_leaf=lambda x: isinstance(x, Encoding))
-        for part in inside:
+        for part in jax.tree.leaves(getattr(encoding, field.name)):
             if isinstance(part, Encoding):
                 yield from parts(part)
 
@@ -296,14 +237,10 @@ def require_encoding(given: Any, where: str) -> None:
 
 def require_resolved(encoding: Encoding) -> None:
     """Raise ConfigError that names the open fields of the encoding, or of an encoding in its fields."""
-    fields = {field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding)}
-    if unset := [name for name, value in fields.items() if value is None]:
-        where = f"{type(encoding).__name__}.{unset[0]}"
-        raise ConfigError(f"{where} is not set: call resolve(dims), build(...), or give {unset}")
-    for value in fields.values():
-        for part in value if isinstance(value, tuple) else (value,):
-            if isinstance(part, Encoding):
-                require_resolved(part)
+    for part in parts(encoding):
+        if unset := [field.name for field in dataclasses.fields(part) if getattr(part, field.name) is None]:
+            where = f"{type(part).__name__}.{unset[0]}"
+            raise ConfigError(f"{where} is not set: call resolve(dims), build(...), or give {unset}")
 
 
 def check_defined(encoding: Encoding, first: int, last: int) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
 from posx.errors import ConfigError
@@ -23,21 +24,22 @@ class Range(NamedTuple):
     text: str
     holds: Callable[[Any], bool]
 
-
-def at_least(least: float) -> Range:
-    return Range(f"at least {least:g}", lambda value: value >= least)
-
-
-def above(bound: float) -> Range:
-    return Range(f"above {bound:g}", lambda value: value > bound)
+    def fits(self, value: Any) -> bool:
+        try:
+            return self.holds(value)
+        except TypeError:  # a value of another type, such as a text
+            return False
 
 
-def at_most(most: float) -> Range:
-    return Range(f"at most {most:g}", lambda value: value <= most)
+def _compared(words: str, holds: Callable[[Any, float], bool]) -> Callable[[float], Range]:
+    def compared(bound: float) -> Range:
+        return Range(f"{words} {bound:{',' if isinstance(bound, int) else 'g'}}", lambda value: holds(value, bound))
+
+    return compared
 
 
-def below(bound: float) -> Range:
-    return Range(f"below {bound:g}", lambda value: value < bound)
+at_least, above = _compared("at least", operator.ge), _compared("above", operator.gt)
+at_most, below = _compared("at most", operator.le), _compared("below", operator.lt)
 
 
 def even(least: int) -> Range:
@@ -48,8 +50,8 @@ def odd() -> Range:
     return Range("odd and at least 1", lambda value: value >= 1 and value % 2 == 1)
 
 
-#: A tuple that must hold something.
-NOT_EMPTY = Range("one or more of its choices", bool)
+#: A tuple of choices must name one.
+NOT_EMPTY = object()
 
 #: Types with a unit, which the catalogue prints after the value.
 Tokens = Annotated[int, "tokens"]
@@ -79,32 +81,32 @@ def hints_of(cls: Any) -> dict[str, Any]:
 
 def check_fields(value: Any) -> None:
     """Raise ConfigError if a field of a dataclass is out of the range or the choices that its type declares."""
-    name, hints = snake_case(type(value)), hints_of(type(value))  # type: ignore[arg-type]
+    for problem in problems_of(value):
+        raise ConfigError(f"{snake_case(type(value))}: {problem}")
+
+
+def problems_of(value: Any) -> Iterator[str]:
+    """Yield "name=value problem" of the fields that are out of the range or the choices that their types declare."""
+    hints = hints_of(type(value))  # type: ignore[arg-type]
     for field in dataclasses.fields(value):
         given = getattr(value, field.name)
         if problem := "" if given is None else _problem(hints.get(field.name), given):
-            raise ConfigError(f"{name}: {field.name}={given!r} {problem}")
+            yield f"{field.name}={given!r} {problem}"
 
 
-def _holds(allowed: Range, value: Any) -> bool:
-    try:
-        return allowed.holds(value)
-    except TypeError:  # a value of another type, such as a text
-        return False
-
-
-def _problem(hint: Any, value: Any) -> str:
+def _problem(hint: Any, value: Any, required: bool = False) -> str:
     """Return why `value` does not fit the type `hint`, or nothing. Types themselves are not compared."""
     kind, inner = typing.get_origin(hint), typing.get_args(hint)
     if kind is Annotated:
-        broken = (f"must be {said.text}" for said in inner[1:] if isinstance(said, Range) and not _holds(said, value))
-        return next(broken, "") or _problem(inner[0], value)
+        broken = (f"must be {said.text}" for said in inner[1:] if isinstance(said, Range) and not said.fits(value))
+        return next(broken, "") or _problem(inner[0], value, NOT_EMPTY in inner)
     if kind is Literal:
         return "" if value in inner else f"is unknown; allowed: {', '.join(map(str, inner))}"
     if kind is tuple and isinstance(value, tuple):
         if typing.get_origin(inner[0]) is Literal:
-            fits = set(value) <= set(typing.get_args(inner[0])) and len(set(value)) == len(value)
-            return "" if fits else f"must name some of {', '.join(typing.get_args(inner[0]))}, and each only once"
+            choices = typing.get_args(inner[0])
+            fits = set(value) <= set(choices) and len(set(value)) == len(value) and (value or not required)
+            return "" if fits else f"must name some of {', '.join(choices)}, and each only once"
         return next(filter(None, (_problem(inner[0], item) for item in value)), "")
     options = [option for option in inner if option is not type(None)] if type(None) in inner else []
     return _problem(options[0], value) if len(options) == 1 else ""

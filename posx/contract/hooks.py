@@ -14,8 +14,9 @@ axis. A slot is a place of the batch for a token; it may be empty.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -80,16 +81,13 @@ def _compose(parts: Sequence[Part], x: Any, *rest: Any) -> Any:
 
 def _compose_maps(parts: Sequence[Part], vectors: jax.Array, *rest: Any) -> jax.Array:
     """Compose maps of vectors [t, h, d]. Raises ConfigError if one follows a rotary map that changes the width."""
-    last = None
-    for part in parts:
-        if last is not None:
-            raise ConfigError(
-                f"{part.encoding} maps the channels of a head, and {last} makes other channels of them. "
-                f"Put {part.encoding} before it in the chain, or leave one of them out"
-            )
+    for part, later in itertools.zip_longest(parts, parts[1:]):
         mapped = part.call(vectors, *rest)
-        if part.encoding.planes and mapped.shape[-1] != vectors.shape[-1]:
-            last = part.encoding
+        if later and part.encoding.planes and mapped.shape[-1] != vectors.shape[-1]:
+            raise ConfigError(
+                f"{later.encoding} maps the channels of a head, and {part.encoding} makes other channels of them. "
+                f"Put {later.encoding} before it in the chain, or leave one of them out"
+            )
         vectors = mapped
     return vectors
 
@@ -107,36 +105,31 @@ def _unite(parts: Sequence[Part], x: jax.Array, pos: jax.Array, carry: Any) -> t
     return found, tuple(carries)
 
 
-def _multiply(parts: Sequence[Part], *arguments: Any) -> jax.Array:
-    return functools.reduce(operator.mul, (part.call(*arguments) for part in parts))
+def _fold(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return lambda parts, *arguments: functools.reduce(combine, (part.call(*arguments) for part in parts))
 
 
-def _concatenate(parts: Sequence[Part], *arguments: Any) -> jax.Array:
+def _concatenate(one: jax.Array, other: jax.Array) -> jax.Array:
     """Join per-token biases [t, h or 1, n] along n, where summands stay apart."""
-    given = [part.call(*arguments) for part in parts]
-    heads = max(x.shape[1] for x in given)
-    return jnp.concatenate([jnp.broadcast_to(x, (x.shape[0], heads, x.shape[2])) for x in given], axis=-1)
+    heads = max(one.shape[1], other.shape[1])
+    return jnp.concatenate([jnp.broadcast_to(x, (x.shape[0], heads, x.shape[2])) for x in (one, other)], axis=-1)
 
 
-def _add(parts: Sequence[Part], *arguments: Any) -> Any:
-    return functools.reduce(operator.add, (part.call(*arguments) for part in parts))
-
-
-def _add_terms(parts: Sequence[Part], distance: jax.Array) -> ByDistance:
-    given = zip(*(part.call(distance) for part in parts), strict=True)
-    terms = ([x for x in of_parts if x is not None] for of_parts in given)
-    return ByDistance(*(functools.reduce(operator.add, each) if each else None for each in terms))
+def _add_terms(one: ByDistance, other: ByDistance) -> ByDistance:
+    return ByDistance(*(x if y is None else y if x is None else x + y for x, y in zip(one, other, strict=True)))
 
 
 class Hook(NamedTuple):
     """A place of the formula where an encoding can act."""
 
     takes: tuple[str, ...]  # arguments after params
-    gives: str  # the shape of the result in letters, "*" for any size; "" if its own check says more
+    gives: Any  # the shape of the result, or of each term, in letters, "*" for any size; "" if its own check says more
     join: Callable[..., Any]  # (parts that act, *arguments) -> the hook of a chain of them
     #: It depends on a token, a query, a distance, a pair of positions, a channel, or the content of a tile.
     kind: str
 
+
+_TERMS = ByDistance("h or 1, n", "h or 1, n", "n, h or 1, d", "n, h or 1, d", "n, h or 1, d")
 
 #: Every hook, in the order of the formula.
 HOOKS: dict[str, Hook] = {
@@ -144,10 +137,41 @@ HOOKS: dict[str, Hook] = {
     "features": Hook(("x", "pos", "carry"), "", _unite, "token"),
     "query": Hook(("vectors", "pos", "features"), "q, h, *", _compose_maps, "token"),
     "key": Hook(("vectors", "pos", "features"), "k, g, *", _compose_maps, "token"),
-    "decay": Hook((), "h or 1, d'", _add, "channel"),
-    "logit_scale": Hook(("pos", "features"), "h or 1, q", _multiply, "query"),
-    "by_distance": Hook(("distance",), "", _add_terms, "distance"),
-    "bias": Hook(("q_pos", "k_pos"), "h or 1, q, k", _add, "pair"),
-    "token_bias": Hook(("pos", "features"), "q, h or 1, *", _concatenate, "token"),
+    "decay": Hook((), "h or 1, d'", _fold(operator.add), "channel"),
+    "logit_scale": Hook(("pos", "features"), "h or 1, q", _fold(operator.mul), "query"),
+    "by_distance": Hook(("distance",), _TERMS, _fold(_add_terms), "distance"),
+    "bias": Hook(("q_pos", "k_pos"), "h or 1, q, k", _fold(operator.add), "pair"),
+    "token_bias": Hook(("pos", "features"), "q, h or 1, *", _fold(_concatenate), "token"),
     "score": Hook(("s", "tile"), "h, q, k", _compose, "tile"),
 }
+
+
+def acting(encoding: Any, hooks: Iterable[str] = HOOKS) -> tuple[str, ...]:
+    """Return those of `hooks` that the encoding defines, in the given order."""
+    return tuple(hook for hook in hooks if encoding.acts_on(hook))
+
+
+def of_kinds(encoding: Any, *kinds: str) -> tuple[str, ...]:
+    """Return the hooks of these kinds that the encoding defines, in the order of the formula."""
+    return acting(encoding, (name for name, hook in HOOKS.items() if hook.kind in kinds))
+
+
+def distance_terms(encoding: Any, params: Params, pos_dtype: Any = jnp.int32) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of the terms that `by_distance` returns for one distance, by name; {} if it does not act."""
+    shapes = tuple((name, jax.ShapeDtypeStruct(x.shape, x.dtype)) for name, x in params.items())
+    return _distance_terms(encoding, shapes, pos_dtype) if encoding.acts_on("by_distance") else {}
+
+
+@functools.lru_cache(maxsize=1024)
+def _distance_terms(encoding: Any, shapes: tuple[Any, ...], pos_dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    with jax.numpy_dtype_promotion("standard"):  # `init` gives float32 params even if 64-bit types are on
+        found = jax.eval_shape(encoding.by_distance, dict(shapes), jax.ShapeDtypeStruct((1,), pos_dtype))
+    return {name: term for name, term in found._asdict().items() if term is not None}
+
+
+def bias_by_distance(encoding: Any, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
+    """Return the bias of `by_distance` for all pairs of positions [q] and [k], [h or 1, q, k]; None without one."""
+    if "bias" not in distance_terms(encoding, params, q_pos.dtype):
+        return None
+    found = encoding.by_distance(params, (q_pos[:, None] - k_pos[None, :]).ravel()).bias
+    return found.reshape(-1, q_pos.shape[0], k_pos.shape[0])

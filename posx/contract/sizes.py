@@ -34,13 +34,12 @@ def check_call(encoding: Encoding, params: Params, use: Use) -> None:
 @functools.lru_cache(maxsize=1024)
 def _check_call(encoding: Encoding, leaves: tuple[Any, ...], tree: Any) -> None:
     params, use = tree.unflatten(leaves)
-    (h, d), (g, _) = use.q.shape, use.k.shape
+    sizes = dict(zip(("num_heads", "head_dim", "num_kv_heads"), (*use.q.shape, use.k.shape[0]), strict=True))
     for part in parts(encoding):
-        for name, size in (("num_heads", h), ("head_dim", d), ("num_kv_heads", g)):
+        for name, size in sizes.items():
             if (built_for := getattr(part, name, None)) and built_for != size:
                 raise ConfigError(f"{part} was built for {name}={built_for}, but {use.heads}")
-    wanted = _shapes(functools.partial(abstract_params, encoding), h, d, g)
-    if wanted is not None:
+    if (wanted := _shapes(abstract_params, encoding, use)) is not None:
         merged = ", with the shared arrays merged into each layer's own" if encoding.shared else ""
         remedy = f"Give all that init(rng, dims) returns{merged}, and nothing else ({use.heads})."
         check_params(str(encoding), named(params), wanted, remedy)
@@ -66,10 +65,8 @@ def named(params: Any) -> Shapes:
 
 def _check_features(encoding: Encoding, use: Use) -> None:
     """Raise ConfigError if features out of a cache are not those that the encoding keeps of a token."""
-    (h, d), (g, _) = use.q.shape, use.k.shape
-    wanted = _shapes(functools.partial(_features_of, encoding), h, d, g) or {}
-    for side, features in (("q_features", use.q_features), ("k_features", use.k_features)):
-        given = named(features)
+    wanted = _shapes(_features_of, encoding, use) or {}
+    for side, given in (("q_features", named(use.q_features)), ("k_features", named(use.k_features))):
         for name, axes in wanted.items():
             if name not in given:
                 has = ", ".join(given) or "nothing"
@@ -81,13 +78,14 @@ def _check_features(encoding: Encoding, use: Use) -> None:
                 )
 
 
-def _shapes(made_for: Callable[[Dims], dict[str, Any]], h: int, d: int, g: int) -> Shapes | None:
+def _shapes(made: Callable[[Encoding, Dims], dict[str, Any]], encoding: Encoding, use: Use) -> Shapes | None:
     """Return the shapes of the arrays made for these heads, "*" on an axis that depends on other sizes of the model.
 
     None if no model of these heads that is tried here can have them; the hooks are checked all the same.
     """
+    (h, d), (g, _) = use.q.shape, use.k.shape
     try:
-        one, other = (named(made_for(Dims(n * h * d, h, d, n, 64 * n, g))) for n in (2, 4))
+        one, other = (named(made(encoding, Dims(n * h * d, h, d, n, 64 * n, g))) for n in (2, 4))
         return {
             name: tuple(a if a == b else "*" for a, b in zip(shape, other[name], strict=True))
             for name, shape in one.items()

@@ -91,10 +91,9 @@ def encoding_class(name: str) -> type[Encoding]:
 def encoding_name(encoding: Encoding) -> str:
     """Return the registry name of a value's class, "a+b" for a chain, "package.module:Class" for a user's class."""
     if isinstance(encoding, Chain):
-        return "+".join(encoding_name(part) for part in encoding.parts)
-    by_class = {cls: name for name, cls in ENCODINGS.items()}
+        return "+".join(map(encoding_name, encoding.parts))
     cls = type(encoding)
-    return by_class.get(cls, f"{cls.__module__}:{cls.__qualname__}")
+    return next((name for name, known in ENCODINGS.items() if known is cls), f"{cls.__module__}:{cls.__qualname__}")
 
 
 def spec_text(spec: Spec) -> str:
@@ -102,7 +101,7 @@ def spec_text(spec: Spec) -> str:
 
     Raises ConfigError as `build` does.
     """
-    return unparse(_shortest(from_spec(spec)))
+    return unparse(_spec(from_spec(spec), every=False))
 
 
 def build(spec: Spec, dims: Dims) -> Encoding:
@@ -156,10 +155,7 @@ def given_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def spec_of(encoding: Encoding) -> dict[str, Any] | list[Any]:
     """Return the spec that `from_spec` turns into this value: a mapping with every field, or a list for a Chain."""
-    if isinstance(encoding, Chain):
-        return [spec_of(part) for part in encoding.parts]
-    values = {field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding) if field.init}
-    return {"name": encoding_name(encoding), **{key: _plain(value) for key, value in values.items()}}
+    return _spec(encoding, every=True)
 
 
 def code_of(layers: Iterable[Encoding]) -> dict[str, str]:
@@ -172,18 +168,17 @@ def code_of(layers: Iterable[Encoding]) -> dict[str, str]:
     return {name: digest for name, digest in sorted(digests.items()) if digest}
 
 
-def _shortest(value: Any) -> Any:
-    """Return `value` as a spec of the fields that differ from their defaults."""
+def _spec(value: Any, every: bool) -> Any:
+    """Return `value` with encodings as specs of every field, or of the fields that differ from their defaults."""
     if isinstance(value, Chain):
-        return [_shortest(part) for part in value.parts]
+        return [_spec(part, every) for part in value.parts]
     if isinstance(value, tuple):
-        return tuple(map(_shortest, value))
+        return tuple(_spec(item, every) for item in value)
     if not isinstance(value, Encoding):
         return value
-    given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-    defaults = {f.name: f.default for f in dataclasses.fields(value)}
-    changed = {name: _shortest(inner) for name, inner in given.items() if inner is not None and inner != defaults[name]}
-    return {"name": encoding_name(value), **changed}
+    given = {field: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    shown = {f.name: _spec(x, every) for f, x in given.items() if every or (x is not None and x != f.default)}
+    return {"name": encoding_name(value), **shown}
 
 
 def _name(spec: Mapping[str, Any]) -> str:
@@ -203,12 +198,6 @@ def _nested(value: Any, hint: Any) -> Any:
     if isinstance(hint, type) and not isinstance(made, hint):
         raise ConfigError(f"{encoding_name(made)!r} stands where an encoding of the kind {hint.__name__} is wanted")
     return made
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    return spec_of(value) if isinstance(value, Encoding) else value
 
 
 def _called(name: str, function: Callable, /, *args: Any, **fields: Any) -> Any:

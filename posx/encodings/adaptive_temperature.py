@@ -6,8 +6,10 @@ from typing import Annotated, Any, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Features, Params, at_least, at_least_float32, exact_einsum, normal
-from posx.encodings.plain_heads import PlainHeads, after_plain_heads, check_plain_heads, keys_so_far
+from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, exact_einsum, normals
+from posx.contract.fields import at_least
+from posx.encodings.log_length import keys_so_far
+from posx.encodings.ssmax import PlainHeads, after_plain_heads, check_plain_heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,10 +17,9 @@ class AdaptiveTemperature(Encoding):
     """tau_h(p) = delta + beta_h ln(p + 2)^gamma_h, a logit scale set by the query's layer input x [m].
 
     beta = softplus(x W_beta), gamma = gamma_range tanh(x W_gamma). ln(p + 2) is above 0 for the first token too: a
-    negative power of ln(p + 1) would be infinite there. tau multiplies all products inside the scale, biases are added
-    after it. W_beta and W_gamma [m, h] are N(0, 0.02), per layer. tau starts around 1.7, the further from it the larger
-    m: at position 1,024, 90 % are within 1.2 to 2.9 at m = 64, and 1.05 to 9 at m = 512. The first `plain_heads` keep
-    1, as the ALiBi heads of NAPE do in the source.
+    negative power of ln(p + 1) would be infinite there. W_beta and W_gamma [m, h] are N(0, 0.02), per layer. tau starts
+    around 1.7, the further from it the larger m: at position 1,024, 90 % are within 1.2 to 2.9 at m = 64, and 1.05 to 9
+    at m = 512. The first `plain_heads` keep 1, as the ALiBi heads of NAPE do in the source.
 
     Reference: Vasylenko et al. 2025, arXiv 2506.16640, ASEntmax; "adapt-softplus-tanh" of the released sparse_gemma.py.
     Differs: softmax replaces entmax. Left out are the source's learned constants beta_h and gamma_h, which ignore
@@ -39,8 +40,7 @@ class AdaptiveTemperature(Encoding):
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         shape = dims.model_dim, dims.num_heads - self.plain_heads
-        beta_rng, gamma_rng = jax.random.split(rng)
-        return {"w_beta": normal(beta_rng, shape, 0.02), "w_gamma": normal(gamma_rng, shape, 0.02)}
+        return normals(rng, {"w_beta": shape, "w_gamma": shape}, 0.02)
 
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
         beta, gamma = (exact_einsum("tm,mh->th", at_least_float32(x), params[name]) for name in ("w_beta", "w_gamma"))

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import About, ByDistance, Encoding, Heads, Params, as_float
+from posx.contract import About, ByDistance, Encoding, Params, as_float
+from posx.contract.fields import Heads
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:

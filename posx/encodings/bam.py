@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import About, ByDistance, Dims, Encoding, Heads, Params, as_float, at_least
+from posx.contract import About, ByDistance, Dims, Encoding, Params, as_float, fact
+from posx.contract.fields import Heads, at_least
 from posx.encodings.alibi import alibi_slopes
 
 #: Tokens. Keeps the power and its derivatives finite for a key at the centre of the prior.
@@ -26,7 +27,6 @@ class Bam(Encoding):
         loc_h = initial_loc
 
     The arrays that `learned` names are parameters, the others stay fixed. All layers share them unless `per_layer`.
-    Added after the 1/sqrt(d) scale.
 
     Reference: Bianchessi et al. 2025, arXiv 2505.22842, GGD-BAM, in the form of models/bam.py as released in May 2025,
     which takes the logarithm of the slopes for scale too.
@@ -41,15 +41,13 @@ class Bam(Encoding):
     initial_loc: float = 0.0
     per_layer: bool = False
     num_heads: Heads | None = None
+
+    shared = fact(lambda self: frozenset() if self.per_layer else frozenset(self.learned))
     about = About(
         "arXiv 2505.22842",
         "heads of small shape still attend to far keys; flat to 16 L in our small study",
         lr_multiplier=3.0,  # 0.01 to 0.02 nats a byte better than 1, see experiments/leaderboard
     )
-
-    @property
-    def shared(self) -> frozenset[str]:
-        return frozenset() if self.per_layer else frozenset(self.learned)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         return {name: jnp.asarray(x, jnp.float32) for name, x in self._initial().items() if name in self.learned}

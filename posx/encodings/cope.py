@@ -7,7 +7,8 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Params, Tile, at_least, at_least_float32, wide_dtype
+from posx.contract import About, Dims, Encoding, Params, Tile, at_least_float32, fact, wide_dtype
+from posx.contract.fields import at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,15 +34,12 @@ class Cope(Encoding):
     tiling = "rows"
     reads_raw_keys = True
     causal_only = True
+    shared = fact(lambda self: frozenset() if self.per_layer else frozenset({"table"}))
     about = About(
         "arXiv 2405.18719",
         "partly: all beyond P - 1 gates shares a position; rises from 2 L in our small study",
         lr_multiplier=3.0,  # 0.01 nats a byte better than 1, see experiments/leaderboard
     )
-
-    @property
-    def shared(self) -> frozenset[str]:
-        return frozenset() if self.per_layer else frozenset({"table"})
 
     def resolve(self, dims: Dims) -> Self:
         return self.fill_open(num_positions=max(2, min(dims.train_len, 64)))

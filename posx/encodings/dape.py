@@ -1,28 +1,18 @@
 """DAPE: a bias adapted to the scores by a small network over the heads."""
 
 import dataclasses
+import functools
+import operator
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from posx.contract import (
-    About,
-    ByDistance,
-    Composite,
-    Dims,
-    Encoding,
-    HiddenUnits,
-    Params,
-    Tile,
-    acting,
-    bias_by_distance,
-    distance_terms,
-    inside,
-    odd,
-    prefixed,
-)
+from posx.contract import About, ByDistance, Composite, Dims, Encoding, Params, Tile, fact, inside, prefixed
+from posx.contract.fields import HiddenUnits, odd
+from posx.contract.hooks import acting, bias_by_distance, distance_terms
 from posx.encodings.kerple import Kerple
+from posx.encodings.networks import uniform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,21 +36,10 @@ class Dape(Composite):
     kernel: Annotated[int, "keys", odd()] = 1
     width: HiddenUnits = 32
 
-    fades = False  # type: ignore[assignment]  # no bound on what f adds
-    about = About(  # type: ignore[assignment]
-        "arXiv 2405.14722", "as far as its base; flat to 16 L over KERPLE, in its paper and our small study"
-    )
-
-    def named_parts(self) -> dict[str, Encoding]:
-        return {"base": self.base}
-
-    @property
-    def tiling(self) -> str:  # type: ignore[override]
-        return "neighbours" if self.kernel > 1 else self.base.tiling
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        return super().decayed | {"w_1", "w_2"}
+    fades = False  # no bound on what f adds
+    tiling = fact(lambda self: "neighbours" if self.kernel > 1 else self.base.tiling)
+    decayed = fact(lambda self: super().decayed | {"w_1", "w_2"})
+    about = About("arXiv 2405.14722", "as far as its base; flat to 16 L over KERPLE, in its paper and our small study")
 
     def acts_on(self, hook: str) -> bool:
         return hook == "score" or (hook != "bias" and self.base.acts_on(hook))
@@ -71,9 +50,9 @@ class Dape(Composite):
         has_b = acting(self.base, ("bias", "score")) or "bias" in distance_terms(self.base, base)
         inputs = 2 * h if has_b else h
         return prefixed("base", base) | {
-            "w_1": _uniform(first, (self.kernel, inputs, self.width), self.kernel * inputs),
-            "b_1": _uniform(b_rng, (self.width,), self.kernel * inputs),
-            "w_2": _uniform(second, (self.kernel, self.width, h), self.kernel * self.width),
+            "w_1": uniform(first, (self.kernel, inputs, self.width), self.kernel * inputs),
+            "b_1": uniform(b_rng, (self.width,), self.kernel * inputs),
+            "w_2": uniform(second, (self.kernel, self.width, h), self.kernel * self.width),
         }
 
     def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
@@ -92,24 +71,16 @@ class Dape(Composite):
 
     def _b_and_sum(self, params: Params, a: jax.Array, tile: Tile) -> tuple[jax.Array | None, jax.Array]:
         """Return B and A + B, [h, q, k]; B is None if the base adds nothing."""
-        bias = self._bias_of_base(inside("base", params), tile.q_pos, tile.k_pos)
-        b = None if bias is None else jnp.broadcast_to(bias, a.shape)
+        base, pos = inside("base", params), (tile.q_pos, tile.k_pos)
+        biases = (bias_by_distance(self.base, base, *pos), self.base.bias(base, *pos))
+        given = [jnp.broadcast_to(bias, a.shape) for bias in biases if bias is not None]
+        b = functools.reduce(operator.add, given) if given else None
         total = a if b is None else a + b
         if not self.base.acts_on("score"):
             return b, total
         scored = super().score(params, total, tile)
         added = scored - total  # a score may depend on the scores it is given, so only its result tells what it adds
         return added if b is None else b + added, scored
-
-    def _bias_of_base(self, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
-        """Return the base's biases by distance and by pair, [h or 1, q, k], None if it has neither."""
-        by_distance = bias_by_distance(self.base, params, q_pos, k_pos)
-        bias = self.base.bias(params, q_pos, k_pos) if self.base.acts_on("bias") else None
-        return bias if by_distance is None else by_distance if bias is None else by_distance + bias
-
-
-def _uniform(rng: jax.Array, shape: tuple[int, ...], inputs: int) -> jax.Array:
-    return jax.random.uniform(rng, shape, jnp.float32, -(inputs**-0.5), inputs**-0.5)
 
 
 def _convolved(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -7,22 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import (
-    NOT_EMPTY,
-    About,
-    Buckets,
-    ByDistance,
-    Dims,
-    Encoding,
-    Features,
-    Params,
-    as_float,
-    at_least,
-    exact_einsum,
-    normal,
-)
-from posx.encodings.buckets import geometric_series
+from posx.contract import About, ByDistance, Dims, Encoding, Features, Params, as_float, exact_einsum, fact, normals
+from posx.contract.fields import NOT_EMPTY, Buckets, at_least
+from posx.encodings.t5 import geometric_series
 from posx.errors import ConfigError
+
+#: The projection of P that each term reads.
+PROJECTIONS = {"c2p": "w_k", "p2c": "w_q"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +45,9 @@ class Deberta(Encoding):
 
     integer_positions = True
     reads_raw_keys = True
+    shared = frozenset({"table"})
+    decayed = fact(lambda self: frozenset({"table", *(PROJECTIONS[term] for term in self.terms)}))
+    reach = fact(lambda self: self.max_distance)
     about = About(
         "arXiv 2006.03654",
         "with k = L no: rises beyond 4 L, untrained rows; flat to 32 L with k = L/4 in our small study",
@@ -69,18 +63,6 @@ class Deberta(Encoding):
             raise ConfigError(f"deberta: log_buckets={self.log_buckets} needs max_distance of at least {least}")
 
     @property
-    def shared(self) -> frozenset[str]:
-        return frozenset({"table"})
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        return frozenset({"table", *(name for name, term in (("w_k", "c2p"), ("w_q", "p2c")) if term in self.terms)})
-
-    @property
-    def reach(self) -> int | None:
-        return self.max_distance
-
-    @property
     def _half(self) -> int:
         return self.log_buckets or self.max_distance
 
@@ -88,26 +70,21 @@ class Deberta(Encoding):
         return self.fill_open(max_distance=dims.train_len)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
-        table_rng, k_rng, q_rng = jax.random.split(rng, 3)
-        projection = (dims.model_dim, dims.num_heads, dims.head_dim)
-        params = {"table": normal(table_rng, (2 * self._half, dims.model_dim), 0.02)}
-        if "c2p" in self.terms:
-            params["w_k"] = normal(k_rng, projection, 0.02)
-        if "p2c" in self.terms:
-            params["w_q"] = normal(q_rng, projection, 0.02)
-        return params
+        m, h, d = dims.model_dim, dims.num_heads, dims.head_dim
+        shapes = {"table": (2 * self._half, m), "w_k": (m, h, d), "w_q": (m, h, d)}
+        params = normals(rng, shapes, 0.02)
+        return {name: params[name] for name in params if name in self.decayed}  # all that are used
 
     def logit_scale(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:
         return jnp.full((1, *pos.shape), (1 + len(self.terms)) ** -0.5, as_float(0).dtype)
 
     def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
-        def read(projection: str, r: jax.Array) -> jax.Array:
-            return exact_einsum("nm,mhd->nhd", params["table"], params[projection])[self.rows(r)]
+        def read(term: str, r: jax.Array) -> jax.Array | None:
+            if term not in self.terms:
+                return None
+            return exact_einsum("nm,mhd->nhd", params["table"], params[PROJECTIONS[term]])[self.rows(r)]
 
-        return ByDistance(
-            query=read("w_k", distance) if "c2p" in self.terms else None,
-            key=read("w_q", distance if self.release_index else -distance) if "p2c" in self.terms else None,
-        )
+        return ByDistance(query=read("c2p", distance), key=read("p2c", distance if self.release_index else -distance))
 
     def rows(self, distance: jax.Array) -> jax.Array:
         """Return delta, the rows of P for whole signed distances i - j of any shape."""

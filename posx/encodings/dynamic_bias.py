@@ -6,7 +6,8 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, ByDistance, Dims, Encoding, HiddenUnits, Params, as_float, at_least
+from posx.contract import About, ByDistance, Dims, Encoding, Params, as_float, fact
+from posx.contract.fields import HiddenUnits, at_least
 from posx.encodings.networks import init_layers, layer_names, through_layers
 
 
@@ -16,7 +17,7 @@ class DynamicBias(Encoding):
 
     `depth` hidden layers, of model_dim/4 units by default. One network for all layers unless `per_layer`. With
     `log_distance` off it is f(r). At far distances f(r) is linear and steep, and float32 rounds the differences of
-    neighbours there. Added after the 1/sqrt(d) scale.
+    neighbours there.
 
     Reference: Wang et al. 2022 (CrossFormer), arXiv 2108.00154; the logarithm is Swin V2's, arXiv 2111.09883; sizes and
     activation of x-transformers' DynamicPositionBias.
@@ -28,11 +29,9 @@ class DynamicBias(Encoding):
     depth: Annotated[int, "hidden layers", at_least(1)] = 2
     log_distance: bool = True
     per_layer: bool = False
-    about = About("arXiv 2108.00154", "linear beyond L; flat to 16 L in our small study")
 
-    @property
-    def shared(self) -> frozenset[str]:
-        return frozenset() if self.per_layer else layer_names(self.depth + 1)
+    shared = fact(lambda self: frozenset() if self.per_layer else layer_names(self.depth + 1))
+    about = About("arXiv 2108.00154", "linear beyond L; flat to 16 L in our small study")
 
     def resolve(self, dims: Dims) -> Self:
         return self.fill_open(width=max(dims.model_dim // 4, 1))

@@ -6,7 +6,8 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, HiddenUnits, Params, as_float, at_least, distances
+from posx.contract import About, Dims, Encoding, Params, as_float, distances, fact
+from posx.contract.fields import HiddenUnits, at_least
 from posx.encodings.networks import init_layers, layer_names, through_layers
 
 #: Keeps the share finite if c is 0.
@@ -21,7 +22,7 @@ class Fire(Encoding):
     tokens it depends on the query's position, counted from the start of its document. T = |multiplier| * `threshold`,
     at least 1. c and multiplier are learned, from 0.1 and 1. `threshold` is L/2 by default: with the published 512, the
     position of the query would never divide within a shorter training length. One network per layer, unless `per_layer`
-    is off. Added after the 1/sqrt(d) scale.
+    is off.
 
     Reference: Li et al. 2024, arXiv 2310.04418; sizes, initial values and the 1e-6 as in the code of its appendix.
     Differs: that code does not keep T above 0. Its last layer has a bias, which changes no softmax. DAPE's port needs
@@ -33,15 +34,12 @@ class Fire(Encoding):
     per_layer: bool = True
 
     shift_invariant = False
+    shared = fact(lambda self: frozenset() if self.per_layer else frozenset({"c", "multiplier"}) | layer_names(2))
     about = About(
         "arXiv 2310.04418",
         "disputed: its input stays in range at any length; rises from 2 L in our small study",
         lr_multiplier=3.0,  # 0.01 nats a byte better than 1 or 10, see experiments/leaderboard
     )
-
-    @property
-    def shared(self) -> frozenset[str]:
-        return frozenset() if self.per_layer else frozenset({"c", "multiplier"}) | layer_names(2)
 
     def resolve(self, dims: Dims) -> Self:
         return self.fill_open(threshold=max(dims.train_len / 2, 1.0))

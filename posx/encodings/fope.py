@@ -8,20 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import (
-    About,
-    Base,
-    Channels,
-    Dims,
-    Encoding,
-    Features,
-    Heads,
-    Params,
-    as_float,
-    at_least,
-    exact_einsum,
-    normal,
-)
+from posx.contract import About, Dims, Encoding, Features, Params, as_float, exact_einsum, fact, normal
+from posx.contract.fields import Base, Channels, Heads, at_least
 from posx.encodings.angles import inverse_frequencies, sin_cos
 from posx.encodings.rope import rotate
 from posx.errors import ConfigError
@@ -60,13 +48,10 @@ class Fope(Encoding):
     head_dim: Channels | None = None
 
     shift_invariant = False
+    decayed = fact(lambda self: frozenset({"sin", "cos"}) if self.learned else frozenset())
     about = About(
         "arXiv 2412.17739", "better than RoPE: no plane meets unseen angles; rises from 1.5 L in our small study"
     )
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        return frozenset({"sin", "cos"}) if self.learned else frozenset()
 
     def resolve(self, dims: Dims) -> Self:
         if dims.head_dim % 2:

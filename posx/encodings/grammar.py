@@ -29,41 +29,33 @@ def parse(text: str) -> dict[str, Any] | list[Any]:
 
     Raises ConfigError that points at the unreadable part. Names and fields are not looked up here.
     """
-    parts = [_named(part, text) for part in _summands(_tree(text, "this is no encoding"))]
-    return parts[0] if len(parts) == 1 else parts
-
-
-def parse_value(text: str) -> Any:
-    """Return the value of a field that `text` spells, such as "(0, 3)" or "True". Raises ConfigError."""
-    return _value(_tree(text, "this is no value"), text)
-
-
-def _tree(text: str, why: str) -> ast.expr:
     try:
         with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # for unknown escapes
-            return ast.parse(_OWN_CLASS.sub(_COLON, text.strip()), mode="eval").body
+            tree = ast.parse(_OWN_CLASS.sub(_COLON, text.strip()), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         place = (getattr(error, "offset", None) or 1) - 1
-        raise ConfigError(_unreadable(text, text.strip()[place:] or "its end", why)) from None
+        raise _unreadable(text, text.strip()[place:] or "its end", "this is no encoding") from None
+    return _encoding(tree, text)
 
 
-def _summands(tree: ast.expr) -> list[ast.expr]:
-    found: list[ast.expr] = []
+def _encoding(tree: ast.expr, text: str) -> dict[str, Any] | list[Any]:
+    parts: list[Any] = []
     while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
-        found.append(tree.right)
+        parts.insert(0, _named(tree.right, text))
         tree = tree.left
-    return [tree, *reversed(found)]
+    first = _named(tree, text)
+    return [first, *parts] if parts else first
 
 
 def _named(tree: ast.expr, text: str) -> dict[str, Any]:
     if not isinstance(tree, ast.Call):
         return {"name": _name(tree, text)}
     if tree.args:
-        raise ConfigError(_unreadable(text, _source(tree.args[0]), "give fields by name, such as base=500000"))
+        raise _unreadable(text, _source(tree.args[0]), "give fields by name, such as base=500000")
     spec: dict[str, Any] = {"name": _name(tree.func, text)}
     for field in tree.keywords:
         if field.arg is None or field.arg in spec:
-            raise ConfigError(_unreadable(text, field.arg or "**", "each field once, by its name"))
+            raise _unreadable(text, field.arg or "**", "each field once, by its name")
         spec[field.arg] = _value(field.value, text)
     return spec
 
@@ -72,7 +64,7 @@ def _name(tree: ast.expr, text: str) -> str:
     name = _source(tree)
     words = re.split("[.:]", name)
     if not isinstance(tree, ast.Name | ast.Attribute) or not all(map(str.isidentifier, words)) or name.count(":") > 1:
-        raise ConfigError(_unreadable(text, name, "an encoding is a name, such as rope, or my_module:MyEncoding"))
+        raise _unreadable(text, name, "an encoding is a name, such as rope, or my_module:MyEncoding")
     return name
 
 
@@ -90,18 +82,17 @@ def _value(tree: ast.expr, text: str) -> Any:
     if isinstance(tree, ast.Name) and _COLON not in tree.id:
         return tree.id
     if isinstance(tree, ast.Call | ast.Attribute | ast.BinOp | ast.Name):
-        parts = [_named(part, text) for part in _summands(tree)]
-        return parts[0] if len(parts) == 1 else parts
-    raise ConfigError(_unreadable(text, _source(tree), "a value is a number, a word, a tuple or another encoding"))
+        return _encoding(tree, text)
+    raise _unreadable(text, _source(tree), "a value is a number, a word, a tuple or another encoding")
 
 
 def _source(tree: ast.expr) -> str:
     return ast.unparse(tree).replace(_COLON, ":")
 
 
-def _unreadable(text: str, word: str, why: str) -> str:
+def _unreadable(text: str, word: str, why: str) -> ConfigError:
     shown, at = (f"{x[:60]}..." if len(x) > 63 else x for x in (text, word))
-    return f"encoding {shown!r}, at {at!r}: {why}"
+    return ConfigError(f"encoding {shown!r}, at {at!r}: {why}")
 
 
 def unparse(spec: str | Mapping[str, Any] | Sequence[Any]) -> str:

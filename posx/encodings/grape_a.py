@@ -7,20 +7,9 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from posx.contract import (
-    NOT_EMPTY,
-    About,
-    Dims,
-    Encoding,
-    Heads,
-    Params,
-    Tile,
-    as_float,
-    at_least_float32,
-    distances,
-    exact_einsum,
-    normal,
-)
+from posx.contract import About, Dims, Encoding, Params, Tile, fact
+from posx.contract.arrays import as_float, at_least_float32, distances, exact_einsum, normal
+from posx.contract.fields import NOT_EMPTY, Heads
 from posx.encodings.alibi import alibi_slopes
 
 #: The parameter that gates each side.
@@ -49,15 +38,12 @@ class GrapeA(Encoding):
     unit: bool = True
 
     reads_raw_keys = True
+    decayed = fact(lambda self: frozenset({"omega", *(GATES[side] for side in self.gates)}))
     about = About(
         "arXiv 2512.07805",
         "linear as ALiBi, with slopes by content; flat to 16 L in our small study",
         lr_multiplier=30.0,  # 0.02 nats a byte better than 1, see experiments/leaderboard
     )
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        return frozenset({"omega", *(GATES[side] for side in self.gates)})
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         shape, std = (dims.num_heads, dims.head_dim), dims.head_dim**-0.5

@@ -6,18 +6,8 @@ from typing import Annotated, Any, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import (
-    About,
-    Dims,
-    Encoding,
-    Features,
-    Params,
-    Tile,
-    at_least,
-    at_least_float32,
-    exact_einsum,
-    normal,
-)
+from posx.contract import About, Dims, Encoding, Features, Params, Tile, at_least_float32, exact_einsum, normals
+from posx.contract.fields import at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +39,8 @@ class Inkling(Encoding):
         return self.fill_open(extent=min(dims.train_len, 1024))
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
-        w_rng, bank_rng = jax.random.split(rng)
-        return {
-            "w": normal(w_rng, (dims.model_dim, dims.num_heads, self.rank), 0.02),
-            "bank": normal(bank_rng, (self.rank, self.extent), 0.02),
-        }
+        shapes = {"w": (dims.model_dim, dims.num_heads, self.rank), "bank": (self.rank, self.extent)}
+        return normals(rng, shapes, 0.02)
 
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
         return {"r": exact_einsum("tm,mhr->thr", at_least_float32(x), params["w"])}, carry

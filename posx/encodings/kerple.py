@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, ByDistance, Dims, Encoding, Params, as_float
+from posx.contract import About, ByDistance, Dims, Encoding, Params, as_float, fact
 
 #: Bounds of p and a as they are read. With a power above 2 the bias would be no kernel.
 LEAST, LARGEST_POWER = 0.01, 2.0
@@ -21,7 +21,7 @@ class Kerple(Encoding):
 
     p and a [h] start at U(0, 2) and U(0, 1). All layers share them unless `per_layer`. As read, both are at least 0.01,
     and p of the power form is at most 2. A stored value beyond a bound is read as its mirror image in that bound, so
-    its gradient is never 0. Added after the 1/sqrt(d) scale.
+    its gradient is never 0.
 
     Reference: Chi et al. 2022, arXiv 2205.09921; starts and bounds of the released ParallelKerpleLog and -Power.
     Differs: the authors' code clips the stored parameters to the bounds before each step. NeMo learns b, a and p of
@@ -31,19 +31,14 @@ class Kerple(Encoding):
 
     form: Literal["log", "power"] = "log"
     per_layer: bool = False
+
+    fades = fact(lambda self: self.form == "power")  # the log form falls so slowly that no tile is ever skipped
+    shared = fact(lambda self: frozenset() if self.per_layer else frozenset({"p", "a"}))
     about = About(
         "arXiv 2205.09921",
         "flat to 16 L in its paper and our small study; elsewhere rises by 8 to 16 L",
         lr_multiplier=3.0,  # 0.02 nats a byte better than 1 (log; power: as good), see experiments/leaderboard
     )
-
-    @property
-    def fades(self) -> bool:  # type: ignore[override]
-        return self.form == "power"  # the log form falls so slowly that no tile is ever skipped
-
-    @property
-    def shared(self) -> frozenset[str]:
-        return frozenset() if self.per_layer else frozenset({"p", "a"})
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         p_rng, a_rng = jax.random.split(rng)

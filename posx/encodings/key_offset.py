@@ -7,7 +7,8 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Encoding, Features, Params, above, at_most
+from posx.contract import About, Encoding, Features, Params
+from posx.contract.fields import above, at_most
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,16 +6,16 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Features, Params, as_float, at_least, below
+from posx.contract import About, Dims, Encoding, Features, Params, as_float
+from posx.contract.fields import at_least, below
 
 
 @dataclasses.dataclass(frozen=True)
 class Llama4Temperature(Encoding):
     """tau(p) = 1 + attn_scale ln(1 + floor((p + 1) / floor_scale)): a logit scale with a step every floor_scale tokens.
 
-    It multiplies all products inside the scale, biases are added after it. `floor_scale` is the training length by
-    default. In a window of that length only the last query changes, by 7 %. The published 8192 would change nothing
-    before 8192 tokens.
+    `floor_scale` is the training length by default. In a window of that length only the last query changes, by 7 %. The
+    published 8192 would change nothing before 8192 tokens.
 
     Reference: Llama 4 in transformers (attn_temperature_tuning, on layers without RoPE, as SSMax, arXiv 2501.19399).
     Differs: Ministral 3 has floor(p / L) there.

@@ -7,17 +7,21 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Features, Params, at_least
-from posx.encodings.plain_heads import keys_so_far
+from posx.contract import About, Dims, Encoding, Features, Params, as_float
+from posx.contract.fields import at_least
+
+
+def keys_so_far(pos: jax.Array) -> jax.Array:
+    """Return p + 1, at least 1: the keys up to a query at pos [q], with those that a window hides."""
+    return jnp.maximum(as_float(pos), 0) + 1
 
 
 @dataclasses.dataclass(frozen=True)
 class LogLength(Encoding):
     """tau(p) = max(1, ln(p + 1) / ln(L)), L = `train_len`: a logit scale that keeps attention about as sharp as at L.
 
-    It multiplies all products inside the scale, biases are added after it. It changes nothing within the training
-    length, so it can be added to a trained model. p counts from the start of the document. All earlier keys count, also
-    those that a window hides.
+    It changes nothing within the training length, so it can be added to a trained model. p counts from the start of the
+    document. All earlier keys count, also those that a window hides.
 
     Reference: the factor ln n, Chiang and Cholak 2022, arXiv 2202.12172, and Su, kexue.fm/archives/8823; its base and
     the maximum as in Qwen's use_logn_attn.

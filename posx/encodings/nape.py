@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 import jax
 import numpy as np
 
-from posx.contract import About, ByDistance, Dims, Encoding, Heads, Params, at_least
+from posx.contract import About, ByDistance, Dims, Encoding, Params
+from posx.contract.fields import Heads, at_least
 from posx.encodings.alibi import straight_fall
 from posx.errors import ConfigError
 
@@ -16,8 +17,7 @@ class Nape(Encoding):
     """bias_h(r) = -m_h |r|, r = i - j in tokens: m_h = 1/h for the first heads h = 1, 2, ..., and 0 for the others.
 
     The first `alibi_heads` have a slope, by default half of all heads, rounded down. `slopes` "exponential" are
-    2^-(h-1). The slopes do not depend on the number of heads, and are steeper than ALiBi's. Added after the 1/sqrt(d)
-    scale.
+    2^-(h-1). The slopes do not depend on the number of heads, and are steeper than ALiBi's.
 
     Reference: Vasylenko et al. 2025, arXiv 2506.16640; slopes and order of heads of the released sparse_gemma.py.
     """

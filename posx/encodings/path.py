@@ -3,25 +3,14 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from posx.contract import (
-    About,
-    Dims,
-    Encoding,
-    Features,
-    Params,
-    Tile,
-    at_least,
-    at_least_float32,
-    exact_einsum,
-    normal,
-)
-from posx.encodings.short_convolution import convolved, init_convolution
+from posx.contract import About, Dims, Encoding, Features, Params, Tile, at_least_float32, exact_einsum, fact, normals
+from posx.contract.fields import at_least
+from posx.encodings.networks import convolution_shapes, convolved
 
 #: Tokens of one UT transform, a power of 2. A larger block costs more operations, a smaller one more steps.
 BLOCK = 32
@@ -54,27 +43,17 @@ class Path(Encoding):
     tiling = "rows"
     reads_raw_keys = True
     causal_only = True
+    history = fact(lambda self: {"features": self.kernel - 1} if self.kernel > 1 else {})
+    decayed = frozenset({"down", "up", "kernel", "u"})
     about = About(
         "arXiv 2505.16381",
         "falls to about 4 L, half of which is lost by 16 L in our small study; stable to 8 L in its paper",
     )
 
-    @property
-    def history(self) -> Mapping[str, int]:  # type: ignore[override]
-        return {"features": self.kernel - 1} if self.kernel > 1 else {}
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        return frozenset({"down", "up", "kernel", "u"})
-
     def init(self, rng: jax.Array, dims: Dims) -> Params:
-        down, up, kernel, u = jax.random.split(rng, 4)
-        heads = dims.kv_heads
-        return {
-            **init_convolution((down, up, kernel), dims, self.rank, self.kernel, dims.head_dim),
-            "u": normal(u, (dims.model_dim, heads), 0.02),
-            "b": jnp.zeros(heads, jnp.float32),
-        }
+        g = dims.kv_heads
+        shapes = convolution_shapes(dims, self.rank, self.kernel, dims.head_dim) | {"u": (dims.model_dim, g)}
+        return normals(rng, shapes, 0.02) | {"b": jnp.zeros(g, jnp.float32)}
 
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
         x = at_least_float32(x).reshape(x.shape[0], self.kernel, -1)

@@ -7,7 +7,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Base, Dims, Encoding, Features, Params, at_least_float32
+from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32
+from posx.contract.fields import Base
 from posx.encodings.angles import angles, inverse_frequencies
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Base, Dims, Encoding, Features, Params, at_least_float32, even
+from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, fact
+from posx.contract.fields import Base, even
 from posx.encodings.angles import inverse_frequencies, sin_cos
 from posx.errors import ConfigError
 
@@ -26,11 +27,9 @@ class Rope(Encoding):
     base: Base = 10000.0
     layout: Literal["half_split", "interleaved"] = "half_split"
     rotary_dim: Annotated[int, "channels", even(2)] | None = None
-    about = About("arXiv 2104.09864", "no: slow planes meet unseen angles beyond 1.2 to 2 L")
 
-    @property
-    def planes(self) -> str:  # type: ignore[override]
-        return self.layout if self.layout == "interleaved" else f"{self.layout} of {self.rotary_dim}"
+    planes = fact(lambda self: self.layout if self.layout == "interleaved" else f"{self.layout} of {self.rotary_dim}")
+    about = About("arXiv 2104.09864", "no: slow planes meet unseen angles beyond 1.2 to 2 L")
 
     def resolve(self, dims: Dims) -> Self:
         if self.rotary_dim is not None and self.rotary_dim > dims.head_dim:

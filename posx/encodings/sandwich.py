@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Base, ByDistance, Encoding, Heads, Params, as_float, even
+from posx.contract import About, ByDistance, Encoding, Params, as_float
+from posx.contract.fields import Base, Heads, even
 from posx.encodings.angles import inverse_frequencies, sin_cos
 
 
@@ -16,7 +17,7 @@ class Sandwich(Encoding):
 
     c counts width/2 frequencies from `first`. With first = 0 the sum is PE(i) . PE(j) - width/2 of a sinusoidal
     encoding that is `width` wide; the constant makes the bias 0 at r = 0 and drops out of the softmax. It falls
-    like a logarithm, but in waves. Nothing is learned. Added after the 1/sqrt(d) scale.
+    like a logarithm, but in waves. Nothing is learned.
 
     Reference: Chi et al. 2023, arXiv 2212.10356, code of appendix E; width 128.
     Differs: that code, and attention-gym, have no constant, which is NeMo's; NeMo counts c from 1 (`first=1`).

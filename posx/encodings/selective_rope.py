@@ -1,30 +1,17 @@
 """Selective rotary position embedding."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
 
-from posx.contract import (
-    About,
-    Base,
-    Channels,
-    Dims,
-    Encoding,
-    Features,
-    Heads,
-    Params,
-    at_least,
-    at_least_float32,
-    exact_einsum,
-    normal,
-    wide_dtype,
-)
+from posx.contract import About, Dims, Encoding, Features, Params, fact
+from posx.contract.arrays import at_least_float32, exact_einsum, normals, wide_dtype
+from posx.contract.fields import Base, Channels, Heads, at_least
 from posx.encodings.angles import inverse_frequencies, running_angles
+from posx.encodings.networks import convolution_shapes, convolved
 from posx.encodings.rope import rotate
-from posx.encodings.short_convolution import convolved, init_convolution
 from posx.errors import ConfigError
 
 
@@ -51,24 +38,17 @@ class SelectiveRope(Encoding):
     gated: bool = False
     num_heads: Heads | None = None
     head_dim: Channels | None = None
+
+    planes = fact(lambda self: f"half_split of {self.head_dim}")
+    history = fact(lambda self: {"features": self.kernel - 1})
+    decayed = fact(
+        lambda self: frozenset({"down", "up", "kernel", *["drift"] * self.drift, *["gate", "gate_bias"] * self.gated})
+    )
     about = About(
         "arXiv 2511.17388",
         "no: tokens choose the angles, which grow on as RoPE's do",
         lr_multiplier=3.0,  # 0.02 nats a byte better than 1; 10 loses 0.1, see experiments/leaderboard
     )
-
-    @property
-    def planes(self) -> str:  # type: ignore[override]
-        return f"half_split of {self.head_dim}"
-
-    @property
-    def history(self) -> Mapping[str, int]:  # type: ignore[override]
-        return {"features": self.kernel - 1}
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        drift = {"drift"} if self.drift else set()
-        return frozenset({"down", "up", "kernel"} | drift | ({"gate", "gate_bias"} if self.gated else set()))
 
     def resolve(self, dims: Dims) -> Self:
         if dims.head_dim % 2:
@@ -81,15 +61,11 @@ class SelectiveRope(Encoding):
         return super().resolve(dims)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
-        down, up, kernel, gate = jax.random.split(rng, 4)
-        per_head = (dims.kv_heads, dims.head_dim // 2)
-        params = init_convolution((down, up, kernel), dims, self.rank, self.kernel, per_head[1])
-        if self.drift:
-            params["drift"] = jnp.zeros(per_head, jnp.float32)
-        if self.gated:
-            params["gate"] = normal(gate, (dims.model_dim, per_head[0]), 0.02)
-            params["gate_bias"] = jnp.zeros(per_head[:1], jnp.float32)
-        return params
+        g, half = dims.kv_heads, dims.head_dim // 2
+        shapes = convolution_shapes(dims, self.rank, self.kernel, half) | {"gate": (dims.model_dim, g)}
+        params = normals(rng, shapes, 0.02)
+        params |= {"gate_bias": jnp.zeros(g, jnp.float32), "drift": jnp.zeros((g, half), jnp.float32)}
+        return {name: params[name] for name in params if name in self.decayed}  # all that are used
 
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
         slices = at_least_float32(x).reshape(*x.shape[:2], self.num_heads, -1)

@@ -6,7 +6,8 @@ from typing import Annotated, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, ByDistance, Dims, Encoding, Params, at_least, normal
+from posx.contract import About, ByDistance, Dims, Encoding, Params, fact, normals
+from posx.contract.fields import at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,24 +26,20 @@ class Shaw(Encoding):
     values: bool = True
 
     integer_positions = True
+    reach = fact(lambda self: self.max_distance)
     about = About(
         "arXiv 1803.02155",
         "everything beyond k shares a vector; flat to 32 L in our small study",
         lr_multiplier=10.0,  # 0.01 nats a byte better than 1 or 3, see experiments/recipe
     )
 
-    @property
-    def reach(self) -> int | None:
-        return self.max_distance
-
     def resolve(self, dims: Dims) -> Self:
         return self.fill_open(max_distance=min(16, dims.train_len // 2))
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         shape = (2 * self.max_distance + 1, dims.head_dim)
-        keys_rng, values_rng = jax.random.split(rng)
-        keys = {"keys": normal(keys_rng, shape, dims.head_dim**-0.5)}
-        return keys | ({"values": normal(values_rng, shape, dims.head_dim**-0.5)} if self.values else {})
+        tables = normals(rng, {"keys": shape, "values": shape}, dims.head_dim**-0.5)
+        return tables if self.values else {"keys": tables["keys"]}
 
     def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
         rows = jnp.clip(-distance, -self.max_distance, self.max_distance) + self.max_distance

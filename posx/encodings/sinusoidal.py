@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import About, Base, Dims, Encoding, Params, at_least_float32
+from posx.contract import About, Dims, Encoding, Params, at_least_float32
+from posx.contract.fields import Base
 from posx.encodings.angles import inverse_frequencies, sin_cos
 from posx.errors import ConfigError
 

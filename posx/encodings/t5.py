@@ -1,27 +1,17 @@
 """T5's learned bias per bucket of distance."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from typing import Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from posx.contract import (
-    About,
-    Buckets,
-    ByDistance,
-    Channels,
-    Dims,
-    Encoding,
-    Features,
-    Params,
-    Tokens,
-    as_float,
-    normal,
-)
-from posx.encodings.buckets import geometric_series
+from posx.contract import About, ByDistance, Dims, Encoding, Features, Params, as_float, fact, normal
+from posx.contract.fields import Buckets, Channels, Tokens
 from posx.errors import ConfigError
 
 
@@ -49,6 +39,10 @@ class T5(Encoding):
     scaled: bool = True
     per_layer: bool = False
     head_dim: Channels = 0
+
+    causal_only = fact(lambda self: not self.bidirectional)
+    shared = fact(lambda self: frozenset() if self.per_layer else frozenset({"table"}))
+    reach = fact(lambda self: self.max_distance)
     about = About(
         "arXiv 1910.10683",
         "from below 2 L to 8 L in papers, flat to 32 L in our small study; past max_distance one bucket",
@@ -67,20 +61,8 @@ class T5(Encoding):
             )
 
     @property
-    def causal_only(self) -> bool:  # type: ignore[override]
-        return not self.bidirectional
-
-    @property
     def _buckets_per_side(self) -> int:
         return self.num_buckets // 2 if self.bidirectional else self.num_buckets
-
-    @property
-    def shared(self) -> frozenset[str]:
-        return frozenset() if self.per_layer else frozenset({"table"})
-
-    @property
-    def reach(self) -> int | None:
-        return self.max_distance
 
     def resolve(self, dims: Dims) -> Self:
         far = self.fill_open(max_distance=max(dims.train_len // 2, 2))
@@ -93,8 +75,8 @@ class T5(Encoding):
     def acts_on(self, hook: str) -> bool:
         return super().acts_on(hook) and not (hook == "logit_scale" and self.scaled)
 
-    def logit_scale(self, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
-        return None if self.scaled else jnp.full((1, *pos.shape), math.sqrt(self.head_dim), as_float(0).dtype)
+    def logit_scale(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:
+        return jnp.full((1, *pos.shape), math.sqrt(self.head_dim), as_float(0).dtype)
 
     def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
         return ByDistance(bias=params["table"][self.bucket(as_float(distance))].T)
@@ -105,6 +87,20 @@ class T5(Encoding):
         past = jnp.abs(distance) if self.bidirectional else jnp.maximum(distance, 0)
         index = jnp.searchsorted(starts, past, side="right", method="compare_all")
         return jnp.where(distance <= -1, index + self._buckets_per_side, index) if self.bidirectional else index
+
+
+@functools.cache
+def geometric_series(first: int, last: int, steps: int, up: bool) -> np.ndarray:
+    """Return first (last / first)^(j / steps), j = 0 .. steps, in exact integers, rounded up or down.
+
+    Published code takes logarithms of distances. They round differently from library to library, just at the borders.
+    """
+    found = []
+    for j in range(steps + 1):
+        power = first ** (steps - j) * last**j - up
+        n = round(first * (last / first) ** (j / steps))  # the largest n with n^steps <= power, or one more
+        found.append(n - (n**steps > power) + up)
+    return np.array(found, np.int64)
 
 
 def _starts(num_buckets: int, max_distance: int) -> list[int]:

@@ -6,8 +6,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Features, Params, Tokens, as_float, exact_einsum, normal
-from posx.encodings.position_table import BEYOND, PositionTable
+from posx.contract import About, Dims, Features, Params, as_float, exact_einsum, fact, normals
+from posx.contract.fields import Tokens
+from posx.encodings.learned import BEYOND, PositionTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,27 +32,19 @@ class Tupe(PositionTable):
     """
 
     untied: tuple[Tokens, ...] = ()
+
+    shared = fact(
+        lambda self: frozenset({"table", "norm_scale", "norm_bias", "u_q", "u_k", *["theta"] * bool(self.untied)})
+    )
+    decayed = fact(lambda self: self.shared - {"norm_scale", "norm_bias"})  # the released code decays these two as well
     about = About("arXiv 2006.15595", BEYOND)
-
-    @property
-    def shared(self) -> frozenset[str]:
-        return frozenset({"table", "norm_scale", "norm_bias", "u_q", "u_k"} | ({"theta"} if self.untied else set()))
-
-    @property
-    def decayed(self) -> frozenset[str]:
-        return self.shared - {"norm_scale", "norm_bias"}  # the released code decays these two as well
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         m, h, d = dims.model_dim, dims.num_heads, dims.head_dim
-        table_rng, q_rng, k_rng, theta_rng = jax.random.split(rng, 4)
-        params = {
-            "table": normal(table_rng, (self.num_positions, m), 0.02),
-            "norm_scale": jnp.ones((m,), jnp.float32),
-            "norm_bias": jnp.zeros((m,), jnp.float32),
-            "u_q": normal(q_rng, (m, h, d), 0.02),
-            "u_k": normal(k_rng, (m, dims.kv_heads, d), 0.02),
-        }
-        return params | ({"theta": normal(theta_rng, (2, h), 0.02)} if self.untied else {})
+        shapes = {"table": (self.num_positions, m), "u_q": (m, h, d), "u_k": (m, dims.kv_heads, d), "theta": (2, h)}
+        params = {"norm_scale": jnp.ones(m, jnp.float32), "norm_bias": jnp.zeros(m, jnp.float32)}
+        params |= normals(rng, shapes, 0.02)
+        return {name: params[name] for name in params if name in self.shared}
 
     def logit_scale(self, params: Params, pos: jax.Array, features: Features) -> jax.Array:
         return jnp.full((1, *pos.shape), math.sqrt(0.5), as_float(0).dtype)

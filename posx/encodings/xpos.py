@@ -6,7 +6,8 @@ from typing import Annotated, Self
 import jax
 import numpy as np
 
-from posx.contract import About, Channels, Dims, Encoding, Features, Params, above, as_float
+from posx.contract import About, Dims, Encoding, Features, Params, as_float, fact
+from posx.contract.fields import Channels, above
 from posx.encodings.rope import Rope
 
 
@@ -31,13 +32,10 @@ class Xpos(Encoding):
     head_dim: Channels | None = None
 
     causal_only = True
+    planes = fact(lambda self: self.rope.planes)
     about = About(
         "arXiv 2212.10554", "fast planes fade, slow ones meet unseen angles; nearly flat to 16 L in our small study"
     )
-
-    @property
-    def planes(self) -> str:  # type: ignore[override]
-        return self.rope.planes
 
     def resolve(self, dims: Dims) -> Self:
         return super().resolve(dims).fill_open(scale_base=dims.train_len / 2)

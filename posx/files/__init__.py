@@ -1,4 +1,4 @@
-"""Files and folders that survive a kill: written whole, appended line by line, held by one process. One place each."""
+"""Files and folders that survive a kill: written whole, appended line by line, held by one process."""
 
 from posx.lazy import modules_of
 

@@ -1,4 +1,4 @@
-"""Whole files: readers see the old one or the new one, never a part."""
+"""Write files as a whole: readers see the old one or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import IO, Any
 
 from posx.errors import OutOfMemoryError, WorkdirError
 
-#: Behind the name of a file that is being written.
+#: The end of the name of a file that is being written.
 PART = ".part"
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A new binary file that takes the place of `path` once it is complete and on the disk. Raises OSError.
+    """Yield a new binary file that replaces `path` once it is complete and on the disk. Raises OSError.
 
-    It lies beside `path`, under a name of this process's own, and is gone where writing it failed.
+    It is beside `path`, under a name of this process's own, and is removed if writing fails.
     """
     new = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
@@ -36,7 +36,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def clear(folder: Path) -> None:
-    """Removes what processes that were killed had begun to write in `folder`."""
+    """Delete the unfinished files that killed processes left in `folder`."""
     for left in folder.glob(f".*.[0-9]*{PART}"):
         if not is_alive(left.name.removesuffix(PART).rpartition(".")[2]):
             with contextlib.suppress(OSError):
@@ -44,10 +44,10 @@ def clear(folder: Path) -> None:
 
 
 def is_alive(pid: str) -> bool:
-    """Whether a process of this machine has the number: it may be writing what needs no lock, such as a table."""
-    if not pid.isdecimal():  # no name of ours
+    """Return whether a process of this machine has the number. It may be writing a file without a lock, as a table."""
+    if not pid.isdecimal():  # not a name made here
         return True
-    if os.name != "posix":  # where asking would end it
+    if os.name != "posix":  # there os.kill would end the process
         return False
     try:
         os.kill(int(pid), 0)
@@ -59,19 +59,19 @@ def is_alive(pid: str) -> bool:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """`data` as the whole of `path`. Raises OSError."""
+    """Replace the content of `path` by `data`. Raises OSError."""
     with replacing(path) as file:
         file.write(data)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """`values` as JSON. Raises OutOfMemoryError if the disk is full, WorkdirError for any other fault of it."""
+    """Write `values` as JSON. Raises OutOfMemoryError if the disk is full, WorkdirError for another fault of it."""
     with disk_errors(path):
         write_bytes(path, (json.dumps(finite(values), indent=1) + "\n").encode())
 
 
 def finite(value: Any) -> Any:
-    """`value` with NaN and infinities as text, which every JSON parser reads."""
+    """Return `value` with NaN and infinities as text, which every JSON parser reads."""
     if isinstance(value, Mapping):
         return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -83,7 +83,7 @@ def finite(value: Any) -> Any:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns a failed write into one line: a full disk is exit 6, any other fault exit 4."""
+    """Express a failed write in one line: a full disk is exit 6, any other fault exit 4."""
     try:
         yield
     except OSError as error:
@@ -93,5 +93,5 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def disk_full(error: OSError) -> bool:
-    """Whether a disk, a quota or a limit on the size of files (`ulimit -f`) has no room left."""
+    """Return whether a disk, a quota or a limit on the size of files (`ulimit -f`) has no room left."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -1,4 +1,4 @@
-"""Folders for files that can be made again: the user's cache folder, or a temporary one."""
+"""Choose a folder for files that can be made again: the user's cache folder, or a temporary one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def usable(folder: Path) -> Path:
     try:
         instead = _temporary()
     except OSError:
-        return folder  # nothing can be written anywhere: whoever writes says so
+        return folder  # nothing can be written anywhere: the writer will say so
     say(
         f"notice: {folder} cannot be written ({why}); caches are kept in {instead} instead. "
         "Set XDG_CACHE_HOME=FOLDER to choose another folder"
@@ -31,7 +31,7 @@ def usable(folder: Path) -> Path:
 
 
 def _temporary() -> Path:
-    """The same folder for all processes of this user, unless somebody else has made one of that name."""
+    """Return one folder for all processes of this user, unless another user has made a folder of that name."""
     user = getattr(os, "getuid", lambda: "")()
     folder = Path(tempfile.gettempdir(), f"posx-{user}")
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
-from posx.errors import ConfigError, WorkdirError
+from posx.errors import ConfigError, PosxError, WorkdirError
 
-#: What tells that a folder is whole: copied last, and compared before anything is.
+#: The file that shows that a folder is complete: copied last, and compared first.
 LAST = "DONE"
-
-#: What may be written again later, in a folder that is whole: compared by its size.
+#: The file of a complete folder that may grow later: compared by its size.
 GROWING = "eval.jsonl"
-
-#: What is written, and removed, to see whether that is allowed.
+#: The file that is written and removed to test whether that is allowed.
 TRIED = ".posx"
 
 
-class Copies:
-    """Where copies are kept. Raises ConfigError where nothing can be written, before hours are spent on what is to be
-    copied there."""
+class CopyTarget:
+    """A place for copies. Raises ConfigError if it cannot be written, before hours are spent on the runs to copy."""
 
     def __init__(self, url: str):
         from fsspec.core import url_to_fs
 
         self.url = url.rstrip("/")
-        try:
+        with _one_line(ConfigError, f"--copy_to={url} cannot be written to"):
             self.system, self.root = url_to_fs(self.url)
             self.system.makedirs(self.root, exist_ok=True)
             self.system.pipe_file(f"{self.root}/{TRIED}", b"")
             self.system.rm_file(f"{self.root}/{TRIED}")
-        except Exception as error:  # every file system has its own
-            told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise ConfigError(f"--copy_to={url} cannot be written to ({told})") from None
 
     def keep(self, folder: Path) -> None:
-        """Copies a folder that holds DONE, unless its copy has that same DONE and as many rows. Raises WorkdirError.
+        """Copy a finished folder, unless its copy has the same DONE and as many rows. Raises WorkdirError.
 
-        Not copied are hidden files: locks, and what is being written.
+        Hidden files, which are locks and unfinished files, are not copied.
         """
         there = f"{self.root}/{folder.name}"
-        try:
+        with _one_line(WorkdirError, f"{folder.name} could not be copied to {self.url}"):
             if self.system.exists(f"{there}/{LAST}"):
                 same = self.system.cat_file(f"{there}/{LAST}") == (folder / LAST).read_bytes()
                 if same and self.system.size(f"{there}/{GROWING}") == (folder / GROWING).stat().st_size:
@@ -50,6 +46,13 @@ class Copies:
                 if not any(part.startswith(".") for part in path.parts):
                     self.system.makedirs(f"{there}/{path.parent.as_posix()}", exist_ok=True)
                     self.system.put_file(str(folder / path), f"{there}/{path.as_posix()}")
-        except Exception as error:  # every file system has its own
-            told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise WorkdirError(f"{folder.name} could not be copied to {self.url} ({told})") from None
+
+
+@contextlib.contextmanager
+def _one_line(kind: type[PosxError], text: str) -> Iterator[None]:
+    """Turn any error of a file system, each of which has its own, into one line."""
+    try:
+        yield
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise kind(f"{text} ({told})") from None

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, appended as they come, readable after any kill."""
+"""Read and append JSON lines: one object a line, readable after any kill."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posx.files.parse import parsed
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
-    """One more line; a torn last line of a killed process is closed first. Raises OutOfMemoryError, WorkdirError."""
+    """Append a line. The torn last line of a killed process is ended first. Raises OutOfMemoryError, WorkdirError."""
     line = json.dumps(finite(row)) + "\n"
     with disk_errors(path), open(path, "ab+") as file:
         if file.tell():
@@ -25,10 +25,9 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def read(path: Path, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
-    """The objects of `path` in order; a missing file is empty.
+    """Return the objects of `path` in order, none if it is missing. Raises WorkdirError if it cannot be read.
 
-    A torn last line is left out, other broken ones too: `notice` is told how many. Raises WorkdirError where it cannot
-    be read.
+    Broken lines are left out. `notice` is told how many, a torn last line aside.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -53,7 +52,7 @@ def read(path: Path, notice: Callable[[str], object] = lambda words: None) -> li
 
 
 def first(path: Path) -> dict[str, Any]:
-    """The object on the first line of `path`, empty where there is none: long files are not read."""
+    """Return the object on the first line of `path`, empty if there is none. Long files are not read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             row = parsed(file.readline())

@@ -1,11 +1,11 @@
-"""JSON from outside."""
+"""Parse JSON from outside."""
 
 import json
 from typing import Any
 
 
 def parsed(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError for whatever is wrong with it, nesting beyond all measure too."""
+    """Return the value of a JSON text. Raises ValueError for every fault in it, excessive nesting too."""
     try:
         return json.loads(text)
     except RecursionError:

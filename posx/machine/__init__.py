@@ -1,4 +1,4 @@
-"""What posx asks of the machine: a right compiler, programs kept on disk, its devices, the speed it could reach."""
+"""The machine: a correct compiler, compiled programs on disk, devices, cores, memory, and the speed it can reach."""
 
 from posx.lazy import modules_of
 

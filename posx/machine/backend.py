@@ -12,15 +12,15 @@ from importlib import metadata
 from posx.errors import ConfigError
 from posx.progress import say
 
-#: Variables that choose another type of numbers or other random ones, or that forbid what every run does, as posx sets
-#: them: the same settings give the same numbers, whatever else a user's shell is set up for.
+#: The values that posx sets for variables that choose another type of numbers or other random numbers, or that forbid a
+#: step of every run. The same settings then give the same numbers in every user's shell.
 SET = {
     "JAX_ENABLE_X64": "0", "JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow",
     "JAX_DEFAULT_PRNG_IMPL": "threefry2x32", "JAX_THREEFRY_PARTITIONABLE": "1", "JAX_ENABLE_CUSTOM_PRNG": "0",
     "JAX_RANDOM_SEED_OFFSET": "0", "JAX_TRANSFER_GUARD": "allow", "JAX_NO_TRACING": "0", "JAX_NO_EXECUTION": "0",
 }  # fmt: skip
 
-#: Options beside them that decide how the numbers are computed: they are the user's, and a run records them.
+#: Further options that decide how numbers are computed. They are the user's, and a run records them.
 RECORDED = (
     "jax_default_matmul_precision", "jax_disable_jit", "jax_disable_most_optimizations", "jax_softmax_custom_jvp",
     "jax_optimization_level", "jax_exec_time_optimization_effort", "jax_memory_fitting_level",
@@ -29,9 +29,9 @@ RECORDED = (
 
 
 def set_options() -> None:
-    """Set the variables in SET, for this process and those that it starts; before JAX is imported, else nothing.
+    """Set the variables in SET, for this process and its children, if JAX is not imported yet.
 
-    A notice names each variable that the user has set otherwise.
+    A notice names each variable that the user has set to another value.
     """
     if "jax" in sys.modules:
         return
@@ -48,12 +48,12 @@ _WORDS = dict.fromkeys(("", "n", "no", "f", "false", "off"), "0") | dict.fromkey
 
 
 def _meaning(text: str) -> str:
+    """Return the value of a variable as JAX reads it."""
     return _WORDS.get(text.lower(), text.lower())
 
 
 def options() -> dict[str, str]:
-    """Return JAX's options that decide numbers, by their names, as they are now; those that this JAX does not know are
-    left out."""
+    """Return the present values of JAX's options that decide numbers, by name, if this JAX knows them."""
     import jax
 
     names = (*(name.lower() for name in SET), *RECORDED)
@@ -71,7 +71,7 @@ def start_devices() -> None:
 
 
 def no_device(reason: str) -> ConfigError:
-    """Return the error of a process that finds no device; `reason` is what JAX says, which may be nothing."""
+    """Return the error of a process that finds no device; `reason` is JAX's own message, or empty."""
     asked = os.environ.get("JAX_PLATFORMS", "")
     reason = " ".join(reason.split()) or "its plugin is not installed"
     if not asked:
@@ -84,10 +84,10 @@ def no_device(reason: str) -> ConfigError:
 
 @functools.cache
 def on_cpus() -> bool:
-    """Whether JAX computes on CPUs here: as the user says, else as what is installed and what a process finds.
+    """Return whether JAX computes on CPUs here: as JAX_PLATFORMS says, else as a process of its own finds.
 
-    JAX is not started in this process, which would take an accelerator away from others. Raises ConfigError if it finds
-    no device.
+    JAX is not started in this process, where it would take an accelerator away from others. Raises ConfigError if it
+    finds no device.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms == "cpu":

@@ -1,4 +1,4 @@
-"""The measured matrix-product ceiling, the denominator of MFU: once per machine and number of cores, and stored."""
+"""The measured speed of matrix products, the denominator of MFU, stored once per machine and number of cores."""
 
 from __future__ import annotations
 
@@ -20,46 +20,45 @@ SIZE = 2048
 
 
 def machine_ceiling(folder: Path, dtype: str, **how: Any) -> float:
-    """FLOP/s of all devices together; how: as for `matmul_ceiling`.
+    """Return the FLOP/s of all devices together; how: as for `matmul_ceiling`.
 
-    A product on one CPU device is computed by all cores of a process, however many devices they are given out as.
+    On CPUs a product on one device is computed by all cores of the process, however many devices they are split into.
     """
     devices = jax.process_count() if jax.default_backend() == "cpu" else jax.device_count()
     return devices * matmul_ceiling(folder, dtype, **how)
 
 
 def matmul_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: bool = True) -> float:
-    """FLOP/s of a large matrix product with operands of `dtype`, read from `folder` or measured and stored there.
+    """Return the FLOP/s of a large matrix product on this process's cores, as stored in `folder` or measured now.
 
-    Of this process's cores: those of a process that is bound to one are not compared with what all of them reach.
-
-    What was stored more than `max_age` seconds ago is measured once more, as others may have been at work then; the
-    best of all times is kept. Without `keep` nothing is written.
+    Args:
+      folder: where the speed is stored.
+      dtype: of the operands.
+      max_age: seconds after which it is measured again, as others may have been at work. The best of all times counts.
+      keep: whether a measurement is stored.
     """
     device = jax.devices()[0]
     name = f"ceiling-{device.device_kind}-{len(usable_cores())}-{dtype}".replace(" ", "_").replace("/", "_")
-    path = folder / f"{name}.json"
-    known = 0.0
+    path, known = folder / f"{name}.json", 0.0
     with contextlib.suppress(OSError, ValueError, KeyError):
         known = float(parsed(path.read_text(encoding="utf-8"))["flops_per_second"])
         if time.time() - path.stat().st_mtime < max_age:
             return known
     measured = max(known, _measure(dtype))
-    if not keep:
-        return measured
     with contextlib.suppress(OSError):  # a cache that cannot be written only means measuring again
-        folder.mkdir(parents=True, exist_ok=True)
-        values = {"flops_per_second": measured, "size": SIZE, "dtype": dtype}
-        write_bytes(path, (json.dumps(values) + "\n").encode())
+        if keep:
+            folder.mkdir(parents=True, exist_ok=True)
+            values = {"flops_per_second": measured, "size": SIZE, "dtype": dtype}
+            write_bytes(path, (json.dumps(values) + "\n").encode())
     return measured
 
 
 def _measure(dtype: str) -> float:
-    """The best of several products: a ceiling is what the machine can do, not what it did while others ran."""
+    """Return the best of several products: a ceiling shows the machine, not the others that use it meanwhile."""
     a = jnp.ones((SIZE, SIZE), dtype)
     product = jax.jit(lambda a: jnp.dot(a, a, preferred_element_type=jnp.float32))
     product(a).block_until_ready()
-    best = float("inf")
+    best = math.inf
     for _ in range(8):
         start = time.perf_counter()
         product(a).block_until_ready()

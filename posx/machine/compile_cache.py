@@ -1,8 +1,8 @@
-"""Compiled programs kept on disk from one process to the next, and what a start costs.
+"""Keep compiled programs on disk from one process to the next, and report the cost of a start.
 
-JAX's own settings are the only ones: JAX_ENABLE_COMPILATION_CACHE=false turns it off, JAX_COMPILATION_CACHE_DIR puts it
-elsewhere, where nothing is pruned, JAX_COMPILATION_CACHE_MAX_SIZE bounds it (bytes; 2 GiB unless given). The folder may
-be deleted at any time.
+JAX's own settings apply. JAX_ENABLE_COMPILATION_CACHE=false turns the cache off. JAX_COMPILATION_CACHE_DIR moves it to
+a folder that is not pruned. JAX_COMPILATION_CACHE_MAX_SIZE bounds it in bytes, 2 GiB by default. The folder may be
+deleted at any time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import re
+import shutil
 import tempfile
 import time
 import warnings
@@ -23,22 +24,25 @@ from typing import Any
 import jax
 import jaxlib
 
-from posx.machine.pruning import prune
 from posx.progress import say
 
-#: What compiled programs may take together, unless JAX's own setting says something else.
+#: Bytes that compiled programs may take together, unless JAX's own setting gives another bound.
 MOST_BYTES = 2 << 30
+#: Seconds after their last use until the programs of another jaxlib or another kind of CPU are deleted.
+UNUSED_SECONDS = 30 * 24 * 3600.0
 
 _IMPORTED = time.monotonic()
 _happened: Counter[str] = Counter()  # JAX's own events in this process
-_lasted: dict[str, float] = defaultdict(float)  # and, of those that take time, their seconds
+_lasted: dict[str, float] = defaultdict(float)  # and the seconds of events that take time
 
 
 def _count(event: str, **_: str | int) -> None:
+    """Count an event of JAX."""
     _happened[event] += 1
 
 
 def _add(event: str, duration_secs: float, **_: str | int) -> None:
+    """Add up the seconds of an event of JAX."""
     _lasted[event] += duration_secs
 
 
@@ -47,15 +51,13 @@ jax.monitoring.register_event_duration_secs_listener(_add)
 
 
 def use_compile_cache(root: Path) -> None:
-    """From now on this process reads and keeps compiled programs under `root`; what fails there is a miss, no error.
+    """Read and keep compiled programs under `root` from now on. Call it before anything is compiled.
 
-    What is too much there, or too old, is deleted first. To be called before anything is compiled. A folder that is set
-    already stays.
+    The folder is pruned first. A failure there is a miss, not an error. A cache folder that is set already stays.
     """
-    if not jax.config.jax_enable_compilation_cache or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        return
     most, folder = most_bytes(), root / "compiled" / machine_key()
-    if not most:
+    enabled = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    if not enabled or jax.config.jax_compilation_cache_dir or not most:  # type: ignore[attr-defined]
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,29 +68,60 @@ def use_compile_cache(root: Path) -> None:
         say(f"notice: {why}; this command keeps no compiled programs")
         return
     prune(folder.parent, most, folder.name)
-    jax.config.update("jax_compilation_cache_max_size", -1)  # see `pruning`
+    jax.config.update("jax_compilation_cache_max_size", -1)  # see `prune`
     jax.config.update("jax_raise_persistent_cache_errors", False)
     _delete_torn(folder)
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    # By default only programs that took a second to compile are kept; here a start is made of many that take less.
+    # By default JAX keeps only programs that took a second to compile. A start here is made of many that take less.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-#: What JAX warns of if it can read or write no entry for the program of this name.
+def prune(root: Path, most_bytes: int, own: str) -> None:
+    """Delete the folders in `root` that were unused for UNUSED_SECONDS, then the programs used longest ago.
+
+    The folder named `own` stays, and at most `most_bytes` in all. A file that cannot be deleted stays.
+
+    JAX can evict programs itself (jax_compilation_cache_max_size). A process that is killed between the two files of an
+    entry then ends all writing for good, up to JAX 0.10.2 at least (jax issue 39880). Every write also lists the folder
+    and reads a file for each entry under a lock, 17 ms a program with 200 of them. Here the folder is listed once a
+    start, in a millisecond, without a lock: a program that is deleted under a reader is compiled again.
+    """
+    kept: list[tuple[float, int, str]] = []  # last use in seconds, bytes, path
+    for folder in root.glob("jaxlib-*"):
+        programs = []
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):  # deleted by another process meanwhile
+                    facts = entry.stat()  # the time of reading is exact to the day on most systems
+                    programs.append((max(facts.st_atime, facts.st_mtime), facts.st_size, entry.path))
+        if folder.name != own and max(programs, default=(0.0,))[0] < time.time() - UNUSED_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            kept += programs
+    total = sum(size for _, size, _ in kept)
+    for _, size, path in sorted(kept):
+        if total <= most_bytes:
+            break
+        with contextlib.suppress(OSError):
+            Path(path).unlink(missing_ok=True)
+            total -= size
+
+
+#: JAX's warning that it can read or write no entry for the program of this name.
 _UNREADABLE = re.compile("Error (?:reading|writing) persistent compilation cache entry for '([^']+)'")
 
 
 def _delete_torn(folder: Path) -> None:
-    """From now on delete each entry of `folder` that JAX cannot read, instead of warning of it.
+    """Delete each entry of `folder` that JAX cannot read from now on, instead of showing JAX's warning.
 
-    A killed process or a full disk leaves an entry torn. JAX compiles its program anew, but never writes over an entry:
-    every later start would compile the program again. Deleted here, between JAX's reading and its writing, the entry is
-    written whole in this very process.
+    A killed process or a full disk leaves an entry torn. JAX compiles its program again but never overwrites an entry,
+    so every later start would compile it too. An entry deleted here, after JAX has read it, is written by this process.
     """
     shown = warnings.showwarning
 
     def show(message: Warning | str, *where: Any, **more: Any) -> None:
+        """Show a warning, or delete the entry that it names."""
         if found := _UNREADABLE.match(str(message)):
             entries = [path for path in folder.glob("*-cache") if path.name.rsplit("-", 2)[0] == found[1]]
             for path in list(filter(_is_torn, entries)) or entries:
@@ -102,7 +135,7 @@ def _delete_torn(folder: Path) -> None:
 
 
 def _is_torn(entry: Path) -> bool:
-    """Whether a file is not whole; one that JAX has packed with Zstandard counts as torn, as Python cannot read it."""
+    """Return whether a file is incomplete. Entries packed with Zstandard count as torn, as Python cannot read them."""
     try:
         stream = zlib.decompressobj()
         stream.decompress(entry.read_bytes())
@@ -112,15 +145,15 @@ def _is_torn(entry: Path) -> bool:
 
 
 def most_bytes() -> int:
-    """What compiled programs may take together; 0 for none."""
+    """Return the bytes that compiled programs may take together; 0 for no cache."""
     given = jax.config.jax_compilation_cache_max_size  # type: ignore[attr-defined]
     return MOST_BYTES if given < 0 else given
 
 
 def machine_key() -> str:
-    """Name of what compiled programs may not be carried across: jaxlib's version and the kind of CPU.
+    """Return a name for jaxlib's version and the kind of CPU, which compiled programs are bound to.
 
-    JAX's own keys leave the CPU out: code made for another one is refused, or worse, run.
+    JAX's own keys leave the CPU out: the code of another CPU is rejected, or worse, run.
     """
     try:
         wanted = ("model name", "flags", "Features", "CPU part")
@@ -133,10 +166,10 @@ def machine_key() -> str:
 
 
 def start_cost() -> dict[str, Any]:
-    """What this process spent so far, for the first metrics of a run.
+    """Return the cost of this process so far, for the first metrics of a run.
 
-    seconds: since the process started; compile_seconds: XLA's, with the time to read what was kept; how many programs
-    the cache had (cache_hits) and how many it had not (cache_misses).
+    seconds: since the process started. compile_seconds: of XLA and of reading cached programs. cache_hits and
+    cache_misses: programs.
     """
     return {
         "seconds": round(process_seconds(), 3),
@@ -147,11 +180,9 @@ def start_cost() -> dict[str, Any]:
 
 
 def process_seconds() -> float:
-    """Seconds since this process started; where the system does not tell, since this file was imported."""
+    """Return the seconds since this process started, or since this file was imported if the system does not tell."""
     try:
-        started = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]) / os.sysconf(
-            "SC_CLK_TCK"
-        )
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+        facts = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(facts[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):
         return time.monotonic() - _IMPORTED

@@ -1,7 +1,7 @@
-"""Devices: on CPUs one for every core. Rows are cut over them, all else is whole on each; one device is the same code.
+"""Devices, on CPUs one for every core. Rows are sharded over them, and all else is replicated.
 
-XLA cuts single matrix products over the cores of a CPU and lets them wait for each other after each. With every core a
-device of its own a program runs whole on each, over its part of the rows, and they meet once a step.
+XLA splits single matrix products over the cores of a CPU, which then wait for each other after each product. If every
+core is a device, each runs the whole program on its share of the rows, and they synchronise once a step.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from posx.errors import ConfigError
 from posx.machine.cores import equal_parts, usable_cores, usable_memory
 from posx.machine.guard import add_flags, jax_has_started
 
-#: The axes of meshes. Over the first rows are cut, or what else there is many of; over the second heads and hidden
-#: units.
+#: The axes of meshes. Rows and other large axes are sharded over the first, heads and hidden units over the second.
 DATA, MODEL = "data", "model"
 
-#: Least work between two meetings of devices, in floating-point operations on each: with less, one CPU device alone is
-#: as fast or faster (measured on 2 and 4 cores).
+#: Least floating-point operations of a device between two synchronisations. With less work one CPU device alone is as
+#: fast or faster (measured on 2 and 4 cores).
 LEAST_FLOPS = 2e8
 
-#: Of the memory, for parameters, gradients and moments that every CPU device has of its own.
+#: The fraction of the memory for the parameters, gradients and moments that every CPU device has of its own.
 COPIES_SHARE = 0.25
 
-#: XLA ends a process in which one device waits 40 s for another. On CPUs all are threads of one process, and what they
-#: wait for is a process that was stopped, a laptop that slept, a machine with more to do than cores: so wait, quietly.
+#: XLA ends a process in which one device waits 40 s for another. CPU devices are threads of one process. They wait long
+#: if it was stopped, if the laptop slept, or if the machine is overloaded. These timeouts in seconds let them wait.
 PATIENCE = {
     "--xla_cpu_collective_call_terminate_timeout_seconds": 10**8,
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 10**8,
@@ -37,11 +36,10 @@ PATIENCE = {
 
 
 def use_every_core(least: int = 1) -> None:
-    """Makes every usable core a JAX device, before JAX starts its devices; every command of posx does so.
+    """Make every usable core a JAX device, if JAX has not made its devices yet. Every command of posx does so.
 
-    least: so many devices if there are fewer cores, for what was begun on as many. What the user has set, by
-    JAX_NUM_CPU_DEVICES, `jax.config` or XLA_FLAGS, stays; so does all where JAX has started. Accelerators are as they
-    are.
+    least: the number of devices to make if there are fewer cores, for a run that began on as many. A number that the
+    user has set by JAX_NUM_CPU_DEVICES, `jax.config` or XLA_FLAGS stays. Accelerators are not changed.
     """
     cores = len(usable_cores())  # asked now: a sweep may let this process go to others later
     if jax_has_started() or "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -52,15 +50,15 @@ def use_every_core(least: int = 1) -> None:
 
 
 def worth(flops: float) -> int:
-    """Over how many devices work of `flops` is worth cutting: all of an accelerator, on CPUs as LEAST_FLOPS says."""
+    """Return over how many devices work of `flops` is worth sharding: all accelerators, or CPUs by LEAST_FLOPS."""
     most = jax.device_count()
     return most if jax.default_backend() != "cpu" else max(1, min(most, int(flops / LEAST_FLOPS)))
 
 
 def devices_for(rows: int, flops: float, copy: float = 0.0) -> int:
-    """Over how many devices `rows` equal sequences that cost `flops` in all are cut: the most that divide them.
+    """Return over how many devices `rows` equal sequences of `flops` in all are sharded: the most that divide them.
 
-    copy: bytes of what is whole on every device. CPU devices share one memory, a quarter of which is for all copies.
+    copy: bytes that are replicated on every device. CPU devices share one memory, a quarter of which is for all copies.
     """
     most = min(worth(flops), rows)
     if copy and jax.default_backend() == "cpu":
@@ -69,15 +67,17 @@ def devices_for(rows: int, flops: float, copy: float = 0.0) -> int:
 
 
 def mesh(num_devices: int | None = None, model: int = 0) -> Mesh:
-    """The first `num_devices` devices, or all of them, along the axis `DATA`; `model` of them each time along `MODEL`,
-    where there is to be such an axis."""
+    """Return a mesh of the first `num_devices` devices, or of all, along the axis `DATA`.
+
+    If `model` is given, the mesh has a second axis `MODEL` of so many devices.
+    """
     devices = jax.devices()[:num_devices]
     shape, names = ((len(devices) // model, model), (DATA, MODEL)) if model else ((len(devices),), (DATA,))
     return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=devices)
 
 
 def mesh_of(text: str) -> tuple[int, int]:
-    """What "DATAxMODEL" says. Raises ConfigError."""
+    """Return the sizes of the axes in "DATAxMODEL". Raises ConfigError."""
     words = text.lower().split("x")
     if len(words) != 2 or not all(word.isdigit() and int(word) for word in words):
         raise ConfigError(f"--mesh={text}: DATAxMODEL is expected, for example --mesh=4x2")
@@ -85,19 +85,19 @@ def mesh_of(text: str) -> tuple[int, int]:
 
 
 def on_devices(tree: Any, num_devices: int) -> Any:
-    """Arrays of `tree`, whole on each of the first `num_devices` devices."""
+    """Return the arrays of `tree`, replicated on the first `num_devices` devices."""
     return jax.device_put(tree, NamedSharding(mesh(num_devices), PartitionSpec()))
 
 
 def over_devices(rows: Any, num_devices: int, axis: int = 0) -> jax.Array:
-    """`rows` cut along `axis` over the first `num_devices`, which divide it; the copy runs beside what they do."""
+    """Return `rows` sharded along `axis` over the first `num_devices`, which divide it. The copy is asynchronous."""
     return jax.device_put(rows, NamedSharding(mesh(num_devices), PartitionSpec(*[None] * axis, DATA)))
 
 
 def on_each(function: Callable, num_devices: int, out_specs: Any = PartitionSpec()) -> Callable:
-    """function(whole, rows) as each of the first `num_devices` calls it, with its part of the rows.
+    """Return function(whole, rows) as called on each of the first `num_devices`, with its shard of the rows.
 
-    Where there is more than one it may use collectives over `DATA`. What it returns is the same on all, or joined as
+    On several devices the function may use collectives over `DATA`. Its result is the same on all devices, or joined as
     `out_specs` say.
     """
     if num_devices == 1:

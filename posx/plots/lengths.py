@@ -1,5 +1,6 @@
 """One figure across training lengths: what a longer training window changes, encoding by encoding."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from posx.plots import captions, look
-from posx.plots.drawing import draw_curve, extent, headings, highs, line_style, off_frame
+from posx.plots.curves import draw_curve, extent, headings, highs, line_style, off_frame
 from posx.plots.groups import Panel, labels, settings_by_length
 from posx.plots.palette import Look
 from posx.plots.points import Curve, perplexity_curves
@@ -26,11 +27,16 @@ def across(panels: Sequence[Panel], missing: Mapping[str, str] | None = None) ->
     by_length = settings_by_length([own[0] for own in runs])
     on_axes = ("train.length", *by_length)
     names = iter(labels(runs, on_axes))
-    drawn: dict[str, list[tuple[Panel, Curve]]] = {}
+    looks = {
+        panel.train_len: Look("", *(kinds[number % len(kinds)] for kinds in (_SHADES, _MARKERS, _DASHES)))
+        for number, panel in enumerate(panels)
+    }
+    drawn: dict[str, list[tuple[int, Curve]]] = {}
     for panel in panels:
         own = {group.label: next(names) for group in panel.groups}
         for curve in perplexity_curves(panel):
-            drawn.setdefault(own[curve.label], []).append((panel, curve))
+            curve = dataclasses.replace(curve, look=looks[panel.train_len])
+            drawn.setdefault(own[curve.label], []).append((panel.train_len, curve))
     columns = min(_COLUMNS, len(drawn))
     down = math.ceil(len(drawn) / columns)
     titles = {name: look.wrapped(name, 30) for name in drawn}
@@ -40,19 +46,19 @@ def across(panels: Sequence[Panel], missing: Mapping[str, str] | None = None) ->
     grid = {"left": 0.9 / width, "right": 1 - 1.2 / width, "top": 1 - (0.3 + above) / height, "bottom": 0.6 / height}
     spaces = {"hspace": (0.5 + above) / 1.8, "wspace": 0.1}
     axes = made.subplots(down, columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=grid | spaces).ravel()
-    looks = {panel.train_len: _look(number) for number, panel in enumerate(panels)}
     for ax, name in zip(axes, sorted(drawn), strict=False):
-        for panel, curve in drawn[name]:
-            style = looks[panel.train_len]
-            draw_curve(ax, Curve(curve.label, style, curve.points), bars=False)
-            ax.axvline(panel.train_len, color=style.color, linestyle=style.dashes, linewidth=1.0, zorder=1)
+        for length, curve in drawn[name]:
+            draw_curve(ax, curve, bars=False)
+            ax.axvline(length, color=curve.look.color, linestyle=curve.look.dashes, linewidth=1.0, zorder=1)
         ax.set_title(titles[name])
     for number, spare in enumerate(axes[len(drawn) :], len(drawn)):
         spare.set_visible(False)
         axes[number - columns].tick_params(labelbottom=True)
     lengths = sorted({row["eval_len"] for panel in panels for row in panel.rows} | set(looks))
     look.length_axis(axes[0], lengths, min(looks))
-    named = [Curve(f"{name}, L = {p.train_len}", c.look, c.points) for name, pairs in drawn.items() for p, c in pairs]
+    named = [
+        dataclasses.replace(curve, label=f"{name}, L = {length}") for name in drawn for length, curve in drawn[name]
+    ]
     values = extent(named)
     top = look.log_axis(axes[0], values) if values else math.inf
     made.supxlabel("evaluation length (tokens)", size=10, y=0.12 / height, va="bottom")
@@ -64,8 +70,3 @@ def across(panels: Sequence[Panel], missing: Mapping[str, str] | None = None) ->
     headings(made, "Perplexity across training lengths (each marked by its vertical line)", panels, named)
     look.notes(made, [*captions.notes(panels, named, missing, on_axes=on_axes), *off_frame(highs(named), top)])
     return made
-
-
-def _look(number: int) -> Look:
-    """How the `number`-th training length is drawn."""
-    return Look("", _SHADES[number % len(_SHADES)], _MARKERS[number % len(_MARKERS)], _DASHES[number % len(_DASHES)])

@@ -8,19 +8,21 @@ import pathlib
 import re
 import statistics
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib
 from matplotlib import font_manager
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from posx.files.atomic import write_bytes
-from posx.plots.palette import Look, look
+from posx.plots.palette import Look as Look
+from posx.plots.palette import look as look
 
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "posx",
@@ -47,10 +49,6 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 9.5,
     "text.parse_math": False,
 }
-__all__ = [
-    "MARGIN", "Look", "figure", "headings", "legend", "length_axis", "length_name", "log_axis", "look", "notes", "save",
-    "shown", "style", "train_line", "wrapped",
-]  # fmt: skip
 MARGIN = 0.07  # of the figure's width, left of the axes
 
 
@@ -60,12 +58,8 @@ def shown(text: str, width: int = 160) -> str:
     Characters without a glyph show as their escapes. The middle of a long text is replaced by a digest of all of it.
     """
     short = text if len(text) <= 4 * width else text[: 2 * width] + text[-2 * width :]
-    glyphs = _glyphs()
-    line = (
-        "(no name)"
-        if not text
-        else "".join(c if c.isprintable() and ord(c) in glyphs else ascii(c)[1:-1] for c in short)
-    )
+    glyphs = font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap()
+    line = "".join(c if c.isprintable() and ord(c) in glyphs else ascii(c)[1:-1] for c in short) or "(no name)"
     if len(line) <= width:
         return line
     middle = f"…{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:6]}…"
@@ -81,10 +75,6 @@ def wrapped(text: str, width: int = 38) -> str:
         fits = len(broken[-1]) + len(part) <= width
         broken = [*broken[:-1], broken[-1] + part] if fits or not broken[-1] else [*broken, "  " + part.strip()]
     return "\n".join(broken)
-
-
-def _glyphs() -> Collection[int]:
-    return font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap()
 
 
 @contextlib.contextmanager
@@ -106,13 +96,11 @@ def figure(width: float, height: float) -> Figure:
 def save(made: Figure, folder: pathlib.Path, name: str) -> list[pathlib.Path]:
     """Writes `folder/name.png` and `.svg` whole or not at all; equal input gives equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind in ("png", "svg"):
-        buffer, path = io.BytesIO(), folder / f"{name}.{kind}"
-        metadata = {"Date": None} if kind == "svg" else {}
-        made.savefig(buffer, format=kind, dpi=150, metadata=metadata, bbox_inches="tight", pad_inches=0.15)
+    paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
+    for path, metadata in zip(paths, ({}, {"Date": None}), strict=True):
+        buffer = io.BytesIO()
+        made.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=metadata, bbox_inches="tight", pad_inches=0.15)
         write_bytes(path, buffer.getvalue())
-        paths.append(path)
     return paths
 
 
@@ -123,15 +111,8 @@ def headings(made: Figure, title: str, subtitle: Sequence[str], warning: str = "
     if warning:
         stack.insert(0, (warning, 10.0, "#B00020", "bold"))
     for level, (text, size, color, weight) in enumerate(stack):
-        made.text(
-            MARGIN,
-            1.0 + lift + line * level + (0.04 / made.get_figheight() if size > 12 else 0),
-            text,
-            size=size,
-            color=color,
-            weight=weight,
-            va="bottom",
-        )
+        y = 1.0 + lift + line * level + (0.04 / made.get_figheight() if size > 12 else 0)
+        made.text(MARGIN, y, text, size=size, color=color, weight=weight, va="bottom")
 
 
 def notes(made: Figure, lines: Sequence[str]) -> None:
@@ -147,16 +128,9 @@ def legend(made: Figure, handles: Sequence[Line2D], labels: Sequence[str], x: fl
     if not handles:
         return
     rows = sum(1 + label.count("\n") for label in labels)
-    box = made.legend(
-        list(handles),
-        ["-"] * len(handles),
-        loc="upper left",
-        bbox_to_anchor=(x, y),
-        borderaxespad=0.0,
-        handlelength=3.2,
-        labelspacing=0.55,
-        ncols=max(1, math.ceil(rows * 0.215 / made.get_figheight())),
-    )
+    columns = max(1, math.ceil(rows * 0.215 / made.get_figheight()))
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (x, y), "borderaxespad": 0.0, "ncols": columns}
+    box = made.legend(list(handles), ["-"] * len(handles), handlelength=3.2, labelspacing=0.55, **place)
     for text, label in zip(box.get_texts(), labels, strict=True):  # a label that starts with _ is left out
         text.set_text(label)
 
@@ -177,17 +151,19 @@ def length_axis(ax: Axes, lengths: Sequence[float], anchor: float, suffix: str =
     ax.set_xlim(2 ** (low - pad), 2 ** (high + pad))
     inch = (high - low + 2 * pad) * matplotlib.rcParams["figure.dpi"] / ax.bbox.width  # in octaves
     names, kept = {value: length_name(value) + suffix for value in lengths}, list[float]()
-    for value in sorted(
-        lengths, key=lambda value: ((math.log2(value / anchor)) % 1 != 0, abs(math.log2(value / anchor)))
-    ):
+    octaves = {value: math.log2(value / anchor) for value in lengths}
+    for value in sorted(lengths, key=lambda value: (octaves[value] % 1 != 0, abs(octaves[value]))):
         # Half of both labels, whose characters are about 0.09 inches wide, and a gap.
         apart = {other: inch * (0.045 * len(names[value] + names[other]) + 0.15) for other in kept}
         if all(abs(math.log2(value / other)) >= apart[other] for other in kept):
             kept.append(value)
-    kept.sort()
-    ax.xaxis.set_major_locator(FixedLocator(kept))
-    ax.xaxis.set_major_formatter(FixedFormatter([names[value] for value in kept]))
-    ax.xaxis.set_minor_locator(NullLocator())
+    _ticks(ax.xaxis, {value: names[value] for value in sorted(kept)})
+
+
+def _ticks(axis: Axis, names: Mapping[float, str]) -> None:
+    axis.set_major_locator(FixedLocator(list(names)))
+    axis.set_major_formatter(FixedFormatter(list(names.values())))
+    axis.set_minor_locator(NullLocator())
 
 
 def log_axis(ax: Axes, values: Sequence[float]) -> float:
@@ -210,26 +186,14 @@ def log_axis(ax: Axes, values: Sequence[float]) -> float:
         ticks = [float(tick) for tick in MaxNLocator(6).tick_values(low, high) if low <= tick <= high]
     while len(ticks) > 9:
         ticks = ticks[::2]
-    ax.yaxis.set_major_locator(FixedLocator(ticks))
-    ax.yaxis.set_major_formatter(FixedFormatter([f"{tick:,.10g}" for tick in ticks]))
-    ax.yaxis.set_minor_locator(NullLocator())
+    _ticks(ax.yaxis, {tick: f"{tick:,.10g}" for tick in ticks})
     return high
 
 
 def train_line(ax: Axes, at: float) -> None:
     """A vertical line at the training length, named at its top inside the axes."""
     ax.axvline(at, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
-    ax.annotate(
-        f"L = {at:g}",
-        (at, 1.0),
-        xycoords=ax.get_xaxis_transform(),
-        xytext=(-3, -2),
-        textcoords="offset points",
-        rotation=90,
-        ha="right",
-        va="top",
-        size=9,
-        color="#555555",
-        zorder=4,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.0},
-    )
+    place: dict[str, Any] = {"xycoords": ax.get_xaxis_transform(), "xytext": (-3, -2), "textcoords": "offset points"}
+    text: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "size": 9, "color": "#555555", "zorder": 4}
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.0}
+    ax.annotate(f"L = {at:g}", (at, 1.0), bbox=box, **place, **text)

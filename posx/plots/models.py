@@ -3,21 +3,15 @@
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from posx.config import RunConfig
 from posx.encodings import Dims, Encoding, build, encoding_name
 from posx.errors import PosxError, WorkdirError
 from posx.model import layer_name, shared_name
-from posx.plots.rows import Row, run_of_config
 from posx.runs.folder import RunFolder, is_run, name_of, run_folders
 from posx.runs.load import load_model
-
-#: Drawn where there are no runs.
-CATALOGUE = ("nope", "sinusoidal", "rope", "t5", "alibi")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,24 +26,19 @@ class Subject:
     trained: bool = False
 
 
-def catalogue(train_len: int) -> list[Subject]:
+def catalogue() -> list[Subject]:
     """The encodings of the headline figure, as initialised for a small model."""
-    dims = Dims(model_dim=64, num_heads=8, head_dim=8, num_layers=1, train_len=train_len)
-    return [initial(name, build(name, dims), dims) for name in CATALOGUE]
+    dims = Dims(model_dim=64, num_heads=8, head_dim=8, num_layers=1, train_len=64)
+    return [initial(name, build(name, dims), dims) for name in ("nope", "sinusoidal", "rope", "t5", "alibi")]
 
 
-def encodings_of(folder: pathlib.Path, stored: Sequence[Row]) -> list[Subject]:
+def encodings_of(folder: pathlib.Path) -> list[Subject]:
     """The distinct encodings of the runs below `folder`, each of the first run that trained it, else as initialised."""
-    if not folder.is_dir():
-        return []
-    texts = {row.run.path: row.run.text for row in stored}
     found: dict[tuple[str, Encoding, Dims], Subject] = {}
-    for path in filter(is_run, run_folders(folder, "config.json")):
+    for path in filter(is_run, run_folders(folder, "config.json")) if folder.is_dir() else ():
         name = name_of(path, folder)
-        text = texts.get(name) or run_of_config(path, name).text
         try:
-            run = RunFolder(path).read_config()
-            for subject in of_run(RunFolder(path), run, name, text):
+            for subject in of_run(RunFolder(path), name):
                 key = (subject.name, subject.encoding, subject.dims)
                 if key not in found or subject.trained > found[key].trained:
                     found[key] = subject
@@ -58,16 +47,15 @@ def encodings_of(folder: pathlib.Path, stored: Sequence[Row]) -> list[Subject]:
     return sorted(found.values(), key=lambda subject: (subject.name, subject.dims.train_len))
 
 
-def of_run(folder: RunFolder, run: RunConfig, name: str, text: str) -> list[Subject]:
+def of_run(folder: RunFolder, name: str) -> list[Subject]:
     """The distinct encodings of one run's layers, each as the first layer that has it sees it."""
-    layers = run.layers
-    several = len(set(layers)) > 1
-    names = {encoding: encoding_name(encoding) if several else text for encoding in layers}
+    run = folder.read_config()
+    several = len(set(run.layers)) > 1
+    names = {encoding: encoding_name(encoding) if several else run.encoding for encoding in run.layers}
     try:
         model, params, _, step = load_model(folder)
     except WorkdirError:
-        dims = run.dims
-        return [initial(names[encoding], encoding, dims) for encoding in dict.fromkeys(layers)]
+        return [initial(title, encoding, run.dims) for encoding, title in names.items()]
     found = []
     for number, encoding in enumerate(model.distinct):
         first = model.encodings.index(encoding)

@@ -7,14 +7,14 @@ is what another text of the kind would change, not another seed.
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from posx.errors import ConfigError
 from posx.evaluation.statistics import check_pair, half_width, mean_blocks, targets_key
 from posx.plots.groups import Group, Panel
 from posx.plots.palette import Look
-from posx.plots.rows import Row, failure, number, perplexity
+from posx.plots.rows import FAILED, Row, Run, number, perplexity
 
 Interval = tuple[float, float] | None
 
@@ -44,11 +44,6 @@ class Point:
     def high(self) -> float:
         return max(self.values, default=math.nan)
 
-    @property
-    def sd(self) -> float | None:
-        """Sample standard deviation over seeds; None below two."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
@@ -77,14 +72,13 @@ def ordered(curves: Iterable[Curve]) -> list[Curve]:
 
 def perplexity_curves(panel: Panel) -> list[Curve]:
     """Perplexity against evaluation length in tokens, over the runs that have a value."""
-    return _curves(panel, lambda row, base: perplexity(row), lambda mean, rows, bases: _factors(mean, rows), 1)
+    return _curves(panel, lambda row, base: perplexity(row), lambda mean, rows, bases: _factors(mean, rows))
 
 
 def bits_curves(panel: Panel) -> list[Curve]:
     """Bits per byte of text against evaluation length, over the runs that know their bytes and their separators.
 
-    Rows that do not say how many separators they scored count them in their `bpb`: another number, left out. Intervals
-    are of the loss of all targets, so there are none where separators have a visible share of it.
+    Intervals are of the loss of all targets, so there are none if separators have a visible share of it.
     """
 
     def bits(row: Row, base: Row | None) -> float | None:
@@ -98,7 +92,7 @@ def bits_curves(panel: Panel) -> list[Curve]:
         half *= rows[0]["num_targets"] / rows[0]["num_bytes"] / math.log(2)
         return mean - half, mean + half
 
-    return _curves(panel, bits, interval, 1)
+    return _curves(panel, bits, interval)
 
 
 def nearly_all_text(row: Row) -> bool:
@@ -111,15 +105,11 @@ def ratio_curves(panel: Panel) -> list[Curve]:
     """R_k = ppl(kL) / ppl(L) against k >= 1; the ratio is taken within each run, of the same targets, then averaged."""
 
     def ratio(row: Row, base: Row | None) -> float | None:
-        value, at_train = perplexity(row), perplexity(base) if base and _same_targets(base, row) else None
+        paired = base is not None and len({targets_key(one | {"block_len": None}) for one in (base, row)}) == 1
+        value, at_train = perplexity(row), perplexity(base) if base is not None and paired else None
         return value / at_train if value is not None and at_train is not None else None
 
     return _curves(panel, ratio, _factors, panel.train_len)
-
-
-def _same_targets(*rows: Row) -> bool:
-    """In blocks of whatever size."""
-    return len({targets_key({**row, "block_len": None}) for row in rows}) == 1
 
 
 def text_half_width(rows: Sequence[Row], bases: Sequence[Row] = ()) -> float:
@@ -148,7 +138,7 @@ def _curves(
     panel: Panel,
     measure: Callable[[Row, Row | None], float | None],
     interval: Callable[[float, list[Row], list[Row]], Interval],
-    unit: int,
+    unit: int = 1,
 ) -> list[Curve]:
     """A curve a group over the lengths it was measured at, in `unit`s; those below one unit are left out.
 
@@ -156,21 +146,22 @@ def _curves(
     the rows behind it, and theirs at the training length.
     """
 
-    def curve(group: Group) -> Curve:
-        at_train = {row.run: row for row in group.rows if row["eval_len"] == panel.train_len}
-        points = []
-        for length in sorted({row["eval_len"] for row in group.rows if row["eval_len"] >= unit}):
-            pairs = [(row, at_train.get(row.run)) for row in group.rows if row["eval_len"] == length]
-            measured = [(value, row, base) for row, base in pairs if (value := measure(row, base)) is not None]
-            values = tuple(value for value, _, _ in measured)
-            failures = tuple(failure(row) for row, _ in pairs if perplexity(row) is None)
-            rows, bases = [row for _, row, _ in measured], [base for _, _, base in measured if base]
-            over_text, why = None, ""
-            try:
-                over_text = interval(statistics.fmean(values), rows, bases) if values else None
-            except ConfigError as error:
-                why = str(error)
-            points.append(Point(length / unit, values, failures, over_text, why))
-        return Curve(group.label, group.look, tuple(points))
+    def point(length: int, group: Group, at_train: Mapping[Run, Row]) -> Point:
+        pairs = [(row, at_train.get(row.run)) for row in group.rows if row["eval_len"] == length]
+        measured = [(value, row, base) for row, base in pairs if (value := measure(row, base)) is not None]
+        values = tuple(value for value, _, _ in measured)
+        failed = [row.get("status") for row, _ in pairs if perplexity(row) is None]
+        failures = tuple(status if status in FAILED else "nonfinite" for status in failed)
+        rows, bases = [row for _, row, _ in measured], [base for _, _, base in measured if base]
+        try:
+            over_text = interval(statistics.fmean(values), rows, bases) if values else None
+        except ConfigError as error:
+            return Point(length / unit, values, failures, None, str(error))
+        return Point(length / unit, values, failures, over_text)
 
-    return ordered(map(curve, panel.groups))
+    found = []
+    for group in panel.groups:
+        at_train = {row.run: row for row in group.rows if row["eval_len"] == panel.train_len}
+        lengths = sorted({row["eval_len"] for row in group.rows if row["eval_len"] >= unit})
+        found.append(Curve(group.label, group.look, tuple(point(n, group, at_train) for n in lengths)))
+    return ordered(found)

@@ -3,6 +3,8 @@
 import contextlib
 import math
 import pathlib
+import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from posx.plots import captions, look, rows
@@ -34,61 +36,49 @@ def is_table(path: pathlib.Path) -> bool:
 def panel_table(panel: Panel, missing: Mapping[str, str] | None = None) -> str:
     """The table of one training length and protocol, under lines that state both, what was scored, and the spreads."""
     curves, columns = perplexity_curves(panel), _columns(panel)
-    shown = {title: [_at(found[curve.label], x) for curve in curves] for title, (found, x) in columns.items()}
-    points = [point for column in shown.values() for point in column]
-    cells = {title: list(map(_cell, column)) for title, column in shown.items()}
+    points = {title: [found[curve.label] for curve in curves] for title, found in columns.items()}
+    cells = {title: list(map(_cell, column)) for title, column in points.items()}
     cells = {title: column for title, column in cells.items() if set(column) != {_EMPTY}}
-    named = [
-        (f"{curve.label} ({title})", column[n]) for n, curve in enumerate(curves) for title, column in shown.items()
-    ]
-    lines = [" · ".join([*captions.facts([panel]), *_spreads(points)])]
+    named = [(f"{curve.label} ({title})", points[title][n]) for n, curve in enumerate(curves) for title in points]
+    spreads = ["± standard deviation over seeds"] if any(len(point.values) > 1 for _, point in named) else []
+    spreads += ["(95 % interval over text)"] if any(point.interval for _, point in named) else []
+    lines = [" · ".join([*captions.facts([panel]), *spreads])]
     if not _measured_at_train_len(panel):
         lines.append(f"**not measured at L = {panel.train_len}, so there are no ratios**")
     if warning := captions.mixture(panel.rows):
         lines.append(f"**{warning}**")
-    body = [
-        _line([_escaped(look.shown(curve.label)), _seeds(curve), *(column[n] for column in cells.values())])
-        for n, curve in enumerate(curves)
-    ]
-    notes = [_escaped(note) for note in captions.no_intervals(named) + captions.fewer_runs(curves, "")]
-    notes += [_escaped(note) for note in captions.notes([panel], [], missing)]
-    if left := _without_column(panel, columns):
+    seeds = [" to ".join(map(str, dict.fromkeys(curve.seeds))) for curve in curves]
+    heads = [[_escaped(look.shown(curve.label)), n] for curve, n in zip(curves, seeds, strict=True)]
+    body = [_line([*head, *row]) for head, *row in zip(heads, *cells.values(), strict=True)]
+    notes = [*captions.no_intervals(named), *captions.fewer_runs(curves, ""), *captions.notes([panel], [], missing)]
+    notes = [_escaped(note) for note in notes]
+    # Lengths from L on without a column.
+    least = panel.train_len if _measured_at_train_len(panel) else 0
+    shown = {round(point.x * (panel.train_len if t.startswith("R_") else 1)) for t in points for point in points[t]}
+    if left := sorted({row["eval_len"] for row in panel.rows if row["eval_len"] >= least} - shown):
         notes.append(f"Measured too, in eval.jsonl: {', '.join(f'{length:.6g}' for length in left)} tokens")
     ruler = _line(["---", *["---:"] * (len(cells) + 1)])
     made = [*lines, "", _line([_HEAD, *cells]), ruler, *body]
     return "\n".join([*made, "", *notes] if notes else made)
 
 
-def _without_column(panel: Panel, columns: dict[str, tuple[dict[str, Curve], float]]) -> list[int]:
-    """Lengths from L on that were measured and have no column."""
-    train_len = panel.train_len
-    shown = {round(x * (train_len if title.startswith("R_") else 1)) for title, (_, x) in columns.items()}
-    least = train_len if _measured_at_train_len(panel) else 0
-    return sorted({row["eval_len"] for row in panel.rows if row["eval_len"] >= least} - shown)
-
-
 def _measured_at_train_len(panel: Panel) -> bool:
     return any(row["eval_len"] == panel.train_len for row in panel.rows)
 
 
-def _columns(panel: Panel) -> dict[str, tuple[dict[str, Curve], float]]:
-    """{title: (curves by label, where they are read)}: at L and the ratios to it, or if L was not measured what was."""
-    absolute, train_len = _by_label(perplexity_curves(panel)), panel.train_len
+def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
+    """{title: {label: point}}: at L and the ratios to it, or if L was not measured the lengths that were."""
+    absolute, ratios, train_len = perplexity_curves(panel), ratio_curves(panel), panel.train_len
     if not _measured_at_train_len(panel):
-        lengths = sorted({point.x for curve in absolute.values() for point in curve.points})
-        kept = [train_len * factor for factor in _factors([length / train_len for length in lengths])]
-        return {f"perplexity at {length:.6g}": (absolute, length) for length in kept}
-    ratios = _by_label(ratio_curves(panel))
-    factors = _factors(sorted({point.x for curve in ratios.values() for point in curve.points if point.x != 1}))
+        lengths = {point.x for curve in absolute for point in curve.points}
+        kept = [train_len * factor for factor in _factors([length / train_len for length in sorted(lengths)])]
+        return {f"perplexity at {length:.6g}": _at(absolute, length) for length in kept}
+    factors = _factors(sorted({point.x for curve in ratios for point in curve.points if point.x != 1}))
     return {
-        f"perplexity at L = {train_len}": (absolute, train_len),
-        f"bits per byte at {train_len}": (_by_label(bits_curves(panel)), train_len),
-        **{f"R_{factor:.6g}": (ratios, factor) for factor in factors},
+        f"perplexity at L = {train_len}": _at(absolute, train_len),
+        f"bits per byte at {train_len}": _at(bits_curves(panel), train_len),
+        **{f"R_{factor:.6g}": _at(ratios, factor) for factor in factors},
     }
-
-
-def _by_label(curves: Sequence[Curve]) -> dict[str, Curve]:
-    return {curve.label: curve for curve in curves}
 
 
 def _factors(factors: Sequence[float]) -> list[float]:
@@ -97,14 +87,8 @@ def _factors(factors: Sequence[float]) -> list[float]:
     return list(factors) if len(factors) <= MOST_FACTORS else doublings or list(factors)
 
 
-def _at(curve: Curve, x: float) -> Point:
-    return next((point for point in curve.points if point.x == x), Point(x, ()))
-
-
-def _spreads(points: Sequence[Point]) -> list[str]:
-    """What stands behind the means, in words."""
-    parts = ["± standard deviation over seeds"] if any(point.sd is not None for point in points) else []
-    return parts + (["(95 % interval over text)"] if any(point.interval for point in points) else [])
+def _at(curves: Sequence[Curve], x: float) -> dict[str, Point]:
+    return {curve.label: next((point for point in curve.points if point.x == x), Point(x, ())) for curve in curves}
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -113,22 +97,8 @@ def _line(cells: Sequence[str]) -> str:
 
 def _escaped(text: str) -> str:
     """Text that Markdown shows literally."""
-    for old, new in (
-        ("&", "&amp;"),
-        ("<", "&lt;"),
-        (">", "&gt;"),
-        ("\\", "\\\\"),
-        ("|", "\\|"),
-        ("`", "\\`"),
-        ("*", "\\*"),
-    ):
-        text = text.replace(old, new)
-    return text
-
-
-def _seeds(curve: Curve) -> str:
-    few, many = curve.seeds
-    return str(many) if few == many else f"{few} to {many}"
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\|`*])", r"\\\1", text)
 
 
 def _cell(point: Point) -> str:
@@ -136,7 +106,7 @@ def _cell(point: Point) -> str:
     failed = " and ".join(sorted({captions.FAILURE_NAMES[kind] for kind in point.failures}))
     if not point.values:
         return failed or _EMPTY
-    text = _number(point.mean) + (f" ± {_number(point.sd)}" if point.sd is not None else "")
+    text = _number(point.mean) + (f" ± {_number(statistics.stdev(point.values))}" if point.values[1:] else "")
     if point.interval:
         text += f" ({'-'.join(map(_number, point.interval))})"
     return f"{text} ({len(point.failures)} {failed})" if failed else text

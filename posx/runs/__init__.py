@@ -1,14 +1,9 @@
-"""Runs: a run's folder, the checks before anything starts, training and evaluating it to `DONE`, loading what it left.
+"""Runs: a run's folder, the checks before anything starts, training and evaluating it to `DONE`, loading it.
 
-folder        where things lie and who holds them; training writes there and knows no more of a run than this
-checks        all that can be found wrong before anything starts
-describe      the model that settings come to, and what a run would be
-environment   what the numbers may depend on besides the settings
-runner        one run from its settings to `DONE`
-evaluate      the rows of a trained run
-targets       which tokens they score: the same in all of them
-text          the text of a run that exists, wherever it lies now
-load          a trained run as a function
+`folder` knows the files of a run and the process that holds it. `checks` finds everything wrong before a start.
+`describe` computes the model and the cost of a run, `environment` records versions and devices. `runner` takes one run
+to `DONE`. `evaluate` measures its rows on the tokens that `targets` chooses. `text` finds the text of an earlier run.
+`load` and `export` give a trained run as a function and as a file.
 """
 
 from posx.lazy import modules_of

@@ -1,4 +1,4 @@
-"""All that can be found wrong with a run before anything starts: its settings, its text, its folder, its disk."""
+"""The checks of a run before anything starts: its settings, its text, its folder, its memory and its disk."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def unused(run: RunConfig) -> dict[str, str]:
 
 
 def say_unused(runs: Iterable[RunConfig], words: Mapping[str, str]) -> None:
-    """Say which of `words`, {word of the command: setting}, none of the runs uses; defaults are not worth a word."""
+    """Say which of `words`, {word of the command: setting}, no run uses. A default is not worth a line."""
     found = [(run, unused(run)) for run in runs]
     for word, setting in words.items():
         section, _, name = setting.partition(".")
@@ -85,7 +85,7 @@ def say_unused(runs: Iterable[RunConfig], words: Mapping[str, str]) -> None:
 
 
 def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
-    """Raises DataError if the validation text is too short for the longest length, or for a protocol."""
+    """Raise DataError if the validation text is too short for the longest length, or for a protocol."""
     have, need = len(dataset.validation.tokens), max(config.lengths)
     if have < need:
         raise DataError(
@@ -97,7 +97,7 @@ def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raises WorkdirError before anything long starts; a file is tried, for access bits do not tell all."""
+    """Raise WorkdirError if no file can be made at `path`. Access bits alone do not tell."""
     try:
         nearest_folder = next(p for p in (path, *path.parents) if p.exists())
         if not nearest_folder.is_dir():
@@ -109,7 +109,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_work_folder(path: Path, sweep: bool) -> None:
-    """Raises WorkdirError for a run in the folder of a sweep, a sweep in that of a run, and either in that of sweeps.
+    """Raise WorkdirError if the folder holds something else: a run, a sweep, or sweeps.
 
     Figures, tables and evaluations of the folder would take one for the other.
     """
@@ -138,8 +138,10 @@ def check_work_folder(path: Path, sweep: bool) -> None:
 
 
 def check_memory(num_params: int) -> None:
-    """Raises OutOfMemoryError if weights, gradients and two moments in float32 cannot fit into a CPU's memory, where
-    XLA would crash or the system kill the process. That more is needed shows when it is asked for."""
+    """Raise OutOfMemoryError if weights, gradients and two moments in float32 cannot fit into a CPU's memory.
+
+    XLA would crash, or the system kill the process. Activations come on top and are not counted.
+    """
     needed, have = 16 * num_params, own_memory()
     if jax.default_backend() == "cpu" and needed > have:
         raise OutOfMemoryError(
@@ -149,7 +151,7 @@ def check_memory(num_params: int) -> None:
 
 
 def check_disk(path: Path, needed: int) -> None:
-    """Raises OutOfMemoryError if the checkpoints a run keeps (float32 weights and two moments each) cannot fit."""
+    """Raise OutOfMemoryError if the checkpoints of a run, float32 weights and two moments each, cannot fit."""
     free = shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
     if free < needed:
         raise OutOfMemoryError(

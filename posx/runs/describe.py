@@ -1,4 +1,4 @@
-"""What a run comes to, from its settings alone: no text is read and nothing is written."""
+"""The model, the layout on devices and the cost of a run, from its settings alone."""
 
 from __future__ import annotations
 
@@ -17,19 +17,25 @@ from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
 from posx.evaluation.protocols import run_protocols
 from posx.machine import processes
-from posx.machine.devices import devices_for, mesh_of
+from posx.machine.devices import DATA, MODEL, devices_for, mesh_of
 from posx.progress import say, size
-from posx.runs import text
-from posx.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from posx.model import Model
-    from posx.runs.share import Share
     from posx.training.layout import Layout
+
+#: How much longer a layer takes whose encoding reads the vectors of every pair of tokens. Measured at L = 64 and width
+#: 128, training and evaluating to 16 L: Shaw takes 1.5, Transformer-XL 1.35 and DeBERTa 1.25 times as long as NoPE.
+PAIRS_COST = 0.35
+
+#: Sums over `MODEL` of activations [rows, m] in a layer: forward after `out` and `down`, backward before `query`,
+#: `key`, `value` and `up`. A gate adds one, and so does the repeated `out` if layers are computed again. Counted in the
+#: programs of XLA's CPU backend. Accelerators may join those of `query`, `key` and `value`.
+SUMS = 6
 
 
 def model_of(run: RunConfig, vocab_size: int) -> Model:
-    """The model that a run trains. Raises ConfigError for sizes and encodings that do not fit."""
+    """Return the model that a run trains."""
     from posx.model import Model  # and Flax, which settings are checked without
 
     return Model(run.model, run.layers, vocab_size, run.dims)
@@ -43,14 +49,17 @@ def notice_of_code(run: RunConfig, name: str) -> None:
 
 def executor_of(run: RunConfig, encoding: Encoding) -> str:
     """Return the attention executor that trains `encoding`, also if the config says "auto"."""
-    params = abstract_params(encoding, run.dims)
-    sizes, dtype = (run.train.length, run.train.length), jnp.dtype(run.model.dtype)
+    params, sizes = abstract_params(encoding, run.dims), (run.train.length, run.train.length)
+    dtype = jnp.dtype(run.model.dtype)
     return choose_executor(run.train.executor, encoding, params, causal(), sizes, in_order=True, dtype=dtype)
 
 
 def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout:
-    """How a run lies on devices: as `mesh` asks for, DATAxMODEL, or for several processes; else whole on as many as it
-    was `started` on, where there are so many. Raises ConfigError for a mesh that does not fit."""
+    """Return the layout of a run on devices.
+
+    A `mesh`, DATAxMODEL, shards the state over all processes. Else each device has a copy, on as many devices as the
+    run was `started` on, if there are so many. Raises ConfigError for a mesh that does not fit.
+    """
     from posx.training.layout import Copies, asked_layout
     from posx.training.step import flops_per_token
 
@@ -64,32 +73,26 @@ def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout
 
 
 def opening(run: RunConfig, layout: Layout) -> str:
-    """What is about to be trained and on what, in one line. Nothing is computed for it but shapes."""
+    """Return one line on the model and the devices of a run that is about to start."""
     model = _model_of(run)
     most = "up to " if run.data.tokenizer == "bpe" else ""  # a short text has fewer tokens
     executors = dict.fromkeys(executor_of(run, encoding) for encoding in model.distinct)
-    return f"{most}{count(model):,} parameters, {' and '.join(executors)} attention, {_devices(layout)}"
-
-
-def _devices(layout: Layout) -> str:
-    """What a run computes on."""
     backend, number = jax.default_backend(), layout.num_devices
-    kinds = {device.device_kind for device in jax.devices()[:number]} - {backend}
-    words = [f"{layout} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in sorted(kinds))]
-    return " ".join(words + [f"of {jax.process_count()} processes"] * processes.several())
+    kinds = sorted({device.device_kind for device in jax.devices()[:number]} - {backend})
+    words = [f"{layout} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in kinds)]
+    words += [f"of {jax.process_count()} processes"] * processes.several()
+    return f"{most}{count(model):,} parameters, {' and '.join(executors)} attention, {' '.join(words)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What a run costs, from its settings alone.
+    """The cost of a run.
 
-    num_params; tokens of all training steps; flops of training, and of the forward passes of evaluation, None where
-    that goes over a whole text of unknown length; lengths that are evaluated, those the model is defined for, each a
-    program to compile; slower: times the wall time of as many flops without what the encodings add; memory, bytes:
-    float32 weights, their gradients and two moments, what the layers keep for the backward pass over one part of a
-    batch, and logits (measured on XLA's CPU backend: within about a tenth, where the batch outweighs the weights;
-    Shaw's and DeBERTa's vectors come on top, up to a third more). An accelerator or a Python process takes its own on
-    top.
+    tokens: of all training steps. flops: of training. eval_flops: of the forward passes of evaluation, None for a
+    whole text of unknown length. lengths: evaluated lengths that the model is defined for, each a program to compile.
+    slower: times the wall time of as many flops without an encoding. memory: bytes of float32 weights, their gradients
+    and two moments, of the activations kept for one part of a batch, and of logits. On XLA's CPU backend the memory
+    is within about a tenth if the batch outweighs the weights. Vectors of pairs add up to a third.
     """
 
     num_params: int
@@ -101,84 +104,132 @@ class Expected:
     memory: int
 
 
-#: How much longer a layer takes whose encoding works on every pair of tokens, by vectors or hooks of its own. Measured
-#: at L = 64, width 128, training and evaluating to 16 L: Shaw 1.5, Transformer-XL 1.35, DeBERTa 1.25 times NoPE.
-PAIRS_COST = 0.35
-
-
 def is_defined(model: Model, length: int) -> bool:
-    """Whether the model serves windows of `length` tokens."""
+    """Tell whether the model serves windows of `length` tokens."""
     last = model.at_length(length).max_position
     return last is None or length - 1 <= last
 
 
 def expected(run: RunConfig) -> Expected:
-    """The cost of `run`. Raises ConfigError for sizes and encodings that do not fit."""
-    return _cost(run, _model_of(run))
-
-
-def expected_in(folder: RunFolder, run: RunConfig) -> Expected:
-    """Return the cost of `run`, whose tokenizer its folder may hold. Raises ConfigError as `expected` does."""
-    return expected(dataclasses.replace(run, data=text.readable(folder, run)))
-
-
-def _cost(run: RunConfig, model: Model) -> Expected:
+    """Return the cost of `run`. Raises ConfigError for a tokenizer that cannot be read."""
     from posx.training.step import flops_per_token
 
-    train = run.train
-    tokens, dims, config = train.steps * train.batch_size * train.length, model.dims, model.config
-    kept = (4 if config.mlp == "gelu" else 6) * config.hidden_dim + 4 * dims.num_heads * dims.head_dim
-    kept += (9 if config.dropout else 6) * config.model_dim
-    part = train.batch_size // train.accumulation * train.length
-    logits = 2 * min(part * model.vocab_size, LARGEST_LOGITS)
-    owed = {n for protocol, asked in run_protocols(run.eval, train.length) for n in protocol.owed(asked)}
+    model, train = _model_of(run), run.train
+    tokens = train.steps * train.batch_size * train.length
+    lengths = {n for protocol, asked in run_protocols(run.eval, train.length) for n in protocol.owed(asked)}
     pairs = [_reads_pairs(encoding, model.dims) for encoding in model.encodings]
     return Expected(
         count(model), tokens, tokens * flops_per_token(model, train.length), _eval_flops(run, model),
-        sum(is_defined(model, n) for n in owed), 1 + PAIRS_COST * sum(pairs) / len(pairs),
-        16 * count(model) + 4 * (part * config.num_layers * kept + logits),
+        sum(is_defined(model, n) for n in lengths), 1 + PAIRS_COST * sum(pairs) / len(pairs),
+        round(16 * count(model) + _activations(run, model)),
     )  # fmt: skip
 
 
 def _eval_flops(run: RunConfig, model: Model) -> float | None:
-    """Passes that protocols share are counted once."""
+    """Return the flops of evaluation. Passes that protocols share count once."""
     from posx.training.step import flops_per_token
 
-    passes = {}
-    for protocol, lengths in run_protocols(run.eval, run.train.length):
-        for length in (n for n in protocol.owed(lengths) if is_defined(model, n)):
-            passes[length, protocol.stride_at(length, lengths)] = protocol.num_targets
+    passes = {
+        (length, protocol.stride_at(length, lengths)): protocol.num_targets
+        for protocol, lengths in run_protocols(run.eval, run.train.length)
+        for length in protocol.owed(lengths)
+        if is_defined(model, length)
+    }
     if not all(passes.values()):
         return None
-    tokens = {place: num_targets * place[0] / place[1] for place, num_targets in passes.items()}
-    return sum(n * flops_per_token(model, length) / 3 for (length, _), n in tokens.items())
+    return sum(n * length / stride * flops_per_token(model, length) / 3 for (length, stride), n in passes.items())
 
 
 def describe(run: RunConfig, mesh: str = "") -> str:
-    """What a run would be, in one line; and in another what each device of a mesh, "DATAxMODEL", has of it, which need
-    not be here. Raises ConfigError for a mesh that does not fit."""
-    model = _model_of(run)
-    on_mesh = f"\n{mesh}: {_share(run, model, mesh)}" if mesh else ""
-    cost = _cost(run, model)
-    encodings = ", ".join(map(repr, model.distinct))
+    """Return one line on the cost of a run, and one on the share of each device of a mesh, "DATAxMODEL".
+
+    The devices of the mesh need not exist here. Raises ConfigError for a mesh that does not fit.
+    """
+    from posx.training.layout import check_mesh
+
+    model, cost, on_mesh = _model_of(run), expected(run), ""
+    if mesh:
+        data, heads = mesh_of(mesh)
+        check_mesh(data, heads, run.train.batch_size // run.train.accumulation, model.config.kv_heads)
+        on_mesh = f"\n{mesh}: {share(run, model, data, heads)}"
     return (
-        f"{encodings}, {cost.num_params:,} parameters, {cost.tokens:,} tokens in {run.train.steps} steps of "
-        f"{run.train.batch_size} x {run.train.length}, {cost.flops:.2g} FLOP, {size(cost.memory)}, "
-        f"data {run.data.source!r}, evaluated at {run.eval.lengths}{on_mesh}"
+        f"{', '.join(map(repr, model.distinct))}, {cost.num_params:,} parameters, {cost.tokens:,} tokens in "
+        f"{run.train.steps} steps of {run.train.batch_size} x {run.train.length}, {cost.flops:.2g} FLOP, "
+        f"{size(cost.memory)}, data {run.data.source!r}, evaluated at {run.eval.lengths}{on_mesh}"
     )
 
 
-def _share(run: RunConfig, model: Model, mesh: str) -> Share:
-    from posx.runs.share import share
-    from posx.training.layout import check_mesh
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Bytes of one device of a mesh.
 
-    data, heads = mesh_of(mesh)
-    check_mesh(data, heads, run.train.batch_size // run.train.accumulation, model.config.kv_heads)
-    return share(run, model, data, heads)
+    state: its part of weights, gradients and two moments. gathered: weights of other devices while they are used, of
+    all layers, or of one and its gradients if `model.remat` is "layer" (XLA's CPU backend keeps all the same).
+    activations: kept for the backward pass, and logits. moved_weights, moved_activations: sent in one step, by rings.
+    """
+
+    state: float
+    gathered: float
+    activations: float
+    moved_weights: float
+    moved_activations: float
+
+    def __str__(self) -> str:
+        memory = self.state + self.gathered + self.activations
+        return (
+            f"{size(memory)} on each device ({size(self.state)} of weights, gradients and moments, "
+            f"{size(self.gathered)} of weights gathered, {size(self.activations)} of activations), which sends "
+            f"{size(self.moved_weights + self.moved_activations)} a step ({size(self.moved_weights)} of weights and "
+            f"gradients, {size(self.moved_activations)} of activations)"
+        )
+
+
+def share(run: RunConfig, model: Model, data: int, heads: int) -> Share:
+    """Return the share of one of `data` x `heads` devices.
+
+    Gradients of arrays that are sharded over `DATA` count as summed on all of its devices, as XLA's CPU backend does
+    it. If XLA scatters the sums, half of that is sent.
+    """
+    from posx.training.layout import spec
+
+    train, config = run.train, model.config
+    own = whole = largest = 0.0
+    for path, leaf in jax.tree_util.tree_flatten_with_path(model.abstract())[0]:
+        axes = spec(path, leaf.shape, {DATA: data, MODEL: heads})
+        array = 4.0 * leaf.size / (heads if MODEL in axes else 1)
+        own += array / (data if DATA in axes else 1)
+        whole += array
+        largest = max(largest, array)
+    again = config.remat == "layer"
+    tables = 4.0 * model.vocab_size * config.model_dim / heads
+    layer = (whole - tables * (1 if config.tied else 2)) / config.num_layers
+    passes = train.accumulation * ((2 if again else 1) + 2)  # forward, again, and twice for the gradients
+    sums = config.num_layers * (SUMS + (config.mlp == "swiglu") + again) + 2
+    rows = 4.0 * train.batch_size * train.length / data * config.model_dim
+    return Share(
+        state=4 * own,
+        gathered=(largest + 2 * layer if again else whole) if data > 1 else 0.0,
+        activations=_activations(run, model, data, heads, again),
+        moved_weights=passes * whole * (data - 1) / data,
+        moved_activations=2 * sums * rows * (heads - 1) / heads,
+    )
+
+
+def _activations(run: RunConfig, model: Model, data: int = 1, heads: int = 1, again: bool = False) -> float:
+    """Return the bytes of activations and logits of one part of a batch on one device.
+
+    `again` tells that only the input of each layer is kept. XLA's CPU backend keeps the same with and without.
+    """
+    config, dims = model.config, model.dims
+    tokens = run.train.batch_size // run.train.accumulation * run.train.length / data
+    inside = (4 if config.mlp == "gelu" else 6) * config.hidden_dim + 4 * dims.num_heads * dims.head_dim
+    layer = inside / heads + (9 if config.dropout else 6) * config.model_dim
+    kept = layer + config.num_layers * config.model_dim if again else config.num_layers * layer
+    return 4 * (tokens * kept + 2 * min(tokens * model.vocab_size, LARGEST_LOGITS))
 
 
 def _model_of(run: RunConfig) -> Model:
-    """The model of a run whose text nobody has read yet."""
+    """Return the model of a run whose text is not read yet."""
     known = {"bytes": ByteTokenizer.vocab_size, "bpe": run.data.vocab_size}
     tokenizer = run.data.tokenizer
     return model_of(run, known[tokenizer] if tokenizer in known else load_tokenizer(tokenizer).vocab_size)
@@ -186,11 +237,11 @@ def _model_of(run: RunConfig) -> Model:
 
 @functools.cache  # the runs of a sweep share models
 def count(model: Model) -> int:
-    """Number of parameters."""
+    """Return the number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(model.abstract()))
 
 
 def _reads_pairs(encoding: Encoding, dims: Dims) -> bool:
-    """Return whether attention costs more than products: the encoding reads the vectors of pairs."""
+    """Tell whether attention costs more than products, because the encoding reads the vectors of pairs."""
     terms = distance_terms(encoding, abstract_params(encoding, dims))
     return bool(of_kinds(encoding, "channel", "tile") or terms.keys() - {"bias"})

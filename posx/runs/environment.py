@@ -1,4 +1,4 @@
-"""What a run's numbers may depend on besides its settings: `env.json`."""
+"""Everything but the settings that the numbers of a run may depend on: `env.json`."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def version(package: str) -> str:
 
 
 def devices_of(folder: RunFolder) -> int | None:
-    """The number of devices that the run in `folder` was started on; None where none was."""
+    """Return the number of devices that the run in `folder` was started on, None for a new run."""
     devices = stored(folder).get("num_devices")
     return devices if isinstance(devices, int) else None
 
 
 def stored(folder: RunFolder) -> dict[str, Any]:
-    """What `env.json` holds; empty where there is none, or it is damaged."""
+    """Return the contents of `env.json`, {} if there is none or it is damaged."""
     try:
         found = parsed(folder.env_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -75,7 +75,7 @@ def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
 
 
 def environment(dataset: Dataset, layout: Layout) -> dict[str, Any]:
-    """What the numbers may depend on besides the config: versions, code state, devices trained on, threads, data."""
+    """Return versions, state of the code, devices, threads and data."""
     device = jax.devices()[0]
     return {
         "python": platform.python_version(),
@@ -103,7 +103,7 @@ def measured_with() -> dict[str, str]:
 
 
 def _threads() -> dict[str, str]:
-    """What the user, or posx, has told XLA and BLAS that may change bits; patience does not."""
+    """Return the variables of XLA and BLAS that may change bits. Timeouts do not."""
     found = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     if "XLA_FLAGS" in found:
         words = found["XLA_FLAGS"].split()
@@ -112,7 +112,7 @@ def _threads() -> dict[str, str]:
 
 
 def layout_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Differences between two environments that break bit-for-bit resuming."""
+    """Return the differences between two environments that break bit-for-bit resuming."""
     names = ("versions", "backend", "device", "num_devices", "num_cpus", "threads", "layout", "processes")
     before = old.get("jax")
     old, new = {**old, **(before if isinstance(before, dict) else {})}, {**new, **new["jax"]}
@@ -121,7 +121,7 @@ def layout_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _git_state() -> str:
-    """Commit of the code posx runs from, with "+changes" where it was edited; "" outside a git work tree."""
+    """Return the commit of the running code, with "+changes" if it was edited, "" outside a git work tree."""
     here = Path(__file__).parents[1]
 
     def ask(*words: str) -> str:

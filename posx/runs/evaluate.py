@@ -1,9 +1,10 @@
-"""Evaluates a trained run and appends its rows; what is there already is not computed again."""
+"""Evaluate a trained run and append its rows. A row that exists is not computed again."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,29 +17,26 @@ from posx.config.run import cycle_of
 from posx.data import Dataset
 from posx.encodings import code_of
 from posx.errors import UndefinedLength
+from posx.evaluation.protocols import Protocol
 from posx.evaluation.scoring import Measured
-from posx.files.rows import result_of, whole
+from posx.files.rows import ROW_VERSION, result_of, whole
 from posx.machine import processes
 from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
 from posx.model import Model
 from posx.positions import sequential
-from posx.progress import counted, say
+from posx.progress import Meter, counted, say
 from posx.runs.checks import check_stream
 from posx.runs.describe import is_defined
 from posx.runs.environment import measured_with
 from posx.runs.folder import RunFolder
 from posx.runs.targets import Question, questions
-from posx.runs.work import Work
 from posx.training.layout import Copies, Layout, Parts
 from posx.training.step import flops_per_token
-
-#: The version of a row of `eval.jsonl`. Rows of other versions are left alone.
-ROW_VERSION = 4
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _log_probs(model: Model, executor: str, num_devices: int, params: Any, tokens: jax.Array) -> jax.Array:
-    """Rows cut over devices, or, where a mesh is set around the call, all that `attend` and the model cut over it."""
+    """Return log-probabilities with the rows sharded over devices, or over the mesh that is set around the call."""
 
     def one(params: Any, tokens: jax.Array) -> jax.Array:
         return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
@@ -47,10 +45,10 @@ def _log_probs(model: Model, executor: str, num_devices: int, params: Any, token
 
 
 def model_log_probs(model: Model, params: Any, executor: str = "auto", layout: Layout = Copies()):
-    """The model as `evaluate` wants it: tokens [b, t + 1] -> log-probabilities [b, t], undefined lengths refused.
+    """Return the model as `evaluate` takes it: tokens [b, t + 1] -> log-probabilities [b, t].
 
-    Parameters in parts stay so, and all processes that hold some call this; windows are cut over `DATA` where they are
-    many, else the tokens of each window.
+    Sharded parameters stay sharded, and every process that holds some calls this. Many windows are sharded over `DATA`,
+    few by the tokens of each. Raises UndefinedLength for windows that the model does not serve.
     """
     on = functools.cache(functools.partial(on_devices, params))
 
@@ -62,7 +60,7 @@ def model_log_probs(model: Model, params: Any, executor: str = "auto", layout: L
         if isinstance(layout, Parts) or processes.several():
             return _together(at_length, executor, layout, params, tokens)
         devices = worth(tokens[:, 1:].size * flops_per_token(model, length) / 3)
-        if len(tokens) < devices:  # few windows, long ones: blocks of their queries are cut
+        if len(tokens) < devices:  # few windows, long ones: blocks of their queries are sharded
             with jax.set_mesh(mesh(devices)):
                 return np.asarray(_log_probs(at_length, executor, 1, on(devices), on_devices(tokens, devices)))
         rows = over_devices(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
@@ -72,7 +70,7 @@ def model_log_probs(model: Model, params: Any, executor: str = "auto", layout: L
 
 
 def _together(model: Model, executor: str, layout: Layout, params: Any, tokens: np.ndarray) -> np.ndarray:
-    """The same over all devices of a layout: rows are cut where there are as many, else the tokens of each."""
+    """Return log-probabilities by all devices of a layout: rows are sharded if there are as many, else their tokens."""
     rows = layout.mesh.shape[DATA]
     padded = np.pad(tokens, ((0, -len(tokens) % rows if len(tokens) >= rows else 0), (0, 0)))
     with jax.set_mesh(layout.mesh):
@@ -81,18 +79,19 @@ def _together(model: Model, executor: str, layout: Layout, params: Any, tokens: 
 
 @functools.cache
 def program(layout: Layout, model: Model, executor: str) -> Any:
+    """Return the compiled program of a sharded model."""
     whole = NamedSharding(layout.mesh, PartitionSpec())
     return jax.jit(functools.partial(_log_probs, model, executor, 1), out_shardings=whole)
 
 
 def held_out_stream(dataset: Dataset) -> np.ndarray:
-    """The validation tokens behind one end-of-document token, the context of the very first target."""
+    """Return the validation tokens after one end-of-document token, the context of the very first target."""
     tokens = dataset.validation.tokens
     return np.concatenate([np.array([dataset.tokenizer.eos], tokens.dtype), tokens])
 
 
 def documents_of(dataset: Dataset) -> np.ndarray:
-    """Where the documents of `held_out_stream` start."""
+    """Return the places in `held_out_stream` at which its documents start."""
     return 1 + dataset.validation.offsets[:-1]
 
 
@@ -112,22 +111,21 @@ def evaluate_run(
     step: int,
     layout: Layout = Copies(),
 ) -> list[dict[str, Any]]:
-    """All rows `config` asks for; those missing in `eval.jsonl` are computed and appended one by one.
+    """Return all rows that `config` asks for. Missing rows are computed and appended to `eval.jsonl` one by one.
 
-    Where a longer window than ever moves the targets, so are those of the lengths that were measured before. Raises
-    DataError if the validation text is too short for the longest length.
+    If a longer window than ever changes which tokens are scored, the lengths measured before are measured again.
+    Raises DataError if the validation text is too short for the longest length.
     """
     check_stream(config, run.train.length, dataset)
     facts = _facts(run, model, dataset, folder, step)
     log_probs = model_log_probs(model, params, config.executor, layout)
     stream, documents = held_out_stream(dataset), documents_of(dataset)
-    work = Work(model)
+    work = _Work(model)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     token_bytes, separators = bytes_of(dataset), (dataset.tokenizer.eos,)
     measured = Measured(log_probs, stream, token_bytes, separators, documents, config.batch_tokens, work.report)
-    here = {name: facts[name] for name in ("schema_version", "hash", "step", "data_digest")}
-    measured_before = map(whole, processes.told(folder.measured))
-    stored = [row for row in measured_before if here.items() <= row.items()]
+    here = {name: facts[name] for name in ("hash", "step", "data_digest")}
+    stored = [row for row in map(whole, folder.measured()) if here.items() <= row.items()]
     stored = [row for row in stored if row.get("code", {}) == facts.get("code", {})]
     rows: list[dict[str, Any]] = []
     missing: list[tuple[Question, int]] = []
@@ -150,21 +148,21 @@ def evaluate_run(
             for row in one.protocol.measure(measured, [length]):
                 interrupts.check()
                 rows.append(facts | row | {"anchor": one.anchor, "executor": config.executor, "env": measured_with()})
-                processes.append(folder.eval_file, rows[-1])
+                folder.append(folder.eval_file, rows[-1])
                 work.finished(_line(rows[-1]))
     return rows
 
 
 def _answers(row: dict[str, Any], config: EvalConfig) -> bool:
-    """Whether a stored row need not be computed again: an executor that is asked for by name is asked for itself.
+    """Tell whether a stored row need not be computed again.
 
-    Where memory ran out is tried again: it may be another machine.
+    A named executor is measured itself. A row of status "oom" is tried again, as this may be another machine.
     """
     return row.get("status") != "oom" and config.executor in ("auto", row.get("executor", "auto"))
 
 
 def _say_why(one: Question, name: str) -> None:
-    """What is measured besides, or apart from, what was measured before."""
+    """Say which lengths are measured again, and which stored rows are not compared."""
     what = f"{name}  {one.protocol.name}"
     if one.moved:
         lengths = ", ".join(map(str, one.moved))
@@ -196,6 +194,45 @@ def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, st
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A row for a person."""
+    """Return a row as one line of text."""
     scored = f"{row['num_targets']:,} targets of {counted(row['num_documents'], 'document')}"
     return f"{row['run_id']}  {row['protocol']} at {row['eval_len']}: {result_of(row)}  ({scored})"
+
+
+class _Work:
+    """The work of an evaluation and the finished part of it, in windows weighed by their cost."""
+
+    def __init__(self, model: Model):
+        self.model = model
+        self.passes: dict[tuple[int, str, int], int] = {}
+        self.before = self.inside = 0  # done in the passes before this one, and in this one
+        self.meter: Meter
+
+    def add(self, protocol: Protocol, measured: Measured, length: int) -> None:
+        """Add a length at which the model is defined. A pass that protocols share counts once."""
+        targets = protocol.targets(measured.stream, [length], measured.documents)
+        count = len(targets.windows(length, protocol.stride_at(length, [length])))
+        self.passes[length, targets.digest, count] = count * self._cost(length)
+
+    def _cost(self, length: int) -> int:
+        """Return a number proportional to the operations of a forward pass over one window."""
+        return round(length * flops_per_token(self.model, length))
+
+    @contextlib.contextmanager
+    def shown(self, title: str) -> Iterator[None]:
+        """Show a bar of all that was added."""
+        with Meter(title, sum(self.passes.values())) as self.meter:
+            yield
+
+    def report(self, length: int, done: int) -> None:
+        """Report the number of finished windows of a pass. At 0 its program is being compiled."""
+        self.inside = done * self._cost(length)
+        if done:
+            self.meter.update(self.before + self.inside, f"windows of {length} tokens")
+        else:
+            self.meter.waiting(f"compiling for windows of {length} tokens")
+
+    def finished(self, line: str) -> None:
+        """End the pass and print its `line` above the bar."""
+        self.before, self.inside = self.before + self.inside, 0
+        self.meter.print(line)

@@ -33,7 +33,7 @@ HEADER = ""
 
 
 def export(folder: RunFolder, target: Path) -> int:
-    """Writes the newest good parameters of a run to `target`, named as in its checkpoints; returns their step.
+    """Write the newest good parameters of a run to `target`, named as in its checkpoints. Return their step.
 
     The header holds `config` and `tokenizer`, the run's own files, and the digest of every array. Raises WorkdirError,
     OutOfMemoryError.

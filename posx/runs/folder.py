@@ -1,4 +1,4 @@
-"""A run's folder: where things lie, who holds it, what was asked for and whether it is done."""
+"""The folder of a run: its files, the process that holds it, its settings, and whether it is done."""
 
 from __future__ import annotations
 
@@ -18,22 +18,30 @@ from posx.files.atomic import clear, write_json
 from posx.files.locks import lock
 from posx.files.parse import parsed
 from posx.files.rows import is_measurement, number
+from posx.machine import processes
 from posx.machine.compile_cache import process_seconds
 
-#: Where the files of runs lie in a work folder: it is a run, a sweep, or a folder of sweeps.
+#: The places of a run's files in a work folder, which is a run, a sweep, or a folder of sweeps.
 _LEVELS = ("{}", "*/{}", "*/*/{}")
 #: How many runs a message lists.
 _MOST_NAMES = 12
 
 
+def _file(name: str) -> Any:
+    return property(lambda folder: folder.path / name)
+
+
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """Paths of one run. `config.json`, `env.json`, `metrics.jsonl`, `eval.jsonl`, `checkpoints/`, `DONE`."""
+    """The folder of one run.
+
+    If several processes make the run together, process 0 alone writes here, and all use the rows that it reads.
+    """
 
     path: Path
 
     def __post_init__(self) -> None:
-        """Raises WorkdirError for a path that the libraries below, which take UTF-8, could not open."""
+        """Refuse a path that the libraries below, which take UTF-8, cannot open. Raises WorkdirError."""
         try:
             str(self.path).encode("utf-8")
         except UnicodeEncodeError:
@@ -42,61 +50,39 @@ class RunFolder:
                 f"{sys.getfilesystemencoding()}. Unset PYTHONUTF8 and set LC_ALL=C.UTF-8, or use a path in ASCII"
             ) from None
 
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def env_file(self) -> Path:
-        return self.path / "env.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def eval_file(self) -> Path:
-        return self.path / "eval.jsonl"
-
-    @property
-    def tokenizer_file(self) -> Path:
-        return self.path / "tokenizer.json"
-
-    @property
-    def done_file(self) -> Path:
-        return self.path / "DONE"
-
-    @property
-    def status_file(self) -> Path:
-        """Why the last process that ran here failed."""
-        return self.path / "status.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def exported(self) -> Path:
-        """The weights of a run that was unpacked from one file; other runs have checkpoints."""
-        return self.path / "model.safetensors"
+    config_file = _file("config.json")
+    env_file = _file("env.json")
+    metrics_file = _file("metrics.jsonl")
+    eval_file = _file("eval.jsonl")
+    tokenizer_file = _file("tokenizer.json")
+    checkpoints = _file("checkpoints")
+    done_file = _file("DONE")
+    status_file = _file("status.json")  # why the last process that ran here failed
+    exported = _file("model.safetensors")  # the weights of a run that was unpacked from one file
 
     def logged(self) -> list[dict[str, Any]]:
-        """The rows of training, in the order that they were written; what says no step and no attempt is junk."""
-        rows = lines.read(self.metrics_file)
+        """Return the rows of training in the order of writing. A row without step and attempt is left out."""
+        rows = processes.told(lambda: lines.read(self.metrics_file))
         return [row for row in rows if all(isinstance(row.get(name), int) for name in ("step", "attempt"))]
 
     def measured(self) -> list[dict[str, Any]]:
-        """The rows of evaluation, in the order that they were written, without junk."""
-        return list(filter(is_measurement, lines.read(self.eval_file)))
+        """Return the rows of evaluation in the order of writing, without those that measure nothing."""
+        return processes.told(lambda: list(filter(is_measurement, lines.read(self.eval_file))))
+
+    def append(self, file: Path, row: dict[str, Any]) -> None:
+        """Append a row to a file of JSON lines. Raises WorkdirError, OutOfMemoryError."""
+        if processes.is_first():
+            lines.append(file, row)
 
     def usual_start(self) -> float | None:
-        """Seconds from now to the end of this process's first step, if it takes what the last start here took, or the
-        starts of the runs beside it; None where none is known, or more time has gone by."""
+        """Return the seconds until the first step of this process ends, None if they are not known or over.
+
+        The start takes as long as the last one here, else as long as the starts of the runs beside this one.
+        """
         own = [row for row in lines.read(self.metrics_file) if "start" in row][-1:]
         rows = own or [lines.first(path) for path in self.path.parent.glob(f"*/{self.metrics_file.name}")]
-        starts = [row.get("start") for row in rows]
-        told = [start.get("seconds") for start in starts if isinstance(start, dict)]
-        took = [seconds for seconds in told if isinstance(seconds, float)]
+        starts = [start for row in rows if isinstance(start := row.get("start"), dict)]
+        took = [seconds for start in starts if isinstance(seconds := start.get("seconds"), float)]
         left = statistics.median(took) - process_seconds() if took else 0.0
         return left if left > 0 else None
 
@@ -159,21 +145,24 @@ class RunFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the folder for one process.
+        """Hold the folder for this process, or for all processes of one run.
 
-        Raises WorkdirError if it cannot be written or another live process has it.
+        Raises WorkdirError if the folder cannot be written, or if another process holds it.
         """
 
         def busy(holder: str) -> None:
             raise WorkdirError(f"work folder {self.path} is in use by {holder}")
 
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            held = lock(self.path / ".lock", busy)
-        except OSError as error:
-            raise WorkdirError(f"work folder {self.path} cannot be written: {error.strerror}") from None
-        with held:
+        def hold() -> None:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(lock(self.path / ".lock", busy))
+            except OSError as error:
+                raise WorkdirError(f"work folder {self.path} cannot be written: {error.strerror}") from None
             clear(self.path)
+
+        with contextlib.ExitStack() as stack:
+            processes.first(hold)
             yield
 
 

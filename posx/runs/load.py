@@ -31,9 +31,9 @@ class Apply:
     model: Model
 
     def __call__(self, params: dict[str, Any], tokens: jax.Array, pos: Any = None) -> jax.Array:
-        """Logits [b, t, v], float32, of the tokens after tokens [b, t]; positions 0 .. t - 1 unless given.
+        """Return logits [b, t, v], float32, of the tokens after tokens [b, t]. Positions are 0 .. t - 1 unless given.
 
-        Raises UndefinedLength where an encoding is not defined for t tokens.
+        Raises UndefinedLength if an encoding is not defined for t tokens.
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.model.vocab_size)
         length = tokens.shape[1]
@@ -41,8 +41,9 @@ class Apply:
 
 
 def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
-    """(apply, params, tokenizer) of a trained run, or of the file that `posx export` wrote of one:
-    `apply(params, tokens [b, t]) -> logits [b, t, v]`.
+    """Return (apply, params, tokenizer) of a trained run or of an exported file.
+
+    `apply(params, tokens [b, t])` returns logits [b, t, v].
 
     Raises WorkdirError if the folder holds no run, or no checkpoint that verifies, or if the file is damaged.
     """
@@ -57,7 +58,7 @@ def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
 
 
 def load_model(folder: RunFolder, layout: Layout = Copies()) -> tuple[Model, dict[str, Any], Tokenizer, int]:
-    """The model of a run, its newest good parameters, its tokenizer, and the step they are from."""
+    """Return the model of a run, its newest good parameters, its tokenizer, and their step."""
     start_devices()  # else it would be the checkpoints that cannot be read
     if folder.exported.exists():
         from posx.runs.export import load_file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -42,8 +41,7 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str = "") -> lis
         folder.write_config(run, num_params=count(model), executors=executors)
         dataset.tokenizer.save(folder.tokenizer_file)
 
-    with contextlib.ExitStack() as stack:
-        processes.first(lambda: stack.enter_context(folder.held()))
+    with folder.held():
         processes.first(begin)
         state = train(run, model, dataset, folder, how)
         rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps, how)
@@ -62,13 +60,12 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
     if folder.config_file.exists():
         run = text.at_known_places(run, folder.read_config())
     folder.check_resumes(run)
-    data = text.readable(folder, run)
+    at_hand = text.at_hand(folder, run)
     if folder.config_file.exists():
-        corpus.check_there(data, folder.path.name)
-    at_hand = dataclasses.replace(run, data=data)
+        corpus.check_there(at_hand.data, folder.path.name)
     how = layout(at_hand, environment.devices_of(folder), mesh)
     say(f"{folder.path.name}  {opening(at_hand, how)}")
-    dataset = prepare(data, log=say)
+    dataset = prepare(at_hand.data, log=say)
     run = dataclasses.replace(run, text=dataset.digest)
     folder.check_resumes(run)
     check_stream(run.eval, run.train.length, dataset)

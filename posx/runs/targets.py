@@ -1,7 +1,7 @@
-"""On which targets a run is measured: those of the longest windows that it ever was, so that its rows compare.
+"""The targets that a run is measured on: those of its longest windows ever, so that its rows compare.
 
-Which tokens a protocol scores follows the longest window: a stretch holds whole ones, sliding ones need a warm-up. That
-length is the anchor. It is kept in the rows and can only rise; what was measured before is then measured again.
+The longest window decides which tokens a protocol scores: a stretch holds whole windows, and sliding ones need a
+warm-up. That length is the anchor. Rows keep it and it can only rise. Earlier rows are then measured again.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from posx.evaluation.statistics import BLOCK_LEN
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is asked of one `protocol`, and what of it is known.
+    """The rows that are asked of one `protocol`.
 
-    `lengths` are asked for, `moved` have only rows on targets that the `anchor` left behind. `stored` are the rows on
-    the targets of now, by length; `apart` those of other numbers of targets or strides, which are another measurement.
+    lengths: requested. moved: lengths whose stored rows used an older set of targets. stored: rows on the current
+    targets, by length. apart: rows with another number of targets or another stride.
     """
 
     protocol: Protocol
@@ -38,9 +38,9 @@ def questions(
     place: Callable[[Protocol, Sequence[int]], str],
     defined: Callable[[int], bool],
 ) -> list[Question]:
-    """What `config` asks of a run with settings of its `own`, one for each protocol.
+    """Return what `config` asks of a run whose own settings are `own`, for each protocol.
 
-    rows: what is stored of one step and one text. place: the digest of the targets of a protocol at these lengths.
+    rows: the stored rows of one step and one text. place: the digest of the targets of a protocol at these lengths.
     """
     longest = max(longest_window(one, train_len) for one in (config, own))
     found = []

@@ -30,12 +30,12 @@ def at_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
     return dataclasses.replace(run, data=dataclasses.replace(run.data, **kept))
 
 
-def readable(folder: RunFolder, run: RunConfig) -> DataConfig:
-    """Return the settings of the data of `run`, with the tokenizer that its folder holds in place of the same file."""
+def at_hand(folder: RunFolder, run: RunConfig) -> RunConfig:
+    """Return `run` with the tokenizer that its folder holds in place of the same file."""
     is_file = Path(run.data.tokenizer).is_absolute() and folder.config_file.exists() and folder.tokenizer_file.exists()
     if is_file and folder.read_config().data.tokenizer == run.data.tokenizer:
-        return dataclasses.replace(run.data, tokenizer=str(folder.tokenizer_file))
-    return run.data
+        return dataclasses.replace(run, data=dataclasses.replace(run.data, tokenizer=str(folder.tokenizer_file)))
+    return run
 
 
 def saved_tokenizer(folder: RunFolder) -> Tokenizer:
@@ -63,7 +63,7 @@ def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Data
         data = dataclasses.replace(data, tokenizer=str(folder.tokenizer_file))
     else:
         corpus.check_there(data, folder.path.name)
-        data = dataclasses.replace(data, tokenizer=readable(folder, run).tokenizer)
+        data = dataclasses.replace(data, tokenizer=at_hand(folder, run).data.tokenizer)
     dataset = prepare(data, log=say)
     if dataset.digest == run.text and dataset.tokenizer.digest == tokenizer.digest:
         return dataset

@@ -1,5 +1,4 @@
-"""Sweeps: many runs from one config. `plan` says which, `schedule` how many at once on which cores, `processes` runs
-them, each as a command of its own: `posx train`, or `posx evaluate` for runs that are there."""
+"""Sweeps: many runs from one config. Modules plan them, schedule them on cores, and run each as its own command."""
 
 from posx.lazy import modules_of
 

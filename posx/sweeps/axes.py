@@ -65,7 +65,7 @@ def axes_of(config: ConfigDict) -> dict[str, tuple[Any, ...]]:
 
 
 def _encoding(spec: Any, chosen: Mapping[str, Any]) -> str:
-    """The text of `spec`; one that the config has chosen already, by its name alone, has the fields set there."""
+    """Return the text of `spec`. The name alone of the encoding that the config has chosen stands for its fields."""
     by_name = isinstance(spec, str) and parse(spec) == {"name": chosen["name"]}
     return spec_text(chosen if by_name else spec)
 
@@ -124,7 +124,7 @@ def sections_at(config: ConfigDict, point: Point) -> dict[str, Any]:
 
 
 def names_of(points: Sequence[Point]) -> list[str]:
-    """A folder's name for each: encoding, length and seed, then what else varies: "rope-L64-s0-learning_rate=0.001"."""
+    """Return folder names: encoding, length, seed, then other axes: "rope-L64-s0-learning_rate=0.001"."""
     varying = [s for s in points[0] if s not in LISTS.values() and len({text_of(s, p[s]) for p in points}) > 1]
     ends = [setting.rpartition(".")[2] for setting in varying]
     shown = {s: end if ends.count(end) == 1 else s for s, end in zip(varying, ends, strict=True)}
@@ -140,7 +140,7 @@ def names_of(points: Sequence[Point]) -> list[str]:
 
 
 def _safe(text: str) -> str:
-    """`text` as a name that no shell and no file system minds: rope(base=500000)+my:A is rope-base=500000+my.A."""
+    """Return `text` as a name for shells and file systems: rope(base=500000)+my:A is rope-base=500000+my.A."""
     text = re.sub(r"\(|, *", "-", text.replace("=(", "=").replace(":", "."))
     return re.sub(r"[^\w.+=-]", "", text, flags=re.ASCII)
 
@@ -150,7 +150,7 @@ def _hash(text: str) -> str:
 
 
 def text_of(setting: str, value: Any) -> str:
-    """A value as it can be typed, the same for equal ones."""
+    """Return a value as it can be typed. Equal values have equal texts."""
     if setting == "encoding":
         return spec_text(value)
     if isinstance(value, list | tuple):

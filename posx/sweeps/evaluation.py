@@ -1,4 +1,4 @@
-"""Measuring the runs of a sweep side by side, each as `posx evaluate` of its own."""
+"""Evaluate the runs of a sweep side by side, each as its own `posx evaluate`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from posx.config import RunConfig
 from posx.errors import PosxError
 from posx.evaluation.protocols import rows_owed
 from posx.files import lines
-from posx.runs.describe import expected_in
+from posx.runs.describe import expected
 from posx.runs.folder import RunFolder
+from posx.runs.text import at_hand
 from posx.sweeps.schedule import Cost
 from posx.sweeps.tasks import ALONE
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """One run to be measured as the flags `words` say; `run`: its settings with those that the words set."""
+    """A task that evaluates one run. run: its settings, with those that the flags `words` set."""
 
     run: RunConfig
     folder: RunFolder
@@ -28,37 +29,35 @@ class Evaluation:
 
     @functools.cached_property
     def cost(self) -> Cost:
-        """0 where its folder does not tell: its process will say what is missing there."""
+        """The expected cost, 0 if the folder does not tell it: the task's process will say what is missing there."""
         try:
-            found = expected_in(self.folder, self.run)
+            found = expected(at_hand(self.folder, self.run))
         except PosxError:
             return Cost(0.0, 0, 0.0)
-        return Cost(found.slower * (found.eval_flops or 0.0), found.lengths, found.memory, turn=self.run.train.seed)
+        return Cost(found.slower * (found.eval_flops or 0.0), found.lengths, found.memory, seed=self.run.train.seed)
 
     def command(self) -> list[str]:
-        """Its words as a command."""
+        """Return the words of `posx evaluate`."""
         return ["evaluate", f"--workdir={self.folder.path}", "--json", ALONE, *self.words]
 
     def rows(self) -> list[dict[str, Any]]:
-        """What it measured; empty where it could not."""
+        """Return the measured rows, none if the task failed."""
         return lines.read(self.output)
 
     def progress(self) -> float:
-        """The part of the rows that it has added to its folder, 0 to 1, where 1 is only for those that have ended."""
-        owed = rows_owed(self.run.eval, self.run.train.length)
-        return 0.99 * min(1.0, (self._stored() - self._before) / owed)
+        """Return the fraction of the expected rows that were added to the folder, below 1 until the task ends."""
+        expected = rows_owed(self.run.eval, self.run.train.length)
+        return 0.99 * min(1.0, (len(self.folder.measured()) - self._before) / expected)
 
     @functools.cached_property
     def _before(self) -> int:
-        return self._stored()
-
-    def _stored(self) -> int:
+        """The number of rows at the first look."""
         return len(self.folder.measured())
 
     def state(self) -> str:
-        """Its name."""
+        """Return the name of the run."""
         return self.folder.path.name
 
     def outcome(self) -> str:
-        """How many rows it has."""
+        """Return the number of rows."""
         return f"{len(self.rows())} rows"

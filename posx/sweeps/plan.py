@@ -1,4 +1,4 @@
-"""Which runs a sweep makes, and how far each of them is."""
+"""The runs of a sweep, and the progress of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from posx.files.rows import result_of
 from posx.progress import by_reason, say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked, unused
-from posx.runs.describe import Expected, expected_in
+from posx.runs.describe import Expected, expected
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import Point, names_of, points_of, run_at, text_of
 from posx.sweeps.schedule import CORE_SPEED, START, Cost
@@ -38,7 +38,7 @@ class Job:
 
     @property
     def output(self) -> None:
-        """It prints nothing but its log."""
+        """No file: the run prints nothing but its log."""
 
     @property
     def name(self) -> str:
@@ -46,8 +46,8 @@ class Job:
 
     @functools.cached_property
     def expected(self) -> Expected:
-        """Its cost, also where its tokenizer lies in its folder by now."""
-        return expected_in(self.folder, self.run)
+        """The cost of the run, whose tokenizer its folder may hold."""
+        return expected(text.at_hand(self.folder, self.run))
 
     @functools.cached_property
     def cost(self) -> Cost:
@@ -64,7 +64,7 @@ class Job:
         return ["train", f"--config_json={settings}", f"--workdir={self.folder.path}", ALONE]
 
     def failure(self) -> str:
-        """Why its last process failed, empty where it did not."""
+        """Return why the last process failed, "" if it did not."""
         try:
             reason = str(parsed(self.folder.status_file.read_text(encoding="utf-8"))["reason"])
             return reason.removeprefix(f"{self.name}: ")
@@ -76,7 +76,7 @@ class Job:
         return self.folder.finished(self.run)
 
     def progress(self) -> float:
-        """The finished part of the expected work after its start, 0 to 1, where 1 is only for those that have ended."""
+        """Return the finished part of the expected work after the start, below 1 until the run has ended."""
         steps = max((row["step"] for row in self.folder.logged()), default=0)
         rows = len(self.folder.measured())
         owed = rows_owed(self.run.eval, self.run.train.length)
@@ -84,11 +84,11 @@ class Job:
         return 0.99 * (training * min(steps / self.run.train.steps, 1) + (1 - training) * min(rows / owed, 1))
 
     def part(self) -> float:
-        """The finished part, 0 to 1, where 1 is only what is finished."""
+        """Return the finished part. 1 means that the run is finished."""
         return 1.0 if self.finished() else self.progress()
 
     def state(self) -> str:
-        """What the run is at, a few words."""
+        """Return the present activity of the run in a few words."""
         rows = self.folder.measured()
         if rows:
             return f"{self.name} evaluating {rows[-1]['protocol']} at {rows[-1]['eval_len']}"
@@ -100,7 +100,7 @@ class Job:
         return f"{self.name} {last[0]['step']}/{self.run.train.steps}{told}"
 
     def outcome(self) -> str:
-        """Perplexities of the non-overlapping protocol, shortest and longest length."""
+        """Return perplexities of the non-overlapping protocol at the shortest and the longest length."""
         rows = [row for row in self.folder.measured() if row["protocol"] == Nonoverlapping.name]
         ends = [min(rows, key=_length), max(rows, key=_length)] if rows else []
         return ", ".join(f"{result_of(row)} at {row['eval_len']}" for row in ends)
@@ -137,7 +137,7 @@ def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: 
         before = next((old for old in held.values() if text.same_words(job.run, old)), job.run)
         run = text.at_known_places(job.run, before)
         known = next((old.text for old in held.values() if old.data.named() == run.data.named()), "")
-        data = text.readable(job.folder, run)
+        data = text.at_hand(job.folder, run).data
         if read and data not in datasets:
             datasets[data] = prepare(data, log=say)
             say(datasets[data].summary())

@@ -22,14 +22,14 @@ from posx.errors import ConfigError, nearest
 from posx.evaluation.probe import check_log_probs
 from posx.lazy import modules_of
 from posx.testing import executors, facts
-from posx.testing.findings import Findings, Outcome, Report
+from posx.testing.findings import Findings, Report
 from posx.testing.subject import DIMS, CheckSubject, promotion
 
 Reference = Callable[[dict[str, Any], np.ndarray, Callable[..., Any], np.ndarray, np.ndarray], np.ndarray]
 Check = Callable[[CheckSubject, Findings], None]
 
 #: Every check by name, in the order in which they run, with a phrase that says what holds if it passes.
-TABLE: dict[str, tuple[Check, str]] = {
+CHECKS: dict[str, tuple[Check, str]] = {
     "hooks": (facts.check_hooks, "each hook returns the shape and the type that the contract states"),
     "value": (facts.check_value, "encodings with equal fields are equal, also after pickling"),
     "reference": (executors.check_reference, "outputs equal those of the given reference"),
@@ -51,17 +51,15 @@ TABLE: dict[str, tuple[Check, str]] = {
     "bfloat16": (executors.check_bfloat16, "bfloat16 rounds vectors and never positions"),
     "eager": (facts.check_eager, "hooks return the same outside jit as inside"),
 }
-CHECKS: dict[str, Check] = {name: check for name, (check, _) in TABLE.items()}
-SHOWS: dict[str, str] = {name: shows for name, (_, shows) in TABLE.items()}
 
 
-def chosen_checks(only: Collection[str]) -> dict[str, Check]:
+def chosen_checks(only: Collection[str]) -> list[str]:
     """Return the checks named in `only`, or all if it is empty. Raises ConfigError for an unknown name."""
     for name in only:
         if name not in CHECKS:
             hint = nearest(name, list(CHECKS))
             raise ConfigError(f"only={name}: no check has this name; {hint}The checks are: {', '.join(CHECKS)}.")
-    return {name: check for name, check in CHECKS.items() if not only or name in only}
+    return [name for name in CHECKS if not only or name in only]
 
 
 def check_encoding(
@@ -71,7 +69,7 @@ def check_encoding(
     reference: Reference | None = None,
     only: Collection[str] = (),
     bidirectional: bool = False,
-    log: Callable[[Outcome], None] | None = None,
+    log: Callable[[Findings], None] | None = None,
 ) -> Report:
     """Run the checks of the contract on `encoding`, built for `dims`, with large random parameters and vectors.
 
@@ -87,10 +85,10 @@ def check_encoding(
         `visible` without any key must give 0.
       only: names of checks out of `CHECKS`; empty for all.
       bidirectional: also check tables of distances without a mask.
-      log: is called with each outcome as soon as it is known.
+      log: is called with the findings of each check as soon as they are known.
 
     Returns:
-      The outcomes. They include each problem that a check finds and each error that a hook raises inside a check.
+      The findings. They include each problem that a check finds and each error that a hook raises inside a check.
 
     Raises:
       ConfigError: the encoding cannot be built, or `only` names no check.
@@ -99,20 +97,21 @@ def check_encoding(
     with promotion(strict=False):  # the check `hooks` reports what strict promotion refuses
         subject = CheckSubject(build(encoding, dims), dims, reference, bidirectional)
     outcomes = []
-    for name, check in chosen.items():
-        findings = Findings()
+    for name in chosen:
+        check, shows = CHECKS[name]
+        findings = Findings(name, shows)
         try:
             with promotion(subject.strict):
                 check(subject, findings)
         except Exception as error:  # the user's own code
             text = next((line for line in str(error).splitlines() if line.strip()), "")
             findings.problems.insert(0, f"raises {type(error).__name__}: {text}")
-        outcomes.append(findings.outcome(name, SHOWS[name]))
+        outcomes.append(findings)
         if log is not None:
-            log(outcomes[-1])
+            log(findings)
     return Report(subject.encoding, tuple(outcomes))
 
 
-__all__ = ["CHECKS", "DIMS", "CheckSubject", "Findings", "Outcome", "Report", "check_encoding", "check_log_probs"]
+__all__ = ["CHECKS", "DIMS", "CheckSubject", "Findings", "Report", "check_encoding", "check_log_probs"]
 
 __getattr__ = modules_of(__name__)

@@ -152,21 +152,13 @@ def check_padding(subject: CheckSubject, findings: Findings) -> None:
 
 
 def check_packing(subject: CheckSubject, findings: Findings) -> None:
-    """Compare rows of documents, in tiles with parameters for each row, with every document alone, under a window."""
-    packed, params = with_window(PACKED), [subject.params(seed) for seed in (0, 1)]
-    by_row = jax.tree.map(lambda first, other: np.stack([first] + [other] * (ROWS - 1)), *params)
-    o, grads = subject.tiles(packed, params=by_row)
-    for row, own in enumerate(params):
-        floats = subject.floats._replace(params=own)
-        cotangent = subject.cotangent * (np.arange(ROWS) == row)[:, None, None, None]
-        alone = (packed._replace(idx=np.where(packed.segment == n, packed.idx, -1)) for n in range(3))
-        # Outputs and gradients of empty slots are 0, so those of documents add up to those of the row.
-        wanted = jax.tree.map(lambda *a: sum(a), *(subject.run(slots, floats, cotangent) for slots in alone))
-        of_row = grads._replace(params=jax.tree.map(lambda a, n=row: a[n], grads.params))  # type: ignore[misc]
-        found = {"dense": subject.run(packed, floats, cotangent), "tiles": LayerResult(o, of_row)}
-        for name, result in found.items():
-            given, due = (x.map(lambda a, n=row: a[n]) for x in (result, wanted))  # type: ignore[misc]
-            _compare(subject, findings, f"{name}, row {row}", given, due)
+    """Compare rows of documents with every document alone, under a window."""
+    packed = with_window(PACKED)
+    alone = (packed._replace(idx=np.where(packed.segment == n, packed.idx, -1)) for n in range(3))
+    # Outputs and gradients of empty slots are 0, so those of documents add up to those of the row.
+    wanted = jax.tree.map(lambda *a: sum(a), *map(subject.run, alone))
+    for name, run in (("dense", subject.run), ("tiles", subject.tiles)):
+        _compare(subject, findings, name, run(packed), wanted)
 
 
 def single_outputs(subject: CheckSubject, slots: Slots) -> np.ndarray:
@@ -298,25 +290,23 @@ def decoded(subject: CheckSubject, spans: list[slice], executor: Any = small_til
     """Return outputs [b, t, h, d] of the tokens in `spans`, all of one length, each from a cache filled so far."""
     tokens, (pos, idx, _) = _tokens(subject), subject.unpacked
 
-    def filled(a: np.ndarray, empty: float = 0) -> np.ndarray:
-        """Return [spans * b, slots, ...]: the contents of the cache after the span has been written."""
-        slots = np.full((len(spans), ROWS, CAPACITY, *a.shape[2:]), empty, a.dtype)
-        for n, span in enumerate(spans):
-            slots[n, :, : span.stop] = a[:, : span.stop]
-        return slots.reshape(-1, *slots.shape[2:])
-
-    def queried(a: np.ndarray) -> np.ndarray:
-        return np.concatenate([a[:, span] for span in spans])
+    def filled(a: np.ndarray, stop: int, empty: float = 0) -> np.ndarray:
+        """Return [b, slots, ...]: the contents of the cache after the tokens up to `stop` have been written."""
+        free = [(0, 0), (0, CAPACITY - stop), *[(0, 0)] * (a.ndim - 2)]
+        return np.pad(a[:, :stop], free, constant_values=empty)
 
     def run(params: Any, q: Any, k: Any, v: Any, q_slots: Slots, k_slots: Slots, features: Any) -> Any:
         options = {"features": features, "executor": executor, "cached": cached}
         return attend(subject.encoding, params, q, k, v, q_slots, k_slots, **options)
 
-    k = tokens["mapped_k" if cached and not subject.encoding.reads_raw_keys else "k"]
-    o = in_float64(
-        subject.compiled(("decode", executor, cached), run),
-        subject.floats.params, queried(tokens["q"]), filled(k), filled(tokens["v"]),
-        Slots(queried(pos), queried(idx)), Slots(filled(pos), filled(idx, -1)),
-        tuple(jax.tree.map(f, tokens["features"]) for f in (queried, filled)),
-    )  # fmt: skip
-    return np.concatenate(np.split(o, len(spans)), axis=1)
+    k = "mapped_k" if cached and not subject.encoding.reads_raw_keys else "k"
+    found = []
+    for span in spans:
+        queries = jax.tree.map(lambda a, span=span: a[:, span], tokens)
+        keys = jax.tree.map(lambda a, span=span: filled(a, span.stop), tokens)
+        found.append(in_float64(
+            subject.compiled(("decode", executor, cached), run),
+            subject.floats.params, queries["q"], keys[k], keys["v"], Slots(pos[:, span], idx[:, span]),
+            Slots(filled(pos, span.stop), filled(idx, span.stop, -1)), (queries["features"], keys["features"]),
+        ))  # fmt: skip
+    return np.concatenate(found, axis=1)

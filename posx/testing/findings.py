@@ -24,14 +24,33 @@ def leaves(*trees: Any) -> Iterator[tuple[Any, ...]]:
 
 
 class Findings:
-    """The comparisons of one check. None of them raises, so that the first problem does not hide later ones."""
+    """The comparisons of one check. None of them raises, so that the first problem does not hide later ones.
 
-    def __init__(self) -> None:
+    name: that of the check. shows: what the encoding keeps if the check holds.
+    """
+
+    def __init__(self, name: str, shows: str) -> None:
+        self.name, self.shows = name, shows
         self.problems: list[str] = []
         #: The largest difference of all comparisons.
         self.worst: float | None = None
         #: Why there is nothing to check.
         self.reason = ""
+
+    @property
+    def status(self) -> str:
+        """Return "ok", "FAILED", or "-" if there was nothing to check."""
+        return "FAILED" if self.problems else "-" if self.reason else "ok"
+
+    @property
+    def detail(self) -> str:
+        """Return the first problem and the number of others, the reason, or the largest difference."""
+        if self.problems:
+            return self.problems[0] + (f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else "")
+        return self.reason or ("" if self.worst is None else f"largest difference {self.worst:.1g}")
+
+    def __str__(self) -> str:
+        return f"{self.name:18} {self.status:6} {': '.join(filter(None, (self.shows, self.detail)))}".rstrip()
 
     def nothing(self, reason: str) -> None:
         self.reason = reason
@@ -40,14 +59,6 @@ class Findings:
         """Record the problem unless the condition holds."""
         if not condition:
             self.problems.append(problem)
-
-    def outcome(self, name: str, shows: str) -> Outcome:
-        """Return the outcome of the check: its first problem and the number of others, or the largest difference."""
-        if self.problems:
-            more = len(self.problems) - 1
-            return Outcome(name, "FAILED", self.problems[0] + (f" (and {more} more)" if more else ""), shows)
-        largest = "" if self.worst is None else f"largest difference {self.worst:.1g}"
-        return Outcome(name, "-" if self.reason else "ok", self.reason or largest, shows)
 
     def equal(self, name: str, found: Any, wanted: Any, atol: float, rtol: float = 0.0) -> None:
         """Record each leaf of `found` that is not within atol + rtol * |wanted| of `wanted`, or not finite."""
@@ -70,28 +81,11 @@ class Findings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The result of one check.
-
-    status: "ok", "FAILED", or "-" if there was nothing to check. detail: the first problem, the reason, or the largest
-    difference. shows: what the encoding keeps if the check holds.
-    """
-
-    name: str
-    status: str
-    detail: str
-    shows: str
-
-    def __str__(self) -> str:
-        return f"{self.name:18} {self.status:6} {': '.join(filter(None, (self.shows, self.detail)))}".rstrip()
-
-
-@dataclasses.dataclass(frozen=True)
 class Report:
-    """The outcomes of all checks of one encoding, in order. `print(report)` prints a line for each."""
+    """The findings of all checks of one encoding, in order. `print(report)` prints a line for each."""
 
     encoding: Encoding
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Findings, ...]
 
     @property
     def ok(self) -> bool:

@@ -113,10 +113,6 @@ class LayerResult(NamedTuple):
     outputs: Any  # [b, t, h, d]
     gradients: Floats
 
-    def map(self, function: Callable[[Any], Any]) -> LayerResult:
-        """Apply `function` to the outputs and to the gradients of x, q, k and v."""
-        return LayerResult(function(self.outputs), self.gradients.map(function))
-
 
 def one_document(pos: np.ndarray = KNOWN, idx: np.ndarray = ORDER) -> Slots:
     """Return slots at positions [t] or [b, t], by default in order of arrival, as one document."""
@@ -236,25 +232,9 @@ class CheckSubject:
         weights = self.weights if weights is None else weights
         return in_float64(self.program(**how), weights, floats, slots, cotangent)
 
-    def tiles(self, slots: Slots, floats: Any = None, cotangent: Any = None, params: Any = None) -> LayerResult:
-        """Return the result in float64 of small tiles, by `vmap` over sequences.
-
-        params: other parameters for each row, whose gradients have a row axis; those of `floats` are summed over rows.
-        """
-        floats, cotangent = floats or self.floats, self.cotangent if cotangent is None else cotangent
-        by_row = jax.tree.map(lambda a: np.broadcast_to(a, (ROWS, *a.shape)), floats.params)
-
-        def one_row(weights: Any, floats: Floats, slots: Slots, cotangent: Any) -> LayerResult:
-            slots, cotangent = jax.tree.map(lambda a: a[None], (slots, cotangent))
-            batch = floats.map(lambda a: a[None])
-            return self._with_gradients(small_tiles, WINDOW, weights, batch, slots, cotangent).map(lambda a: a[0])
-
-        run = self.compiled("tiles", jax.vmap(one_row, in_axes=(None, 0, 0, 0)))
-        floats = floats._replace(params=by_row if params is None else params)
-        o, grads = in_float64(run, self.weights, floats, slots, cotangent)
-        if params is None:
-            grads = grads._replace(params=jax.tree.map(lambda a: a.sum(axis=0), grads.params))
-        return LayerResult(o, grads)
+    def tiles(self, slots: Slots, floats: Any = None, cotangent: Any = None) -> LayerResult:
+        """Return the result in float64 of small tiles."""
+        return self.run(slots, floats, cotangent, executor=small_tiles)
 
     def of_tokens(self, hook: str, pos: np.ndarray) -> Any:
         """Return the hook `logit_scale` or `token_bias` of each sequence at pos [b, t], in float64."""

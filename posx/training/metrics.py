@@ -40,7 +40,7 @@ class MetricsLog:
         self.schedule = learning_rate(run.train)
         self.flops_per_token = flops_per_token(model, run.train.length)
         self.ceiling = processes.told(lambda: machine_ceiling(cache_folder(run.data) / "machine", run.model.dtype))
-        self.attempt = processes.told(lambda: 1 + max((row["attempt"] for row in folder.logged()), default=0))
+        self.attempt = 1 + max((row["attempt"] for row in folder.logged()), default=0)
         self.clock = 0.0  # set when the first step has compiled
         self.start: dict[str, Any] = {}  # goes into the first row
 
@@ -89,7 +89,7 @@ class MetricsLog:
         return f"loss {row['loss']:.3f}  ppl {ppl}{speed}"
 
     def _append(self, row: dict[str, Any]) -> None:
-        processes.append(self.folder.metrics_file, row)
+        self.folder.append(self.folder.metrics_file, row)
         with interrupts.deferred():
             for name in SHOWN:
                 if row.get(name) is not None and math.isfinite(row[name]):  # else tensorboardX prints a warning

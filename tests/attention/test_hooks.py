@@ -15,7 +15,7 @@ import posx
 from posx import attention
 from posx.attention import sharding, tiles
 from posx.attention.blockwise import Tiling, blockwise
-from posx.attention.products import over_batch
+from posx.attention.tiles import over_batch
 from posx.encodings import Chain, Encoding
 
 B, T, H, D, M = 2, 11, 2, 4, 5

@@ -295,7 +295,7 @@ def test_senseless_settings_are_all_named():
     check_config(DataConfig())
     with pytest.raises(ConfigError) as caught:
         check_config(DataConfig(source="", layout="page", validation_fraction=1.0, tokenizer="bpe", vocab_size=9))
-    for name in ("data.source", "data.layout 'page'", "data.validation_fraction is 1.0", "data.vocab_size is 9"):
+    for name in ("data.source", "data.layout='page'", "data.validation_fraction=1.0", "data.vocab_size is 9"):
         assert name in str(caught.value)
 
 
@@ -314,5 +314,5 @@ def test_tuning_documents_come_out_of_the_training_text_and_stand_where_the_vali
 
 
 def test_a_fraction_for_tuning_that_makes_no_sense_is_refused():
-    with pytest.raises(ConfigError, match=r"data.tuning_fraction is 1.0; it must be at least 0 and below 1"):
+    with pytest.raises(ConfigError, match=r"data.tuning_fraction=1.0 must be below 1"):
         check_config(DataConfig(tuning_fraction=1.0))

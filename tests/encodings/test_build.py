@@ -225,7 +225,7 @@ def test_every_training_length_builds(name, length):
         ({"name": "t5", "num_buckets": 7, "max_distance": 20}, r"t5: num_buckets=7 must be even"),
         ({"name": "t5", "num_buckets": 2, "max_distance": 9, "bidirectional": True}, r"t5: .* at least 4"),
         ({"name": "t5", "num_buckets": 32, "max_distance": 16}, r"t5: max_distance=16 must be above 16"),
-        ({"name": "deberta", "terms": ()}, r"deberta: terms=\(\)"),
+        ({"name": "deberta", "terms": ()}, r"deberta: terms=\(\) must name some of c2p, p2c"),
         ("deberta(terms=(c2p, c2p))", r"deberta: terms=\('c2p', 'c2p'\) must name some of .*each only once"),
         ("bam(learned=(shape, scale, shape))", r"bam: learned=.* must name some of .*each only once"),
         ("grape_a(gates=(key, key))", r"grape_a: gates=.* must name some of query, key, and each only once"),

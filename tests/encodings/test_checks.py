@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import posx
-from posx.contract import ByDistance, acting, at_least, below
+from posx.contract import ByDistance, acting
+from posx.contract.fields import at_least, below
 from posx.contract.shapes import check_hooks
 from posx.encodings import Chain, Encoding, Rope, Shaw
 from posx.errors import ConfigError

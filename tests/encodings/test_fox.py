@@ -12,7 +12,7 @@ import posx
 from posx.attention.blockwise import Tiling, blockwise
 from posx.encodings import Alibi, Fox, Nope
 from posx.encodings.alibi import alibi_slopes
-from posx.encodings.running_sums import running_sum
+from posx.encodings.fox import running_sum
 from posx.errors import ConfigError
 from tests.encodings.cases import DIMS
 

@@ -1,6 +1,6 @@
 """posx against transformers, x-transformers and attn-gym: committed arrays always, recomputed ones with the `peers`."""
 
-import importlib.util
+import importlib
 import pathlib
 
 import jax
@@ -48,9 +48,7 @@ def of_pairs(encoding, params, length):
 @pytest.mark.peers
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_arrays_are_what_the_libraries_compute(name, golden):
-    spec = importlib.util.spec_from_file_location("golden_script", ROOT / "scripts" / "golden.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = importlib.import_module("tests.golden.write")
     assert set(GOLDEN) == set(script.ORACLES)
     stored, live = golden(name), script.compute(name)
     assert stored.keys() == live.keys()

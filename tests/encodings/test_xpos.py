@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx.attention.blockwise import Tiling, blockwise
-from posx.attention.products import mapped_products
+from posx.attention.tiles import Block, Pairs, Tables, Tokens, mapped_products
 from posx.encodings import Nope, Rope, Xpos
 from posx.errors import ConfigError
 from tests.encodings import reference
@@ -40,10 +40,12 @@ def test_half_precision_holds_what_powers_come_to(far):
     """As accelerators multiply them: no power of a wide block overflows, and operands are rounded once."""
     encoding, pos = xpos(500.0), (jnp.array([[0, far]]), jnp.array([[0, far - 3, far]]))
     q, k = (vectors(n, 1, D, seed=n).swapaxes(0, 1)[None] for n in (2, 3))
-    found, wanted = (
-        np.asarray(mapped_products(encoding, {}, pos, *(jnp.asarray(x, dtype) for x in (q, k))), np.float32)
-        for dtype in (jnp.float16, jnp.float32)
-    )
+
+    def products(dtype):
+        sides = (Block(Tokens(x.astype(dtype)), posx.Slots(at)) for x, at in zip((q, k), pos, strict=True))
+        return np.asarray(mapped_products(Pairs(encoding, posx.causal(), Tables({}), *sides)), np.float32)
+
+    found, wanted = products(jnp.float16), products(jnp.float32)
     seen = np.array([[1, 0, 0], [1, 1, 1]], bool)
     assert_allclose(found[0, 0][seen], wanted[0, 0][seen], atol=5e-3)
 

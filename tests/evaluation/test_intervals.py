@@ -1,21 +1,15 @@
 """Intervals over text: how often they cover, when there is none, and what may be paired."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from experiments.intervals import coverage as study
 from posx.errors import ConfigError
 from posx.evaluation import Nonoverlapping, evaluate, interval, paired_ratio
 from posx.evaluation.statistics import T_QUANTILE, half_width, horizon
 
-spec = importlib.util.spec_from_file_location(
-    "coverage", Path(__file__).parents[2] / "experiments/intervals/coverage.py"
-)
-study = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(study)
 rng = np.random.default_rng(0)
 
 

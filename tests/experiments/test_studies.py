@@ -26,6 +26,28 @@ def same(study, number, expected):
     assert sorted(bodies(study)[number]) == sorted(expected)
 
 
+def test_collected_lines_give_the_rows_back(tmp_path):
+    facts = {"run_id": "rope-L64-s0", "hash": "1a2b3c4d", "settings": {"train.seed": 0}, "seed": 0}
+    blocks = {"num_targets": 6, "block_len": 2, "block_nll": [1.0, 2.0, 4.0]}
+    rows = [facts | {"eval_len": 64, "nll": 1.5, **blocks}, facts | {"eval_len": 128, "nll": None}]
+    files = {
+        "config.json": '{"num_params": 9}',
+        "env.json": "{}",
+        "DONE": "",
+        "eval.jsonl": "\n".join(map(json.dumps, rows)),
+    }
+    (tmp_path / "run").mkdir()
+    for name, text in files.items():
+        (tmp_path / "run" / name).write_text(text)
+    (run,) = tables.collect(tmp_path, "study")
+    assert tables.rows_of([run]) == rows and (run["part"], run["num_params"]) == ("study", 9)
+    tables.unpack([run], tmp_path / "again")
+    again = (tmp_path / "again" / run["run_id"] / "eval.jsonl").read_text()
+    assert [json.loads(line) for line in again.splitlines()] == rows
+    (run,) = tables.collect(tmp_path, block=4)
+    assert run["rows"][0]["block_nll"] == [3.0, 4.0] and "part" not in run
+
+
 @pytest.mark.parametrize("study", ["quick", "variants"])
 def test_small_sweeps(study):
     same(study, 0, perplexities(load(study), (1.5, 2, 4, 8, 16)))

@@ -18,10 +18,9 @@ from posx.machine import devices
 from posx.machine.devices import DATA, devices_for, mesh, on_devices, over_devices, use_every_core
 from posx.model import make_model
 from posx.positions import sequential
-from posx.runs.describe import model_of
+from posx.runs.describe import model_of, share
 from posx.runs.evaluate import model_log_probs
 from posx.runs.evaluate import program as evaluation
-from posx.runs.share import share
 from posx.training.layout import Copies, Parts, program, rows_sharding
 from posx.training.step import init_state, train_steps
 

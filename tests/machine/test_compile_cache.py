@@ -8,8 +8,7 @@ import time
 import jaxlib
 import pytest
 
-from posx.machine.compile_cache import machine_key
-from posx.machine.pruning import prune
+from posx.machine.compile_cache import machine_key, prune
 from tests import tiny
 
 COMPILES = """
@@ -52,7 +51,7 @@ def used(path, days: float) -> None:
     os.utime(path, (time.time() - days * 86400,) * 2)
 
 
-def test_what_was_used_last_stays_within_the_bound_and_what_nobody_uses_goes(tmp_path):
+def test_pruning_keeps_the_programs_that_were_used_last(tmp_path):
     sizes = {"own/a": 3, "own/b": 2, "other/c": 4, "unused/d": 1, "mine/e": 1}
     ages = {"own/a": 40, "own/b": 2, "other/c": 5, "unused/d": 31, "mine/e": 99}
     for name, size in sizes.items():
@@ -73,7 +72,7 @@ def test_what_was_used_last_stays_within_the_bound_and_what_nobody_uses_goes(tmp
     assert left(0) == {"mine/e"} and left(0) == {"mine/e"}
 
 
-def test_a_start_deletes_the_program_used_longest_ago_and_compiles_it_anew(filled):
+def test_a_start_deletes_the_program_used_longest_ago(filled):
     folder = filled / "compiled" / machine_key()
     programs = list(folder.iterdir())
     used(programs[0], 1)
@@ -83,7 +82,7 @@ def test_a_start_deletes_the_program_used_longest_ago_and_compiles_it_anew(fille
     assert compiling(filled) == (len(programs), 0, "")
 
 
-def test_a_process_killed_while_it_writes_leaves_a_cache_that_serves(tmp_path):
+def test_a_process_killed_while_writing_leaves_a_usable_cache(tmp_path):
     folder = tmp_path / "compiled" / machine_key()
     writes = COMPILES.split("cost =")[0] + "for n in range(9999): jax.jit(lambda x: x * n + n)(3.0)"
     with subprocess.Popen([sys.executable, "-c", writes, str(tmp_path)], env=tiny.environment()) as process:

@@ -75,7 +75,7 @@ def test_no_more_memory_than_a_control_group_allows(machine, monkeypatch, where,
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to cores")
-def test_a_process_runs_on_the_cores_it_was_started_on_and_its_parent_on_its_own():
+def test_a_process_runs_on_the_cores_it_was_started_on():
     own, first = os.sched_getaffinity(0), cores.usable_cores()[0]
     with cores.on_cores([first]):
         asked = [sys.executable, "-c", "from posx.machine.cores import usable_cores; print(usable_cores())"]
@@ -85,7 +85,7 @@ def test_a_process_runs_on_the_cores_it_was_started_on_and_its_parent_on_its_own
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to cores")
-def test_a_process_that_was_let_go_runs_on_all_cores_with_all_its_threads_but_makes_no_more():
+def test_let_go_spreads_all_threads_but_adds_no_core():
     code = (
         "import sys, threading; from posx.machine.cores import usable_cores; usable_cores()\n"
         "threading.Thread(target=threading.Event().wait, daemon=True).start(); print('ready', flush=True)\n"

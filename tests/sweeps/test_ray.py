@@ -97,7 +97,7 @@ def test_runs_of_a_machine_that_is_lost_go_on_elsewhere(cluster, site, tmp_path)
     assert code == 0 and "2 of 2 runs are finished already" in err
 
 
-def test_a_stopped_sweep_lets_its_runs_save_and_a_failing_run_is_named(cluster, site, tmp_path):
+def test_a_stopped_sweep_saves_and_a_failing_run_is_named(cluster, site, tmp_path):
     workdir = tmp_path / "sweep"
     words = sweep(site, workdir, "--config.sweep.seeds=0", *LONGER, f"--on=ray:{cluster.address}")
     process = tiny.start(*words)

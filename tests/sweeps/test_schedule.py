@@ -1,15 +1,19 @@
 """How many runs at once and on which cores: chosen from the plan and the machine alone."""
 
+import itertools
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from posx.config import base_config
 from posx.errors import ConfigError
-from posx.sweeps.clock import Clock
+from posx.progress import duration
+from posx.runs.folder import RunFolder
+from posx.sweeps import tasks
 from posx.sweeps.engines import here as machine
-from posx.sweeps.engines.here import here
+from posx.sweeps.engines.here import Here
 from posx.sweeps.plan import plan
 from posx.sweeps.schedule import CORE_SPEED, START, Cost, choose, longest_first
 
@@ -47,7 +51,7 @@ def test_a_start_does_not_divide_so_short_runs_get_a_core_each():
 
 
 @pytest.mark.parametrize(("runs", "at_once", "rounds"), [(5, 5, 5 / 4), (7, 7, 7 / 4), (8, 4, 2), (11, 7, 11 / 4)])
-def test_short_runs_that_do_not_fill_their_last_round_take_turns_on_the_cores(runs, at_once, rounds):
+def test_short_runs_of_an_incomplete_last_round_take_turns(runs, at_once, rounds):
     short = chosen(*[HOUR._replace(flops=1e10)] * runs)
     assert short.at_once == at_once and short.wall_seconds() == pytest.approx(rounds * short.seconds(0), rel=0.04)
     assert ("taking turns on 4 cores" in str(short)) == (at_once > 4)
@@ -59,7 +63,7 @@ def test_steps_that_devices_meet_in_have_their_price():
     assert [chosen(*[run] * 3).at_once for run in (HOUR, short)] == [2, 3]
 
 
-def test_no_more_at_once_than_fit_into_memory_whatever_the_machine():
+def test_no_more_runs_at_once_than_fit_into_memory():
     schedule = chosen(*[HOUR._replace(memory=4 * GB)] * 8, memory=16 * GB)
     assert schedule.at_once == 2 and set(schedule.widths) == {2} and "as 2 runs fit into 16.0 GB" in str(schedule)
     assert chosen(HOUR._replace(memory=99 * GB), HOUR, memory=16 * GB).widths == (4, 4)
@@ -77,7 +81,7 @@ def test_a_number_of_runs_that_is_asked_for_is_taken(jobs, widths):
     assert schedule.at_once == jobs and schedule.widths == widths
 
 
-def test_the_longest_run_is_first_and_equal_ones_that_share_programs_are_apart(tmp_path):
+def test_the_longest_run_is_first_and_shared_programs_are_apart(tmp_path):
     config = base_config("rope")
     config.sweep.update(encodings=("rope", "nope"), seeds=(0, 1), train_lens=(64, 128))
     jobs = plan(config, tmp_path)
@@ -85,7 +89,7 @@ def test_the_longest_run_is_first_and_equal_ones_that_share_programs_are_apart(t
     assert order == [f"{e}-L{length}-s{s}" for length in (128, 64) for s in (0, 1) for e in ("rope", "nope")]
 
 
-def test_runs_that_work_on_every_pair_are_longer_and_lengths_that_are_not_defined_cost_nothing(tmp_path):
+def test_work_on_pairs_costs_more_and_undefined_lengths_nothing(tmp_path):
     config = base_config("rope")
     config.sweep.update(encodings=("learned", "nope", "shaw"), train_lens=(64,))
     config.eval.lengths = (64, 1024)
@@ -94,30 +98,35 @@ def test_runs_that_work_on_every_pair_are_longer_and_lengths_that_are_not_define
 
 
 def starts(schedule, cores, waiting, running=()):
-    return machine.starts(waiting, running, schedule, cores)
+    """Return {run: its cores} of the waiting runs that start beside those on the `running` cores."""
+    engine = Here([], 0)
+    engine.schedule, engine.cores = schedule, cores
+    found, taken = {}, list(running)
+    for run in waiting:
+        if (place := engine.free_cores(schedule.widths[run], taken)) is not None:
+            found[run] = place
+            taken.append(place)
+    return found
 
 
-def test_runs_that_are_at_work_together_have_cores_of_their_own():
-    schedule = chosen(*[HOUR] * 5)
-    first = starts(schedule, (2, 3, 6, 7), [0, 1, 2, 3, 4])
-    assert first == [(0, (2,)), (1, (3,)), (2, (6,)), (3, (7,))]
-    assert starts(schedule, (2, 3, 6, 7), [4], [(2,)]) == [] and starts(schedule, (2, 3, 6, 7), [4]) == [
-        (4, (2, 3, 6, 7))
-    ]
+def test_concurrent_runs_have_cores_of_their_own():
+    schedule, cores = chosen(*[HOUR] * 5), (2, 3, 6, 7)
+    assert starts(schedule, cores, range(5)) == {0: (2,), 1: (3,), 2: (6,), 3: (7,)}
+    assert starts(schedule, cores, [4], [(2,)]) == {}
+    assert starts(schedule, cores, [4]) == {4: cores}
     shared = chosen(*[HOUR] * 5, cores=2, jobs=3)
-    assert starts(shared, (0, 1), [0, 1, 2, 3, 4]) == [(0, (0,)), (1, (1,)), (2, (0,))]
-    assert starts(shared, (0, 1), [3, 4], [(0,), (1,)]) == [(3, (0,))]
+    assert starts(shared, (0, 1), range(5)) == {0: (0,), 1: (1,), 2: (0,)}
+    assert starts(shared, (0, 1), [3, 4], [(0,), (1,)]) == {3: (0,)}
 
 
-def test_accelerators_serve_one_run_at_a_time_and_nothing_is_bound(monkeypatch):
+def test_an_accelerator_serves_one_run_at_a_time(monkeypatch):
     monkeypatch.setattr(machine, "on_cpus", lambda: False)
-    tasks = [SimpleNamespace(cost=HOUR)] * 3
-    schedule, cores = here(tasks, 0).schedule, here(tasks, 0).cores
-    assert (schedule.at_once, cores, str(schedule)) == (1, (), "one run at a time")
-    assert starts(schedule, cores, [0, 1, 2]) == [(0, ())]
-    assert here(tasks, 2).schedule.at_once == 2
-    with pytest.raises(ConfigError, match="--jobs=-1 must be at least 1"):
-        here([], -1)
+    runs = [SimpleNamespace(cost=HOUR)] * 3
+    engine = Here(runs, 0)
+    assert (engine.schedule.at_once, engine.cores, str(engine.schedule)) == (1, (), "one run at a time")
+    assert starts(engine.schedule, engine.cores, range(3)) == {0: ()}
+    assert engine.schedule.seconds(0) == HOUR.seconds(1)
+    assert Here(runs, 2).schedule.at_once == 2
 
 
 def test_a_process_that_cannot_be_bound_is_told_its_devices(monkeypatch):
@@ -130,22 +139,111 @@ def test_a_process_that_cannot_be_bound_is_told_its_devices(monkeypatch):
     assert machine.environment(HOUR, 4)["JAX_NUM_CPU_DEVICES"] == "8"
 
 
-def test_time_left_knows_that_runs_go_side_by_side_and_that_some_take_longer():
+class MadeUp(tasks.Engine):
+    """An engine whose workers end on their own, with their exit codes in turn, after so many looks each."""
+
+    def __init__(self, schedule, looks, codes):
+        self.schedule, self.looks, self.codes = schedule, looks, codes
+
+    def start(self, number, task, running):
+        if len(running) == self.schedule.at_once:
+            return None
+        if not self.codes[number]:
+            raise ConfigError("it cannot start")
+        task.done, code, looks = 0.0, self.codes[number].pop(0), iter(range(self.looks))
+
+        def look():
+            task.done += 1 / self.looks
+            return None if next(looks, None) is not None else code
+
+        return SimpleNamespace(
+            task=task, code=look, begun=True, lines=lambda: ["a line"], why=lambda code: f"code {code}",
+            terminate=lambda: None, kill_after=lambda seconds: None,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """Return a function that runs tasks with these exit codes; its clock passes 100 s a look."""
+    clock = itertools.count(step=50)
+    monkeypatch.setattr(tasks.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(tasks.time, "monotonic", lambda: float(next(clock)))
+
+    def run(codes, looks=3, **how):
+        folders = [RunFolder(tmp_path / f"run{number}") for number in range(len(codes))]
+        made = [SimpleNamespace(folder=folder, done=0.0, state=str, outcome=lambda: "well") for folder in folders]
+        for task in made:
+            task.progress = lambda task=task: 0.99 * min(task.done, 1.0)
+        schedule = chosen(*[HOUR] * len(codes), cores=2)
+        return tasks.Engine.run(MadeUp(schedule, looks, codes), made, made, "sweep", **how), made
+
+    return run
+
+
+def test_a_stopped_task_starts_again_and_failures_are_named(made_up, capfd):
+    failed, _ = made_up([[0], [75, 0], [75] * 9, [], [5]], echo=True)
+    reasons = {folder.path.name: why for folder, why in failed.items()}
+    assert reasons == {"run2": "code 75", "run3": "it cannot start", "run4": "code 5"}
+    said = capfd.readouterr().err
+    assert said.count("run2 was stopped, and goes on") == tasks.STARTS - 1
+    assert "run1 was stopped, and goes on" in said and "run1 done: well" in said and "run3 failed: it cannot" in said
+    assert "a line\n" in said
+
+
+def test_a_task_whose_end_fails_has_failed(made_up):
+    def ended(task):
+        raise ConfigError("no room")
+
+    failed, made = made_up([[0]], ended=ended)
+    assert failed == {made[0].folder: "no room"}
+
+
+def test_time_left_knows_that_runs_go_side_by_side(monkeypatch):
     long = HOUR._replace(flops=2 * HOUR.flops)
-    schedule = chosen(long, HOUR, HOUR, cores=2)
+    schedule, now = chosen(long, HOUR, HOUR, cores=2), [0.0]
     assert schedule.widths == (1, 1, 1)
     whole = schedule.wall_seconds()
-    clock = Clock(schedule, [0.0, 0.0, 0.0])
-    assert clock.seconds_left([0, 1]) is None
-    clock.tick(1.5 * (START + 1800), [0, 1])  # half as fast as expected
-    clock.see(0, 0.25)
-    clock.see(1, 0.5)
-    assert clock.seconds_left([0, 1]) == pytest.approx(1.5 * (whole - START - 1800), rel=1e-3)
-    clock.end(1, failed=True)  # what it left undone was no work
-    assert clock.seconds_left([0]) == pytest.approx(1.5 * 5400, rel=1e-2)
-    resumed = Clock(schedule, [0.5, 1.0, 1.0])
-    resumed.tick(START + 900, [0])
-    resumed.see(0, 0.625)
-    assert resumed.seconds_left([0]) == pytest.approx(2700)
-    resumed.end(0, failed=False)
-    assert resumed.seconds_left([]) == 0
+    monkeypatch.setattr(tasks.time, "monotonic", lambda: now[0])
+
+    def work(*parts):
+        """Return the state of runs that are finished in parts; the first two are running."""
+        made = [
+            SimpleNamespace(folder=RunFolder(Path(f"run{number}")), part=part, state=str, outcome=str)
+            for number, part in enumerate(parts)
+        ]
+        for task in made:
+            task.progress = lambda task=task: task.part
+        found = tasks.RunningTasks(
+            MadeUp(schedule, 0, []), made, {task.folder for task in made if task.part < 1}, "sweep"
+        )
+        for number in found.waiting[:2]:
+            found.running[number] = SimpleNamespace(task=made[number], code=lambda: None, begun=True, lines=lambda: [])
+        return found, made
+
+    def left(found, seconds):
+        """Return the time left that is shown at some time."""
+        now[0], found.looked = seconds, -9.0
+        found.look(False, lambda task: None)
+        return str(found.meter).strip()
+
+    sweep, made = work(0.0, 0.0, 0.0)
+    assert "left" not in left(sweep, 5.0), "nothing is known yet"
+    made[0].part, made[1].part = 0.25, 0.5
+    sweep.waiting = [2]
+    spent = 1.5 * (START + 1800)  # half as fast as expected
+    assert left(sweep, spent).startswith(f"{duration(1.5 * (whole - START - 1800))} left  0 of 3 runs")
+    del sweep.running[1]
+    sweep.end(1, "it failed")  # what it left undone was no work
+    assert left(sweep, spent).startswith(f"{duration(1.5 * 5400)} left  1 of 3 runs")
+    now[0] = 0.0
+    resumed, made = work(0.5, 1.0, 1.0)
+    made[0].part, resumed.waiting = 0.625, []
+    assert left(resumed, START + 900).startswith(f"{duration(2700)} left  0 of 1 runs")
+    del resumed.running[0]
+    resumed.end(0, "")
+    assert left(resumed, 4000.0).startswith("took 1 h 06 min  1 of 1 runs")
+
+
+def test_no_runs_take_no_time():
+    """As of a folder in which no run can be read."""
+    assert chosen().wall_seconds() == 0 and str(chosen()) == "one run at a time"

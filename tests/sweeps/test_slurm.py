@@ -39,7 +39,7 @@ def sweep(site, workdir, *more: str) -> list[str]:
     return [*words, "--on=slurm", *more]
 
 
-def test_the_script_asks_for_what_a_run_needs_and_for_another_turn(site, tmp_path, slurm):
+def test_the_script_asks_for_resources_and_for_requeueing(site, tmp_path, slurm):
     workdir = tmp_path / "sweep"
     words = sweep(
         site, workdir, "--config.sweep.seeds=0,1", "--slurm.partition=short", "--slurm.time=0-01:30", "--cpus=2"
@@ -88,7 +88,7 @@ def steps(folder) -> int:
     return max((row["step"] for row in tiny.rows(path)), default=0) if path.exists() else 0
 
 
-def test_a_job_that_is_told_of_its_end_saves_and_goes_on_in_its_next_turn(site, whole, tmp_path):
+def test_a_signalled_job_saves_and_resumes_in_its_next_turn(site, whole, tmp_path):
     """submitit's processes on this machine, with the signal that SLURM sends. It has an hour to save and does not take
     it: nobody waits here as long."""
     workdir = tmp_path / "sweep"

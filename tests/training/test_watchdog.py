@@ -14,7 +14,7 @@ from tests import tiny
 
 def hanging(after: int, seconds: float) -> dict[str, str]:
     """The environment for `hanging:Hangs`."""
-    user = tiny.ROOT / "scripts" / "provoke" / "user"
+    user = tiny.ROOT / "tests" / "faults" / "user"
     return tiny.environment(
         PYTHONPATH=f"{user}{os.pathsep}{tiny.ROOT}", HANG_AFTER=str(after), HANG_SECONDS=str(seconds)
     )

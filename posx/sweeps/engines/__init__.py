@@ -1,5 +1,49 @@
-"""Where the runs of a sweep are made: this machine, Ray, or SLURM."""
+"""The engines that run the tasks of a sweep: this machine, Ray or SLURM. `--on` names one."""
 
-from posx.lazy import modules_of
+from __future__ import annotations
 
-__getattr__ = modules_of(__name__)
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from posx.errors import ConfigError
+from posx.progress import say
+from posx.sweeps.engines.here import Here
+from posx.sweeps.engines.ray import Cluster
+from posx.sweeps.engines.slurm import Queue
+from posx.sweeps.plan import Job
+from posx.sweeps.tasks import Engine
+
+#: {word of --on: the engine, for the values of the flags and the runs of the plan}.
+ENGINES: dict[str, Callable[[dict[str, Any], Sequence[Job]], Engine]] = {
+    "": lambda values, jobs: Here(jobs, values["jobs"], measured=True),
+    "ray": lambda values, jobs: Cluster(values["on"].partition(":")[2], values["cpus"], values["gpus"]),
+    "slurm": lambda values, jobs: Queue(values["cpus"], values["gpus"], values["slurm."]),
+}
+#: {word of --on: the library that it needs}.
+LIBRARIES = {"ray": "ray", "slurm": "submitit"}
+
+
+def engine_of(values: dict[str, Any], jobs: Sequence[Job]) -> Engine:
+    """Return the engine that the flags name."""
+    return ENGINES[values["on"].partition(":")[0]](values, jobs)
+
+
+def check(values: dict[str, Any]) -> None:
+    """Check the flags of engines: raise ConfigError, or print a notice if no runs are to be made."""
+    where, cpus, gpus = values["on"].partition(":")[0], values["cpus"], values["gpus"]
+    if where not in ENGINES:
+        names = ", ".join(filter(None, ENGINES))
+        raise ConfigError(f"--on={values['on']} is unknown; allowed: {names}, or nothing for this machine")
+    if cpus < 1 or gpus < 0 or (gpus > 1 and gpus % 1):
+        raise ConfigError(f"--cpus={cpus}, --gpus={gpus:g}: at least one CPU, and a part of one GPU or a whole number")
+    unused = [f"--{name}" for name, usual in (("cpus", 1), ("gpus", 0), ("slurm.", {})) if values[name] != usual]
+    if unused and not where:
+        raise ConfigError(f"{', '.join(unused)}: for runs that are made elsewhere, which --on says")
+    if where and importlib.util.find_spec(LIBRARIES[where]) is None:
+        missing = f"--on {where} needs {LIBRARIES[where]}, which is not installed: pip install 'posx[{where}]'"
+        if not (values["dry_run"] or values["status"]):
+            raise ConfigError(missing)
+        say(f"notice: {missing}")
+    if where and values["jobs"]:
+        say(f"notice: --jobs={values['jobs']} is not used: --on {where} decides how many runs go at once")

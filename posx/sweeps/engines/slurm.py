@@ -1,146 +1,149 @@
-"""Runs as a SLURM job array, submitted and left alone: each saves and is queued again when it is preempted or its time
-is up, and the same command submits what is missing.
+"""Run tasks as a SLURM job array that is submitted and left alone.
 
-submitit writes the batch script and watches for the signal that SLURM sends before it ends a job. What it keeps and
-runs again is a command in words, not code: a later posx resumes the run, or refuses to.
+A job saves and is queued again if it is preempted or its time is up. The same command submits the runs that are
+missing. submitit writes the batch script and watches for the signal that SLURM sends before it ends a job. It stores a
+command in words, not code, so a later posx resumes the run, or refuses to.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import shlex
 import subprocess
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.files.atomic import is_alive, write_json
 from posx.files.parse import parsed
-from posx.sweeps.engines.shared import Machine, wait_for
-from posx.sweeps.plan import Job
+from posx.progress import say
+from posx.runs.folder import RunFolder
+from posx.sweeps.engines.remote import Order, finish, stop
 from posx.sweeps.schedule import PROCESS_MEMORY
-from posx.sweeps.tasks import STARTS, Task, log_file
+from posx.sweeps.tasks import STARTS, Engine, Task, log_file
 
-#: Beside the runs: what submitit writes, and which job makes which run.
+#: Beside the runs: the folder that submitit writes to, and the file in it that names the job of each run.
 FOLDER, JOBS = ".slurm", "jobs.json"
-#: How long SLURM leaves a job between the signal and its end, unless --slurm.signal_delay_s says so; what part of that
-#: a save may take before the job asks to be queued again; how often it looks after its process.
-SIGNAL_SECONDS, SAVE_PART, LOOK_SECONDS = 90, 0.6, 0.2
-#: Of an array, how many at once unless --slurm.array_parallelism says so; how often a job is queued again whose time is
-#: up; times the expected time that a job asks for, and hours at least.
+#: Seconds between SLURM's signal and the end of a job, unless --slurm.signal_delay_s is given. A save may take a part
+#: of them before the job asks to be queued again.
+SIGNAL_SECONDS, SAVE_PART = 90, 0.6
+#: Jobs of an array at once, unless --slurm.array_parallelism is given, and how often a job whose time is up is queued
+#: again. A job asks for the expected time times MARGIN, at least LEAST_HOURS.
 AT_ONCE, REQUEUES, MARGIN, LEAST_HOURS = 256, 1000, 3.0, 1.0
-#: What SLURM says of a job that may still get on.
+#: States of a job that may still get on, as SLURM names them.
 ALIVE = {"PENDING", "RUNNING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED", "COMPLETING", "CONFIGURING",
          "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "UNKNOWN"}  # fmt: skip
 
 
-class Order:
-    """One run's command, as a job calls it. `checkpoint` is what submitit calls when the job is about to end."""
+@dataclasses.dataclass
+class QueuedOrder(Order):
+    """The command of a run as a job. submitit calls `checkpoint` when the job is about to end."""
 
-    def __init__(self, words: Sequence[str], folder: Path, machine: Machine, save_seconds: float):
-        self.words, self.folder, self.machine, self.save_seconds = list(words), folder, machine, save_seconds
-        self.process: subprocess.Popen[bytes] | None = None
+    save_seconds: float
+    process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> None:
-        """Runs the command. Raises RuntimeError with its exit code if it failed, which marks the job as failed."""
+        """Run the command. Raises RuntimeError with its exit code if it fails, which marks the job as failed."""
         code = Stopped.exit_code
         for start in range(STARTS):
-            if start:  # stopped by SIGTERM, it is ended within this time; else it goes on, as after a hung step
+            if start:  # after SIGTERM the job ends within this time, else it goes on, as after a hung step
                 time.sleep(SIGNAL_SECONDS)
-            wait_for(self.folder)
-            with open(self.folder / "log.txt", "ab") as log:
-                self.process = self.machine.start(self.words, self.folder, log, log)
-            # No wait(): `checkpoint` is called inside of it, and could not see the process end.
-            while self.process.poll() is None:
-                time.sleep(LOOK_SECONDS)
-            code = self.process.returncode
-            if code != Stopped.exit_code:
+            self.process = self.start()
+            if (code := finish(self.process)) != Stopped.exit_code:
                 break
         if code:
-            raise RuntimeError(f"posx {self.words[0]} ended with exit code {code}; see {self.folder / 'log.txt'}")
+            raise RuntimeError(f"posx {self.words[0]} ended with exit code {code}; see {self.log}")
 
     def checkpoint(self) -> Any:
-        """Lets the run save; what is queued in this job's place."""
+        """Stop the run, which saves; return the job to queue in place of this one."""
         from submitit.helpers import DelayedSubmission
 
         if self.process and self.process.poll() is None:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(self.save_seconds)
-        return DelayedSubmission(Order(self.words, self.folder, self.machine, self.save_seconds))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"process": None}
+            stop(self.process, self.save_seconds)
+        return DelayedSubmission(dataclasses.replace(self, process=None))
 
 
-def submit(
-    tasks: Sequence[Job], workdir: Path, cpus: int, gpus: float, options: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Submits those `tasks` that no job of an earlier call is at; returns {run: job} of the new and of the old jobs.
+class Queue(Engine):
+    """SLURM, with so many CPUs and GPUs for each run.
 
-    options: further settings of SLURM's, as `--slurm.partition=gpu` gives them; cluster "local" is this machine,
-    without SLURM. Raises ConfigError where there is no SLURM, or it does not take them, or has a run of the same name
-    that waits with other settings.
+    options: further settings of SLURM, as `--slurm.partition=gpu` gives them. The cluster "local" is this machine,
+    without SLURM.
     """
-    stored = _stored(workdir)
-    known, asked = stored.get("jobs", {}), stored.get("digests", {})
-    alive = {name: known[name] for name, state in states(workdir).items() if state in ALIVE}
-    for task in tasks:
-        if asked.get(task.name, task.run.hash) != task.run.hash and task.name in alive:
-            raise ConfigError(
-                f"{task.name} is with SLURM already, as job {alive[task.name]}, with other settings: cancel that, or "
-                "use another --workdir"
-            )
-    new = [task for task in tasks if task.name not in alive]
-    if not new:
-        return {}, alive
-    executor = _executor(workdir, new, cpus, gpus, dict(options))
-    machine, jobs = Machine.like_this(cpus), []
-    delay = options.get("signal_delay_s", "")
-    save_seconds = SAVE_PART * (int(delay) if delay.isdigit() else SIGNAL_SECONDS)
-    with _one_line(), executor.batch():
-        for task in new:
-            log_file(task)
-            jobs.append(executor.submit(Order(task.command(), task.folder.path, machine, save_seconds)))
-    made = {task.name: job.job_id for task, job in zip(new, jobs, strict=True)}
-    asked |= {task.name: task.run.hash for task in new}
-    cluster = options.get("cluster", "slurm")
-    write_json(workdir / FOLDER / JOBS, {"cluster": cluster, "jobs": known | made, "digests": asked})
-    return made, alive
 
+    def __init__(self, cpus: int, gpus: float, options: Mapping[str, str]):
+        self.cpus, self.gpus, self.options = cpus, gpus, dict(options)
 
-def _executor(workdir: Path, tasks: Sequence[Task], cpus: int, gpus: float, options: dict[str, str]) -> Any:
-    """submitit's, with what the largest of the tasks needs."""
-    try:
+    def run(self, tasks: Sequence[Task], todo: Collection[Any], *_: Any, **__: Any) -> dict[RunFolder, str]:
+        """Submit the jobs `todo` that are not with SLURM yet, and do not wait for them.
+
+        Raises ConfigError if there is no SLURM, or if it rejects an option. Raises it too if SLURM has a run of the
+        same name with other settings.
+        """
+        for job in todo:
+            if why := job.failure():
+                say(f"{job.name} has failed ({why})")
+        workdir = tasks[0].folder.path.parent
+        stored = _stored(workdir)
+        known, asked = stored.get("jobs", {}), stored.get("digests", {})
+        alive = {name: known[name] for name, state in states(workdir).items() if state in ALIVE}
+        digests = {job.name: job.run.hash for job in todo}
+        for name, wanted in digests.items():
+            if name in alive and asked.get(name, wanted) != wanted:
+                raise ConfigError(
+                    f"{name} is with SLURM already, as job {alive[name]}, with other settings: cancel that, or "
+                    "use another --workdir"
+                )
+        new = [job for job in todo if job.name not in alive]
+        made = self._submit(new, workdir) if new else {}
+        if new:
+            cluster = self.options.get("cluster", "slurm")
+            values = {"cluster": cluster, "jobs": known | made, "digests": asked | digests}
+            write_json(workdir / FOLDER / JOBS, values)
+        first = next(iter({**made, **alive}.values()))
+        print(
+            f"{len(made)} of {len(tasks)} runs submitted, {len(alive)} are with SLURM already (jobs {first} ...); "
+            "--status tells how far they are, and the same command draws the figures once they have ended"
+        )
+        return {}
+
+    def _submit(self, tasks: Sequence[Task], workdir: Path) -> dict[str, str]:
+        """Submit tasks as one array, each with the resources that the largest needs; return {run: job}."""
         import submitit
-    except ImportError:
-        raise ConfigError("--on slurm needs submitit: pip install 'posx[slurm]'") from None
-    cluster = options.pop("cluster", "slurm")
-    hours = max(task.cost.seconds(cpus) for task in tasks) * MARGIN / 3600
-    memory = max(task.cost.memory for task in tasks) + PROCESS_MEMORY
-    asked: dict[str, Any] = {
-        "name": workdir.name, "cpus_per_task": cpus, "mem_gb": math.ceil(memory / 1e9),
-        "slurm_signal_delay_s": SIGNAL_SECONDS, "slurm_array_parallelism": AT_ONCE,
-        "slurm_additional_parameters": {"requeue": True},
-    }  # fmt: skip
-    if gpus:  # how long a run takes there is not known here: the partition's default, or what the user gives
-        asked["gpus_per_node"] = math.ceil(gpus)
-    else:
-        asked["timeout_min"] = math.ceil(60 * max(hours, LEAST_HOURS))
-    asked |= {f"slurm_{name}": _setting(name, text) for name, text in options.items()}
-    with _one_line():
-        executor = submitit.AutoExecutor(workdir / FOLDER, cluster=cluster, slurm_max_num_timeout=REQUEUES)
-        executor.update_parameters(**asked)
-    return executor
+
+        options = dict(self.options)
+        cluster, delay = options.pop("cluster", "slurm"), options.get("signal_delay_s", "")
+        memory = max(task.cost.memory for task in tasks) + PROCESS_MEMORY
+        asked: dict[str, Any] = {
+            "name": workdir.name, "cpus_per_task": self.cpus, "mem_gb": math.ceil(memory / 1e9),
+            "slurm_signal_delay_s": SIGNAL_SECONDS, "slurm_array_parallelism": AT_ONCE,
+            "slurm_additional_parameters": {"requeue": True},
+        }  # fmt: skip
+        if self.gpus:  # the time of a run there is unknown: the partition's default, or the user's --slurm.time
+            asked["gpus_per_node"] = math.ceil(self.gpus)
+        else:
+            hours = max(task.cost.seconds(self.cpus) for task in tasks) * MARGIN / 3600
+            asked["timeout_min"] = math.ceil(60 * max(hours, LEAST_HOURS))
+        asked |= {f"slurm_{name}": _setting(name, text) for name, text in options.items()}
+        seconds = SAVE_PART * (int(delay) if delay.isdigit() else SIGNAL_SECONDS)
+        jobs = []
+        with _one_line():
+            executor = submitit.AutoExecutor(workdir / FOLDER, cluster=cluster, slurm_max_num_timeout=REQUEUES)
+            executor.update_parameters(**asked)
+            with executor.batch():
+                for task in tasks:
+                    log_file(task)
+                    jobs.append(executor.submit(QueuedOrder.of(task, self.cpus, save_seconds=seconds)))
+        return {task.folder.path.name: job.job_id for task, job in zip(tasks, jobs, strict=True)}
 
 
 def _setting(name: str, text: str) -> Any:
-    """A setting as submitit takes it: lists of lines or words, minutes, numbers. Raises ConfigError."""
+    """Return an option as submitit takes it: lists of lines or words, minutes, numbers. Raises ConfigError."""
     if name in ("setup", "teardown"):
         return [text]
     if name == "srun_args":
@@ -151,7 +154,7 @@ def _setting(name: str, text: str) -> Any:
 
 
 def _minutes(text: str) -> int:
-    """Of what SLURM takes for a time: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
+    """Return the minutes of a time as SLURM takes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Raises ConfigError."""
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
     if not all(part.isdigit() for part in [*parts, *([days] if dash else [])]) or len(parts) > 3:
@@ -163,7 +166,7 @@ def _minutes(text: str) -> int:
 
 @contextlib.contextmanager
 def _one_line() -> Iterator[None]:
-    """What submitit and SLURM say of a wrong setting, as ConfigError."""
+    """Turn the errors of submitit and SLURM about a wrong setting into ConfigError."""
     logging.getLogger("submitit").setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
@@ -178,11 +181,12 @@ def _one_line() -> Iterator[None]:
 
 
 def jobs_of(workdir: Path) -> dict[str, str]:
-    """{run: job} of those that were submitted from `workdir`."""
+    """Return {run: job} of the runs that were submitted from `workdir`."""
     return _stored(workdir).get("jobs", {})
 
 
 def _stored(workdir: Path) -> dict[str, Any]:
+    """Return the stored facts of earlier submissions, none if there were none. Raises WorkdirError."""
     try:
         return parsed((workdir / FOLDER / JOBS).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -192,7 +196,7 @@ def _stored(workdir: Path) -> dict[str, Any]:
 
 
 def states(workdir: Path) -> dict[str, str]:
-    """{run: what SLURM says of its job}; ENDED where it knows it no more, UNKNOWN where it says nothing."""
+    """Return {run: state of its job}: ENDED if SLURM does not list it any more, UNKNOWN if SLURM does not answer."""
     stored = _stored(workdir)
     if not stored.get("jobs"):
         return {}
@@ -212,7 +216,7 @@ def states(workdir: Path) -> dict[str, str]:
 
 
 def _told_by_slurm(jobs: Mapping[str, str]) -> dict[str, str]:
-    """Asks once for all: sacct, and of what that does not know, or where nobody keeps accounts, squeue."""
+    """Ask SLURM once for all jobs: sacct, then squeue for the jobs that it does not know, as without accounting."""
     from submitit.slurm.slurm import SlurmInfoWatcher
 
     watcher = SlurmInfoWatcher()

@@ -1,0 +1,128 @@
+"""The reports of all benchmarks: medians with quartiles, ratios formed per round, Markdown tables, bars, targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from posx.plots import look
+
+Spread = tuple[float, float, float]
+GREY = "#C4C4C4"
+
+# Targets of posx on a quiet CPU in float32: ratios within one run.
+#: Tokens/s over those of the best rival, and over those of the baseline, by (layers, width, length) and cores.
+RIVAL = {(6, 256, 512, 4): 2.3, (4, 128, 128, 4): 1.8}
+BASELINE = {(6, 256, 512, 2): 1.12, (4, 128, 128, 2): 1.08}
+#: Tokens/s over those of as many pinned processes as cores, together.
+PINNED = 0.93
+#: At most: seconds a step takes above NoPE's, over NoPE's step at the baseline; by (layers, width, length).
+ABOVE_NOPE = {
+    (4, 128, 2048): {"t5": 0.1, "alibi": 0.1, "tupe": 0.25, "shaw": 0.6, "transformer_xl": 0.6, "deberta": 1.0}
+}
+#: The best rival's seconds over those of one call of posx, by kind, length and encoding.
+ATTENTION = {
+    ("forward", 4096): {"nope": 0.9, "rope": 0.9},
+    ("forward", 1024): {"nope": 0.7, "rope": 0.7},
+    ("gradient", 4096): {"nope": 1.3, "rope": 1.3, "t5": 10.0, "alibi": 2.0},
+    ("gradient", 1024): {"nope": 1.0, "rope": 1.0},
+}
+#: The baseline's seconds with its best number of jobs over those of a sweep without --jobs, by cores.
+SWEEP = {4: 1.4, 2: 1.1}
+
+
+def target(value: float | None, relation: str = ">=") -> str:
+    """Format a target for a table."""
+    return "-" if value is None else f"{relation} {value:g}"
+
+
+def quartiles(values: Iterable[float]) -> Spread:
+    """Return the median, the lower and the upper quartile."""
+    low, middle, high = np.quantile(list(values), (0.25, 0.5, 0.75))
+    return float(middle), float(low), float(high)
+
+
+def ratios(top: Iterable[float] | None, bottom: Iterable[float] | None) -> Spread | None:
+    """Return the quartiles of top / bottom, formed per round; None if one of them is missing."""
+    if top is None or bottom is None:
+        return None
+    return quartiles(a / b for a, b in zip(top, bottom, strict=True))
+
+
+def cell(value: Spread | None, form: str) -> str:
+    """Format "median [lower, upper]" for a table, "-" for None."""
+    return "-" if value is None else f"{value[0]:{form}} [{value[1]:{form}}, {value[2]:{form}}]"
+
+
+def place(report: dict[str, Any]) -> str:
+    """Describe the machine of a report and its load, for the line over its table."""
+    loads = report["load_average"]
+    return f"{report['cpu']}, {report['cores']} cores, load {loads[0][0]} before and {loads[-1][0]} after"
+
+
+def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table, its first column to the left."""
+    return [f"| {' | '.join(line)} |" for line in (head, [":--", *["---:"] * (len(head) - 1)], *body)]
+
+
+class Bar(NamedTuple):
+    """One bar with whiskers. `label` is written behind it, `mark` a white line across it."""
+
+    spread: Spread
+    color: str
+    label: str = ""
+    mark: float | None = None
+
+
+def bars(
+    path: Path, groups: Mapping[str, Sequence[Bar]], title: str, lines: Sequence[str], xlabel: str, is_log: bool = False
+) -> None:
+    """Draw the bars of each group under one another, the groups from the top down by their names."""
+    with look.style():
+        made = look.figure(7.5, 1.2 + 0.4 * len(groups))
+        ax = made.add_subplot()
+        made.subplots_adjust(top=0.99, left=0.24 if max(map(len, groups)) > 16 else None)
+        for n, group in enumerate(reversed(groups.values())):
+            thick = 0.76 / len(group)
+            for m, bar in enumerate(group):
+                middle, low, high = bar.spread
+                at, whiskers = n + 0.38 - thick * (m + 0.5), [[middle - low], [high - middle]]
+                ax.barh(at, middle, thick * 0.95, color=bar.color, xerr=whiskers, ecolor="#555555", capsize=2)
+                behind = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+                ax.annotate(bar.label, (high, at), size=9, color="#333333", **behind)
+                if bar.mark is not None:
+                    ax.plot([bar.mark] * 2, [at - thick / 2, at + thick / 2], color="white", linewidth=2.5)
+        if is_log:
+            ax.set_xscale("log")
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            ax.xaxis.set_minor_locator(NullLocator())
+        ax.set_yticks(range(len(groups)), list(reversed(groups)))
+        ax.grid(axis="y", visible=False)
+        ax.margins(x=0.1 if is_log else 0.2, y=0.02)
+        ax.set_xlabel(f"{xlabel} (median; whiskers: quartiles)")
+        look.headings(made, title, lines)
+        look.save(made, path.parent, path.stem)
+
+
+def panels(
+    path: Path, drawn: Mapping[str, Callable[[Axes], dict[str, Line2D]]], title: str, lines: Sequence[str]
+) -> None:
+    """Draw panels side by side, by their titles, with one legend of all that they return."""
+    handles: dict[str, Line2D] = {}
+    with look.style():
+        made = look.figure(1.6 + 4.5 * len(drawn), 4.2)
+        made.subplots_adjust(wspace=0.28)
+        for n, (name, draw) in enumerate(drawn.items()):
+            ax = made.add_subplot(1, len(drawn), n + 1)
+            ax.set_title(name)
+            handles |= draw(ax)
+        look.legend(made, list(handles.values()), list(handles), 0.92, 0.88)
+        look.headings(made, title, lines, lift=-0.04)
+        look.save(made, path.parent, path.stem)

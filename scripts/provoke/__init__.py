@@ -1,1 +1,0 @@
-"""What `scripts/faults.py` provokes: one room a part of the product, one function a fault."""
