@@ -1,8 +1,8 @@
 """Token files: written once for a given content of text and settings, memory-mapped and verified ever after.
 
-A folder <cache>/tokens/<key> holds, for each split, the tokens and the documents' offsets, for the held-out split the
-bytes of text behind each token, and the tokenizer if it was trained here. A header with the digest of each file is
-written last: a folder without a valid header counts as empty.
+A folder <cache>/tokens/<key> holds the tokens and the documents' offsets of each split. It holds the bytes of text
+behind each token of the held-out split, and the tokenizer if it was trained here. A header with the digest of each
+file is written last: a folder without a valid header counts as empty.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Tokenizers: bytes, byte-level BPE trained here, or any tokenizer.json.
 
-All share one interface, `Tokenizer`. Two rules hold for each of them: text inside a document that looks like a special
-token stays text, and the one separator, `eos`, is only ever added as an id, after each document.
+All share one interface, `Tokenizer`. Two rules hold for each of them. Text inside a document that looks like a special
+token stays text. The one separator, `eos`, is only ever added as an id, after each document.
 """
 
 import hashlib

@@ -48,8 +48,8 @@ class _Change:
 def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
     """Raise ConfigError if a function cannot give log-probabilities of the next token; see `posx.evaluate`.
 
-    Finds functions that see later tokens or other windows of the batch, whose entry i is of token i (not shifted), or
-    that see the token that they predict. Finds logarithms to base 2, if `tokens` hold at most 4 b different ids, which
+    Finds functions that see later tokens, other windows of the batch, or the token that they predict. Finds those whose
+    entry i is of token i (not shifted). Finds logarithms to base 2, if `tokens` hold at most 4 b different ids, which
     have nearly all of the probability. Calls `log_probs` with the windows, and with copies of the first one that end
     otherwise, in the shape of `tokens`.
 

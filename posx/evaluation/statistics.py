@@ -41,7 +41,7 @@ def half_width(sums: Any, counts: Any) -> float | None:
     """Return half the width of the 95 % interval of sum(sums) / sum(counts), None if the text is too short for one.
 
     sums, counts: [n], per block, in the order of the text. There may be gaps between stretches of text. The part of a
-    block that repeats the block before it is taken out first and put back at the end, so that long correlations bias
+    block that repeats the block before it is taken out first and put back at the end. So long correlations bias
     nothing.
 
     Source: Lazarus, Lewis, Stock and Watson 2018 (HAR inference, J. Business & Economic Statistics 36: cosines with

@@ -85,7 +85,7 @@ def test_late_steps_cost_no_more_and_need_no_state():
 
 
 @pytest.mark.parametrize(("size", "usable"), [(0, 0), (1, 0), (8, 7)])
-def test_too_short_says_what_is_there_what_is_needed_and_what_fits(size, usable):
+def test_too_short_stream_names_size_need_and_what_fits(size, usable):
     tokens = np.zeros(size, np.uint16)
     assert num_windows(size, 8) == 0
     with pytest.raises(DataError, match=rf"has {size} tokens.*length 8 \(9 tokens needed\).*usable length is {usable}"):

@@ -97,7 +97,7 @@ def test_held_out_path_wins(tmp_path):
     assert found.validation == ["same"]
 
 
-def test_normalisation_keeps_all_but_newlines_and_byte_order_mark(tmp_path):
+def test_normalisation_changes_newlines_and_byte_order_mark(tmp_path):
     text = "\ufeffa\r\nb\rc\u2028d\u00a0e\u0301 \ufeff\x0b\x0c\t\n"
     path = write(tmp_path / "a" / "train.txt", text)
     table = parquet(tmp_path / "a" / "validation.parquet", text=[text])
@@ -300,7 +300,7 @@ def test_senseless_settings_are_all_named():
 
 
 @pytest.mark.parametrize("held_out", [True, False], ids=["a validation file", "split by hash"])
-def test_tuning_documents_come_out_of_the_training_text_and_stand_where_the_validation_text_does(tmp_path, held_out):
+def test_tuning_documents_leave_training_and_become_validation(tmp_path, held_out):
     jsonl = "\n".join(json.dumps({"text": f"document {n}"}) for n in range(40))
     folder = tmp_path / "text"
     write(folder / ("train.jsonl" if held_out else "all.jsonl"), jsonl)

@@ -209,7 +209,7 @@ def word_level(vocab: dict[str, int]) -> bytes:
     return json.dumps({"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}}).encode()
 
 
-def test_a_tokenizer_that_lacks_its_token_for_unknown_words_says_so(tmp_path):
+def test_tokenizer_without_its_unknown_token_is_an_error(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(word_level({"known": 0}))
     with pytest.raises(DataError, match="wordlevel tokenizer cannot encode this text: .*UNK"):

@@ -27,7 +27,7 @@ def test_intervals_cover_what_they_should_where_one_is_owed(targets, length, str
 
 
 @pytest.mark.parametrize(("targets", "length"), [(65536, 2000), (16384, 2000), (8192, 500), (4096, 500), (4096, 50000)])
-def test_too_little_text_misleads_no_more_often_than_enough_of_it(targets, length):
+def test_too_little_text_misleads_no_more_often_than_enough(targets, length):
     """An interval that is there and wrong is as rare as with enough text: mostly there is none."""
     given, _, wrong = study.coverage(study.simulate(targets, length, 0, 1000, np.random.default_rng(1)))
     assert wrong < 0.09 and given < 1

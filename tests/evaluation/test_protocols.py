@@ -70,7 +70,7 @@ def test_settings_of_a_run_make_each_protocol_what_it_is():
         protocols.protocol_class("P7")
 
 
-def test_per_position_owes_one_row_at_the_longest_length_that_is_defined():
+def test_per_position_owes_one_row_at_its_longest_defined_length():
     assert protocols.PerPosition().owed((8, 16, 32), lambda length: length <= 16) == (16,)
     assert protocols.PerPosition().owed((8,), lambda length: False) == ()
     assert protocols.Sliding().owed((8, 16), lambda length: False) == (8, 16)
