@@ -45,7 +45,7 @@ from benchmarks.report import cell, quartiles, ratios, target
 from benchmarks.workers import Worker, WorkerError, checkout
 from posx.config import TrainConfig
 from posx.config.model import ModelConfig
-from posx.data.stdlib import stdlib_files
+from posx.data.corpus import stdlib_files
 from posx.machine.devices import devices_for, on_devices, over_devices
 from posx.model import make_model
 from posx.plots import look
@@ -110,7 +110,7 @@ class Contestant:
 
 def text_batches(shape: Shape, count: int = 64) -> list[np.ndarray]:
     """Cut windows int32 [batch, length + 1] from the interpreter's own source code, the same for every contestant."""
-    text = np.frombuffer(b"\n".join(path.read_bytes() for path in stdlib_files()[0].paths[:60]), np.uint8)
+    text = np.frombuffer(b"\n".join(path.read_bytes() for path in stdlib_files().paths[:60]), np.uint8)
     starts = np.random.default_rng(0).integers(len(text) - shape.length, size=(count, shape.batch, 1))
     return list(text[starts + np.arange(shape.length + 1)].astype(np.int32))
 

@@ -1,7 +1,4 @@
-"""How posx is written, as far as a machine can see it: docstrings, comments, names of types and tests.
-
-Rooms follow one after the other: `ROOMS` and `TESTS` list those that do, and only grow.
-"""
+"""How posx is written, as far as a machine can see it: docstrings, comments, names of types and tests."""
 
 import ast
 import re
@@ -14,19 +11,6 @@ import pytest
 import posx
 
 ROOT = Path(posx.__file__).parent
-ROOMS = (
-    "contract/", "encodings/", "attention/", "testing/", "model", "layers", "cross_entropy", "generate", "positions",
-    "runs/", "config/", "sweeps/", "commands/", "cli", "words", "fields", "errors", "lazy", "interrupts", "progress",
-    "files/__init__", "files/atomic", "files/caches", "files/copies", "files/lines", "files/locks",
-    "files/parse", "machine/__init__", "machine/backend", "machine/ceiling", "machine/compile_cache", "machine/cores",
-    "machine/devices", "machine/guard",
-)  # fmt: skip
-TESTS = (
-    "encodings/", "attention/", "machine/", "sweeps/test_preview", "sweeps/test_ray", "sweeps/test_schedule",
-    "sweeps/test_slurm", "commands/", "config/test_values", "test_interrupts", "test_progress", "test_start",
-    "test_fuzz",
-)  # fmt: skip
-
 #: No sentence begins with one of these: they stand for a noun that a reader must guess.
 OPENINGS = {"What", "Who", "Whoever", "Whatever", "Of", "Where", "Wherever", "Those", "Such"}
 #: The first word of a function's docstring, an instruction.
@@ -38,24 +22,20 @@ VERBS = set(
     Show Skip Slice Sort Stack Split Start Stretch Sum Tabulate Take Test Trace Turn Visit Walk Write Yield Raise Follow
     Invert Decide Send Exchange Express Format Describe Recompute Keep Acquire Ask Discard Cancel Close Connect Delete
     Disconnect End Export Hold Leave Load Lock Pass Plan Probe Report Restore Say Simulate Spread Stop Submit Tell Train
-    Wait Change Compile Flip Kill Put""".split()
+    Wait Change Compile Flip Kill Put
+    Place Save Score Tokenise Remove Flush""".split()
 )
 ARTICLES = {"A", "An", "The", "One", "Two", "Every", "Each", "All", "No", "Whether"} - {"Whether"}
 MOST_WORDS, LONGEST_LINE, LONGEST_NAME = 25, 120, 60
 
 
-def of(folder, places):
-    files = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.py"))}
-    return {name: path for name, path in files.items() if name in places or name.startswith(places)}
+def files_of(folder):
+    """Return {path without its end: file} of the Python files below a folder of the repository."""
+    return {path.relative_to(ROOT.parent).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.py"))}
 
 
-#: Folders beside the package.
-HOUSES = ("benchmarks", "tests/faults")
-
-FILES = of(ROOT, ROOMS) | {
-    f"{house}/{name}": path for house in HOUSES for name, path in of(ROOT.parent / house, ("",)).items()
-}
-TEST_FILES = of(Path(__file__).parent, TESTS)
+FILES = files_of(ROOT) | files_of(ROOT.parent / "benchmarks") | files_of(ROOT.parent / "tests/faults")
+TEST_FILES = files_of(ROOT.parent / "tests")
 READMES = sorted((ROOT.parent / "experiments").glob("*/README.md"))
 
 

@@ -130,7 +130,7 @@ def test_encodings_start_from_the_same_weights(spec):
     assert not np.array_equal(mine["embedding"], different["embedding"])
 
 
-def test_shared_parameters_exist_once_and_the_others_in_every_layer():
+def test_shared_parameters_exist_once_others_in_each_layer():
     params = start(small("transformer_xl", num_layers=3))
     encoding = posx.build("transformer_xl", SMALL.dims(LENGTH))
     names = set(encoding.init(jax.random.key(0), SMALL.dims(LENGTH)))
@@ -156,7 +156,7 @@ def test_layer_policy_cycles_and_decides_the_layer():
     assert not np.allclose(outputs[0], outputs[1]) and not np.allclose(outputs[0], outputs[2])
 
 
-def test_an_absolute_encoding_is_added_once_however_many_layers_name_it():
+def test_absolute_encoding_is_added_once_for_all_layers():
     params = start(small("sinusoidal"))
     tokens, pos = text(), sequential(LENGTH)
     everywhere = logits_of(small("sinusoidal"), params, tokens, pos)
@@ -180,7 +180,7 @@ def test_grouped_queries_equal_full_heads_with_repeated_weights():
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-5)
 
 
-def test_products_of_the_gradient_have_operands_of_the_forward_pass():
+def test_gradient_products_use_the_forward_operand_type():
     x, w, grad = (np.random.default_rng(n).standard_normal(shape).astype(np.float32) for n, shape in
                   enumerate([(9, 5), (5, 7), (9, 7)]))  # fmt: skip
     for dtype in ("float32", "bfloat16"):
@@ -213,7 +213,7 @@ def test_hessian_vector_products_of_the_whole_model():
     np.testing.assert_allclose(bend, (up - down) / 0.02, rtol=1e-2)
 
 
-def test_qk_norm_makes_logits_blind_to_the_scale_of_queries_and_keys():
+def test_qk_norm_removes_the_scale_of_queries_and_keys():
     tokens, pos = text(), sequential(LENGTH)
 
     def change(model) -> float:
@@ -225,7 +225,7 @@ def test_qk_norm_makes_logits_blind_to_the_scale_of_queries_and_keys():
     assert change(small("alibi")) > 1e-2
 
 
-def test_swiglu_has_as_many_weights_as_gelu_and_untied_one_table_more():
+def test_swiglu_has_as_many_weights_as_gelu():
     def sizes(**options) -> dict[str, int]:
         config = ModelConfig(num_layers=1, model_dim=96, num_heads=4, **{"tied": True} | options)
         params = make_model(config, "nope", VOCAB, LENGTH).abstract()
@@ -470,7 +470,7 @@ def test_accumulated_parts_equal_the_whole_batch():
 
 
 @optax_user
-def test_dropout_differs_between_steps_and_rows_however_the_batch_is_cut():
+def test_dropout_differs_between_steps_and_rows():
     model = small("nope", dropout=0.5, num_layers=1)
     config = dataclasses.replace(TRAIN, learning_rate=1e-30, final_learning_rate=0.0)
     rows = np.repeat(windows()[:1], TRAIN.batch_size, axis=0)
@@ -544,7 +544,7 @@ def test_each_part_of_a_chain_learns_at_its_own_multiple(settings, factors):
         np.testing.assert_allclose(x, usual, rtol=1e-5)
 
 
-def test_rates_of_a_stored_run_are_those_of_then_whatever_the_classes_say_now():
+def test_stored_run_keeps_its_rates_when_classes_change():
     found = steps(Rated(), 1.0, rates=((("table", Rate(7.0)),), ()), weight_decay=0.0)
     np.testing.assert_allclose(found["shared"]["encoding_0"]["table"], -7 * TRAIN.learning_rate, rtol=1e-5)
     gains = [layer["attention"]["position"]["gain"] for layer in found["layers"].values()]

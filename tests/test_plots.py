@@ -65,8 +65,8 @@ def test_torn_and_repeated_and_unordered_lines(tmp_path: pathlib.Path) -> None:
 
 def test_a_curve_never_mixes_sets_of_targets(tmp_path: pathlib.Path) -> None:
     """A later look at a few lengths with fewer targets must not replace single points of the sweep's own curve."""
-    whole = [row("alibi", length, max_targets=4096, ppl=4.0) for length in (64, 128, 256)]
-    look_again = [row("alibi", length, max_targets=512, ppl=9.0) for length in (64, 128)]
+    whole = [row("alibi", length, targets="all", ppl=4.0) for length in (64, 128, 256)]
+    look_again = [row("alibi", length, targets="few", ppl=9.0) for length in (64, 128)]
     assert {one["ppl"] for one in plots.read_rows(write(tmp_path, [*whole, *look_again]))} == {4.0}
 
 
@@ -365,7 +365,7 @@ def test_cumulative_perplexity_weighs_bins_by_their_targets() -> None:
         "rope", 4, protocol="per_position", position_edges=[0, 1, 4], position_nll=[2.0, 1.0], position_targets=[10, 30]
     )
     (panel,) = panels([made])
-    local, running = positions.loss_curves(panel)[0].points, positions.cumulative_curves(panel)[0].points
+    local, running = (positions.averaged(panel, of)[0].points for of in (positions.local, positions.cumulative))
     assert [(point.x, point.mean) for point in local] == [(1.0, 2.0), (pytest.approx(math.sqrt(8)), 1.0)]
     assert [point.x for point in running] == [1.0, 4.0]
     assert [point.mean for point in running] == pytest.approx([math.exp(2.0), math.exp((20 + 30) / 40)])

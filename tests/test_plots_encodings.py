@@ -104,3 +104,10 @@ def test_arrays_that_start_at_zero_are_drawn_at_random() -> None:
 
 def test_the_curves_of_heads_are_named() -> None:
     assert {"head 1", "head 2"} <= set(words(pictures.encodings([models.initial("alibi", build("alibi", DIMS), DIMS)])))
+
+
+def test_each_panel_of_a_chain_has_its_own_title() -> None:
+    chain = "sinusoidal+rope"
+    figure = pictures.encodings([models.initial(chain, build(chain, DIMS), DIMS)])
+    titles = [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes if ax.get_xlabel()]
+    assert len(titles) == len(set(titles)) > 3 and "inner products of the added vectors" in titles

@@ -28,7 +28,7 @@ from posx.attention.dense import dense
 from posx.attention.fused import fused, is_native, refusal
 from posx.attention.history import seen_by
 from posx.attention.masks import Mask, causal
-from posx.attention.tiles import Block, Pairs, Tables, Tokens, over_batch, times
+from posx.attention.tiles import Block, Pairs, Tables, Tokens, over_batch
 from posx.contract import (
     Encoding,
     Features,
@@ -138,12 +138,12 @@ def attend(
         executor = choose_executor(executor, encoding, params, mask, sizes, in_order, segments, q.dtype)
     offset = consecutive_offset(q_at.pos, k_at.pos) if in_order else None
     q_at, k_at = (jax.tree.map(lambda x: jnp.atleast_2d(jnp.asarray(x)), at) for at in (q_at, k_at))
+    queries = _read_tokens(encoding, params, _queries(encoding, params, q, q_at.pos, q_features), q_at)
     mapped_k = k
     if not keys_mapped:
         seen, _ = seen_by(encoding, "key", k, None if in_order else k_at.idx, k_at.segment)
         mapped_k = token_map(encoding, "key", params, seen, k_at.pos, k_features)
-    queries = Block(_queries(encoding, params, q, q_at.pos, q_features), q_at)
-    keys = Block(_keys(encoding, params, (k, mapped_k, v), k_at.pos, k_features), k_at)
+    keys = _read_tokens(encoding, params, Tokens(mapped_k.swapaxes(1, 2), v, k, features=k_features), k_at)
 
     def run(params: Params, queries: Block, keys: Block) -> jax.Array:
         call = EXECUTORS[executor] if isinstance(executor, str) else executor
@@ -159,49 +159,35 @@ def attend(
     return barrier(o).swapaxes(1, 2).astype(q.dtype)
 
 
-def _reads_vectors(encoding: Encoding, params: Params, pos: jax.Array) -> bool:
-    """Return whether tiles read q and k as projected."""
-    return encoding.acts_on("score") or bool(distance_terms(encoding, params, pos.dtype).keys() - {"bias"})
-
-
 def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, features: Features) -> Tokens:
-    """Return the query side, heads first, with the factor of its logits."""
+    """Return the query side with the factor of its logits; vectors as projected still have tokens first."""
     dtype, factor = wide_dtype(q.dtype), None
+    mapped = token_map(encoding, "query", params, q, pos, features).swapaxes(1, 2)
+    scaled = mapped.astype(dtype) * (1 / math.sqrt(q.shape[-1]))
     if encoding.acts_on("logit_scale"):
         factor = over_batch(functools.partial(encoding.logit_scale, params), pos, features)[..., None].astype(dtype)
-    mapped = token_map(encoding, "query", params, q, pos, features).swapaxes(1, 2)
-    scaled = times(mapped.astype(dtype) * (1 / math.sqrt(q.shape[-1])), factor)
-    by_content, reads_vectors = encoding.acts_on("score"), _reads_vectors(encoding, params, pos)
-    return barrier(Tokens(
-        mapped=scaled.astype(operand_dtype(q.dtype)),
-        vectors=q.swapaxes(1, 2) if reads_vectors else None,
-        unscaled=mapped if by_content else None,
-        factor=factor if reads_vectors else None,
-        token_bias=_token_bias(encoding, params, pos, features),
-        features=features if by_content else None,
+        scaled = scaled * factor
+    return Tokens(scaled, None, q, mapped, factor, features=features)
+
+
+def _read_tokens(encoding: Encoding, params: Params, tokens: Tokens, slots: Slots) -> Block:
+    """Return one side, all heads first, with its token bias and without the arrays that no hook reads."""
+    by_content, token_bias, dtype = encoding.acts_on("score"), None, operand_dtype(tokens.vectors.dtype)
+    reads_vectors = by_content or distance_terms(encoding, params, slots.pos.dtype).keys() - {"bias"}
+    if encoding.acts_on("token_bias"):
+        found = over_batch(functools.partial(encoding.token_bias, params), slots.pos, tokens.features)
+        token_bias = at_least_float32(found.swapaxes(1, 2))
+    values, vectors = jax.tree.map(lambda x: x.swapaxes(1, 2), (tokens.values, tokens.vectors))
+    read = barrier(Tokens(
+        mapped=tokens.mapped.astype(dtype),
+        values=None if values is None else values.astype(dtype),
+        vectors=vectors if reads_vectors else None,
+        unscaled=tokens.unscaled if by_content else None,
+        factor=tokens.factor if reads_vectors else None,
+        token_bias=token_bias,
+        features=tokens.features if by_content else None,
     ))  # fmt: skip
-
-
-def _keys(
-    encoding: Encoding, params: Params, vectors: tuple[jax.Array, ...], pos: jax.Array, features: Features
-) -> Tokens:
-    """Return the key side, heads first; vectors: keys, mapped keys and values."""
-    k, mapped, v = (x.swapaxes(1, 2) for x in vectors)
-    dtype = operand_dtype(k.dtype)
-    return barrier(Tokens(
-        mapped=mapped.astype(dtype),
-        values=v.astype(dtype),
-        vectors=k if _reads_vectors(encoding, params, pos) else None,
-        token_bias=_token_bias(encoding, params, pos, features),
-        features=features if encoding.acts_on("score") else None,
-    ))  # fmt: skip
-
-
-def _token_bias(encoding: Encoding, params: Params, pos: jax.Array, features: Features) -> jax.Array | None:
-    """Return the token bias [b or 1, h or 1, t, n], or None."""
-    if not encoding.acts_on("token_bias"):
-        return None
-    return at_least_float32(over_batch(functools.partial(encoding.token_bias, params), pos, features).swapaxes(1, 2))
+    return Block(read, slots)
 
 
 def token_map(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from posx.attention import sharding
 from posx.attention.arguments import Slots
@@ -122,7 +123,7 @@ def tabulate(plan: Plan, pairs: Pairs, terms: set[str]) -> Tables:
     if plan.offset is not None and terms:
         # Under a causal mask the last tile of a row reaches at most one key block beyond the diagonal.
         ahead = plan.key_block * (1 if plan.mask.causal else count_blocks(pairs.sizes[1], plan.key_block))
-        r = jnp.arange(plan.farthest, plan.offset - ahead - 1, -1, dtype=jnp.int32)
+        r = jnp.asarray(np.arange(plan.farthest, plan.offset - ahead - 1, -1, dtype=np.int32))  # XLA folds constants
         strips = ByDistance(bias=finite(encoding.by_distance(params, r).bias))
         if terms - {"bias"}:
             _, scaled, *vectors = scaled_terms(encoding, params, r, pairs.q.tokens.vectors)

@@ -69,19 +69,17 @@ def over_sequences(function: Callable[..., jax.Array], whole: Any, *rows: Any, a
 
 
 def over_blocks(function: Callable[..., jax.Array], whole: Any, blocks: Any) -> jax.Array:
-    """Call function(whole, numbers, blocks) on each device's blocks, a tree of arrays [n, ...]; its result is [n, ...].
+    """Call function(whole, blocks) on each device's blocks, a tree of arrays [n, ...]; its result is [n, ...].
 
     The number of blocks must be a multiple of twice the number of devices. The blocks form two runs for each device.
     Device i works on the i-th run and the i-th run from the end, because late queries see more keys than early ones.
     """
-    numbers = jnp.arange(jax.tree.leaves(blocks)[0].shape[0])
     devices = _size(DATA)
 
-    def each(whole: Any, *parts: Any) -> jax.Array:
-        return _exchanged(function(whole, *jax.tree.map(lambda x: _exchanged(x, devices), parts)), devices, back=True)
+    def each(whole: Any, blocks: Any) -> jax.Array:
+        return _exchanged(function(whole, jax.tree.map(lambda x: _exchanged(x, devices), blocks)), devices, back=True)
 
-    one = PartitionSpec(DATA)
-    return _over(DATA, each, (PartitionSpec(), one, one))(whole, numbers, blocks)
+    return _over(DATA, each, (PartitionSpec(), PartitionSpec(DATA)))(whole, blocks)
 
 
 def _over(axis: str, function: Callable, in_specs: Any) -> Callable:

@@ -180,10 +180,6 @@ def products(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array)
     if not callable(term):
         return strip_products(vectors, term, k_pos.shape[1])
 
-    def one(vector: jax.Array, pos: jax.Array) -> jax.Array:
-        letters, found = _rows_by_key(term, pos[:, None] - k_pos, vector.shape)
-        return jnp.einsum(f"bhd,{letters}->bhk", vector, found)
-
     def by_range(vectors: jax.Array) -> jax.Array:
         distances = lowest[:, None] + jnp.arange(length, dtype=lowest.dtype)[None, :]
         found = _broadcast_rows(jax.vmap(term)(distances), vectors.shape)
@@ -194,7 +190,7 @@ def products(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array)
     if k_pos.shape[1] == 1:  # one distance for each vector: decoding, seen from the keys
         found = _broadcast_rows(jax.vmap(term)(q_pos - k_pos), vectors.shape)
         return jnp.einsum("bhqd,bhqd->bhq", vectors, found)[..., None]
-    by_query, length = functools.partial(_map_queries, one, q_pos), q_pos.shape[1] + k_pos.shape[1]
+    by_query, length = functools.partial(_by_query, "bhd", "bhk", term, q_pos, k_pos), q_pos.shape[1] + k_pos.shape[1]
     if vectors.shape[2] == 1 or not jnp.issubdtype(q_pos.dtype, jnp.integer):
         return by_query(vectors)
     lowest = q_pos.min(axis=1) - k_pos.max(axis=1)
@@ -204,14 +200,7 @@ def products(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array)
 
 def sums(weights: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     """Return sum_j weights_ij term at pos_i - pos_j [b, h, q, d] of weights [b, h, q, k] and pos [b or 1, t]."""
-    if not callable(term):
-        return strip_sums(weights, term)
-
-    def one(weight: jax.Array, pos: jax.Array) -> jax.Array:
-        letters, found = _rows_by_key(term, pos[:, None] - k_pos, weight.shape)
-        return jnp.einsum(f"bhk,{letters}->bhd", weight, found)
-
-    return _map_queries(one, q_pos, weights)
+    return _by_query("bhk", "bhd", term, q_pos, k_pos, weights) if callable(term) else strip_sums(weights, term)
 
 
 def numbers(term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
@@ -229,25 +218,27 @@ def mirrored(term: Term) -> Term:
     return jnp.concatenate([jnp.flip(term[:, :-1], axis=1), term[:, -1:]], axis=1) if term.shape[1] > 1 else term
 
 
-def _rows_by_key(term: Any, distances: jax.Array, shape: tuple[int, ...]) -> tuple[str, jax.Array]:
-    """Return the rows at distances [b or 1, k] and their axes: [b, k, d] if heads share them, else [b, h, k, d].
-
-    shape: b and h in front. Shared rows need one product with all heads.
-    """
-    found = jax.vmap(term)(distances)
-    if found.shape[2] == 1:
-        return "bkd", jnp.broadcast_to(found[:, :, 0], (shape[0], found.shape[1], found.shape[3]))
-    return "bhkd", _broadcast_rows(found, shape)
-
-
 def _broadcast_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Return rows [b or 1, n, h or 1, d] as [b, h, n, d]."""
     return jnp.broadcast_to(rows.swapaxes(1, 2), (*shape[:2], rows.shape[1], rows.shape[3]))
 
 
-def _map_queries(one: Callable[..., jax.Array], q_pos: jax.Array, arrays: jax.Array) -> jax.Array:
-    """Stack one(array, pos) of each query along axis 2, of arrays [b, h, q, ...] and pos [b or 1, q]."""
+def _by_query(given: str, gives: str, term: Any, q_pos: jax.Array, k_pos: jax.Array, arrays: jax.Array) -> jax.Array:
+    """Return products of arrays with a term, query by query: [b, h, q, d] -> [b, h, q, k], or back.
+
+    given, gives: the axes of one query, "bhd" and "bhk", or the reverse.
+    """
+
+    def one(query: tuple[jax.Array, jax.Array]) -> jax.Array:
+        (x, pos), letters = query, "bhkd"
+        found = jax.vmap(term)(pos[:, None] - k_pos)
+        if found.shape[2] == 1:  # heads that share rows need one product together
+            letters, found = "bkd", jnp.broadcast_to(found[:, :, 0], (x.shape[0], found.shape[1], found.shape[3]))
+        else:
+            found = _broadcast_rows(found, x.shape)
+        return jnp.einsum(f"{given},{letters}->{gives}", x, found)
+
     queries = jnp.moveaxis(arrays, 2, 0), q_pos.T
     if arrays.shape[2] == 1:
-        return one(*(x[0] for x in queries))[:, :, None]
-    return jnp.moveaxis(jax.lax.map(lambda query: one(*query), queries), 0, 2)
+        return one((queries[0][0], queries[1][0]))[:, :, None]
+    return jnp.moveaxis(jax.lax.map(one, queries), 0, 2)

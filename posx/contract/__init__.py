@@ -3,7 +3,7 @@
 Types and ranges of an encoding's fields are in `posx.contract.fields`.
 """
 
-from posx.contract.arrays import as_float, at_least_float32, distances, exact_einsum, normal, normals, wide_dtype  # noqa: I001  (packed lists)
+from posx.contract.arrays import as_float, at_least_float32, distances, exact_einsum, normal, normals, wide_dtype  # noqa: I001 (packed)
 from posx.contract.composite import Chain, Composite, Tabulated, inside, prefixed
 from posx.contract.encoding import (
     Dims, Encoding, abstract_params, check_defined, parts, require_encoding, require_resolved,

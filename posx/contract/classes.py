@@ -122,7 +122,7 @@ def _check_unknown(where: str, name: str, member: Any, is_field: bool, contract:
                 f"{f'did you mean {same!r}? ' if same else nearest(name, list(methods))}hooks: {', '.join(HOOKS)}; "
                 "the name of a helper starts with _"
             )
-    elif not _is_property(member):  # a value can be meant as a fact of its type; a field never as a property
+    elif not _is_property(member):  # a value can be meant as a fact of its type; a field never as names or a count
         facts = {
             fact: default
             for fact, default in facts.items()

@@ -1,7 +1,7 @@
 """Text in, batches out, in four steps, one file each.
 
-    text  -> documents   `corpus`: Hugging Face `datasets` reads files and hub names (`text_files`, `hub`); every fault
-                         of the input is a one-line `DataError`
+    text  -> documents   `corpus`: local files (`text_files`) and Hugging Face data sets (`hub`); every fault of the
+                         input is a one-line `DataError`
           -> tokens      `tokenizers`: bytes, byte-level BPE trained here, or any tokenizer.json
           -> token file  `store`: one memory-mapped file a split, keyed by the content of the text, never by its date
           -> windows     `batches`: a pure function of (data digest, seed, step, batch size, length)
@@ -17,19 +17,8 @@ from posx.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer, load_to
 from posx.lazy import modules_of
 
 __all__ = [
-    "BpeTokenizer",
-    "ByteTokenizer",
-    "DataConfig",
-    "Dataset",
-    "TokenStore",
-    "Tokenizer",
-    "batch",
-    "check_config",
-    "check_length",
-    "load_tokenizer",
-    "num_windows",
-    "prepare",
-    "train_bpe",
-]
+    "BpeTokenizer", "ByteTokenizer", "DataConfig", "Dataset", "TokenStore", "Tokenizer", "batch", "check_config",
+    "check_length", "load_tokenizer", "num_windows", "prepare", "train_bpe",
+]  # fmt: skip
 
 __getattr__ = modules_of(__name__)

@@ -1,7 +1,7 @@
 """Batches as a pure function of (data digest, seed, step, batch size, length): resuming needs no iterator state.
 
 An epoch cuts the token stream into windows of `length` tokens (plus one, so that targets are inputs shifted by one),
-starting at an offset of its own, and visits every window once in an order given by a keyed permutation of
+starting at an offset of its own. It visits every window once, in an order given by a keyed permutation of
 [0, windows). The permutation is a small Feistel network, so one batch costs O(batch size) whatever the corpus size.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posx.errors import ConfigError, DataError
+from posx.errors import DataError
 
 _ROUNDS = 6
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -18,20 +18,16 @@ _SHIFT = np.uint64(29)
 
 
 def num_windows(num_tokens: int, length: int) -> int:
-    """Windows of `length` + 1 tokens in one epoch, whatever its offset; 0 if the stream is too short for one.
+    """Return the number of windows of `length` + 1 tokens in an epoch at any offset; 0 if the stream is too short.
 
-    The last fraction of a window is given up so that every epoch has the same number; consecutive windows share one
+    The last fraction of a window is given up so that every epoch has the same number. Consecutive windows share one
     token (the last target of one is the first input of the next), so no target is seen twice in an epoch.
     """
-    if length < 1:
-        raise ConfigError(f"length is {length} tokens; a window needs a length of 1 or more")
-    if num_tokens < length + 1:
-        return 0
-    return max(1, (num_tokens - length) // length)
+    return max(1, (num_tokens - length) // length) if num_tokens > length else 0
 
 
 def check_length(num_tokens: int, length: int, what: str = "the corpus") -> None:
-    """Raise `DataError` unless `num_tokens` hold at least one window of `length` tokens; `what` names the split."""
+    """Raise DataError unless `num_tokens` hold at least one window of `length` tokens; `what` names the split."""
     if num_windows(num_tokens, length) == 0:
         raise DataError(
             f"{what} has {num_tokens} tokens, too few for one window of length {length} ({length + 1} tokens needed); "
@@ -42,15 +38,20 @@ def check_length(num_tokens: int, length: int, what: str = "the corpus") -> None
 def batch(
     tokens: np.ndarray, *, digest: str, seed: int, step: int, batch_size: int, length: int, rows: slice = slice(None)
 ) -> np.ndarray:
-    """Batch number `step`: int32 [batch_size, length + 1]; inputs are [:, :-1], targets [:, 1:].
+    """Return batch number `step`: int32 [batch_size, length + 1]; inputs are [:, :-1], targets [:, 1:].
 
-    rows: those of the batch that are wanted; no token of the others is read.
+    Args:
+      tokens: the stream [n].
+      digest: identifies the data, so that an edited corpus gets another order.
+      seed: that of the run.
+      step: from 0. Batches continue across epoch borders.
+      batch_size: rows of the batch.
+      length: tokens of a window.
+      rows: the rows of the batch to return; no token of other rows is read.
 
-    `digest` identifies the data (so that an edited corpus gets another order), `seed` the run. Batches run on across
-    epoch borders. Raises `DataError` if the stream holds no window of this length, `ConfigError` for senseless sizes.
+    Raises:
+      DataError: if the stream holds no window of this length.
     """
-    if batch_size < 1 or step < 0:
-        raise ConfigError(f"batch_size {batch_size}, step {step}: batch_size must be 1 or more and step 0 or more")
     check_length(len(tokens), length)
     windows = num_windows(len(tokens), length)
     numbers = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)[rows]
@@ -84,16 +85,14 @@ class _Epoch:
         return cls(windows, offset % offsets, half_bits, tuple(keys))
 
     def permute(self, index: np.ndarray) -> np.ndarray:
-        """Images of `index` (int64, in [0, windows)) under the permutation.
+        """Map `index` (int64, in [0, windows)) by the permutation.
 
-        The network permutes [0, 4**half_bits), at most four times too many numbers; walking on along the cycle until
-        the image lies below `windows` restricts it to a permutation of [0, windows).
+        The network permutes [0, 4**half_bits), at most four times too many numbers. Following the cycle until the image
+        lies below `windows` restricts it to a permutation of [0, windows).
         """
         image = self._network(index.astype(np.uint64))
-        outside = image >= self.windows
-        while outside.any():
+        while (outside := image >= self.windows).any():
             image[outside] = self._network(image[outside])
-            outside = image >= self.windows
         return image.astype(np.int64)
 
     def _network(self, index: np.ndarray) -> np.ndarray:

@@ -1,10 +1,13 @@
-"""From a source named in the config to train and validation documents, held as lists of strings in memory.
+"""From a source named in the settings to train and validation documents, held as lists of strings in memory.
 
-Every text is normalised the same way: a byte-order mark is dropped and CRLF or a lone CR become LF; all else is kept.
+Every text is normalised the same way: a byte-order mark is dropped, and CRLF or a lone CR becomes LF. All else is kept.
 """
 
+import dataclasses
 import hashlib
+import platform
 import re
+import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,63 +15,85 @@ from pathlib import Path
 from posx.config.data import DataConfig
 from posx.data import hub, text_files
 from posx.data.hub import HubSplit
-from posx.data.stdlib import stdlib_files
 from posx.data.text_files import Files
 from posx.errors import DataError
 from posx.progress import counted
+
+#: Settings that may name a file or folder.
+PLACES = ("source", "validation", "tokenizer", "cache_dir")
+
+#: The embedded corpus: source code of the running interpreter's standard library, real text without a download. The
+#: list is fixed, so the corpus changes only with the Python version. Left out are tests, generated tables (`encodings`,
+#: `pydoc_data`), vendored and removed packages.
+MODULES = """
+    _collections_abc _pydatetime _pydecimal _pyio _strptime abc argparse ast asyncio base64 bdb bisect bz2 calendar
+    cmd code codecs codeop collections compileall concurrent configparser contextlib copy copyreg csv ctypes curses
+    dataclasses datetime dbm difflib dis doctest email enum filecmp fileinput fnmatch fractions ftplib functools
+    getopt getpass gettext glob graphlib gzip hashlib heapq hmac html http imaplib importlib inspect ipaddress json
+    linecache locale logging lzma mailbox mimetypes modulefinder multiprocessing netrc ntpath numbers operator
+    optparse os pathlib pdb pickle pickletools pkgutil platform plistlib poplib posixpath pprint profile pstats pty
+    py_compile pyclbr pydoc queue quopri random re reprlib runpy sched secrets selectors shelve shlex shutil smtplib
+    socket socketserver sqlite3 ssl statistics string stringprep subprocess symtable sysconfig tabnanny tarfile
+    tempfile textwrap threading timeit tkinter token tokenize tomllib trace traceback tracemalloc turtle types typing
+    unittest urllib uuid venv warnings wave weakref webbrowser wsgiref xml xmlrpc zipapp zipfile zipimport zoneinfo
+""".split()
+_SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"}
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the text lies; `digest` identifies its content. Without `validation`, `train` is split by hash."""
+    """The text before it is loaded; `digest` identifies its content. Without `validation`, `train` is split by hash."""
 
-    description: str
     digest: str
     train: Files | HubSplit
     validation: Files | HubSplit | None
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents of both splits; `notes` say what the user should know about how they came about."""
+    """The documents of both splits, and notices about how they were made."""
 
     train: list[str]
     validation: list[str]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
 def find(config: DataConfig) -> Source:
-    """Find the text and digest its bytes, without loading it; raises `DataError` if there is none."""
+    """Find the text and digest its bytes without loading it. Raises DataError if there is none."""
     held_out = text_files.find_files(config.validation, "data.validation") if config.validation else None
-    train, validation, notes = _find_splits(config, held_out)
-    notes += (f"'{config.validation}': {held_out.left_out}",) if held_out and held_out.left_out else ()
-    if isinstance(train, Files) and isinstance(validation, Files):
-        shared = set(train.paths) & set(validation.paths)
-        if shared:
-            raise DataError(f"'{min(shared)}' is both training and validation text; name different files")
-    parts = [train] if validation is None else [train, validation]
-    digest = hashlib.sha256("\n".join(part.digest() for part in parts).encode()).hexdigest()
-    return Source(train.description, digest, train, validation, notes)
+    train: Files | HubSplit
+    validation: Files | HubSplit | None = None
+    if config.source == "stdlib":
+        train = stdlib_files()
+    elif is_path(config.source):
+        train, validation = text_files.find_splits(config.source)
+    elif hub.is_hub_name(config.source):
+        wanted = [config.train_split, *([] if held_out or not config.validation_split else [config.validation_split])]
+        train, *held = hub.load_hub(config, wanted)
+        validation = held[0] if held else None
+    else:
+        raise DataError(f"data.source '{config.source}' is neither an existing path nor a hub name ('owner/name')")
+    validation = held_out or validation
+    if held_out and isinstance(train, Files) and (shared := set(train.paths) & set(held_out.paths)):
+        raise DataError(f"'{min(shared)}' is both training and validation text; name different files")
+    digests = [part.digest() for part in (train, validation) if part]
+    return Source(hashlib.sha256("\n".join(digests).encode()).hexdigest(), train, validation)
 
 
-def load(source: Source, config: DataConfig, work_dir: Path) -> Corpus:
-    """Load, normalise and split the documents; `work_dir` is an empty folder for files of a moment.
+def load(source: Source, config: DataConfig) -> Corpus:
+    """Load, normalise and split the documents.
 
-    Where some of the training documents are for tuning, they are the validation text, and the source's own stays unread
-    or, where it is split off by hash, unused.
-
-    Raises `DataError` if a split ends up without a document that holds more than white space.
+    With a tuning fraction, the tuning documents are the validation text. The source's own is then not read or, if it is
+    split off by hash, not used. Raises DataError if a split ends up without a document that holds more than white
+    space.
     """
-    notes = list(source.notes)
+    parts = {"data.source": source.train} | ({"data.validation": source.validation} if source.validation else {})
+    notes = [f"'{part.description}': {part.left_out}" for part in parts.values() if part.left_out]
     sides: list[list[str]] = []
-    for key, part in (("data.source", source.train), ("data.validation", source.validation)):
-        if part is None or (config.tuning_fraction and sides):
-            continue
-        rows = part.rows() if isinstance(part, HubSplit) else _read(part, config, work_dir)
-        found = documents(rows, config.layout)
+    for key, part in list(parts.items())[: 1 if config.tuning_fraction else 2]:
+        found = documents(part.rows(config), config.layout)
         kept = [text for text in found if text.strip()]
         if not kept:
             held = counted(len(found), "document")
@@ -76,21 +101,18 @@ def load(source: Source, config: DataConfig, work_dir: Path) -> Corpus:
         if len(kept) < len(found) and config.layout == "document":
             notes.append(f"{counted(len(found) - len(kept), 'blank document')} skipped in '{part.description}'")
         sides.append(kept)
+    note = ""
     if source.validation is None:
-        train, validation, note = split_by_hash(sides[0], config.validation_fraction)
-        notes += [note] if note and not config.tuning_fraction else []
-        sides = [train, validation]
+        *sides, note = split_by_hash(sides[0], config.validation_fraction)
     if config.tuning_fraction:
-        train, tuning, note = split_by_hash(sides[0], config.tuning_fraction, "tuning")
-        notes += [note] if note else []
-        sides = [train, tuning]
+        *sides, note = split_by_hash(sides[0], config.tuning_fraction, "tuning")
     train, validation = sides
-    return Corpus(train, validation, tuple(notes))
+    return Corpus(train, validation, (*notes, note) if note else (*notes,))
 
 
 def documents(rows: Iterable[str], layout: str) -> list[str]:
-    """Documents in `rows` (files, or rows of a table), normalised; those of "line" and "paragraph" are never blank."""
-    texts = [_normalise(row) for row in rows]
+    """Cut `rows` (files, or rows of a table) into normalised documents, never blank for "line" and "paragraph"."""
+    texts = [row.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n") for row in rows]
     if layout == "document":
         return texts
     if layout == "wikitext":
@@ -100,11 +122,11 @@ def documents(rows: Iterable[str], layout: str) -> list[str]:
 
 
 def split_by_hash(texts: list[str], fraction: float, salt: str = "") -> tuple[list[str], list[str], str]:
-    """Train and validation documents, and a note ("" if there is nothing to say). Each `salt` cuts otherwise.
+    """Split documents into train and validation, with a notice ("" if there is none). Each `salt` splits otherwise.
 
-    Which side a document falls on depends on its text alone, so equal documents stay together and adding one moves no
-    other. If one side would be empty, it gets the documents nearest to it. A single document gives its end, a
-    `fraction` of its characters, as validation.
+    The side of a document depends on its text alone, so equal documents stay together and adding one moves no other.
+    If one side would be empty, it gets the documents nearest to it. A single document gives its end, a `fraction` of
+    its characters, as validation.
     """
     ranks = {text: hashlib.sha256((salt + text).encode("utf-8", "surrogatepass")).hexdigest() for text in texts}
     distinct = sorted(ranks, key=ranks.__getitem__)
@@ -115,60 +137,75 @@ def split_by_hash(texts: list[str], fraction: float, salt: str = "") -> tuple[li
             raise DataError("the text is too short to be cut into training and validation text; give more of it")
         note = f"one document only: its last {len(text) - cut} of {len(text)} characters are the validation text"
         return [text[:cut]], [text[cut:]], note
-    held = {text for text in distinct if int(ranks[text][:16], 16) < fraction * 2**64}
-    if not held:
-        held = {distinct[0]}
-    elif len(held) == len(distinct):
-        held = set(distinct[:-1])
+    below = sum(int(ranks[text][:16], 16) < fraction * 2**64 for text in distinct)
+    held = set(distinct[: min(max(below, 1), len(distinct) - 1)])
     return [text for text in texts if text not in held], [text for text in texts if text in held], ""
 
 
-def _find_splits(
-    config: DataConfig, held_out: Files | None
-) -> tuple[Files | HubSplit, Files | HubSplit | None, tuple[str, ...]]:
-    if config.source == "stdlib":
-        train, notes = stdlib_files()
-        return train, held_out, notes
-    if is_path(config.source):
-        found = text_files.find_files(config.source, "data.source")
-        splits = text_files.by_split(found) if Path(config.source).expanduser().is_dir() else {}
-        unused = len(found.paths) - sum(len(split.paths) for split in splits.values()) if splits else 0
-        left = f"{counted(unused, 'file')} of '{config.source}' left out: others are named train, and these by no split"
-        notes = (left,) if unused else ()
-        notes += (f"'{config.source}': {found.left_out}",) if found.left_out else ()
-        return splits.get("train", found), held_out or splits.get("validation"), notes
-    if not hub.is_hub_name(config.source):
-        raise DataError(f"data.source '{config.source}' is neither an existing path nor a hub name ('owner/name')")
-    wanted = [config.train_split] + ([config.validation_split] if config.validation_split and not held_out else [])
-    parts = hub.load_hub(config.source, config.subset, wanted, config.text_column)
-    return parts[0], held_out or (parts[1] if len(parts) > 1 else None), ()
-
-
 def is_path(source: str) -> bool:
-    """Whether `source` names a file or folder, there or not, and no hub data set."""
-    known = Path(source).suffix.lower() in text_files.BUILDERS and Path(source).suffix != ""
-    return source.startswith((".", "~", "/")) or known or Path(source).exists()
+    """Tell whether `source` names a file or folder, existing or not, and no hub data set."""
+    known = Path(source).suffix.lower() in text_files.FORMATS.split()
+    return known or source.startswith((".", "~", "/")) or Path(source).exists()
 
 
-def _read(part: Files, config: DataConfig, work_dir: Path) -> list[str]:
-    return text_files.read_texts(part, config.text_column, config.text_encoding, work_dir)
+def absolute(config: DataConfig) -> DataConfig:
+    """Return `config` with every path absolute."""
+    named = {
+        "source": config.source != "stdlib" and is_path(config.source), "validation": config.validation,
+        "tokenizer": config.tokenizer not in ("bytes", "bpe"), "cache_dir": config.cache_dir,
+    }  # fmt: skip
+    paths = {name: str(Path(getattr(config, name)).expanduser().absolute()) for name in PLACES if named[name]}
+    return dataclasses.replace(config, **paths)  # type: ignore[arg-type]
 
 
-def _normalise(text: str) -> str:
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+def is_gone(place: str) -> bool:
+    """Tell whether `place` is an absolute path at which there is no file and no folder."""
+    return Path(place).is_absolute() and not Path(place).exists()
+
+
+def check_there(config: DataConfig, whose: str) -> None:
+    """Raise DataError, with the flag to give, if the text of a run, named `whose`, is gone from its place."""
+    for name in ("source", "validation"):
+        if is_gone(place := getattr(config, name)):
+            raise DataError(
+                f"the text of {whose} is not at '{place}' any more: say where it is with --config.data.{name}=PATH"
+            )
+
+
+def stdlib_files() -> Files:
+    """Find the files of the embedded corpus. Raises DataError if no source code is installed."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths: list[Path] = []
+    for name in MODULES:
+        if (root / f"{name}.py").is_file():
+            paths.append(root / f"{name}.py")
+        inside = (root / name).rglob("*.py") if (root / name).is_dir() else ()
+        paths += [path for path in inside if not _SKIPPED.intersection(path.relative_to(root).parts)]
+    usable = tuple(sorted(path for path in paths if _is_text(path)))
+    if not usable:
+        raise DataError(
+            f"data.source 'stdlib': no source code of the standard library under '{root}'; "
+            "name a text file or folder as data.source"
+        )
+    left = len(paths) - len(usable)
+    notice = f"{left} empty or undecodable files skipped" if left else ""
+    return Files(root, usable, f"stdlib (Python {platform.python_version()})", notice)
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        return bool(path.read_bytes().decode("utf-8").strip())
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _articles(lines: list[str]) -> list[str]:
-    """Lines put back together into articles. A title ` = Title = ` has one `=` a side and blank lines around it.
+    """Join lines into articles. A title ` = Title = ` has one `=` a side and blank lines around it.
 
     The blank lines matter: WikiText also holds formulas broken into lines of the same form. Text before the first
     title is an article of its own.
     """
-    starts = [0]
-    for number, line in enumerate(lines):
-        before = number == 0 or not lines[number - 1].strip()
-        after = number + 1 == len(lines) or not lines[number + 1].strip()
-        if number and before and after and _HEADING.fullmatch(line):
-            starts.append(number)
-    pieces = ["\n".join(lines[a:b]) for a, b in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    blank = [True, *(not line.strip() for line in lines), True]  # line n is at n + 1
+    starts = [n for n, line in enumerate(lines) if n and blank[n] and blank[n + 2] and _HEADING.fullmatch(line)]
+    pieces = ["\n".join(lines[a:b]) for a, b in zip([0, *starts], [*starts, len(lines)], strict=True)]
     return [piece.strip("\n") + "\n" for piece in pieces if piece.strip()]

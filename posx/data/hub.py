@@ -1,4 +1,4 @@
-"""Hugging Face hub data sets, with and without a network, and the manners of `datasets` (progress bars, errors)."""
+"""Hugging Face hub data sets, with and without a network, without the progress bars and notices of `datasets`."""
 
 import hashlib
 import re
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posx.config.data import DataConfig
+from posx.data.text_files import check_column, checked_text
 from posx.errors import DataError
-from posx.files.atomic import disk_full
 
 _NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 PROBE_SECONDS = 1.5
@@ -23,47 +24,40 @@ PROBE_SECONDS = 1.5
 class HubSplit:
     """One split of a hub data set, already downloaded; `data` is a `datasets.Dataset`."""
 
-    name: str
+    description: str
     split: str
-    column: str
     data: Any = field(compare=False, repr=False)
-
-    @property
-    def description(self) -> str:
-        return self.name
+    left_out = ""
 
     def digest(self) -> str:
-        """sha256 (hex) of the bytes of the data set's Arrow files, so the same on- and offline."""
+        """Hash the bytes of the data set's Arrow files, the same on- and offline (sha256, hex)."""
         total = hashlib.sha256(f"{self.split} {self.data.num_rows}\n".encode())
         for entry in self.data.cache_files:
             with Path(entry["filename"]).open("rb") as file:
                 total.update(hashlib.file_digest(file, "sha256").digest())
         return total.hexdigest()
 
-    def rows(self) -> list[str]:
-        rows = self.data[self.column][:]
-        for number, row in enumerate(rows):
-            if not isinstance(row, str):
-                raise DataError(
-                    f"hub data set '{self.name}' split '{self.split}' row {number}: "
-                    f"column '{self.column}' holds {type(row).__name__} instead of text"
-                )
-        return rows
+    def rows(self, config: DataConfig) -> Iterator[str]:
+        """Yield the texts of all rows. Raises DataError for a row without text."""
+        for number, row in enumerate(self.data[config.text_column][:]):
+            where = f"hub data set '{self.description}' split '{self.split}' row {number}"
+            yield checked_text(where, config.text_column, row)
 
 
 def is_hub_name(source: str) -> bool:
-    """Whether `source` has the form "name" or "owner/name"."""
+    """Tell whether `source` has the form "name" or "owner/name"."""
     return _NAME.fullmatch(source) is not None and ".." not in source
 
 
-def load_hub(name: str, subset: str, splits: list[str], column: str) -> list[HubSplit]:
-    """The wanted `splits` of a hub data set, from the network or from the local cache of `datasets`.
+def load_hub(config: DataConfig, splits: list[str]) -> list[HubSplit]:
+    """Load the wanted `splits` of a hub data set, from the network or from the local cache of `datasets`.
 
-    Without a network (found out within `PROBE_SECONDS`) only the cache is tried. Raises `DataError` if the data set,
-    a split or the column is not there.
+    Without a network (found out within PROBE_SECONDS) only the cache is tried. Raises DataError if the data set, a
+    split or the column is not there.
     """
     import datasets
 
+    name, subset = config.source, config.subset
     online = not _offline() and _reachable()
     with quiet(offline=not online):
         try:
@@ -77,21 +71,16 @@ def load_hub(name: str, subset: str, splits: list[str], column: str) -> list[Hub
                 "the hub be reached; set data.source to a local text file or folder, or copy a filled cache here and "
                 "point HF_HOME to it"
             ) from None
-    parts = []
     for split in splits:
         if split not in found:
-            known = ", ".join(map(repr, found))
-            raise DataError(f"hub data set '{name}' has no split '{split}'; it has {known}")
-        if column not in found[split].column_names:
-            known = ", ".join(map(repr, found[split].column_names))
-            raise DataError(f"hub data set '{name}' has no column '{column}' (columns: {known}); set data.text_column")
-        parts.append(HubSplit(f"{name}:{subset}" if subset else name, split, column, found[split]))
-    return parts
+            raise DataError(f"hub data set '{name}' has no split '{split}'; it has {', '.join(map(repr, found))}")
+        check_column(f"hub data set '{name}'", config.text_column, found[split].column_names)
+    return [HubSplit(f"{name}:{subset}" if subset else name, split, found[split]) for split in splits]
 
 
 @contextmanager
 def quiet(offline: bool) -> Iterator[None]:
-    """Silence progress bars and notices of `datasets` for a while, and, if `offline`, keep it from the network."""
+    """Hide progress bars and notices of `datasets` for a while, and, if `offline`, keep it from the network."""
     import datasets
     import huggingface_hub.constants
     from datasets.utils import logging
@@ -113,21 +102,10 @@ def quiet(offline: bool) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Whether a disk without room is what `error` comes from."""
-    error = _innermost(error)
-    return isinstance(error, OSError) and disk_full(error)
-
-
-def _innermost(error: BaseException) -> BaseException:
+def cause(error: BaseException) -> str:
+    """Return the innermost cause of `error` in one line."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    return error
-
-
-def cause(error: BaseException) -> str:
-    """The innermost cause of `error` in one line."""
-    error = _innermost(error)
     lines = str(error).strip().splitlines() or ["no details"]
     return f"{type(error).__name__}: {lines[0]}"
 
@@ -140,7 +118,7 @@ def _offline() -> bool:
 
 
 def _reachable() -> bool:
-    """Whether the hub (or the proxy in front of it) accepts a connection; never takes longer than `PROBE_SECONDS`."""
+    """Return within PROBE_SECONDS whether the hub, or the proxy in front of it, accepts a connection."""
     import huggingface_hub.constants
 
     url = urllib.parse.urlsplit(huggingface_hub.constants.ENDPOINT)

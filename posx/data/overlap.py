@@ -1,4 +1,4 @@
-"""How much of the held-out text also stands in the training text.
+"""Reasons to doubt results on the held-out text, first of all the text that also stands in the training text.
 
 The held-out text is sampled: passages of PASSAGE bytes, chosen by their first 8 bytes, so that equal passages are
 chosen on both sides wherever they stand. Documents of SHORTEST to PASSAGE bytes are one passage each. Text is compared
@@ -9,12 +9,44 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from posx.data.tokenizers import Tokenizer, utf8
+from posx.progress import counted
+
 #: Bytes of a passage, white space not counted. Shorter ones are alike in any two texts of a kind: of Python's library
 #: 3.5 % of the passages of 32 bytes stand in other modules too, and 0.6 % of those of 128.
 PASSAGE, SHORTEST = 128, 32
+LITTLE_TEXT = 1 << 16  # bytes of held-out text below which a warning says so
+MOST_OVERLAP = 0.02  # of the held-out text; the default text, Python's own library, has 0.006
 _CHUNK = 4 << 20  # characters that are handled at a time
 _BLOCK = 1 << 18  # hashes that are computed at a time, so that they stay in the processor's cache
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def warnings(train: list[str], held_out: list[str], tokenizer: Tokenizer, knows_bytes: bool) -> Iterator[str]:
+    """Yield a line for each reason that makes results on the held-out text less meaningful."""
+    size = sum(len(utf8(text)) for text in held_out)
+    if size < LITTLE_TEXT or len(held_out) == 1 < len(train):
+        yield (
+            f"warning: only {size:,} bytes of text in {counted(len(held_out), 'document')} are held out, so results "
+            "say little about other text. Give more text, a larger data.validation_fraction, or data.validation=PATH"
+        )
+    if (share := overlap(train, held_out)) > MOST_OVERLAP:
+        yield (
+            f"warning: {share:.0%} of the held-out text also stands in the training text, so results will flatter. "
+            f"Compared are passages of {PASSAGE} bytes, and whole documents of {SHORTEST} bytes or more, without white "
+            "space and case"
+        )
+    some = [text[:4096] for text in held_out[:64]]
+    if not knows_bytes:
+        yield (
+            "warning: the tokenizer drops letters and does not say which text its tokens stand for, so there are no "
+            "bits per byte"
+        )
+    elif [tokenizer.decode(ids) for ids in tokenizer.encode_batch(some)] != some:
+        yield (
+            "warning: decoding the tokens does not give the text back. Text that the tokenizer loses costs no bits: "
+            "compare its bits per byte with care"
+        )
 
 
 def overlap(train: Sequence[str], held_out: Sequence[str]) -> float:
@@ -34,22 +66,18 @@ def overlap(train: Sequence[str], held_out: Sequence[str]) -> float:
     return float(weights[seen[np.searchsorted(known, hashes)]].sum() / weights.sum())
 
 
-def chunks(documents: Sequence[str]) -> Iterator[list[str]]:
+def chunks(documents: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield the documents in lists of some megabytes each."""
-    chunk: list[str] = []
-    size = 0
-    for text in documents:
-        chunk.append(text)
+    start = size = 0
+    for n, text in enumerate(documents, 1):
         size += len(text)
-        if size >= _CHUNK:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+        if size >= _CHUNK or n == len(documents):
+            yield documents[start:n]
+            start, size = n, 0
 
 
 def _passages(documents: Sequence[str], bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a hash of each chosen passage, uint64 [n], and how many bytes of text each stands for, int64 [n]."""
+    """Return a hash of each chosen passage, uint64 [n], and the bytes of text that each stands for, int64 [n]."""
     plain = [text.lower().encode().translate(None, b" \t\n\r\v\f") for text in documents]
     gap = b"\n" * PASSAGE  # no passage goes from one document into the next
     text = gap.join([*plain, b""])

@@ -1,7 +1,7 @@
 """Tokenizers: bytes, byte-level BPE trained here, or any tokenizer.json.
 
-All share one interface, `Tokenizer`. Two rules hold for each of them: text inside a document that looks like a special
-token stays text, and the one separator, `eos`, is only ever added as an id, after each document.
+All share one interface, `Tokenizer`. Two rules hold for each of them. Text inside a document that looks like a special
+token stays text. The one separator, `eos`, is only ever added as an id, after each document.
 """
 
 import hashlib
@@ -15,18 +15,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from posx.errors import ConfigError, DataError
+from posx.errors import DataError
 from posx.files.parse import parsed
 
 EOS = "<|endoftext|>"
 _EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<EOS>", "<|eos|>", "[EOS]", "[SEP]")
-#: A model has a row for every id: where most are never used, something is wrong.
+#: A model has a row for every id. If there are so many times more ids than tokens, something is wrong.
 SPARSE = 8
-_BYTES_JSON = {"type": "posx-bytes", "version": 1, "vocab_size": 257, "eos": 256}
+_BYTES_JSON = json.dumps({"type": "posx-bytes", "version": 1, "vocab_size": 257, "eos": 256})
 
 
 class Tokenizer(Protocol):
-    """What posx asks of a tokenizer; ids lie in [0, vocab_size) and `eos` is one of them."""
+    """The interface of a tokenizer; ids lie in [0, vocab_size) and `eos` is one of them."""
 
     @property
     def name(self) -> str: ...
@@ -36,9 +36,11 @@ class Tokenizer(Protocol):
     def eos(self) -> int: ...
     @property
     def digest(self) -> str:
-        """sha256 (hex) of what `save` writes: equal digests are equal tokenizers."""
+        """The sha256 (hex) of the file that `save` writes: equal digests are equal tokenizers."""
 
-    def encode(self, text: str) -> np.ndarray: ...
+    def encode(self, text: str) -> np.ndarray:
+        """Return ids of the smallest unsigned type. Raises DataError for a lone surrogate, which has no UTF-8 form."""
+
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]: ...
     def token_bytes(self, texts: Sequence[str]) -> list[np.ndarray | None]:
         """Return, for each text, the bytes of the text behind each of its tokens, int64 [n].
@@ -47,18 +49,20 @@ class Tokenizer(Protocol):
         tokens share is divided among them. None for a text if the tokenizer cannot tell.
         """
 
-    def decode(self, ids: Iterable[int]) -> str: ...
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids` without special tokens. Raises DataError for ids outside the vocabulary."""
+
     def save(self, path: str | os.PathLike[str]) -> None: ...
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest unsigned type that holds every id below `vocab_size`."""
-    return np.dtype(np.uint8 if vocab_size <= 1 << 8 else np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+    """Return the smallest unsigned type that holds every id below `vocab_size`."""
+    return np.min_scalar_type(vocab_size - 1)
 
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """UTF-8 bytes as ids 0-255, and `eos` 256."""
+    """UTF-8 bytes as ids 0-255, and `eos` 256. Broken UTF-8 is decoded as U+FFFD."""
 
     name = "bytes"
     vocab_size = 257
@@ -66,10 +70,9 @@ class ByteTokenizer:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps(_BYTES_JSON).encode()).hexdigest()
+        return hashlib.sha256(_BYTES_JSON.encode()).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
-        """uint16 ids; raises `DataError` for a lone surrogate, which has no UTF-8 form."""
         return np.frombuffer(utf8(text), np.uint8).astype(np.uint16)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -79,12 +82,11 @@ class ByteTokenizer:
         return [np.ones(len(utf8(text)), np.int64) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`, separators left out, broken UTF-8 shown as U+FFFD; raises `DataError` for ids above 256."""
         array = _checked(ids, self.vocab_size)
         return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        Path(path).write_text(json.dumps(_BYTES_JSON), encoding="utf-8")
+        Path(path).write_text(_BYTES_JSON, encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -111,27 +113,20 @@ class BpeTokenizer:
         return tokenizer
 
     @cached_property
-    def _special(self) -> dict[str, int]:
-        added = self._tokenizer.get_added_tokens_decoder()
-        return {token.content: number for number, token in added.items() if token.special}
-
-    @cached_property
-    def _vocab(self) -> dict[str, int]:
+    def vocab(self) -> dict[str, int]:
+        """The tokens in use; other ids below `vocab_size` stand for nothing."""
         return self._tokenizer.get_vocab(with_added_tokens=True)
-
-    @property
-    def num_ids(self) -> int:
-        """How many ids stand for something; the others below `vocab_size` are never used."""
-        return len(self._vocab)
 
     @cached_property
     def _own_size(self) -> int:
-        return max(self._vocab.values()) + 1
+        return max(self.vocab.values()) + 1
 
     @cached_property
     def eos(self) -> int:
         """The id of the first end-of-text special token known to posx; without one, a new id after the last."""
-        return next((self._special[name] for name in _EOS_NAMES if name in self._special), self._own_size)
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {token.content: number for number, token in added.items() if token.special}
+        return next((special[name] for name in _EOS_NAMES if name in special), self._own_size)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -143,7 +138,7 @@ class BpeTokenizer:
 
     @cached_property
     def _bytes_by_id(self) -> np.ndarray | None:
-        """Bytes of each token of a byte-level vocabulary, [vocab_size]; None if tokens are made of characters."""
+        """The bytes of each token of a byte-level vocabulary, [vocab_size]; None if tokens are made of characters."""
         content = parsed(self.text)
         parts = [content.get("pre_tokenizer") or {}]
         parts += parts[0].get("pretokenizers", [])
@@ -152,12 +147,11 @@ class BpeTokenizer:
             return None
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         sizes = np.zeros(self.vocab_size, np.int64)
-        for token, number in self._vocab.items():
+        for token, number in self.vocab.items():
             sizes[number] = len(token.encode()) if token in added else len(token)  # one character stands for one byte
         return sizes
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of the smallest unsigned type; raises `DataError` for a lone surrogate, which has no UTF-8 form."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -181,7 +175,6 @@ class BpeTokenizer:
             raise DataError(f"the {self.name} tokenizer cannot encode this text: {error}") from None
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`, special tokens left out; raises `DataError` for ids outside the vocabulary."""
         array = _checked(ids, self.vocab_size)
         return self._tokenizer.decode(array[array < self._own_size].tolist(), skip_special_tokens=True)
 
@@ -190,50 +183,38 @@ class BpeTokenizer:
 
 
 def train_bpe(documents: Iterable[str], vocab_size: int) -> BpeTokenizer:
-    """Train a byte-level BPE of at most `vocab_size` tokens, one of them `eos`; the same documents give the same one.
-
-    Raises `ConfigError` if `vocab_size` is below 257 (256 bytes and `eos`).
-    """
+    """Train a byte-level BPE of at most `vocab_size` tokens, 256 bytes and `eos` among them, always with one result."""
     from tokenizers import Tokenizer as HfTokenizer
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    if vocab_size < 257:
-        raise ConfigError(f"data.vocab_size is {vocab_size}; a byte-level BPE needs at least 257 (256 bytes and eos)")
     tokenizer = HfTokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[EOS],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator((utf8(document).decode() for document in documents), trainer)
     return BpeTokenizer(tokenizer.to_str())
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Load what `save` wrote, or any tokenizer.json; raises `DataError` if it is missing, not JSON or unusable."""
+    """Load a file that `save` wrote, or any tokenizer.json. Raises DataError if it is missing, not JSON or unusable."""
     path = Path(path).expanduser()
-    if path.is_dir():
-        path = path / "tokenizer.json"
+    path = path / "tokenizer.json" if path.is_dir() else path
     try:
         text = path.read_bytes().decode("utf-8")
+        if parsed(text) == parsed(_BYTES_JSON):
+            return ByteTokenizer()
     except FileNotFoundError:
         raise DataError(
             f"tokenizer '{path}' does not exist; use 'bytes', 'bpe' (trained here) or the path of a tokenizer.json"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"tokenizer '{path}' cannot be read ({error}); a tokenizer.json is wanted") from None
-    try:
-        content = parsed(text)
-    except ValueError as error:
-        raise DataError(f"tokenizer '{path}' is not JSON ({error}); a tokenizer.json is wanted") from None
-    if content == _BYTES_JSON:
-        return ByteTokenizer()
+    except (OSError, ValueError) as error:
+        raise DataError(f"tokenizer '{path}' cannot be read as JSON ({error}); a tokenizer.json is wanted") from None
     tokenizer = BpeTokenizer(text)
     try:
-        used, size = tokenizer.num_ids, tokenizer.vocab_size
+        used, size = len(tokenizer.vocab), tokenizer.vocab_size
     except Exception as error:  # the parser raises plain Exception
         cause = str(error).splitlines()[0]
         raise DataError(f"tokenizer '{path}' is JSON but no usable tokenizer.json ({cause})") from None
@@ -243,7 +224,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def utf8(text: str) -> bytes:
-    """UTF-8 bytes of `text`; raises `DataError` for a lone surrogate."""
+    """Return the UTF-8 bytes of `text`. Raises DataError for a lone surrogate."""
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -263,10 +244,9 @@ def _checked(ids: Iterable[int], vocab_size: int) -> np.ndarray:
 def _bytes_of(offsets: Sequence[tuple[int, int]], text: str) -> np.ndarray | None:
     """Return the UTF-8 bytes of `text` behind each token, from the tokens' spans in characters.
 
-    A token ends where its span ends, and starts where the tokens before it end. Tokens that end at the same place
-    share their bytes evenly: those of a character in byte fallback, or a prefix that is not in the text and the
-    character after it. None if the spans run backwards or leave out letters at the end: then they are not places in
-    `text`.
+    A token ends with its span, and starts at the end of the tokens before it. Tokens that end at the same place share
+    their bytes evenly: those of a character in byte fallback, or a prefix that is not in the text and the character
+    after it. None if the spans run backwards or leave out letters at the end: then they are not places in `text`.
     """
     ends = np.array([end for _, end in offsets], np.int64)
     last = int(ends[-1]) if len(ends) else 0

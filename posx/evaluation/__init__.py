@@ -1,8 +1,8 @@
 """Perplexity at any length under a stated protocol, for any model given as a function.
 
-`protocols` are values that say which tokens are scored and with how much context, one file each; `targets` places them
-over the documents, `scoring` runs the model, `measured` is the model on its stream, `measure` the public call, and
-`statistics` turns sums over blocks of text into intervals and paired ratios. Trained runs: `posx.runs.evaluate`.
+`measure` has the public call and `protocols` say which tokens are scored with how much context. `targets` places the
+scored tokens over the documents, `scoring` runs the model, and `probe` checks a user's function first. `statistics`
+turns sums over blocks of text into intervals and paired ratios. `posx.runs.evaluate` evaluates trained runs.
 """
 
 from posx.errors import UndefinedLength

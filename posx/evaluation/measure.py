@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from posx.errors import ConfigError
-from posx.evaluation.measured import Measured
 from posx.evaluation.probe import check_first_windows
 from posx.evaluation.protocols import Protocol, Row, protocol_class
-from posx.evaluation.scoring import LogProbs
+from posx.evaluation.scoring import LogProbs, Measured
 from posx.layers import host, token_ids
 from posx.progress import say
 
@@ -29,7 +28,7 @@ def evaluate(
     batch_tokens: int = 16384,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """Rows of losses and perplexities of any model, the same scored tokens at every length.
+    """Return rows of losses and perplexities of any model, with the same scored tokens at every length.
 
     Args:
       log_probs: tokens int32 [b, t] (NumPy) -> log-probabilities (nats) of the next tokens [b, t], as a NumPy, JAX or
@@ -44,17 +43,21 @@ def evaluate(
       separators: ids of tokens that are no text, such as those between documents. They are targets like others in nll
         and ppl. Bits per byte leave them out. Required with `token_bytes`, which must be 0 there; [] for a stream
         without any. A notice names ids that the stream does not have.
-      documents: [d] places in `stream` where documents start: the targets are spread over all documents. None where
-        they are not known: over the stream.
+      documents: [d] places in `stream` at which documents start: the targets are spread over all documents. If they
+        are not known (None), targets are spread over the stream.
       batch_tokens: tokens per call of the model; halved as long as memory runs out.
       on_row: called with each row as soon as it is there.
 
-    Returns one row a protocol and length: protocol, eval_len, stride, num_targets, num_stretches, num_documents,
-    num_windows, num_bytes, num_separators (None if they are not known), targets (names which were scored), nll
-    (nats/token), nll_interval (95 % over text, or None), ppl, bpb (of the targets that are text), block_len, block_nll
-    (sums, nats), status ("ok", "oom", "nonfinite", "undefined").
-    Raises ConfigError for protocols and lengths that make no sense and for what cannot be log-probabilities of the next
-    token (see `posx.testing.check_log_probs`, which runs first), DataError for a stream that is too short.
+    Returns:
+      One row for each protocol and length: protocol, eval_len, stride, num_targets, num_stretches, num_documents,
+      num_windows, num_bytes, num_separators (None if they are not known), targets (names the scored tokens), nll
+      (nats/token), nll_interval (95 % over text, or None), ppl, bpb (of the targets that are text), block_len,
+      block_nll (sums, nats), status ("ok", "oom", "nonfinite", "undefined").
+
+    Raises:
+      ConfigError: for protocols and lengths that make no sense, and for results that cannot be log-probabilities of
+        the next token (see `posx.testing.check_log_probs`, which runs first).
+      DataError: for a stream that is too short.
     """
     try:
         lengths = [operator.index(length) for length in lengths]
@@ -81,7 +84,7 @@ def evaluate(
 
 
 def _sizes(token_bytes: Any, separators: Sequence[int] | None, size: int) -> np.ndarray:
-    """Return the bytes of every token, [n + 1]; ConfigError for anything else."""
+    """Return the bytes of every token, [n + 1]. Raises ConfigError for anything else."""
     found = host(token_bytes)
     if found.shape != (size,) or not np.issubdtype(found.dtype, np.integer) or found.min() < 0:
         raise ConfigError(
@@ -97,7 +100,7 @@ def _sizes(token_bytes: Any, separators: Sequence[int] | None, size: int) -> np.
 
 
 def _separators(given: Any, tokens: np.ndarray, sizes: np.ndarray | None) -> Any:
-    """Return the ids of separators [n], with a notice of those not in the stream; ConfigError if they have bytes."""
+    """Return the ids of separators [n], with a notice of absent ones. Raises ConfigError if they have bytes."""
     ids = host(given)
     ids = token_ids(ids, "[n]", name="separators") if ids.size else ids
     if sizes is not None and (sizes[1:][np.isin(tokens[1:], ids)] > 0).any():

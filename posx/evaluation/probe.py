@@ -20,7 +20,7 @@ from posx.layers import host, token_ids
 MOST_CHANGES = 4
 #: Ends that are tried before a function is called not shifted.
 MORE_CHANGES = 32
-#: Calls, and rows of each, that tell whether a suspicion stands or is chance.
+#: Repeated calls, and rows of each, that tell a real dependence from chance.
 REPEATS, ROWS = 4, 8
 #: Calls in which all ids of the windows may be tried as the target of one place.
 MOST_CALLS = 4
@@ -30,7 +30,7 @@ ROUGH, QUIET = 0.02, 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """By how much the entries at `places` [p] change, in nats, if all tokens from `position` on are replaced.
+    """The change in nats of the entries at `places` [p] if all tokens from `position` on are replaced.
 
     `moved` is 0 for changes that repeating a call makes too, `excess` also for those that rounding may make.
     """
@@ -48,8 +48,8 @@ class _Change:
 def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
     """Raise ConfigError if a function cannot give log-probabilities of the next token; see `posx.evaluate`.
 
-    Finds functions that see later tokens or other windows of the batch, whose entry i is of token i (not shifted), or
-    that see the token that they predict; and logarithms to base 2, if `tokens` hold at most 4 b different ids, which
+    Finds functions that see later tokens, other windows of the batch, or the token that they predict. Finds those whose
+    entry i is of token i (not shifted). Finds logarithms to base 2, if `tokens` hold at most 4 b different ids, which
     have nearly all of the probability. Calls `log_probs` with the windows, and with copies of the first one that end
     otherwise, in the shape of `tokens`.
 
@@ -58,7 +58,7 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
       tokens: windows [b, t], or one [t]. A b of 10 or more takes two calls, and up to 4 more for logarithms.
 
     Raises:
-      ConfigError: with what is wrong.
+      ConfigError: with the fault.
       UndefinedLength: from `log_probs`, if the model is not defined for such windows.
     """
     tokens = np.atleast_2d(np.asarray(token_ids(tokens, "[b, t]", "[t]"))).astype(np.int32)
@@ -111,14 +111,13 @@ def check_first_windows(log_probs: LogProbs, stream: np.ndarray, lengths: Sequen
 def _tried(
     log_probs: LogProbs, tokens: np.ndarray, known: np.ndarray, ends: Sequence[tuple[int, int]]
 ) -> tuple[list[np.ndarray], list[_Change]]:
-    """Replace each end of the first window, given as (position, n), by the n-th other tokens of those `known`.
+    """Replace each end of the first window, given as (position, n), by the n-th other tokens of `known`.
 
     Returns the entries of the window itself, twice, and of each changed one; and the changes.
     """
     rows = [tokens[0], tokens[0]]
     for position, nth in ends:
-        end = tokens[0, position:]
-        other = known[(np.searchsorted(known, end) + 1 + nth % (len(known) - 1)) % len(known)]
+        other = known[(np.searchsorted(known, tokens[0, position:]) + 1 + nth % (len(known) - 1)) % len(known)]
         rows.append(np.concatenate([tokens[0, :position], other]))
     positions = np.array([position for position, _ in ends], int)
     places, values = _entries(log_probs, rows, len(tokens), positions)
@@ -130,8 +129,10 @@ def _tried(
 def _entries(
     log_probs: LogProbs, rows: list[np.ndarray], batch: int, positions: np.ndarray
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Call the function with `batch` rows at a time; return places [p] and, for each row, its entries there, [p] or
-    [p, v]. Distributions are large: only those around the changed `positions` are read."""
+    """Call the function with `batch` rows at a time; return places [p] and the entries of each row, [p] or [p, v].
+
+    Distributions are large, so only those around the changed `positions` are read.
+    """
     last, values = len(rows[0]) - 1, []
     places = np.arange(last)
     filled = [*rows, *[rows[0]] * (-len(rows) % batch)]
@@ -140,13 +141,16 @@ def _entries(
         if len(result.shape) == 3:
             around = [np.zeros(1, int), positions // 2, positions - 1, positions, positions + 1]
             places = np.unique(np.clip(np.concatenate(around), 0, last - 1))
-        here = range(min(batch, len(rows) - first))
-        values += [host(result[row, places]).astype(np.float32) for row in here]
+        values += [_read(result, row, places) for row in range(min(batch, len(rows) - first))]
     return places, values
 
 
+def _read(result: Any, row: int, places: np.ndarray) -> np.ndarray:
+    return host(result[row, places]).astype(np.float32)
+
+
 def _change(position: int, places: np.ndarray, before: np.ndarray, after: np.ndarray, noise: float) -> _Change:
-    """Compare the entries of a window before and after a change; `noise` is by how much repeating a call moves them."""
+    """Compare the entries of a window before and after a change. Repeating a call moves them by `noise`."""
     moved = _distance(before, after)
     rough = ROUGH + ROUGH * np.abs(np.where(np.isfinite(before), before, 0.0)) + 4 * noise
     per_place = [
@@ -156,7 +160,7 @@ def _change(position: int, places: np.ndarray, before: np.ndarray, after: np.nda
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|a - b| if both are finite, else 0."""
+    """Return |a - b|, 0 unless both are finite."""
     both = np.isfinite(a) & np.isfinite(b)
     return np.abs(np.where(both, a, 0.0) - np.where(both, b, 0.0))
 
@@ -174,8 +178,10 @@ def _check_causal(changes: Sequence[_Change], whole: bool) -> None:
 
 
 def _is_shifted(changes: Sequence[_Change], last: int, whole: bool) -> bool:
-    """Tell whether entry i is of token i: token i + 1 does not change it; or whether distribution i is of token i:
-    token i does not change it, though the tokens before it do."""
+    """Return whether entry i is of token i: token i + 1 does not change it.
+
+    A distribution i is of token i if token i does not change it, though the tokens before it do.
+    """
     inner = [change for change in changes if change.position < last]
     if whole:
         needed, others = [one.at(one.position) for one in inner], [one.at(one.position + 1) for one in inner]
@@ -189,7 +195,7 @@ def _check_rows(log_probs: LogProbs, tokens: np.ndarray, places: np.ndarray, bef
     noise, found = 0.0, list[np.ndarray]()
     for _ in range(1 + REPEATS):
         result = called(log_probs, np.roll(tokens, 1, axis=0))
-        found.append(np.stack([host(result[n, places]).astype(np.float32) for n in range(min(len(tokens), ROWS))]))
+        found.append(np.stack([_read(result, n, places) for n in range(min(len(tokens), ROWS))]))
         noise = max(noise, float(_distance(found[0], found[-1]).max()))
         most = _change(0, places, before, found[0][1], noise).excess.max()
         if not most:

@@ -1,14 +1,15 @@
-"""Losses of chosen targets under a model given as a function, batch by batch, and what a user's function may return."""
+"""Losses of chosen targets under a model given as a function, batch by batch, and the results that are accepted."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
+from posx.evaluation.targets import Targets
 from posx.layers import host
 
 LogProbs = Callable[[Any], Any]
@@ -20,71 +21,79 @@ SUM_ROUNDING = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """NLL (nats, float32) of every target and its column in its window, or why there is none."""
+    """The NLL (nats, float32) of every target and its column in its window, None if `status` tells why not."""
 
-    nll: np.ndarray
-    columns: np.ndarray
     status: str
+    nll: Any = None
+    columns: Any = None
 
 
-def score(
-    log_probs: LogProbs,
-    stream: np.ndarray,
-    windows: np.ndarray,
-    length: int,
-    batch_tokens: int,
-    on_windows: Callable[[int, int], object] = lambda length, done: None,
-) -> Scored:
-    """The scored targets of all windows, in order; the batch is halved while memory runs out.
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A model as a function, the stream that it is scored on, and its passes over that stream, which protocols share.
 
-    windows: [n, 3], the first token of each window, and which of its targets (from, to) are scored. on_windows: told
-    the length and how many of the windows are done, before the first batch and after each.
+    stream: tokens [n + 1], the first of which is context only. token_bytes: bytes of text behind each, [n + 1], or
+    None. separators: ids that are no text, or None. documents: [d], or None. batch_tokens: tokens per call of the
+    model. on_windows: called with the length and the number of windows done, before the first batch and after each.
     """
-    batch_size = max(1, batch_tokens // length)
-    column = np.arange(length)
-    while True:
-        try:
-            batches = []
-            on_windows(length, 0)
-            for n in range(0, len(windows), batch_size):
-                some = windows[n : n + batch_size]
-                batches.append(_batch_nll(log_probs, stream, some, length, batch_size))
-                on_windows(length, n + len(some))
-        except UndefinedLength:
-            return Scored(np.zeros(0), np.zeros(0, int), "undefined")
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            if batch_size == 1:
-                return Scored(np.zeros(0), np.zeros(0, int), "oom")
-            batch_size //= 2
-            continue
-        nll = np.concatenate(batches)
+
+    log_probs: LogProbs
+    stream: np.ndarray
+    token_bytes: np.ndarray | None
+    separators: Sequence[int] | None
+    documents: Any
+    batch_tokens: int
+    on_windows: Callable[[int, int], object] = lambda length, done: None
+    passes: dict[tuple[int, int, str], Scored] = dataclasses.field(default_factory=dict)
+
+    def scored(self, targets: Targets, length: int, stride: int) -> Scored:
+        """Score `targets` in windows of `length` tokens that end every `stride` of them, if that is not done yet."""
+        key = length, stride, targets.digest
+        if key not in self.passes:
+            self.passes[key] = self._score(targets.windows(length, stride), length)
+        return self.passes[key]
+
+    def _score(self, windows: np.ndarray, length: int) -> Scored:
+        """Score the windows in order. The batch is halved as long as memory runs out."""
+        batch_size, batches = max(1, self.batch_tokens // length), list[np.ndarray]()
+        while not batches:
+            try:
+                self.on_windows(length, 0)
+                for n in range(0, len(windows), batch_size):
+                    batches.append(self._batch_nll(windows[n : n + batch_size], length, batch_size))
+                    self.on_windows(length, min(n + batch_size, len(windows)))
+            except UndefinedLength:
+                return Scored("undefined")
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                if batch_size == 1:
+                    return Scored("oom")
+                batch_size, batches = batch_size // 2, []
+        nll, column = np.concatenate(batches), np.arange(length)
         columns = np.concatenate([column[low:high] for _, low, high in windows])
-        return Scored(nll, columns, "ok" if np.isfinite(nll).all() else "nonfinite")
+        return Scored("ok" if np.isfinite(nll).all() else "nonfinite", nll, columns)
+
+    def _batch_nll(self, windows: np.ndarray, length: int, batch_size: int) -> np.ndarray:
+        # Short batches and ragged windows are padded, so that one compiled shape serves all. The padding lies after
+        # every scored target of a causal model and is not counted.
+        starts = np.concatenate([windows[:, 0], np.zeros(batch_size - len(windows), windows.dtype)])
+        places = np.minimum(starts[:, None] + np.arange(length + 1), len(self.stream) - 1)
+        tokens = self.stream[places].astype(np.int32)
+        result = called(self.log_probs, tokens)
+        if len(result.shape) == 3:
+            result = _of_next(result, tokens[:, 1:])
+        column = np.arange(length)
+        scored = (column >= windows[:, 1:2]) & (column < windows[:, 2:3])
+        found = host(result[: len(windows), :length]).astype(np.float32)[scored]
+        refuse_logits(found)
+        return -found
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether `error` says that memory ran out."""
-    return isinstance(error, MemoryError) or any(
-        word in str(error).lower() for word in ("resource_exhausted", "out of memory")
-    )
-
-
-def _batch_nll(log_probs, stream, windows: np.ndarray, length: int, batch_size: int) -> np.ndarray:
-    # Short batches and ragged windows are filled up, so that one compiled shape serves all; what is filled in lies
-    # after every scored target of a causal model and is not counted.
-    starts = np.concatenate([windows[:, 0], np.zeros(batch_size - len(windows), windows.dtype)])
-    places = np.minimum(starts[:, None] + np.arange(length + 1), len(stream) - 1)
-    tokens = stream[places].astype(np.int32)
-    result = called(log_probs, tokens)
-    if len(result.shape) == 3:
-        result = _of_next(result, tokens[:, 1:])
-    column = np.arange(length)
-    scored = (column >= windows[:, 1:2]) & (column < windows[:, 2:3])
-    found = host(result[: len(windows), :length]).astype(np.float32)[scored]
-    refuse_logits(found)
-    return -found
+    """Tell whether `error` says that memory ran out."""
+    words = str(error).lower()
+    return isinstance(error, MemoryError) or "resource_exhausted" in words or "out of memory" in words
 
 
 def refuse_logits(found: np.ndarray) -> None:
@@ -97,7 +106,7 @@ def refuse_logits(found: np.ndarray) -> None:
 
 
 def called(log_probs: LogProbs, tokens: np.ndarray) -> Any:
-    """Return what `log_probs` gives for tokens [b, t]; ConfigError for another shape than is expected."""
+    """Call `log_probs` with tokens [b, t]. Raises ConfigError for a result of another shape than is expected."""
     result = log_probs(tokens)
     (batch, size), shape = tokens.shape, tuple(getattr(result, "shape", ()))
     if shape[:1] != (batch,) or len(shape) not in (2, 3) or shape[1] not in (size - 1, size):
@@ -106,7 +115,7 @@ def called(log_probs: LogProbs, tokens: np.ndarray) -> Any:
 
 
 def _of_next(result: Any, targets: np.ndarray) -> Any:
-    """The entries [b, t] of distributions [b, t, v] at the next tokens; ConfigError if they are no distributions."""
+    """Take from distributions [b, t, v] the entries [b, t] of the next tokens. Raises ConfigError for logits."""
     batch, length = targets.shape
     if targets.max() >= result.shape[2]:
         raise ConfigError(f"log_probs gave {result.shape[2]} entries a token, the stream has token {targets.max()}")

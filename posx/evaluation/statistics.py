@@ -2,7 +2,7 @@
 
 The losses of neighbouring blocks are alike, over distances that differ from text to text. So blocks are not taken as
 independent: the variance of a mean is read off the slow part of the very series that is judged (of a ratio, the
-difference), however long its correlations are, and `None` stands where the text is too short to tell.
+difference), however long its correlations are. The interval is None if the text is too short to tell.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ LEAST_BLOCKS, LEAST_LENGTHS = 32, 16
 #: Perplexities above e^700 overflow a float64.
 LARGEST_NLL = 700.0
 
-Row = Mapping[str, Any]
+_Row = Mapping[str, Any]
 
 
 class Ratio(NamedTuple):
-    """A perplexity ratio and its 95 % interval over text: None and None where there is too little text for one."""
+    """A perplexity ratio and the ends of its 95 % interval over text, which are None if there is too little text."""
 
     value: float
     low: float | None
@@ -38,10 +38,11 @@ class Ratio(NamedTuple):
 
 
 def half_width(sums: Any, counts: Any) -> float | None:
-    """Half the width of the 95 % interval of sum(sums) / sum(counts), or None where the text is too short for one.
+    """Return half the width of the 95 % interval of sum(sums) / sum(counts), None if the text is too short for one.
 
-    sums, counts: [n], per block, in the order of the text; there may be gaps between stretches of it. What blocks have
-    in common with the one before is taken out first and put back at the end, so that long correlations bias nothing.
+    sums, counts: [n], per block, in the order of the text. There may be gaps between stretches of text. The part of a
+    block that repeats the block before it is taken out first and put back at the end. So long correlations bias
+    nothing.
 
     Source: Lazarus, Lewis, Stock and Watson 2018 (HAR inference, J. Business & Economic Statistics 36: cosines with
     Student's t), Andrews and Monahan 1992 (prewhitening, Econometrica 60), Marriott and Pope 1954 (the bias of the
@@ -67,16 +68,16 @@ def half_width(sums: Any, counts: Any) -> float | None:
 
 
 def interval(sums: Any, counts: Any) -> tuple[float, float] | None:
-    """The 95 % interval of sum(sums) / sum(counts) over text, or None: see `half_width`."""
+    """Return the 95 % interval of sum(sums) / sum(counts) over text, or None: see `half_width`."""
     half = half_width(sums, counts)
     mean = float(np.sum(sums) / np.sum(counts))
     return None if half is None else (mean - half, mean + half)
 
 
-def paired_ratio(a: Row, b: Row) -> Ratio:
-    """The perplexity of row `a` over that of row `b`, which scored the same targets, from the blocks' differences.
+def paired_ratio(a: _Row, b: _Row) -> Ratio:
+    """Return the perplexity of row `a` over that of row `b`, which scored the same targets, from block differences.
 
-    What a passage costs both cancels. Raises ConfigError for rows on other targets, in other blocks, or without losses.
+    The cost that a passage has in both cancels. Raises ConfigError for rows that `check_pair` refuses.
     """
     check_pair(a, b)
     (sums_a, counts), (sums_b, _) = row_blocks(a), row_blocks(b)
@@ -87,10 +88,10 @@ def paired_ratio(a: Row, b: Row) -> Ratio:
 
 
 def horizon(ratios: Mapping[float, float], factor: float = 1.01) -> float:
-    """The last length, in training lengths, up to which perplexity stays within `factor` of that at L.
+    """Return the last length, in training lengths, up to which perplexity stays within `factor` of that at L.
 
-    ratios: R_k = PPL(kL) / PPL(L) of one run by k; NaN, where it failed, is not within. Of a run that holds to the end
-    it is the longest length measured: no less, and perhaps more.
+    ratios: R_k = PPL(kL) / PPL(L) of one run by k. NaN, for a length that failed, is not within. A run that holds to
+    the end gets the longest length measured, and may hold longer.
     """
     within = 1.0
     for k in sorted(k for k in ratios if k > 1):
@@ -101,54 +102,42 @@ def horizon(ratios: Mapping[float, float], factor: float = 1.01) -> float:
 
 
 def perplexity(nll: float) -> float:
-    """exp(nll), infinite where that overflows."""
+    """Return exp(nll), infinite if that overflows."""
     return math.exp(nll) if nll < LARGEST_NLL else math.inf
 
 
-def block_sums(values: np.ndarray, block: int = BLOCK_LEN) -> tuple[np.ndarray, np.ndarray]:
-    """Sums and counts of `values` [n] over consecutive blocks of `block` targets; the last may be shorter."""
-    starts = np.arange(0, len(values), block)
-    sums = np.add.reduceat(values.astype(np.float64), starts)
-    return sums, np.minimum(block, len(values) - starts)
+def block_sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return sums and counts of `values` [n] over consecutive blocks. The last block may be shorter."""
+    starts = np.arange(0, len(values), BLOCK_LEN)
+    return np.add.reduceat(values.astype(np.float64), starts), np.minimum(BLOCK_LEN, len(values) - starts)
 
 
-def row_blocks(row: Row) -> tuple[np.ndarray, np.ndarray]:
-    """Sums (nats) and counts of a row's blocks, in the order of the text."""
+def row_blocks(row: _Row) -> tuple[np.ndarray, np.ndarray]:
+    """Return sums (nats) and counts of a row's blocks, in the order of the text."""
     sums, block = np.asarray(row["block_nll"], np.float64), row["block_len"]
     return sums, np.minimum(block, row["num_targets"] - block * np.arange(len(sums)))
 
 
-def targets_key(row: Row) -> tuple[Any, ...]:
-    """What says which targets a row scored. Rows of before digests were kept name their protocol's settings instead."""
-    old = ("protocol", "max_targets", "warm_up", "num_targets", "data_digest")
-    return (row["targets"], row.get("block_len")) if row.get("targets") else tuple(row.get(name) for name in old)
-
-
-def check_pair(*rows: Row) -> None:
-    """Raises ConfigError unless all rows have losses, of the same targets, summed over the same blocks."""
-    for row in rows:
-        if not row.get("block_nll"):
-            raise ConfigError(f"{_name(row)} has no losses to pair: its status is {row.get('status')}")
-    first = rows[0]
-    for row in rows[1:]:
-        if targets_key(row) != targets_key(first):
-            raise ConfigError(
-                f"{_name(first)} and {_name(row)} scored different targets: evaluate both with the same settings, on "
-                "the same text"
-            )
-        if row["block_len"] != first["block_len"]:
-            raise ConfigError(
-                f"{_name(first)} has sums over blocks of {first['block_len']} targets, {_name(row)} of "
-                f"{row['block_len']}: evaluate both again"
-            )
-
-
-def _name(row: Row) -> str:
-    return f"{row.get('run_id', 'a row')} ({row.get('protocol')} at {row.get('eval_len')})"
-
-
-def mean_blocks(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Sums averaged over rows of the same targets, such as those of several seeds, and the counts."""
+def mean_blocks(rows: Sequence[_Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sums averaged over rows of the same targets, such as those of several seeds, and the counts."""
     check_pair(*rows)
     blocks = [row_blocks(row) for row in rows]
     return np.mean([sums for sums, _ in blocks], axis=0), blocks[0][1]
+
+
+def targets_key(row: _Row) -> tuple[Any, Any]:
+    """Return the targets that a row scored and the size of its blocks. Rows with equal keys can be paired."""
+    return row.get("targets"), row.get("block_len")
+
+
+def check_pair(*rows: _Row) -> None:
+    """Raise ConfigError unless all rows have losses, of the same targets, summed over the same blocks."""
+    names = [f"{row.get('run_id', 'a row')} ({row.get('protocol')} at {row.get('eval_len')})" for row in rows]
+    for name, row in zip(names, rows, strict=True):
+        if not row.get("block_nll"):
+            raise ConfigError(f"{name} has no losses to pair: its status is {row.get('status')}")
+        if targets_key(row) != targets_key(rows[0]):
+            raise ConfigError(
+                f"{names[0]} and {name} scored different targets: evaluate both with the same "
+                "settings, on the same text"
+            )

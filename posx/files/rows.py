@@ -1,4 +1,4 @@
-"""What rows of results have to hold to be used: files are edited, cut and damaged.
+"""The fields that a row of results must have. Files are edited, cut and damaged.
 
 Units: lengths in tokens, `nll` in nats a token, `ppl` = exp(nll).
 """
@@ -23,7 +23,7 @@ def is_measurement(row: Mapping[str, Any]) -> bool:
 
 
 def whole(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A measurement without what is not of the kind that it has to be."""
+    """Return a measurement without its fields of a wrong type or length."""
     found = {name: value for name, value in row.items() if name not in _KINDS or _KINDS[name](value)}
     sums, size, targets = (found.get(name) for name in ("block_nll", "block_len", "num_targets"))
     if not (sums and size and targets and len(sums) == -(-targets // size)):
@@ -35,13 +35,13 @@ def whole(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_of(row: Mapping[str, Any]) -> str:
-    """What a measurement came to, for a person."""
+    """Return the result of a measurement in words."""
     ppl = row.get("ppl")
     return f"ppl {ppl:.3f}" if isinstance(ppl, float) else f"ppl {ppl}" if ppl == "inf" else row.get("status", "ok")
 
 
 def number(value: Any) -> float | None:
-    """A finite float, or None (null, "inf", NaN, a word, a bool)."""
+    """Return a finite float, None for anything else (null, "inf", NaN, a word, a bool)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -66,7 +66,7 @@ def _are_texts(values: Any) -> bool:
     return all(map(_is_text, values))
 
 
-#: What the values of a row that is used have to be; others are asked where they are read.
+#: Tests of the fields of a row. Other fields are tested at their use.
 _KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("num_targets", "num_bytes", "num_documents", "num_stretches", "num_windows", "block_len"), _counts

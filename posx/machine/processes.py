@@ -1,7 +1,7 @@
 """Several processes, on one machine or many, that make one run together by JAX's own runtime.
 
-All go through the same code in step. The first alone writes and speaks; what one fails with, all fail with. A process
-that runs alone is the first of one, and pays nothing for it.
+All processes go through the same code in step. Process 0 alone writes and prints, and an error of one is raised in all.
+A process that runs alone is process 0 of one and pays nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from posx.errors import ConfigError, Lost, PosxError
 
 T = TypeVar("T")
 
-#: How many processes were started together, as launchers tell each of them; TPU pods name their workers instead.
+#: Variables in which launchers give the number of processes. TPU pods name their workers instead.
 LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 WORKERS = "TPU_WORKER_HOSTNAMES"
 
-#: Seconds in which a process that is gone is missed, where nothing that it was to take part in has failed before.
+#: Seconds until a lost process is noticed, unless a collective operation with it fails before.
 MISSED_SECONDS = 60
 
-#: Seconds in which all processes have to come.
+#: Seconds in which all processes must connect.
 MEETING_SECONDS = 120
 
 _joined = False
@@ -40,16 +40,15 @@ _on_abort: Any = None
 
 
 def are_asked(values: Mapping[str, Any]) -> bool:
-    """Whether flags, or a launcher, say that this process is one of several."""
+    """Tell whether flags or a launcher say that this process is one of several."""
     return bool(values["coordinator"]) or (values["processes"] != 1 and _started_together())
 
 
 def join(values: Mapping[str, Any]) -> None:
-    """Makes this process one of several, if flags or a launcher say so; before JAX starts its devices.
+    """Connect this process to the others of its run, if flags or a launcher say so, before JAX starts its devices.
 
-    values: coordinator, "HOST:PORT" of the first process or "auto" for all that JAX knows to find out by itself;
-    processes (how many), process (which one this is). Where SLURM or Open MPI has started several none of it need be
-    given. Raises ConfigError.
+    values: coordinator, "HOST:PORT" of process 0, or "auto" to let JAX find out; processes, their number; process, the
+    number of this one. If SLURM or Open MPI has started several, none is needed. Raises ConfigError.
     """
     global _joined
     coordinator, count, number = values["coordinator"], values["processes"], values["process"]
@@ -96,7 +95,7 @@ def join(values: Mapping[str, Any]) -> None:
 
 
 def _check_free(address: str) -> None:
-    """Raises ConfigError where somebody listens at the port: the processes of two runs would mix."""
+    """Raise ConfigError if the port is in use. The processes of two runs would mix."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -114,8 +113,7 @@ def _nobody_came() -> None:
 
 
 def _end_in_one_line() -> None:
-    """Where another process is gone JAX's runtime may abort this one from a thread of its own; that is to be the end
-    that `Lost` is, for launchers."""
+    """Make an abort by JAX's runtime, which follows the loss of another process, end as `Lost` does."""
     global _on_abort
 
     def aborted(_: int) -> None:
@@ -128,7 +126,7 @@ def _end_in_one_line() -> None:
 
 
 def _results_alone() -> None:
-    """From now on Python alone writes to standard output: Gloo writes there whom it is connected to."""
+    """Keep native code from standard output: Gloo prints its connections there."""
     try:
         own = os.dup(1)
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
@@ -144,22 +142,19 @@ def _started_together() -> bool:
 
 
 def several() -> bool:
-    """Whether this process is one of several."""
+    """Tell whether this process is one of several."""
     return _joined
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes and speaks."""
+    """Tell whether this is process 0, which writes and prints."""
     if not _joined:
         return True
     return _number() == 0
 
 
 def told(function: Callable[[], T]) -> T:
-    """What `function` gives in the first process, in all of them: plain values, as JSON has them.
-
-    What it raises there is raised in all.
-    """
+    """Call `function` in process 0 and broadcast its JSON-serialisable result. Its PosxError is raised in all."""
     if not _joined:
         return function()
     found: list[T] = []
@@ -168,14 +163,14 @@ def told(function: Callable[[], T]) -> T:
 
 
 def first(function: Callable[[], object]) -> None:
-    """Calls `function` in the first process alone; all wait for it, and what it raises is raised in all."""
+    """Call `function` in process 0 while all wait. Its PosxError is raised in all."""
     together(lambda: function() if is_first() else None)
 
 
 def together(function: Callable[[], T]) -> T:
-    """What `function` gives, called in every process; where it fails in one with a PosxError, all raise that.
+    """Return the result of `function`, called in every process. A PosxError in one is raised in all.
 
-    Inside of it, and of what `first` and `told` are given, processes must not meet: one that fails is not there.
+    `function`, also of `first` and `told`, must not synchronise processes, because one that failed does not take part.
     """
     if not _joined:
         return function()
@@ -195,14 +190,14 @@ def together(function: Callable[[], T]) -> T:
 
 
 def total(numbers: np.ndarray) -> np.ndarray:
-    """The sums over processes of uint64 numbers [n], as such numbers wrap around."""
+    """Return the sums over processes of uint64 numbers [n], which wrap around."""
     if not _joined:
         return numbers
     return _gathered(numbers.astype(np.uint64).view(np.uint32)).view(np.uint64).sum(axis=0, dtype=np.uint64)
 
 
 def check_same(facts: Mapping[str, str]) -> None:
-    """Raises ConfigError in all processes where they were not all told, or do not all see, the same."""
+    """Raise ConfigError in all processes if a fact is not the same in all."""
     if not _joined:
         return
     own = [hashlib.sha256(text.encode()).digest() for text in facts.values()]
@@ -214,21 +209,24 @@ def check_same(facts: Mapping[str, str]) -> None:
 
 
 def alike(error: PosxError) -> PosxError:
-    """`error`, as all processes come upon it."""
+    """Mark `error` as raised in all processes."""
     error.alike = True
     return error
 
 
 def lost(error: BaseException) -> Lost | None:
-    """What an error of JAX's runtime means if it comes of another process that is gone."""
+    """Return Lost if an error of JAX's runtime says that another process is gone."""
     words = ("gloo", "nccl", "connection", "unavailable", "coordination", "deadline", "heartbeat")
     of_runtime = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") or "Gloo" in str(error)
     return Lost() if _joined and of_runtime and any(word in str(error).lower() for word in words) else None
 
 
 def end(error: BaseException, code: int, line: str) -> None:
-    """The end of a process that is one of several. What fails in all alike, the first says; what fails in this one, it
-    says itself and ends at once: at its regular end it would wait for the others, which wait for it. They miss it."""
+    """Print the error of a process that is one of several, and end this one at once if it failed alone.
+
+    Process 0 prints an error of all. A process that failed alone would wait at its regular end for the others, which
+    wait for it.
+    """
     if not _joined:
         return
     alike = getattr(error, "alike", False)
@@ -248,14 +246,14 @@ def _number() -> int:
 
 
 def _gathered(numbers: np.ndarray) -> np.ndarray:
-    """[processes, ...] of numbers [...] of 32 bits."""
+    """Return [processes, ...] of numbers [...] of 32 bits."""
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(np.ascontiguousarray(numbers, numbers.dtype)))
 
 
 def _from(speaker: int, text: str) -> str:
-    """The `text` of the process number `speaker`."""
+    """Return the `text` of process number `speaker`."""
     own = np.frombuffer(text.encode(), np.uint8)
     size = int(_gathered(np.array([len(own)], np.int32))[speaker, 0])
     padded = np.zeros(size, np.uint8)

@@ -16,7 +16,7 @@ from posx.files.atomic import disk_errors, write_bytes
 from posx.lazy import modules_of
 from posx.plots import backend, curves, lengths, look, positions  # noqa: F401  backend goes first
 from posx.plots.groups import Panel, panels
-from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, complete, diverged, read_rows, unfinished
+from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, diverged, read_rows, unfinished
 from posx.plots.tables import is_table, table
 from posx.progress import say
 from posx.runs.folder import typed_path
@@ -54,7 +54,7 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
         return _save(lambda: pictures.encodings(subjects), folder / "figures", what)
     stored = read_rows(folder)
     kinds = WHAT[1:-1] if what == "all" else (what,)
-    split = panels(row for row in stored if row["protocol"] != PER_POSITION or complete(row))
+    split = panels(row for row in stored if row["protocol"] != PER_POSITION or row.get("position_nll"))
     written: list[pathlib.Path] = []
     for kind in kinds:
         written += _training(folder, stored) if kind == "training" else _curves(kind, folder, split)

@@ -202,7 +202,9 @@ def failures(curves: Sequence[Curve], unit: str) -> list[str]:
     for curve in curves:
         for kind in [kind for kind in rows.FAILED if kind != "diverged"]:  # these runs are named with their step
             if points := [point for point in curve.points if kind in point.failures]:
-                places = [look.length_name(point.x) + _share(point, kind) for point in points]
+                shares = [(point.failures.count(kind), len(point.values) + len(point.failures)) for point in points]
+                of = [f" ({failed} of {runs} runs)" if failed < runs else "" for failed, runs in shares]
+                places = [look.length_name(point.x) + share for point, share in zip(points, of, strict=True)]
                 lines.append(f"{look.shown(curve.label)}: {FAILURE_NAMES[kind]} at {unit}{_places(places)}")
     return _first(lines, 8, "failures (see the table)")
 
@@ -220,9 +222,3 @@ def fewer_runs(curves: Sequence[Curve], unit: str) -> list[str]:
 
 def _places(names: list[str]) -> str:
     return ", ".join([*names[:3], f"… {names[-1]} ({len(names)} places)"] if len(names) > 6 else names)
-
-
-def _share(point: Point, kind: str) -> str:
-    """ " (1 of 3 runs)" where only some runs failed."""
-    runs, failed = len(point.values) + len(point.failures), point.failures.count(kind)
-    return f" ({failed} of {runs} runs)" if failed < runs else ""

@@ -5,7 +5,8 @@ Every function returns an unsaved figure; lengths and positions in tokens, loss 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,25 +15,118 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from posx.plots import captions, look, positions
-from posx.plots.drawing import (
-    draw_curve,
-    extent,
-    headings,
-    highs,
-    legend_of,
-    line_style,
-    mark_failures,
-    mark_of,
-    nothing,
-    off_frame,
-    sparse,
-)
 from posx.plots.groups import Panel, groups_of_runs
+from posx.plots.look import Look
 from posx.plots.points import Curve, nearly_all_text, perplexity_curves, ratio_curves
 from posx.plots.rows import perplexity
 
+FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x", "diverged": "d", "apart": "+"}
+LANE = 0.037  # of the axes' height
+_RUNAWAY = 1e30  # above every axis; matplotlib's own arithmetic overflows somewhere beyond
+_APART = 0.14  # of the axes' diagonal, between the markers on a line of many points
 _RIGHT = 0.80  # of the figure's width; the legend stands right of it
 _EVEN = [1, 2, 2.5, 5, 10]  # steps between ticks
+
+
+def line_style(of: Look) -> dict[str, Any]:
+    """How a line with this look is drawn, in the axes and in the legend."""
+    edge = {"markeredgecolor": "white", "markeredgewidth": 0.5}
+    return {"color": of.color, "linestyle": of.dashes, "marker": of.marker} | edge
+
+
+def sparse(turn: int) -> tuple[float, float]:
+    """Where a line of many points has markers: at even steps, from another place for each curve, so that none hide."""
+    return (0.4 * turn % 1) * _APART, _APART
+
+
+def draw_curve(ax: Axes, curve: Curve, bars: bool = True, turn: int | None = None) -> None:
+    """The mean with its gaps, bars for its intervals; of several runs a dot each, and a band over all of them.
+
+    `turn` is the curve's number where it has so many points that only some get a marker, and runs none.
+    """
+    x, color = [point.x for point in curve.points], curve.look.color
+    mean, low, high = (
+        np.minimum([getattr(point, name) for point in curve.points], _RUNAWAY) for name in ("mean", "low", "high")
+    )
+    ax.plot(x, mean, **line_style(curve.look), markevery=None if turn is None else sparse(turn), zorder=3)
+    several = [len(point.values) > 1 for point in curve.points]
+    if any(several):
+        ax.fill_between(x, low, high, where=several, color=color, alpha=0.22, linewidth=0, zorder=2)
+        if turn is None:
+            dots = [(point.x, value) for point in curve.points if len(point.values) > 1 for value in point.values]
+            places, values = np.minimum(np.array(dots).T, _RUNAWAY)
+            ax.plot(places, values, ".", markersize=4.5, markeredgewidth=0, color=color, zorder=2.6)
+    if ends := [(point.x, *point.interval) for point in curve.points if bars and point.interval]:
+        places, low, high = np.minimum(np.array(ends).T, _RUNAWAY)
+        ax.vlines(places, low, high, color=color, linewidth=1.2, zorder=2.5)
+
+
+def mark_failures(ax: Axes, curves: Sequence[Curve]) -> int:
+    """A lane above the axes for every curve that failed somewhere; returns the number of lanes."""
+    lanes = [curve for curve in curves if any(point.failures for point in curve.points)]
+    for level, curve in enumerate(lanes):
+        style: dict[str, Any] = {"linestyle": "", "transform": ax.get_xaxis_transform(), "clip_on": False}
+        style |= {"markersize": 5.5, "markerfacecolor": "none", "markeredgecolor": curve.look.color}
+        for x, kind in [(point.x, kind) for point in curve.points for kind in sorted(set(point.failures))]:
+            ax.plot([x], [1.03 + LANE * level], marker=FAILURE_MARKS[kind], **style)
+    return len(lanes)
+
+
+def legend_of(made: Figure, panel: Panel, curves: Sequence[Curve], right: float) -> None:
+    """Draw the legend right of the axes: curves by name, as in all figures, then the failure marks in use.
+
+    A name is followed by its number of seeds if that is not the most that a curve has.
+    """
+    seeds = max((len(group.runs) for group in panel.groups), default=0)
+    curves = sorted(curves, key=lambda curve: curve.label)
+    handles, texts = [Line2D([], [], **line_style(curve.look)) for curve in curves], list[str]()
+    for curve in curves:
+        few, many = curve.seeds
+        n = " (no value)" if not many else f" (n = {few})" if few == many else f" (n = {few} to {many})"
+        texts.append(look.wrapped(curve.label) + (n if (few, many) != (seeds, seeds) or not many else ""))
+    for kind in FAILURE_MARKS:
+        if any(kind in point.failures for curve in curves for point in curve.points):
+            handles.append(mark_of(kind))
+            texts.append(captions.FAILURE_NAMES[kind])
+    look.legend(made, handles, texts, right + 0.015, 0.985)
+
+
+def mark_of(kind: str, *at: float, color: str = "#555555") -> Line2D:
+    """Return a failure mark at a point, or for a legend."""
+    x, y = ([place] for place in at) if at else ([], [])
+    style: dict[str, Any] = {"linestyle": "", "markerfacecolor": "none", "markersize": 8, "zorder": 5}
+    return Line2D(x, y, color=color, marker=FAILURE_MARKS[kind], **style)
+
+
+def nothing(ax: Axes, text: str) -> None:
+    ax.yaxis.set_major_locator(NullLocator())
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color="#777777")
+
+
+def extent(curves: Sequence[Curve]) -> list[float]:
+    """Every finite value that the curves' lines, bands and bars reach."""
+    points = [point for curve in curves for point in curve.points]
+    ends = [value for point in points for value in (point.low, point.high, *(point.interval or ()))]
+    return list(filter(math.isfinite, ends))
+
+
+def off_frame(values: Iterable[tuple[str, float]], top: float) -> list[str]:
+    """Return a line on the labels that have a value above the `top` of the frame."""
+    left = list(dict.fromkeys(label for label, value in values if value > top))
+    return [f"Leaves the frame at its top: {captions.listed(left)}"] if left else []
+
+
+def highs(curves: Sequence[Curve]) -> Iterable[tuple[str, float]]:
+    """Return (label, value) of the highest values of all curves."""
+    return ((curve.label, point.high) for curve in curves for point in curve.points)
+
+
+def headings(
+    made: Figure, title: str, panels: Sequence[Panel], curves: Sequence[Curve], interval: str = "", lanes: int = 0
+) -> None:
+    """Title, what was measured and what the bars are, with `lanes` left free above the axes for failure marks."""
+    lines = [*captions.facts(panels), *captions.spreads(curves, interval)]
+    look.headings(made, title, lines, captions.mixture([row for one in panels for row in one.rows]), LANE * lanes)
 
 
 def _pair(made: Figure, wspace: float = 0.24) -> list[Axes]:
@@ -91,7 +185,7 @@ def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Fig
     same = "" if captions.mixture(panel.rows) else ", the same text for all curves"
     interval = f"95 % interval over text{' (left)' if several else ''}{same}"
     headings(made, "Perplexity at and beyond the training length", [panel], curves, interval, lanes)
-    legend_of(made, curves, _RIGHT + 0.045 if several else 0.83, panel.seeds)
+    legend_of(made, panel, curves, _RIGHT + 0.045 if several else 0.83)
     beyond = [f"Outside the right panel: {captions.listed(outside)}"] if outside else []
     look.notes(made, [*captions.notes([panel], curves, missing), *beyond, *off_frame(highs(curves), top)])
     return made
@@ -131,7 +225,7 @@ def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     lines = [f"{look.shown(label)}: no value at L, so no ratio" for label in unbased[:6]]
     title = "Perplexity relative to the training length, R_k = ppl(kL) / ppl(L)"
     headings(made, title, [panel], curves, "95 % interval of the ratio over text", lanes)
-    legend_of(made, curves, 0.76, panel.seeds)
+    legend_of(made, panel, curves, 0.76)
     look.notes(made, [*captions.notes([panel], curves, missing, "k = "), *lines, *off_frame(highs(curves), top)])
     return made
 
@@ -140,7 +234,7 @@ def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figu
     """Mean loss of the targets in each stored bin of positions, and the perplexity of all targets up to there."""
     made = look.figure(11.5, 4.6)
     left, right = _pair(made)
-    local, running = positions.loss_curves(panel), positions.cumulative_curves(panel)
+    local, running = (positions.averaged(panel, of) for of in (positions.local, positions.cumulative))
     last = max(point.x for curve in running for point in curve.points)
     inside = [x for n in range(-24, 25) if 1 < (x := panel.train_len * 2.0**n) < last]
     for ax, curves in ((left, local), (right, running)):
@@ -154,7 +248,7 @@ def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figu
     values = extent(running)
     beyond = off_frame(highs(running), look.log_axis(right, values) if values else math.inf)
     headings(made, "Loss along the window", [panel], local)
-    legend_of(made, local, _RIGHT, panel.seeds)
+    legend_of(made, panel, local, _RIGHT)
     look.notes(made, [*captions.unlike_windows(panel), *captions.notes([panel], local, missing), *beyond])
     return made
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from posx.attention import Slots, attend, batch_features
 from posx.attention.tiles import Pairs, mapped_products, with_terms
-from posx.contract import Chain, Encoding, acting
-from posx.encodings import Nope, Rope
+from posx.contract import Encoding, acting
+from posx.encodings import Nope
 from posx.plots.models import Subject
 
 MOST_POSITIONS = 256  # of a matrix
@@ -25,18 +25,15 @@ _SAME = 1e-4  # below this, a curve over distance says nothing
 
 def num_positions(subject: Subject) -> int:
     """How far a picture goes: twice the training length, and no further than the encoding is defined."""
-    longest, last = 2 * subject.dims.train_len, at_length(subject, 2 * subject.dims.train_len).max_position
+    longest = 2 * subject.dims.train_len
+    last = subject.encoding.at_length(longest).max_position
     return longest if last is None else min(longest, last + 1)
-
-
-def at_length(subject: Subject, length: int) -> Encoding:
-    return subject.encoding.at_length(length)
 
 
 def added_to_embeddings(subject: Subject) -> np.ndarray | None:
     """[position, channel]: what tokens get from their position alone; None where nothing is added."""
     n = min(num_positions(subject), MOST_POSITIONS)
-    encoding = at_length(subject, n)
+    encoding = subject.encoding.at_length(n)
     if not encoding.acts_on("embed"):
         return None
     nothing = jnp.zeros((n, subject.dims.model_dim), jnp.float32)
@@ -48,10 +45,9 @@ def content_free(subject: Subject, length: int, queries: slice = slice(None)) ->
 
     None if all of them are 0.
     """
-    encoding, dims, params = at_length(subject, length), subject.dims, subject.params
+    encoding, dims, params = subject.encoding.at_length(length), subject.dims, subject.params
     pos = np.arange(length, dtype=np.int32)
-    zeros = jnp.zeros((1, length, 1, dims.head_dim), jnp.float32)
-    q, k = (jnp.repeat(zeros, heads, axis=2) for heads in (dims.num_heads, dims.kv_heads))
+    q, k = (jnp.zeros((1, length, heads, dims.head_dim), jnp.float32) for heads in (dims.num_heads, dims.kv_heads))
     of_keys = batch_features(encoding, params, jnp.zeros((1, length, dims.model_dim), jnp.float32), pos)[0]
     features = ({name: array[:, queries] for name, array in of_keys.items()}, of_keys)
     found = attend(
@@ -84,13 +80,11 @@ def logit_scales(subject: Subject) -> np.ndarray | None:
     """[head or 1, position]: what products are multiplied by at each query, of a layer input of zeros; None where that
     is the same everywhere."""
     n = num_positions(subject)
-    encoding = at_length(subject, n)
-    pos = jnp.arange(n, dtype=jnp.int32)
+    encoding, pos = subject.encoding.at_length(n), jnp.arange(n, dtype=jnp.int32)
     nothing = jnp.zeros((1, n, subject.dims.model_dim), jnp.float32)
     features = jax.tree.map(lambda x: x[0], batch_features(encoding, subject.params, nothing, pos)[0])
     found = encoding.logit_scale(subject.params, pos, features)
-    values = None if found is None else np.atleast_2d(np.asarray(found, np.float64))
-    return None if values is None or np.ptp(values) < _SAME else values
+    return None if found is None or np.ptp(found) < _SAME else np.asarray(found, np.float64)
 
 
 def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
@@ -100,14 +94,15 @@ def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     distance does not count, or where the maps read the text or look back.
     """
     dims, n = subject.dims, num_positions(subject)
-    encoding = at_length(subject, n)
+    encoding = subject.encoding.at_length(n)
     if encoding.history or encoding.acts_on("features") or not acting(encoding, ("query", "key")):
         return None
     distances = np.unique(np.linspace(0, n - 1, min(n, MOST_POSITIONS // 2)).astype(np.int32))
     q = _rotated(encoding.query, subject, dims.num_heads, np.array([n - 1]))
-    k = _rotated(encoding.key, subject, subject.dims.kv_heads, n - 1 - distances)
+    k = _rotated(encoding.key, subject, dims.kv_heads, n - 1 - distances)
     k = np.repeat(k, q.shape[2] // k.shape[2], axis=2)
-    k = k * _decay(subject, encoding, distances)[:, None]
+    if (rate := encoding.decay(subject.params)) is not None:  # nats per token [h or 1, d']
+        k = k * np.exp(-np.asarray(rate, np.float64) * distances[:, None, None, None])
     found = np.einsum("nchd,rchd->hr", q, k) / dims.head_dim
     return (distances, found) if np.ptp(found) > _SAME else None
 
@@ -129,12 +124,12 @@ def on_random_tokens(subject: Subject) -> np.ndarray | None:
     For what depends on the text and shows nowhere else. Read off the weights, so that everything that acts is in it.
     """
     dims, n = subject.dims, min(num_positions(subject), MOST_POSITIONS // 2)
-    encoding, rng = at_length(subject, n), np.random.default_rng(0)
+    encoding, rng = subject.encoding.at_length(n), np.random.default_rng(0)
     if not acting(encoding) or acting(encoding, ("embed",)) or relative_lengths(subject):
         return None
-    shapes = (dims.num_heads, dims.head_dim), (subject.dims.kv_heads, dims.head_dim), (dims.model_dim,)
+    shapes = (dims.num_heads, dims.head_dim), (dims.kv_heads, dims.head_dim), (dims.model_dim,)
     q, k, x = (jnp.asarray(rng.standard_normal((1, n, *shape)), jnp.float32) for shape in shapes)
-    v = jnp.broadcast_to(jnp.eye(n, dtype=jnp.float32)[None, :, None], (1, n, subject.dims.kv_heads, n))
+    v = jnp.broadcast_to(jnp.eye(n, dtype=jnp.float32)[None, :, None], (1, n, dims.kv_heads, n))
 
     @functools.partial(jax.jit, static_argnums=0)
     def log_weights(encoding: Encoding, params: Any) -> jax.Array:
@@ -152,28 +147,19 @@ def with_random_arrays(subject: Subject) -> Subject:
     if subject.trained:
         return subject
     rng, scale = np.random.default_rng(0), 1 / math.sqrt(subject.dims.head_dim)
-    params = {name: scale * rng.standard_normal(array.shape) for name, array in subject.params.items()}
-    return dataclasses.replace(
-        subject, params={name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
-    )
+    params = {
+        name: jnp.asarray(scale * rng.standard_normal(array.shape), jnp.float32)
+        for name, array in subject.params.items()
+    }
+    return dataclasses.replace(subject, params=params)
 
 
 def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:
     """Return {what the vectors are for: [distance]}: their lengths, mean over heads."""
     n = num_positions(subject)
-    found = at_length(subject, n).by_distance(subject.params, jnp.arange(n, dtype=jnp.int32))
+    found = subject.encoding.at_length(n).by_distance(subject.params, jnp.arange(n, dtype=jnp.int32))
     vectors = {"for queries": found.query, "for keys": found.key, "added to values": found.value}
-    return {
-        name: np.linalg.norm(np.asarray(values), axis=-1).mean(axis=1)
-        for name, values in vectors.items()
-        if values is not None
-    }
-
-
-def rotations(encoding: Encoding) -> list[Rope]:
-    """The rotary parts of an encoding."""
-    parts = encoding.parts if isinstance(encoding, Chain) else (encoding,)
-    return [part for part in parts if isinstance(part, Rope)]
+    return {name: np.linalg.norm(of, axis=-1).mean(axis=1) for name, of in vectors.items() if of is not None}
 
 
 def rope_bound(head_dim: int, distances: np.ndarray, base: float = 10000.0) -> np.ndarray:
@@ -184,11 +170,3 @@ def rope_bound(head_dim: int, distances: np.ndarray, base: float = 10000.0) -> n
     theta = base ** (-2.0 * np.arange(head_dim // 2) / head_dim)
     partial = np.cumsum(np.exp(1j * np.asarray(distances, np.float64)[:, None] * theta), axis=1)
     return np.asarray(np.abs(partial).mean(axis=1))
-
-
-def _decay(subject: Subject, encoding: Encoding, distances: Any) -> np.ndarray:
-    """What products fall to: [*distances, h or 1, d'], or [1, 1, 1] where they do not."""
-    rate = encoding.decay(subject.params)
-    if rate is None:
-        return np.ones((1, 1, 1))
-    return np.exp(-np.asarray(rate, np.float64) * np.asarray(distances)[..., None, None])

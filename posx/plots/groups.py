@@ -38,11 +38,6 @@ class Panel:
     def rows(self) -> tuple[Row, ...]:
         return tuple(row for group in self.groups for row in group.rows)
 
-    @property
-    def seeds(self) -> int:
-        """The most runs that any one curve has: the n that a figure states once."""
-        return max((len(group.runs) for group in self.groups), default=0)
-
 
 def panels(rows: Iterable[Row]) -> list[Panel]:
     """Rows split by training length and protocol, and by stride if windows of one length were slid with several."""
@@ -99,25 +94,17 @@ def seeds_of_curves(runs: Iterable[Run]) -> list[list[Run]]:
         by_folder: dict[str, list[Run]] = collections.defaultdict(list)
         for run in members:
             by_folder[os.path.dirname(run.path)].append(run)
-        if _seeds_differ(members):
-            found.append(members)
-        elif all(map(_seeds_differ, by_folder.values())):
-            found += by_folder.values()
-        else:
-            found += [[run] for run in members]
+        for curves in ([members], list(by_folder.values()), [[run] for run in members]):
+            if all(len({str(run.settings.get("train.seed")) for run in runs}) == len(runs) for runs in curves):
+                found += curves
+                break
     return sorted(found, key=lambda runs: (runs[0].text, runs[0].kind, runs[0].path))
 
 
-def _seeds_differ(runs: Sequence[Run]) -> bool:
-    return len({str(run.settings.get("train.seed")) for run in runs}) == len(runs)
-
-
 def labels(curves: Sequence[Sequence[Run]], on_axes: Collection[str] = ()) -> list[str]:
-    """A label for each curve of one figure: the encoding, then the settings in which the curves differ.
+    """A label for each curve of one figure, given its runs: the encoding, then the settings in which the curves differ.
 
-    Args:
-        curves: the runs of each curve.
-        on_axes: settings that the figure shows otherwise, such as "train.length"; no label names them.
+    on_axes: settings that the figure shows otherwise, such as "train.length"; no label names them.
     """
     runs = [own[0] for own in curves]
     differ, common = _differing(runs, on_axes), common_settings(runs, on_axes)
@@ -139,24 +126,18 @@ def common_settings(runs: Sequence[Run], on_axes: Collection[str] = ()) -> dict[
 
     Labels name such a setting only where it differs from this value, or from that of a curve of the same encoding.
     """
-    found = {}
-    for name in _differing(runs, on_axes):
-        counts = collections.Counter(_value(run, name) for run in runs if name in run.settings)
-        value, most = counts.most_common(1)[0]
-        if most > max(1, len(runs) / 2) and not name.startswith(OF_ENCODINGS):
-            found[name] = value
-    return found
+    names = [name for name in _differing(runs, on_axes) if not name.startswith(OF_ENCODINGS)]
+    counts = {name: collections.Counter(_value(run, name) for run in runs if name in run.settings) for name in names}
+    most = {name: count.most_common(1)[0] for name, count in counts.items()}
+    return {name: value for name, (value, n) in most.items() if n > max(1, len(runs) / 2)}
 
 
 def settings_by_length(runs: Sequence[Run]) -> dict[str, dict[int, str]]:
     """Return {setting: {training length: value}} of the settings that follow from the training length of a run."""
-    found = {}
-    for name in _differing(runs, ("train.length",)):
-        pairs = {(run.train_len, _value(run, name)) for run in runs}
-        known = all(name in run.settings for run in runs) and not name.startswith(OF_ENCODINGS)
-        if known and len(pairs) == len({run.train_len for run in runs}):
-            found[name] = dict(pairs)
-    return found
+    names = [name for name in _differing(runs, ("train.length",)) if not name.startswith(OF_ENCODINGS)]
+    pairs = {name: {(run.train_len, _value(run, name)) for run in runs} for name in names}
+    lengths = {run.train_len for run in runs}
+    return {name: dict(values) for name, values in pairs.items() if len(values) == len(lengths)}
 
 
 def _differing(runs: Sequence[Run], on_axes: Collection[str]) -> list[str]:

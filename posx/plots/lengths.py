@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from posx.plots import captions, look
-from posx.plots.drawing import draw_curve, extent, headings, highs, line_style, off_frame
+from posx.plots.curves import draw_curve, extent, headings, highs, line_style, off_frame
 from posx.plots.groups import Panel, labels, settings_by_length
 from posx.plots.palette import Look
 from posx.plots.points import Curve, perplexity_curves

@@ -21,7 +21,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from posx.files.atomic import write_bytes
-from posx.plots.palette import Look, look
+from posx.plots.palette import Look as Look
+from posx.plots.palette import look as look
 
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "posx",
@@ -48,10 +49,6 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 9.5,
     "text.parse_math": False,
 }
-__all__ = [
-    "MARGIN", "Look", "figure", "headings", "legend", "length_axis", "length_name", "log_axis", "look", "notes", "save",
-    "shown", "style", "train_line", "wrapped",
-]  # fmt: skip
 MARGIN = 0.07  # of the figure's width, left of the axes
 
 
@@ -175,7 +172,7 @@ def log_axis(ax: Axes, values: Sequence[float]) -> float:
     Runaway values are above 10^4 times the median.
     """
     low, high = min(values), min(max(values), 1e4 * statistics.median(values))
-    pad = max((high / low) ** 0.05, 1.02)
+    pad = min(max((high / low) ** 0.05, 1.02), 10.0)
     low, high = low / pad, high * pad
     ax.set_yscale("log")
     ax.set_ylim(low, high)

@@ -13,9 +13,6 @@ from posx.model import layer_name, shared_name
 from posx.runs.folder import RunFolder, is_run, name_of, run_folders
 from posx.runs.load import load_model
 
-#: Drawn where there are no runs.
-CATALOGUE = ("nope", "sinusoidal", "rope", "t5", "alibi")
-
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
@@ -32,7 +29,7 @@ class Subject:
 def catalogue() -> list[Subject]:
     """The encodings of the headline figure, as initialised for a small model."""
     dims = Dims(model_dim=64, num_heads=8, head_dim=8, num_layers=1, train_len=64)
-    return [initial(name, build(name, dims), dims) for name in CATALOGUE]
+    return [initial(name, build(name, dims), dims) for name in ("nope", "sinusoidal", "rope", "t5", "alibi")]
 
 
 def encodings_of(folder: pathlib.Path) -> list[Subject]:

@@ -44,15 +44,10 @@ _SPARE_COLORS = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#7A5C1E", "#5E81B5
 
 def look(encoding: str) -> Look:
     """The look of a registry name; of any other text one fixed by its hash."""
-    found = LOOKS.get(encoding)
-    if found is not None:
-        return found
-    digest = hashlib.sha256(encoding.encode("utf-8", "surrogatepass")).digest()
-    color, marker, dashes = (
-        values[byte % len(values)]
-        for byte, values in zip(digest, (_SPARE_COLORS, _MARKERS[:8], _DASHES[1:5]), strict=False)
-    )
-    return Look(encoding, str(color), str(marker), dashes)
+    if encoding in LOOKS:
+        return LOOKS[encoding]
+    first, second, third, *_ = hashlib.sha256(encoding.encode("utf-8", "surrogatepass")).digest()
+    return Look(encoding, _SPARE_COLORS[first % len(_SPARE_COLORS)], _MARKERS[second % 8], _DASHES[1 + third % 4])
 
 
 def family(text: str) -> str:
@@ -123,5 +118,5 @@ def _shade(color: str, level: int) -> str:
     if level == 0:
         return color
     hue, light, saturation = colorsys.rgb_to_hls(*(int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)))
-    light = min(max(light + (0.18, -0.18, 0.3, -0.3)[(level - 1) % (_SHADES - 1)], 0.08), 0.82)
+    light = min(max(light + (0.18, -0.18, 0.3, -0.3)[level - 1], 0.08), 0.82)
     return "#" + "".join(f"{round(255 * part):02X}" for part in colorsys.hls_to_rgb(hue, light, saturation))

@@ -3,26 +3,25 @@
 Distances and positions in tokens, biases in logits (before the softmax).
 """
 
-import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-from posx.contract import acting
+from posx.contract import Chain, acting
+from posx.encodings import Rope
 from posx.plots import effects, look
-from posx.plots.effects import rope_bound
 from posx.plots.models import Subject
-
-__all__ = ["encodings", "rope_bound"]
 
 _HEAD_COLORS = ("#332288", "#0072B2", "#56B4E9", "#009E73", "#8A8A1F", "#E69F00", "#D55E00", "#882255")
 _LINES = (("#0072B2", "-"), ("#D55E00", (0, (5, 2))), ("#009E73", (0, (1.5, 1.5))))
 #: Hooks of which no panel tells anything: what they do hangs on the text.
 _NOT_DRAWN = ("features", "score")
 _WIDTH, _HEIGHT, _LINE = 3.9, 3.0, 0.7  # of a panel with what stands around it, and of a row without, in inches
+_DISTANCE = "distance r = i - j"
 Draw = Callable[[Axes], None]
 
 
@@ -61,65 +60,49 @@ def _facts(subject: Subject, panels: Sequence[Draw]) -> str:
 def _panels(subject: Subject) -> list[Draw]:
     """Whatever there is to draw of an encoding."""
     found: list[Draw] = []
-    added = effects.added_to_embeddings(subject)
-    if added is not None:
+
+    def add(draw: Callable[..., None], *values: Any) -> None:
+        found.append(lambda ax: draw(ax, *values))
+
+    train_len, n = subject.dims.train_len, effects.num_positions(subject)
+    if (added := effects.added_to_embeddings(subject)) is not None:
         limit = float(np.abs(added).max())
-        found.append(lambda ax: _show(ax, added, "RdBu_r", "added to embeddings", "channel", "position", limit))
-        title = "inner products of the added vectors"
-        found.append(lambda ax: _show(ax, added @ added.T, "cividis", title, "position q", "position p"))
-    whole = effects.content_free(subject, min(effects.num_positions(subject), effects.MOST_POSITIONS))
-    if whole is not None:
-        found += _content_free(subject, whole)
-    match = effects.match_by_distance(subject)
-    if match is not None:
+        add(_show, added, "RdBu_r", "added to embeddings", "channel", "position", limit)
+        add(_show, added @ added.T, "cividis", "inner products of the added vectors", "position q", "position p")
+    if (whole := effects.content_free(subject, min(n, effects.MOST_POSITIONS))) is not None:
+        over, head = "" if subject.encoding.shift_invariant else ", mean over pairs", (len(whole) - 1) // 2
+        add(_heads, effects.content_free_by_distance(subject, whole), train_len, f"added to logits{over}")
+        seen = np.where(np.tri(whole.shape[1], dtype=bool), whole[head], np.nan)
+        add(_show, seen, "cividis", f"added to logits, head {head + 1}", "key j", "query i")
+    if (match := effects.match_by_distance(subject)) is not None:
         title = "q·k of one vector as query and key"
-        found.append(lambda ax: _lines(ax, match[0], _told_apart(match[1]), subject, title, "mean over unit vectors"))
-    for part in effects.rotations(subject.encoding):
-        found.append(functools.partial(_bound, subject=subject, part=part))
-    factors = effects.logit_scales(subject)
-    if factors is not None:
-        lines, of = _told_apart(factors), "position of the query i"
-        found.append(lambda ax: _lines(ax, np.arange(factors.shape[1]), lines, subject, "logit scale", "factor", of))
-    lengths = effects.relative_lengths(subject)
-    if lengths:
-        distances = np.arange(effects.num_positions(subject))
+        add(_lines, match[0], _told_apart(match[1]), train_len, title, "mean over unit vectors")
+    for part in subject.encoding.parts if isinstance(subject.encoding, Chain) else (subject.encoding,):
+        if isinstance(part, Rope):
+            bound = {"": effects.rope_bound(part.rotary_dim or subject.dims.head_dim, np.arange(n), part.base)}
+            title = f"RoFormer's bound on q·k, base = {part.base:g}"
+            add(_lines, np.arange(n), bound, train_len, title, "relative upper bound", _DISTANCE, 0.0)
+    if (factors := effects.logit_scales(subject)) is not None:
+        of = "position of the query i"
+        add(_lines, np.arange(n), _told_apart(factors), train_len, "logit scale", "factor", of)
+    if lengths := effects.relative_lengths(subject):
         title = "length of the vectors of each distance"
-        found.append(lambda ax: _lines(ax, distances, lengths, subject, title, "length, mean over heads"))
+        add(_lines, np.arange(n), lengths, train_len, title, "length, mean over heads")
     if not found and (changed := effects.on_random_tokens(subject)) is not None:
         arrays = ""
         if np.nanmax(np.abs(changed)) < 1e-6:  # arrays that start at zero
             arrays, changed = " and arrays", effects.on_random_tokens(effects.with_random_arrays(subject))
-        if changed is not None and np.nanmax(np.abs(changed)) > 1e-6:
+        if changed is not None and (limit := float(np.nanmax(np.abs(changed)))) > 1e-6:
             head = (len(changed) - 1) // 2
-            values, title = changed[head], f"change of logits, random tokens{arrays}, head {head + 1}"
-            limit = float(np.nanmax(np.abs(changed)))
-            found.append(lambda ax: _show(ax, values, "RdBu_r", title, "key j", "query i", limit))
+            title = f"change of logits, random tokens{arrays}, head {head + 1}"
+            add(_show, changed[head], "RdBu_r", title, "key j", "query i", limit)
     return found
-
-
-def _content_free(subject: Subject, whole: np.ndarray) -> list[Draw]:
-    """Per head by distance, and one head's causal matrix."""
-    head = (len(whole) - 1) // 2
-    over = "" if subject.encoding.shift_invariant else ", mean over pairs"
-    by_distance = effects.content_free_by_distance(subject, whole)
-    seen, title = np.where(np.tri(whole.shape[1], dtype=bool), whole[head], np.nan), f"added to logits, head {head + 1}"
-    return [
-        lambda ax: _heads(ax, by_distance, subject.dims.train_len, f"added to logits{over}"),
-        lambda ax: _show(ax, seen, "cividis", title, "key j", "query i"),
-    ]
 
 
 def _told_apart(values: np.ndarray) -> dict[str, np.ndarray]:
     """{name: [distance]} of [head, distance]: one nameless line where all heads are alike."""
     alike = bool(np.allclose(values, values[:1], atol=1e-6))
     return {"": values[0]} if alike else {f"head {n + 1}": one for n, one in enumerate(values[: len(_LINES)])}
-
-
-def _bound(ax: Axes, subject: Subject, part: effects.Rope) -> None:
-    distances, width = np.arange(effects.num_positions(subject)), part.rotary_dim or subject.dims.head_dim
-    bound = {"": rope_bound(width, distances, part.base)}
-    _lines(ax, distances, bound, subject, f"RoFormer's bound on q·k, base = {part.base:g}", "relative upper bound")
-    ax.set_ylim(bottom=0.0)
 
 
 def _show(ax: Axes, values: np.ndarray, colors: str, title: str, x: str, y: str, limit: float | None = None) -> None:
@@ -136,15 +119,17 @@ def _show(ax: Axes, values: np.ndarray, colors: str, title: str, x: str, y: str,
 
 
 def _lines(
-    ax: Axes, at: np.ndarray, lines: dict[str, np.ndarray], subject: Subject, title: str, y: str,
-    x: str = "distance r = i - j",
+    ax: Axes, at: np.ndarray, lines: dict[str, np.ndarray], train_len: int, title: str, y: str, x: str = _DISTANCE,
+    bottom: float | None = None,
 ) -> None:  # fmt: skip
     for (name, values), (color, dashes) in zip(lines.items(), _LINES, strict=False):
         ax.plot(at, values, color=color, linestyle=dashes, linewidth=1.4, label=name)
-    _mark(ax, subject.dims.train_len)
+    _mark(ax, train_len)
     ax.set(title=title, xlabel=x, ylabel=y)
     if any(lines):
         ax.legend(loc="best", fontsize=8)
+    if bottom is not None:
+        ax.set_ylim(bottom=bottom)
 
 
 def _heads(ax: Axes, bias: np.ndarray, train_len: int, title: str) -> None:
@@ -160,7 +145,7 @@ def _heads(ax: Axes, bias: np.ndarray, train_len: int, title: str) -> None:
     ax.set_ylim(min(low, *heights), max(high, *heights))
     ax.set_xlim(0, distances[-1])
     _mark(ax, train_len)
-    ax.set(title=title, xlabel="distance r = i - j", ylabel="bias")
+    ax.set(title=title, xlabel=_DISTANCE, ylabel="bias")
 
 
 def _mark(ax: Axes, train_len: int) -> None:
@@ -169,22 +154,18 @@ def _mark(ax: Axes, train_len: int) -> None:
 
 def _spread(values: Sequence[float], gap: float) -> list[float]:
     """The same heights in the same order, moved apart until no two are closer than `gap` (for labels at line ends)."""
-    order = sorted(range(len(values)), key=lambda index: values[index])
+
+    def middle(group: Sequence[int]) -> float:
+        return sum(values[index] for index in group) / len(group)
+
     groups: list[list[int]] = []  # neighbours that touch, each laid out around its members' mean
-    for index in order:
-        groups.append([index])
-        while (
-            len(groups) > 1
-            and _middle(groups[-1], values) - _middle(groups[-2], values)
-            < gap * (len(groups[-1]) + len(groups[-2])) / 2
-        ):
-            groups[-2:] = [groups[-2] + groups[-1]]
+    for index in sorted(range(len(values)), key=lambda index: values[index]):
+        group = [index]
+        while groups and middle(group) - middle(groups[-1]) < gap * (len(group) + len(groups[-1])) / 2:
+            group = groups.pop() + group
+        groups.append(group)
     placed = list(values)
     for group in groups:
         for place, index in enumerate(group):
-            placed[index] = _middle(group, values) + gap * (place - (len(group) - 1) / 2)
+            placed[index] = middle(group) + gap * (place - (len(group) - 1) / 2)
     return placed
-
-
-def _middle(group: Sequence[int], values: Sequence[float]) -> float:
-    return sum(values[index] for index in group) / len(group)

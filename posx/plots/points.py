@@ -14,7 +14,7 @@ from posx.errors import ConfigError
 from posx.evaluation.statistics import check_pair, half_width, mean_blocks, targets_key
 from posx.plots.groups import Group, Panel
 from posx.plots.palette import Look
-from posx.plots.rows import Row, Run, failure, number, perplexity
+from posx.plots.rows import FAILED, Row, Run, number, perplexity
 
 Interval = tuple[float, float] | None
 
@@ -150,7 +150,8 @@ def _curves(
         pairs = [(row, at_train.get(row.run)) for row in group.rows if row["eval_len"] == length]
         measured = [(value, row, base) for row, base in pairs if (value := measure(row, base)) is not None]
         values = tuple(value for value, _, _ in measured)
-        failures = tuple(failure(row) for row, _ in pairs if perplexity(row) is None)
+        failed = [row.get("status") for row, _ in pairs if perplexity(row) is None]
+        failures = tuple(status if status in FAILED else "nonfinite" for status in failed)
         rows, bases = [row for _, row, _ in measured], [base for _, _, base in measured if base]
         try:
             over_text = interval(statistics.fmean(values), rows, bases) if values else None

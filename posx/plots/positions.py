@@ -11,7 +11,7 @@ import numpy as np
 from posx.files import lines
 from posx.plots.groups import Panel
 from posx.plots.points import Curve, Point, ordered
-from posx.plots.rows import Row, Run, complete, number, run_of_config
+from posx.plots.rows import Row, Run, number, run_of_config
 from posx.runs.folder import name_of, run_folders
 
 _MAX_TRAINING_POINTS = 150
@@ -33,11 +33,11 @@ class TrainingRun:
         return pairs[-1] if pairs else (self.steps[-1], math.nan)
 
 
-def _averaged(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> list[Curve]:
+def averaged(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> list[Curve]:
     """Curves over the bins of the longest windows; of a run with shorter ones, over those that it has too."""
     found = []
     for group in panel.groups:
-        measured = [values_of(row) for row in group.rows if complete(row)]
+        measured = [values_of(row) for row in group.rows if row.get("position_nll")]
         if measured:
             values = {place: [one.get(place, math.nan) for one in measured] for place in sorted(max(measured, key=max))}
             points = tuple(Point(place, tuple(filter(math.isfinite, several))) for place, several in values.items())
@@ -51,10 +51,11 @@ def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.asarray(row["position_edges"], np.float64), nll, np.asarray(row["position_targets"], np.float64)
 
 
-def _local(row: Row) -> dict[float, float]:
-    """Means over bins of at least 1/_BINS_PER_OCTAVE octave: single late positions hold few targets, mostly noise.
+def local(row: Row) -> dict[float, float]:
+    """Mean loss in nats per token of bins of at least 1/_BINS_PER_OCTAVE octave, at their geometric centres.
 
-    So does what is left over at the end, which joins its neighbour if it has less than half of its targets.
+    Single late positions hold few targets, mostly noise. What is left over at the end joins its neighbour if it has
+    less than half of its targets.
     """
     edges, nll, targets = _bins(row)
     centres = np.log2((edges[:-1] + 1) * np.maximum(edges[1:], edges[:-1] + 1)) / 2
@@ -69,21 +70,11 @@ def _local(row: Row) -> dict[float, float]:
     return found
 
 
-def _cumulative(row: Row) -> dict[float, float]:
+def cumulative(row: Row) -> dict[float, float]:
     """Perplexity of all targets from the window's start to the end of each bin; none after the first missing bin."""
     edges, nll, targets = _bins(row)
     total = np.cumsum(np.where(targets > 0, nll * targets, 0.0)) / np.maximum(np.cumsum(targets), 1.0)
     return dict(zip(edges[1:].tolist(), np.exp(np.minimum(total, 700.0)).tolist(), strict=True))
-
-
-def loss_curves(panel: Panel) -> list[Curve]:
-    """Mean loss in nats per token of each bin, at the geometric centre of its positions."""
-    return _averaged(panel, _local)
-
-
-def cumulative_curves(panel: Panel) -> list[Curve]:
-    """Perplexity per token of the targets up to the end of each bin."""
-    return _averaged(panel, _cumulative)
 
 
 def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> list[TrainingRun]:

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from posx.config.run import cycle_of
 from posx.errors import WorkdirError
 from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
@@ -84,9 +85,11 @@ class Row(dict[str, Any]):
 def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
     """The run at `path` that a row of its results is of."""
     settings = {name: value for name, value in row["settings"].items() if not name.startswith(("code.", "data"))}
-    settings |= {f"code.{name}": digest for name, digest in _code(row).items()}
+    settings |= {f"code.{name}": digest for name, digest in row.get("code", {}).items()}
     settings |= {name: row[key] for name, key in _MEASURED_ON.items() if key in row}
-    return Run(path, _text_of(row["encoding"], row.get("layers", [])), row["train_len"], settings, **others)
+    layers = row.get("layers", [])
+    text = ", ".join(layers) if len(set(layers)) > 1 else row["encoding"]
+    return Run(path, text, row["train_len"], settings, **others)
 
 
 def run_of_config(folder: pathlib.Path, path: str) -> Run:
@@ -95,14 +98,9 @@ def run_of_config(folder: pathlib.Path, path: str) -> Run:
         run = RunFolder(folder).read_config()
     except WorkdirError:
         return Run(path, path)
-    settings = {name: value for name, value in run.settings.items() if name != "data"}
-    settings |= {"data.text": run.text, "data.source": run.data.source, "data.tokenizer": run.data.tokenizer}
-    return Run(path, _text_of(run.encoding, run.layer_texts), run.train.length, settings)
-
-
-def _text_of(encoding: str, layers: Sequence[str]) -> str:
-    """The encoding as it can be typed; of a hybrid the cycle of its layers, such as "rope, nope"."""
-    return ", ".join(layers) if len(set(layers)) > 1 else encoding
+    facts = {"settings": run.settings, "encoding": run.encoding, "layers": cycle_of(run.layer_texts)}
+    data = {"data_digest": run.text, "data_source": run.data.source, "tokenizer": run.data.tokenizer}
+    return run_of_row(path, {**facts, **data, "train_len": run.train.length, "code": run.code})
 
 
 def read_rows(folder: str | pathlib.Path) -> list[Row]:
@@ -136,7 +134,7 @@ def rows_of(measured: Mapping[pathlib.Path, Sequence[dict[str, Any]]], folder: s
     panels: dict[tuple[Any, ...], list[Row]] = collections.defaultdict(list)
     for path, rows in measured.items():
         for row in _of_run(rows, name_of(path, folder), typed_path(folder)) if rows else ():
-            panels[_data(row), row["train_len"], row["protocol"]].append(row)
+            panels[row.get("data_digest"), row["train_len"], row["protocol"]].append(row)
     found: list[Row] = []
     for (_, _, protocol), members in panels.items():
         for slid in by_stride(members).values():
@@ -148,26 +146,16 @@ def _of_run(rows: Sequence[dict[str, Any]], path: str, workdir: str) -> list[Row
     """Return the rows of one run that are of its own text and code, or of its first row's, and of its last step."""
     settings = rows[0]["settings"]
     own_code = {name.removeprefix("code."): value for name, value in settings.items() if name.startswith("code.")}
-    data, code = (
-        own if own in there else there[0]
-        for own, there in ((settings.get("data"), list(map(_data, rows))), (own_code, list(map(_code, rows))))
-    )
-    own = [row for row in rows if _data(row) == data and _code(row) == code] or rows
+    texts, codes = [row.get("data_digest") for row in rows], [row.get("code", {}) for row in rows]
+    text = settings["data"] if settings.get("data") in texts else texts[0]
+    code = own_code if own_code in codes else codes[0]
+    own = [row for row, *facts in zip(rows, texts, codes, strict=True) if facts == [text, code]] or rows
     last = max(row.get("step") or 0 for row in own)
     own = [row for row in own if row.get("step") in (None, last)]
     run = run_of_row(path, own[-1], longest=max(map(anchor_of, own)), workdir=workdir)
-    kept = _only([Row(row, run) for row in rows], lambda row: _data(row) == data, "measured on other text")
-    kept = _only(kept, lambda row: _code(row) == code, "measured with other code of the encoding")
+    kept = _only([Row(row, run) for row in rows], lambda row: row.get("data_digest") == text, "measured on other text")
+    kept = _only(kept, lambda row: row.get("code", {}) == code, "measured with other code of the encoding")
     return _only(kept, lambda row: row.get("step") in (None, last), "measured earlier in training", "")
-
-
-def _data(row: Mapping[str, Any]) -> Any:
-    return row.get("data_digest")
-
-
-def _code(row: Mapping[str, Any]) -> Any:
-    """{name: digest} of the user's own encodings that a row was measured with."""
-    return row.get("code", {})
 
 
 def _only(rows: Sequence[Row], wanted: Callable[[Row], bool], why: str, so: str = " (not comparable)") -> list[Row]:
@@ -178,13 +166,12 @@ def _only(rows: Sequence[Row], wanted: Callable[[Row], bool], why: str, so: str 
     return [row for row in rows if wanted(row)]
 
 
-def by_stride(rows: Iterable[Row]) -> dict[Any, list[Row]]:
+def by_stride(rows: Sequence[Row]) -> dict[Any, list[Row]]:
     """Rows of one protocol by stride, if windows of one length were slid with several; else all of them by None."""
-    slid, found = collections.defaultdict(set), collections.defaultdict(list)
-    for row in (stored := list(rows)):
-        slid[row["eval_len"]].add(row.get("stride"))
-    several = any(len(strides) > 1 for strides in slid.values())
-    for row in stored:
+    slid = {(row["eval_len"], row.get("stride")) for row in rows}
+    several = len(slid) > len({length for length, _ in slid})
+    found = collections.defaultdict(list)
+    for row in rows:
         found[row.get("stride") if several else None].append(row)
     return found
 
@@ -197,16 +184,15 @@ def _same_targets(rows: Sequence[Row]) -> list[Row]:
     the status "apart".
     """
     first = {row.run: row.get("max_targets") for row in reversed(rows)}
-    found: dict[Any, list[tuple[int, Row]]] = collections.defaultdict(list)
-    for place, row in enumerate(rows):
-        found[targets_key(row)].append((place, row))
+    keys = list(map(targets_key, rows))
 
-    def rank(members: Sequence[tuple[int, Row]]) -> tuple[int, ...]:
-        own = {row.run for _, row in members if row.get("max_targets") == first[row.run]}
-        return len({row.run for _, row in members}), len(own), len(members), members[-1][0]
+    def rank(targets: Any) -> tuple[int, ...]:
+        on = [(place, row) for place, row in enumerate(rows) if keys[place] == targets]
+        own = {row.run for _, row in on if row.get("max_targets") == first[row.run]}
+        return len({row.run for _, row in on}), len(own), len(on), on[-1][0]
 
-    chosen = max(found, key=lambda targets: rank(found[targets]))
-    there = {row.run for _, row in found[chosen]}
+    chosen = max(dict.fromkeys(keys), key=rank)
+    there = {row.run for row, targets in zip(rows, keys, strict=True) if targets == chosen}
     kept = [row for row in rows if row.run in there]
     apart = {(row.run, row["eval_len"]): row for row in rows if row.run not in there}
     empty = [{name: row[name] for name in row if name not in _SCORED} | {"status": "apart"} for row in apart.values()]
@@ -223,21 +209,16 @@ def _longest(rows: Sequence[Row]) -> list[Row]:
     """
     runs = collections.Counter(key for _, key in {(row.run, targets_key(row)) for row in rows})
     found: dict[Run, Row] = {}
-    for row in sorted(rows, key=lambda row: (complete(row), row["eval_len"], runs[targets_key(row)])):
+    for row in sorted(rows, key=lambda row: (bool(row.get("position_nll")), row["eval_len"], runs[targets_key(row)])):
         found[row.run] = row
     for run, kept in found.items():
-        shorter = {row["eval_len"] for row in rows if row.run == run and complete(row)} - {kept["eval_len"]}
+        shorter = {row["eval_len"] for row in rows if row.run == run and row.get("position_nll")} - {kept["eval_len"]}
         if lengths := ", ".join(f"{length:,}" for length in sorted(shorter)):
             drawn = f"windows of {lengths} tokens left out, those of {kept['eval_len']:,} are drawn"
             run.left_out.append((PER_POSITION, drawn))
-    same = [row for row in rows if complete(row) and row["eval_len"] == found[row.run]["eval_len"]]
+    same = [row for row in rows if row.get("position_nll") and row["eval_len"] == found[row.run]["eval_len"]]
     _only(same, lambda row: row is found[row.run], "scored on other targets")
     return list(found.values())
-
-
-def complete(row: Mapping[str, Any]) -> bool:
-    """Whether a row holds losses by position."""
-    return bool(row.get("position_nll"))
 
 
 def _diverged(folder: str | pathlib.Path) -> list[Row]:
@@ -247,9 +228,8 @@ def _diverged(folder: str | pathlib.Path) -> list[Row]:
         run = run_of_config(path, name_of(path, folder))
         if step is not None and run.train_len:
             lengths = dict.fromkeys(("train_len", "eval_len", "stride"), run.train_len)
-            facts = {"run_id": run.path, "encoding": run.text, "step": step, "status": "diverged"}
-            facts["seed"] = run.settings.get("train.seed")
-            found.append(Row({"protocol": protocols.Nonoverlapping.name, **facts, **lengths}, run))
+            facts = {"protocol": protocols.Nonoverlapping.name, "step": step, "status": "diverged"}
+            found.append(Row(facts | lengths, run))
     return found
 
 
@@ -281,9 +261,3 @@ def perplexity(row: Mapping[str, Any]) -> float | None:
     """Perplexity per token of a row, or None if the row has no finite one."""
     value = number(row.get("ppl")) if row.get("status", "ok") == "ok" else None
     return value if value is not None and value > 0 else None
-
-
-def failure(row: Mapping[str, Any]) -> str:
-    """Why a row has no finite perplexity: "undefined", "nonfinite" or "oom"."""
-    status = row.get("status", "ok")
-    return status if status in FAILED else "nonfinite"

@@ -47,10 +47,9 @@ def panel_table(panel: Panel, missing: Mapping[str, str] | None = None) -> str:
         lines.append(f"**not measured at L = {panel.train_len}, so there are no ratios**")
     if warning := captions.mixture(panel.rows):
         lines.append(f"**{warning}**")
-    body = [
-        _line([_escaped(look.shown(curve.label)), _seeds(curve), *(column[n] for column in cells.values())])
-        for n, curve in enumerate(curves)
-    ]
+    seeds = [" to ".join(map(str, dict.fromkeys(curve.seeds))) for curve in curves]
+    heads = [[_escaped(look.shown(curve.label)), n] for curve, n in zip(curves, seeds, strict=True)]
+    body = [_line([*head, *row]) for head, *row in zip(heads, *cells.values(), strict=True)]
     notes = [*captions.no_intervals(named), *captions.fewer_runs(curves, ""), *captions.notes([panel], [], missing)]
     notes = [_escaped(note) for note in notes]
     # Lengths from L on without a column.
@@ -100,11 +99,6 @@ def _escaped(text: str) -> str:
     """Text that Markdown shows literally."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\|`*])", r"\\\1", text)
-
-
-def _seeds(curve: Curve) -> str:
-    few, many = curve.seeds
-    return str(many) if few == many else f"{few} to {many}"
 
 
 def _cell(point: Point) -> str:

@@ -13,8 +13,8 @@ import jax
 from posx.attention import causal, refusal
 from posx.config import SECTIONS, EvalConfig, RunConfig
 from posx.contract import abstract_params
-from posx.data import Dataset, places
-from posx.data.corpus import is_path
+from posx.data import Dataset
+from posx.data.corpus import absolute, is_path
 from posx.encodings import spec_text
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
 from posx.evaluation import protocols
@@ -30,7 +30,7 @@ def checked(run: RunConfig) -> RunConfig:
     found = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
     if found := found or list(_encoding_problems(run)):
         raise ConfigError("; ".join(found))
-    return dataclasses.replace(run, data=places.absolute(run.data))
+    return dataclasses.replace(run, data=absolute(run.data))
 
 
 def _encoding_problems(run: RunConfig) -> Iterator[str]:

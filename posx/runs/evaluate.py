@@ -17,9 +17,9 @@ from posx.config.run import cycle_of
 from posx.data import Dataset
 from posx.encodings import code_of
 from posx.errors import UndefinedLength
-from posx.evaluation.measured import Measured
 from posx.evaluation.protocols import Protocol
-from posx.files.rows import result_of, whole
+from posx.evaluation.scoring import Measured
+from posx.files.rows import ROW_VERSION, result_of, whole
 from posx.machine import processes
 from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
 from posx.model import Model
@@ -32,9 +32,6 @@ from posx.runs.folder import RunFolder
 from posx.runs.targets import Question, questions
 from posx.training.layout import Copies, Layout, Parts
 from posx.training.step import flops_per_token
-
-#: The version of a row of `eval.jsonl`. Rows of other versions are left alone.
-ROW_VERSION = 4
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -127,7 +124,7 @@ def evaluate_run(
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     token_bytes, separators = bytes_of(dataset), (dataset.tokenizer.eos,)
     measured = Measured(log_probs, stream, token_bytes, separators, documents, config.batch_tokens, work.report)
-    here = {name: facts[name] for name in ("schema_version", "hash", "step", "data_digest")}
+    here = {name: facts[name] for name in ("hash", "step", "data_digest")}
     stored = [row for row in map(whole, folder.measured()) if here.items() <= row.items()]
     stored = [row for row in stored if row.get("code", {}) == facts.get("code", {})]
     rows: list[dict[str, Any]] = []
@@ -214,7 +211,7 @@ class _Work:
     def add(self, protocol: Protocol, measured: Measured, length: int) -> None:
         """Add a length at which the model is defined. A pass that protocols share counts once."""
         targets = protocol.targets(measured.stream, [length], measured.documents)
-        count = len(protocol.windows(targets, length, [length]))
+        count = len(targets.windows(length, protocol.stride_at(length, [length])))
         self.passes[length, targets.digest, count] = count * self._cost(length)
 
     def _cost(self, length: int) -> int:

@@ -41,8 +41,7 @@ def export(folder: RunFolder, target: Path) -> int:
     from safetensors.numpy import save
 
     from posx.runs.load import load_model
-    from posx.training.checkpoints import flatten
-    from posx.training.digests import sha256_of
+    from posx.training.checkpoints import flatten, sha256_of
 
     _, params, tokenizer, step = load_model(folder)
     arrays = flatten(params)
@@ -121,8 +120,7 @@ def load_file(path: Path) -> tuple[Model, dict[str, Any], Tokenizer, int]:
     from safetensors import safe_open
 
     from posx.runs.describe import model_of, notice_of_code
-    from posx.training.checkpoints import flatten
-    from posx.training.digests import sha256_of
+    from posx.training.checkpoints import flatten, sha256_of
 
     with _reading(path):
         header = _header(path)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from posx.config import RunConfig
-from posx.data import Dataset, check_length, places, prepare
+from posx.data import Dataset, check_length, corpus, prepare
 from posx.errors import PartialFailure, WorkdirError
 from posx.files.atomic import write_json
 from posx.machine import processes
@@ -62,7 +62,7 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
     folder.check_resumes(run)
     at_hand = text.at_hand(folder, run)
     if folder.config_file.exists():
-        places.check_there(at_hand.data, folder.path.name)
+        corpus.check_there(at_hand.data, folder.path.name)
     how = layout(at_hand, environment.devices_of(folder), mesh)
     say(f"{folder.path.name}  {opening(at_hand, how)}")
     dataset = prepare(at_hand.data, log=say)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posx.config import DataConfig, RunConfig
-from posx.data import Dataset, Tokenizer, load_tokenizer, places, prepare
+from posx.data import Dataset, Tokenizer, corpus, load_tokenizer, prepare
 from posx.errors import WorkdirError
 from posx.progress import say
 from posx.runs.folder import RunFolder
@@ -16,7 +16,7 @@ from posx.runs.folder import RunFolder
 
 def same_words(run: RunConfig, held: RunConfig) -> bool:
     """Tell whether two runs name their text and their tokenizer by the same words."""
-    return all(run.asked["data"].get(name) == held.asked["data"].get(name) for name in places.PLACES)
+    return all(run.asked["data"].get(name) == held.asked["data"].get(name) for name in corpus.PLACES)
 
 
 def at_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
@@ -25,8 +25,8 @@ def at_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
     A path is kept if only the earlier one is gone. So a command resumes its run from another directory.
     """
     asked, before = run.asked["data"], held.asked["data"]
-    kept = {name: getattr(held.data, name) for name in places.PLACES if asked.get(name) == before.get(name)}
-    kept = {n: p for n, p in kept.items() if not (places.is_gone(p) and Path(getattr(run.data, n)).exists())}
+    kept = {name: getattr(held.data, name) for name in corpus.PLACES if asked.get(name) == before.get(name)}
+    kept = {n: p for n, p in kept.items() if not (corpus.is_gone(p) and Path(getattr(run.data, n)).exists())}
     return dataclasses.replace(run, data=dataclasses.replace(run.data, **kept))
 
 
@@ -57,12 +57,12 @@ def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Data
     """
     tokenizer = saved_tokenizer(folder)
     named = set(asked) - {"cache_dir"}
-    from_here = dataclasses.replace(run, data=places.absolute(DataConfig(**run.asked["data"])))
+    from_here = dataclasses.replace(run, data=corpus.absolute(DataConfig(**run.asked["data"])))
     data = dataclasses.replace(at_known_places(from_here, run).data, **asked)
     if named:
         data = dataclasses.replace(data, tokenizer=str(folder.tokenizer_file))
     else:
-        places.check_there(data, folder.path.name)
+        corpus.check_there(data, folder.path.name)
         data = dataclasses.replace(data, tokenizer=at_hand(folder, run).data.tokenizer)
     dataset = prepare(data, log=say)
     if dataset.digest == run.text and dataset.tokenizer.digest == tokenizer.digest:

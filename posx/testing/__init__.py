@@ -29,7 +29,7 @@ Reference = Callable[[dict[str, Any], np.ndarray, Callable[..., Any], np.ndarray
 Check = Callable[[CheckSubject, Findings], None]
 
 #: Every check by name, in the order in which they run, with a phrase that says what holds if it passes.
-TABLE: dict[str, tuple[Check, str]] = {
+CHECKS: dict[str, tuple[Check, str]] = {
     "hooks": (facts.check_hooks, "each hook returns the shape and the type that the contract states"),
     "value": (facts.check_value, "encodings with equal fields are equal, also after pickling"),
     "reference": (executors.check_reference, "outputs equal those of the given reference"),
@@ -51,17 +51,15 @@ TABLE: dict[str, tuple[Check, str]] = {
     "bfloat16": (executors.check_bfloat16, "bfloat16 rounds vectors and never positions"),
     "eager": (facts.check_eager, "hooks return the same outside jit as inside"),
 }
-CHECKS: dict[str, Check] = {name: check for name, (check, _) in TABLE.items()}
-SHOWS: dict[str, str] = {name: shows for name, (_, shows) in TABLE.items()}
 
 
-def chosen_checks(only: Collection[str]) -> dict[str, Check]:
+def chosen_checks(only: Collection[str]) -> list[str]:
     """Return the checks named in `only`, or all if it is empty. Raises ConfigError for an unknown name."""
     for name in only:
         if name not in CHECKS:
             hint = nearest(name, list(CHECKS))
             raise ConfigError(f"only={name}: no check has this name; {hint}The checks are: {', '.join(CHECKS)}.")
-    return {name: check for name, check in CHECKS.items() if not only or name in only}
+    return [name for name in CHECKS if not only or name in only]
 
 
 def check_encoding(
@@ -99,8 +97,9 @@ def check_encoding(
     with promotion(strict=False):  # the check `hooks` reports what strict promotion refuses
         subject = CheckSubject(build(encoding, dims), dims, reference, bidirectional)
     outcomes = []
-    for name, check in chosen.items():
-        findings = Findings(name, SHOWS[name])
+    for name in chosen:
+        check, shows = CHECKS[name]
+        findings = Findings(name, shows)
         try:
             with promotion(subject.strict):
                 check(subject, findings)

@@ -113,10 +113,6 @@ class LayerResult(NamedTuple):
     outputs: Any  # [b, t, h, d]
     gradients: Floats
 
-    def map(self, function: Callable[[Any], Any]) -> LayerResult:
-        """Apply `function` to the outputs and to the gradients of x, q, k and v."""
-        return LayerResult(function(self.outputs), self.gradients.map(function))
-
 
 def one_document(pos: np.ndarray = KNOWN, idx: np.ndarray = ORDER) -> Slots:
     """Return slots at positions [t] or [b, t], by default in order of arrival, as one document."""

@@ -1,15 +1,20 @@
 """Checkpoints through Orbax, behind one adapter.
 
-Orbax writes the arrays. What it does not promise is kept beside it: a manifest `<step>.json`, written last and synced,
-names every array with shape, type and digest. A step without a manifest does not exist; one that does not match its
-manifest is passed over for the next older one, loudly. Old steps lose their manifest first.
+Orbax writes the arrays. A manifest `<step>.json` beside them, written last and synced, names every array with shape,
+type and digest. A step without a manifest does not exist. A step that does not match its manifest is passed over for
+the next older one, with a notice. Old steps lose their manifest first.
+
+Arrays that are sharded over devices are written by the processes that hold their shards. All processes then call the
+methods here, on a folder that all see.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,10 +30,13 @@ from posx.errors import OutOfMemoryError, PosxError, WorkdirError
 from posx.files.atomic import clear, disk_full, write_bytes
 from posx.files.parse import parsed
 from posx.machine import processes
-from posx.training.digests import facts_of, in_parts, is_same
 
-#: 2: arrays in parts have a sum and no sha256.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
+
+#: Entries of a sharded array whose terms are computed at a time.
+_SOME = 2**20
+#: Beginnings of the errors that pending tasks of Orbax and TensorStore report after a failed save or restore.
+_FOLLOWING = ("Event loop is closed", "Encountered error while reading array index")
 
 Tree = Any
 
@@ -41,32 +49,25 @@ class Checkpoints:
         self.keep = keep
 
     def steps(self) -> list[int]:
-        """Steps with a manifest, oldest first."""
+        """List the steps with a manifest, oldest first, as process 0 sees them."""
+        return processes.told(self._steps)
+
+    def _steps(self) -> list[int]:
         return sorted(int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdigit())
 
     def save(self, step: int, state: Tree) -> None:
-        """Writes `state` as `step`, then removes all but the newest `keep`. Raises OutOfMemoryError, WorkdirError.
-
-        Arrays that lie in parts over devices are written so, each part by the process that holds it: all processes
-        call this, with a folder that all see.
-        """
+        """Write `state` as `step`, then remove all but the newest `keep`. Raises OutOfMemoryError, WorkdirError."""
         arrays = flatten(state)
-        processes.first(lambda: self._tried(step, lambda: self._make_room(step)))
-        self._tried(step, lambda: self._write(step, arrays))
-        facts = facts_of(arrays)
-        version = 1 if all("sha256" in one for one in facts.values()) else FORMAT_VERSION
-        manifest = {"format_version": version, "step": step, "arrays": facts}
-        processes.first(lambda: self._tried(step, lambda: self._finish(step, manifest)))
+        processes.first(lambda: self._tried(step, self._make_room, step))
+        self._tried(step, self._write, step, arrays)
+        manifest = {"format_version": FORMAT_VERSION, "step": step, "arrays": _facts_of(arrays)}
+        processes.first(lambda: self._tried(step, self._finish, step, manifest))
 
-    def _write(self, step: int, arrays: dict[str, Any]) -> None:
-        with interrupts.deferred(), _one_error_is_enough(), ocp.PyTreeCheckpointer() as checkpointer:
-            checkpointer.save(self.folder / str(step), arrays)
-
-    def _tried(self, step: int, part: Callable[[], object]) -> None:
-        """Calls a part of a save; what it raises says what was to be written."""
+    def _tried(self, step: int, part: Callable[..., object], *arguments: Any) -> None:
+        """Call a part of a save. Its errors become those of posx, with the path that was to be written."""
         target = self.folder / str(step)
         try:
-            part()
+            part(*arguments)
         except (OSError, ValueError) as error:
             if processes.is_first():
                 self._sweep()
@@ -82,29 +83,43 @@ class Checkpoints:
         (self.folder / f"{step}.json").unlink(missing_ok=True)  # a damaged one that was passed over
         self._sweep()
 
+    def _write(self, step: int, arrays: dict[str, Any]) -> None:
+        with interrupts.deferred(), _one_error_is_enough(), ocp.PyTreeCheckpointer() as checkpointer:
+            checkpointer.save(self.folder / str(step), arrays)
+
     def _finish(self, step: int, manifest: dict[str, Any]) -> None:
-        """The step exists from here on; others go."""
+        """Write the manifest, with which the step exists, and remove later and older steps."""
         write_bytes(self.folder / f"{step}.json", json.dumps(manifest).encode())
-        for later in (other for other in self.steps() if other > step):  # damaged, or training would not be here
-            (self.folder / f"{later}.json").unlink()
-        for old in self.steps()[: -self.keep]:
-            (self.folder / f"{old}.json").unlink()
+        until_now = [other for other in self._steps() if other <= step]  # later ones are damaged
+        for other in set(self._steps()).difference(until_now[-self.keep :]):
+            (self.folder / f"{other}.json").unlink()
         self._sweep()
 
-    def restore(self, abstract: Tree, notice=lambda text: None) -> tuple[int, Tree] | None:
-        """The newest step that verifies, as (step, state); None if none was ever saved.
+    def _sweep(self) -> None:
+        """Remove folders without a manifest: steps half written or half deleted, and Orbax's temporary folders."""
+        clear(self.folder)
+        good = {str(step) for step in self._steps()}
+        for path in self.folder.iterdir() if self.folder.exists() else ():
+            if path.is_dir() and path.name not in good and path.name.split(".")[0].isdigit():
+                shutil.rmtree(path, ignore_errors=True)
 
-        `abstract` gives the tree, shapes and types wanted; it may be a part of what was saved. Raises WorkdirError if
-        no step verifies, or if the newest holds other shapes or types: nothing is cast or cut to fit. `notice` gets a
-        line for each damaged step that was passed over. Arrays are NumPy's, or lie as the shardings in `abstract` say,
-        however they lay when they were saved; then all processes call this.
+    def restore(self, abstract: Tree, notice: Callable[[str], object] = lambda text: None) -> tuple[int, Tree] | None:
+        """Return the newest step that verifies, as (step, state), None if none was ever saved.
+
+        Args:
+          abstract: the wanted tree, shapes and types, perhaps a part of the saved tree. Arrays are NumPy's, or sharded
+            as their shardings here say, however they were sharded when they were saved.
+          notice: called with a line for each damaged step that was passed over.
+
+        Raises:
+          WorkdirError: if no step verifies, or if the newest holds other shapes or types. Nothing is cast to fit.
         """
         wanted = flatten(abstract)
         damaged: list[str] = []
-        for step in reversed(processes.told(self.steps)):
+        for step in reversed(self.steps()):
             try:
-                arrays, sums = processes.together(functools.partial(self._read, step, wanted))
-                _check_sums(arrays, sums)
+                arrays, sharded = processes.together(functools.partial(self._read, step, wanted))
+                _check(_facts_of({name: arrays[name] for name in sharded}), sharded)
             except _Damaged as error:
                 damaged.append(f"checkpoint {step} in {self.folder} is damaged ({error}) and was passed over")
                 notice(damaged[-1])
@@ -112,63 +127,53 @@ class Checkpoints:
             leaves = [_placed(arrays[name], leaf) for name, leaf in wanted.items()]
             return step, jax.tree.unflatten(jax.tree.structure(abstract), leaves)
         if damaged:
-            told = "; ".join(damaged) + "; no good checkpoint is left: use another --workdir to start again"
-            raise processes.alike(WorkdirError(told))
+            every = "; ".join(damaged)
+            raise processes.alike(
+                WorkdirError(f"{every}; no good checkpoint is left: use another --workdir to start again")
+            )
         return None
 
-    def _read(self, step: int, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """The arrays of a step, and the sums that those in parts have to have; what is whole is what was saved."""
+    def _read(self, step: int, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read the arrays of a step, and the saved facts of those that are sharded. All others are verified."""
         try:
             manifest = parsed((self.folder / f"{step}.json").read_text(encoding="utf-8"))
-            version = manifest["format_version"]
-            saved = {name: _told(facts) for name, facts in manifest["arrays"].items()}
+            version, saved = manifest["format_version"], manifest["arrays"]
+            problems = _differences(saved, wanted)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _Damaged(f"manifest: {_first_line(error)}") from None
-        if not isinstance(version, int) or version > FORMAT_VERSION:
+        if version != FORMAT_VERSION:
             raise WorkdirError(
                 f"checkpoint {step} in {self.folder} has format {version!r}, not one that this posx reads"
             )
-        problems = _differences(saved, wanted)
-        # Only a manifest that is true to all its arrays proves another model; otherwise it is itself damaged.
+        # Only a manifest that is true to all its arrays proves another model. Else it is itself damaged.
         names = saved if problems else wanted
         args = {name: _restored_as(saved[name], None if problems else wanted[name]) for name in names}
         try:
             with _one_error_is_enough(), _reader() as checkpointer:
                 asked = ocp.args.PyTreeRestore(dict.fromkeys(names, 0), restore_args=args, partial_restore=True)
-                arrays = checkpointer.restore(self.folder / str(step), args=asked)
+                arrays = flatten(checkpointer.restore(self.folder / str(step), args=asked))
         except Exception as error:  # Orbax reports damage with whatever its storage layers raise.
             raise _Damaged(_first_line(error)) from None
-        arrays = {name: x if in_parts(x) else np.asarray(x) for name, x in arrays.items() if name in names}
-        for name in names:
-            if name not in arrays or not (in_parts(arrays[name]) or is_same(arrays[name], saved[name])):
-                raise _Damaged(f"{name} does not match its digest")
+        sharded = {name: saved[name] for name in names if _is_sharded(arrays.get(name))}
+        found = {
+            name: _facts(x, sum=_hex(_sum(x))) if "sum" in saved[name] else _facts(x, sha256=sha256_of(x))
+            for name, x in arrays.items() if name not in sharded
+        }  # fmt: skip
+        _check(found, {name: saved[name] for name in names if name not in sharded})
         if problems:
             raise WorkdirError(
                 f"checkpoint {step} in {self.folder} is of another model: {'; '.join(sorted(problems)[:4])}"
             )
-        return arrays, {name: saved[name]["sum"] for name in names if in_parts(arrays[name])}
-
-    def _sweep(self) -> None:
-        """Removes what has no manifest: half-written steps, half-deleted ones, Orbax's temporary folders."""
-        clear(self.folder)
-        good = {str(step) for step in self.steps()}
-        for path in self.folder.iterdir() if self.folder.exists() else ():
-            if path.is_dir() and path.name not in good and path.name.split(".")[0].isdigit():
-                shutil.rmtree(path, ignore_errors=True)
+        return arrays, sharded
 
 
 class _Damaged(PosxError):
     pass
 
 
-#: How what is still under way begins to complain when a save or a restore has failed.
-_FOLLOWING = ("Event loop is closed", "Encountered error while reading array index")
-
-
 @contextlib.contextmanager
 def _one_error_is_enough() -> Iterator[None]:
-    """Where a save or a restore fails, what is still under way of it finds its event loop gone, or its array, and each
-    would print that: now and later, so that what is set here stays then."""
+    """Hide the follow-up errors of pending tasks if a save or restore fails, from then on, as they may come late."""
     shown, raised = sys.unraisablehook, sys.excepthook
 
     def unraisable(found: Any) -> None:
@@ -185,14 +190,17 @@ def _one_error_is_enough() -> Iterator[None]:
 
 
 def flatten(tree: Tree) -> dict[str, Any]:
-    """{"params.layers.layer_00...": leaf}: plain names, the same whatever containers Optax uses."""
+    """Return {"params.layers.layer_00...": leaf}, the same names for all containers that Optax uses.
+
+    Arrays become NumPy's unless they are sharded.
+    """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-    return {k: v if isinstance(v, jax.ShapeDtypeStruct) or in_parts(v) else np.asarray(v) for k, v in named.items()}
+    return {k: v if isinstance(v, jax.ShapeDtypeStruct) or _is_sharded(v) else np.asarray(v) for k, v in named.items()}
 
 
 def _reader() -> ocp.Checkpointer:
-    """Of this process alone: where one of several finds damage, the others do not wait for it."""
+    """Make a reader of this process alone: if a process finds damage, others do not wait for it."""
     own = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process_{own}"
@@ -201,25 +209,24 @@ def _reader() -> ocp.Checkpointer:
 
 
 def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """How what is wanted is not what was saved, one line each.
+    """List the differences of the wanted arrays from the saved ones, one line each.
 
-    Whole trees may be left unread, such as "opt_state"; of a tree that is read, every array has to be wanted.
+    Whole trees, such as "opt_state", may be left unread. If a tree is read, every array of it must be wanted.
     """
     trees = {name.partition(".")[0] for name in wanted}
     problems = [f"{name} is missing" for name in wanted if name not in saved]
     problems += [f"{name} is unknown" for name in saved if name not in wanted and name.partition(".")[0] in trees]
-    for name in wanted.keys() & saved.keys():
-        have, want = (
-            (saved[name]["shape"], saved[name]["dtype"]),
-            (list(wanted[name].shape), str(wanted[name].dtype)),
-        )
-        if have != want:
-            problems.append(f"{name} is {have[1]}{have[0]}, not {want[1]}{want[0]}")
-    return problems
+    have = {name: _named(**facts) for name, facts in saved.items()}
+    want = {name: _named(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
+    return problems + [f"{n} is {have[n]}, not {want[n]}" for n in have.keys() & want if have[n] != want[n]]
+
+
+def _named(shape: Any, dtype: Any, **digests: str) -> str:
+    return f"{dtype}{list(shape)}"
 
 
 def _restored_as(saved: Mapping[str, Any], wanted: Any) -> ocp.RestoreArgs:
-    """In parts where that is wanted and was saved so; else whole, as its digest is of the whole."""
+    """Return how to read an array: sharded if wanted and saved so, else whole, as its digest is of the whole."""
     sharding = getattr(wanted, "sharding", None)
     if sharding is None or "sum" not in saved:
         return ocp.RestoreArgs(restore_type=np.ndarray)
@@ -227,26 +234,72 @@ def _restored_as(saved: Mapping[str, Any], wanted: Any) -> ocp.RestoreArgs:
 
 
 def _placed(array: Any, wanted: Any) -> Any:
-    """An array that was read whole, where it is wanted in parts."""
+    """Shard an array that was read whole, if it is wanted so."""
     sharding = getattr(wanted, "sharding", None)
     if sharding is None or isinstance(array, jax.Array):
         return array
     return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
 
-def _check_sums(arrays: Mapping[str, Any], wanted: Mapping[str, str]) -> None:
-    found = facts_of({name: arrays[name] for name in wanted})
-    for name, one in wanted.items():
-        if found[name]["sum"] != one:
-            raise _Damaged(f"{name} does not match its digest")
-
-
-def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a manifest says of an array, if it says enough to know it again: sha256 if it was whole, else the sum."""
-    digest = "sum" if "sum" in facts and "sha256" not in facts else "sha256"
-    return {key: facts[key] for key in ("shape", "dtype", digest)}
-
-
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def _check(found: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    for name, facts in saved.items():
+        if found.get(name) != facts:
+            raise _Damaged(f"{name} does not match its digest")
+
+
+def _is_sharded(array: Any) -> bool:
+    return isinstance(array, jax.Array) and not array.is_fully_replicated
+
+
+def _facts_of(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return shape, type and digest of each array: "sha256" if it is whole here, "sum" if it is sharded."""
+    sharded = [name for name, array in arrays.items() if _is_sharded(array)]
+    sums = processes.total(np.array([_sum(arrays[name]) for name in sharded], np.uint64)) if sharded else ()
+    found = {name: _facts(x, sha256=sha256_of(x)) for name, x in arrays.items() if name not in sharded}
+    return found | {name: _facts(arrays[name], sum=_hex(one)) for name, one in zip(sharded, sums, strict=True)}
+
+
+def _facts(array: Any, **digest: str) -> dict[str, Any]:
+    return {"shape": list(array.shape), "dtype": str(array.dtype), **digest}
+
+
+def _hex(number: Any) -> str:
+    return f"{int(number):016x}"
+
+
+def sha256_of(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def _sum(array: Any) -> int:
+    """Sum, modulo 2^64, a term for every entry of an array, or of the shards that this process answers for.
+
+    A term mixes the place and the bits of an entry (the finalizer of SplitMix64). The sums of shards add up to that of
+    the whole array, however it is sharded.
+    """
+    parts = [(array, (slice(None),) * array.ndim)]
+    if _is_sharded(array):
+        parts = [(np.asarray(one.data), one.index) for one in array.addressable_shards if one.replica_id == 0]
+    return sum(_sum_of_part(part, index, array.shape) for part, index in parts) % 2**64
+
+
+def _sum_of_part(part: np.ndarray, index: tuple[slice, ...], shape: tuple[int, ...]) -> int:
+    """Sum the terms of `part`, the entries of an array of `shape` at `index`."""
+    rows, *inner = (
+        (one.indices(size)[0] + np.arange(count, dtype=np.uint64)) * np.uint64(math.prod(shape[n + 1 :]))
+        for n, (one, size, count) in enumerate(zip(index, shape, part.shape, strict=True))
+    )
+    inside = functools.reduce(np.add.outer, inner, np.zeros((), np.uint64)).reshape(-1)
+    bits = np.ascontiguousarray(part).view(f"u{part.dtype.itemsize}").reshape(len(rows), -1)
+    step, total = _SOME // len(inside) + 1, 0
+    for n in range(0, len(rows), step):
+        x = (rows[n : n + step, None] + inside) * np.uint64(0x9E3779B97F4A7C15) + bits[n : n + step].astype(np.uint64)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        total += int((x ^ (x >> np.uint64(31))).sum(dtype=np.uint64))
+    return total

@@ -1,8 +1,8 @@
 """How training lies on devices: the rows of a batch, and the state.
 
-`Copies`: rows are cut, the state is whole on each device; what one machine does by itself. `Parts`: parameters and both
-moments are cut as well, by the table `RULES`, over a mesh `DATA` x `MODEL` that may span many processes: XLA gathers
-the weights of a layer where they are used and brings their gradients back (FSDP, arXiv 2304.11277; over `MODEL` as
+`Copies`: rows are sharded, the state is whole on each device, as one machine does by itself. `Parts`: parameters and
+both moments are sharded as well, by the table `RULES`, over a mesh `DATA` x `MODEL` that may span many processes. XLA
+gathers the weights of a layer for their use and brings their gradients back (FSDP, arXiv 2304.11277; over `MODEL` as
 Megatron-LM, arXiv 1909.08053). The step is the same function in both.
 """
 
@@ -22,15 +22,15 @@ from posx.config import TrainConfig
 from posx.encodings.rates import Rates
 from posx.errors import ConfigError
 from posx.machine import processes
-from posx.machine.devices import DATA, MODEL, mesh, mesh_of, on_devices, over_devices
+from posx.machine.devices import DATA, MODEL, mesh, mesh_of, on_devices
 from posx.model import Model
 from posx.training.step import Metrics, State, init_state, train_steps
 
 #: The rows `rows` of the batches of some steps: int32 [n, rows, t + 1].
 Batches = Callable[[slice], np.ndarray]
 
-#: Along which axis of the mesh each dimension of a parameter is cut, by the end of its name; all else is whole. An axis
-#: that does not divide the size does not cut it.
+#: The axis of the mesh over which each dimension of a parameter is sharded, by the end of its name. All other
+#: parameters are whole. An axis that does not divide the size does not shard it.
 RULES: dict[tuple[str, ...], tuple[str, str]] = {
     ("embedding",): (MODEL, DATA),
     ("unembedding",): (DATA, MODEL),
@@ -44,8 +44,31 @@ RULES: dict[tuple[str, ...], tuple[str, str]] = {
 }
 
 
+class _OnMesh:
+    """The part of a layout that both kinds share."""
+
+    mesh: Mesh
+
+    def placed(self, abstract: Any) -> Any:
+        """Return shapes and types of parameters, or of a state, each with its sharding if it is sharded."""
+        return abstract
+
+    def abstract(self, model: Model, config: TrainConfig) -> State:
+        """Return shapes, types and shardings of the state."""
+        return self.placed(jax.eval_shape(lambda: init_state(model, config)))
+
+    def tokens(self, shape: tuple[int, ...], batches: Batches) -> jax.Array:
+        """Shard batches of `shape` [n, b, t + 1]. Each process makes the rows of its own devices."""
+        made = functools.cache(lambda start, stop: batches(slice(start, stop)))  # devices along MODEL share rows
+
+        def part(index: Any) -> np.ndarray:
+            return made(*index[1].indices(shape[1])[:2])
+
+        return jax.make_array_from_callback(shape, rows_sharding(self.mesh), part)
+
+
 @dataclasses.dataclass(frozen=True)
-class Copies:
+class Copies(_OnMesh):
     """The state whole on each of `num_devices`, which divide the rows of every part of a batch."""
 
     num_devices: int = 1
@@ -54,47 +77,30 @@ class Copies:
         return str(self.num_devices)
 
     @property
-    def mesh(self) -> Mesh:
+    def mesh(self) -> Mesh:  # type: ignore[override]
         return mesh(self.num_devices)
 
     def init(self, model: Model, config: TrainConfig) -> State:
-        """The state at step 0."""
+        """Make the state at step 0."""
         return self.put(init_state(model, config))
 
     def put(self, state: State) -> State:
-        """What was restored, or made here, where it is trained."""
+        """Move a state that was restored or made on one device to the devices of training."""
         if not processes.several():
             return on_devices(state, self.num_devices)
         whole = NamedSharding(self.mesh, PartitionSpec())
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, whole, np.asarray(x).__getitem__), state)
 
-    def abstract(self, model: Model, config: TrainConfig) -> State:
-        """Shapes and types of the state."""
-        return jax.eval_shape(lambda: init_state(model, config))
-
-    def placed(self, abstract: Any) -> Any:
-        """Shapes and types of parameters, which are read whole."""
-        return abstract
-
-    def tokens(self, shape: tuple[int, ...], batches: Batches) -> jax.Array:
-        """Batches [n, b, t + 1] on the devices that work on them."""
-        if not processes.several():
-            return over_devices(batches(slice(0, shape[1])), self.num_devices, axis=1)
-        return _rows_over(self.mesh, shape, batches)
-
     def steps(
         self, model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: int, rates: Rates
     ) -> tuple[State, Metrics]:
-        """As `train_steps`."""
+        """Run `train_steps` on these devices."""
         return train_steps(model, config, state, tokens, count, self.num_devices, rates)
-
-    def to_save(self, state: State) -> State:
-        return jax.device_get(state)
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """The state in parts over all devices of all processes, `data` x `model` of them."""
+class Parts(_OnMesh):
+    """The state sharded over all devices of all processes, `data` x `model` of them."""
 
     data: int
     model: int
@@ -107,7 +113,7 @@ class Parts:
         return self.data * self.model
 
     @property
-    def mesh(self) -> Mesh:
+    def mesh(self) -> Mesh:  # type: ignore[override]
         return mesh(self.num_devices, self.model)
 
     def init(self, model: Model, config: TrainConfig) -> State:
@@ -117,21 +123,12 @@ class Parts:
     def put(self, state: State) -> State:
         return state
 
-    def abstract(self, model: Model, config: TrainConfig) -> State:
-        """Shapes, types and shardings of the state."""
-        return self.placed(jax.eval_shape(lambda: init_state(model, config)))
-
     def placed(self, abstract: Any) -> Any:
-        """Shapes and types of parameters, or of a state, each with its sharding."""
-
         def one(path: tuple[Any, ...], leaf: Any) -> Any:
             sharding = NamedSharding(self.mesh, spec(path, leaf.shape, {DATA: self.data, MODEL: self.model}))
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         return jax.tree_util.tree_map_with_path(one, abstract)
-
-    def tokens(self, shape: tuple[int, ...], batches: Batches) -> jax.Array:
-        return _rows_over(self.mesh, shape, batches)
 
     def steps(
         self, model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: int, rates: Rates
@@ -139,16 +136,13 @@ class Parts:
         with jax.set_mesh(self.mesh):
             return program(self, model, config, rates)(state, tokens, count)
 
-    def to_save(self, state: State) -> State:
-        return state
-
 
 Layout = Copies | Parts
 
 
 @functools.cache
 def program(layout: Parts, model: Model, config: TrainConfig, rates: Rates) -> Callable[..., tuple[State, Metrics]]:
-    """`train_steps`, its state laid out as it came."""
+    """Compile `train_steps` so that the state keeps its shardings."""
     state = jax.tree.map(lambda leaf: leaf.sharding, layout.abstract(model, config))
     whole = NamedSharding(layout.mesh, PartitionSpec())
 
@@ -158,25 +152,15 @@ def program(layout: Parts, model: Model, config: TrainConfig, rates: Rates) -> C
     return jax.jit(steps, donate_argnums=0, out_shardings=(state, whole))
 
 
-def _rows_over(mesh: Mesh, shape: tuple[int, ...], batches: Batches) -> jax.Array:
-    """Batches of `shape` [n, b, t + 1], of which each process makes the rows that its devices work on."""
-    made = functools.cache(lambda start, stop: batches(slice(start, stop)))  # devices along MODEL share rows
-
-    def part(index: Any) -> np.ndarray:
-        return made(*index[1].indices(shape[1])[:2])
-
-    return jax.make_array_from_callback(shape, rows_sharding(mesh), part)
-
-
 def rows_sharding(mesh: Mesh) -> NamedSharding:
-    """Of batches [n, b, t + 1]."""
+    """Return the sharding of batches [n, b, t + 1]."""
     return NamedSharding(mesh, PartitionSpec(None, DATA))
 
 
 def agreement(layout: Layout) -> Callable[[bool], bool]:
-    """Tells whether one of the processes has raised its flag; of several, at the call before, in all at the same call.
+    """Return a function that tells all processes at the same call whether one of them has raised its flag.
 
-    What came of that call is known by now: nothing waits for it.
+    With several processes it tells of the flags at the call before. Their result is known by now, so nothing waits.
     """
     if not processes.several():
         return bool
@@ -193,7 +177,7 @@ def agreement(layout: Layout) -> Callable[[bool], bool]:
 
 
 def spec(path: tuple[Any, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> PartitionSpec:
-    """How an array of the state is cut, by the last names of its path. sizes: of the mesh's axes."""
+    """Return how an array of the state is sharded, by the last names of its path. sizes: those of the mesh's axes."""
     names = tuple(key.key for key in path if hasattr(key, "key"))
     for end, axes in RULES.items():
         if names[-len(end) :] == end and len(shape) == len(axes):
@@ -202,14 +186,13 @@ def spec(path: tuple[Any, ...], shape: tuple[int, ...], sizes: dict[str, int]) -
 
 
 def asked_layout(text: str, rows: int, key_heads: int, devices: int) -> Layout:
-    """What `--mesh=DATAxMODEL` asks for; "" for copies on all `devices`.
+    """Return the layout of `--mesh=DATAxMODEL`; "" for copies on all `devices`.
 
     rows: of a part of a batch, which DATA must divide; key_heads: which MODEL must divide. Raises ConfigError.
     """
     if not text:
         if rows % devices:
-            fits = [n for n in range(1, rows + 1) if rows % n == 0]
-            raise ConfigError(f"{devices} devices must divide the {rows} rows of a part of a batch: {fits}")
+            raise ConfigError(f"{devices} devices must divide the {rows} rows of a part of a batch: {_divisors(rows)}")
         return Copies(devices)
     data, model = mesh_of(text)
     if data * model > devices or (data * model < devices and processes.several()):
@@ -219,9 +202,12 @@ def asked_layout(text: str, rows: int, key_heads: int, devices: int) -> Layout:
 
 
 def check_mesh(data: int, model: int, rows: int, key_heads: int) -> None:
-    """Raises ConfigError where DATA does not divide the rows of a part of a batch, or MODEL the key heads."""
+    """Raise ConfigError unless DATA divides the rows of a part of a batch, and MODEL the key heads."""
     divided = (("DATA", data, "rows of a part of a batch", rows), ("MODEL", model, "key heads", key_heads))
     for name, size, what, count in divided:
         if count % size:
-            fits = [n for n in range(1, count + 1) if count % n == 0]
-            raise ConfigError(f"--mesh={data}x{model}: {name} must divide the {count} {what}: {fits}")
+            raise ConfigError(f"--mesh={data}x{model}: {name} must divide the {count} {what}: {_divisors(count)}")
+
+
+def _divisors(count: int) -> list[int]:
+    return [n for n in range(1, count + 1) if count % n == 0]

@@ -22,13 +22,13 @@ Metrics = dict[str, jax.Array]
 
 
 def init_state(model: Model, config: TrainConfig) -> State:
-    """{"params", "opt_state", "step"} at step 0, a pure function of the seed."""
+    """Return {"params", "opt_state", "step"} at step 0, a pure function of the seed."""
     params = model.init(jax.random.key(config.seed))
     return {"params": params, "opt_state": make_optimizer(config, model).init(params), "step": jnp.zeros((), jnp.int32)}
 
 
 def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array | None, executor: str) -> jax.Array:
-    """Mean NLL (nats/token) of tokens [b, t + 1]; every window starts at position 0. dropout_rng: keys [b]."""
+    """Return the mean NLL (nats/token) of tokens [b, t + 1], all from position 0. dropout_rng: keys [b]."""
     pos = sequential(tokens.shape[1] - 1)
     return -model.log_probs(params, tokens, pos, dropout_rng, executor).mean()
 
@@ -37,12 +37,11 @@ def loss(model: Model, params: State, tokens: jax.Array, dropout_rng: jax.Array 
 def train_step(
     model: Model, config: TrainConfig, state: State, tokens: jax.Array, num_devices: int = 1, rates: Rates | None = None
 ) -> tuple[State, Metrics]:
-    """The state after one update on tokens [b, t + 1], and {"loss", "grad_norm"}; `grad_norm` is before clipping.
+    """Return the state after one update on tokens [b, t + 1], and {"loss", "grad_norm"}, the norm before clipping.
 
-    Position parameters are trained at `rates`, or at those of `config` and the encodings' classes.
-
-    With accumulation a, the batch is cut into a equal parts whose gradients are averaged: one part in memory at a time.
-    Rows lie on `num_devices` devices, which divide the rows of a part; each works on its own, and they meet once.
+    Position parameters are trained at `rates`, or at the rates of `config` and the encodings' classes. With
+    accumulation a, gradients of a equal parts of the batch are averaged, with one part in memory at a time. Rows are
+    sharded over `num_devices`, which divide the rows of a part. Devices synchronise once.
     """
     params, numbered = state["params"], (jnp.arange(tokens.shape[0]), tokens)
 
@@ -50,7 +49,7 @@ def train_step(
         found = _gradients(model, config, whole, numbered)
         if num_devices == 1:
             return found
-        flat, joined = ravel_pytree(found)  # one array, one meeting
+        flat, joined = ravel_pytree(found)  # one array, so that devices synchronise once
         return joined(jax.lax.pmean(flat, DATA))
 
     value, grads = on_each(average, num_devices)((params, state["step"]), numbered)
@@ -62,7 +61,7 @@ def train_step(
 def _gradients(
     model: Model, config: TrainConfig, whole: tuple[Any, jax.Array], numbered: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, Any]:
-    """Loss and gradients of some rows: whole = (params, step), numbered = (numbers [r], tokens [r, t + 1])."""
+    """Return loss and gradients of some rows: whole = (params, step), numbered = (numbers [r], tokens [r, t + 1])."""
     params, step = whole
 
     def part(numbers: jax.Array, rows: jax.Array) -> tuple[jax.Array, Any]:
@@ -76,7 +75,7 @@ def _gradients(
 
     if config.accumulation == 1:
         return part(*numbered)
-    # Every a-th row makes a part: of rows cut over devices, each device then holds some of every part.
+    # Every a-th row makes a part, so that of sharded rows each device holds some of every part.
     parts = jax.tree.map(lambda x: x.reshape(-1, config.accumulation, *x.shape[1:]).swapaxes(0, 1), numbered)
     zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
     total, _ = jax.lax.scan(lambda total, rows: (jax.tree.map(jnp.add, total, part(*rows)), None), zero, parts)
@@ -88,10 +87,10 @@ def train_steps(
     model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: jax.Array, num_devices: int = 1,
     rates: Rates | None = None,
 ) -> tuple[State, Metrics]:  # fmt: skip
-    """The state after updates on the first `count` of the batches tokens [n, b, t + 1], and metrics [n] of them.
+    """Return the state after updates on the first `count` of the batches tokens [n, b, t + 1], and metrics [n].
 
-    `count` is no part of the compiled program: whatever numbers of steps a run is cut into, by log lines, checkpoints
-    or a kill, the same code computes every one of them, bit for bit.
+    `count` is no part of the compiled program. So the same code computes every step, bit for bit, wherever log lines,
+    checkpoints or a kill divide a run.
     """
 
     def one(n: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
@@ -103,10 +102,11 @@ def train_steps(
 
 
 def flops_per_token(model: Model, length: int) -> float:
-    """Floating-point operations per token of one training step: 6 per matmul weight and 6 m L per layer for attention.
+    """Count the floating-point operations per token of one training step.
 
-    Causal-exact (half of the square), no recomputation, nothing for the encoding itself: what an encoding costs shows
-    as a lower MFU. Source: PaLM (arXiv 2204.02311) appendix B, halved for causality.
+    These are 6 per matmul weight, and 6 m L per layer for attention: causal-exact (half of the square), without
+    recomputation, and nothing for the encoding, whose cost shows as a lower MFU.
+    Source: PaLM (arXiv 2204.02311) appendix B, halved for causality.
     """
     config, dims = model.config, model.dims
     projections = dims.model_dim * dims.head_dim * (2 * dims.num_heads + 2 * config.kv_heads)

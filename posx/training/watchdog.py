@@ -1,4 +1,4 @@
-"""A step that never ends, seen and left: whoever started the run can start it again from its last checkpoint."""
+"""End a process whose step never ends, so that it can be started again from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from posx.errors import Stopped
 from posx.progress import duration, say
 
-#: A run is given up after this, or after so many times the longest that it ever took from one sign of life to the next.
+#: A run is given up after this, or after so many times the longest time that it ever took between two signs of life.
 LEAST_SECONDS, LONGER = 600.0, 20.0
-#: What is left of the process ends after this, where telling hangs too: the disk may be what does.
-TELLING_SECONDS = 30.0
+#: Seconds until the process ends if the report hangs too, as on a disk that hangs.
+REPORT_SECONDS = 30.0
 
 
 class Watchdog:
-    """Ends the process with exit code 75 where no `beat` follows another for too long.
+    """A thread that ends the process with exit code 75 if no `beat` follows another for too long.
 
     Time is counted in ticks of its own thread, not read off a clock: a process that was stopped, or a machine that
-    slept, had none. Compiling and saving take what they take: the watch starts with the first beat, and pauses. Where
-    every thread stood is left in the run's `stacks.txt`. Native code that hangs with Python's lock is not seen.
+    slept, had none. Compiling and saving may take any time: the watch starts with the first beat, and pauses. The
+    stacks of all threads are left in the run's `stacks.txt`. Native code that hangs with Python's lock is not seen.
 
     steps: most steps of training from one beat to the next; the first beat comes after one.
     """
@@ -35,12 +35,12 @@ class Watchdog:
         self.over = threading.Event()
 
     def beat(self) -> None:
-        """Steps have ended."""
+        """Report that steps have ended."""
         self.longest = max(self.longest, self.ticks)
         self.ticks, self.watching = 0, True
 
     def pause(self) -> None:
-        """Until the next beat nothing is watched."""
+        """Stop the watch until the next beat."""
         self.watching = False
 
     def __enter__(self) -> Watchdog:
@@ -57,16 +57,16 @@ class Watchdog:
                 self._give_up()
 
     def _give_up(self) -> None:
-        last = threading.Timer(TELLING_SECONDS, os._exit, [Stopped.exit_code])
+        last = threading.Timer(REPORT_SECONDS, os._exit, [Stopped.exit_code])
         last.daemon = True
         last.start()
         where = self.folder / "stacks.txt"
         try:
             with open(where, "w", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
-            told = f"; where each thread stood is in {where}"
+            stacks = f"; where each thread stood is in {where}"
         except OSError:
-            told = ""
-        silent = f"{self.folder.name}: no step ended for {duration(self.ticks * self.tick)}{told}"
+            stacks = ""
+        silent = f"{self.folder.name}: no step ended for {duration(self.ticks * self.tick)}{stacks}"
         say(f"posx: {Stopped(silent)}")
         os._exit(Stopped.exit_code)

@@ -114,7 +114,7 @@ def test_missing_and_non_finite_answers_are_wrong(bench):
     assert errors({"o": np.array([np.nan, -2.0])}, truth) == {"o": float("inf"), "q": float("inf")}
 
 
-def test_a_contestant_that_fails_is_reported_and_the_others_go_on(bench, monkeypatch, capsys):
+def test_failing_contestant_is_reported_and_others_continue(bench, monkeypatch, capsys):
     def refuses(case):
         raise ValueError("not for me\nat all")
 

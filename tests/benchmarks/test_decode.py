@@ -23,7 +23,7 @@ def test_table_and_stored_numbers_agree(bench, tmp_path, capsys):
     assert report["samples"] == 2 and (tmp_path / "d.png").stat().st_size > 1000
 
 
-def test_the_sampled_steps_reach_from_the_first_new_token_to_the_last(bench):
+def test_sampled_steps_span_the_first_to_the_last_new_token(bench):
     options = bench.arguments([*WORDS, "--encodings=rope"])
     contestant = bench.decode.Contestant("rope", options)
     assert [prefix.shape for prefix in contestant.prefixes] == [(1, 6), (1, 10)]

@@ -62,7 +62,7 @@ def test_the_best_baseline_is_the_bar_and_all_runs_are_fresh(bench, commands, tm
     assert (tmp_path / "s.png").stat().st_size > 1000
 
 
-def test_it_goes_on_where_it_was_stopped_and_tries_again_what_failed(bench, commands, tmp_path, capsys):
+def test_stopped_bench_resumes_and_retries_failures(bench, commands, tmp_path, capsys):
     run, out = commands[0], [f"--out={tmp_path}/s.json"]
     run.code = 3
     bench.main([*WORDS, "--jobs=4", *out])

@@ -49,7 +49,7 @@ def made_up(rates):
             "load_average": [[0.0]], "baseline": "3891e0e"}  # fmt: skip
 
 
-def test_ratios_are_formed_per_round_and_the_fastest_form_is_the_rival(bench):
+def test_ratios_are_per_round_over_the_fastest_rival(bench):
     """Ratios 2, 0.5 and 0.25: the median is 0.5, where that of the medians would be 0.8."""
     report = made_up({
         ("posx", "rope"): [10.0, 1.0, 4.0], ("x-transformers", "rope"): [1.0, 1.0, 1.0],
@@ -65,7 +65,7 @@ def test_ratios_are_formed_per_round_and_the_fastest_form_is_the_rival(bench):
     assert cells(bench.train.table(report))["rope"][3:] == ["flash compiled", "5 [4, 10]", "0.50 [0.38, 1.25]", "-"]
 
 
-def test_what_a_step_takes_above_nope_is_in_steps_of_the_baseline(bench):
+def test_cost_above_nope_is_counted_in_baseline_steps(bench):
     """A step of NoPE takes 1 s before and 0.5 s now, one of T5 1.25 s before and 0.55 s now; targets are those of L."""
     now = {("posx", "nope"): [2.0], ("posx", "t5"): [1 / 0.55]}
     report = made_up(now | {("posx, baseline", "nope"): [1.0], ("posx, baseline", "t5"): [1 / 1.25]})
@@ -166,7 +166,7 @@ def test_a_compiled_rival_computes_what_the_eager_one_does(bench, form):
     assert [float(x) for x in compiled.losses] == pytest.approx([float(x) for x in eager.losses], abs=1e-4)
 
 
-def test_another_length_keeps_the_tokens_and_bfloat16_reaches_the_model(bench, monkeypatch, capsys, tmp_path):
+def test_length_keeps_tokens_and_bfloat16_reaches_the_model(bench, monkeypatch, capsys, tmp_path):
     out = tmp_path / "train.json"
     monkeypatch.setattr(bench.train, "sides", lambda *_: ([], []))
     words = (

@@ -140,7 +140,7 @@ def test_the_spec_of_a_value_gives_the_value(name):
     assert from_spec(found) == value and "auto" not in json.dumps(found) and "null" not in json.dumps(found)
 
 
-def test_command_under_other_rules_makes_another_run_and_says_why(capsys, site, whole, request):
+def test_changed_default_makes_another_run_and_says_why(capsys, site, whole, request):
     request.getfixturevalue("other_rules")
     words = [f"--config={site / 'tiny.py'}", "--dry_run"]
     code, _, err = tiny.call(capsys, "train", f"{words[0]}:t5", words[1], f"--workdir={whole}")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from posx.data import batch, check_length, num_windows
-from posx.errors import ConfigError, DataError
+from posx.errors import DataError
 
 
 def draw(tokens, step=0, *, digest="d", seed=0, batch_size=4, length=8):
@@ -85,17 +85,10 @@ def test_late_steps_cost_no_more_and_need_no_state():
 
 
 @pytest.mark.parametrize(("size", "usable"), [(0, 0), (1, 0), (8, 7)])
-def test_too_short_says_what_is_there_what_is_needed_and_what_fits(size, usable):
+def test_too_short_stream_names_size_need_and_what_fits(size, usable):
     tokens = np.zeros(size, np.uint16)
     assert num_windows(size, 8) == 0
     with pytest.raises(DataError, match=rf"has {size} tokens.*length 8 \(9 tokens needed\).*usable length is {usable}"):
         draw(tokens)
     with pytest.raises(DataError, match="^the validation text has"):
         check_length(size, 8, "the validation text")
-
-
-def test_senseless_sizes_are_refused():
-    tokens = np.arange(100)
-    for options in ({"length": 0}, {"batch_size": 0}, {"step": -1}):
-        with pytest.raises(ConfigError):
-            draw(tokens, **options)

@@ -65,7 +65,7 @@ def test_held_out_file_for_a_hub_data_set(tmp_path, cache):
     ("settings", "message"),
     [
         ({"validation_split": "valid"}, "no split 'valid'; it has 'train', 'validation'"),
-        ({"text_column": "body"}, r"no column 'body' \(columns: 'text'\)"),
+        ({"text_column": "body"}, r"no column 'body' \(columns there: 'text'\)"),
         ({"subset": "other"}, "'acme/tales' with subset 'other' is not a local path"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_ragged_last_window_counts_by_its_tokens():
 
 
 @pytest.mark.parametrize("length", [10, 16])
-def test_sliding_by_whole_windows_equals_nonoverlapping_on_the_same_targets(length):
+def test_sliding_by_whole_windows_equals_nonoverlapping(length):
     def depends_on_place(tokens):
         return bigram(tokens) * np.sqrt(np.arange(1, tokens.shape[1], dtype=np.float32))
 
@@ -101,20 +101,20 @@ def test_sliding_gives_every_target_its_context(stride):
     assert {shape[1] for shape in seen} == {17, 21, 65}
 
 
-def test_sliding_scores_the_same_targets_at_every_length_and_none_of_the_warm_up():
+def test_sliding_scores_equal_targets_and_no_warm_up():
     rows = evaluate(bigram, STREAM, Sliding(4, 0), (16, 20, 64))
     assert {row["num_targets"] for row in rows} == {936} and len({row["targets"] for row in rows}) == 1
     for row in rows:
         assert row["nll"] == pytest.approx(losses(STREAM)[64:].mean(), rel=1e-6)
 
 
-def test_sliding_takes_a_quarter_of_the_shortest_length_unless_told():
+def test_sliding_stride_defaults_to_a_quarter_of_the_shortest():
     (row,) = evaluate(bigram, STREAM, "sliding", [40])
     assert row["stride"] == 10
 
 
 @pytest.mark.parametrize("num_targets", [0, 400])
-def test_per_position_reproduces_nonoverlapping_by_its_running_mean(num_targets):
+def test_running_mean_of_per_position_is_nonoverlapping(num_targets):
     """Of 400 targets in one stretch, and of all in ten windows."""
 
     def improves_with_context(tokens):
@@ -142,7 +142,7 @@ def test_per_position_of_ragged_windows_counts_what_is_there():
     assert row["num_stretches"] == 2 and row["position_targets"] == [4] * 56 + [2] * 144, "each stretch has its own"
 
 
-def test_per_position_of_long_windows_is_binned_without_losing_a_target():
+def test_bins_of_per_position_lose_no_target():
     stream = rng.integers(0, VOCAB, 6001)
     (row,) = evaluate(bigram, stream, PerPosition(), [3000])
     assert len(row["position_nll"]) == 1024 and row["position_edges"][-1] == 3000
@@ -341,7 +341,7 @@ class Exhausted(RuntimeError):
 
 
 @pytest.mark.parametrize("error", [Exhausted("RESOURCE_EXHAUSTED: Out of memory allocating 1 byte"), MemoryError()])
-def test_memory_that_runs_out_halves_the_batch_and_changes_no_number(error):
+def test_running_out_of_memory_halves_the_batch_alone(error):
     tried = []
 
     def model(tokens):
@@ -375,7 +375,7 @@ def test_other_errors_are_not_taken_for_memory():
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
-def test_nonfinite_losses_are_recorded_as_such_and_only_where_they_count(bad):
+def test_nonfinite_losses_are_recorded_only_if_they_count(bad):
     def model(tokens):
         if tokens.shape[1] - 1 != 16:
             return bigram(tokens)

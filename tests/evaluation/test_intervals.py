@@ -27,7 +27,7 @@ def test_intervals_cover_what_they_should_where_one_is_owed(targets, length, str
 
 
 @pytest.mark.parametrize(("targets", "length"), [(65536, 2000), (16384, 2000), (8192, 500), (4096, 500), (4096, 50000)])
-def test_too_little_text_misleads_no_more_often_than_enough_of_it(targets, length):
+def test_too_little_text_misleads_no_more_often_than_enough(targets, length):
     """An interval that is there and wrong is as rare as with enough text: mostly there is none."""
     given, _, wrong = study.coverage(study.simulate(targets, length, 0, 1000, np.random.default_rng(1)))
     assert wrong < 0.09 and given < 1
@@ -93,13 +93,6 @@ def test_rows_that_cannot_be_paired_are_refused_in_one_line(changes, words):
         with pytest.raises(ConfigError, match=words) as caught:
             paired_ratio(*pair)
         assert "\n" not in str(caught.value) and "rope (nonoverlapping at 64)" in str(caught.value)
-
-
-def test_rows_of_before_digests_pair_by_their_settings_and_blocks():
-    old = row(rng.standard_normal(60), targets=None, max_targets=3000)
-    assert paired_ratio(old, old).value == 1
-    with pytest.raises(ConfigError, match="blocks of 50 targets, .* of 100"):
-        paired_ratio(old, old | {"block_len": 100, "block_nll": old["block_nll"][:30]})
 
 
 def test_rows_of_evaluate_pair_and_hold_their_own_interval():

@@ -8,7 +8,6 @@ import pytest
 from posx.config import EvalConfig
 from posx.errors import ConfigError
 from posx.evaluation import evaluate, protocols
-from posx.evaluation.measured import consecutive_windows
 from posx.evaluation.protocols import Protocol
 from posx.evaluation.targets import place
 
@@ -46,8 +45,8 @@ class Shortest(Protocol):
 
     def measure(self, model, lengths):
         targets = self.targets(model.stream, lengths, model.documents)
-        windows = consecutive_windows(targets, lengths[0])
-        yield self.row(model, lengths[0], lengths[0], targets, model.score(windows, lengths[0])) | {"mine": True}
+        scored = model.scored(targets, lengths[0], lengths[0])
+        yield self.row(model, lengths[0], lengths[0], targets, scored) | {"mine": True}
 
 
 def test_a_new_protocol_is_one_class_and_its_line(monkeypatch):
@@ -71,7 +70,7 @@ def test_settings_of_a_run_make_each_protocol_what_it_is():
         protocols.protocol_class("P7")
 
 
-def test_per_position_owes_one_row_at_the_longest_length_that_is_defined():
+def test_per_position_owes_one_row_at_its_longest_defined_length():
     assert protocols.PerPosition().owed((8, 16, 32), lambda length: length <= 16) == (16,)
     assert protocols.PerPosition().owed((8,), lambda length: False) == ()
     assert protocols.Sliding().owed((8, 16), lambda length: False) == (8, 16)

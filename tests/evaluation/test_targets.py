@@ -26,7 +26,7 @@ def stretches(starts):
 
 
 @pytest.mark.parametrize("protocol", [Nonoverlapping(16384), Sliding(16, 16384)])
-def test_targets_are_spread_over_the_whole_stream_and_the_same_at_every_length(protocol):
+def test_targets_are_spread_and_equal_at_every_length(protocol):
     rows, starts = scored(400_000, protocol, (64, 96, 512))
     assert len({(row["targets"], tuple(row["block_nll"])) for row in rows}) == 1
     found = stretches(starts)
@@ -36,7 +36,7 @@ def test_targets_are_spread_over_the_whole_stream_and_the_same_at_every_length(p
 
 
 @pytest.mark.parametrize("lengths", [[30_000] * 9, [90_000, 700, 60_000, 300, 400, 50_000, 3000], "uneven"])
-def test_every_document_is_touched_while_there_are_stretches_enough(lengths):
+def test_every_document_is_touched_by_enough_stretches(lengths):
     sizes = np.array(lengths) if lengths != "uneven" else np.exp(rng.normal(8, 1.5, 60)).astype(int) + 300
     ends = np.cumsum(sizes)
     begins = ends - sizes + 1  # in the stream, whose first token is context only
@@ -45,7 +45,7 @@ def test_every_document_is_touched_while_there_are_stretches_enough(lengths):
     assert row["num_documents"] == len(touched) == len(sizes)
 
 
-def test_documents_are_counted_and_more_than_the_stretches_are_touched_in_part():
+def test_documents_are_counted_if_stretches_touch_some():
     begins = np.arange(1, 99_000, 1000)
     (row,), _ = scored(99_000, Nonoverlapping(2048), [2048], begins)
     assert row["num_stretches"] == 1 and row["num_documents"] == 3, "one stretch of 2048 targets in the middle"
@@ -74,7 +74,7 @@ def context(tokens):
     return -np.broadcast_to(np.arange(1, tokens.shape[1], dtype=np.float32), (tokens.shape[0], tokens.shape[1] - 1))
 
 
-def test_windows_start_anew_at_every_stretch_and_slide_over_its_start():
+def test_windows_restart_at_stretches_and_slide_over_starts():
     stream = rng.integers(0, 9, 400_001)
     (row,) = evaluate(context, stream, Nonoverlapping(32768), [1024])
     assert row["num_stretches"] == 32

@@ -105,7 +105,7 @@ def what_a_device_has() -> None:
         state = layout.abstract(model, run.train)
         tokens = jax.ShapeDtypeStruct((1, 32, 65), jnp.int32, sharding=rows_sharding(layout.mesh))
         with jax.set_mesh(layout.mesh):
-            step = program(layout, model, run.train, run.resolution.rates).lower(state, tokens, 1).compile()
+            step = program(layout, model, run.train, run.rates).lower(state, tokens, 1).compile()
         found, told = step.memory_analysis(), share(run, model, layout.data, layout.model)
         memory = found.temp_size_in_bytes + found.argument_size_in_bytes
         sent = sum(bytes_sent(line) for line in step.as_text().splitlines())

@@ -20,7 +20,7 @@ def exported(whole, tmp_path, capsys):
     return path
 
 
-def test_it_computes_what_the_run_does_and_others_can_read_its_arrays(whole, exported):
+def test_exported_file_computes_as_the_run_and_is_readable(whole, exported):
     from safetensors.numpy import load_file
 
     tokens = np.array([[1, 5, 9, 200, 3]])

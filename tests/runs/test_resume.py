@@ -68,7 +68,7 @@ def resume_and_compare(site, workdir, whole, saved: int, **environment: str) -> 
     assert (workdir / "DONE").exists()
 
 
-def test_a_killed_run_ends_bit_for_bit_like_one_never_interrupted(site, tmp_path, whole):
+def test_killed_run_ends_bit_for_bit_as_uninterrupted(site, tmp_path, whole):
     workdir = tmp_path / "run"
     saved = kill_after(CHECKPOINT_STEPS + 3, words(site, workdir), workdir)
     with open(workdir / "metrics.jsonl", "a") as file:
@@ -116,7 +116,7 @@ def test_a_run_killed_twice_ends_the_same(site, tmp_path, optimized, steps):
     assert {row["attempt"] for row in read(workdir / "metrics.jsonl")} == {1, 2, 3}
 
 
-def test_a_damaged_newest_checkpoint_costs_steps_and_changes_nothing(capsys, tmp_path, whole, site):
+def test_damaged_newest_checkpoint_costs_only_steps(capsys, tmp_path, whole, site):
     workdir = shutil.copytree(whole, tmp_path / "run")
     for name in ("DONE", "eval.jsonl"):
         (workdir / name).unlink()
@@ -146,7 +146,7 @@ def test_another_thread_layout_resumes_with_a_notice(site, tmp_path, whole):
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", '{"resumed": 3, "num_devices": "x", "threads": 1}'])
-def test_a_damaged_record_of_the_machine_is_noticed_and_begins_anew(capsys, tmp_path, whole, site, text):
+def test_damaged_env_json_is_noticed_and_written_anew(capsys, tmp_path, whole, site, text):
     workdir = shutil.copytree(whole, tmp_path / "run")
     (workdir / "DONE").unlink()
     (workdir / "env.json").write_text(text)
@@ -167,7 +167,7 @@ def test_checkpoints_without_their_settings_are_nobodys(capsys, tmp_path, whole,
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_finds_no_room_is_one_line_and_the_run_goes_on_later(site, tmp_path, whole):
+def test_full_disk_is_one_line_and_the_run_resumes_later(site, tmp_path, whole):
     """Files of 32 KB at most (`ulimit -f`): exit 6; then with room as if nothing had happened."""
     workdir = tmp_path / "run"
     command = [sys.executable, "-m", "posx.cli", *words(site, workdir)]
@@ -264,7 +264,7 @@ def test_a_sweep_goes_on_after_its_driver_was_killed(capsys, site, whole, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_terminated_sweep_leaves_runs_that_saved_and_a_terminated_run_goes_on(site, whole, tmp_path):
+def test_terminated_sweep_and_run_save_and_resume(site, whole, tmp_path):
     """SIGTERM to one run: the sweep starts it again. To the sweep: its run saves, exit 75; the same command ends it."""
     workdir = tmp_path / "sweep"
     command = sweep_words(site, workdir, "--config.sweep.encodings=t5", "--config.sweep.seeds=0", "--jobs=1")
@@ -318,7 +318,7 @@ def without_numbers(row: dict) -> dict:
 
 
 @pytest.mark.slow
-def test_runs_of_a_sweep_are_evaluated_side_by_side_as_each_alone(capsys, site, whole, tmp_path):
+def test_runs_evaluated_side_by_side_equal_each_alone(capsys, site, whole, tmp_path):
     """Notices, lines and failures of the processes are told, and the rows of all make one table."""
     good, lost = (shutil.copytree(whole, tmp_path / "sweep" / name) for name in ("good", "lost"))
     (good / "eval.jsonl").unlink()

@@ -105,7 +105,7 @@ def test_a_run_has_one_set_of_targets_whatever_is_asked_when(capsys, workdir):
     assert (workdir / "eval.jsonl").read_bytes() == before
 
 
-def test_another_number_of_targets_is_another_measurement_and_says_so(capsys, workdir):
+def test_other_number_of_targets_is_another_measurement(capsys, workdir):
     err = evaluated(capsys, workdir, "--lengths=16,64", "--protocol=sliding,P1", "--num_targets=512")
     assert err.count("notice") == 1 and "nonoverlapping: rows with other targets or strides (256 targets" in err
     before = tiny.rows(workdir / "eval.jsonl")
@@ -177,7 +177,7 @@ def test_what_is_not_of_posx_in_the_folders_above_is_left_alone(capsys, workdir)
     assert top.read_bytes().startswith(b"\x89PNG"), "a folder of sweeps follows its rows as well"
 
 
-def test_settings_that_are_wrong_for_one_run_of_a_sweep_start_nothing(capsys, workdir):
+def test_settings_wrong_for_one_run_of_a_sweep_start_nothing(capsys, workdir):
     shutil.copytree(workdir, workdir.parent / "shorter")
     folder = RunFolder(workdir.parent / "shorter")
     run = folder.read_config()
@@ -217,7 +217,7 @@ def test_rows_that_cannot_be_read_are_one_line(capsys, workdir):
     assert code == 4 and err.strip().splitlines()[-1].endswith("eval.jsonl cannot be read: Is a directory")
 
 
-def test_what_a_process_that_was_killed_had_begun_to_write_is_swept_away(workdir):
+def test_half_written_files_of_killed_process_are_removed(workdir):
     left = [
         workdir / ".config.json.4999999.part",
         workdir / "checkpoints" / ".8.json.4999998.part",

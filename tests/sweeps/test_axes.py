@@ -73,7 +73,7 @@ def test_the_lists_are_short_for_axes_which_override_them(tmp_path):
     ]
 
 
-def test_an_encoding_chosen_by_the_config_is_meant_by_its_name_alone(tmp_path):
+def test_name_alone_means_the_encoding_the_config_chose(tmp_path):
     config = base_config("rope(base=50)")
     config.sweep.axes = {"encoding": ("rope", "rope(base=10000)", "alibi")}
     runs = {job.name: job.run.layers[0] for job in plan(config, tmp_path)}
@@ -139,7 +139,7 @@ def test_a_run_of_any_spec_is_stored_and_read_again(tmp_path, spec):
     assert again == run and again.hash == run.hash and len(set(run.layers)) == 2
 
 
-def test_the_command_takes_axes_and_finds_finished_runs_whatever_their_folder_is_called(capsys, site, whole, tmp_path):
+def test_finished_runs_are_found_whatever_their_folder_name(capsys, site, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "of-another-day")
     words = [
         "sweep", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path}", "--dry_run",
@@ -326,7 +326,7 @@ def test_axis_of_a_file_that_is_no_tuple_is_one_line(capsys, tmp_path, values):
         assert len(err.splitlines()) == 1
 
 
-def test_a_sweep_of_an_earlier_run_is_that_run_at_the_axes_it_is_given(capsys, whole, tmp_path):
+def test_sweep_of_config_json_is_that_run_at_given_axes(capsys, whole, tmp_path):
     words = ["sweep", f"--config_json={whole / 'config.json'}", f"--workdir={tmp_path}", "--dry_run"]
     code, out, err = tiny.call(capsys, *words, "--config.sweep.axes.train.seed=(3, 4)")
     assert code == 0 and [line.split()[0] for line in out.splitlines()[1:3]] == ["t5-L16-s3", "t5-L16-s4"], err

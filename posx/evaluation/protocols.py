@@ -1,0 +1,301 @@
+"""Protocols of evaluation: which tokens are scored, and with how much context.
+
+A stream is tokens [n + 1]: the first is context only (the end-of-document token before the text), the other n are the
+targets. Every protocol scores the same targets at every length. A new protocol is one class and its line in PROTOCOLS.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from posx.config import EvalConfig
+from posx.errors import ConfigError, DataError, nearest
+from posx.evaluation.scoring import Measured, Scored
+from posx.evaluation.statistics import BLOCK_LEN, LARGEST_NLL, block_sums, interval
+from posx.evaluation.targets import Targets, place
+
+Row = dict[str, Any]
+#: The largest number of bins of a loss by position.
+POSITION_BINS = 1024
+
+
+class Protocol(abc.ABC):
+    """A frozen value; lengths, strides and targets are in tokens. Every number is a sum of NLL over a count.
+
+    `nll` and `ppl` are per target. `bpb` is the NLL of the targets that are text, in bits, over the bytes of that text.
+    Separators between documents are targets, but `bpb` counts them on neither side.
+    """
+
+    #: The name in rows, the letter in the literature, and the words in captions.
+    name: ClassVar[str]
+    letter: ClassVar[str]
+    title: ClassVar[str]
+    #: The number of targets to score, 0 for the whole stream: a field of every protocol.
+    num_targets: int
+
+    @classmethod
+    @abc.abstractmethod
+    def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> Protocol:
+        """Return the protocol of a run's settings, on the targets of windows of up to `longest` tokens."""
+
+    @classmethod
+    def lengths_of(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
+        """Return the window lengths of a run's settings, increasing, with the training length for comparison."""
+        return tuple(sorted({*config.lengths, train_len}))
+
+    @classmethod
+    def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
+        """List the problems that a run's settings have for this protocol, one line each."""
+        return []
+
+    def owed(self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True) -> tuple[int, ...]:
+        """Return the lengths that get a row. The model is `defined` at some of the lengths."""
+        return tuple(lengths)
+
+    def stride_at(self, length: int, lengths: Sequence[int]) -> int:
+        """Return the distance between the starts of windows of `length` tokens."""
+        return length
+
+    def needs(self, lengths: Sequence[int]) -> tuple[int, str]:
+        """Return the least number of targets in the text, and the words that a message says before that number."""
+        return max(lengths), f"a window of {max(lengths)} tokens needs"
+
+    def check_text(self, have: int, lengths: Sequence[int], text: str) -> None:
+        """Raise DataError if `text` has too few targets, `have`, for these lengths."""
+        need, why = self.needs(lengths)
+        if have < need:
+            raise DataError(
+                f"{text} has {max(have, 0)} targets, {why} {need}: use shorter lengths or more held-out text"
+            )
+
+    @abc.abstractmethod
+    def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
+        """Place the targets, the same at every length.
+
+        Raises DataError for a stream that is too short, ConfigError for fields that make no sense for these lengths.
+        """
+
+    def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
+        """Yield a row for each length that is `owed` one."""
+        targets = self.targets(model.stream, lengths, model.documents)
+        for length in lengths:
+            stride = self.stride_at(length, lengths)
+            yield self.row(model, length, stride, targets, model.scored(targets, length, stride))
+
+    def row(self, model: Measured, length: int, stride: int, targets: Targets, scored: Scored) -> Row:
+        """Return the stored facts of one measurement."""
+        known, ids = model.token_bytes, model.separators
+        text = ~np.isin(targets.tokens, [] if ids is None else ids)
+        num_bytes = None if known is None else int(targets.select(known).sum(dtype=np.int64))
+        row: Row = {
+            "protocol": self.name, "eval_len": length, "stride": stride, "status": scored.status,
+            "max_targets": self.num_targets, "num_targets": targets.count,
+            "num_stretches": len(targets.sizes), "num_documents": targets.num_documents,
+            "num_windows": int((-(-targets.sizes // stride)).sum()), "num_bytes": num_bytes,
+            "num_separators": None if ids is None else targets.count - int(text.sum()), "targets": targets.digest,
+            "nll": None, "nll_interval": None, "ppl": None, "bpb": None, "block_len": BLOCK_LEN,
+        }  # fmt: skip
+        if scored.status == "ok":
+            nll = float(scored.nll.sum(dtype=np.float64)) / targets.count
+            of_text = float(scored.nll[text].sum(dtype=np.float64))
+            sums, counts = block_sums(scored.nll)
+            row |= {
+                "nll": nll,
+                "nll_interval": interval(sums, counts),
+                "ppl": math.exp(nll) if nll < LARGEST_NLL else "inf",
+                "bpb": of_text / math.log(2) / num_bytes if num_bytes else None,
+                "block_nll": [round(float(x), 3) for x in sums],
+            }
+        return row
+
+
+@dataclasses.dataclass(frozen=True)
+class _Consecutive(Protocol):
+    """A protocol on the targets of P1."""
+
+    num_targets: int = 0
+    stretch: int = 0
+
+    @classmethod
+    def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> Protocol:
+        return cls(config.num_targets, longest)
+
+    def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
+        longest = max(lengths)
+        self.check_text(len(stream) - 1, lengths, "the stream")
+        if 0 < self.num_targets < longest:
+            raise ConfigError(
+                f"num_targets={self.num_targets} is less than one window of {longest} tokens: score at least {longest} "
+                "targets, or 0 for all of the stream"
+            )
+        return place(stream, self.num_targets, longest=max(self.stretch, longest), documents=documents)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nonoverlapping(_Consecutive):
+    """P1: each stretch of targets in consecutive windows from its start, the ragged last one included.
+
+    num_targets: 0 for the whole stream, in one stretch. stretch: its least length. 0 stands for the longest of the
+    lengths, so that every length has whole windows in every stretch.
+    Source: Press et al. 2022 (arXiv 2108.12409) figure 1.
+    """
+
+    name, letter, title = "nonoverlapping", "P1", "non-overlapping windows"
+
+    @classmethod
+    def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
+        if not 0 < config.num_targets < train_len:
+            return []
+        return [
+            f"eval.num_targets={config.num_targets} is less than one window of the training length, {train_len} "
+            "tokens: score at least as many targets, or 0 for all"
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class PerPosition(_Consecutive):
+    """P4: one pass of P1 at the longest length for which the model is defined, its loss kept by position."""
+
+    name, letter, title = "per_position", "P4", "loss per position"
+
+    @classmethod
+    def lengths_of(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
+        return config.lengths  # one of them is measured: nothing is compared with the training length
+
+    def owed(self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True) -> tuple[int, ...]:
+        return tuple(sorted(length for length in lengths if defined(length))[-1:])
+
+    def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
+        targets = self.targets(model.stream, lengths, model.documents)
+        for length in sorted(lengths, reverse=True):
+            scored = model.scored(targets, length, length)
+            if scored.status != "undefined":
+                by_position = _positions(scored, length) if scored.status == "ok" else {}
+                yield self.row(model, length, length, targets, scored) | by_position
+                return
+
+
+def _positions(scored: Scored, length: int) -> Row:
+    """Return the mean loss by position in the window, in bins; position p has p + 1 tokens of context."""
+    edges = np.unique(np.linspace(0, length, min(length, POSITION_BINS) + 1).astype(int))
+    by_position = np.bincount(scored.columns, scored.nll.astype(np.float64), length)
+    sums = np.add.reduceat(by_position, edges[:-1])
+    counts = np.add.reduceat(np.bincount(scored.columns, minlength=length), edges[:-1])
+    return {
+        "position_edges": [int(x) for x in edges],
+        "position_nll": [round(float(x), 5) for x in sums / counts],
+        "position_targets": [int(x) for x in counts],
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Sliding(Protocol):
+    """P2: windows end every `stride` tokens, and the last `stride` targets of each are scored.
+
+    Every target has between length - stride + 1 and length tokens of context, of the text before its stretch too. The
+    first `warm_up` targets of the stream are context and never scored. A `stride` of 0 is a quarter of the shortest
+    length, a `warm_up` of 0 the longest length, and `num_targets` 0 the whole stream.
+    Source: Baevski and Auli 2019; Press et al. 2022, appendix B.
+    """
+
+    name, letter, title = "sliding", "P2", "sliding window"
+    stride: int = 0
+    num_targets: int = 65536
+    warm_up: int = 0
+
+    @classmethod
+    def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> Sliding:
+        return cls(_run_stride(config, train_len), config.sliding_targets, warm_up=longest)
+
+    @classmethod
+    def lengths_of(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
+        powers = tuple(train_len * 2**n for n in range(5))
+        lengths = config.sliding_lengths or (n for n in powers if n <= max(config.lengths))
+        return tuple(sorted({*lengths, train_len}))
+
+    @classmethod
+    def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
+        shortest, stride = min(cls.lengths_of(config, train_len)), _run_stride(config, train_len)
+        if stride <= shortest:
+            return []
+        return [f"eval.stride={stride} is larger than the shortest sliding window, {shortest} tokens"]
+
+    def stride_at(self, length: int, lengths: Sequence[int]) -> int:
+        return self.stride or max(1, min(lengths) // 4)
+
+    def needs(self, lengths: Sequence[int]) -> tuple[int, str]:
+        stride, warm_up = self.stride_at(max(lengths), lengths), self.warm_up or max(lengths)
+        return warm_up + stride, f"sliding windows of {warm_up} tokens with stride {stride} need"
+
+    def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
+        stride, warm_up = self.stride_at(max(lengths), lengths), self.warm_up or max(lengths)
+        if not 1 <= stride <= min(lengths):
+            raise ConfigError(f"stride={stride} must be between 1 and the shortest length, {min(lengths)} tokens")
+        if warm_up < max(lengths):
+            raise ConfigError(f"warm_up={warm_up} must be at least the longest length, {max(lengths)} tokens")
+        self.check_text(len(stream) - 1, lengths, "the stream")
+        return place(stream, self.num_targets, first=warm_up, documents=documents)
+
+    def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
+        for row in super().measure(model, lengths):
+            yield row | {"warm_up": self.warm_up or max(lengths)}
+
+
+def _run_stride(config: EvalConfig, train_len: int) -> int:
+    return config.stride or max(1, train_len // 4)
+
+
+#: Protocols by their names in rows and settings.
+PROTOCOLS: dict[str, type[Protocol]] = {cls.name: cls for cls in (Nonoverlapping, Sliding, PerPosition)}
+
+
+def protocol_class(name: str) -> type[Protocol]:
+    """Return the protocol of a name, or of its letter in the literature. Raises ConfigError for an unknown one."""
+    letters = {cls.letter: cls for cls in PROTOCOLS.values()}
+    found = PROTOCOLS.get(name) or letters.get(name.upper())
+    if found is None:
+        known = [*PROTOCOLS, *letters]
+        raise ConfigError(f"protocol {name!r} is unknown; {nearest(name, known)}known: {', '.join(known)}")
+    return found
+
+
+def run_protocols(config: EvalConfig, train_len: int, longest: int = 0) -> list[tuple[Protocol, tuple[int, ...]]]:
+    """Return each protocol of a run's settings with its lengths.
+
+    Targets are those of windows of up to `longest` tokens, and of at least the longest that the settings name.
+    """
+    longest = max(longest, longest_window(config, train_len))
+    found = map(protocol_class, config.protocols)
+    return [(cls.of_run(config, train_len, longest), cls.lengths_of(config, train_len)) for cls in found]
+
+
+def rows_owed(config: EvalConfig, train_len: int) -> int:
+    """Count the rows that a run's settings ask for."""
+    return sum(len(protocol.owed(lengths)) for protocol, lengths in run_protocols(config, train_len))
+
+
+def longest_window(config: EvalConfig, train_len: int) -> int:
+    """Return the longest window that a run's settings name for any protocol, whether they ask for it or not."""
+    return max(n for cls in PROTOCOLS.values() for n in cls.lengths_of(config, train_len))
+
+
+def problems(config: EvalConfig, train_len: int) -> list[str]:
+    """List the problems of a run's settings with the protocols that they name, one line each."""
+    found: list[str] = []
+    known: list[type[Protocol]] = []
+    for name in config.protocols:
+        try:
+            cls = protocol_class(name)
+        except ConfigError as error:
+            found.append(f"eval.protocols: {error}")
+        else:
+            found += [] if config.problems() else cls.problems(config, train_len)
+            found += [f"eval.protocols={','.join(config.protocols)} names {cls.name} twice"] if cls in known else []
+            known.append(cls)
+    return found
