@@ -39,7 +39,7 @@ def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> d
     """Return {section: {field: value}} of the `words` that replace settings in `sections` of a stored run.
 
     Raises:
-      ConfigError: a setting is unknown or mistyped, or stands in a section that the run was trained with.
+      ConfigError: a setting is unknown or mistyped, or belongs to a section that the run was trained with.
     """
     names = [setting_of(word).partition(".") for word in words]
     for word, (section, _, _) in zip(words, names, strict=True):
@@ -51,20 +51,22 @@ def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> d
     return {name: {field: config[name][field] for section, _, field in names if section == name} for name in sections}
 
 
-def load_config(where: Mapping[str, str]) -> ConfigDict:
+def load_config(sources: Mapping[str, str]) -> ConfigDict:
     """Return the config of --config=FILE:ARGUMENT or --config_json=FILE. Raises ConfigError.
 
     A config file is executed twice: a run that differs each time could never be resumed.
     """
-    if len(where) == 2:
+    if len(sources) == 2:
         raise ConfigError("--config and --config_json are both given: name the settings with one of them")
-    if not where:
+    if not sources:
         raise ConfigError("name the settings with one of --config=quick or --config_json=runs/x/config.json")
-    if "config_json" in where:
-        return asked_before(earlier_run(where["config_json"]))
-    text, _, argument = where["config"].partition(":")
+    if "config_json" in sources:
+        return asked_before(earlier_run(sources["config_json"]))
+    text, _, argument = sources["config"].partition(":")
     if not text:
-        raise ConfigError(f"--config={where['config']!r} names no preset and no file; presets: {', '.join(presets())}")
+        raise ConfigError(
+            f"--config={sources['config']!r} names no preset and no file; presets: {', '.join(presets())}"
+        )
     path = _config_file(text)
     config = _made_by(path, text, argument)
     if not isinstance(config, ConfigDict):
