@@ -83,7 +83,7 @@ def test_a_file_of_a_newer_posx_is_called_so(exported):
 def test_what_cannot_be_exported_is_one_line(capsys, whole, tmp_path):
     for words, told in (
         ([f"--workdir={whole}"], "--to is missing"),
-        ([f"--workdir={whole}", "--to=model.bin"], "ends with .safetensors"),
+        ([f"--workdir={whole}", "--to=model.bin"], "must end with .safetensors"),
         ([f"--workdir={tmp_path}", "--to=m.safetensors"], "holds no run"),
     ):
         code, _, err = tiny.call(capsys, "export", *words)
