@@ -1,6 +1,6 @@
 """Foreseen failures: one line for the user, one exit code for launchers.
 
-Message form: what was wrong (path and value), why, what is allowed or what to do.
+A message names the path and the value, the problem, and the allowed values or the fix.
 """
 
 import difflib
@@ -35,9 +35,9 @@ def other_names(given: Iterable[str], wanted: Iterable[str]) -> str:
 
 
 class PosxError(Exception):
-    """A failure that posx foresaw; the command line prints it as one line and exits with `exit_code`.
+    """A foreseen failure: the command line prints it as one line and exits with `exit_code`.
 
-    alike: whether all processes that make one run together come upon it at the same place.
+    alike: whether all processes of one run raise it at the same place.
     """
 
     exit_code = 1
@@ -76,19 +76,19 @@ class OutOfMemoryError(PosxError):
 
 
 class UndefinedLength(PosxError, ValueError):
-    """Positions past the last one that an encoding is defined for: no failure, but a result to be recorded as such."""
+    """Positions past the last one that an encoding is defined for. An evaluation records them as a result."""
 
     exit_code = 2
 
 
 class Stopped(PosxError):
-    """A run that was asked to stop and can go on (exit code 75, EX_TEMPFAIL: launchers start it again)."""
+    """A run that was asked to stop and can be resumed (exit code 75, EX_TEMPFAIL: launchers start it again)."""
 
     exit_code = 75
     alike = True
 
-    def __init__(self, what: str = ""):
-        super().__init__(f"{what or 'stopped'}; the same command goes on")
+    def __init__(self, event: str = "stopped"):
+        super().__init__(f"{event}; the same command resumes")
 
 
 class Interrupted(Stopped):
@@ -98,12 +98,12 @@ class Interrupted(Stopped):
 
 
 class Lost(Stopped):
-    """One of several processes that make a run together is gone: the others end as well."""
+    """The end of a process because another process of its run is gone."""
 
     alike = False
 
     def __init__(self) -> None:
-        super().__init__("another process of this run has ended, and so this one does")
+        super().__init__("another process of this run has ended, so this one ends too")
 
 
 class PartialFailure(PosxError):

@@ -1,4 +1,4 @@
-"""Values from outside (a command line, a config file, JSON) to the types that a dataclass's fields declare."""
+"""Convert values from a command line, a config file or JSON to the types that the fields of a dataclass declare."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import dataclasses
 import math
 import typing
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 from posx.errors import ConfigError, nearest
 
-#: How messages call a value of each type.
+#: The name of a value of each type in messages.
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 #: Texts that leave a field open, if it may be None.
@@ -19,10 +20,16 @@ _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": F
 
 
 def typed_fields(cls: type, given: Mapping[str, Any], what: str, where: str) -> dict[str, Any]:
-    """`given` with every value of its field's type. Raises ConfigError naming an unknown key and the nearest known.
+    """Return `given` with every value of its field's type. A field that may be None is left out for "auto" and "none".
 
-    `what` names the class in messages, `where` is the path that stands before the field. A field that may be None is
-    open; "auto" and "none" leave it so.
+    Args:
+      cls: the dataclass.
+      given: {field: value}.
+      what: the name of the class in messages.
+      where: the path before the field in messages.
+
+    Raises:
+      ConfigError: a key is unknown, or a value has another type.
     """
     hints = typing.get_type_hints(cls)
     known = [field.name for field in dataclasses.fields(cls) if field.init]
@@ -30,10 +37,10 @@ def typed_fields(cls: type, given: Mapping[str, Any], what: str, where: str) -> 
     for key, value in given.items():
         if key not in known:
             raise ConfigError(f"{what} has no field {key!r}; {nearest(key, known)}fields: {', '.join(known) or 'none'}")
-        options = typing.get_args(hints[key])
-        if type(None) not in options or not (value is None or (isinstance(value, str) and value in _OPEN)):
-            wanted = next((t for t in options if t is not type(None)), None) if type(None) in options else hints[key]
-            values[key] = typed(value, wanted, f"{where}{key}")
+        options = [kind for kind in typing.get_args(hints[key]) if kind is not NoneType]
+        may_be_open = len(options) < len(typing.get_args(hints[key]))
+        if not (may_be_open and (value is None or (isinstance(value, str) and value in _OPEN))):
+            values[key] = typed(value, options[0] if may_be_open else hints[key], f"{where}{key}")
     return values
 
 
@@ -46,7 +53,7 @@ def typed(value: Any, wanted: Any, where: str, whole: Any = None) -> Any:
     Args:
       value: what was given.
       wanted: a type, as `typing.get_type_hints` returns it.
-      where: the name of the setting, with which messages begin.
+      where: the name of the setting in messages.
       whole: the value that `value` is an item of, if it is one.
 
     Raises:
@@ -112,7 +119,7 @@ def unquoted(text: str) -> str:
 
 
 def split(text: str) -> list[str]:
-    """The texts between the commas of `text`, those within brackets or quotes left alone: "a, b(c=1, d=2)" is two.
+    """Return the texts between the commas of `text`, except commas in brackets or quotes: "a, b(c=1, d=2)" is two.
 
     A quote opens at the start of a text or of a value in brackets: the one in "it's" is a letter.
     """

@@ -30,9 +30,8 @@ ENDING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 #: From one look whether a library is loaded to the next.
 LATER_SECONDS = 0.02
 
+_received: set[type[KeyboardInterrupt]] = set()
 _shown: Callable[[Any], object] | None = None
-_seen = False
-_terminated = False
 _waits = False
 _saves = False
 _over = False
@@ -43,31 +42,26 @@ def remember_interrupts() -> None:
 
     A signal that is ignored, as Ctrl-C in a shell's background jobs or SIGHUP under nohup, stays ignored.
     """
-
-    def interrupted(_: int, frame: FrameType | None) -> None:
-        global _seen
-        again, _seen = _seen, True
-        if again or not (_waits or _saves):
-            _raise(KeyboardInterrupt(), None if again else frame)
-        elif _saves:
-            with contextlib.suppress(OSError):  # not by `print`, in which the signal may have come
-                os.write(2, b"\nnotice: stopping after this step, to save it; Ctrl-C again ends at once\n")
-
-    def terminated(_: int, frame: FrameType | None) -> None:
-        global _terminated
-        again, _terminated = _terminated, True
-        if not (_waits or _saves):
-            _raise(Terminated(), None if again else frame)
-
-    global _seen, _terminated, _shown, _over
-    _seen = _terminated = _over = False
+    global _shown, _over
+    _received.clear()
+    _over = False
     if _shown is None:  # once: others may have put theirs around it since
         _shown, sys.unraisablehook = sys.unraisablehook, _unraisable
-    asked_to_end = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
-    for number, handler in ((signal.SIGINT, interrupted), *((number, terminated) for number in asked_to_end)):
+    for number in [getattr(signal, name) for name in ("SIGINT", *ENDING) if hasattr(signal, name)]:
         if signal.getsignal(number) is not signal.SIG_IGN:
             with contextlib.suppress(ValueError):
-                signal.signal(number, handler)
+                signal.signal(number, _receive)
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    error = KeyboardInterrupt if number == signal.SIGINT else Terminated
+    again = error in _received
+    _received.add(error)
+    if not (_waits or _saves) or (again and error is KeyboardInterrupt):
+        _raise(error(), None if again else frame)
+    elif _saves and error is KeyboardInterrupt:
+        with contextlib.suppress(OSError):  # not by `print`, in which the signal may have come
+            os.write(2, b"\nnotice: stopping after this step, to save it; Ctrl-C again ends at once\n")
 
 
 @contextlib.contextmanager
@@ -122,20 +116,19 @@ def _is_loading(frame: FrameType | None) -> bool:
 
 def check() -> None:
     """Raise KeyboardInterrupt after a Ctrl-C, Terminated after a SIGTERM, but nothing within `saved_first`."""
-    if _seen and not _saves:
-        raise KeyboardInterrupt
-    if _terminated and not _saves:
-        raise Terminated
+    for error in (KeyboardInterrupt, Terminated):
+        if error in _received and not _saves:
+            raise error
 
 
 def interrupted() -> bool:
     """Return whether there was a Ctrl-C."""
-    return _seen
+    return KeyboardInterrupt in _received
 
 
 def terminated() -> bool:
     """Return whether there was a SIGTERM."""
-    return _terminated
+    return Terminated in _received
 
 
 @contextlib.contextmanager

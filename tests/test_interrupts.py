@@ -85,7 +85,7 @@ def test_a_signalled_run_saves_its_last_step(site, tmp_path, number, code):
     err = process.communicate()[1]
     saved = max(int(path.stem) for path in (workdir / "checkpoints").glob("*.json"))
     assert process.returncode == code and saved == last_step(workdir) < tiny.STEPS, err
-    assert err.endswith(f"posx: run: stopped and saved at step {saved}; the same command goes on\n"), err
+    assert err.endswith(f"posx: run: stopped and saved at step {saved}; the same command resumes\n"), err
     assert not (workdir / "status.json").exists()
 
 
@@ -114,7 +114,7 @@ def last_step(workdir) -> int:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"), [(signal.SIGTERM, 75, "goes on"), (signal.SIGINT, 130, "interrupted")]
+    ("number", "code", "said"), [(signal.SIGTERM, 75, "resumes"), (signal.SIGINT, 130, "interrupted")]
 )
 def test_a_signal_turned_into_a_librarys_error_is_that_signal(monkeypatch, capsys, number, code, said):
     def load(words):

@@ -1,7 +1,4 @@
-"""How posx is written, as far as a machine can see it: docstrings, comments, names of types and tests.
-
-Rooms follow one after the other: `ROOMS` and `TESTS` list those that do, and only grow.
-"""
+"""How posx is written, as far as a machine can see it: docstrings, comments, names of types and tests."""
 
 import ast
 import re
@@ -14,17 +11,6 @@ import pytest
 import posx
 
 ROOT = Path(posx.__file__).parent
-ROOMS = (
-    "contract/", "encodings/", "attention/", "testing/", "model", "layers", "cross_entropy", "generate", "positions",
-    "runs/", "config/model", "config/data", "config/train", "config/evaluation", "config/run", "config/sweep",
-    "config/__init__", "sweeps/", "commands/sweep", "interrupts", "progress", "files/", "machine/",
-    "data/", "evaluation/", "training/",
-)  # fmt: skip
-TESTS = (
-    "encodings/", "attention/", "machine/", "sweeps/", "test_interrupts", "test_progress", "benchmarks/", "config/",
-    "runs/", "test_model", "files/", "data/", "evaluation/", "training/",
-)  # fmt: skip
-
 #: No sentence begins with one of these: they stand for a noun that a reader must guess.
 OPENINGS = {"What", "Who", "Whoever", "Whatever", "Of", "Where", "Wherever", "Those", "Such"}
 #: The first word of a function's docstring, an instruction.
@@ -43,18 +29,13 @@ ARTICLES = {"A", "An", "The", "One", "Two", "Every", "Each", "All", "No", "Wheth
 MOST_WORDS, LONGEST_LINE, LONGEST_NAME = 25, 120, 60
 
 
-def of(folder, places):
-    files = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.py"))}
-    return {name: path for name, path in files.items() if name in places or name.startswith(places)}
+def files_of(folder):
+    """Return {path without its end: file} of the Python files below a folder of the repository."""
+    return {path.relative_to(ROOT.parent).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.py"))}
 
 
-#: Folders beside the package.
-HOUSES = ("benchmarks", "tests/faults")
-
-FILES = of(ROOT, ROOMS) | {
-    f"{house}/{name}": path for house in HOUSES for name, path in of(ROOT.parent / house, ("",)).items()
-}
-TEST_FILES = of(Path(__file__).parent, TESTS)
+FILES = files_of(ROOT) | files_of(ROOT.parent / "benchmarks") | files_of(ROOT.parent / "tests/faults")
+TEST_FILES = files_of(ROOT.parent / "tests")
 READMES = sorted((ROOT.parent / "experiments").glob("*/README.md"))
 
 

@@ -641,6 +641,13 @@ def test_every_kind_of_failure_has_its_mark(tmp_path: pathlib.Path, draw: Draw) 
     assert marks["ended with NaN"] != marks["not finite"]
 
 
+def test_extreme_perplexities_are_drawn(tmp_path: pathlib.Path, draw: Draw) -> None:
+    put(tmp_path, "high", measured("rope", ppl=1e300))
+    put(tmp_path, "low", measured("alibi", ppl=1e-300))
+    top, bottom = (draw(tmp_path)["extrapolation"].axes[0].get_ylim()[n] for n in (1, 0))
+    assert 0 < bottom < top < math.inf
+
+
 def test_values_off_the_frame_are_named(tmp_path: pathlib.Path, draw: Draw) -> None:
     put(tmp_path, "a", measured("rope"))
     put(tmp_path, "b", [*measured("t5", lengths=(64, 128)), *measured("t5", ppl=1e9, lengths=(256,))])

@@ -1,4 +1,4 @@
-"""What a start costs: help and wrong words import no JAX, wrong settings no library that only a run needs."""
+"""The cost of a start: help and wrong words import no JAX, wrong settings no library that only a run needs."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from posx.evaluation.protocols import PROTOCOLS
 from posx.testing import DIMS
 from tests import tiny
 
-#: Prints what of the libraries in the first argument is imported after every line of words in the others.
+#: Print which libraries of the first argument are imported after each line of words in the other arguments.
 CALLS = """
 import sys
 import posx.cli
@@ -20,12 +20,12 @@ for words in sys.argv[2:]:
     print(f"{code} {','.join(found) or 'none'}", file=sys.stderr)
 """
 
-#: What a run needs and its settings do not.
+#: The libraries that a run needs and its settings do not.
 HEAVY = "flax,optax,orbax,tensorstore,datasets,tokenizers,matplotlib,tensorboardX"
 
 
 def imported(libraries: str, *lines: str) -> list[str]:
-    """What a process says of each line: its exit code and what of `libraries` it has imported by then."""
+    """Return the exit code of each line in one process, and which of `libraries` it has imported by then."""
     done = subprocess.run(
         [sys.executable, "-c", CALLS, libraries, *lines], env=tiny.environment(), capture_output=True, text=True
     )
@@ -91,7 +91,7 @@ def test_posx_without_a_model_and_without_fcntl(tmp_path):
     assert first.startswith("894,592 parameters, ") and first.endswith(" 0.0"), "nothing is compiled for the first line"
 
 
-def test_what_help_says_is_what_the_library_has():
+def test_help_matches_the_library():
     assert all(callable(function(name)) for name in COMMANDS)
     assert _words("evaluate", "protocol") >= set(PROTOCOLS)
     assert _words("evaluate", "executor") <= {"auto", "or", *EXECUTORS}

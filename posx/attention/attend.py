@@ -138,12 +138,12 @@ def attend(
         executor = choose_executor(executor, encoding, params, mask, sizes, in_order, segments, q.dtype)
     offset = consecutive_offset(q_at.pos, k_at.pos) if in_order else None
     q_at, k_at = (jax.tree.map(lambda x: jnp.atleast_2d(jnp.asarray(x)), at) for at in (q_at, k_at))
+    queries = _read_tokens(encoding, params, _queries(encoding, params, q, q_at.pos, q_features), q_at)
     mapped_k = k
     if not keys_mapped:
         seen, _ = seen_by(encoding, "key", k, None if in_order else k_at.idx, k_at.segment)
         mapped_k = token_map(encoding, "key", params, seen, k_at.pos, k_features)
-    queries = _read_tokens(encoding, params, _queries(encoding, params, q, q_at.pos, q_features), q_at)
-    keys = _read_tokens(encoding, params, Tokens(mapped_k, v, k, features=k_features), k_at)
+    keys = _read_tokens(encoding, params, Tokens(mapped_k.swapaxes(1, 2), v, k, features=k_features), k_at)
 
     def run(params: Params, queries: Block, keys: Block) -> jax.Array:
         call = EXECUTORS[executor] if isinstance(executor, str) else executor
@@ -160,29 +160,29 @@ def attend(
 
 
 def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, features: Features) -> Tokens:
-    """Return the query side, tokens first but for the factor, with the factor of its logits."""
+    """Return the query side with the factor of its logits; vectors as projected still have tokens first."""
     dtype, factor = wide_dtype(q.dtype), None
-    mapped = token_map(encoding, "query", params, q, pos, features)
+    mapped = token_map(encoding, "query", params, q, pos, features).swapaxes(1, 2)
     scaled = mapped.astype(dtype) * (1 / math.sqrt(q.shape[-1]))
     if encoding.acts_on("logit_scale"):
         factor = over_batch(functools.partial(encoding.logit_scale, params), pos, features)[..., None].astype(dtype)
-        scaled = scaled * factor.swapaxes(1, 2)
+        scaled = scaled * factor
     return Tokens(scaled, None, q, mapped, factor, features=features)
 
 
 def _read_tokens(encoding: Encoding, params: Params, tokens: Tokens, slots: Slots) -> Block:
-    """Return one side, heads first, with its token bias and without the arrays that no hook reads."""
+    """Return one side, all heads first, with its token bias and without the arrays that no hook reads."""
     by_content, token_bias, dtype = encoding.acts_on("score"), None, operand_dtype(tokens.vectors.dtype)
     reads_vectors = by_content or distance_terms(encoding, params, slots.pos.dtype).keys() - {"bias"}
     if encoding.acts_on("token_bias"):
         found = over_batch(functools.partial(encoding.token_bias, params), slots.pos, tokens.features)
         token_bias = at_least_float32(found.swapaxes(1, 2))
-    mapped, values, vectors, unscaled = jax.tree.map(lambda x: x.swapaxes(1, 2), tokens[:4])
+    values, vectors = jax.tree.map(lambda x: x.swapaxes(1, 2), (tokens.values, tokens.vectors))
     read = barrier(Tokens(
-        mapped=mapped.astype(dtype),
+        mapped=tokens.mapped.astype(dtype),
         values=None if values is None else values.astype(dtype),
         vectors=vectors if reads_vectors else None,
-        unscaled=unscaled if by_content else None,
+        unscaled=tokens.unscaled if by_content else None,
         factor=tokens.factor if reads_vectors else None,
         token_bias=token_bias,
         features=tokens.features if by_content else None,

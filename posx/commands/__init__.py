@@ -1,8 +1,8 @@
-"""The commands of `posx`: what each takes, and what help says of it, without a library that it needs.
+"""The commands of `posx`: the words that each takes, and its help.
 
-Adding one is an entry here and a file of its name beside, with `main(values, config)` in it, which is imported when the
-command runs: help and wrong words cost no start of JAX. The values of flags that the library names too (protocols,
-figures, sizes) are repeated here; a test holds them together.
+A command is an entry here and a file of its name beside, with `main(values, config)` in it. The file is imported when
+the command runs, so that help and wrong words cost no start of JAX. The values of flags that the library names too
+(protocols, figures, sizes) are repeated here; a test compares them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from posx.words import Command, Flags
 
 __getattr__ = modules_of(__name__)
 
-#: Flags every command has.
+#: The flags of every command.
 COMMON: Flags = {
     "workdir": ("", "the work folder of a run or a sweep"),
     "print_config": (False, "print the settings this command would use, and stop"),
@@ -28,7 +28,7 @@ COMMON: Flags = {
 
 
 def work_folder(values: Mapping[str, Any], needed: bool = True) -> Path:
-    """The folder that `--workdir` names, absolute. Raises ConfigError where it is needed and missing."""
+    """Return the folder that `--workdir` names, absolute. Raises ConfigError if it is needed and missing."""
     if not values["workdir"]:
         if needed:
             raise ConfigError("--workdir is missing: name the folder of the run, for example --workdir runs/quick")
@@ -40,28 +40,28 @@ def work_folder(values: Mapping[str, Any], needed: bool = True) -> Path:
 
 
 def function(name: str) -> Callable[[dict[str, Any], Any], None]:
-    """What runs the command: a function of the values of its flags and, where it takes one, the ConfigDict."""
+    """Return the function that runs a command, called with the values of its flags and the ConfigDict or None."""
     return importlib.import_module(f"posx.commands.{name}").main
 
 
-#: What `posx plot` draws.
+#: The figures of `posx plot`.
 FIGURES = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
 
-#: Flags of `posx evaluate` that say what is measured and how.
+#: The flags of `posx evaluate` that choose lengths, protocols and targets.
 MEASURING: Flags = {
     "lengths": ("", "window lengths in tokens, for example 64,128"),
     "protocol": ("", "nonoverlapping, sliding, per_position, or several with commas"),
-    "stride": (int, "of the sliding protocol, in tokens; 0: a quarter of the training length"),
+    "stride": (int, "stride of the sliding protocol in tokens; 0: a quarter of the training length"),
     "num_targets": (int, "targets to score; 0: all; left out: as in the run's config"),
     "executor": ("", "auto, dense, blockwise or fused"),
 }
-#: Of commands that make or measure the runs of a sweep, and of those that it starts for that.
+#: Flags of commands that run several processes, and of the processes that they start.
 _JOBS = (0, "runs at a time; 0: the number, and the cores of each, that are fastest on this machine")
 _STOP = (False, "end when standard input closes; for processes that a sweep starts")
 
-#: Of commands that several processes may carry out together.
+#: Flags of commands that several processes may carry out together.
 _TOGETHER: Flags = {
-    "mesh": ("", "DATAxMODEL devices, as 4x2, over which weights and moments are cut"),
+    "mesh": ("", "DATAxMODEL devices, as 4x2, over which weights and moments are sharded"),
     "coordinator": ("", "HOST:PORT of the first of several processes, or auto; srun and mpirun need none"),
     "processes": (int, "number of processes; 1: this process runs alone, whatever started it"),
     "process": (int, "number of this process, from 0"),
@@ -77,10 +77,10 @@ _OWN: dict[str, Command] = {
         "all runs of a config, evaluated and plotted; the same command resumes",
         {
             "jobs": _JOBS,
-            "on": ("", "where runs are made: nothing for this machine, ray, ray:ADDRESS, or slurm"),
+            "on": ("", "where runs are trained: nothing for this machine, ray, ray:ADDRESS, or slurm"),
             "cpus": (1, "CPUs of a run, on Ray and SLURM"),
             "gpus": (0.0, "GPUs of a run, on Ray and SLURM"),
-            "slurm.": ({}, "X=V: a setting of SLURM's, as --slurm.partition=NAME, --slurm.time=MINUTES"),
+            "slurm.": ({}, "X=V: a setting of SLURM, as --slurm.partition=NAME, --slurm.time=MINUTES"),
             "copy_to": ("", "a folder or fsspec URL that finished runs are copied to"),
             "status": (False, "print the state of every run, and stop"),
         },
@@ -95,7 +95,7 @@ _OWN: dict[str, Command] = {
             "json": (False, "print the rows as JSON lines; draw nothing"),
             "stop_with_stdin": _STOP,
         },
-        sections=("data", "eval"),  # which text, and how it is measured
+        sections=("data", "eval"),
     ),
     "plot": Command("figures from stored rows", {"what": ("all", ", ".join(FIGURES))}),
     "export": Command(
@@ -106,16 +106,16 @@ _OWN: dict[str, Command] = {
         "continue a prompt with a trained run",
         {
             "prompt": ("", "text to continue"),
-            "num_tokens": (200, "tokens to make"),
+            "num_tokens": (200, "tokens to generate"),
             "temperature": (0.8, "0 takes the most likely token"),
             "top_k": (0, "sample from the k most likely tokens; 0 from all"),
-            "seed": (0, "of the sampling"),
+            "seed": (0, "seed of the sampling"),
         },
     ),
     "encodings": Command(
         "the catalogue; with a name, all about one, and its picture",
         {
-            "model_dim": (64, "sizes that they are built for"),
+            "model_dim": (64, "channels of the model that they are built for"),
             "num_heads": (4, "query heads"),
             "num_kv_heads": (0, "key and value heads; 0: as many"),
             "num_layers": (2, "layers"),
@@ -123,13 +123,13 @@ _OWN: dict[str, Command] = {
         },
         operand="NAME",
     ),
-    "doctor": Command("is this machine right: versions, devices, a self-test"),
+    "doctor": Command("versions and devices of this machine, and a self-test"),
     "check": Command(
-        "does an encoding keep the contract",
+        "check whether an encoding keeps the contract",
         {
             "only": ("", "checks to run, with commas between them; all if left out"),
             "bidirectional": (False, "check tables of distances without a mask too"),
-            "model_dim": (12, "sizes that the encoding is built for"),
+            "model_dim": (12, "channels of the model that the encoding is built for"),
             "num_heads": (4, "query heads"),
             "num_kv_heads": (2, "key and value heads"),
             "head_dim": (6, "channels of a head"),

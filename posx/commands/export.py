@@ -12,11 +12,12 @@ from posx.runs.folder import run_in
 
 
 def main(values: dict[str, Any], _: None) -> None:
+    """Write a trained run to one file. Raises ConfigError for a wrong name, WorkdirError if there is no such run."""
     if not values["to"]:
         raise ConfigError("--to is missing: name the file, for example --to model.safetensors")
     target = Path(values["to"]).expanduser()
     if target.suffix != SUFFIX:
-        raise ConfigError(f"--to={values['to']}: the file's name ends with {SUFFIX}")
+        raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}")
     folder = run_in(work_folder(values))
     if values["dry_run"]:
         print(f"would write {folder.path.name} to {target}")

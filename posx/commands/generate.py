@@ -17,11 +17,12 @@ from posx.machine.compile_cache import use_compile_cache
 from posx.runs.export import unpacked
 from posx.runs.folder import run_in
 
-#: Stands in a decoded text for bytes that are no character, or not yet.
+#: The sign in a decoded text for bytes that are no character, or not yet.
 BROKEN = "\ufffd"
 
 
 def main(values: dict[str, Any], _: None) -> None:
+    """Print the prompt and its continuation. Raises ConfigError for wrong flags."""
     sampling = Sampling(values["temperature"], values["top_k"])
     folder = run_in(unpacked(work_folder(values)))
     if values["num_tokens"] < 1:

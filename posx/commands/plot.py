@@ -21,7 +21,7 @@ def main(values: dict[str, Any], _: None) -> None:
         run_folders(folder, "config.json")
         print(f"would draw {values['what']} from {folder}")
         return
-    if values["what"] == "encodings":  # the others are drawn from files
+    if values["what"] == "encodings":  # other figures are drawn from files
         start_devices()
     from posx import plots  # Matplotlib: once the settings are known to be right
 

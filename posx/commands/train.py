@@ -31,7 +31,41 @@ from posx.runs.describe import describe
 from posx.runs.folder import RunFolder
 
 
+def main(values: dict[str, Any], config: ConfigDict) -> None:
+    """Train a run, or resume it, and evaluate it."""
+    folder = RunFolder(work_folder(values, needed=False))
+    use_every_core(_least_devices(values, folder))
+    if not values["dry_run"]:
+        if processes.are_asked(values) and (who := holder(folder.path / ".lock")):
+            raise WorkdirError(f"work folder {folder.path} is in use by {who}")
+        processes.join(values)
+    start_devices()
+    run = processes.together(lambda: _asked(values, config))
+    if values["dry_run"]:
+        if values["workdir"]:
+            folder.check_resumes(run)  # as the command itself does
+        print(describe(run, values["mesh"]))
+        return
+    if values["stop_with_stdin"]:
+        interrupts.end_with_stdin()
+    folder = RunFolder(work_folder(values))
+    from posx.runs.runner import train_and_evaluate  # Flax, Optax, Orbax: once the settings are known to be right
+
+    use_compile_cache(cache_folder(run.data))
+    try:
+        rows = train_and_evaluate(run, folder, values["mesh"])
+        if processes.is_first() and values["processes"] != 1:  # a sweep says its own summary
+            say(_summary(run, rows, values["workdir"]))
+    except PosxError as error:
+        mine = processes.is_first() or not error.alike
+        if mine and not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
+            with contextlib.suppress(PosxError):  # the first error is the one to report
+                write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
+        raise
+
+
 def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
+    """Return the resolved settings of the run. Raises ConfigError for settings of a sweep and for wrong settings."""
     names = {word: setting_of(word) for word in values["overrides"]}
     for word, name in names.items():
         if name.startswith("sweep."):
@@ -48,8 +82,10 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
 
 
 def _least_devices(values: dict[str, Any], folder: RunFolder) -> int:
-    """How many CPU devices this process has at least: as many as its run was started on, or its mesh has. One of
-    several has as many as it has cores."""
+    """Return the least number of CPU devices of this process: those that its run was started on, or those of its mesh.
+
+    One of several processes has as many as it has cores.
+    """
     if processes.are_asked(values):
         return 1
     if values["mesh"] and not values["dry_run"]:
@@ -58,7 +94,7 @@ def _least_devices(values: dict[str, Any], folder: RunFolder) -> int:
 
 
 def _summary(run: RunConfig, rows: list[dict[str, Any]], workdir: str) -> str:
-    """Return two lines: the results, of the run's first protocol, and the commands to go on with."""
+    """Return two lines: the results of the first protocol, and the next commands."""
     found = {row["eval_len"]: row for row in rows if row["protocol"] == rows[0]["protocol"]} if rows else {}
     lengths = sorted({min(found, key=lambda length: abs(length - run.train.length)), max(found)}) if found else []
     results = [f"{result_of(found[length])} at {length} tokens" for length in lengths]
@@ -67,35 +103,3 @@ def _summary(run: RunConfig, rows: list[dict[str, Any]], workdir: str) -> str:
         f"done: {', '.join([f'{workdir} at step {run.train.steps}', *results])}\n"
         f"next: posx plot --workdir {where}, or posx generate --workdir {where} --prompt 'some words'"
     )
-
-
-def main(values: dict[str, Any], config: ConfigDict) -> None:
-    folder = RunFolder(work_folder(values, needed=False))
-    use_every_core(_least_devices(values, folder))
-    if not values["dry_run"]:
-        if processes.are_asked(values) and (who := holder(folder.path / ".lock")):
-            raise WorkdirError(f"work folder {folder.path} is in use by {who}")
-        processes.join(values)
-    start_devices()
-    run = processes.together(lambda: _asked(values, config))
-    if values["dry_run"]:
-        if values["workdir"]:
-            folder.check_resumes(run)  # refused as the command itself would be
-        print(describe(run, values["mesh"]))
-        return
-    if values["stop_with_stdin"]:
-        interrupts.end_with_stdin()
-    folder = RunFolder(work_folder(values))
-    from posx.runs.runner import train_and_evaluate  # Flax, Optax, Orbax: once the settings are known to be right
-
-    use_compile_cache(cache_folder(run.data))
-    try:
-        rows = train_and_evaluate(run, folder, values["mesh"])
-        if processes.is_first() and values["processes"] != 1:  # as which a sweep starts it, to sum up all runs itself
-            say(_summary(run, rows, values["workdir"]))
-    except PosxError as error:
-        mine = processes.is_first() or not error.alike
-        if mine and not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
-            with contextlib.suppress(PosxError):  # what went wrong first is what is said
-                write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
-        raise

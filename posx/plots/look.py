@@ -172,7 +172,7 @@ def log_axis(ax: Axes, values: Sequence[float]) -> float:
     Runaway values are above 10^4 times the median.
     """
     low, high = min(values), min(max(values), 1e4 * statistics.median(values))
-    pad = max((high / low) ** 0.05, 1.02)
+    pad = min(max((high / low) ** 0.05, 1.02), 10.0)
     low, high = low / pad, high * pad
     ax.set_yscale("log")
     ax.set_ylim(low, high)

@@ -1,4 +1,4 @@
-"""`posx doctor`: what it says of this machine, and that a wrong number is exit 1 with its line."""
+"""`posx doctor`: its facts of this machine, and that a wrong number is exit 1 with its line."""
 
 import jax.numpy as jnp
 import pytest
@@ -10,7 +10,7 @@ from posx.encodings import ENCODINGS, build
 from tests import tiny
 
 
-def test_it_names_what_numbers_depend_on_and_checks_every_encoding(capsys, monkeypatch):
+def test_doctor_names_the_facts_and_checks_every_encoding(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "ENCODINGS", {"t5": None})
     code, out, err = tiny.call(capsys, "doctor")
     assert code == 0, err

@@ -113,7 +113,7 @@ def test_one_is_killed_and_all_resume(site, tmp_path, by_two):
     tiny.until((workdir / "checkpoints" / "1.json").exists, processes[1])
     processes[1].kill()
     (code, _, err), _ = ended(processes)
-    line = "posx: another process of this run has ended, and so this one does; the same command goes on"
+    line = "posx: another process of this run has ended, so this one ends too; the same command resumes"
     assert code == 75 and line in err.splitlines(), err
     assert not (workdir / "DONE").exists()
     assert "resuming run at step" in all_well(ended(start(2, *words)))

@@ -31,7 +31,7 @@ def test_a_step_that_hangs_ends_the_run_and_says_where_it_stood(site, tmp_path):
     )  # fmt: skip
     assert done.returncode == 75, done.stderr
     assert "posx: run: no step ended for" in done.stderr.splitlines()[-1]
-    assert "the same command goes on" in done.stderr and "Traceback" not in done.stderr
+    assert "the same command resumes" in done.stderr and "Traceback" not in done.stderr
     assert "wait" in (tmp_path / "run" / "stacks.txt").read_text()
 
 

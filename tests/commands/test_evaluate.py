@@ -1,0 +1,204 @@
+"""`posx evaluate`: rows that are missing are computed, and wrong questions are one line."""
+
+import json
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+import tokenizers as hf
+
+import posx
+import posx.runs.evaluate
+from posx.data import DataConfig, prepare
+from tests import tiny
+from tests.commands import refused, watched
+
+BAD_QUESTIONS = {
+    "lengths": (["evaluate", "--lengths=64,16"], ["(64, 16)", "increase"]),
+    "not numbers": (["evaluate", "--lengths=16,b"], ["--lengths=16,b: b is not a whole number"]),
+    "protocol": (["evaluate", "--protocol=slidin"], ["'slidin' is unknown", "sliding"]),
+    "stride": (["evaluate", "--protocol=sliding", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
+    "stride of P2": (["evaluate", "--protocol=P2", "--lengths=16,32", "--stride=20"], ["stride=20", "16"]),
+    "less than a window": (["evaluate", "--lengths=16,512"], ["eval.num_targets=256", "512 tokens"]),
+    "default stride": (["evaluate", "--protocol=sliding", "--lengths=2,32"], ["stride=4", "2 tokens"]),
+    "executor": (["evaluate", "--executor=fast"], ["'fast' is unknown"]),
+    "config": (["evaluate", "--config=x.py"], ["takes no config"]),
+    "override": (["generate", "--config.train.steps=3"], ["takes no config"]),
+    "what": (["plot", "--what=lenghts"], ["'lenghts' is unknown"]),
+    "temperature": (["generate", "--temperature=-1"], ["temperature=-1"]),
+    "top_k": (["generate", "--top_k=-1"], ["top_k=-1"]),
+    "num_tokens": (["generate", "--num_tokens=0"], ["--num_tokens=0"]),
+    "number": (["generate", "--num_tokens=ten"], ["num_tokens", "ten"]),
+    "seed": (["generate", f"--seed={2**70}"], ["--seed=", "beyond all range"]),
+}
+
+
+@pytest.mark.parametrize(("words", "wanted"), BAD_QUESTIONS.values(), ids=BAD_QUESTIONS.keys())
+def test_wrong_questions_about_a_run(capsys, whole, words, wanted):
+    before = (whole / "eval.jsonl").read_bytes()
+    refused(capsys, 2, [*words, f"--workdir={whole}"], *wanted)
+    assert (whole / "eval.jsonl").read_bytes() == before
+
+
+def test_evaluate_takes_a_folder_of_sweeps_as_plot_does(capsys, sweeps):
+    """Runs are named by their paths, which tell those of one name apart."""
+    code, out, err = tiny.call(capsys, "evaluate", f"--workdir={sweeps}", "--lengths=16,32", "--dry_run")
+    assert (code, out) == (7, "a/t5: nonoverlapping, per_position at (16, 32)\n")
+    assert "posx: b/t5: " in err and "config.json cannot be read" in err
+    words = ["--lengths=16, 32", "--protocol=nonoverlapping, per_position,", "--dry_run"]  # with spaces
+    assert tiny.call(capsys, "evaluate", f"--workdir={sweeps / 'a'}", *words)[1].endswith(out.removeprefix("a/"))
+    code, out, err = tiny.call(capsys, "evaluate", f"--workdir={sweeps}", "--print_config")
+    assert code == 0 and "settings of" in err and "the first of 2 runs" in err
+
+
+@pytest.mark.slow
+def test_bits_per_byte_of_a_stored_tokenizer_are_of_the_text(capsys, site, tmp_path):
+    """Byte fallback, and no token for a space: each of them is three tokens and one byte."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]
+    made = hf.Tokenizer(
+        hf.models.Unigram(pieces + [(letter, -3.0) for letter in "aeiou"], unk_id=0, byte_fallback=True)
+    )
+    made.pre_tokenizer = hf.pre_tokenizers.Metaspace(prepend_scheme="always")
+    made.decoder = hf.decoders.Sequence([hf.decoders.ByteFallback(), hf.decoders.Metaspace(prepend_scheme="always")])
+    made.add_special_tokens(["</s>"])
+    made.save(str(tmp_path / "tok.json"))
+    words = [
+        "train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'run'}", "--config.eval.num_targets=0",
+        f"--config.data.tokenizer={tmp_path / 'tok.json'}", "--config.train.steps=3",
+        "--config.eval.protocols=nonoverlapping", "--config.eval.lengths=16,",
+    ]  # fmt: skip
+    code, _, err = tiny.call(capsys, *words)
+    assert code == 0, err
+    held_out, eos = (
+        prepare(
+            DataConfig(str(site / "text"), tokenizer=str(tmp_path / "tok.json"), cache_dir=str(site / "cache"))
+        ).validation,
+        1,
+    )
+    apply, params, tokenizer = posx.load(tmp_path / "run")
+    ends = zip(held_out.offsets[:-1], held_out.offsets[1:], strict=True)
+    documents = [tokenizer.decode(held_out.tokens[start:end]) for start, end in ends]
+    assert set(documents) <= {path.read_text(encoding="utf-8") for path in (site / "text").iterdir()}
+    size = sum(len(document.encode()) for document in documents)
+    assert len(re.findall(rf"{size:,} bytes in \d documents? \(.* held out; unigram .* [\d,]+ parameters", err)) == 1
+    assert tiny.call(capsys, "evaluate", f"--workdir={tmp_path / 'run'}", "--lengths=32")[0] == 0
+    stream = np.concatenate([[eos], held_out.tokens]).astype(int)
+    sizes = np.concatenate([[0], held_out.token_bytes])
+    log_probs = lambda tokens: jax.nn.log_softmax(apply(params, tokens[:, :-1]))  # noqa: E731
+    rows = tiny.rows(tmp_path / "run" / "eval.jsonl")
+    assert [row["eval_len"] for row in rows] == [16, 32]
+    assert all(row["num_bytes"] == size and row["num_separators"] == held_out.num_documents for row in rows)
+    (same,) = posx.evaluate(log_probs, stream, "P1", [32], token_bytes=sizes, separators=[eos])
+    assert rows[1]["bpb"] == pytest.approx(same["bpb"], rel=1e-5)
+    assert same["bpb"] < same["nll"] * same["num_targets"] / size / math.log(2), "separators cost something"
+
+
+def test_evaluate_computes_only_what_is_missing(capsys, workdir):
+    words = ["evaluate", f"--workdir={workdir}"]
+    before = (workdir / "eval.jsonl").read_bytes()
+    code, out, _ = tiny.call(capsys, *words)
+    assert code == 0 and (workdir / "eval.jsonl").read_bytes() == before and "| t5 |" in out
+    asked = [*words, "--lengths=16,32,64", "--protocol=nonoverlapping,sliding"]
+    assert tiny.call(capsys, *asked)[0] == 0
+    rows = tiny.rows(workdir / "eval.jsonl")
+    new = [(row["protocol"], row["eval_len"]) for row in rows[3:]]
+    assert sorted(new) == [("nonoverlapping", 64), ("sliding", 16), ("sliding", 32), ("sliding", 64)]
+    assert {row["num_targets"] for row in rows if row["protocol"] == "sliding"} == {64}
+    assert {row["stride"] for row in rows if row["protocol"] == "sliding"} == {4}
+    after = (workdir / "eval.jsonl").read_bytes()
+    assert tiny.call(capsys, *asked)[0] == 0
+    assert (workdir / "eval.jsonl").read_bytes() == after
+
+
+def test_no_targets_are_all_targets_as_in_the_settings(capsys, workdir):
+    words = ["evaluate", f"--workdir={workdir}", "--lengths=32,320"]
+    refused(capsys, 2, [*words, "--num_targets=300"], "at least as many targets, or 0 for all")
+    code, _, err = tiny.call(capsys, *words, "--num_targets=0", "--protocol=nonoverlapping")
+    assert code == 0, err
+    (row,) = [row for row in tiny.rows(workdir / "eval.jsonl") if row["eval_len"] == 320]
+    assert row["num_targets"] > 300
+    code, out, _ = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--dry_run")
+    assert code == 0 and "(16, 32)" in out
+
+
+def test_lists_of_flags_may_have_spaces_and_quotes(capsys, workdir):
+    words = ["evaluate", f"--workdir={workdir}", "--dry_run", "--lengths= 16, '32'"]
+    code, out, _ = tiny.call(capsys, *words, "--protocol=nonoverlapping, sliding")
+    assert code == 0 and "nonoverlapping, sliding at (16, 32)" in out
+
+
+def test_a_lost_sliding_row_is_measured_on_the_same_targets(capsys, workdir):
+    asked = ["evaluate", f"--workdir={workdir}", "--lengths=16,32,64", "--protocol=sliding"]
+    assert tiny.call(capsys, *asked)[0] == 0
+    path = workdir / "eval.jsonl"
+    rows = tiny.rows(path)
+    lost = next(row for row in rows if row["protocol"] == "sliding" and row["eval_len"] == 32)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row != lost))
+    assert tiny.call(capsys, *asked)[0] == 0
+    again = tiny.rows(path)
+    assert len(again) == len(rows) and again[-1] == lost
+
+
+def test_rows_of_other_targets_or_blocks_stay_out_of_a_curve(capsys, workdir):
+    """Rows of a version before digests, and of other blocks, as an old folder holds them."""
+    path = workdir / "eval.jsonl"
+    new = [row | {"run_id": "run"} for row in tiny.rows(path)]
+    assert all(row["schema_version"] == 4 and row["num_documents"] and row["num_stretches"] == 1 for row in new)
+    first = {key: value for key, value in new[0].items() if key not in ("targets", "num_documents", "num_stretches")}
+    old = [first | {"schema_version": 1, "block_len": 1024, "ppl": 99.0}, new[1] | {"block_len": 128, "ppl": 99.0}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in (*old, new[2])))
+    code, out, _ = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--protocol=P1")
+    assert code == 0 and "99.0" not in out
+    again = tiny.rows(path)[3:]
+    names = ("protocol", "eval_len", "targets", "block_len")
+    assert [[row[name] for name in names] for row in again] == [[row[name] for name in names] for row in new[:2]]
+    assert [row["ppl"] for row in again] == pytest.approx([row["ppl"] for row in new[:2]])
+    assert [row for row in posx.plots.read_rows(workdir) if row["protocol"] == "nonoverlapping"] == again
+
+
+def test_rows_where_memory_ran_out_are_tried_again(capsys, workdir):
+    path = workdir / "eval.jsonl"
+    rows = tiny.rows(path)
+    failed = rows[1] | {"status": "oom", "nll": None, "ppl": None, "bpb": None}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], failed, rows[2])))
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}")
+    assert code == 0, err
+    again = tiny.rows(path)[3]
+    numbers = {name: value for name, value in rows[1].items() if isinstance(value, float)}
+    assert {name: again[name] for name in numbers} == pytest.approx(numbers, rel=1e-5)
+    assert again | numbers | {"block_nll": rows[1]["block_nll"]} == rows[1] | {"run_id": "run"}
+
+
+def test_partly_failed_evaluation_says_where_and_keeps_rows(capsys, workdir, monkeypatch):
+    module = posx.runs.evaluate
+    real = module._log_probs
+
+    def fail(model, executor, num_devices, params, tokens):
+        if tokens.shape[1] > 33:
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return real(model, executor, num_devices, params, tokens)
+
+    monkeypatch.setattr(module, "_log_probs", fail)
+    words = ["evaluate", f"--workdir={workdir}", "--lengths=16,48,64", "--protocol=nonoverlapping"]
+    line = refused(capsys, 7, words, "at 48: oom", "at 64: oom")
+    assert "at 16" not in line
+    assert [row["status"] for row in tiny.rows(workdir / "eval.jsonl")[3:]] == ["oom", "oom"]
+
+
+def test_the_bar_of_an_evaluation_weighs_windows_by_cost(capsys, workdir, monkeypatch):
+    """Every batch of every protocol and length is reported, what compiles too; passes that are shared count once."""
+    seen = watched(monkeypatch, posx.runs.evaluate)
+    (workdir / "eval.jsonl").unlink()
+    words = ["--lengths=16,32", "--protocol=nonoverlapping,sliding,per_position", "--config.eval.batch_tokens=64"]
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", *words)
+    assert code == 0, err
+    assert [done for _, done in seen] == sorted(done for _, done in seen) and seen[-1][1] == seen.total
+    starts = [seen.index(one) for one in seen if one[0].startswith("compiling")]
+    passes = [seen[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
+    lengths = [("16" if " 16 " in one[0][0] else "32") for one in passes]
+    assert lengths == ["16", "32", "16", "32"]
+    costs = [(one[-1][1] - one[0][1]) for one in passes]
+    short, long = costs[:2]  # of as many tokens
+    assert short < long < 2 * short and all(len(one) > 2 for one in passes)
