@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import logging
 import os
@@ -15,7 +16,7 @@ from typing import Any
 
 import posx
 from posx import interrupts
-from posx.commands import COMMANDS, function, work_folder
+from posx.commands import COMMANDS, work_folder
 from posx.errors import ConfigError, OutOfMemoryError, PosxError, Stopped, nearest
 from posx.files.atomic import disk_full
 from posx.machine.backend import no_device, set_options
@@ -114,7 +115,7 @@ def _run(words: list[str]) -> int:
     if given.values["print_config"]:
         print(_settings(given.values, config, sweep=name == "sweep"))
     else:
-        function(name)(given.values, config)
+        importlib.import_module(f"posx.commands.{name}").main(given.values, config)
     return 0
 
 

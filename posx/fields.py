@@ -19,14 +19,14 @@ _OPEN = ("auto", "none", "None")
 _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
-def typed_fields(cls: type, given: Mapping[str, Any], what: str, where: str) -> dict[str, Any]:
+def typed_fields(cls: type, given: Mapping[str, Any], owner: str, prefix: str) -> dict[str, Any]:
     """Return `given` with every value of its field's type. A field that may be None is left out for "auto" and "none".
 
     Args:
       cls: the dataclass.
       given: {field: value}.
-      what: the name of the class in messages.
-      where: the path before the field in messages.
+      owner: the name of the class in messages.
+      prefix: the path before the field in messages.
 
     Raises:
       ConfigError: a key is unknown, or a value has another type.
@@ -36,24 +36,26 @@ def typed_fields(cls: type, given: Mapping[str, Any], what: str, where: str) -> 
     values = {}
     for key, value in given.items():
         if key not in known:
-            raise ConfigError(f"{what} has no field {key!r}; {nearest(key, known)}fields: {', '.join(known) or 'none'}")
+            raise ConfigError(
+                f"{owner} has no field {key!r}; {nearest(key, known)}fields: {', '.join(known) or 'none'}"
+            )
         options = [kind for kind in typing.get_args(hints[key]) if kind is not NoneType]
         may_be_open = len(options) < len(typing.get_args(hints[key]))
         if not (may_be_open and (value is None or (isinstance(value, str) and value in _OPEN))):
-            values[key] = typed(value, options[0] if may_be_open else hints[key], f"{where}{key}")
+            values[key] = typed(value, options[0] if may_be_open else hints[key], f"{prefix}{key}")
     return values
 
 
-def typed(value: Any, wanted: Any, where: str, whole: Any = None) -> Any:
+def typed(value: Any, wanted: Any, name: str, whole: Any = None) -> Any:
     """Return `value` as `wanted`: bool, int, float, str, or a tuple of one of them.
 
     Text is read as a number, or as items with commas between them, if one is wanted. Equal values come out equal,
     however they were written: 200.0 is the whole number 200, and -0.0 is 0.0.
 
     Args:
-      value: what was given.
+      value: the given value.
       wanted: a type, as `typing.get_type_hints` returns it.
-      where: the name of the setting in messages.
+      name: the name of the setting in messages.
       whole: the value that `value` is an item of, if it is one.
 
     Raises:
@@ -62,9 +64,9 @@ def typed(value: Any, wanted: Any, where: str, whole: Any = None) -> Any:
     if typing.get_origin(wanted) is tuple:
         items = items_of(value) if isinstance(value, str) else value
         if not isinstance(items, list | tuple):
-            raise ConfigError(f"{where}={value!r}: not a tuple. Write ({value!r},) for one value")
+            raise ConfigError(f"{name}={value!r}: not a tuple. Write ({value!r},) for one value")
         whole = value if whole is None else whole
-        return tuple(typed(item, typing.get_args(wanted)[0], where, whole) for item in items)
+        return tuple(typed(item, typing.get_args(wanted)[0], name, whole) for item in items)
     if not isinstance(wanted, type) or wanted not in KINDS:
         return value  # a nested value, such as an encoding inside another, is checked by its own class
     found = _read(value, wanted) if isinstance(value, str) else value
@@ -81,7 +83,7 @@ def typed(value: Any, wanted: Any, where: str, whole: Any = None) -> Any:
         problem = "not a finite number"
     if problem:
         item = "" if whole is None else f"{str(value)[:60]} is "
-        raise ConfigError(f"{where}={str(value if whole is None else whole)[:60]}: {item}{problem}")
+        raise ConfigError(f"{name}={str(value if whole is None else whole)[:60]}: {item}{problem}")
     return found + 0.0 if wanted is float else found  # -0.0 is 0.0
 
 
@@ -104,9 +106,9 @@ def items_of(text: str) -> list[str]:
 
 
 def unbracketed(text: str) -> str:
-    """Return what one pair of brackets around all of `text` encloses, "()" as "," so that it holds no item.
+    """Return the text within the one pair of brackets around all of `text`, or "" if it has none.
 
-    Return nothing for a text without such brackets.
+    "()" gives ",", which holds no item.
     """
     whole = text[:1] + text[-1:] in ("()", "[]") and len(split(text)) == 1
     return (text[1:-1].strip() or ",") if whole else ""

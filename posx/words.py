@@ -1,4 +1,4 @@
-"""The words of a command line, taken apart: what a command takes, and what it was given. absl reads the flags.
+"""The words of a command line: those that a command takes, and those that it was given. absl reads the flags.
 
 Nothing here imports JAX, so that help and wrong words cost no start of it.
 """
@@ -159,7 +159,7 @@ def _problem(word: str, command: Command, values: Mapping[str, Any], words: Sequ
     if not word.startswith("-"):
         problem, hint = f"stray word {word!r}", _near(word, command, values, words)
     elif "--" in words:
-        problem, hint = f"stray word {word!r}", "leave out the -- that stands alone"
+        problem, hint = f"stray word {word!r}", "leave out the lone --"
     else:
         flag = word.partition("=")[0]
         near = near_names(flag.lstrip("-"), command.flags, cutoff=0.7)

@@ -7,8 +7,7 @@ the command runs, so that help and wrong words cost no start of JAX. The values 
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,6 @@ def work_folder(values: Mapping[str, Any], needed: bool = True) -> Path:
         return Path(values["workdir"]).expanduser().resolve()
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"--workdir={values['workdir'][:80]} is no path: {error}"[:200]) from None
-
-
-def function(name: str) -> Callable[[dict[str, Any], Any], None]:
-    """Return the function that runs a command, called with the values of its flags and the ConfigDict or None."""
-    return importlib.import_module(f"posx.commands.{name}").main
 
 
 #: The figures of `posx plot`.

@@ -163,7 +163,7 @@ def _programs(folder: Path) -> str:
     if not jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
         return "not kept: JAX_ENABLE_COMPILATION_CACHE is off"
     if elsewhere := jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        return f"kept in {elsewhere}, as JAX was told"
+        return f"kept in {elsewhere}, as JAX is set"
     return f"kept in the cache, {_size(folder)} of at most {most_bytes() / 1e6:,.0f} MB"
 
 

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from posx.config import SECTIONS, RunConfig, base_config
 from posx.config.overrides import override, setting_of, settings
+from posx.config.run import typed_sections
 from posx.errors import ConfigError, near_names
 from posx.files.parse import parsed
 from posx.progress import say
@@ -38,36 +39,34 @@ def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> d
     """Return {section: {field: value}} of the `words` that replace settings in `sections` of a stored run.
 
     Raises:
-      ConfigError: a setting is unknown or mistyped, or stands in a section that the run was trained with.
+      ConfigError: a setting is unknown or mistyped, or belongs to a section that the run was trained with.
     """
-    found: dict[str, dict[str, Any]] = {name: {} for name in sections}
-    for word in words:
-        section = setting_of(word).partition(".")[0]
+    names = [setting_of(word).partition(".") for word in words]
+    for word, (section, _, _) in zip(words, names, strict=True):
         if section in {"encoding", "sweep", *SECTIONS} - set(sections):
             allowed = " and ".join(f"--config.{name}.*" for name in sections)
             raise ConfigError(f"{word}: a trained run keeps its {section} settings; this takes {allowed}")
     config = ConfigDict({name: dataclasses.asdict(getattr(run, name)) for name in sections})
     override(config, words)
-    for word in words:
-        section, _, name = setting_of(word).partition(".")
-        found[section][name] = config[section][name]
-    return found
+    return {name: {field: config[name][field] for section, _, field in names if section == name} for name in sections}
 
 
-def load_config(where: Mapping[str, str]) -> ConfigDict:
+def load_config(sources: Mapping[str, str]) -> ConfigDict:
     """Return the config of --config=FILE:ARGUMENT or --config_json=FILE. Raises ConfigError.
 
     A config file is executed twice: a run that differs each time could never be resumed.
     """
-    if len(where) == 2:
+    if len(sources) == 2:
         raise ConfigError("--config and --config_json are both given: name the settings with one of them")
-    if not where:
+    if not sources:
         raise ConfigError("name the settings with one of --config=quick or --config_json=runs/x/config.json")
-    if "config_json" in where:
-        return asked_before(earlier_run(where["config_json"]))
-    text, _, argument = where["config"].partition(":")
+    if "config_json" in sources:
+        return asked_before(earlier_run(sources["config_json"]))
+    text, _, argument = sources["config"].partition(":")
     if not text:
-        raise ConfigError(f"--config={where['config']!r} names no preset and no file; presets: {', '.join(presets())}")
+        raise ConfigError(
+            f"--config={sources['config']!r} names no preset and no file; presets: {', '.join(presets())}"
+        )
     path = _config_file(text)
     config = _made_by(path, text, argument)
     if not isinstance(config, ConfigDict):
@@ -173,14 +172,9 @@ def earlier_run(path: str) -> RunConfig:
 
 def asked_before(run: RunConfig) -> ConfigDict:
     """Return the config that asks for the settings of `run` again. A sweep of it makes that run, until it has axes."""
-    config = base_config()
-    given = {
-        section: {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-        for section, fields in run.asked.items()
-    }
-    for section in SECTIONS:
-        config[section].update(given[section])
-    config.encoding = ConfigDict(given["encoding"], type_safe=False)
+    config = base_config(run.encoding)
+    for name, section in typed_sections(run.asked).items():
+        config[name].update(vars(section))
     own = (run.encoding,), (run.train.length,), (run.train.seed,)
     config.sweep.encodings, config.sweep.train_lens, config.sweep.seeds = own
     return config

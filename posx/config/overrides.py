@@ -57,8 +57,8 @@ def _set(config: ConfigDict, word: str, key: str) -> None:
     text = unquoted(_text(word, key, known[key]))
     section, _, name = key.partition(".")
     if section == "encoding":
-        cls, where = encoding_class(config.encoding.name), f"encoding {config.encoding.name!r}"
-        config.encoding[name] = typed_fields(cls, {name: text}, where, "--config.encoding.").get(name, "auto")
+        cls, owner = encoding_class(config.encoding.name), f"encoding {config.encoding.name!r}"
+        config.encoding[name] = typed_fields(cls, {name: text}, owner, "--config.encoding.").get(name, "auto")
         return
     config[section][name] = _typed(key, text, f"--config.{key}")
     if section == "sweep" and LISTS.get(name) in config.sweep.axes:  # the axis of a config file would hide the list
@@ -126,11 +126,11 @@ def settings(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def check_key(key: str, known: Iterable[str], where: str) -> None:
+def check_key(key: str, known: Iterable[str], place: str) -> None:
     """Raise ConfigError, with the nearest names, if `key` is not one of those `known`."""
     if key not in known:
         names = near_names(key, known, number=4, cutoff=0.3) or dict.fromkeys(name.split(".")[0] for name in known)
-        raise ConfigError(f"unknown config key {key!r} in {where}; nearest: {', '.join(names)}")
+        raise ConfigError(f"unknown config key {key!r} in {place}; nearest: {', '.join(names)}")
 
 
 def setting_of(word: str) -> str:

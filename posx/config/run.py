@@ -128,6 +128,7 @@ class RunConfig:
         try:
             layers, rates = tuple(map(from_spec, values["layers"])), from_json(values["rates"])
             asked, code, text = dict(values["asked"]), dict(values["code"]), str(values["text"])
+            spec_text(asked["encoding"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"its settings are damaged: {type(error).__name__}: {error}") from None
         typed_sections(asked)

@@ -45,8 +45,11 @@ def to_json(rates: Rates) -> list[dict[str, Any]]:
 
 
 def from_json(layers: Any) -> Rates:
-    """Return the rates that `to_json` wrote. Raises TypeError or AttributeError if `layers` is not such a list."""
-    return tuple(tuple((name, Rate(**rate)) for name, rate in layer.items()) for layer in layers)
+    """Return the rates that `to_json` wrote. Raises TypeError, KeyError or such an error for other values."""
+    return tuple(
+        tuple((name, Rate(float(rate["lr_multiplier"]), bool(rate["decays"]))) for name, rate in layer.items())
+        for layer in layers
+    )
 
 
 def special(rates: Rates) -> dict[str, Rate]:

@@ -54,7 +54,7 @@ def bad_data(tmp_path) -> dict[str, tuple[list[str], list[str]]]:
             ["validation text", "sliding windows of 100000"],
         ),
         "no tokenizer": ([f"--config.data.tokenizer={tmp_path}/none.json"], ["tokenizer", "does not exist"]),
-        "torn tokenizer": ([f"--config.data.tokenizer={tmp_path}/torn.json"], ["torn.json", "not JSON"]),
+        "torn tokenizer": ([f"--config.data.tokenizer={tmp_path}/torn.json"], ["torn.json", "cannot be read as JSON"]),
     }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ BAD_WORDS = {
     "fraction for a whole number": (["train", "--config.train.steps=1.5"], ["steps", "1.5"]),
     "a flag of absl": (["train", "--undefok=x"], ["unknown flag --undefok"]),
     "a file of flags": (["train", "--flagfile=x"], ["unknown flag --flagfile"]),
-    "a pair of dashes": (["train", "--", "--dry_run"], ["stray word '--dry_run'; leave out the --"]),
+    "a pair of dashes": (["train", "--", "--dry_run"], ["stray word '--dry_run'; leave out the lone --"]),
     "a flag for a value": (["train", "--workdir", "--dry_run"], ["--workdir has no value: write --workdir=VALUE"]),
     "no value at the end": (["train", "--workdir"], ["--workdir has no value"]),
     "two sources": (["train", "--config_json=x.json"], ["--config and --config_json are both given"]),

@@ -134,7 +134,7 @@ def test_the_tokenizer_of_a_run_lies_in_its_folder(capsys, workdir, tmp_path):
         ("--config.data.tokenizer=bpe", "the tokenizer that it was trained with"),
         ("--config.data.sourc=x", "nearest: data.source"),
         ("--config.eval.batch_tokens=many", "many"),
-        ("--config.data.layout=pages", "data.layout 'pages' is unknown"),
+        ("--config.data.layout=pages", "data.layout='pages' is unknown"),
     ],
 )
 def test_only_the_text_and_what_is_measured_can_be_set_anew(capsys, whole, word, wanted):
