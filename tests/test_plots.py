@@ -152,7 +152,7 @@ def test_svg_bytes_do_not_change(tmp_path: pathlib.Path) -> None:
     assert first == again
 
 
-def test_the_users_own_matplotlib_settings_neither_matter_nor_change(tmp_path: pathlib.Path) -> None:
+def test_the_users_matplotlib_settings_neither_matter_nor_change(tmp_path: pathlib.Path) -> None:
     import matplotlib
 
     folder = write(tmp_path, [row("alibi", length) for length in LENGTHS])
@@ -287,7 +287,7 @@ def test_intervals_of_several_seeds_are_of_their_mean() -> None:
     np.testing.assert_allclose(sorted(dots[0]), sorted(seeds))
 
 
-def test_intervals_are_bars_and_bits_per_byte_an_axis_of_the_figures() -> None:
+def test_figures_show_intervals_as_bars_and_bits_as_an_axis() -> None:
     made = [measured(name, length) for name in ("rope", "alibi") for length in (64, 128, 256)]
     (panel,) = panels(made)
     figure = curves.extrapolation(panel)
@@ -316,7 +316,7 @@ def test_bits_per_byte_that_count_separators_are_no_curve() -> None:
         assert ("bits per byte" in words(curves.extrapolation(panels(made)[0]))) is drawn
 
 
-def test_too_little_text_and_rows_that_do_not_pair_have_no_interval() -> None:
+def test_too_little_text_and_unpaired_rows_have_no_interval() -> None:
     short = [
         one | {"num_targets": 2048, "block_nll": one["block_nll"][:8]} for one in map(measured, ["rope"] * 2, (64, 128))
     ]

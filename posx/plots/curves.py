@@ -1,6 +1,6 @@
 """Figures from stored rows: perplexity and R_k against length, loss against position, training loss.
 
-Every function returns an unsaved figure; lengths and positions in tokens, loss in nats per token. `missing` is
+Figures are returned unsaved. Lengths and positions are in tokens, losses in nats per token. `missing` is
 {run without results: why it failed}.
 """
 
@@ -29,20 +29,20 @@ _EVEN = [1, 2, 2.5, 5, 10]  # steps between ticks
 
 
 def line_style(of: Look) -> dict[str, Any]:
-    """How a line with this look is drawn, in the axes and in the legend."""
+    """Return matplotlib's settings of a line with this look, in the axes and in the legend."""
     edge = {"markeredgecolor": "white", "markeredgewidth": 0.5}
     return {"color": of.color, "linestyle": of.dashes, "marker": of.marker} | edge
 
 
 def sparse(turn: int) -> tuple[float, float]:
-    """Where a line of many points has markers: at even steps, from another place for each curve, so that none hide."""
+    """Return `markevery` for a line of many points: even steps, from another start for each curve so that none hide."""
     return (0.4 * turn % 1) * _APART, _APART
 
 
 def draw_curve(ax: Axes, curve: Curve, bars: bool = True, turn: int | None = None) -> None:
-    """The mean with its gaps, bars for its intervals; of several runs a dot each, and a band over all of them.
+    """Draw the mean with its gaps and bars for its intervals; for several runs a dot each, and a band over them.
 
-    `turn` is the curve's number where it has so many points that only some get a marker, and runs none.
+    turn: the number of a curve with so many points that only some get a marker, and runs get no dots.
     """
     x, color = [point.x for point in curve.points], curve.look.color
     mean, low, high = (
@@ -62,7 +62,7 @@ def draw_curve(ax: Axes, curve: Curve, bars: bool = True, turn: int | None = Non
 
 
 def mark_failures(ax: Axes, curves: Sequence[Curve]) -> int:
-    """A lane above the axes for every curve that failed somewhere; returns the number of lanes."""
+    """Draw a lane above the axes for every curve that failed somewhere. Return the number of lanes."""
     lanes = [curve for curve in curves if any(point.failures for point in curve.points)]
     for level, curve in enumerate(lanes):
         style: dict[str, Any] = {"linestyle": "", "transform": ax.get_xaxis_transform(), "clip_on": False}
@@ -104,7 +104,7 @@ def nothing(ax: Axes, text: str) -> None:
 
 
 def extent(curves: Sequence[Curve]) -> list[float]:
-    """Every finite value that the curves' lines, bands and bars reach."""
+    """Return every finite value that the curves' lines, bands and bars reach."""
     points = [point for curve in curves for point in curve.points]
     ends = [value for point in points for value in (point.low, point.high, *(point.interval or ()))]
     return list(filter(math.isfinite, ends))
@@ -124,7 +124,7 @@ def highs(curves: Sequence[Curve]) -> Iterable[tuple[str, float]]:
 def headings(
     made: Figure, title: str, panels: Sequence[Panel], curves: Sequence[Curve], interval: str = "", lanes: int = 0
 ) -> None:
-    """Title, what was measured and what the bars are, with `lanes` left free above the axes for failure marks."""
+    """Draw the title and the subtitle, with `lanes` left free above the axes for failure marks."""
     lines = [*captions.facts(panels), *captions.spreads(curves, interval)]
     look.headings(made, title, lines, captions.mixture([row for one in panels for row in one.rows]), LANE * lanes)
 
@@ -140,8 +140,7 @@ def _alone(made: Figure) -> Axes:
 
 
 def _bits_axis(ax: Axes, panel: Panel) -> None:
-    """Bits per byte on the right of perplexity per token, if all rows have as many bytes a token and hardly any
-    separators, which only perplexity counts."""
+    """Draw an axis of bits per byte, if all rows have as many bytes a token and few targets that are separators."""
     scored = [row for row in panel.rows if perplexity(row) is not None]
     known = all(row.get("num_bytes") and row.get("num_targets") and nearly_all_text(row) for row in scored)
     sizes = {row["num_bytes"] / row["num_targets"] for row in scored} if known else set()
@@ -158,7 +157,7 @@ def _bits_axis(ax: Axes, panel: Panel) -> None:
 
 
 def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
-    """Perplexity against evaluation length: the full range, and a close view of [0.9, 1.5] times the best at L."""
+    """Draw perplexity against evaluation length, in full and in a close view of [0.9, 1.5] times the best at L."""
     curves = perplexity_curves(panel)
     several = sum(any(point.values for point in curve.points) for curve in curves) > 1  # else one view shows all
     made = look.figure(12.5 if several else 8.6, 4.6)
@@ -192,7 +191,7 @@ def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Fig
 
 
 def _close_view(ax: Axes, curves: Sequence[Curve], train_len: int) -> list[str]:
-    """Limit the axes to the values near the best at L; return the labels of the curves with none of their values."""
+    """Show the values near the best at L. Return the labels of curves that have no value there."""
     points = {curve.label: [point for point in curve.points if point.values] for curve in curves}
     everything, values = [point for own in points.values() for point in own], extent(curves)
     best = min([point.mean for point in everything if point.x == train_len] or values)
@@ -203,7 +202,7 @@ def _close_view(ax: Axes, curves: Sequence[Curve], train_len: int) -> list[str]:
 
 
 def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
-    """R_k = ppl(kL) / ppl(L) against k, log-log: 1 is no loss from a text k times longer than in training."""
+    """Draw R_k = ppl(kL) / ppl(L) against k, log-log: 1 is no loss from a text k times longer than in training."""
     curves = ratio_curves(panel)
     made = look.figure(8.6, 4.8)
     ax = _alone(made)
@@ -231,7 +230,7 @@ def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
 
 
 def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
-    """Mean loss of the targets in each stored bin of positions, and the perplexity of all targets up to there."""
+    """Draw the mean loss in each stored bin of positions, and the perplexity of all targets up to there."""
     made = look.figure(11.5, 4.6)
     left, right = _pair(made)
     local, running = (positions.averaged(panel, of) for of in (positions.local, positions.cumulative))
@@ -254,7 +253,7 @@ def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figu
 
 
 def training(runs: Sequence[positions.TrainingRun], missing: Mapping[str, str] | None = None) -> Figure:
-    """Training loss in nats per token against optimiser step, one thin line per run."""
+    """Draw training loss in nats per token against optimiser step, one thin line per run."""
     made = look.figure(8.6, 4.4)
     ax = _alone(made)
     groups = groups_of_runs([one.run for one in runs])

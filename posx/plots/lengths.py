@@ -22,7 +22,7 @@ _DASHES: tuple[Any, ...] = ("-", (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)))
 
 
 def across(panels: Sequence[Panel], missing: Mapping[str, str] | None = None) -> Figure:
-    """Perplexity against evaluation length, a small panel an encoding, a curve a training length, on shared axes."""
+    """Draw perplexity against evaluation length on shared axes: a panel per encoding, a curve per training length."""
     runs = [group.runs for panel in panels for group in panel.groups]
     by_length = settings_by_length([own[0] for own in runs])
     on_axes = ("train.length", *by_length)

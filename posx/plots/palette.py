@@ -43,7 +43,7 @@ _SPARE_COLORS = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#7A5C1E", "#5E81B5
 
 
 def look(encoding: str) -> Look:
-    """The look of a registry name; of any other text one fixed by its hash."""
+    """Return the look of a registry name, or for another text one fixed by its hash."""
     if encoding in LOOKS:
         return LOOKS[encoding]
     first, second, third, *_ = hashlib.sha256(encoding.encode("utf-8", "surrogatepass")).digest()
@@ -51,7 +51,7 @@ def look(encoding: str) -> Look:
 
 
 def family(text: str) -> str:
-    """What shares a colour: an encoding's text without its fields. Chains and hybrids are families of their own."""
+    """Return an encoding's text without its fields, for which a colour stands. Chains and hybrids are families too."""
     text = text[:500]
     while (bare := re.sub(r"\([^()]*\)", "", text)) != text:
         text = bare
@@ -61,10 +61,9 @@ def family(text: str) -> str:
 def looks(curves: Collection[tuple[str, Any]]) -> dict[tuple[str, Any], Look]:
     """Return a look for each (text of the encoding, its other settings), all of which may be in one figure.
 
-    The colour stands for the name of the encoding. If the other settings differ, the dashes stand for them, the same in
-    all encodings, with a solid line for the most frequent; else variants of a name differ in their dashes. The plain
-    names come first, as `look` has them. No two share colour and dashes, and no two marker and dashes, so that they are
-    told apart without colours too.
+    The colour stands for the name of the encoding. If the other settings differ, the dashes stand for them, solid for
+    the most frequent; else variants of a name differ in their dashes. Plain names come first, as `look` has them. No
+    two looks share colour and dashes, or marker and dashes, so that they differ without colours too.
     """
     order = sorted(set(curves), key=lambda curve: (curve[0] not in LOOKS, curve))
     counts = collections.Counter(other for _, other in order)
@@ -101,7 +100,7 @@ def _free(first: Look, rank: int, taken: Collection[Look], keep_dashes: bool) ->
 
 
 def _colors(families: Collection[str]) -> dict[str, str]:
-    """Registry names have their own colours; others that of their hash, or the next spare one if another has that."""
+    """Return a colour per name: a registry name's own, else that of the hash or the next spare one that is free."""
     found: dict[str, str] = {}
     for name in sorted(families):
         color = look(name).color
@@ -114,7 +113,7 @@ def _colors(families: Collection[str]) -> dict[str, str]:
 
 
 def _shade(color: str, level: int) -> str:
-    """A darker or lighter one of the same hue, for variants beyond the number of dashes."""
+    """Return a darker or lighter shade of the same hue, for variants beyond the number of dashes."""
     if level == 0:
         return color
     hue, light, saturation = colorsys.rgb_to_hls(*(int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)))

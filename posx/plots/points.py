@@ -1,7 +1,7 @@
 """Curves of stored rows, averaged over seeds, each point with its 95 % interval over text where there is one.
 
-The intervals are of the mean over the runs: their sums over common blocks of text are averaged first, so what is left
-is what another text of the kind would change, not another seed.
+The intervals are of the mean over the runs. Sums over common blocks of text are averaged over the runs first. The
+interval thus covers the change by another text of the kind, not by another seed.
 """
 
 import dataclasses
@@ -55,13 +55,13 @@ class Curve:
 
     @property
     def seeds(self) -> tuple[int, int]:
-        """Fewest and most runs behind the points that have a value; (0, 0) if none has."""
+        """The fewest and most runs behind the points that have a value; (0, 0) if none has."""
         counts = [len(point.values) for point in self.points if point.values]
         return (min(counts), max(counts)) if counts else (0, 0)
 
 
 def ordered(curves: Iterable[Curve]) -> list[Curve]:
-    """Curves from the highest to the lowest right end, as the lines stand in a figure; those that end early first."""
+    """Return curves from the highest to the lowest right end, as lines stand in a figure; shorter curves come first."""
 
     def key(curve: Curve) -> tuple[Any, ...]:
         last = max((point for point in curve.points if point.values), key=lambda point: point.x, default=None)
@@ -71,12 +71,12 @@ def ordered(curves: Iterable[Curve]) -> list[Curve]:
 
 
 def perplexity_curves(panel: Panel) -> list[Curve]:
-    """Perplexity against evaluation length in tokens, over the runs that have a value."""
+    """Return perplexity against evaluation length in tokens, over the runs that have a value."""
     return _curves(panel, lambda row, base: perplexity(row), lambda mean, rows, bases: _factors(mean, rows))
 
 
 def bits_curves(panel: Panel) -> list[Curve]:
-    """Bits per byte of text against evaluation length, over the runs that know their bytes and their separators.
+    """Return bits per byte of text against evaluation length, over the runs that know their bytes and their separators.
 
     Intervals are of the loss of all targets, so there are none if separators have a visible share of it.
     """
@@ -96,13 +96,13 @@ def bits_curves(panel: Panel) -> list[Curve]:
 
 
 def nearly_all_text(row: Row) -> bool:
-    """Whether the separators among the targets of a row are too few to be seen: at most one in a thousand."""
+    """Tell whether the separators among the targets of a row are too few to be seen: at most one in a thousand."""
     separators = row.get("num_separators")
     return separators is not None and 1000 * separators <= row["num_targets"]
 
 
 def ratio_curves(panel: Panel) -> list[Curve]:
-    """R_k = ppl(kL) / ppl(L) against k >= 1; the ratio is taken within each run, of the same targets, then averaged."""
+    """Return R_k = ppl(kL) / ppl(L) against k >= 1: ratios within each run, of the same targets, then averaged."""
 
     def ratio(row: Row, base: Row | None) -> float | None:
         paired = base is not None and len({targets_key(one | {"block_len": None}) for one in (base, row)}) == 1
@@ -129,7 +129,7 @@ def text_half_width(rows: Sequence[Row], bases: Sequence[Row] = ()) -> float:
 
 
 def _factors(mean: float, rows: Sequence[Row], bases: Sequence[Row] = ()) -> Interval:
-    """The interval of a perplexity, or of a ratio to `bases`, from that of its logarithm."""
+    """Return the interval of a perplexity, or of a ratio to `bases`, from that of its logarithm."""
     half = text_half_width(rows, bases)
     return mean * math.exp(-half), mean * math.exp(half)
 
@@ -140,10 +140,10 @@ def _curves(
     interval: Callable[[float, list[Row], list[Row]], Interval],
     unit: int = 1,
 ) -> list[Curve]:
-    """A curve a group over the lengths it was measured at, in `unit`s; those below one unit are left out.
+    """Return a curve per group over the lengths it was measured at, in `unit`s, from one unit on.
 
-    `measure` is given a row and that of the same run at the training length, `interval` the mean of what was measured,
-    the rows behind it, and theirs at the training length.
+    measure: (row, the same run's row at the training length) -> value.
+    interval: (mean of the values, their rows, these runs' rows at the training length) -> interval.
     """
 
     def point(length: int, group: Group, at_train: Mapping[Run, Row]) -> Point:

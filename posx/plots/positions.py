@@ -34,7 +34,7 @@ class TrainingRun:
 
 
 def averaged(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> list[Curve]:
-    """Curves over the bins of the longest windows; of a run with shorter ones, over those that it has too."""
+    """Return curves over the bins of the longest windows. A run with shorter windows lacks the last bins."""
     found = []
     for group in panel.groups:
         measured = [values_of(row) for row in group.rows if row.get("position_nll")]
@@ -46,16 +46,16 @@ def averaged(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> li
 
 
 def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The edges [n + 1], losses [n] (NaN for a bin without one) and numbers of targets [n] of the bins."""
+    """Return the edges [n + 1], losses [n] (NaN for a bin without one) and numbers of targets [n] of the bins."""
     nll = np.array([math.nan if number(value) is None else float(value) for value in row["position_nll"]])
     return np.asarray(row["position_edges"], np.float64), nll, np.asarray(row["position_targets"], np.float64)
 
 
 def local(row: Row) -> dict[float, float]:
-    """Mean loss in nats per token of bins of at least 1/_BINS_PER_OCTAVE octave, at their geometric centres.
+    """Return the mean loss in nats per token of bins of at least 1/_BINS_PER_OCTAVE octave, at their geometric centres.
 
-    Single late positions hold few targets, mostly noise. What is left over at the end joins its neighbour if it has
-    less than half of its targets.
+    Single late positions hold few targets, mostly noise. The last bin joins its neighbour if it has less than half of
+    the neighbour's targets.
     """
     edges, nll, targets = _bins(row)
     centres = np.log2((edges[:-1] + 1) * np.maximum(edges[1:], edges[:-1] + 1)) / 2
@@ -71,16 +71,17 @@ def local(row: Row) -> dict[float, float]:
 
 
 def cumulative(row: Row) -> dict[float, float]:
-    """Perplexity of all targets from the window's start to the end of each bin; none after the first missing bin."""
+    """Return the perplexity of all targets up to the end of each bin; NaN from the first missing bin on."""
     edges, nll, targets = _bins(row)
     total = np.cumsum(np.where(targets > 0, nll * targets, 0.0)) / np.maximum(np.cumsum(targets), 1.0)
     return dict(zip(edges[1:].tolist(), np.exp(np.minimum(total, 700.0)).tolist(), strict=True))
 
 
 def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> list[TrainingRun]:
-    """Training loss of every run with a `metrics.jsonl`; the last row of a step wins, so a resumed run counts once.
+    """Return the training loss of every run with a `metrics.jsonl`.
 
-    Logs of more than _MAX_TRAINING_POINTS steps are averaged over as many equal spans.
+    The last row of a step wins, so that a resumed run counts once. Logs of more than _MAX_TRAINING_POINTS steps are
+    averaged over as many equal spans.
     """
     known = {row.run.path: row.run for row in stored}
     found = []

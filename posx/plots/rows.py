@@ -83,7 +83,7 @@ class Row(dict[str, Any]):
 
 
 def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
-    """The run at `path` that a row of its results is of."""
+    """Return the run at `path` with the settings of a row of its results."""
     settings = {name: value for name, value in row["settings"].items() if not name.startswith(("code.", "data"))}
     settings |= {f"code.{name}": digest for name, digest in row.get("code", {}).items()}
     settings |= {name: row[key] for name, key in _MEASURED_ON.items() if key in row}
@@ -93,7 +93,7 @@ def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
 
 
 def run_of_config(folder: pathlib.Path, path: str) -> Run:
-    """The run of a folder without rows, as its `config.json` says; a run without settings if that cannot be read."""
+    """Return the run of a folder without rows from its `config.json`, without settings if that cannot be read."""
     try:
         run = RunFolder(folder).read_config()
     except WorkdirError:
@@ -167,7 +167,7 @@ def _only(rows: Sequence[Row], wanted: Callable[[Row], bool], why: str, so: str 
 
 
 def by_stride(rows: Sequence[Row]) -> dict[Any, list[Row]]:
-    """Rows of one protocol by stride, if windows of one length were slid with several; else all of them by None."""
+    """Return rows of one protocol by stride if windows of one length were slid with several, else all by None."""
     slid = {(row["eval_len"], row.get("stride")) for row in rows}
     several = len(slid) > len({length for length, _ in slid})
     found = collections.defaultdict(list)
@@ -177,11 +177,10 @@ def by_stride(rows: Sequence[Row]) -> dict[Any, list[Row]]:
 
 
 def _same_targets(rows: Sequence[Row]) -> list[Row]:
-    """Choose for all runs the rows on one set of targets.
+    """Choose for all runs the rows on one set of targets, the set that most runs have.
 
-    The set that most runs have; of equals the one with as many targets as most runs were measured with first, by their
-    own evaluation, then the one measured at most lengths, then the one measured last. A run without it keeps rows of
-    the status "apart".
+    Ties go to the set with as many targets as most runs were first evaluated on. Further ties go to the set of most
+    rows, then to the last. A run without the set keeps rows of the status "apart".
     """
     first = {row.run: row.get("max_targets") for row in reversed(rows)}
     keys = list(map(targets_key, rows))
@@ -205,7 +204,7 @@ def _same_targets(rows: Sequence[Row]) -> list[Row]:
 def _longest(rows: Sequence[Row]) -> list[Row]:
     """Choose for each run the row of its longest windows, if several on the targets that most runs have.
 
-    A row without losses is none, and of equals the last counts.
+    Rows with losses come before rows without. The last of equals counts.
     """
     runs = collections.Counter(key for _, key in {(row.run, targets_key(row)) for row in rows})
     found: dict[Run, Row] = {}
@@ -258,6 +257,6 @@ def _without_results(folder: str | pathlib.Path) -> dict[pathlib.Path, int | Non
 
 
 def perplexity(row: Mapping[str, Any]) -> float | None:
-    """Perplexity per token of a row, or None if the row has no finite one."""
+    """Return the perplexity per token of a row, or None if the row has no finite one."""
     value = number(row.get("ppl")) if row.get("status", "ok") == "ok" else None
     return value if value is not None and value > 0 else None
