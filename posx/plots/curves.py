@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from posx.plots import captions, look, positions
 from posx.plots.groups import Panel, groups_of_runs
-from posx.plots.look import Look
+from posx.plots.palette import Look
 from posx.plots.points import Curve, nearly_all_text, perplexity_curves, ratio_curves
 from posx.plots.rows import perplexity
 
@@ -170,10 +170,9 @@ def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Fig
         look.length_axis(ax, lengths, panel.train_len)
         ax.set_xlabel("evaluation length (tokens)")
     full.set_ylabel("perplexity per token (all, log scale)" if several else "perplexity per token (log scale)")
-    top, outside, values = math.inf, list[str](), extent(curves)
-    if values:
-        top = look.log_axis(full, values)
-    else:
+    outside, values = list[str](), extent(curves)
+    top = look.log_axis(full, values)
+    if not values:
         nothing(full, "no finite perplexity")
     for close in closer:
         close.set_ylabel("perplexity per token (near the best at L, linear)")
@@ -219,9 +218,8 @@ def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     else:
         nothing(ax, "no run has a finite perplexity at L")
     lanes = mark_failures(ax, curves)
-    based = {c.label for c in perplexity_curves(panel) for p in c.points if p.x == panel.train_len and p.values}
-    unbased = [curve.label for curve in perplexity_curves(panel) if curve.label not in based]
-    lines = [f"{look.shown(label)}: no value at L, so no ratio" for label in unbased[:6]]
+    unbased = [c for c in perplexity_curves(panel) if not any(p.x == panel.train_len and p.values for p in c.points)]
+    lines = [f"{look.shown(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
     title = "Perplexity relative to the training length, R_k = ppl(kL) / ppl(L)"
     headings(made, title, [panel], curves, "95 % interval of the ratio over text", lanes)
     legend_of(made, panel, curves, 0.76)
@@ -244,8 +242,7 @@ def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figu
         ax.set_xlabel("position of the target in its window (tokens)")
     left.set_ylabel("loss in the bin (nats per token)")
     right.set_ylabel("perplexity of all targets up to here")
-    values = extent(running)
-    beyond = off_frame(highs(running), look.log_axis(right, values) if values else math.inf)
+    beyond = off_frame(highs(running), look.log_axis(right, extent(running)))
     headings(made, "Loss along the window", [panel], local)
     legend_of(made, panel, local, _RIGHT)
     look.notes(made, [*captions.unlike_windows(panel), *captions.notes([panel], local, missing), *beyond])
@@ -260,7 +257,7 @@ def training(runs: Sequence[positions.TrainingRun], missing: Mapping[str, str] |
     whose = {run: group for group in groups for run in group.runs}
     seen: dict[str, Line2D] = {}
     finite = [loss for one in runs for loss in one.losses if math.isfinite(loss) and loss > 0]
-    top = look.log_axis(ax, finite) if finite else math.inf
+    top = look.log_axis(ax, finite)
     for turn, one in enumerate(sorted(runs, key=lambda one: (-one.last[1], one.run.path))):
         group = whose[one.run]
         style = line_style(group.look) | {"markevery": sparse(turn) if len(one.steps) > 1 else None}

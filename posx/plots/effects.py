@@ -41,10 +41,7 @@ def added_to_embeddings(subject: Subject) -> np.ndarray | None:
 
 
 def content_free(subject: Subject, length: int, queries: slice = slice(None)) -> np.ndarray | None:
-    """Return the logits of zero vectors [head, query, key] at positions 0 to `length` - 1, before `score`.
-
-    None if all of them are 0.
-    """
+    """Return the logits of zero vectors [head, query, key] at `length` positions, before `score`; None if all are 0."""
     encoding, dims, params = subject.encoding.at_length(length), subject.dims, subject.params
     pos = np.arange(length, dtype=np.int32)
     q, k = (jnp.zeros((1, length, heads, dims.head_dim), jnp.float32) for heads in (dims.num_heads, dims.kv_heads))

@@ -21,19 +21,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from posx.files.atomic import write_bytes
-from posx.plots.palette import Look as Look
 from posx.plots.palette import look as look
 
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "posx",
     "svg.fonttype": "path",
-    "savefig.facecolor": "white",
-    "figure.facecolor": "white",
     "font.family": "DejaVu Sans",
-    "font.size": 10.0,
     "axes.titlesize": 10.5,
     "axes.titlelocation": "left",
-    "axes.labelsize": 10.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#555555",
@@ -167,10 +162,9 @@ def _ticks(axis: Axis, names: Mapping[float, str]) -> None:
 
 
 def log_axis(ax: Axes, values: Sequence[float]) -> float:
-    """Make a log ordinate over `values` with plain labels; return its top, which may lie below runaway values.
-
-    Runaway values are above 10^4 times the median.
-    """
+    """Make a log ordinate with plain labels. Return its top: values above 10^4 times the median may leave it."""
+    if not values:
+        return math.inf
     low, high = min(values), min(max(values), 1e4 * statistics.median(values))
     pad = min(max((high / low) ** 0.05, 1.02), 10.0)
     low, high = low / pad, high * pad

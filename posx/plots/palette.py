@@ -13,7 +13,6 @@ from typing import Any
 class Look:
     """How one curve is drawn."""
 
-    name: str
     color: str
     marker: str
     dashes: Any = "-"  # a matplotlib line style
@@ -27,16 +26,16 @@ _DASHES = (
 _MARKERS = ("d", "p", "X", "^", "v", "P", "o", "s", "<", ">", "D", "H", "*", "h", "8")
 # Okabe-Ito for the five of the headline figure, solid; Okabe-Ito and Tol's muted set for the others, broken.
 LOOKS = {
-    "nope": Look("nope", "#222222", "D"),
-    "sinusoidal": Look("sinusoidal", "#D55E00", "o"),
-    "learned": Look("learned", "#E69F00", "X", _DASHED),
-    "shaw": Look("shaw", "#56B4E9", "<", _DASHED),
-    "transformer_xl": Look("transformer_xl", "#882255", "h", _DASHED),
-    "t5": Look("t5", "#009E73", "^"),
-    "tupe": Look("tupe", "#8A8A1F", "P", _DASHDOT),
-    "deberta": Look("deberta", "#332288", ">", _DASHDOT),
-    "rope": Look("rope", "#CC79A7", "s"),
-    "alibi": Look("alibi", "#0072B2", "v"),
+    "nope": Look("#222222", "D"),
+    "sinusoidal": Look("#D55E00", "o"),
+    "learned": Look("#E69F00", "X", _DASHED),
+    "shaw": Look("#56B4E9", "<", _DASHED),
+    "transformer_xl": Look("#882255", "h", _DASHED),
+    "t5": Look("#009E73", "^"),
+    "tupe": Look("#8A8A1F", "P", _DASHDOT),
+    "deberta": Look("#332288", ">", _DASHDOT),
+    "rope": Look("#CC79A7", "s"),
+    "alibi": Look("#0072B2", "v"),
 }
 _SHADES = 5  # of one colour
 _SPARE_COLORS = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#7A5C1E", "#5E81B5", "#A50026")
@@ -47,7 +46,7 @@ def look(encoding: str) -> Look:
     if encoding in LOOKS:
         return LOOKS[encoding]
     first, second, third, *_ = hashlib.sha256(encoding.encode("utf-8", "surrogatepass")).digest()
-    return Look(encoding, _SPARE_COLORS[first % len(_SPARE_COLORS)], _MARKERS[second % 8], _DASHES[1 + third % 4])
+    return Look(_SPARE_COLORS[first % len(_SPARE_COLORS)], _MARKERS[second % 8], _DASHES[1 + third % 4])
 
 
 def family(text: str) -> str:

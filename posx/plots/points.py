@@ -21,16 +21,13 @@ Interval = tuple[float, float] | None
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The results of the runs of one curve at one abscissa.
-
-    Holds the runs' values, the failures of the others, and the 95 % interval of the mean over text, or why it has none.
-    """
+    """The results of the runs of one curve at one abscissa: values, and failures of the other runs."""
 
     x: float
     values: tuple[float, ...]
     failures: tuple[str, ...] = ()
-    interval: Interval = None
-    no_interval: str = ""
+    interval: Interval = None  # 95 %, of the mean over text
+    no_interval: str = ""  # why there is none
 
     @property
     def mean(self) -> float:

@@ -43,20 +43,18 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run folder. Two are the same run only if they lie at the same path, whatever their names and settings.
+    """One run folder. Two are the same run only if they have the same path, whatever their names and settings.
 
-    path: below the folder that is looked at. text: rope(base=500000)+alibi, of a hybrid "rope, nope". settings: of
-    training, but code and data as they were when the rows were measured. left_out: (protocol, the rows that figures and
-    tables leave out, and why). longest: the longest window that any row of the run serves. workdir: the folder that is
-    looked at, as a command can name it.
+    settings: of training, but code and data as they were when the rows were measured.
+    left_out: (protocol, the rows that figures and tables leave out, and why).
     """
 
-    path: str
-    text: str = dataclasses.field(default="", compare=False)
+    path: str  # below the folder that is plotted
+    text: str = dataclasses.field(default="", compare=False)  # rope(base=500000)+alibi, of a hybrid "rope, nope"
     train_len: int = dataclasses.field(default=0, compare=False)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
-    longest: int = dataclasses.field(default=0, compare=False)
-    workdir: str = dataclasses.field(default="", compare=False)
+    longest: int = dataclasses.field(default=0, compare=False)  # window that any row of the run serves
+    workdir: str = dataclasses.field(default="", compare=False)  # that is plotted, as a command can name it
     left_out: list[tuple[str, str]] = dataclasses.field(default_factory=list, compare=False)
 
     @functools.cached_property
@@ -106,11 +104,10 @@ def run_of_config(folder: pathlib.Path, path: str) -> Run:
 def read_rows(folder: str | pathlib.Path) -> list[Row]:
     """Return the usable rows of the `eval.jsonl` files of a run or a sweep, by the path of the run.
 
-    The last row of a measurement wins: a resumed evaluation replaces its first attempt. Rows of one run are of its own
-    text and its last step of training. Rows of one figure are on one set of targets: the one that most runs have. A run
-    without it keeps its lengths, with the status "apart" and no values. Losses per position are those of the longest
-    windows. A run whose training ended with NaN has one row, of the status "diverged". The row's `run` says what else
-    was left out, and figures and tables repeat it.
+    The last row of a measurement wins, so that a resumed evaluation replaces its first attempt. Rows of one run are of
+    its own text and its last training step. Rows of one figure are on the targets that most runs have; a run without
+    them keeps its lengths, with the status "apart" and no values. Losses per position are of the longest windows.
+    A run whose training ended with NaN has one row, of the status "diverged". `run.left_out` has all other omissions.
     """
     measured: dict[pathlib.Path, list[dict[str, Any]]] = {}
     unusable = 0
