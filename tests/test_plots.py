@@ -16,7 +16,7 @@ from posx import plots
 from posx.errors import ConfigError, WorkdirError
 from posx.evaluation import interval, paired_ratio
 from posx.evaluation.statistics import row_blocks
-from posx.plots import curves, groups, palette, points, positions, rows
+from posx.plots import curves, groups, palette, points, rows
 from tests.made_rows import AT_TRAIN, FIVE, LENGTHS, L, as_rows, cells, config, row, start, sweep_rows, words, write
 
 
@@ -182,7 +182,7 @@ def test_figures_do_not_depend_on_mplbackend(tmp_path: pathlib.Path, asked: str,
 def test_an_encoding_has_one_colour_everywhere() -> None:
     made = sweep_rows()
     panel, at = panels([one for one in made if one["protocol"] == "nonoverlapping"])[0], panels(made)[1]
-    training = curves.training([positions.TrainingRun(rows.Run(name, name), (0, 1), (5.0, 2.0)) for name in AT_TRAIN])
+    training = curves.training([points.TrainingRun(rows.Run(name, name), (0, 1), (5.0, 2.0)) for name in AT_TRAIN])
     for name in AT_TRAIN:
         color = palette.LOOKS[name].color
         for figure in (
@@ -365,7 +365,7 @@ def test_cumulative_perplexity_weighs_bins_by_their_targets() -> None:
         "rope", 4, protocol="per_position", position_edges=[0, 1, 4], position_nll=[2.0, 1.0], position_targets=[10, 30]
     )
     (panel,) = panels([made])
-    local, running = (positions.averaged(panel, of)[0].points for of in (positions.local, positions.cumulative))
+    local, running = (points.averaged(panel, of)[0].points for of in (points.local, points.cumulative))
     assert [(point.x, point.mean) for point in local] == [(1.0, 2.0), (pytest.approx(math.sqrt(8)), 1.0)]
     assert [point.x for point in running] == [1.0, 4.0]
     assert [point.mean for point in running] == pytest.approx([math.exp(2.0), math.exp((20 + 30) / 40)])
@@ -376,7 +376,7 @@ def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> 
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 2, "loss": 3}\n{"step": 1, "loss": 5}\n{"step": 2, "loss": 4}\n{"step": 3, "lo'
     )
-    (run,) = positions.read_training(tmp_path, [])
+    (run,) = points.read_training(tmp_path, [])
     assert (run.run.text, run.steps, run.losses) == ("rope", [1.0, 2.0], [5.0, 4.0])
     assert [path.name for path in plots.plot(tmp_path, "training")] == ["training.png", "training.svg"]
 

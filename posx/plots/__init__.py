@@ -14,7 +14,7 @@ from posx.errors import ConfigError, WorkdirError, nearest
 from posx.evaluation.protocols import Nonoverlapping, Sliding
 from posx.files.atomic import disk_errors, write_bytes
 from posx.lazy import modules_of
-from posx.plots import backend, curves, lengths, look, positions  # noqa: F401  backend goes first
+from posx.plots import backend, curves, lengths, look, points  # noqa: F401  backend goes first
 from posx.plots.groups import Panel, panels
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, diverged, read_rows, unfinished
 from posx.plots.tables import is_table, table
@@ -116,7 +116,7 @@ def _drawn(folder: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Path]:
 
 
 def _training(folder: pathlib.Path, stored: Sequence[Row]) -> list[pathlib.Path]:
-    runs = positions.read_training(folder, stored)
+    runs = points.read_training(folder, stored)
     shown = {one.run.path for one in runs}
     hidden = {path: why for path, why in diverged(stored).items() if path not in shown}
     return _save(lambda: curves.training(runs, hidden), folder / "figures", "training") if runs else []

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
-from posx.plots import captions, look, positions
+from posx.plots import captions, look, points
 from posx.plots.groups import Panel, groups_of_runs
 from posx.plots.palette import Look
 from posx.plots.points import Curve, nearly_all_text, perplexity_curves, ratio_curves
@@ -105,8 +105,8 @@ def nothing(ax: Axes, text: str) -> None:
 
 def extent(curves: Sequence[Curve]) -> list[float]:
     """Return every finite value that the curves' lines, bands and bars reach."""
-    points = [point for curve in curves for point in curve.points]
-    ends = [value for point in points for value in (point.low, point.high, *(point.interval or ()))]
+    drawn = [point for curve in curves for point in curve.points]
+    ends = [value for point in drawn for value in (point.low, point.high, *(point.interval or ()))]
     return list(filter(math.isfinite, ends))
 
 
@@ -191,13 +191,13 @@ def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Fig
 
 def _close_view(ax: Axes, curves: Sequence[Curve], train_len: int) -> list[str]:
     """Show the values near the best at L. Return the labels of curves that have no value there."""
-    points = {curve.label: [point for point in curve.points if point.values] for curve in curves}
-    everything, values = [point for own in points.values() for point in own], extent(curves)
+    drawn = {curve.label: [point for point in curve.points if point.values] for curve in curves}
+    everything, values = [point for own in drawn.values() for point in own], extent(curves)
     best = min([point.mean for point in everything if point.x == train_len] or values)
     low, high = min(0.9 * best, 0.98 * max(min(values), 0.5 * best)), 1.5 * best
     ax.set_ylim(low, high)
     ax.yaxis.set_major_locator(MaxNLocator(7, steps=_EVEN))
-    return [name for name, own in points.items() if own and not any(low <= point.mean <= high for point in own)]
+    return [name for name, own in drawn.items() if own and not any(low <= point.mean <= high for point in own)]
 
 
 def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
@@ -231,10 +231,10 @@ def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figu
     """Draw the mean loss in each stored bin of positions, and the perplexity of all targets up to there."""
     made = look.figure(11.5, 4.6)
     left, right = _pair(made)
-    local, running = (positions.averaged(panel, of) for of in (positions.local, positions.cumulative))
+    binned, running = (points.averaged(panel, of) for of in (points.local, points.cumulative))
     last = max(point.x for curve in running for point in curve.points)
     inside = [x for n in range(-24, 25) if 1 < (x := panel.train_len * 2.0**n) < last]
-    for ax, curves in ((left, local), (right, running)):
+    for ax, curves in ((left, binned), (right, running)):
         for turn, curve in enumerate(curves):
             draw_curve(ax, curve, turn=turn)
         look.train_line(ax, panel.train_len)
@@ -243,13 +243,13 @@ def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figu
     left.set_ylabel("loss in the bin (nats per token)")
     right.set_ylabel("perplexity of all targets up to here")
     beyond = off_frame(highs(running), look.log_axis(right, extent(running)))
-    headings(made, "Loss along the window", [panel], local)
-    legend_of(made, panel, local, _RIGHT)
-    look.notes(made, [*captions.unlike_windows(panel), *captions.notes([panel], local, missing), *beyond])
+    headings(made, "Loss along the window", [panel], binned)
+    legend_of(made, panel, binned, _RIGHT)
+    look.notes(made, [*captions.unlike_windows(panel), *captions.notes([panel], binned, missing), *beyond])
     return made
 
 
-def training(runs: Sequence[positions.TrainingRun], missing: Mapping[str, str] | None = None) -> Figure:
+def training(runs: Sequence[points.TrainingRun], missing: Mapping[str, str] | None = None) -> Figure:
     """Draw training loss in nats per token against optimiser step, one thin line per run."""
     made = look.figure(8.6, 4.4)
     ax = _alone(made)

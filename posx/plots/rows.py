@@ -105,7 +105,7 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
     """Return the usable rows of the `eval.jsonl` files of a run or a sweep, by the path of the run.
 
     The last row of a measurement wins, so that a resumed evaluation replaces its first attempt. Rows of one run are of
-    its own text and its last training step. Rows of one figure are on the targets that most runs have; a run without
+    its own text and its last training step. Rows of one figure are on the targets that most runs have. A run without
     them keeps its lengths, with the status "apart" and no values. Losses per position are of the longest windows.
     A run whose training ended with NaN has one row, of the status "diverged". `run.left_out` has all other omissions.
     """
