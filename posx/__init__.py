@@ -22,7 +22,7 @@ __version__ = "0.2.0"
 guard()
 _module = modules_of(__name__)
 
-#: {public name: its module}.
+#: The module of each public name.
 _PLACES = {
     **dict.fromkeys(("Slots", "attend", "causal", "full", "window"), "posx.attention"),
     **dict.fromkeys(("About", "ByDistance", "Chain", "Dims", "Encoding", "Tile", "as_float"), "posx.contract"),

@@ -95,7 +95,7 @@ def test_import_posx_brings_no_checks():
 
 def test_stored_rows_are_all_that_curves_need():
     """Curves, ratios and tables are drawn from files; only the pictures of the encodings compute anything."""
-    for name in ("plots/rows", "plots/curves", "plots/tables", "plots/positions"):
+    for name in ("plots/rows", "plots/curves", "plots/tables", "plots/points"):
         assert not any(word.startswith(("jax", "posx.training", "posx.model")) for word in imports(FILES[name])), name
 
 

@@ -16,7 +16,7 @@ from posx import plots
 from posx.errors import ConfigError, WorkdirError
 from posx.evaluation import interval, paired_ratio
 from posx.evaluation.statistics import row_blocks
-from posx.plots import curves, groups, palette, points, positions, rows
+from posx.plots import curves, groups, palette, points, rows
 from tests.made_rows import AT_TRAIN, FIVE, LENGTHS, L, as_rows, cells, config, row, start, sweep_rows, words, write
 
 
@@ -152,7 +152,7 @@ def test_svg_bytes_do_not_change(tmp_path: pathlib.Path) -> None:
     assert first == again
 
 
-def test_the_users_own_matplotlib_settings_neither_matter_nor_change(tmp_path: pathlib.Path) -> None:
+def test_the_users_matplotlib_settings_neither_matter_nor_change(tmp_path: pathlib.Path) -> None:
     import matplotlib
 
     folder = write(tmp_path, [row("alibi", length) for length in LENGTHS])
@@ -182,7 +182,7 @@ def test_figures_do_not_depend_on_mplbackend(tmp_path: pathlib.Path, asked: str,
 def test_an_encoding_has_one_colour_everywhere() -> None:
     made = sweep_rows()
     panel, at = panels([one for one in made if one["protocol"] == "nonoverlapping"])[0], panels(made)[1]
-    training = curves.training([positions.TrainingRun(rows.Run(name, name), (0, 1), (5.0, 2.0)) for name in AT_TRAIN])
+    training = curves.training([points.TrainingRun(rows.Run(name, name), (0, 1), (5.0, 2.0)) for name in AT_TRAIN])
     for name in AT_TRAIN:
         color = palette.LOOKS[name].color
         for figure in (
@@ -287,7 +287,7 @@ def test_intervals_of_several_seeds_are_of_their_mean() -> None:
     np.testing.assert_allclose(sorted(dots[0]), sorted(seeds))
 
 
-def test_intervals_are_bars_and_bits_per_byte_an_axis_of_the_figures() -> None:
+def test_figures_show_intervals_as_bars_and_bits_as_an_axis() -> None:
     made = [measured(name, length) for name in ("rope", "alibi") for length in (64, 128, 256)]
     (panel,) = panels(made)
     figure = curves.extrapolation(panel)
@@ -316,7 +316,7 @@ def test_bits_per_byte_that_count_separators_are_no_curve() -> None:
         assert ("bits per byte" in words(curves.extrapolation(panels(made)[0]))) is drawn
 
 
-def test_too_little_text_and_rows_that_do_not_pair_have_no_interval() -> None:
+def test_too_little_text_and_unpaired_rows_have_no_interval() -> None:
     short = [
         one | {"num_targets": 2048, "block_nll": one["block_nll"][:8]} for one in map(measured, ["rope"] * 2, (64, 128))
     ]
@@ -365,7 +365,7 @@ def test_cumulative_perplexity_weighs_bins_by_their_targets() -> None:
         "rope", 4, protocol="per_position", position_edges=[0, 1, 4], position_nll=[2.0, 1.0], position_targets=[10, 30]
     )
     (panel,) = panels([made])
-    local, running = (positions.averaged(panel, of)[0].points for of in (positions.local, positions.cumulative))
+    local, running = (points.averaged(panel, of)[0].points for of in (points.local, points.cumulative))
     assert [(point.x, point.mean) for point in local] == [(1.0, 2.0), (pytest.approx(math.sqrt(8)), 1.0)]
     assert [point.x for point in running] == [1.0, 4.0]
     assert [point.mean for point in running] == pytest.approx([math.exp(2.0), math.exp((20 + 30) / 40)])
@@ -376,7 +376,7 @@ def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> 
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 2, "loss": 3}\n{"step": 1, "loss": 5}\n{"step": 2, "loss": 4}\n{"step": 3, "lo'
     )
-    (run,) = positions.read_training(tmp_path, [])
+    (run,) = points.read_training(tmp_path, [])
     assert (run.run.text, run.steps, run.losses) == ("rope", [1.0, 2.0], [5.0, 4.0])
     assert [path.name for path in plots.plot(tmp_path, "training")] == ["training.png", "training.svg"]
 

@@ -76,7 +76,7 @@ def test_logit_scales_are_drawn_by_the_position_of_the_query() -> None:
     assert effects.logit_scales(subject("tupe")) is None is effects.logit_scales(subject("rope"))
 
 
-def test_the_match_of_a_vector_with_itself_falls_as_the_angles_say() -> None:
+def test_match_of_a_vector_with_itself_falls_as_the_angles_say() -> None:
     distances, match = effects.match_by_distance(subject("rope(base=100)"))
     theta = 100.0 ** (-2 * np.arange(4) / 8)
     expected = np.cos(distances[:, None] * theta).mean(axis=1)

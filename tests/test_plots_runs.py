@@ -204,7 +204,7 @@ def test_labels_can_be_typed(tmp_path: pathlib.Path, draw: Draw) -> None:
     assert entries(draw(tmp_path)["ratio"]) == sorted(texts) and all(map(parse, texts))
 
 
-def test_fields_of_an_encoding_are_named_only_beside_its_own_text(tmp_path: pathlib.Path) -> None:
+def test_labels_name_fields_of_an_encoding_only_beside_its_text(tmp_path: pathlib.Path) -> None:
     """One text is resolved in two ways by two versions of posx, or for two sizes, which the label names anyway."""
     for distance in (32, 64):
         settings = {"encoding.name": "t5", "encoding.max_distance": distance}
@@ -225,7 +225,7 @@ def test_rows_of_another_version_are_left_out_with_a_line(
     assert "6 rows of another version" in record.getMessage()
 
 
-def test_a_path_is_spelt_out_only_where_its_last_word_is_not_enough(tmp_path: pathlib.Path) -> None:
+def test_a_path_is_spelt_out_only_if_its_last_word_is_ambiguous(tmp_path: pathlib.Path) -> None:
     for rate in (1, 2):
         both = {"train.dropout": 0.1 * rate, "model.dropout": 0.2 * rate, "model.depth": rate}
         put(tmp_path, f"run{rate}", measured(ppl=float(rate)), **both)
@@ -270,7 +270,7 @@ def test_length_labels_keep_a_gap(tmp_path: pathlib.Path, draw: Draw) -> None:
             assert min(gaps, default=9.0) >= 0.08 * figure.dpi, name
 
 
-def test_losses_per_position_in_shorter_windows_than_others_are_on_other_targets(tmp_path: pathlib.Path, draw: Draw):
+def test_losses_in_shorter_windows_are_named_as_on_other_targets(tmp_path: pathlib.Path, draw: Draw):
     """Learned tables end at L, so theirs are of windows that start more often."""
     short = position_row("tupe")
     bins = {name: short[name][:24] for name in ("position_nll", "position_targets")}
@@ -300,7 +300,7 @@ def test_rows_left_out_are_named_where_the_others_are_shown(tmp_path: pathlib.Pa
     assert note in plots.table(plots.read_rows(tmp_path)) and "alibi-s0" not in plots.table(plots.read_rows(tmp_path))
 
 
-def test_a_look_with_other_targets_never_takes_the_place_of_the_runs_own(tmp_path: pathlib.Path) -> None:
+def test_rows_on_other_targets_never_replace_the_runs_own(tmp_path: pathlib.Path) -> None:
     look = measured(ppl=9.0, lengths=(64, 96, 128, 256), targets="ff", max_targets=512)
     own = measured(max_targets=4096)
     put(tmp_path, "rope-s0", [*own, *look], config("rope", eval__num_targets=4096))
@@ -308,7 +308,7 @@ def test_a_look_with_other_targets_never_takes_the_place_of_the_runs_own(tmp_pat
     assert {one["max_targets"] for one in found} == {4096} and "4 rows left out" in found[0].run.left_out[0][1]
 
 
-def test_rows_on_another_text_never_take_the_place_of_the_runs_own(tmp_path: pathlib.Path, draw: Draw) -> None:
+def test_rows_on_another_text_never_replace_the_runs_own(tmp_path: pathlib.Path, draw: Draw) -> None:
     """As `posx evaluate --config.data.source=OTHER` appends them."""
     put(tmp_path, "rope-s0", [*measured(), *measured(ppl=9.0, data_digest="other", targets="ff")])
     own = config("alibi")
@@ -368,7 +368,7 @@ def test_no_ratio_is_formed_across_sets_of_targets() -> None:
     assert cells(plots.table(made), "encoding")[4:] == ["R_2"] and "scored on different targets" in plots.table(made)
 
 
-def test_lengths_that_some_seeds_alone_were_measured_at_are_named(tmp_path: pathlib.Path, draw: Draw) -> None:
+def test_lengths_that_only_some_seeds_were_measured_at_are_named(tmp_path: pathlib.Path, draw: Draw) -> None:
     """The mean jumps there, whatever length does."""
     put(tmp_path, "a", measured(ppl=4.0), config())
     put(tmp_path, "b", measured(ppl=9.0, seed=1, lengths=(64, 128)), config(train__seed=1))
@@ -455,9 +455,7 @@ def test_long_titles_stay_clear_of_other_panels(tmp_path: pathlib.Path, draw: Dr
         assert not any(title.overlaps(other) for other in others)
 
 
-def test_the_figure_across_training_lengths_stays_when_one_run_is_measured_under_another_protocol(
-    tmp_path: pathlib.Path, draw: Draw
-) -> None:
+def test_figure_across_lengths_stays_if_a_run_has_more_protocols(tmp_path: pathlib.Path, draw: Draw) -> None:
     for length in (64, 128):
         put(tmp_path, f"rope-L{length}", measured(train_len=length), config(train__length=length))
     put(tmp_path, "alibi", [*measured("alibi"), *measured("alibi", protocol="sliding", stride=16)], config("alibi"))
@@ -688,7 +686,7 @@ def test_runs_without_results_are_named_by_path(tmp_path: pathlib.Path, draw: Dr
     assert "No results yet: second/rope-s0" in words(draw(tmp_path)["extrapolation"])
 
 
-def test_runs_whose_positions_learned_at_other_rates_are_no_seeds() -> None:
+def test_runs_of_other_position_learning_rates_are_no_seeds() -> None:
     def run(seed: int, rate: float, decayed: tuple[str, ...] = ()) -> Run:
         settings = {"train.seed": seed, "train.position_lr_multiplier": rate}
         return Run(f"t5-s{seed}", "t5", 64, settings | ({"train.decayed": [*decayed]} if decayed else {}))

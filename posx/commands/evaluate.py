@@ -127,7 +127,7 @@ def _evaluate(values: dict[str, Any], request: Request) -> list[dict[str, Any]]:
     """Return the rows of one run, evaluated by this process or by all processes together."""
     from posx.runs.evaluate import evaluate_run  # Flax and Orbax: once the settings are known to be right
     from posx.runs.load import load_model
-    from posx.training.layout import Copies, Layout, asked_layout
+    from posx.training.layout import Layout, asked_layout
 
     folder, run, config = request.folder, request.run, request.config
 
@@ -139,7 +139,7 @@ def _evaluate(values: dict[str, Any], request: Request) -> list[dict[str, Any]]:
     use_compile_cache(cache_folder(request.asked.data))
     start_devices()  # before the text is read
     dataset = processes.together(dataset_of_run)
-    layout: Layout = Copies()
+    layout = Layout()
     if values["mesh"] or processes.several():
         key_heads = run.model.kv_heads
         layout = processes.together(lambda: asked_layout(values["mesh"], 0, key_heads, jax.device_count()))

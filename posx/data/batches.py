@@ -6,7 +6,6 @@ starting at an offset of its own. It visits every window once, in an order given
 """
 
 import hashlib
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -54,53 +53,38 @@ def batch(
     """
     check_length(len(tokens), length)
     windows = num_windows(len(tokens), length)
+    # A stream shorter than two windows allows fewer offsets than `length`.
+    offsets = min(length, len(tokens) - windows * length)
     numbers = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)[rows]
     epochs = numbers // windows
     starts = np.empty(len(numbers), np.int64)
     for epoch in np.unique(epochs):
         mine = epochs == epoch
-        order = _Epoch.keyed(digest, seed, int(epoch), len(tokens), length)
-        starts[mine] = order.offset + length * order.permute(numbers[mine] % windows)
+        key = hashlib.shake_256(f"posx batches 1\n{digest}\n{seed}\n{epoch}".encode()).digest(8 * (_ROUNDS + 1))
+        offset, *keys = (int(word) for word in np.frombuffer(key, "<u8"))
+        starts[mine] = offset % offsets + length * _permute(numbers[mine] % windows, windows, keys)
     # int32 here, on the host: unsigned tokens minus one would wrap around on the device.
     return tokens[starts[:, None] + np.arange(length + 1)].astype(np.int32)
 
 
-@dataclass(frozen=True)
-class _Epoch:
-    """The order of one epoch: a permutation of [0, `windows`) and the first window's `offset` in tokens."""
+def _permute(index: np.ndarray, windows: int, keys: list[int]) -> np.ndarray:
+    """Map `index` (int64, in [0, windows)) by the permutation of [0, windows) that `keys` choose.
 
-    windows: int
-    offset: int
-    half_bits: int
-    keys: tuple[int, ...]
+    The network permutes [0, 4**half_bits), at most four times too many numbers. Following the cycle until the image
+    lies below `windows` restricts it to a permutation of [0, windows).
+    """
+    half_bits = max(1, ((windows - 1).bit_length() + 1) // 2)
+    bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
 
-    @classmethod
-    def keyed(cls, digest: str, seed: int, epoch: int, num_tokens: int, length: int) -> "_Epoch":
-        windows = num_windows(num_tokens, length)
-        key = hashlib.shake_256(f"posx batches 1\n{digest}\n{seed}\n{epoch}".encode()).digest(8 * (_ROUNDS + 1))
-        offset, *keys = (int(word) for word in np.frombuffer(key, "<u8"))
-        # A stream shorter than two windows allows fewer offsets than `length`.
-        offsets = min(length, num_tokens - windows * length)
-        half_bits = max(1, ((windows - 1).bit_length() + 1) // 2)
-        return cls(windows, offset % offsets, half_bits, tuple(keys))
-
-    def permute(self, index: np.ndarray) -> np.ndarray:
-        """Map `index` (int64, in [0, windows)) by the permutation.
-
-        The network permutes [0, 4**half_bits), at most four times too many numbers. Following the cycle until the image
-        lies below `windows` restricts it to a permutation of [0, windows).
-        """
-        image = self._network(index.astype(np.uint64))
-        while (outside := image >= self.windows).any():
-            image[outside] = self._network(image[outside])
-        return image.astype(np.int64)
-
-    def _network(self, index: np.ndarray) -> np.ndarray:
-        bits = np.uint64(self.half_bits)
-        mask = np.uint64((1 << self.half_bits) - 1)
+    def network(index: np.ndarray) -> np.ndarray:
         left, right = index >> bits, index & mask
-        for key in self.keys:
+        for key in keys:
             mixed = (right + np.uint64(key)) * _MIX
             mixed = (mixed ^ (mixed >> _SHIFT)) * _MIX
             left, right = right, left ^ ((mixed >> np.uint64(32)) & mask)
         return (left << bits) | right
+
+    image = network(index.astype(np.uint64))
+    while (outside := image >= windows).any():
+        image[outside] = network(image[outside])
+    return image.astype(np.int64)

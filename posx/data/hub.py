@@ -7,7 +7,7 @@ import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,10 @@ def load_hub(config: DataConfig, splits: list[str]) -> list[HubSplit]:
     split or the column is not there.
     """
     import datasets
+    from huggingface_hub import constants
 
     name, subset = config.source, config.subset
-    online = not _offline() and _reachable()
+    online = not (datasets.config.HF_HUB_OFFLINE or constants.HF_HUB_OFFLINE) and _reachable()
     with quiet(offline=not online):
         try:
             found = datasets.load_dataset(name, subset or None)
@@ -82,11 +83,11 @@ def load_hub(config: DataConfig, splits: list[str]) -> list[HubSplit]:
 def quiet(offline: bool) -> Iterator[None]:
     """Hide progress bars and notices of `datasets` for a while, and, if `offline`, keep it from the network."""
     import datasets
-    import huggingface_hub.constants
     from datasets.utils import logging
+    from huggingface_hub import constants
 
     bars, verbosity = datasets.are_progress_bars_disabled(), logging.get_verbosity()
-    switches = (datasets.config, huggingface_hub.constants)
+    switches = (datasets.config, constants)
     before = [switch.HF_HUB_OFFLINE for switch in switches]
     datasets.disable_progress_bars()
     logging.set_verbosity_error()
@@ -110,18 +111,11 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _offline() -> bool:
-    import datasets
-    import huggingface_hub.constants
-
-    return bool(datasets.config.HF_HUB_OFFLINE or huggingface_hub.constants.HF_HUB_OFFLINE)
-
-
 def _reachable() -> bool:
     """Return within PROBE_SECONDS whether the hub, or the proxy in front of it, accepts a connection."""
-    import huggingface_hub.constants
+    from huggingface_hub import constants
 
-    url = urllib.parse.urlsplit(huggingface_hub.constants.ENDPOINT)
+    url = urllib.parse.urlsplit(constants.ENDPOINT)
     proxy = urllib.request.getproxies().get(url.scheme)
     if proxy and not urllib.request.proxy_bypass(url.hostname or ""):
         url = urllib.parse.urlsplit(proxy if "://" in proxy else f"//{proxy}")
@@ -129,11 +123,9 @@ def _reachable() -> bool:
     answer: list[bool] = []
 
     def connect() -> None:
-        try:
+        with suppress(OSError):
             socket.create_connection((url.hostname or "", port), PROBE_SECONDS).close()
             answer.append(True)
-        except OSError:
-            pass
 
     # In a thread, since looking up the name obeys no time limit.
     probe = threading.Thread(target=connect, daemon=True)

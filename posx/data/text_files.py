@@ -131,8 +131,7 @@ def _read_text(path: Path, column: str, encoding: str) -> Iterator[str]:
 
 
 def _read_json(path: Path, column: str, encoding: str) -> Iterator[str]:
-    (text,) = _read_text(path, column, encoding)
-    for place, record in _json_records(text.removeprefix("\ufeff"), path):
+    for place, record in _json_records(path, encoding):
         if not isinstance(record, dict):
             raise DataError(f"'{path}' {place} is a JSON {type(record).__name__}; an object with text is wanted")
         check_column(f"'{path}' {place}", column, record)
@@ -144,22 +143,21 @@ def _read_json(path: Path, column: str, encoding: str) -> Iterator[str]:
         yield value
 
 
-def _json_records(text: str, path: Path) -> Iterator[tuple[str, object]]:
-    if text.lstrip()[:1] == "[":
-        try:
-            records = parsed(text)
-        except ValueError as error:
-            raise DataError(f"'{path}' is not JSON: {error}") from None
-        yield from ((f"record {number}", record) for number, record in enumerate(records))
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
+def _json_records(path: Path, encoding: str) -> Iterator[tuple[str, object]]:
+    """Yield (place, value) of the records of an array, or of an object a line."""
+    text, number = next(_read_text(path, "", encoding)).removeprefix("\ufeff"), 0
+    try:
+        if text.lstrip()[:1] == "[":
+            yield from ((f"record {n}", record) for n, record in enumerate(parsed(text)))
+            return
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
                 yield f"line {number}", parsed(line)
-            except ValueError as error:
-                raise DataError(
-                    f"'{path}' line {number} is not JSON ({error}); write an object a line, or one array of objects"
-                ) from None
+    except ValueError as error:
+        line = f" line {number}" if number else ""
+        raise DataError(
+            f"'{path}'{line} is not JSON ({error}); write an object a line, or one array of objects"
+        ) from None
 
 
 def _read_parquet(path: Path, column: str, encoding: str) -> Iterator[str]:

@@ -1,7 +1,10 @@
 """Tokenizers: bytes, byte-level BPE trained here, or any tokenizer.json.
 
-All share one interface, `Tokenizer`. Two rules hold for each of them. Text inside a document that looks like a special
-token stays text. The one separator, `eos`, is only ever added as an id, after each document.
+Both classes have one interface: `name`, `vocab_size` (ids lie below it), `eos` (one of the ids), `digest` (sha256 of
+the file that `save` writes, in hex), `encode`, `encode_batch`, `token_bytes`, `decode` and `save`. Text inside a
+document that looks like a special token stays text. The one separator, `eos`, is only added as an id, after each
+document.
+Text with a lone surrogate, which has no UTF-8 form, is a DataError.
 """
 
 import hashlib
@@ -11,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,36 +26,6 @@ _EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<EOS>", "<|eos|>", "[EOS
 #: A model has a row for every id. If there are so many times more ids than tokens, something is wrong.
 SPARSE = 8
 _BYTES_JSON = json.dumps({"type": "posx-bytes", "version": 1, "vocab_size": 257, "eos": 256})
-
-
-class Tokenizer(Protocol):
-    """The interface of a tokenizer; ids lie in [0, vocab_size) and `eos` is one of them."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def eos(self) -> int: ...
-    @property
-    def digest(self) -> str:
-        """The sha256 (hex) of the file that `save` writes: equal digests are equal tokenizers."""
-
-    def encode(self, text: str) -> np.ndarray:
-        """Return ids of the smallest unsigned type. Raises DataError for a lone surrogate, which has no UTF-8 form."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]: ...
-    def token_bytes(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """Return, for each text, the bytes of the text behind each of its tokens, int64 [n].
-
-        Text that the tokenizer drops, such as white space, counts with the token after it. A character that several
-        tokens share is divided among them. None for a text if the tokenizer cannot tell.
-        """
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids` without special tokens. Raises DataError for ids outside the vocabulary."""
-
-    def save(self, path: str | os.PathLike[str]) -> None: ...
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -152,6 +125,7 @@ class BpeTokenizer:
         return sizes
 
     def encode(self, text: str) -> np.ndarray:
+        """Return ids [n] of the smallest unsigned type."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -159,6 +133,11 @@ class BpeTokenizer:
         return [np.array(encoding.ids, token_dtype(self.vocab_size)) for encoding in encodings]
 
     def token_bytes(self, texts: Sequence[str]) -> list[np.ndarray | None]:
+        """Return, for each text, the bytes of the text behind each of its tokens, int64 [n].
+
+        Text that the tokenizer drops, such as white space, counts with the token after it. A character that several
+        tokens share is divided among them. None for a text if the tokenizer cannot tell.
+        """
         if (by_id := self._bytes_by_id) is not None:
             found = [by_id[ids] for ids in self.encode_batch(texts)]
             if all(sizes.sum() == len(utf8(text)) for sizes, text in zip(found, texts, strict=True)):
@@ -175,11 +154,15 @@ class BpeTokenizer:
             raise DataError(f"the {self.name} tokenizer cannot encode this text: {error}") from None
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids` without special tokens. Raises DataError for ids outside the vocabulary."""
         array = _checked(ids, self.vocab_size)
         return self._tokenizer.decode(array[array < self._own_size].tolist(), skip_special_tokens=True)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         Path(path).write_bytes(self.text.encode())
+
+
+Tokenizer = ByteTokenizer | BpeTokenizer
 
 
 def train_bpe(documents: Iterable[str], vocab_size: int) -> BpeTokenizer:

@@ -211,7 +211,7 @@ class Sliding(Protocol):
 
     @classmethod
     def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> Sliding:
-        return cls(_run_stride(config, train_len), config.sliding_targets, warm_up=longest)
+        return cls(config.stride or max(1, train_len // 4), config.sliding_targets, warm_up=longest)
 
     @classmethod
     def lengths_of(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
@@ -221,7 +221,7 @@ class Sliding(Protocol):
 
     @classmethod
     def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
-        shortest, stride = min(cls.lengths_of(config, train_len)), _run_stride(config, train_len)
+        shortest, stride = min(cls.lengths_of(config, train_len)), cls.of_run(config, train_len, 0).stride
         if stride <= shortest:
             return []
         return [f"eval.stride={stride} is larger than the shortest sliding window, {shortest} tokens"]
@@ -245,10 +245,6 @@ class Sliding(Protocol):
     def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
         for row in super().measure(model, lengths):
             yield row | {"warm_up": self.warm_up or max(lengths)}
-
-
-def _run_stride(config: EvalConfig, train_len: int) -> int:
-    return config.stride or max(1, train_len // 4)
 
 
 #: Protocols by their names in rows and settings.
@@ -287,15 +283,10 @@ def longest_window(config: EvalConfig, train_len: int) -> int:
 
 def problems(config: EvalConfig, train_len: int) -> list[str]:
     """List the problems of a run's settings with the protocols that they name, one line each."""
-    found: list[str] = []
-    known: list[type[Protocol]] = []
-    for name in config.protocols:
-        try:
-            cls = protocol_class(name)
-        except ConfigError as error:
-            found.append(f"eval.protocols: {error}")
-        else:
-            found += [] if config.problems() else cls.problems(config, train_len)
-            found += [f"eval.protocols={','.join(config.protocols)} names {cls.name} twice"] if cls in known else []
-            known.append(cls)
-    return found
+    try:
+        classes = [protocol_class(name) for name in config.protocols]
+    except ConfigError as error:
+        return [f"eval.protocols: {error}"]
+    twice = [cls.name for cls in dict.fromkeys(classes) if classes.count(cls) > 1]
+    found = [f"eval.protocols={','.join(config.protocols)} names {name} twice" for name in twice]
+    return found if config.problems() else found + [why for cls in classes for why in cls.problems(config, train_len)]

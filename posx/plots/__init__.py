@@ -14,7 +14,7 @@ from posx.errors import ConfigError, WorkdirError, nearest
 from posx.evaluation.protocols import Nonoverlapping, Sliding
 from posx.files.atomic import disk_errors, write_bytes
 from posx.lazy import modules_of
-from posx.plots import backend, curves, lengths, look, positions  # noqa: F401  backend goes first
+from posx.plots import backend, curves, lengths, look, points  # noqa: F401  backend goes first
 from posx.plots.groups import Panel, panels
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, diverged, read_rows, unfinished
 from posx.plots.tables import is_table, table
@@ -36,13 +36,12 @@ _SUFFIX = rf"(-lengths)?(-L\d+)?(-({'|'.join(PROTOCOLS)}))?(-s\d+)?"
 
 
 def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
-    """Draws a run's or a sweep's figures as PNG and SVG into `workdir/figures` and returns their paths.
+    """Draw a run's or a sweep's figures as PNG and SVG into `workdir/figures` and return their paths.
 
-    "all" is every figure that the stored rows allow, and their table as `workdir/table.md`; "encodings" (pictures of
-    the encodings of the folder's runs, as trained; without runs, of a few well-known ones) is drawn only when asked for
-    by name and needs no rows. Figures of these kinds that were drawn of earlier rows and of which there are no rows now
-    are removed. A kind asked for by name whose rows are missing raises WorkdirError, as does a folder that cannot be
-    written; a full disk OutOfMemoryError.
+    "all" draws every figure that the stored rows allow and writes their table to `workdir/table.md`. "encodings"
+    needs no rows and is drawn only when asked for: the encodings of the runs as trained, or a few well-known ones.
+    Figures whose rows are gone are removed. Raises WorkdirError if there are no rows to draw or if the folder cannot be
+    written, OutOfMemoryError if the disk is full.
     """
     if what not in WHAT:
         raise ConfigError(f"cannot plot {what!r}; {nearest(what, WHAT)}known: {', '.join(WHAT)}")
@@ -76,9 +75,9 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
 
 
 def draw_again(folder: pathlib.Path) -> None:
-    """Redraw the figures and the table in a run's or a sweep's folder from its present rows.
+    """Draw the figures and the table of a run's or a sweep's folder again, from its present rows.
 
-    Figures of posx are known by their names and by an SVG beside each PNG, its table by its head.
+    posx knows its figures by their names and by an SVG beside each PNG, its table by its head.
     """
     drawn = _drawn(folder, WHAT[1:-1])
     if any(path.suffix == ".png" and path.with_suffix(".svg") in drawn for path in drawn):
@@ -90,7 +89,7 @@ def draw_again(folder: pathlib.Path) -> None:
 def picture(
     name: str, encoding: Any, dims: Any, figures: pathlib.Path, run: RunFolder | None = None
 ) -> list[pathlib.Path]:
-    """Draws one encoding, as trained in `run` or as initialised for `dims`, into `figures`; returns the paths."""
+    """Draw one encoding into `figures`, as trained in `run`, else as initialised for `dims`. Return the paths."""
     from posx.plots import models, pictures
 
     trained = [one for one in (models.of_run(run, run.path.name) if run else []) if one.encoding == encoding]
@@ -100,7 +99,7 @@ def picture(
 
 
 def _write_table(folder: pathlib.Path, stored: Sequence[Row]) -> bool:
-    """Write `folder/table.md`, or remove the one of earlier rows if there is nothing to show; tell which."""
+    """Write `folder/table.md`, or remove an earlier table if there are no rows for it. Tell whether it is there."""
     path, text = folder / "table.md", table(stored, unfinished(folder))
     with disk_errors(path):
         if text:
@@ -111,13 +110,13 @@ def _write_table(folder: pathlib.Path, stored: Sequence[Row]) -> bool:
 
 
 def _drawn(folder: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Path]:
-    """The figures of `kinds` that are there, known by names that only posx gives."""
+    """Return the files in `folder/figures` whose names only posx gives to figures of `kinds`."""
     own = re.compile(rf"({'|'.join(kinds)}){_SUFFIX}\.(png|svg)")
     return [path for path in (folder / "figures").glob("*") if own.fullmatch(path.name)]
 
 
 def _training(folder: pathlib.Path, stored: Sequence[Row]) -> list[pathlib.Path]:
-    runs = positions.read_training(folder, stored)
+    runs = points.read_training(folder, stored)
     shown = {one.run.path for one in runs}
     hidden = {path: why for path, why in diverged(stored).items() if path not in shown}
     return _save(lambda: curves.training(runs, hidden), folder / "figures", "training") if runs else []
@@ -143,10 +142,7 @@ def _curves(kind: str, folder: pathlib.Path, split: Sequence[Panel]) -> list[pat
 
 
 def _rule(panel: Panel) -> str:
-    """Return the end of a figure's name for its protocol and stride, such as "-sliding-s16".
-
-    That of non-overlapping windows is empty. Other protocols in the folder do not change it.
-    """
+    """Return the end of a figure's name, "" or such as "-sliding-s16", whatever other protocols the folder has."""
     strides = {row.get("stride") for row in panel.rows} if panel.protocol == Sliding.name else {panel.stride}
     name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in panel.protocol)[:40]
     plain = panel.protocol in (Nonoverlapping.name, PER_POSITION)

@@ -21,7 +21,7 @@ _MOST_NAMES = 4
 
 
 def facts(panels: Sequence[Panel]) -> list[str]:
-    """Subtitle lines: the protocol and what was scored; the training length, seeds and text."""
+    """Return the subtitle: the protocol and the scored targets, then the training length, seeds and text."""
     panel_rows, protocol = [row for panel in panels for row in panel.rows], panels[0].protocol
     first = rows.PROTOCOLS.get(protocol, look.shown(protocol))
     if protocol == rows.PER_POSITION:
@@ -46,9 +46,9 @@ def facts(panels: Sequence[Panel]) -> list[str]:
 
 
 def spreads(curves: Sequence[Curve], interval: str) -> list[str]:
-    """A subtitle line on what the band, the dots and the bars of a figure are; none if there are none.
+    """Return a subtitle line that explains the band, the dots and the bars of a figure, if it has any.
 
-    interval: of what the bars are; "" in a figure of many points, which has neither bars nor dots.
+    interval: the quantity that the bars show; "" in a figure of many points, which has neither bars nor dots.
     """
     seeds = f"Line: mean over seeds, band: lowest to highest{', dots: each' if interval else ''}"
     parts = [seeds] if any(curve.seeds[1] > 1 for curve in curves) else []
@@ -60,7 +60,7 @@ def spreads(curves: Sequence[Curve], interval: str) -> list[str]:
 
 
 def no_intervals(points: Sequence[tuple[str, Point]]) -> list[str]:
-    """Return why no point has an interval; if some have one, a line on the names of the others for each reason."""
+    """Return the reasons why points have no interval, each with the names of its points if others have one."""
     said = _by((point.no_interval, name) for name, point in points if point.no_interval)
     if any(point.interval for _, point in points):
         return [f"No interval for {listed(names, 'cells')}: {why}" for why, names in said.items() if names != [""]]
@@ -68,7 +68,7 @@ def no_intervals(points: Sequence[tuple[str, Point]]) -> list[str]:
 
 
 def mixture(panel_rows: Sequence[Mapping[str, Any]]) -> str:
-    """A warning if numbers of different texts, tokenizers or targets stand side by side, else an empty string."""
+    """Return a warning if numbers of different texts, tokenizers or targets are compared, else an empty string."""
     for key, word in (("data_digest", "corpora"), ("tokenizer", "tokenizers")):
         if len({str(row[key]) for row in panel_rows if row.get(key)}) > 1:
             return f"different {word}: not comparable"
@@ -89,7 +89,7 @@ def _range(values: Collection[int]) -> str:
 
 
 def unlike_windows(panel: Panel) -> list[str]:
-    """Of losses by position: curves of windows shorter than others, whose targets up to there are others too."""
+    """Return lines on curves of losses in shorter windows, which are scored on other targets than the longest."""
     said = _by((max((row["eval_len"] for row in group.rows), default=0), group.label) for group in panel.groups)
     *shorter, longest = sorted(said)
     return [
@@ -103,7 +103,7 @@ def notes(
     panels: Sequence[Panel], curves: Sequence[Curve], missing: Mapping[str, str] | None, unit: str = "",
     on_axes: Collection[str] = (),
 ) -> list[str]:  # fmt: skip
-    """Return the lines under the axes: settings, failures, omissions, runs without results or the end of training."""
+    """Return the lines under the axes: settings, failures, omissions, and runs that are not finished."""
     groups = [group for panel in panels for group in panel.groups]
     stored = [row for panel in panels for row in panel.rows]
     return [
@@ -119,7 +119,7 @@ def notes(
 
 
 def apart(stored: Sequence[rows.Row]) -> list[str]:
-    """Return the command that measures the runs which have no value here on the targets of the others."""
+    """Return the command that scores all runs on the same targets, if some rows have the status "apart"."""
     values = [row for row in stored if rows.perplexity(row) is not None]
     if not values or all(row.get("status") != "apart" for row in stored):
         return []
@@ -156,7 +156,7 @@ def listed(names: Sequence[str], word: str = "") -> str:
 
 
 def _by(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
-    """{what is said: the names that it is said of, each once}."""
+    """Return {statement: the names that it is about, each once}."""
     found: dict[Any, dict[str, None]] = {}
     for said, name in pairs:
         found.setdefault(said, {})[name] = None
@@ -168,7 +168,7 @@ def _first(lines: list[str], most: int, rest: str) -> list[str]:
 
 
 def left_out(runs: Sequence[rows.Run], protocol: str) -> list[str]:
-    """What was measured and is not drawn, and why; runs of which the same is to be said share a line."""
+    """Return lines on rows that are not drawn, and why. Runs with the same reason share a line."""
     said = _by((words, run.path) for run in runs for of, words in run.left_out if of == protocol)
     return [f"{listed(paths, 'runs')}{', each' if len(paths) > 1 else ''}: {words}" for words, paths in said.items()]
 
@@ -187,7 +187,7 @@ def before_the_end(stored: Sequence[rows.Row]) -> list[str]:
 
 
 def tokens_per_step(groups: Sequence[Group]) -> list[str]:
-    """Tokens of training text a step, if curves differ in it: a fair comparison has as many."""
+    """Return the tokens of training text per step if curves differ in them, which makes a comparison unfair."""
     runs = [(group.label, group.runs[0]) for group in groups]
     several = len({run.train_len for _, run in runs}) > 1
     batches = [(name, run.train_len, run.settings.get("train.batch_size")) for name, run in runs]
@@ -197,7 +197,7 @@ def tokens_per_step(groups: Sequence[Group]) -> list[str]:
 
 
 def failures(curves: Sequence[Curve], unit: str) -> list[str]:
-    """One line per curve and kind of failure: where, and for how many runs where some succeeded."""
+    """Return a line per curve and kind of failure: the lengths, and the number of runs if others succeeded."""
     lines = []
     for curve in curves:
         for kind in [kind for kind in rows.FAILED if kind != "diverged"]:  # these runs are named with their step
@@ -210,7 +210,7 @@ def failures(curves: Sequence[Curve], unit: str) -> list[str]:
 
 
 def fewer_runs(curves: Sequence[Curve], unit: str) -> list[str]:
-    """Where a curve is the mean of fewer runs than elsewhere, as not all were measured there: it may jump for that."""
+    """Return lines on lengths at which only some runs of a curve were measured, so that its mean may jump."""
     lines = []
     for curve in curves:
         runs = [len(point.values) + len(point.failures) for point in curve.points]

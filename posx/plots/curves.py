@@ -1,6 +1,6 @@
 """Figures from stored rows: perplexity and R_k against length, loss against position, training loss.
 
-Every function returns an unsaved figure; lengths and positions in tokens, loss in nats per token. `missing` is
+Figures are returned unsaved. Lengths and positions are in tokens, losses in nats per token. `missing` is
 {run without results: why it failed}.
 """
 
@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
-from posx.plots import captions, look, positions
+from posx.plots import captions, look, points
 from posx.plots.groups import Panel, groups_of_runs
-from posx.plots.look import Look
+from posx.plots.palette import Look
 from posx.plots.points import Curve, nearly_all_text, perplexity_curves, ratio_curves
 from posx.plots.rows import perplexity
 
@@ -29,20 +29,20 @@ _EVEN = [1, 2, 2.5, 5, 10]  # steps between ticks
 
 
 def line_style(of: Look) -> dict[str, Any]:
-    """How a line with this look is drawn, in the axes and in the legend."""
+    """Return matplotlib's settings of a line with this look, in the axes and in the legend."""
     edge = {"markeredgecolor": "white", "markeredgewidth": 0.5}
     return {"color": of.color, "linestyle": of.dashes, "marker": of.marker} | edge
 
 
 def sparse(turn: int) -> tuple[float, float]:
-    """Where a line of many points has markers: at even steps, from another place for each curve, so that none hide."""
+    """Return `markevery` for a line of many points: even steps, from another start for each curve so that none hide."""
     return (0.4 * turn % 1) * _APART, _APART
 
 
 def draw_curve(ax: Axes, curve: Curve, bars: bool = True, turn: int | None = None) -> None:
-    """The mean with its gaps, bars for its intervals; of several runs a dot each, and a band over all of them.
+    """Draw the mean with its gaps and bars for its intervals; for several runs a dot each, and a band over them.
 
-    `turn` is the curve's number where it has so many points that only some get a marker, and runs none.
+    turn: the number of a curve with so many points that only some get a marker, and runs get no dots.
     """
     x, color = [point.x for point in curve.points], curve.look.color
     mean, low, high = (
@@ -62,7 +62,7 @@ def draw_curve(ax: Axes, curve: Curve, bars: bool = True, turn: int | None = Non
 
 
 def mark_failures(ax: Axes, curves: Sequence[Curve]) -> int:
-    """A lane above the axes for every curve that failed somewhere; returns the number of lanes."""
+    """Draw a lane above the axes for every curve that failed somewhere. Return the number of lanes."""
     lanes = [curve for curve in curves if any(point.failures for point in curve.points)]
     for level, curve in enumerate(lanes):
         style: dict[str, Any] = {"linestyle": "", "transform": ax.get_xaxis_transform(), "clip_on": False}
@@ -104,9 +104,9 @@ def nothing(ax: Axes, text: str) -> None:
 
 
 def extent(curves: Sequence[Curve]) -> list[float]:
-    """Every finite value that the curves' lines, bands and bars reach."""
-    points = [point for curve in curves for point in curve.points]
-    ends = [value for point in points for value in (point.low, point.high, *(point.interval or ()))]
+    """Return every finite value that the curves' lines, bands and bars reach."""
+    drawn = [point for curve in curves for point in curve.points]
+    ends = [value for point in drawn for value in (point.low, point.high, *(point.interval or ()))]
     return list(filter(math.isfinite, ends))
 
 
@@ -124,7 +124,7 @@ def highs(curves: Sequence[Curve]) -> Iterable[tuple[str, float]]:
 def headings(
     made: Figure, title: str, panels: Sequence[Panel], curves: Sequence[Curve], interval: str = "", lanes: int = 0
 ) -> None:
-    """Title, what was measured and what the bars are, with `lanes` left free above the axes for failure marks."""
+    """Draw the title and the subtitle, with `lanes` left free above the axes for failure marks."""
     lines = [*captions.facts(panels), *captions.spreads(curves, interval)]
     look.headings(made, title, lines, captions.mixture([row for one in panels for row in one.rows]), LANE * lanes)
 
@@ -140,8 +140,7 @@ def _alone(made: Figure) -> Axes:
 
 
 def _bits_axis(ax: Axes, panel: Panel) -> None:
-    """Bits per byte on the right of perplexity per token, if all rows have as many bytes a token and hardly any
-    separators, which only perplexity counts."""
+    """Draw an axis of bits per byte, if all rows have as many bytes a token and few targets that are separators."""
     scored = [row for row in panel.rows if perplexity(row) is not None]
     known = all(row.get("num_bytes") and row.get("num_targets") and nearly_all_text(row) for row in scored)
     sizes = {row["num_bytes"] / row["num_targets"] for row in scored} if known else set()
@@ -158,7 +157,7 @@ def _bits_axis(ax: Axes, panel: Panel) -> None:
 
 
 def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
-    """Perplexity against evaluation length: the full range, and a close view of [0.9, 1.5] times the best at L."""
+    """Draw perplexity against evaluation length, in full and in a close view of [0.9, 1.5] times the best at L."""
     curves = perplexity_curves(panel)
     several = sum(any(point.values for point in curve.points) for curve in curves) > 1  # else one view shows all
     made = look.figure(12.5 if several else 8.6, 4.6)
@@ -171,10 +170,9 @@ def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Fig
         look.length_axis(ax, lengths, panel.train_len)
         ax.set_xlabel("evaluation length (tokens)")
     full.set_ylabel("perplexity per token (all, log scale)" if several else "perplexity per token (log scale)")
-    top, outside, values = math.inf, list[str](), extent(curves)
-    if values:
-        top = look.log_axis(full, values)
-    else:
+    outside, values = list[str](), extent(curves)
+    top = look.log_axis(full, values)
+    if not values:
         nothing(full, "no finite perplexity")
     for close in closer:
         close.set_ylabel("perplexity per token (near the best at L, linear)")
@@ -192,18 +190,18 @@ def extrapolation(panel: Panel, missing: Mapping[str, str] | None = None) -> Fig
 
 
 def _close_view(ax: Axes, curves: Sequence[Curve], train_len: int) -> list[str]:
-    """Limit the axes to the values near the best at L; return the labels of the curves with none of their values."""
-    points = {curve.label: [point for point in curve.points if point.values] for curve in curves}
-    everything, values = [point for own in points.values() for point in own], extent(curves)
+    """Show the values near the best at L. Return the labels of curves that have no value there."""
+    drawn = {curve.label: [point for point in curve.points if point.values] for curve in curves}
+    everything, values = [point for own in drawn.values() for point in own], extent(curves)
     best = min([point.mean for point in everything if point.x == train_len] or values)
     low, high = min(0.9 * best, 0.98 * max(min(values), 0.5 * best)), 1.5 * best
     ax.set_ylim(low, high)
     ax.yaxis.set_major_locator(MaxNLocator(7, steps=_EVEN))
-    return [name for name, own in points.items() if own and not any(low <= point.mean <= high for point in own)]
+    return [name for name, own in drawn.items() if own and not any(low <= point.mean <= high for point in own)]
 
 
 def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
-    """R_k = ppl(kL) / ppl(L) against k, log-log: 1 is no loss from a text k times longer than in training."""
+    """Draw R_k = ppl(kL) / ppl(L) against k, log-log: 1 is no loss from a text k times longer than in training."""
     curves = ratio_curves(panel)
     made = look.figure(8.6, 4.8)
     ax = _alone(made)
@@ -220,9 +218,8 @@ def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
     else:
         nothing(ax, "no run has a finite perplexity at L")
     lanes = mark_failures(ax, curves)
-    based = {c.label for c in perplexity_curves(panel) for p in c.points if p.x == panel.train_len and p.values}
-    unbased = [curve.label for curve in perplexity_curves(panel) if curve.label not in based]
-    lines = [f"{look.shown(label)}: no value at L, so no ratio" for label in unbased[:6]]
+    unbased = [c for c in perplexity_curves(panel) if not any(p.x == panel.train_len and p.values for p in c.points)]
+    lines = [f"{look.shown(curve.label)}: no value at L, so no ratio" for curve in unbased[:6]]
     title = "Perplexity relative to the training length, R_k = ppl(kL) / ppl(L)"
     headings(made, title, [panel], curves, "95 % interval of the ratio over text", lanes)
     legend_of(made, panel, curves, 0.76)
@@ -231,13 +228,13 @@ def ratio(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
 
 
 def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figure:
-    """Mean loss of the targets in each stored bin of positions, and the perplexity of all targets up to there."""
+    """Draw the mean loss in each stored bin of positions, and the perplexity of all targets up to there."""
     made = look.figure(11.5, 4.6)
     left, right = _pair(made)
-    local, running = (positions.averaged(panel, of) for of in (positions.local, positions.cumulative))
+    binned, running = (points.averaged(panel, of) for of in (points.local, points.cumulative))
     last = max(point.x for curve in running for point in curve.points)
     inside = [x for n in range(-24, 25) if 1 < (x := panel.train_len * 2.0**n) < last]
-    for ax, curves in ((left, local), (right, running)):
+    for ax, curves in ((left, binned), (right, running)):
         for turn, curve in enumerate(curves):
             draw_curve(ax, curve, turn=turn)
         look.train_line(ax, panel.train_len)
@@ -245,23 +242,22 @@ def per_position(panel: Panel, missing: Mapping[str, str] | None = None) -> Figu
         ax.set_xlabel("position of the target in its window (tokens)")
     left.set_ylabel("loss in the bin (nats per token)")
     right.set_ylabel("perplexity of all targets up to here")
-    values = extent(running)
-    beyond = off_frame(highs(running), look.log_axis(right, values) if values else math.inf)
-    headings(made, "Loss along the window", [panel], local)
-    legend_of(made, panel, local, _RIGHT)
-    look.notes(made, [*captions.unlike_windows(panel), *captions.notes([panel], local, missing), *beyond])
+    beyond = off_frame(highs(running), look.log_axis(right, extent(running)))
+    headings(made, "Loss along the window", [panel], binned)
+    legend_of(made, panel, binned, _RIGHT)
+    look.notes(made, [*captions.unlike_windows(panel), *captions.notes([panel], binned, missing), *beyond])
     return made
 
 
-def training(runs: Sequence[positions.TrainingRun], missing: Mapping[str, str] | None = None) -> Figure:
-    """Training loss in nats per token against optimiser step, one thin line per run."""
+def training(runs: Sequence[points.TrainingRun], missing: Mapping[str, str] | None = None) -> Figure:
+    """Draw training loss in nats per token against optimiser step, one thin line per run."""
     made = look.figure(8.6, 4.4)
     ax = _alone(made)
     groups = groups_of_runs([one.run for one in runs])
     whose = {run: group for group in groups for run in group.runs}
     seen: dict[str, Line2D] = {}
     finite = [loss for one in runs for loss in one.losses if math.isfinite(loss) and loss > 0]
-    top = look.log_axis(ax, finite) if finite else math.inf
+    top = look.log_axis(ax, finite)
     for turn, one in enumerate(sorted(runs, key=lambda one: (-one.last[1], one.run.path))):
         group = whose[one.run]
         style = line_style(group.look) | {"markevery": sparse(turn) if len(one.steps) > 1 else None}

@@ -1,7 +1,7 @@
-"""What an encoding does to a pair of positions, read off its hooks: all that a picture of it can show without a text.
+"""Effects of an encoding on a pair of positions, read off its hooks: all that a picture can show without a text.
 
-Positions and distances in tokens, logits as they enter the softmax. Whatever the text is, a logit is
-content-free part + what the content gives; the first is the logit of vectors that are zero.
+Positions and distances are in tokens, logits as they enter the softmax. For every text a logit is
+content-free part + content part. The content-free part is the logit of zero vectors.
 """
 
 import dataclasses
@@ -24,14 +24,14 @@ _SAME = 1e-4  # below this, a curve over distance says nothing
 
 
 def num_positions(subject: Subject) -> int:
-    """How far a picture goes: twice the training length, and no further than the encoding is defined."""
+    """Return twice the training length, or all positions at which the encoding is defined if these are fewer."""
     longest = 2 * subject.dims.train_len
     last = subject.encoding.at_length(longest).max_position
     return longest if last is None else min(longest, last + 1)
 
 
 def added_to_embeddings(subject: Subject) -> np.ndarray | None:
-    """[position, channel]: what tokens get from their position alone; None where nothing is added."""
+    """Return the vectors [position, channel] that are added to embeddings, or None if none are."""
     n = min(num_positions(subject), MOST_POSITIONS)
     encoding = subject.encoding.at_length(n)
     if not encoding.acts_on("embed"):
@@ -41,10 +41,7 @@ def added_to_embeddings(subject: Subject) -> np.ndarray | None:
 
 
 def content_free(subject: Subject, length: int, queries: slice = slice(None)) -> np.ndarray | None:
-    """Return the logits of zero vectors [head, query, key] at positions 0 to `length` - 1, before `score`.
-
-    None if all of them are 0.
-    """
+    """Return the logits of zero vectors [head, query, key] at `length` positions, before `score`; None if all are 0."""
     encoding, dims, params = subject.encoding.at_length(length), subject.dims, subject.params
     pos = np.arange(length, dtype=np.int32)
     q, k = (jnp.zeros((1, length, heads, dims.head_dim), jnp.float32) for heads in (dims.num_heads, dims.kv_heads))
@@ -59,14 +56,14 @@ def content_free(subject: Subject, length: int, queries: slice = slice(None)) ->
 
 
 def _logits(pairs: Pairs, **_: Any) -> jax.Array:
-    """An executor that returns scores [b, h, q, k] before `score`."""
+    """Return scores [b, h, q, k] before `score`, as an executor that forms no output."""
     return with_terms(pairs, mapped_products(pairs))
 
 
 def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
-    """[head, distance], distances from 0, of what `content_free` gives for the first positions, `whole`.
+    """Return content-free logits [head, distance] from distance 0; `whole` is `content_free` of the first positions.
 
-    Of one query where only distances count, else the mean over all pairs.
+    They are those of one query if only distances count, else means over all pairs.
     """
     n = num_positions(subject)
     if not subject.encoding.shift_invariant:
@@ -77,8 +74,7 @@ def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
 
 
 def logit_scales(subject: Subject) -> np.ndarray | None:
-    """[head or 1, position]: what products are multiplied by at each query, of a layer input of zeros; None where that
-    is the same everywhere."""
+    """Return the logit scale of each query [head or 1, position] for a layer input of zeros, None if it is constant."""
     n = num_positions(subject)
     encoding, pos = subject.encoding.at_length(n), jnp.arange(n, dtype=jnp.int32)
     nothing = jnp.zeros((1, n, subject.dims.model_dim), jnp.float32)
@@ -88,10 +84,10 @@ def logit_scales(subject: Subject) -> np.ndarray | None:
 
 
 def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
-    """(distances [n], [head, n]): the mean product of a unit vector as a query and the same one as a key further back.
+    """Return (distances [n], products [head, n]) of a unit vector as a query and the same one as a key further back.
 
-    1 where position changes nothing. Over all directions, so it is a trace: exact for maps that are affine. None where
-    distance does not count, or where the maps read the text or look back.
+    The mean over all directions is a trace, exact for affine maps, and 1 if position changes nothing. None if distance
+    does not count, or if the maps read the text or look back.
     """
     dims, n = subject.dims, num_positions(subject)
     encoding = subject.encoding.at_length(n)
@@ -108,7 +104,7 @@ def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _rotated(hook: Any, subject: Subject, heads: int, positions: np.ndarray) -> np.ndarray:
-    """Return what a token map makes of each basis vector, less what it makes of zero: [position, channel, head, d']."""
+    """Return the images of basis vectors under a token map, less that of zero: [position, channel, head, d']."""
     d, n = subject.dims.head_dim, len(positions)
     basis = np.broadcast_to(np.eye(d, dtype=np.float32)[None, :, None, :], (n, d, heads, d)).reshape(n * d, heads, d)
     pos = jnp.asarray(np.repeat(positions, d), jnp.int32)
@@ -119,9 +115,9 @@ def _rotated(hook: Any, subject: Subject, heads: int, positions: np.ndarray) -> 
 
 
 def on_random_tokens(subject: Subject) -> np.ndarray | None:
-    """[head, query, key]: how logits of random tokens change, against each query's own key; None where nothing does.
+    """Return the change of logits of random tokens [head, query, key], relative to each query's own key.
 
-    For what depends on the text and shows nowhere else. Read off the weights, so that everything that acts is in it.
+    Read off the weights, so that everything that acts is in it. None if nothing acts or if another panel can show it.
     """
     dims, n = subject.dims, min(num_positions(subject), MOST_POSITIONS // 2)
     encoding, rng = subject.encoding.at_length(n), np.random.default_rng(0)
@@ -143,7 +139,7 @@ def on_random_tokens(subject: Subject) -> np.ndarray | None:
 
 
 def with_random_arrays(subject: Subject) -> Subject:
-    """Return the subject with random arrays, if it is not trained: those that start at zero show nothing."""
+    """Return the subject with random arrays, if it is not trained: arrays that start at zero show nothing."""
     if subject.trained:
         return subject
     rng, scale = np.random.default_rng(0), 1 / math.sqrt(subject.dims.head_dim)
@@ -155,7 +151,7 @@ def with_random_arrays(subject: Subject) -> Subject:
 
 
 def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:
-    """Return {what the vectors are for: [distance]}: their lengths, mean over heads."""
+    """Return {use of the vectors: their lengths [distance], mean over heads}."""
     n = num_positions(subject)
     found = subject.encoding.at_length(n).by_distance(subject.params, jnp.arange(n, dtype=jnp.int32))
     vectors = {"for queries": found.query, "for keys": found.key, "added to values": found.value}
@@ -163,8 +159,9 @@ def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:
 
 
 def rope_bound(head_dim: int, distances: np.ndarray, base: float = 10000.0) -> np.ndarray:
-    """RoFormer's bound on RoPE's decay with distance r: (2/d) sum_{c=1}^{d/2} |S_c|, S_c = sum_{i<c} exp(i r theta_i).
+    """Return RoFormer's bound on RoPE's decay with distance r.
 
+    (2/d) sum_{c=1}^{d/2} |S_c|, S_c = sum_{i<c} exp(i r theta_i).
     Su et al. 2021 (arXiv 2104.09864), section 3.4.3; at r = 0 it is (d/2 + 1) / 2.
     """
     theta = base ** (-2.0 * np.arange(head_dim // 2) / head_dim)

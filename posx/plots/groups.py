@@ -40,7 +40,7 @@ class Panel:
 
 
 def panels(rows: Iterable[Row]) -> list[Panel]:
-    """Rows split by training length and protocol, and by stride if windows of one length were slid with several."""
+    """Return the rows by training length and protocol, and by stride if one length was slid with several."""
     split: dict[tuple[int, str], list[Row]] = collections.defaultdict(list)
     runs: dict[int, dict[Run, None]] = collections.defaultdict(dict)
     for row in rows:
@@ -62,14 +62,14 @@ def panels(rows: Iterable[Row]) -> list[Panel]:
 
 
 def groups_of_runs(runs: Iterable[Run]) -> list[Group]:
-    """All runs of a folder as the curves of one figure, whatever lengths they were trained at."""
+    """Return all runs of a folder as the curves of one figure, whatever lengths they were trained at."""
     curves = seeds_of_curves(runs)
     drawn = _drawn(curves, one_figure=True)
     return [Group(label, look, tuple(own)) for label, look, own in zip(labels(curves), drawn, curves, strict=True)]
 
 
 def _drawn(curves: Sequence[Sequence[Run]], one_figure: bool = False) -> list[Look]:
-    """A look for each curve, the same at all training lengths unless all of them stand in one figure."""
+    """Return a look for each curve, the same at all training lengths unless one figure shows them all."""
     counts: collections.Counter[Any] = collections.Counter()
     places: list[tuple[str, Any]] = []
     for run, *_ in curves:
@@ -82,9 +82,9 @@ def _drawn(curves: Sequence[Sequence[Run]], one_figure: bool = False) -> list[Lo
 
 
 def seeds_of_curves(runs: Iterable[Run]) -> list[list[Run]]:
-    """The runs of each curve: those that differ in nothing but the seed.
+    """Return the runs of each curve, which differ in nothing but the seed.
 
-    Of runs with the same seed too, at two paths, each is a curve of its own; whole sweeps of them stay together.
+    If runs at two paths have the same seed too, each folder of runs is a curve of its own, or else each run.
     """
     alike: dict[tuple[str, str], list[Run]] = collections.defaultdict(list)
     for run in dict.fromkeys(runs):
@@ -102,9 +102,9 @@ def seeds_of_curves(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def labels(curves: Sequence[Sequence[Run]], on_axes: Collection[str] = ()) -> list[str]:
-    """A label for each curve of one figure, given its runs: the encoding, then the settings in which the curves differ.
+    """Return a label for each curve of one figure: the encoding, then the settings in which the curves differ.
 
-    on_axes: settings that the figure shows otherwise, such as "train.length"; no label names them.
+    on_axes: settings that the figure shows otherwise, such as "train.length". No label names them.
     """
     runs = [own[0] for own in curves]
     differ, common = _differing(runs, on_axes), common_settings(runs, on_axes)
@@ -124,7 +124,7 @@ def labels(curves: Sequence[Sequence[Run]], on_axes: Collection[str] = ()) -> li
 def common_settings(runs: Sequence[Run], on_axes: Collection[str] = ()) -> dict[str, str]:
     """Return {setting: value} of the settings in which a few of the curves differ from most of them.
 
-    Labels name such a setting only where it differs from this value, or from that of a curve of the same encoding.
+    A label names the setting if its value is another one, or differs among the curves of its encoding.
     """
     names = [name for name in _differing(runs, on_axes) if not name.startswith(OF_ENCODINGS)]
     counts = {name: collections.Counter(_value(run, name) for run in runs if name in run.settings) for name in names}
@@ -169,6 +169,6 @@ def _value(run: Run, name: str) -> str:
 
 
 def _short(name: str, names: Iterable[str]) -> str:
-    """A setting's own name if no other of `names` ends so, else its path."""
+    """Return the last word of a setting if no other of `names` ends so, else its path."""
     last = name.partition(".")[0] if name.startswith("code.") else name.rpartition(".")[2]
     return name if sum(one.rpartition(".")[2] == last for one in names) > 1 else last

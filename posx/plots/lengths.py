@@ -22,13 +22,13 @@ _DASHES: tuple[Any, ...] = ("-", (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)))
 
 
 def across(panels: Sequence[Panel], missing: Mapping[str, str] | None = None) -> Figure:
-    """Perplexity against evaluation length, a small panel an encoding, a curve a training length, on shared axes."""
+    """Draw perplexity against evaluation length on shared axes: a panel per encoding, a curve per training length."""
     runs = [group.runs for panel in panels for group in panel.groups]
     by_length = settings_by_length([own[0] for own in runs])
     on_axes = ("train.length", *by_length)
     names = iter(labels(runs, on_axes))
     looks = {
-        panel.train_len: Look("", *(kinds[number % len(kinds)] for kinds in (_SHADES, _MARKERS, _DASHES)))
+        panel.train_len: Look(*(kinds[number % len(kinds)] for kinds in (_SHADES, _MARKERS, _DASHES)))
         for number, panel in enumerate(panels)
     }
     drawn: dict[str, list[tuple[int, Curve]]] = {}
@@ -59,8 +59,7 @@ def across(panels: Sequence[Panel], missing: Mapping[str, str] | None = None) ->
     named = [
         dataclasses.replace(curve, label=f"{name}, L = {length}") for name in drawn for length, curve in drawn[name]
     ]
-    values = extent(named)
-    top = look.log_axis(axes[0], values) if values else math.inf
+    top = look.log_axis(axes[0], extent(named))
     made.supxlabel("evaluation length (tokens)", size=10, y=0.12 / height, va="bottom")
     made.supylabel("perplexity per token (log scale)", size=10, x=0.3 / width)
     handles = [Line2D([], [], **line_style(style)) for style in looks.values()]

@@ -21,19 +21,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from posx.files.atomic import write_bytes
-from posx.plots.palette import Look as Look
 from posx.plots.palette import look as look
 
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "posx",
     "svg.fonttype": "path",
-    "savefig.facecolor": "white",
-    "figure.facecolor": "white",
     "font.family": "DejaVu Sans",
-    "font.size": 10.0,
     "axes.titlesize": 10.5,
     "axes.titlelocation": "left",
-    "axes.labelsize": 10.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#555555",
@@ -79,7 +74,7 @@ def wrapped(text: str, width: int = 38) -> str:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """posx's settings over matplotlib's own defaults (never the user's), all restored on the way out."""
+    """Set posx's style over matplotlib's own defaults, never the user's, and restore all settings at the end."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
@@ -87,14 +82,14 @@ def style() -> Iterator[None]:
 
 
 def figure(width: float, height: float) -> Figure:
-    """An empty Agg figure, in inches, known to no global state."""
+    """Return an empty Agg figure of this size in inches, unknown to pyplot."""
     made = Figure(figsize=(width, height))
     FigureCanvasAgg(made)
     return made
 
 
 def save(made: Figure, folder: pathlib.Path, name: str) -> list[pathlib.Path]:
-    """Writes `folder/name.png` and `.svg` whole or not at all; equal input gives equal bytes."""
+    """Write `folder/name.png` and `.svg` whole or not at all. Equal input gives equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
     for path, metadata in zip(paths, ({}, {"Date": None}), strict=True):
@@ -105,7 +100,7 @@ def save(made: Figure, folder: pathlib.Path, name: str) -> list[pathlib.Path]:
 
 
 def headings(made: Figure, title: str, subtitle: Sequence[str], warning: str = "", lift: float = 0.0) -> None:
-    """Title, grey lines under it, and a red warning line, stacked upwards from `lift` (of the height) over the axes."""
+    """Draw a title over grey lines and a red warning, stacked upwards from `lift` (of the height) over the axes."""
     line, lift = 0.21 / made.get_figheight(), lift + 0.06 / made.get_figheight()
     stack = [(text, 9.5, "#555555", "normal") for text in reversed(subtitle)] + [(title, 13.0, "#111111", "bold")]
     if warning:
@@ -116,7 +111,7 @@ def headings(made: Figure, title: str, subtitle: Sequence[str], warning: str = "
 
 
 def notes(made: Figure, lines: Sequence[str]) -> None:
-    """Small grey lines under the axes, broken at the figure's width."""
+    """Draw small grey lines under the axes, broken at the figure's width."""
     line, width = 0.19 / made.get_figheight(), int(13 * made.get_figwidth() * (1 - 2 * MARGIN))
     broken = [part for text in lines for part in textwrap.wrap(text, width, subsequent_indent="   ") or [text]]
     for level, text in enumerate(broken):
@@ -124,7 +119,7 @@ def notes(made: Figure, lines: Sequence[str]) -> None:
 
 
 def legend(made: Figure, handles: Sequence[Line2D], labels: Sequence[str], x: float, y: float) -> None:
-    """A legend outside the axes, its top left corner at (x, y) of the figure, that shows every label literally."""
+    """Draw a legend with its top left corner at (x, y) of the figure. It shows every label literally."""
     if not handles:
         return
     rows = sum(1 + label.count("\n") for label in labels)
@@ -136,7 +131,7 @@ def legend(made: Figure, handles: Sequence[Line2D], labels: Sequence[str], x: fl
 
 
 def length_name(length: float) -> str:
-    """64 -> "64", 16384 -> "16k" (k = 1024 tokens), 1.25 -> "1.25"."""
+    """Return a short name: 64 -> "64", 16384 -> "16k" (k = 1024 tokens), 1.25 -> "1.25"."""
     for unit, name in ((1 << 20, "M"), (1 << 10, "k")):
         if length >= 10 * unit and length % unit == 0:
             return f"{int(length) // unit}{name}"
@@ -144,7 +139,7 @@ def length_name(length: float) -> str:
 
 
 def length_axis(ax: Axes, lengths: Sequence[float], anchor: float, suffix: str = "") -> None:
-    """A log2 abscissa with labels at real lengths: `anchor` first, then its doublings, then whatever still fits."""
+    """Make a log2 abscissa with labels at real lengths: `anchor`, then its doublings, then all that still fit."""
     low, high = math.log2(min(lengths)), math.log2(max(lengths))
     pad = max(0.3, 0.04 * (high - low))
     ax.set_xscale("log", base=2)
@@ -167,10 +162,9 @@ def _ticks(axis: Axis, names: Mapping[float, str]) -> None:
 
 
 def log_axis(ax: Axes, values: Sequence[float]) -> float:
-    """Make a log ordinate over `values` with plain labels; return its top, which may lie below runaway values.
-
-    Runaway values are above 10^4 times the median.
-    """
+    """Make a log ordinate with plain labels. Return its top: values above 10^4 times the median may leave it."""
+    if not values:
+        return math.inf
     low, high = min(values), min(max(values), 1e4 * statistics.median(values))
     pad = min(max((high / low) ** 0.05, 1.02), 10.0)
     low, high = low / pad, high * pad
@@ -191,7 +185,7 @@ def log_axis(ax: Axes, values: Sequence[float]) -> float:
 
 
 def train_line(ax: Axes, at: float) -> None:
-    """A vertical line at the training length, named at its top inside the axes."""
+    """Draw a vertical line at the training length, named at its top inside the axes."""
     ax.axvline(at, color="#888888", linewidth=1.0, dashes=(4, 3), zorder=1)
     place: dict[str, Any] = {"xycoords": ax.get_xaxis_transform(), "xytext": (-3, -2), "textcoords": "offset points"}
     text: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "size": 9, "color": "#555555", "zorder": 4}

@@ -27,13 +27,13 @@ class Subject:
 
 
 def catalogue() -> list[Subject]:
-    """The encodings of the headline figure, as initialised for a small model."""
+    """Return the encodings of the headline figure, as initialised for a small model."""
     dims = Dims(model_dim=64, num_heads=8, head_dim=8, num_layers=1, train_len=64)
     return [initial(name, build(name, dims), dims) for name in ("nope", "sinusoidal", "rope", "t5", "alibi")]
 
 
 def encodings_of(folder: pathlib.Path) -> list[Subject]:
-    """The distinct encodings of the runs below `folder`, each of the first run that trained it, else as initialised."""
+    """Return the distinct encodings of the runs below `folder`, as the first run trained each, else as initialised."""
     found: dict[tuple[str, Encoding, Dims], Subject] = {}
     for path in filter(is_run, run_folders(folder, "config.json")) if folder.is_dir() else ():
         name = name_of(path, folder)
@@ -48,7 +48,7 @@ def encodings_of(folder: pathlib.Path) -> list[Subject]:
 
 
 def of_run(folder: RunFolder, name: str) -> list[Subject]:
-    """The distinct encodings of one run's layers, each as the first layer that has it sees it."""
+    """Return the distinct encodings of one run's layers, each with the arrays of its first layer."""
     run = folder.read_config()
     several = len(set(run.layers)) > 1
     names = {encoding: encoding_name(encoding) if several else run.encoding for encoding in run.layers}

@@ -13,7 +13,6 @@ from typing import Any
 class Look:
     """How one curve is drawn."""
 
-    name: str
     color: str
     marker: str
     dashes: Any = "-"  # a matplotlib line style
@@ -27,31 +26,31 @@ _DASHES = (
 _MARKERS = ("d", "p", "X", "^", "v", "P", "o", "s", "<", ">", "D", "H", "*", "h", "8")
 # Okabe-Ito for the five of the headline figure, solid; Okabe-Ito and Tol's muted set for the others, broken.
 LOOKS = {
-    "nope": Look("nope", "#222222", "D"),
-    "sinusoidal": Look("sinusoidal", "#D55E00", "o"),
-    "learned": Look("learned", "#E69F00", "X", _DASHED),
-    "shaw": Look("shaw", "#56B4E9", "<", _DASHED),
-    "transformer_xl": Look("transformer_xl", "#882255", "h", _DASHED),
-    "t5": Look("t5", "#009E73", "^"),
-    "tupe": Look("tupe", "#8A8A1F", "P", _DASHDOT),
-    "deberta": Look("deberta", "#332288", ">", _DASHDOT),
-    "rope": Look("rope", "#CC79A7", "s"),
-    "alibi": Look("alibi", "#0072B2", "v"),
+    "nope": Look("#222222", "D"),
+    "sinusoidal": Look("#D55E00", "o"),
+    "learned": Look("#E69F00", "X", _DASHED),
+    "shaw": Look("#56B4E9", "<", _DASHED),
+    "transformer_xl": Look("#882255", "h", _DASHED),
+    "t5": Look("#009E73", "^"),
+    "tupe": Look("#8A8A1F", "P", _DASHDOT),
+    "deberta": Look("#332288", ">", _DASHDOT),
+    "rope": Look("#CC79A7", "s"),
+    "alibi": Look("#0072B2", "v"),
 }
 _SHADES = 5  # of one colour
 _SPARE_COLORS = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#7A5C1E", "#5E81B5", "#A50026")
 
 
 def look(encoding: str) -> Look:
-    """The look of a registry name; of any other text one fixed by its hash."""
+    """Return the look of a registry name, or for another text one fixed by its hash."""
     if encoding in LOOKS:
         return LOOKS[encoding]
     first, second, third, *_ = hashlib.sha256(encoding.encode("utf-8", "surrogatepass")).digest()
-    return Look(encoding, _SPARE_COLORS[first % len(_SPARE_COLORS)], _MARKERS[second % 8], _DASHES[1 + third % 4])
+    return Look(_SPARE_COLORS[first % len(_SPARE_COLORS)], _MARKERS[second % 8], _DASHES[1 + third % 4])
 
 
 def family(text: str) -> str:
-    """What shares a colour: an encoding's text without its fields. Chains and hybrids are families of their own."""
+    """Return an encoding's text without its fields, for which a colour stands. Chains and hybrids are families too."""
     text = text[:500]
     while (bare := re.sub(r"\([^()]*\)", "", text)) != text:
         text = bare
@@ -61,10 +60,9 @@ def family(text: str) -> str:
 def looks(curves: Collection[tuple[str, Any]]) -> dict[tuple[str, Any], Look]:
     """Return a look for each (text of the encoding, its other settings), all of which may be in one figure.
 
-    The colour stands for the name of the encoding. If the other settings differ, the dashes stand for them, the same in
-    all encodings, with a solid line for the most frequent; else variants of a name differ in their dashes. The plain
-    names come first, as `look` has them. No two share colour and dashes, and no two marker and dashes, so that they are
-    told apart without colours too.
+    The colour stands for the name of the encoding. If the other settings differ, the dashes stand for them, solid for
+    the most frequent; else variants of a name differ in their dashes. Plain names come first, as `look` has them. No
+    two looks share colour and dashes, or marker and dashes, so that they differ without colours too.
     """
     order = sorted(set(curves), key=lambda curve: (curve[0] not in LOOKS, curve))
     counts = collections.Counter(other for _, other in order)
@@ -101,7 +99,7 @@ def _free(first: Look, rank: int, taken: Collection[Look], keep_dashes: bool) ->
 
 
 def _colors(families: Collection[str]) -> dict[str, str]:
-    """Registry names have their own colours; others that of their hash, or the next spare one if another has that."""
+    """Return a colour per name: a registry name's own, else that of the hash or the next spare one that is free."""
     found: dict[str, str] = {}
     for name in sorted(families):
         color = look(name).color
@@ -114,7 +112,7 @@ def _colors(families: Collection[str]) -> dict[str, str]:
 
 
 def _shade(color: str, level: int) -> str:
-    """A darker or lighter one of the same hue, for variants beyond the number of dashes."""
+    """Return a darker or lighter shade of the same hue, for variants beyond the number of dashes."""
     if level == 0:
         return color
     hue, light, saturation = colorsys.rgb_to_hls(*(int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)))

@@ -18,7 +18,7 @@ from posx.plots.models import Subject
 
 _HEAD_COLORS = ("#332288", "#0072B2", "#56B4E9", "#009E73", "#8A8A1F", "#E69F00", "#D55E00", "#882255")
 _LINES = (("#0072B2", "-"), ("#D55E00", (0, (5, 2))), ("#009E73", (0, (1.5, 1.5))))
-#: Hooks of which no panel tells anything: what they do hangs on the text.
+#: Hooks that no panel shows, as their effect depends on the text.
 _NOT_DRAWN = ("features", "score")
 _WIDTH, _HEIGHT, _LINE = 3.9, 3.0, 0.7  # of a panel with what stands around it, and of a row without, in inches
 _DISTANCE = "distance r = i - j"
@@ -26,7 +26,7 @@ Draw = Callable[[Axes], None]
 
 
 def encodings(subjects: Sequence[Subject]) -> Figure:
-    """A row of panels for each encoding: what it adds to embeddings and to logits, and what it does to q and k."""
+    """Draw a row of panels for each encoding: its terms in embeddings and logits, and its effect on q and k."""
     rows = [(subject, _panels(subject)) for subject in subjects]
     columns = max(1, *(len(panels) for _, panels in rows))
     width = 0.9 + _WIDTH * columns
@@ -46,7 +46,7 @@ def encodings(subjects: Sequence[Subject]) -> Figure:
 
 
 def _facts(subject: Subject, panels: Sequence[Draw]) -> str:
-    """Where the encoding acts, what of that is not drawn, and where its arrays are from."""
+    """Return a line on the hooks of an encoding, its hooks that are not drawn, and the origin of its arrays."""
     sites, dims = acting(subject.encoding), subject.dims
     parts = [f"acts on {', '.join(sites) or 'nothing'}"]
     if hidden := [site for site in sites if site in _NOT_DRAWN or not panels]:
@@ -58,7 +58,7 @@ def _facts(subject: Subject, panels: Sequence[Draw]) -> str:
 
 
 def _panels(subject: Subject) -> list[Draw]:
-    """Whatever there is to draw of an encoding."""
+    """Return a function for each panel of an encoding, which draws it."""
     found: list[Draw] = []
 
     def add(draw: Callable[..., None], *values: Any) -> None:
@@ -100,13 +100,13 @@ def _panels(subject: Subject) -> list[Draw]:
 
 
 def _told_apart(values: np.ndarray) -> dict[str, np.ndarray]:
-    """{name: [distance]} of [head, distance]: one nameless line where all heads are alike."""
+    """Return {name: [distance]} of [head, distance]: one nameless line if all heads are alike."""
     alike = bool(np.allclose(values, values[:1], atol=1e-6))
     return {"": values[0]} if alike else {f"head {n + 1}": one for n, one in enumerate(values[: len(_LINES)])}
 
 
 def _show(ax: Axes, values: np.ndarray, colors: str, title: str, x: str, y: str, limit: float | None = None) -> None:
-    """A matrix as an image with its colour bar; `limit` makes the colours symmetric about 0."""
+    """Draw a matrix as an image with its colour bar. `limit` makes the colours symmetric about 0."""
     low = None if limit is None else -limit
     image = ax.imshow(values, cmap=colors, aspect="auto", interpolation="nearest", vmin=low, vmax=limit)
     ax.set(title=title, xlabel=x, ylabel=y)
@@ -153,7 +153,7 @@ def _mark(ax: Axes, train_len: int) -> None:
 
 
 def _spread(values: Sequence[float], gap: float) -> list[float]:
-    """The same heights in the same order, moved apart until no two are closer than `gap` (for labels at line ends)."""
+    """Return the heights of labels, in the same order, moved apart until no two are closer than `gap`."""
 
     def middle(group: Sequence[int]) -> float:
         return sum(values[index] for index in group) / len(group)

@@ -43,20 +43,18 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run folder. Two are the same run only if they lie at the same path, whatever their names and settings.
+    """One run folder. Two are the same run only if they have the same path, whatever their names and settings.
 
-    path: below the folder that is looked at. text: rope(base=500000)+alibi, of a hybrid "rope, nope". settings: of
-    training, but code and data as they were when the rows were measured. left_out: (protocol, the rows that figures and
-    tables leave out, and why). longest: the longest window that any row of the run serves. workdir: the folder that is
-    looked at, as a command can name it.
+    settings: of training, but code and data as they were when the rows were measured.
+    left_out: (protocol, the rows that figures and tables leave out, and why).
     """
 
-    path: str
-    text: str = dataclasses.field(default="", compare=False)
+    path: str  # below the folder that is plotted
+    text: str = dataclasses.field(default="", compare=False)  # rope(base=500000)+alibi, of a hybrid "rope, nope"
     train_len: int = dataclasses.field(default=0, compare=False)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
-    longest: int = dataclasses.field(default=0, compare=False)
-    workdir: str = dataclasses.field(default="", compare=False)
+    longest: int = dataclasses.field(default=0, compare=False)  # window that any row of the run serves
+    workdir: str = dataclasses.field(default="", compare=False)  # that is plotted, as a command can name it
     left_out: list[tuple[str, str]] = dataclasses.field(default_factory=list, compare=False)
 
     @functools.cached_property
@@ -83,7 +81,7 @@ class Row(dict[str, Any]):
 
 
 def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
-    """The run at `path` that a row of its results is of."""
+    """Return the run at `path` with the settings of a row of its results."""
     settings = {name: value for name, value in row["settings"].items() if not name.startswith(("code.", "data"))}
     settings |= {f"code.{name}": digest for name, digest in row.get("code", {}).items()}
     settings |= {name: row[key] for name, key in _MEASURED_ON.items() if key in row}
@@ -93,7 +91,7 @@ def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
 
 
 def run_of_config(folder: pathlib.Path, path: str) -> Run:
-    """The run of a folder without rows, as its `config.json` says; a run without settings if that cannot be read."""
+    """Return the run of a folder without rows from its `config.json`, without settings if that cannot be read."""
     try:
         run = RunFolder(folder).read_config()
     except WorkdirError:
@@ -106,11 +104,10 @@ def run_of_config(folder: pathlib.Path, path: str) -> Run:
 def read_rows(folder: str | pathlib.Path) -> list[Row]:
     """Return the usable rows of the `eval.jsonl` files of a run or a sweep, by the path of the run.
 
-    The last row of a measurement wins: a resumed evaluation replaces its first attempt. Rows of one run are of its own
-    text and its last step of training. Rows of one figure are on one set of targets: the one that most runs have. A run
-    without it keeps its lengths, with the status "apart" and no values. Losses per position are those of the longest
-    windows. A run whose training ended with NaN has one row, of the status "diverged". The row's `run` says what else
-    was left out, and figures and tables repeat it.
+    The last row of a measurement wins, so that a resumed evaluation replaces its first attempt. Rows of one run are of
+    its own text and its last training step. Rows of one figure are on the targets that most runs have. A run without
+    them keeps its lengths, with the status "apart" and no values. Losses per position are of the longest windows.
+    A run whose training ended with NaN has one row, of the status "diverged". `run.left_out` has all other omissions.
     """
     measured: dict[pathlib.Path, list[dict[str, Any]]] = {}
     unusable = 0
@@ -167,7 +164,7 @@ def _only(rows: Sequence[Row], wanted: Callable[[Row], bool], why: str, so: str 
 
 
 def by_stride(rows: Sequence[Row]) -> dict[Any, list[Row]]:
-    """Rows of one protocol by stride, if windows of one length were slid with several; else all of them by None."""
+    """Return rows of one protocol by stride if windows of one length were slid with several, else all by None."""
     slid = {(row["eval_len"], row.get("stride")) for row in rows}
     several = len(slid) > len({length for length, _ in slid})
     found = collections.defaultdict(list)
@@ -177,11 +174,10 @@ def by_stride(rows: Sequence[Row]) -> dict[Any, list[Row]]:
 
 
 def _same_targets(rows: Sequence[Row]) -> list[Row]:
-    """Choose for all runs the rows on one set of targets.
+    """Choose for all runs the rows on one set of targets, the set that most runs have.
 
-    The set that most runs have; of equals the one with as many targets as most runs were measured with first, by their
-    own evaluation, then the one measured at most lengths, then the one measured last. A run without it keeps rows of
-    the status "apart".
+    Ties go to the set with as many targets as most runs were first evaluated on. Further ties go to the set of most
+    rows, then to the last. A run without the set keeps rows of the status "apart".
     """
     first = {row.run: row.get("max_targets") for row in reversed(rows)}
     keys = list(map(targets_key, rows))
@@ -205,7 +201,7 @@ def _same_targets(rows: Sequence[Row]) -> list[Row]:
 def _longest(rows: Sequence[Row]) -> list[Row]:
     """Choose for each run the row of its longest windows, if several on the targets that most runs have.
 
-    A row without losses is none, and of equals the last counts.
+    Rows with losses come before rows without. The last of equals counts.
     """
     runs = collections.Counter(key for _, key in {(row.run, targets_key(row)) for row in rows})
     found: dict[Run, Row] = {}
@@ -258,6 +254,6 @@ def _without_results(folder: str | pathlib.Path) -> dict[pathlib.Path, int | Non
 
 
 def perplexity(row: Mapping[str, Any]) -> float | None:
-    """Perplexity per token of a row, or None if the row has no finite one."""
+    """Return the perplexity per token of a row, or None if the row has no finite one."""
     value = number(row.get("ppl")) if row.get("status", "ok") == "ok" else None
     return value if value is not None and value > 0 else None

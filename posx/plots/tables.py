@@ -16,11 +16,10 @@ _EMPTY, _HEAD = "-", "encoding | seeds"
 
 
 def table(stored: Iterable[rows.Row], missing: Mapping[str, str] | None = None) -> str:
-    """One Markdown table per training length and protocol; an empty string where there is nothing to show.
+    """Return one Markdown table per training length and protocol; an empty string if there is nothing to show.
 
-    Cells are means over the seeds that have a value, with the sample standard deviation over seeds where n > 1, and the
-    95 % interval over text; "-" is what was not measured. Columns without any value are left out. `missing` are runs
-    without a row, {path: why it failed}.
+    A cell is the mean over the seeds that have a value, their sample standard deviation if n > 1, and the 95 % interval
+    over text. "-" was not measured. Empty columns are left out. missing: {path of a run without rows: why it failed}.
     """
     shown = [panel for panel in panels(stored) if panel.protocol != rows.PER_POSITION]
     return "\n\n".join(panel_table(panel, missing) for panel in shown)
@@ -34,7 +33,7 @@ def is_table(path: pathlib.Path) -> bool:
 
 
 def panel_table(panel: Panel, missing: Mapping[str, str] | None = None) -> str:
-    """The table of one training length and protocol, under lines that state both, what was scored, and the spreads."""
+    """Return the table of one training length and protocol, under lines on both, the scored targets and the spreads."""
     curves, columns = perplexity_curves(panel), _columns(panel)
     points = {title: [found[curve.label] for curve in curves] for title, found in columns.items()}
     cells = {title: list(map(_cell, column)) for title, column in points.items()}
@@ -67,7 +66,7 @@ def _measured_at_train_len(panel: Panel) -> bool:
 
 
 def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
-    """{title: {label: point}}: at L and the ratios to it, or if L was not measured the lengths that were."""
+    """Return {title: {label: point}}: at L and the ratios to L, or all measured lengths if L is not among them."""
     absolute, ratios, train_len = perplexity_curves(panel), ratio_curves(panel), panel.train_len
     if not _measured_at_train_len(panel):
         lengths = {point.x for curve in absolute for point in curve.points}
@@ -82,7 +81,7 @@ def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
 
 
 def _factors(factors: Sequence[float]) -> list[float]:
-    """The ratios that have a column: all, or of more than MOST_FACTORS the doublings (the rows keep the others)."""
+    """Return the ratios that have a column: all, or if these are more than MOST_FACTORS the doublings."""
     doublings = [factor for factor in factors if math.log2(factor) % 1 == 0]
     return list(factors) if len(factors) <= MOST_FACTORS else doublings or list(factors)
 
@@ -96,13 +95,13 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown shows literally."""
+    """Return text that Markdown shows literally."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\|`*])", r"\\\1", text)
 
 
 def _cell(point: Point) -> str:
-    """Mean, spread over seeds, interval over text, and what failed: "4.55 ± 0.03 (4.47-4.63)", "undefined", "-"."""
+    """Return mean, spread over seeds, interval over text, and failures: "4.55 ± 0.03 (4.47-4.63)", "undefined", "-"."""
     failed = " and ".join(sorted({captions.FAILURE_NAMES[kind] for kind in point.failures}))
     if not point.values:
         return failed or _EMPTY

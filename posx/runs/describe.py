@@ -60,16 +60,16 @@ def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout
     A `mesh`, DATAxMODEL, shards the state over all processes. Else each device has a copy, on as many devices as the
     run was `started` on, if there are so many. Raises ConfigError for a mesh that does not fit.
     """
-    from posx.training.layout import Copies, asked_layout
+    from posx.training.layout import Layout, asked_layout
     from posx.training.step import flops_per_token
 
     rows, length = run.train.batch_size // run.train.accumulation, run.train.length
     if mesh or processes.several():
         return asked_layout(mesh, rows, run.model.kv_heads, jax.device_count())
     if started and started <= jax.device_count() and rows % started == 0:
-        return Copies(started)
+        return Layout(started)
     model = _model_of(run)
-    return Copies(devices_for(rows, rows * length * flops_per_token(model, length), 16.0 * count(model)))
+    return Layout(devices_for(rows, rows * length * flops_per_token(model, length), 16.0 * count(model)))
 
 
 def opening(run: RunConfig, layout: Layout) -> str:

@@ -20,7 +20,6 @@ from posx.errors import UndefinedLength
 from posx.evaluation.protocols import Protocol
 from posx.evaluation.scoring import Measured
 from posx.files.rows import ROW_VERSION, result_of, whole
-from posx.machine import processes
 from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
 from posx.model import Model
 from posx.positions import sequential
@@ -30,7 +29,7 @@ from posx.runs.describe import is_defined
 from posx.runs.environment import measured_with
 from posx.runs.folder import RunFolder
 from posx.runs.targets import Question, questions
-from posx.training.layout import Copies, Layout, Parts
+from posx.training.layout import Layout
 from posx.training.step import flops_per_token
 
 
@@ -44,7 +43,7 @@ def _log_probs(model: Model, executor: str, num_devices: int, params: Any, token
     return on_each(one, num_devices, PartitionSpec(DATA))(params, tokens)
 
 
-def model_log_probs(model: Model, params: Any, executor: str = "auto", layout: Layout = Copies()):
+def model_log_probs(model: Model, params: Any, executor: str = "auto", layout: Layout = Layout()):
     """Return the model as `evaluate` takes it: tokens [b, t + 1] -> log-probabilities [b, t].
 
     Sharded parameters stay sharded, and every process that holds some calls this. Many windows are sharded over `DATA`,
@@ -57,7 +56,7 @@ def model_log_probs(model: Model, params: Any, executor: str = "auto", layout: L
         at_length = model.at_length(length)
         if not is_defined(model, length):
             raise UndefinedLength(f"defined up to position {at_length.max_position}, {length} tokens asked")
-        if isinstance(layout, Parts) or processes.several():
+        if layout.is_global:
             return _together(at_length, executor, layout, params, tokens)
         devices = worth(tokens[:, 1:].size * flops_per_token(model, length) / 3)
         if len(tokens) < devices:  # few windows, long ones: blocks of their queries are sharded
@@ -109,7 +108,7 @@ def evaluate_run(
     dataset: Dataset,
     folder: RunFolder,
     step: int,
-    layout: Layout = Copies(),
+    layout: Layout = Layout(),
 ) -> list[dict[str, Any]]:
     """Return all rows that `config` asks for. Missing rows are computed and appended to `eval.jsonl` one by one.
 

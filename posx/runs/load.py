@@ -21,7 +21,7 @@ from posx.runs.describe import model_of, notice_of_code
 from posx.runs.folder import RunFolder, run_in
 from posx.runs.text import saved_tokenizer
 from posx.training.checkpoints import Checkpoints
-from posx.training.layout import Copies, Layout
+from posx.training.layout import Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
     return Apply(model), params, tokenizer
 
 
-def load_model(folder: RunFolder, layout: Layout = Copies()) -> tuple[Model, dict[str, Any], Tokenizer, int]:
+def load_model(folder: RunFolder, layout: Layout = Layout()) -> tuple[Model, dict[str, Any], Tokenizer, int]:
     """Return the model of a run, its newest good parameters, its tokenizer, and their step."""
     start_devices()  # else it would be the checkpoints that cannot be read
     if folder.exported.exists():

@@ -19,7 +19,7 @@ from posx.runs.checks import check_disk, check_memory, check_stream, check_writa
 from posx.runs.describe import count, executor_of, layout, model_of, opening
 from posx.runs.evaluate import evaluate_run
 from posx.runs.folder import RunFolder
-from posx.training.layout import Layout, Parts
+from posx.training.layout import Layout
 from posx.training.loop import train
 
 
@@ -72,7 +72,7 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
     check_length(len(dataset.train.tokens), run.train.length, "the training text")
     num_params = count(model_of(run, dataset.tokenizer.vocab_size))
     say(f"{folder.path.name}  {dataset.summary()}; {num_params:,} parameters")
-    check_memory(num_params // jax.process_count() if isinstance(how, Parts) else num_params)
+    check_memory(num_params // jax.process_count() if how.model else num_params)
     check_disk(folder.path, 12 * num_params * (run.train.keep_checkpoints + 1))
     return run, how, dataset
 

@@ -35,6 +35,8 @@ FORMAT_VERSION = 1
 
 #: Entries of a sharded array whose terms are computed at a time.
 _SOME = 2**20
+#: The words of TensorStore for a full disk.
+_FULL = ("NO_SPACE", "No space", "RESOURCE_EXHAUSTED", "File too large")
 #: Beginnings of the errors that pending tasks of Orbax and TensorStore report after a failed save or restore.
 _FOLLOWING = ("Event loop is closed", "Encountered error while reading array index")
 
@@ -71,12 +73,11 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             if processes.is_first():
                 self._sweep()
-            if isinstance(error, OSError):
-                kind = OutOfMemoryError if disk_full(error) else WorkdirError
-                raise kind(f"checkpoint {target} could not be written: {error.strerror or error}") from None
-            if any(words in str(error) for words in ("NO_SPACE", "No space", "RESOURCE_EXHAUSTED", "File too large")):
+            full = any(words in str(error) for words in _FULL) or (isinstance(error, OSError) and disk_full(error))
+            if full:
                 raise OutOfMemoryError(f"the disk is full, checkpoint {target} could not be written") from None
-            raise WorkdirError(f"checkpoint {target} could not be written: {_first_line(error)}") from None
+            reason = getattr(error, "strerror", None) or _first_line(error)
+            raise WorkdirError(f"checkpoint {target} could not be written: {reason}") from None
 
     def _make_room(self, step: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

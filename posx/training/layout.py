@@ -1,8 +1,8 @@
 """How training lies on devices: the rows of a batch, and the state.
 
-`Copies`: rows are sharded, the state is whole on each device, as one machine does by itself. `Parts`: parameters and
-both moments are sharded as well, by the table `RULES`, over a mesh `DATA` x `MODEL` that may span many processes. XLA
-gathers the weights of a layer for their use and brings their gradients back (FSDP, arXiv 2304.11277; over `MODEL` as
+Rows are sharded, and each device has a copy of the state, as one machine does by itself. Or parameters and both moments
+are sharded as well, by the table `RULES`, over a mesh `DATA` x `MODEL` that may span many processes. XLA then gathers
+the weights of a layer for their use and brings their gradients back (FSDP, arXiv 2304.11277; over `MODEL` as
 Megatron-LM, arXiv 1909.08053). The step is the same function in both.
 """
 
@@ -44,18 +44,60 @@ RULES: dict[tuple[str, ...], tuple[str, str]] = {
 }
 
 
-class _OnMesh:
-    """The part of a layout that both kinds share."""
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The devices of training: `data` of them with a copy of the state each, or with `model`, `data` x `model` parts.
 
-    mesh: Mesh
+    DATA divides the rows of every part of a batch.
+    """
 
-    def placed(self, abstract: Any) -> Any:
-        """Return shapes and types of parameters, or of a state, each with its sharding if it is sharded."""
-        return abstract
+    data: int = 1
+    model: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.data}x{self.model}" if self.model else str(self.data)
+
+    @property
+    def num_devices(self) -> int:
+        return self.data * max(self.model, 1)
+
+    @property
+    def mesh(self) -> Mesh:
+        return mesh(self.num_devices, self.model)
+
+    @property
+    def is_global(self) -> bool:
+        """Whether parameters lie on the mesh of all processes, so that programs are compiled over that mesh."""
+        return self.model > 0 or processes.several()
+
+    def init(self, model: Model, config: TrainConfig) -> State:
+        """Make the state at step 0."""
+        if not self.model:
+            return self.put(init_state(model, config))
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract(model, config))
+        return jax.jit(lambda: init_state(model, config), out_shardings=shardings)()
+
+    def put(self, state: State) -> State:
+        """Copy a state that was restored or made on one device to the devices of training. Parts stay in place."""
+        if self.model:
+            return state
+        if not processes.several():
+            return on_devices(state, self.num_devices)
+        whole = NamedSharding(self.mesh, PartitionSpec())
+        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, whole, np.asarray(x).__getitem__), state)
 
     def abstract(self, model: Model, config: TrainConfig) -> State:
-        """Return shapes, types and shardings of the state."""
+        """Return shapes and types of the state, with the shardings of its parts."""
         return self.placed(jax.eval_shape(lambda: init_state(model, config)))
+
+    def placed(self, abstract: Any) -> Any:
+        """Return shapes and types of parameters, or of a state, with the shardings of their parts."""
+
+        def one(path: tuple[Any, ...], leaf: Any) -> Any:
+            sharding = NamedSharding(self.mesh, spec(path, leaf.shape, {DATA: self.data, MODEL: self.model}))
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+        return jax.tree_util.tree_map_with_path(one, abstract) if self.model else abstract
 
     def tokens(self, shape: tuple[int, ...], batches: Batches) -> jax.Array:
         """Shard batches of `shape` [n, b, t + 1]. Each process makes the rows of its own devices."""
@@ -66,82 +108,18 @@ class _OnMesh:
 
         return jax.make_array_from_callback(shape, rows_sharding(self.mesh), part)
 
-
-@dataclasses.dataclass(frozen=True)
-class Copies(_OnMesh):
-    """The state whole on each of `num_devices`, which divide the rows of every part of a batch."""
-
-    num_devices: int = 1
-
-    def __str__(self) -> str:
-        return str(self.num_devices)
-
-    @property
-    def mesh(self) -> Mesh:  # type: ignore[override]
-        return mesh(self.num_devices)
-
-    def init(self, model: Model, config: TrainConfig) -> State:
-        """Make the state at step 0."""
-        return self.put(init_state(model, config))
-
-    def put(self, state: State) -> State:
-        """Move a state that was restored or made on one device to the devices of training."""
-        if not processes.several():
-            return on_devices(state, self.num_devices)
-        whole = NamedSharding(self.mesh, PartitionSpec())
-        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, whole, np.asarray(x).__getitem__), state)
-
     def steps(
         self, model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: int, rates: Rates
     ) -> tuple[State, Metrics]:
         """Run `train_steps` on these devices."""
-        return train_steps(model, config, state, tokens, count, self.num_devices, rates)
-
-
-@dataclasses.dataclass(frozen=True)
-class Parts(_OnMesh):
-    """The state sharded over all devices of all processes, `data` x `model` of them."""
-
-    data: int
-    model: int
-
-    def __str__(self) -> str:
-        return f"{self.data}x{self.model}"
-
-    @property
-    def num_devices(self) -> int:
-        return self.data * self.model
-
-    @property
-    def mesh(self) -> Mesh:  # type: ignore[override]
-        return mesh(self.num_devices, self.model)
-
-    def init(self, model: Model, config: TrainConfig) -> State:
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract(model, config))
-        return jax.jit(lambda: init_state(model, config), out_shardings=shardings)()
-
-    def put(self, state: State) -> State:
-        return state
-
-    def placed(self, abstract: Any) -> Any:
-        def one(path: tuple[Any, ...], leaf: Any) -> Any:
-            sharding = NamedSharding(self.mesh, spec(path, leaf.shape, {DATA: self.data, MODEL: self.model}))
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-        return jax.tree_util.tree_map_with_path(one, abstract)
-
-    def steps(
-        self, model: Model, config: TrainConfig, state: State, tokens: jax.Array, count: int, rates: Rates
-    ) -> tuple[State, Metrics]:
+        if not self.model:
+            return train_steps(model, config, state, tokens, count, self.num_devices, rates)
         with jax.set_mesh(self.mesh):
             return program(self, model, config, rates)(state, tokens, count)
 
 
-Layout = Copies | Parts
-
-
 @functools.cache
-def program(layout: Parts, model: Model, config: TrainConfig, rates: Rates) -> Callable[..., tuple[State, Metrics]]:
+def program(layout: Layout, model: Model, config: TrainConfig, rates: Rates) -> Callable[..., tuple[State, Metrics]]:
     """Compile `train_steps` so that the state keeps its shardings."""
     state = jax.tree.map(lambda leaf: leaf.sharding, layout.abstract(model, config))
     whole = NamedSharding(layout.mesh, PartitionSpec())
@@ -193,12 +171,12 @@ def asked_layout(text: str, rows: int, key_heads: int, devices: int) -> Layout:
     if not text:
         if rows % devices:
             raise ConfigError(f"{devices} devices must divide the {rows} rows of a part of a batch: {_divisors(rows)}")
-        return Copies(devices)
+        return Layout(devices)
     data, model = mesh_of(text)
     if data * model > devices or (data * model < devices and processes.several()):
         raise ConfigError(f"--mesh={data}x{model} is of {data * model} devices, there are {devices}")
     check_mesh(data, model, rows, key_heads)
-    return Parts(data, model)
+    return Layout(data, model)
 
 
 def check_mesh(data: int, model: int, rows: int, key_heads: int) -> None:

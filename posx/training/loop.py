@@ -19,13 +19,13 @@ from posx.model import Model
 from posx.progress import Meter, say
 from posx.runs.folder import RunFolder
 from posx.training.checkpoints import Checkpoints
-from posx.training.layout import Copies, Layout, agreement
+from posx.training.layout import Layout, agreement
 from posx.training.metrics import MetricsLog, diverged
 from posx.training.step import State
 from posx.training.watchdog import Watchdog
 
 
-def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, layout: Layout = Copies()) -> State:
+def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, layout: Layout = Layout()) -> State:
     """Train to `train.steps` from the newest good checkpoint in `folder`, or from step 0; return the final state.
 
     Resumes bit for bit as if never interrupted: the state holds all that changes, batches and dropout are functions of

@@ -21,7 +21,7 @@ from posx.positions import sequential
 from posx.runs.describe import model_of, share
 from posx.runs.evaluate import model_log_probs
 from posx.runs.evaluate import program as evaluation
-from posx.training.layout import Copies, Parts, program, rows_sharding
+from posx.training.layout import Layout, program, rows_sharding
 from posx.training.step import init_state, train_steps
 
 T, D = 600, 8  # several tiles of the blockwise executor
@@ -74,7 +74,7 @@ def training_in_parts(name: str, **settings) -> None:
     batches = np.random.default_rng(0).integers(0, 40, (3, 16, 17), np.int32)
     rates = rates_of_layers(model.encodings, model.dims, 0.0)
     states, metrics = {}, {}
-    for layout in (Copies(1), Parts(4, 2), Parts(2, 4)):
+    for layout in (Layout(1), Layout(4, 2), Layout(2, 4)):
         state = layout.init(model, config)
         tokens = layout.tokens(batches.shape, lambda rows: batches[:, rows])
         for _ in range(2):
@@ -83,7 +83,7 @@ def training_in_parts(name: str, **settings) -> None:
             after = jax.tree.map(lambda leaf: leaf.sharding, state)
             assert jax.tree.all(jax.tree.map(lambda a, b: a == b, before, after))
         states[layout] = jax.device_get(state)
-        if isinstance(layout, Parts):
+        if layout.model:
             up = state["params"]["layers"]["layer_00"]["mlp"]["up"]
             assert up.addressable_shards[0].data.size * 8 == up.size
     whole, *parts = states
@@ -100,7 +100,7 @@ def what_a_device_has() -> None:
         config = base_config("rope")
         config.model.update(num_layers=4, model_dim=256, num_heads=8, remat=remat)
         config.train.update(length=64, batch_size=32, dispatch_steps=1)
-        run, layout = run_config(config), Parts(8 // heads, heads)
+        run, layout = run_config(config), Layout(8 // heads, heads)
         model = model_of(run, 256)
         state = layout.abstract(model, run.train)
         tokens = jax.ShapeDtypeStruct((1, 32, 65), jnp.int32, sharding=rows_sharding(layout.mesh))
@@ -117,7 +117,7 @@ def what_a_device_has() -> None:
 def a_long_window_over_devices() -> None:
     """Each device holds its part of a window, but for the keys and values of one layer."""
     model, taken = make_model(ModelConfig(num_layers=2, model_dim=64, num_heads=4), "t5", 40, 16).at_length(4096), {}
-    for layout in (Parts(1, 1), Parts(8, 1)):
+    for layout in (Layout(1, 1), Layout(8, 1)):
         params, tokens = layout.placed(model.abstract()), jax.ShapeDtypeStruct((1, 4097), jnp.int32)
         with jax.set_mesh(layout.mesh):
             found = evaluation(layout, model, "auto").lower(params, tokens).compile().memory_analysis()

@@ -83,7 +83,7 @@ def test_weights_in_parts(by_two, whole):
     same_as_whole(by_two, whole)
     manifest = json.loads((by_two / "checkpoints" / f"{tiny.STEPS}.json").read_text())
     cut = [name for name, facts in manifest["arrays"].items() if "sha256" not in facts]
-    assert manifest["format_version"] == 2 and any("embedding" in name for name in cut)
+    assert any("embedding" in name for name in cut)
 
 
 def test_started_by_slurm(site, tmp_path, whole):
