@@ -53,7 +53,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The points at which its runs were measured; one without values is a gap, where all of them failed."""
+    """The points at which its runs were measured. A point without values is a gap: all of its runs failed."""
 
     label: str
     look: Look
@@ -72,7 +72,7 @@ class TrainingRun:
 
     run: Run
     steps: Sequence[float]
-    losses: Sequence[float]  # NaN last where training ended with it
+    losses: Sequence[float]  # NaN last if training ended with it
 
     @property
     def last(self) -> tuple[float, float]:
@@ -201,7 +201,7 @@ def averaged(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> li
 
 
 def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the edges [n + 1], losses [n] (NaN for a bin without one) and numbers of targets [n] of the bins."""
+    """Return the edges [n + 1], losses [n] (NaN if a bin has none) and numbers of targets [n] of the bins."""
     nll = np.array([math.nan if number(value) is None else float(value) for value in row["position_nll"]])
     return np.asarray(row["position_edges"], np.float64), nll, np.asarray(row["position_targets"], np.float64)
 

@@ -79,7 +79,7 @@ class Run:
 
 
 class Row(dict[str, Any]):
-    """A row of an `eval.jsonl`, equal to the plain dict that stands there, and the run that it is of."""
+    """A row of an `eval.jsonl`, equal to the plain dict in the file, with its run."""
 
     def __init__(self, values: Mapping[str, Any], run: Run) -> None:
         super().__init__(values)
@@ -239,7 +239,7 @@ def diverged(stored: Iterable[Row]) -> dict[str, str]:
 
 
 def unfinished(folder: str | pathlib.Path) -> dict[str, str]:
-    """Return {path: why it failed} of the runs that were started and have no row; "" if nothing says that it failed."""
+    """Return {path: why it failed} of the runs that were started and have no row; "" if no failure is recorded."""
     found = {}
     for run, step in _without_results(folder).items():
         if step is None:
