@@ -129,11 +129,10 @@ def _curves(kind: str, folder: pathlib.Path, split: Sequence[Panel]) -> list[pat
     figures, written = folder / "figures", list[pathlib.Path]()
     split = [panel for panel in split if (panel.protocol == PER_POSITION) == (kind == PER_POSITION)]
     lengths_of: dict[str, list[Panel]] = {}
-    for panel in split:
-        lengths_of.setdefault(_rule(panel), []).append(panel)
     several = len({panel.train_len for panel in split}) > 1
     for panel in split:
-        name = kind + (f"-L{panel.train_len}" if several else "") + _rule(panel)
+        lengths_of.setdefault(rule := _rule(panel), []).append(panel)
+        name = kind + (f"-L{panel.train_len}" if several else "") + rule
         written += _save(functools.partial(curves.DRAW[kind], panel, missing), figures, name)
     for rule, own in lengths_of.items() if kind == "extrapolation" else ():
         if len(own) > 1:

@@ -10,13 +10,6 @@ from posx.plots.groups import Group, Panel, common_settings
 from posx.plots.points import Curve, Point
 from posx.runs.targets import anchor_of
 
-FAILURE_NAMES = {
-    "undefined": "undefined",
-    "nonfinite": "not finite",
-    "oom": "out of memory",
-    "diverged": "ended with NaN",
-    "apart": "on other targets",
-}
 _MOST_NAMES = 4
 
 
@@ -46,10 +39,7 @@ def facts(panels: Sequence[Panel]) -> list[str]:
 
 
 def spreads(curves: Sequence[Curve], interval: str) -> list[str]:
-    """Return a subtitle line that explains the band, the dots and the bars of a figure, if it has any.
-
-    interval: the quantity that the bars show; "" in a figure of many points, which has neither bars nor dots.
-    """
+    """Return a subtitle line on the band, dots and bars of a figure. `interval` names the bars, "" for many points."""
     seeds = f"Line: mean over seeds, band: lowest to highest{', dots: each' if interval else ''}"
     parts = [seeds] if any(curve.seeds[1] > 1 for curve in curves) else []
     points = [("", point) for curve in curves for point in curve.points]
@@ -205,7 +195,7 @@ def failures(curves: Sequence[Curve], unit: str) -> list[str]:
                 shares = [(point.failures.count(kind), len(point.values) + len(point.failures)) for point in points]
                 of = [f" ({failed} of {runs} runs)" if failed < runs else "" for failed, runs in shares]
                 places = [look.length_name(point.x) + share for point, share in zip(points, of, strict=True)]
-                lines.append(f"{look.shown(curve.label)}: {FAILURE_NAMES[kind]} at {unit}{_places(places)}")
+                lines.append(f"{look.shown(curve.label)}: {rows.FAILED[kind]} at {unit}{_places(places)}")
     return _first(lines, 8, "failures (see the table)")
 
 

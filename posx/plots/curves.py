@@ -18,7 +18,7 @@ from posx.plots import captions, look, points
 from posx.plots.groups import Panel, groups_of_runs
 from posx.plots.palette import Look
 from posx.plots.points import Curve, nearly_all_text, perplexity_curves, ratio_curves
-from posx.plots.rows import perplexity
+from posx.plots.rows import FAILED, perplexity
 
 FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x", "diverged": "d", "apart": "+"}
 LANE = 0.037  # of the axes' height
@@ -73,10 +73,7 @@ def mark_failures(ax: Axes, curves: Sequence[Curve]) -> int:
 
 
 def legend_of(made: Figure, panel: Panel, curves: Sequence[Curve], right: float) -> None:
-    """Draw the legend right of the axes: curves by name, as in all figures, then the failure marks in use.
-
-    A name is followed by its number of seeds if that is not the most that a curve has.
-    """
+    """Draw the legend: curves by name, with their number of seeds if others have more, then failure marks in use."""
     seeds = max((len(group.runs) for group in panel.groups), default=0)
     curves = sorted(curves, key=lambda curve: curve.label)
     handles, texts = [Line2D([], [], **line_style(curve.look)) for curve in curves], list[str]()
@@ -87,7 +84,7 @@ def legend_of(made: Figure, panel: Panel, curves: Sequence[Curve], right: float)
     for kind in FAILURE_MARKS:
         if any(kind in point.failures for curve in curves for point in curve.points):
             handles.append(mark_of(kind))
-            texts.append(captions.FAILURE_NAMES[kind])
+            texts.append(FAILED[kind])
     look.legend(made, handles, texts, right + 0.015, 0.985)
 
 
@@ -271,7 +268,7 @@ def training(runs: Sequence[points.TrainingRun], missing: Mapping[str, str] | No
     ax.set_ylabel("training loss (nats per token)")
     entries = sorted(seen.items(), key=lambda pair: pair[0])
     if any(not math.isfinite(one.losses[-1]) for one in runs):
-        entries.append((captions.FAILURE_NAMES["diverged"], mark_of("diverged")))
+        entries.append((FAILED["diverged"], mark_of("diverged")))
     look.legend(made, [line for _, line in entries], [name for name, _ in entries], 0.775, 0.985)
     many = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; longer logs are averaged over equal spans"
     look.headings(made, "Training loss", [many])

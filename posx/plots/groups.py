@@ -102,10 +102,7 @@ def seeds_of_curves(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def labels(curves: Sequence[Sequence[Run]], on_axes: Collection[str] = ()) -> list[str]:
-    """Return a label for each curve of one figure: the encoding, then the settings in which the curves differ.
-
-    on_axes: settings that the figure shows otherwise, such as "train.length". No label names them.
-    """
+    """Return a label for each curve: the encoding, then the settings in which curves differ but for those `on_axes`."""
     runs = [own[0] for own in curves]
     differ, common = _differing(runs, on_axes), common_settings(runs, on_axes)
     found = []

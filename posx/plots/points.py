@@ -53,7 +53,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The points at which its runs were measured; one without values is a gap, where all of them failed."""
+    """The points at which its runs were measured. A point without values is a gap: all of its runs failed."""
 
     label: str
     look: Look
@@ -72,7 +72,7 @@ class TrainingRun:
 
     run: Run
     steps: Sequence[float]
-    losses: Sequence[float]  # NaN last where training ended with it
+    losses: Sequence[float]  # NaN last if training ended with it
 
     @property
     def last(self) -> tuple[float, float]:
@@ -201,7 +201,7 @@ def averaged(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> li
 
 
 def _bins(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the edges [n + 1], losses [n] (NaN for a bin without one) and numbers of targets [n] of the bins."""
+    """Return the edges [n + 1], losses [n] (NaN if a bin has none) and numbers of targets [n] of the bins."""
     nll = np.array([math.nan if number(value) is None else float(value) for value in row["position_nll"]])
     return np.asarray(row["position_edges"], np.float64), nll, np.asarray(row["position_targets"], np.float64)
 
@@ -233,11 +233,7 @@ def cumulative(row: Row) -> dict[float, float]:
 
 
 def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> list[TrainingRun]:
-    """Return the training loss of every run with a `metrics.jsonl`.
-
-    The last row of a step wins, so that a resumed run counts once. Logs of more than _MAX_TRAINING_POINTS steps are
-    averaged over as many equal spans.
-    """
+    """Return the training loss of every run with a log, averaged over at most _MAX_TRAINING_POINTS equal spans."""
     known = {row.run.path: row.run for row in stored}
     found = []
     for folder_of_run in run_folders(pathlib.Path(folder), "metrics.jsonl"):
@@ -246,7 +242,7 @@ def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> list[Tra
             step = number(row.get("step"))
             if step is not None and "loss" in row:
                 loss, norm = number(row["loss"]), number(row.get("grad_norm", 0.0))
-                losses[step] = math.nan if loss is None or norm is None else loss
+                losses[step] = math.nan if loss is None or norm is None else loss  # a resumed run repeats steps
         if any(map(math.isfinite, losses.values())):
             spans = np.array_split(sorted(losses.items()), min(len(losses), _MAX_TRAINING_POINTS))
             steps, values = np.array([span.mean(axis=0) for span in spans]).T.tolist()

@@ -24,8 +24,14 @@ from posx.files.rows import is_measurement, number, whole
 from posx.runs.folder import RunFolder, is_run, name_of, run_folders, typed_path
 from posx.runs.targets import anchor_of
 
-#: Why a row has no perplexity. The last two are given here: the run has no results, or none that compare.
-FAILED = ("undefined", "nonfinite", "oom", "diverged", "apart")
+#: Why a row has no perplexity, in words. The last two are set here, for runs without results or comparable ones.
+FAILED = {
+    "undefined": "undefined",
+    "nonfinite": "not finite",
+    "oom": "out of memory",
+    "diverged": "ended with NaN",
+    "apart": "on other targets",
+}
 PER_POSITION = PerPosition.name
 #: The names of the protocols in captions.
 PROTOCOLS = {name: protocol.title for name, protocol in protocols.PROTOCOLS.items()}
@@ -73,7 +79,7 @@ class Run:
 
 
 class Row(dict[str, Any]):
-    """A row of an `eval.jsonl`, equal to the plain dict that stands there, and the run that it is of."""
+    """A row of an `eval.jsonl`, equal to the plain dict in the file, with its run."""
 
     def __init__(self, values: Mapping[str, Any], run: Run) -> None:
         super().__init__(values)
@@ -199,10 +205,7 @@ def _same_targets(rows: Sequence[Row]) -> list[Row]:
 
 
 def _longest(rows: Sequence[Row]) -> list[Row]:
-    """Choose for each run the row of its longest windows, if several on the targets that most runs have.
-
-    Rows with losses come before rows without. The last of equals counts.
-    """
+    """Choose each run's last row of its longest windows with losses, preferably on the targets of most runs."""
     runs = collections.Counter(key for _, key in {(row.run, targets_key(row)) for row in rows})
     found: dict[Run, Row] = {}
     for row in sorted(rows, key=lambda row: (bool(row.get("position_nll")), row["eval_len"], runs[targets_key(row)])):
@@ -236,7 +239,7 @@ def diverged(stored: Iterable[Row]) -> dict[str, str]:
 
 
 def unfinished(folder: str | pathlib.Path) -> dict[str, str]:
-    """Return {path: why it failed} of the runs that were started and have no row; "" if nothing says that it failed."""
+    """Return {path: why it failed} of the runs that were started and have no row; "" if no failure is recorded."""
     found = {}
     for run, step in _without_results(folder).items():
         if step is None:

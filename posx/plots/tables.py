@@ -102,7 +102,7 @@ def _escaped(text: str) -> str:
 
 def _cell(point: Point) -> str:
     """Return mean, spread over seeds, interval over text, and failures: "4.55 ± 0.03 (4.47-4.63)", "undefined", "-"."""
-    failed = " and ".join(sorted({captions.FAILURE_NAMES[kind] for kind in point.failures}))
+    failed = " and ".join(sorted({rows.FAILED[kind] for kind in point.failures}))
     if not point.values:
         return failed or _EMPTY
     text = _number(point.mean) + (f" ± {_number(statistics.stdev(point.values))}" if point.values[1:] else "")
