@@ -252,7 +252,7 @@ def draw(stored: dict[str, Any], path: Path) -> None:
             marker = "" if who in RIVALS else drawn.marker
             (handle,) = ax.plot(*points, color=color, linestyle=dashes, marker=marker)
             if line:
-                handles[f"{who}, NoPE" if who in RIVALS else drawn.name] = handle
+                handles[f"{who}, NoPE" if who in RIVALS else encoding] = handle
         handles["float32 matmul ceiling"] = ax.axhline(ceiling, color="#BBBBBB", linewidth=1.0)
         look.length_axis(ax, lengths, lengths[0])
         ax.set_ylim(bottom=0)

@@ -132,6 +132,6 @@ def draw(stored: dict[str, Any], path: Path) -> None:
     groups = {}
     for row in summarise(stored):
         drawn = look.look(row["encoding"])
-        groups[f"{drawn.name}, {row['executor']}"] = [report.Bar(row["cold"], drawn.color, mark=row["warm"][0])]
+        groups[f"{row['encoding']}, {row['executor']}"] = [report.Bar(row["cold"], drawn.color, mark=row["warm"][0])]
     lines = [f"{Shape(**stored['shape'])} tokens, {stored['cores']} cores", "white line: from the persistent cache"]
     report.bars(path, groups, "Compile time", lines, "seconds to compile one training step")

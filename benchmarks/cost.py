@@ -76,7 +76,7 @@ def _ratio_panel(ax: Axes, curves: Curves) -> dict[str, Line2D]:
             list(points), middle, yerr=errors, color=drawn.color, marker=drawn.marker, linestyle=drawn.dashes,
             elinewidth=0.8, capsize=1.5,
         )  # fmt: skip
-        handles[drawn.name] = bars.lines[0]
+        handles[encoding] = bars.lines[0]
     lengths = sorted({length for points in curves.values() for length in points})
     look.length_axis(ax, lengths, lengths[0])
     ax.set_ylim(bottom=0)

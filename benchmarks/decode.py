@@ -158,7 +158,7 @@ def draw(stored: dict[str, Any], path: Path) -> None:
     for row in stored["results"]:
         drawn, ratio = look.look(row["encoding"]), ratios(row["cached"], row["recomputed"])
         cached = report.Bar(quartiles(row["cached"]), drawn.color, f" {ratio[0]:.3g}x" if ratio else "")
-        groups[drawn.name] = [cached, report.Bar(quartiles(row["recomputed"]), report.GREY)]
+        groups[row["encoding"]] = [cached, report.Bar(quartiles(row["recomputed"]), report.GREY)]
     lines = [
         f"prompt {stored['prompt']}, {stored['new']} new tokens, greedy, batch 1, {stored['cores']} cores",
         "colour: key/value cache; grey: the whole prefix for every token; the number: median ratio, round by round",

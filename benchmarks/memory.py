@@ -211,7 +211,8 @@ def panel(ax: Axes, stored: dict[str, Any], kind: str) -> dict[str, Line2D]:
         sizes = {n: size / 2**20 for n, size in row["bytes"].items() if size > 0}
         marker = "" if grey else drawn.marker
         (line,) = ax.plot(list(sizes), list(sizes.values()), color=color, linestyle=dashes, marker=marker)
-        handles[f"{name}, {drawn.name}" if grey else drawn.name] = line
+        encoding = row["encoding"]
+        handles[f"{name}, {encoding}" if grey else encoding] = line
     everything = [(n, size / 2**20) for row in rows for n, size in row["bytes"].items() if size > 0]
     lengths = sorted({n for n, _ in everything})
     look.length_axis(ax, lengths, lengths[0])

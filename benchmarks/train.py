@@ -359,7 +359,7 @@ def draw(stored: dict[str, Any], path: Path) -> None:
         drawn, best = look.look(row["encoding"]), row["others"].get(row["best"])
         form = (row["best"] or "").removeprefix(PEER).removeprefix(", ") or "eager"
         ours = report.Bar(row["rate"], drawn.color, f" {best['ratio'][0]:.2f}x {form}" if best else "")
-        groups[drawn.name] = [ours, *([report.Bar(best["rate"], report.GREY)] if best else [])]
+        groups[row["encoding"]] = [ours, *([report.Bar(best["rate"], report.GREY)] if best else [])]
     shape = Shape(**stored["shape"])
     lines = [f"{shape} tokens, {shape.dtype}, {stored['cores']} cores"]
     if any(row["best"] for row in rows):

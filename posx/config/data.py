@@ -8,6 +8,9 @@ from typing import Annotated, Any, Literal
 from posx.contract.fields import above, at_least, below, problems_of
 from posx.errors import ConfigError
 
+#: Settings that may name a file or folder.
+PLACES = ("source", "validation", "tokenizer", "cache_dir")
+
 
 @dataclass(frozen=True)
 class DataConfig:

@@ -17,6 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.config import SECTIONS, RunConfig, base_config
+from posx.config.data import PLACES
 from posx.config.overrides import override, setting_of, settings
 from posx.config.run import typed_sections
 from posx.errors import ConfigError, near_names
@@ -167,7 +168,7 @@ def earlier_run(path: str) -> RunConfig:
             f"--config_json: {changes} since that file was written. Restore the code, or name the settings with "
             "--config to train with the code as it is now"
         )
-    return dataclasses.replace(run, text="")
+    return run
 
 
 def asked_before(run: RunConfig) -> ConfigDict:
@@ -175,6 +176,7 @@ def asked_before(run: RunConfig) -> ConfigDict:
     config = base_config(run.encoding)
     for name, section in typed_sections(run.asked).items():
         config[name].update(vars(section))
+    config.data.update({name: getattr(run.data, name) for name in PLACES})  # the same from any directory
     own = (run.encoding,), (run.train.length,), (run.train.seed,)
     config.sweep.encodings, config.sweep.train_lens, config.sweep.seeds = own
     return config

@@ -135,6 +135,12 @@ class RunConfig:
         if len(layers) != sections["model"].num_layers or len(rates) != len(layers):
             raise ConfigError(f"layers and rates must have {sections['model'].num_layers} entries, one for each layer")
         run = RunConfig(layers, rates=rates, code=code, text=text, asked=asked, **sections)
+        for layer, stored in zip(layers, values["layers"], strict=True):
+            if _plain_values(spec_of(layer)) != stored:
+                raise ConfigError(
+                    f"it holds {stored}, but the code of {encoding_name(layer)} makes {layer} of that now. Restore the "
+                    "code, or train the run again"
+                )
         if run.hash != values.get("hash"):
             raise ConfigError(
                 f"its settings give the hash {run.hash}, it says {values.get('hash')!r}. It was edited, or another "

@@ -12,15 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from posx.config.data import DataConfig
+from posx.config.data import PLACES, DataConfig
 from posx.data import hub, text_files
 from posx.data.hub import HubSplit
 from posx.data.text_files import Files
 from posx.errors import DataError
 from posx.progress import counted
-
-#: Settings that may name a file or folder.
-PLACES = ("source", "validation", "tokenizer", "cache_dir")
 
 #: The embedded corpus: source code of the running interpreter's standard library, real text without a download. The
 #: list is fixed, so the corpus changes only with the Python version. Left out are tests, generated tables (`encodings`,

@@ -80,4 +80,5 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "position_nll": lambda value: isinstance(value, list),
     "layers": lambda value: isinstance(value, list) and _are_texts(value),
     "code": lambda value: isinstance(value, dict) and _are_texts(value.values()),
+    "data_settings": lambda value: isinstance(value, dict),
 }

@@ -140,11 +140,11 @@ def settings_by_length(runs: Sequence[Run]) -> dict[str, dict[int, str]]:
 def _differing(runs: Sequence[Run], on_axes: Collection[str]) -> list[str]:
     """Return the settings in which runs differ, but for those that follow from others.
 
-    Text is told apart by its source or its tokenizer, by its digest only if these are the same.
+    Text is told apart by the settings of the data, by its digest only if these are the same.
     """
     names = {name for run in runs for name in run.settings} - {"train.seed", *on_axes}
     found = [name for name in sorted(names) if _differs(name, runs)]
-    named = {"data.source", "data.tokenizer"}
+    named = {name for name in names if name.startswith("data.")} - {"data.text"}
     hidden = {"data.text"} if named.intersection(found) else set()
     return [name for name in found if name not in (hidden if "data.text" in found else named)]
 
@@ -153,7 +153,9 @@ def _differs(name: str, runs: Sequence[Run]) -> bool:
     """Tell whether runs differ in a setting that agree in all that it may have been resolved from."""
     alike: dict[Any, set[str]] = collections.defaultdict(set)
     for run in runs:
-        if name.startswith(OF_ENCODINGS):
+        if name == "train.position_lr_multiplier":  # an encoding has one unless the user sets another
+            alike[run.text].add(_value(run, name))
+        elif name.startswith(OF_ENCODINGS):
             alike[run.text, run.around, run.train_len].add(_value(run, name))
         elif name in run.settings:
             alike[tuple(_value(run, other) for other in _RESOLVED_FROM.get(name, ()))].add(_value(run, name))
@@ -162,10 +164,11 @@ def _differs(name: str, runs: Sequence[Run]) -> bool:
 
 def _value(run: Run, name: str) -> str:
     value = run.settings.get(name)
-    return str(value)[:12] if name == "data.text" else str(tuple(value)) if isinstance(value, list) else str(value)
+    text = str(tuple(value) if isinstance(value, list) else value)
+    return text[:12] if name.endswith("data.text") else text
 
 
 def _short(name: str, names: Iterable[str]) -> str:
     """Return the last word of a setting if no other of `names` ends so, else its path."""
-    last = name.partition(".")[0] if name.startswith("code.") else name.rpartition(".")[2]
+    last = "code" if name.startswith(("code.", "trained.code.")) else name.rpartition(".")[2]
     return name if sum(one.rpartition(".")[2] == last for one in names) > 1 else last

@@ -66,7 +66,8 @@ class Run:
     @functools.cached_property
     def kind(self) -> str:
         """All settings but the seed. The text counts by its digest."""
-        return self._without("train.seed", "data.source", "data.tokenizer")
+        text = [name for name in self.settings if name.startswith("data.") and name != "data.text"]
+        return self._without("train.seed", *text)
 
     @functools.cached_property
     def around(self) -> str:
@@ -90,9 +91,13 @@ def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
     """Return the run at `path` with the settings of a row of its results."""
     settings = {name: value for name, value in row["settings"].items() if not name.startswith(("code.", "data"))}
     settings |= {f"code.{name}": digest for name, digest in row.get("code", {}).items()}
+    settings |= {f"data.{name}": value for name, value in row.get("data_settings", {}).items()}
     settings |= {name: row[key] for name, key in _MEASURED_ON.items() if key in row}
+    trained = {name: value for name, value in row["settings"].items() if name.startswith("code.")}
+    trained |= {"data.text": row["settings"]["data"]} if "data" in row["settings"] else {}
+    settings |= {f"trained.{name}": value for name, value in trained.items() if settings.get(name) != value}
     layers = row.get("layers", [])
-    text = ", ".join(layers) if len(set(layers)) > 1 else row["encoding"]
+    text = ", ".join(layers if len(set(layers)) > 1 else layers[:1] or [row["encoding"]])
     return Run(path, text, row["train_len"], settings, **others)
 
 
@@ -122,7 +127,7 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
         for row in lines.read(run / "eval.jsonl", _LOG.warning):
             if is_measurement(row):
                 row = whole(row)
-                place = [str(row.get(name)) for name in ("protocol", "eval_len", "stride", "step", "code")]
+                place = [str(row.get(name)) for name in ("hash", "protocol", "eval_len", "stride", "step", "code")]
                 latest[targets_key(row), *place] = row
             else:
                 unusable += 1
@@ -146,7 +151,9 @@ def rows_of(measured: Mapping[pathlib.Path, Sequence[dict[str, Any]]], folder: s
 
 
 def _of_run(rows: Sequence[dict[str, Any]], path: str, workdir: str) -> list[Row]:
-    """Return the rows of one run that are of its own text and code, or of its first row's, and of its last step."""
+    """Return the rows of the last run of a folder: of its last step, and of its own text and code or its first row's."""
+    every, name = rows, rows[-1].get("hash")
+    rows = [row for row in every if row.get("hash") == name]
     settings = rows[0]["settings"]
     own_code = {name.removeprefix("code."): value for name, value in settings.items() if name.startswith("code.")}
     texts, codes = [row.get("data_digest") for row in rows], [row.get("code", {}) for row in rows]
@@ -156,7 +163,8 @@ def _of_run(rows: Sequence[dict[str, Any]], path: str, workdir: str) -> list[Row
     last = max(row.get("step") or 0 for row in own)
     own = [row for row in own if row.get("step") in (None, last)]
     run = run_of_row(path, own[-1], longest=max(map(anchor_of, own)), workdir=workdir)
-    kept = _only([Row(row, run) for row in rows], lambda row: row.get("data_digest") == text, "measured on other text")
+    kept = _only([Row(row, run) for row in every], lambda row: row.get("hash") == name, "of another run")
+    kept = _only(kept, lambda row: row.get("data_digest") == text, "measured on other text")
     kept = _only(kept, lambda row: row.get("code", {}) == code, "measured with other code of the encoding")
     return _only(kept, lambda row: row.get("step") in (None, last), "measured earlier in training", "")
 

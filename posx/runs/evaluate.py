@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from posx import interrupts
 from posx.config import EvalConfig, RunConfig
+from posx.config.data import PLACES
 from posx.config.run import cycle_of
 from posx.data import Dataset
 from posx.encodings import code_of
@@ -188,6 +189,7 @@ def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, st
         "tokenizer": dataset.tokenizer.name,
         "data_source": dataset.source,
         "data_digest": dataset.digest,
+        "data_settings": {name: value for name, value in run.data.named().items() if name not in PLACES},
         **({"code": code} if code else {}),
     }
 

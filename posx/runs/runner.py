@@ -10,7 +10,7 @@ import jax
 
 from posx.config import RunConfig
 from posx.data import Dataset, check_length, corpus, prepare
-from posx.errors import PartialFailure, WorkdirError
+from posx.errors import DataError, PartialFailure, WorkdirError
 from posx.files.atomic import write_json
 from posx.machine import processes
 from posx.progress import say
@@ -66,6 +66,12 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
     how = layout(at_hand, environment.devices_of(folder), mesh)
     say(f"{folder.path.name}  {opening(at_hand, how)}")
     dataset = prepare(at_hand.data, log=say)
+    if run.text not in ("", dataset.digest):
+        raise DataError(
+            f"data.source={at_hand.data.source}: the text or its tokenizer has changed since the settings of this run "
+            f"were written (digest {run.text[:12]}, now {dataset.digest[:12]}). Restore it, or name it with "
+            "--config.data.source=PATH"
+        )
     run = dataclasses.replace(run, text=dataset.digest)
     folder.check_resumes(run)
     check_stream(run.eval, run.train.length, dataset)

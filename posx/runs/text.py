@@ -19,6 +19,12 @@ def same_words(run: RunConfig, held: RunConfig) -> bool:
     return all(run.asked["data"].get(name) == held.asked["data"].get(name) for name in corpus.PLACES)
 
 
+def may_be_the_same(run: RunConfig, held: RunConfig, anywhere: bool) -> bool:
+    """Tell whether the settings name the text of the run `held`, at the same place, or at any place if `anywhere`."""
+    names = run.data.named().keys() - (set(corpus.PLACES) if anywhere else set())
+    return all(getattr(run.data, name) == getattr(held.data, name) for name in names)
+
+
 def at_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
     """Return `run` with the paths of the run `held` that both name by the same words.
 
@@ -27,13 +33,15 @@ def at_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
     asked, before = run.asked["data"], held.asked["data"]
     kept = {name: getattr(held.data, name) for name in corpus.PLACES if asked.get(name) == before.get(name)}
     kept = {n: p for n, p in kept.items() if not (corpus.is_gone(p) and Path(getattr(run.data, n)).exists())}
+    for name, place in kept.items():
+        if (here := getattr(run.data, name)) != place and Path(here).is_absolute() and Path(here).exists():
+            say(f"notice: data.{name}={asked[name]} is {place}, as for the runs of the work folder, not {here}")
     return dataclasses.replace(run, data=dataclasses.replace(run.data, **kept))
 
 
 def at_hand(folder: RunFolder, run: RunConfig) -> RunConfig:
-    """Return `run` with the tokenizer that its folder holds in place of the same file."""
-    is_file = Path(run.data.tokenizer).is_absolute() and folder.config_file.exists() and folder.tokenizer_file.exists()
-    if is_file and folder.read_config().data.tokenizer == run.data.tokenizer:
+    """Return `run` with the tokenizer that its folder holds, if the file that the settings name is gone."""
+    if corpus.is_gone(run.data.tokenizer) and folder.tokenizer_file.exists():
         return dataclasses.replace(run, data=dataclasses.replace(run.data, tokenizer=str(folder.tokenizer_file)))
     return run
 
@@ -59,11 +67,10 @@ def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Data
     named = set(asked) - {"cache_dir"}
     from_here = dataclasses.replace(run, data=corpus.absolute(DataConfig(**run.asked["data"])))
     data = dataclasses.replace(at_known_places(from_here, run).data, **asked)
-    if named:
+    if named or Path(data.tokenizer).is_absolute():
         data = dataclasses.replace(data, tokenizer=str(folder.tokenizer_file))
-    else:
+    if not named:
         corpus.check_there(data, folder.path.name)
-        data = dataclasses.replace(data, tokenizer=at_hand(folder, run).data.tokenizer)
     dataset = prepare(data, log=say)
     if dataset.digest == run.text and dataset.tokenizer.digest == tokenizer.digest:
         return dataset

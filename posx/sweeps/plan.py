@@ -134,10 +134,12 @@ def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: 
     found: list[Job] = []
     datasets: dict[DataConfig, Dataset] = {}
     for job in jobs:
-        before = next((old for old in held.values() if text.same_words(job.run, old)), job.run)
+        namesakes = ((folder, old) for folder, old in held.items() if text.same_words(job.run, old))
+        folder, before = next(namesakes, (job.folder, job.run))
         run = text.at_known_places(job.run, before)
-        known = next((old.text for old in held.values() if old.data.named() == run.data.named()), "")
-        data = text.at_hand(job.folder, run).data
+        own = [held[job.folder]] if job.folder in held else []
+        known = next((old.text for old in [*own, *held.values()] if text.may_be_the_same(run, old, old in own)), "")
+        data = text.at_hand(folder, run).data
         if read and data not in datasets:
             datasets[data] = prepare(data, log=say)
             say(datasets[data].summary())
@@ -175,7 +177,10 @@ def _in_their_folders(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], 
 
     If the folder of a new run's name holds another run, the hash of the new run is appended to the name.
     """
-    by_hash = {run.hash: folder for folder, run in held.items()}
+    by_hash: dict[str, RunFolder] = {}
+    wanted = {job.folder for job in jobs}
+    for folder, run in sorted(held.items(), key=lambda item: (not item[0].finished(item[1]), item[0] not in wanted)):
+        by_hash.setdefault(run.hash, folder)  # of two copies the finished one
     taken = {by_hash[job.run.hash].path for job in jobs if job.run.hash in by_hash}
     placed, beside = [], []
     for job in jobs:
