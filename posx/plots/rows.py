@@ -151,7 +151,7 @@ def rows_of(measured: Mapping[pathlib.Path, Sequence[dict[str, Any]]], folder: s
 
 
 def _of_run(rows: Sequence[dict[str, Any]], path: str, workdir: str) -> list[Row]:
-    """Return the rows of the last run of a folder: of its last step, and of its own text and code or its first row's."""
+    """Return the rows of a folder's last run: of its last step, and of its own text and code or its first row's."""
     every, name = rows, rows[-1].get("hash")
     rows = [row for row in every if row.get("hash") == name]
     settings = rows[0]["settings"]
