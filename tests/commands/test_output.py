@@ -37,6 +37,7 @@ def test_the_real_command_prints_one_line(site, tmp_path):
     assert other.returncode == 4 and len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_process_of_a_sweep_ends_when_the_sweep_does(whole):
     for command in ("train", "evaluate"):  # whose standard input is closed from the start
         words = [f"--config_json={whole / 'config.json'}"] if command == "train" else []
@@ -58,6 +59,7 @@ def test_a_run_continues_if_nobody_reads_its_output(site, tmp_path):
     assert (tmp_path / "run" / "DONE").exists()
 
 
+@pytest.mark.slow
 def test_results_that_nobody_reads_are_no_success():
     """`posx encodings | head -0` ends as a closed pipe does."""
     assert piped("encodings") == piped("--help") == 141
@@ -69,6 +71,7 @@ def test_results_that_nobody_reads_are_no_success():
     assert done.returncode == 6 and "no space left" in one_line(done.stderr)
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_no_traceback(site, tmp_path, ctrl_c):
     """Stopped with Ctrl-C while it trains."""
     process = tiny.start(
@@ -82,6 +85,7 @@ def test_an_interrupt_leaves_no_traceback(site, tmp_path, ctrl_c):
     assert process.returncode == 130 and "stopped and saved at step" in one_line(err)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the very thing on test
 def test_an_interrupt_that_lands_in_a_destructor_is_not_lost(site, tmp_path, monkeypatch, ctrl_c):
     class Unlucky:

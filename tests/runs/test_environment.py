@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 import posx
 from posx.machine.backend import SET
 from tests import tiny
@@ -17,6 +19,7 @@ OTHER = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_jax_variables_change_no_number_of_a_run(site, whole, tmp_path):
     assert OTHER.keys() == SET.keys()
     words = ["train", f"--config={site / 'tiny.py'}:t5", f"--workdir={tmp_path / 'run'}", "--config.train.steps=3"]
