@@ -67,6 +67,8 @@ def typed(value: Any, wanted: Any, name: str, whole: Any = None) -> Any:
             raise ConfigError(f"{name}={value!r}: not a tuple. Write ({value!r},) for one value")
         whole = value if whole is None else whole
         return tuple(typed(item, typing.get_args(wanted)[0], name, whole) for item in items)
+    if typing.get_origin(wanted) is typing.Literal:  # its class says which of them are allowed
+        wanted = type(typing.get_args(wanted)[0])
     if not isinstance(wanted, type) or wanted not in KINDS:
         return value  # a nested value, such as an encoding inside another, is checked by its own class
     found = _read(value, wanted) if isinstance(value, str) else value
