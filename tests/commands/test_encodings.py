@@ -36,6 +36,7 @@ def test_the_catalogue_lists_every_encoding(capsys, monkeypatch):
     assert " 128 + 4,096 a layer " in of["transformer_xl"] and " any " in of["rope"] and " tiles " in of["shaw"]
 
 
+@pytest.mark.slow
 def test_one_encoding_of_the_catalogue_with_its_picture(capsys, tmp_path):
     words = ["rope(base=500)+alibi", "--num_heads=8", "--model_dim=96", f"--workdir={tmp_path}"]
     code, out, err = tiny.call(capsys, "encodings", *words)

@@ -116,6 +116,7 @@ def test_code_of_a_run_is_in_its_settings(place):
     assert code == 0 and "the code of mine:SqrtBias" in err
 
 
+@pytest.mark.slow
 def test_figure_names_code_if_runs_differ_in_nothing_else(place):
     place.write("cbrt")
     assert place.train("other")[0] == 0

@@ -23,6 +23,7 @@ def hanging(after: int, seconds: float) -> dict[str, str]:
 SHORT = "import sys, posx.cli, posx.training.watchdog as w; w.LEAST_SECONDS = 3.0; sys.exit(posx.cli.main())"
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_ends_the_run_and_says_where_it_stood(site, tmp_path):
     words = ["train", f"--config={site / 'tiny.py'}:hanging:Hangs", f"--workdir={tmp_path / 'run'}"]
     done = subprocess.run(
