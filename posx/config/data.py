@@ -51,7 +51,7 @@ class DataConfig:
             found.append("data.tokenizer is empty; use 'bytes', 'bpe' or the path of a tokenizer.json")
         if not is_text_encoding(self.text_encoding):
             found.append(f"data.text_encoding '{self.text_encoding}' is unknown; use a Python codec such as 'utf-8'")
-        for name in ("source", "validation", "tokenizer", "cache_dir"):
+        for name in PLACES:
             try:
                 Path(getattr(self, name)).expanduser().exists()
             except (OSError, RuntimeError, ValueError) as error:

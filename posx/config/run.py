@@ -86,7 +86,7 @@ class RunConfig:
         found |= {"data": self.text} if self.text else {f"data.{name}": v for name, v in self.data.named().items()}
         return _plain_values(found)
 
-    @property
+    @functools.cached_property
     def hash(self) -> str:
         """The name of the run: a hash of `settings`."""
         return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:8]

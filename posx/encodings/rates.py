@@ -52,11 +52,6 @@ def from_json(layers: Any) -> Rates:
     )
 
 
-def special(rates: Rates) -> dict[str, Rate]:
-    """Return {"layer.parameter": rate} of the parameters with a multiplier other than 1 or with decay."""
-    return {f"{n}.{name}": rate for n, layer in enumerate(rates) for name, rate in layer if rate != Rate()}
-
-
 def multipliers(rates: Rates) -> list[float]:
     """Return the multipliers of all parameters, sorted, each once."""
     return sorted({rate.lr_multiplier for layer in rates for _, rate in layer})

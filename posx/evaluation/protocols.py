@@ -54,7 +54,7 @@ class Protocol(abc.ABC):
         """List the problems that a run's settings have for this protocol, one line each."""
         return []
 
-    def owed(self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True) -> tuple[int, ...]:
+    def required(self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True) -> tuple[int, ...]:
         """Return the lengths that get a row. The model is `defined` at some of the lengths."""
         return tuple(lengths)
 
@@ -82,7 +82,7 @@ class Protocol(abc.ABC):
         """
 
     def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
-        """Yield a row for each length that is `owed` one."""
+        """Yield a row for each length that is `required`."""
         targets = self.targets(model.stream, lengths, model.documents)
         for length in lengths:
             stride = self.stride_at(length, lengths)
@@ -168,7 +168,7 @@ class PerPosition(_Consecutive):
     def lengths_of(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
         return config.lengths  # one of them is measured: nothing is compared with the training length
 
-    def owed(self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True) -> tuple[int, ...]:
+    def required(self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True) -> tuple[int, ...]:
         return tuple(sorted(length for length in lengths if defined(length))[-1:])
 
     def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
@@ -271,9 +271,9 @@ def run_protocols(config: EvalConfig, train_len: int, longest: int = 0) -> list[
     return [(cls.of_run(config, train_len, longest), cls.lengths_of(config, train_len)) for cls in found]
 
 
-def rows_owed(config: EvalConfig, train_len: int) -> int:
+def num_required_rows(config: EvalConfig, train_len: int) -> int:
     """Count the rows that a run's settings ask for."""
-    return sum(len(protocol.owed(lengths)) for protocol, lengths in run_protocols(config, train_len))
+    return sum(len(protocol.required(lengths)) for protocol, lengths in run_protocols(config, train_len))
 
 
 def longest_window(config: EvalConfig, train_len: int) -> int:

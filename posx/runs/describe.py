@@ -116,7 +116,7 @@ def expected(run: RunConfig) -> Expected:
 
     model, train = _model_of(run), run.train
     tokens = train.steps * train.batch_size * train.length
-    lengths = {n for protocol, asked in run_protocols(run.eval, train.length) for n in protocol.owed(asked)}
+    lengths = {n for protocol, asked in run_protocols(run.eval, train.length) for n in protocol.required(asked)}
     pairs = [_reads_pairs(encoding, model.dims) for encoding in model.encodings]
     return Expected(
         count(model), tokens, tokens * flops_per_token(model, train.length), _eval_flops(run, model),
@@ -132,7 +132,7 @@ def _eval_flops(run: RunConfig, model: Model) -> float | None:
     passes = {
         (length, protocol.stride_at(length, lengths)): protocol.num_targets
         for protocol, lengths in run_protocols(run.eval, run.train.length)
-        for length in protocol.owed(lengths)
+        for length in protocol.required(lengths)
         if is_defined(model, length)
     }
     if not all(passes.values()):

@@ -139,6 +139,14 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
+    def mark_done(self, run: RunConfig, num_rows: int) -> None:
+        """Write `DONE` for `run`, as `finished` reads it. Raises WorkdirError if the folder was emptied meanwhile."""
+        if not self.config_file.exists():
+            raise WorkdirError(f"{self.config_file} was removed during training. Train again with another --workdir")
+        done = {"hash": run.hash, "eval": run.to_json()["eval"], "step": run.train.steps, "rows": num_rows}
+        write_json(self.done_file, done)
+        self.status_file.unlink(missing_ok=True)
+
     def write_config(self, run: RunConfig, **facts: Any) -> None:
         """Write the settings, with `facts` beside them."""
         write_json(self.config_file, run.to_json() | facts)

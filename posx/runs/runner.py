@@ -10,8 +10,7 @@ import jax
 
 from posx.config import RunConfig
 from posx.data import Dataset, check_length, corpus, prepare
-from posx.errors import DataError, PartialFailure, WorkdirError
-from posx.files.atomic import write_json
+from posx.errors import DataError, PartialFailure
 from posx.machine import processes
 from posx.progress import say
 from posx.runs import environment, text
@@ -48,8 +47,7 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str = "") -> lis
         failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
         if failed:
             raise PartialFailure(f"{folder.path.name}: {listed(failed)}")
-        done = {"hash": run.hash, "eval": run.to_json()["eval"], "step": run.train.steps, "rows": len(rows)}
-        processes.first(functools.partial(_mark_done, folder, done))
+        processes.first(lambda: folder.mark_done(run, len(rows)))
     return rows
 
 
@@ -81,13 +79,6 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
     check_memory(num_params // jax.process_count() if how.model else num_params)
     check_disk(folder.path, 12 * num_params * (run.train.keep_checkpoints + 1))
     return run, how, dataset
-
-
-def _mark_done(folder: RunFolder, done: dict[str, Any]) -> None:
-    if not folder.config_file.exists():
-        raise WorkdirError(f"{folder.config_file} was removed during training. Train again with another --workdir")
-    write_json(folder.done_file, done)
-    folder.status_file.unlink(missing_ok=True)
 
 
 def listed(rows: list[dict[str, Any]]) -> str:

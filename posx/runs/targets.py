@@ -52,9 +52,9 @@ def questions(
         targets = place(protocol, lengths)
         stored = {row["eval_len"]: row for row in same if row["targets"] == targets}
         left = {row["eval_len"] for row in same} - stored.keys()
-        moved = sorted(left.intersection(protocol.owed(sorted({*lengths, *left, *stored}), defined)))
+        moved = sorted(left.intersection(protocol.required(sorted({*lengths, *left, *stored}), defined)))
         apart = tuple(row for row in kin if row not in same)
-        found.append(Question(protocol, anchor, protocol.owed(lengths, defined), tuple(moved), stored, apart))
+        found.append(Question(protocol, anchor, protocol.required(lengths, defined), tuple(moved), stored, apart))
     return found
 
 

@@ -14,9 +14,9 @@ from posx.progress import say
 from posx.runs.folder import RunFolder
 
 
-def same_words(run: RunConfig, held: RunConfig) -> bool:
-    """Tell whether two runs name their text and their tokenizer by the same words."""
-    return all(run.asked["data"].get(name) == held.asked["data"].get(name) for name in corpus.PLACES)
+def named_alike(run: RunConfig, held: RunConfig) -> list[str]:
+    """Return the settings of `PLACES` that two runs give by the same words."""
+    return [name for name in corpus.PLACES if run.asked["data"].get(name) == held.asked["data"].get(name)]
 
 
 def may_be_the_same(run: RunConfig, held: RunConfig, anywhere: bool) -> bool:
@@ -30,12 +30,11 @@ def at_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
 
     A path is kept if only the earlier one is gone. So a command resumes its run from another directory.
     """
-    asked, before = run.asked["data"], held.asked["data"]
-    kept = {name: getattr(held.data, name) for name in corpus.PLACES if asked.get(name) == before.get(name)}
+    kept = {name: getattr(held.data, name) for name in named_alike(run, held)}
     kept = {n: p for n, p in kept.items() if not (corpus.is_gone(p) and Path(getattr(run.data, n)).exists())}
     for name, place in kept.items():
         if (here := getattr(run.data, name)) != place and Path(here).is_absolute() and Path(here).exists():
-            say(f"notice: data.{name}={asked[name]} is {place}, as for the runs of the work folder, not {here}")
+            say(f"notice: data.{name}={run.asked['data'][name]} is {place}, as for the work folder's runs, not {here}")
     return dataclasses.replace(run, data=dataclasses.replace(run.data, **kept))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from posx.config import RunConfig
 from posx.errors import PosxError
-from posx.evaluation.protocols import rows_owed
+from posx.evaluation.protocols import num_required_rows
 from posx.files import lines
 from posx.runs.describe import expected
 from posx.runs.folder import RunFolder
@@ -46,7 +46,7 @@ class Evaluation:
 
     def progress(self) -> float:
         """Return the fraction of the expected rows that were added to the folder, below 1 until the task ends."""
-        expected = rows_owed(self.run.eval, self.run.train.length)
+        expected = num_required_rows(self.run.eval, self.run.train.length)
         return 0.99 * min(1.0, (len(self.folder.measured()) - self._before) / expected)
 
     @functools.cached_property

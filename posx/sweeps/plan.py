@@ -12,9 +12,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.config import RunConfig
+from posx.config.data import PLACES
 from posx.data import DataConfig, Dataset, check_length, prepare
 from posx.errors import ConfigError, PosxError
-from posx.evaluation.protocols import Nonoverlapping, rows_owed
+from posx.evaluation.protocols import Nonoverlapping, num_required_rows
 from posx.files.atomic import write_json
 from posx.files.parse import parsed
 from posx.files.rows import result_of
@@ -79,9 +80,9 @@ class Job:
         """Return the finished part of the expected work after the start, below 1 until the run has ended."""
         steps = max((row["step"] for row in self.folder.logged()), default=0)
         rows = len(self.folder.measured())
-        owed = rows_owed(self.run.eval, self.run.train.length)
+        required = num_required_rows(self.run.eval, self.run.train.length)
         training = self.expected.slower * self.expected.flops / CORE_SPEED / (self.cost.seconds(1) - START)
-        return 0.99 * (training * min(steps / self.run.train.steps, 1) + (1 - training) * min(rows / owed, 1))
+        return 0.99 * (training * min(steps / self.run.train.steps, 1) + (1 - training) * min(rows / required, 1))
 
     def part(self) -> float:
         """Return the finished part. 1 means that the run is finished."""
@@ -134,19 +135,23 @@ def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: 
     found: list[Job] = []
     datasets: dict[DataConfig, Dataset] = {}
     for job in jobs:
-        namesakes = ((folder, old) for folder, old in held.items() if text.same_words(job.run, old))
+        namesakes = (
+            (folder, old) for folder, old in held.items() if len(text.named_alike(job.run, old)) == len(PLACES)
+        )
         folder, before = next(namesakes, (job.folder, job.run))
         run = text.at_known_places(job.run, before)
-        own = [held[job.folder]] if job.folder in held else []
-        known = next((old.text for old in [*own, *held.values()] if text.may_be_the_same(run, old, old in own)), "")
-        data = text.at_hand(folder, run).data
-        if read and data not in datasets:
-            datasets[data] = prepare(data, log=say)
-            say(datasets[data].summary())
         if read:
+            data = text.at_hand(folder, run).data
+            if data not in datasets:
+                datasets[data] = prepare(data, log=say)
+                say(datasets[data].summary())
             check_stream(run.eval, run.train.length, datasets[data])
             check_length(len(datasets[data].train.tokens), run.train.length, "the training text")
             known = datasets[data].digest
+        else:  # the run in the job's own folder counts wherever its text is
+            own_first = {job.folder: held[job.folder], **held} if job.folder in held else held
+            same = (old.text for at, old in own_first.items() if text.may_be_the_same(run, old, at == job.folder))
+            known = next(same, "")
         found.append(dataclasses.replace(job, run=dataclasses.replace(run, text=known)))
     return found
 

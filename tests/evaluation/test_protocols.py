@@ -37,7 +37,7 @@ class Shortest(Protocol):
     def problems(cls, config, train_len):
         return [] if config.stride == 0 else [f"eval.stride={config.stride} means nothing here"]
 
-    def owed(self, lengths, defined=lambda length: True):
+    def required(self, lengths, defined=lambda length: True):
         return tuple(lengths[:1])
 
     def targets(self, stream, lengths, documents):
@@ -71,6 +71,6 @@ def test_settings_of_a_run_make_each_protocol_what_it_is():
 
 
 def test_per_position_owes_one_row_at_its_longest_defined_length():
-    assert protocols.PerPosition().owed((8, 16, 32), lambda length: length <= 16) == (16,)
-    assert protocols.PerPosition().owed((8,), lambda length: False) == ()
-    assert protocols.Sliding().owed((8, 16), lambda length: False) == (8, 16)
+    assert protocols.PerPosition().required((8, 16, 32), lambda length: length <= 16) == (16,)
+    assert protocols.PerPosition().required((8,), lambda length: False) == ()
+    assert protocols.Sliding().required((8, 16), lambda length: False) == (8, 16)

@@ -202,7 +202,9 @@ def test_scale():
 
 def test_faults():
     outcomes = json.loads((tables.HERE / "faults" / "outcomes.json").read_text())
-    expected = [[f"F{o['number']}", *(" ".join(o[name].split()) for name in ("what", "owed", "got"))] for o in outcomes]
+    expected = [
+        [f"F{o['number']}", *(" ".join(o[name].split()) for name in ("what", "expected", "got"))] for o in outcomes
+    ]
     assert bodies("faults")[1] == expected
 
 

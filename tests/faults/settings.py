@@ -11,7 +11,7 @@ from tests.tiny import ROOT, SMOKE, Scene, rows
 USAGE = 2
 
 
-def refused(number: int, what: str, owed: str, *trials: tuple[str, ...]) -> None:
+def refused(number: int, what: str, expected: str, *trials: tuple[str, ...]) -> None:
     """Add a fault of trainings that posx refuses: the settings or the encoding of each, and patterns of the answer."""
 
     def provoke(scene: Scene) -> None:
@@ -19,7 +19,7 @@ def refused(number: int, what: str, owed: str, *trials: tuple[str, ...]) -> None
             ended = scene.train(*given.split()) if given.startswith("--") else scene.train(encoding=given)
             ended.must(USAGE, *patterns)
 
-    fault(number, what, owed)(provoke)
+    fault(number, what, expected)(provoke)
 
 
 refused(

@@ -21,8 +21,8 @@ Provoke = Callable[[Scene], str | None]
 class Fault(NamedTuple):
     number: int
     what: str
-    owed: str
-    provoke: Provoke | None  # None: not provoked, and `owed` says why
+    expected: str
+    provoke: Provoke | None  # None: not provoked, and `expected` says why
     slow: bool = False
 
     @property
@@ -33,17 +33,17 @@ class Fault(NamedTuple):
 class Outcome(NamedTuple):
     number: int
     what: str
-    owed: str
+    expected: str
     got: str
     unmet: str  # why it is not as expected, or ""
     commit: str = ""  # of posx
 
 
-def fault(number: int, what: str, owed: str, *, slow: bool = False) -> Callable[[Provoke], Provoke]:
+def fault(number: int, what: str, expected: str, *, slow: bool = False) -> Callable[[Provoke], Provoke]:
     """Add a function to the campaign. `slow`: takes more than some 20 seconds; not in --quick."""
 
     def add(provoke: Provoke) -> Provoke:
-        _add(Fault(number, what, owed, provoke, slow))
+        _add(Fault(number, what, expected, provoke, slow))
         return provoke
 
     return add
@@ -86,9 +86,9 @@ def commit() -> str:
 
 def table(outcomes: list[Outcome]) -> str:
     """Return a Markdown table."""
-    lines = ["| fault | provoked | owed | got |", "| :-- | :-- | :-- | :-- |"]
+    lines = ["| fault | provoked | expected | got |", "| :-- | :-- | :-- | :-- |"]
     for o in outcomes:
-        cells = o.what, o.owed, f"**not as expected** {o.unmet}" if o.unmet else o.got
+        cells = o.what, o.expected, f"**not as expected** {o.unmet}" if o.unmet else o.got
         plain = (" ".join(cell.replace("|", r"\|").split()) for cell in cells)
         lines.append(f"| F{o.number} | {' | '.join(plain)} |")
     return "\n".join(lines)
