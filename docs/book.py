@@ -1,0 +1,255 @@
+"""Generate the pages that repeat what the code and the studies say: the book of encodings, the results, the tables.
+
+`write` makes `docs/encodings` and `docs/results` anew at each build. Git does not track them. A page of the book is
+made from the class (definition, fields, facts, picture), from `encodings.toml` (formula in LaTeX, one phrase) and from
+the leaderboard's data (measured results, published claims).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from experiments.leaderboard import leaderboard
+from experiments.tables import HERE, load
+from posx import plots
+from posx.commands.encodings import facts_of, fields_of
+from posx.contract import FACTS, HOOKS, Encoding
+from posx.contract.composite import parts
+from posx.encodings import ENCODINGS, Dims, build, encoding_name, from_spec
+from posx.machine.backend import start_devices
+
+#: The sizes of the pictures and facts: those of a small model.
+DIMS = Dims(model_dim=64, num_heads=8, head_dim=8, num_layers=4, train_len=64)
+#: Texts about each encoding that no class needs.
+TEXTS = tomllib.loads((Path(__file__).parent / "encodings.toml").read_text(encoding="utf-8"))
+GROUPS = ("Absolute", "Rotary", "Distance bias", "Content-dependent", "Logit scale")
+#: The columns of the leaderboard that the comparison repeats.
+COMPARED = ("PPL at L", "R_2", "R_8", "R_16", "1 % horizon", "step")
+STUDIES = {
+    "train_short_test_long": "The classic ten, to 32 L",
+    "leaderboard": "The whole catalogue, to 16 L",
+    "recipe": "Learning rates of position parameters",
+    "variants": "RoPE's base, alone and beside ALiBi",
+    "cost": "Speed and memory",
+    "scale": "One run over several processes",
+    "intervals": "Coverage of the intervals",
+    "faults": "Provoked faults and their outcomes",
+    "quick": "The quickstart's figure",
+}
+MEASURED = (
+    "Every entry has 4 layers, width 128 and 8 heads, and was trained on windows of L = 64 bytes of novels. "
+    "Perplexities are of 262,144 targets in non-overlapping windows: the mean over seeds ± one standard deviation. "
+    "R_k = PPL(kL) / PPL(L). The step is its time over NoPE's. [The study](../results/leaderboard.md) has the protocol."
+)
+
+
+def write(docs: Path) -> None:
+    """Write the generated pages below `docs`."""
+    for name in ("encodings", "results"):
+        shutil.rmtree(docs / name, ignore_errors=True)
+        (docs / name).mkdir()
+    _write_book(docs / "encodings")
+    _write_results(docs / "results")
+
+
+def fill(_: Any, __: str, source: list[str]) -> None:
+    """Replace `<!-- hooks -->` and `<!-- facts -->` in a page by tables of the contract."""
+    if "<!-- " in source[0]:
+        source[0] = source[0].replace("<!-- hooks -->", _hooks()).replace("<!-- facts -->", _facts())
+
+
+def plain(_: Any, __: str, ___: str, ____: Any, _____: Any, lines: list[str]) -> None:
+    """Escape the characters of formulas in docstrings, which are plain text and no reStructuredText."""
+    lines[:] = [_escaped(line) for line in lines]
+
+
+def _escaped(line: str) -> str:
+    pieces = re.split(r"(`[^`]*`)", line)
+    return "".join(piece if n % 2 else re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", piece) for n, piece in enumerate(pieces))
+
+
+def _table(head: list[str] | tuple[str, ...], rows: list[list[str]], numbers: int = 0) -> str:
+    """Return a Markdown table. numbers: the count of last columns that are aligned to the right."""
+    rule = ["---"] * (len(head) - numbers) + ["---:"] * numbers
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (head, rule, *rows))
+
+
+def _hooks() -> str:
+    rows = [
+        [f"`{name}`", ", ".join(hook.takes) or "-", _shape(hook.gives), hook.kind, _first(getattr(Encoding, name))]
+        for name, hook in HOOKS.items()
+    ]
+    return _table(("hook", "given", "returns", "acts per", "meaning"), rows)
+
+
+def _shape(gives: Any) -> str:
+    if isinstance(gives, tuple):
+        return "; ".join(f"{name} [{shape}]" for name, shape in gives._asdict().items())
+    return f"[{gives}]" if gives else "named arrays [t, ...], carry"
+
+
+def _first(thing: Any) -> str:
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def _facts() -> str:
+    """Return the table of facts. Their meaning is the comment above each default in `Encoding`."""
+    code = inspect.getsource(Encoding)
+    comments = dict(re.findall(r"#: ((?:.*\n\s*#: )*.*)\n\s*(\w+): ", code))
+    meaning = {name: " ".join(re.sub(r"\n\s*#: ", " ", text).split()) for text, name in comments.items()}
+    rows = []
+    for name, fact in FACTS.items():
+        default = getattr(Encoding, name)
+        shown = "nothing" if not default and default is not False and default is not None else str(default)
+        rows.append([f"`{name}`", fact.allowed.text, shown, meaning.get(name) or _first(default)])
+    return _table(("fact", "allowed", "default", "meaning"), rows)
+
+
+@functools.cache
+def _board() -> dict[str, list[str]]:
+    """Return the cells of the leaderboard's table by entry, under "" its headings."""
+    text = leaderboard.table(leaderboard.load_cells(), leaderboard.step_times(load("leaderboard", file="steps.jsonl")))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    return {"": rows[0], **{row[0].strip("`"): row for row in rows[2:]}}
+
+
+def _write_book(folder: Path) -> None:
+    start_devices()
+    for name in ENCODINGS:
+        encoding = build(name, DIMS)
+        (folder / f"{name}.md").write_text(_page(name, encoding), encoding="utf-8")
+        for path in plots.picture(name, encoding, DIMS, folder / "pictures"):
+            path.rename(path.with_name(name + path.suffix))
+    (folder / "index.md").write_text(_index(), encoding="utf-8")
+
+
+def _page(name: str, encoding: Encoding) -> str:
+    text, cls = TEXTS[name], ENCODINGS[name]
+    facts = facts_of(encoding, DIMS)
+    about = [
+        ["type it as", f"`{name}`"],
+        ["idea", text["short"]],
+        *([[label, cell] for label, cell in facts.items()]),
+    ]
+    sections = [
+        f"# {text['title']}",
+        _table(("", ""), about),
+        "## Formula",
+        f"```{{math}}\n{text['formula'].strip()}\n```",
+        text["symbols"].strip(),
+        f"![{text['title']}, drawn from its own code](pictures/{name}.png)",
+        f"The picture is computed from the class for {DIMS.num_heads} heads of {DIMS.head_dim} and L = "
+        f"{DIMS.train_len}. Draw your own with `posx encodings \"{name}\" --workdir FOLDER`.",
+        "## Why it works, or does not",
+        text["intuition"].strip(),
+        "## Definition",
+        _definition(cls),
+        "## Fields",
+        _fields(name, encoding),
+        "## Measured",
+        _measured(name),
+        "## Published claims, and what we found",
+        _claims(name),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _definition(cls: type) -> str:
+    """Return the docstring of a class as Markdown, with the headings of its last paragraphs in bold."""
+    text = re.sub(r"^(Reference|Differs|Sensitive):", r"**\1:**", inspect.getdoc(cls) or "", flags=re.MULTILINE)
+    pieces = re.split(r"(`[^`]*`|\*\*\w+:\*\*)", text)
+    return "".join(piece if n % 2 else re.sub(r"([*<>$\[\]_])", r"\\\1", piece) for n, piece in enumerate(pieces))
+
+
+def _fields(name: str, encoding: Encoding) -> str:
+    rows = [[f"`{path}`", value] for path, value in fields_of(encoding, from_spec(name))]
+    where = f"at {DIMS.num_heads} heads of {DIMS.head_dim}, L = {DIMS.train_len}"
+    if not rows:
+        return "It has no fields."
+    typed = f"Type a field as `{name}({rows[0][0].strip('`')}=...)`." if dataclasses.fields(encoding) else ""
+    return _table(("field", f"value {where}"), rows) + f"\n\n{typed}"
+
+
+def _uses(entry: str, name: str) -> bool:
+    """Decide whether an entry of the leaderboard holds an encoding, alone or in a chain."""
+    return name in {encoding_name(part) for part in parts(from_spec(entry))}
+
+
+def _measured(name: str) -> str:
+    board = _board()
+    rows = [row for entry, row in board.items() if entry and _uses(entry, name)]
+    if not rows:
+        return "It is not on the leaderboard yet."
+    columns = [0, *(board[""].index(column) for column in COMPARED)]
+    cells = [[row[n] for n in columns] for row in rows]
+    return f"{_table([board[''][n] for n in columns], cells, numbers=len(COMPARED))}\n\n{MEASURED}"
+
+
+def _claims(name: str) -> str:
+    published = tomllib.loads(leaderboard.CLAIMS.read_text())["claim"]
+    own = [claim for claim in published if _uses(claim["encoding"], name)]
+    if not own:
+        return "The study holds no published claim about it."
+    text = leaderboard.claims(_cells(), own)
+    note = 'The third column is the measured ratio of perplexities with its 95 % interval over text and seeds. "Open" means that the interval holds both answers.'
+    return f"{text.replace('| claim | source | here | |', '| claim | source | here | verdict |')}\n\n{note}"
+
+
+_cells = functools.cache(leaderboard.load_cells)
+
+
+def _index() -> str:
+    board = _board()
+    columns = [board[""].index(column) for column in COMPARED]
+    rows = []
+    for name in ENCODINGS:
+        text, facts = TEXTS[name], facts_of(build(name, DIMS), DIMS)
+        own = board.get(name)
+        cells = [own[n] for n in columns] if own else ["-"] * len(columns)
+        rows.append([
+            f"[`{name}`]({name}.md)", text["group"], text["short"], facts["acts on"], facts["kernels"], text["beyond"],
+            *cells,
+        ])  # fmt: skip
+    head = ("name", "group", "idea", "acts on", "kernels", "beyond L", *COMPARED)
+    trees = []
+    for group in GROUPS:
+        names = "\n".join(name for name in ENCODINGS if TEXTS[name]["group"] == group)
+        trees.append(f"```{{toctree}}\n:caption: {group}\n:hidden:\n\n{names}\n```")
+    return "\n\n".join([
+        "# The book of encodings",
+        f"{len(ENCODINGS)} methods, each with its formula, a picture, its fields and its measured results. "
+        "Click on a heading to sort. [Which encoding should I use?](../guides/choose.md) says what the numbers carry.",
+        f":::{{div}} sortable\n{_table(head, rows, numbers=len(COMPARED))}\n:::",
+        MEASURED,
+        *trees,
+    ]) + "\n"  # fmt: skip
+
+
+def _write_results(folder: Path) -> None:
+    for study in STUDIES:
+        text = (HERE / study / "README.md").read_text(encoding="utf-8")
+        for picture in (HERE / study).glob("*.png"):
+            (folder / study).mkdir(exist_ok=True)
+            shutil.copy(picture, folder / study / picture.name)
+        text = re.sub(r"\]\((\w+\.png)\)", rf"]({study}/\1)", text)
+        text = re.sub(r"\]\(\.\./(\w+)/README\.md(#[\w-]+)?\)", r"](\1.md\2)", text)
+        text = re.sub(r"\[([^\]]*)\]\((?!https?:|#)([^)]*)\)", lambda m: m[0] if m[2].endswith((".png", ".md")) or ".md#" in m[2] else m[1], text)
+        (folder / f"{study}.md").write_text(text, encoding="utf-8")
+    names = "\n".join(STUDIES)
+    rows = [[f"[{title}]({study}.md)", _question(study)] for study, title in STUDIES.items()]
+    index = f"# Results\n\nEach study is a question, a command, a table that a test recomputes from its committed data, and what may be concluded.\n\n{_table(('study', 'question'), rows)}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+    (folder / "index.md").write_text(index, encoding="utf-8")
+
+
+def _question(study: str) -> str:
+    """Return the question that a study's README asks, or its first paragraph."""
+    text = (HERE / study / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"\*\*Question\.\*\*\s+(.*?)\n\n", text, re.DOTALL) or re.search(r"^# .*\n\n(.*?)\n\n", text, re.DOTALL)
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(found[1].split())) if found else ""
