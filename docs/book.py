@@ -20,8 +20,8 @@ from experiments.leaderboard import leaderboard
 from experiments.tables import HERE, load
 from posx import plots
 from posx.commands.encodings import facts_of, fields_of
-from posx.contract import FACTS, HOOKS, Encoding
-from posx.contract.composite import parts
+from posx.contract import HOOKS, Encoding, acting, parts
+from posx.contract.facts import FACTS
 from posx.encodings import ENCODINGS, Dims, build, encoding_name, from_spec
 from posx.machine.backend import start_devices
 
@@ -72,7 +72,9 @@ def plain(_: Any, __: str, ___: str, ____: Any, _____: Any, lines: list[str]) ->
 
 def _escaped(line: str) -> str:
     pieces = re.split(r"(`[^`]*`)", line)
-    return "".join(piece if n % 2 else re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", piece) for n, piece in enumerate(pieces))
+    return "".join(
+        piece if n % 2 else re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", piece) for n, piece in enumerate(pieces)
+    )
 
 
 def _table(head: list[str] | tuple[str, ...], rows: list[list[str]], numbers: int = 0) -> str:
@@ -146,7 +148,7 @@ def _page(name: str, encoding: Encoding) -> str:
         text["symbols"].strip(),
         f"![{text['title']}, drawn from its own code](pictures/{name}.png)",
         f"The picture is computed from the class for {DIMS.num_heads} heads of {DIMS.head_dim} and L = "
-        f"{DIMS.train_len}. Draw your own with `posx encodings \"{name}\" --workdir FOLDER`.",
+        f'{DIMS.train_len}. Draw your own with `posx encodings "{name}" --workdir FOLDER`.',
         "## Why it works, or does not",
         text["intuition"].strip(),
         "## Definition",
@@ -198,7 +200,10 @@ def _claims(name: str) -> str:
     if not own:
         return "The study holds no published claim about it."
     text = leaderboard.claims(_cells(), own)
-    note = 'The third column is the measured ratio of perplexities with its 95 % interval over text and seeds. "Open" means that the interval holds both answers.'
+    note = (
+        "The third column is the measured ratio of perplexities with its 95 % interval over text and seeds. "
+        'The verdict "open" means that the interval holds both answers.'
+    )
     return f"{text.replace('| claim | source | here | |', '| claim | source | here | verdict |')}\n\n{note}"
 
 
@@ -240,16 +245,47 @@ def _write_results(folder: Path) -> None:
             shutil.copy(picture, folder / study / picture.name)
         text = re.sub(r"\]\((\w+\.png)\)", rf"]({study}/\1)", text)
         text = re.sub(r"\]\(\.\./(\w+)/README\.md(#[\w-]+)?\)", r"](\1.md\2)", text)
-        text = re.sub(r"\[([^\]]*)\]\((?!https?:|#)([^)]*)\)", lambda m: m[0] if m[2].endswith((".png", ".md")) or ".md#" in m[2] else m[1], text)
+        text = re.sub(r"\[([^\]]*)\]\(([^)]*)\)", _site_link, text)
         (folder / f"{study}.md").write_text(text, encoding="utf-8")
     names = "\n".join(STUDIES)
     rows = [[f"[{title}]({study}.md)", _question(study)] for study, title in STUDIES.items()]
-    index = f"# Results\n\nEach study is a question, a command, a table that a test recomputes from its committed data, and what may be concluded.\n\n{_table(('study', 'question'), rows)}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+    index = (
+        "# Results\n\nEach study is a question, a command, a table that a test recomputes from its committed data, and "
+        f"what may be concluded.\n\n{_table(('study', 'question'), rows)}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+    )
     (folder / "index.md").write_text(index, encoding="utf-8")
+
+
+def _site_link(link: re.Match[str]) -> str:
+    """Return a link to a page or picture of the site, or to another site, as it is, else its text alone."""
+    target = link[2].partition("#")[0]
+    return link[0] if not target or target.startswith("https:") or target.endswith((".png", ".md")) else link[1]
 
 
 def _question(study: str) -> str:
     """Return the question that a study's README asks, or its first paragraph."""
     text = (HERE / study / "README.md").read_text(encoding="utf-8")
-    found = re.search(r"\*\*Question\.\*\*\s+(.*?)\n\n", text, re.DOTALL) or re.search(r"^# .*\n\n(.*?)\n\n", text, re.DOTALL)
+    asked, first = r"\*\*Question\.\*\*\s+(.*?)\n\n", r"^# .*\n\n(.*?)\n\n"
+    found = re.search(asked, text, re.DOTALL) or re.search(first, text, re.DOTALL)
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(found[1].split())) if found else ""
+
+
+def catalogue() -> str:
+    """Return the table of the README. `python -m docs.book` prints it."""
+    rows = []
+    for name, cls in sorted(ENCODINGS.items(), key=lambda item: GROUPS.index(TEXTS[item[0]]["group"])):
+        text = TEXTS[name]
+        acts = ", ".join(f"`{hook}`" for hook in acting(build(name, DIMS))) or "nothing"
+        rows.append([text["group"], f"`{name}`", acts, text["short"], _paper(cls.about.paper)])
+    for n in range(len(rows) - 1, 0, -1):  # a group is named once
+        if rows[n][0] == rows[n - 1][0]:
+            rows[n][0] = ""
+    return _table(("", "name", "acts on", "idea", "paper"), rows)
+
+
+def _paper(text: str) -> str:
+    return re.sub(r"arXiv (\d{4}\.\d{5})", r"[\1](https://arxiv.org/abs/\1)", text)
+
+
+if __name__ == "__main__":
+    print(catalogue())

@@ -1,11 +1,14 @@
 """Settings of the documentation site. Build it with `sphinx-build -W docs docs/_build`."""
 
+import os
 import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
+#: Tutorials run `posx` and Python of this environment.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 from docs import book  # noqa: E402  (needs the path above)
 
@@ -25,6 +28,7 @@ default_role = "code"  # posx's docstrings write `name` for code
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 nb_execution_mode = "cache"
+nb_execution_in_temp = True
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True

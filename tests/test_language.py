@@ -36,7 +36,13 @@ def files_of(folder):
 
 FILES = files_of(ROOT) | files_of(ROOT.parent / "benchmarks") | files_of(ROOT.parent / "tests/faults")
 TEST_FILES = files_of(ROOT.parent / "tests")
-READMES = sorted((ROOT.parent / "experiments").glob("*/README.md"))
+REPOSITORY = ROOT.parent
+#: Pages that are written by hand: git does not track those that `docs/book.py` makes.
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "docs/[sgtd]*/*.md", "experiments/*/README.md")
+    for path in REPOSITORY.glob(pattern)
+)
 
 
 def sentences(text):
@@ -86,14 +92,16 @@ def test_sentences_are_short_and_plain(name):
 
 def paragraphs(markdown):
     """Yield the prose of a page: no tables, pictures or headings, no code, and no quoted output of a command."""
+    markdown = re.sub(r"\A---\n.*?\n---\n|^(```+|~~~).*?^\1$", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    markdown = re.sub(r"^:.*$|\$[^$]*\$|\{\w+\}(?=`)", " x ", markdown, flags=re.MULTILINE)
     lines = ["" if re.match(r"[|#>]|!\[|    ", line) else line for line in markdown.splitlines()]
     text = re.sub(r"\]\([^)]*\)", "]", "\n".join(lines)).replace("**", "")
     for paragraph in re.split(r"\n\s*\n|\n *\* ", text):
         yield re.sub(r"\[([^\]]*)\]", r"\1", paragraph)
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
-def test_pages_of_studies_are_short_and_plain(path):
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_pages_are_short_and_plain(path):
     wrong = []
     for words in (
         words for paragraph in paragraphs(path.read_text(encoding="utf-8")) for words in sentences(paragraph)

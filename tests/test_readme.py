@@ -5,18 +5,18 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import posx
-from posx import cli, encodings
-from posx.contract import FORMULA, acting
+from docs import book
+from posx import cli
 from posx.machine import ceiling
-from posx.testing import CHECKS, DIMS, check_encoding
+from posx.testing import CHECKS, check_encoding
 from tests import tiny
+from tests.test_language import PAGES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -60,34 +60,46 @@ def test_own_encoding_is_short():
     assert len(body) <= 15
 
 
-def test_python_example():
+def test_python_example(tmp_path, monkeypatch):
+    """The second half needs the run of the quickstart that it names: here a tiny one."""
+    (tmp_path / "README.md").write_text(README)
+    workdir = re.search(r'posx.load\("(.*?)"\)', FROM_PYTHON)[1]
+    config = tiny.write_config(tmp_path)
+    command = [sys.executable, "-m", "posx.cli", "train", "--config", f"{config}:alibi", "--workdir", workdir]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment())
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(FROM_PYTHON, names)
     dense = names["posx"].attend(
-        names["encoding"], names["params"], names["q"], names["k"], names["v"], names["pos"], executor="dense",
+        names["encoding"], names["params"], names["q"], names["k"], names["v"], np.arange(128, dtype=np.int32),
+        executor="dense",
     )  # fmt: skip
     np.testing.assert_allclose(names["o"], dense, atol=1e-5)
+    assert [(row["eval_len"], row["status"]) for row in names["rows"]] == [(64, "ok"), (1024, "ok")]
+    assert len({row["targets"] for row in names["rows"]}) == 1
 
 
 def test_every_page_with_ratios_defines_them_alike():
     """R_k is how many times as large perplexity is at k times the training length, as `posx plot` draws it."""
     assert "R_k = ppl(kL) / ppl(L)" in posx.plots.curves.ratio.__doc__
-    for path in (ROOT / "README.md", *ROOT.glob("experiments/*/README.md")):
+    for path in PAGES:
         text = path.read_text()
         k = re.search(r"R_(\d+)", text)
         forms = ("R_k = PPL(kL) / PPL(L)", f"R_{k[1]} = PPL({k[1]}L) / PPL(L)") if k else ("",)
         assert any(form in text for form in forms), path
 
 
-def test_readme_shows_the_formula_of_the_contract():
-    assert f"\n\n{textwrap.indent(FORMULA, ' ' * 4)}\n\n" in README
+def test_readme_table_is_the_catalogue():
+    """`python -m docs.book` prints it."""
+    assert f"\n\n{book.catalogue()}\n\n" in README
 
 
-def test_readme_table_names_every_encoding():
-    rows = dict(re.findall(r"^\| `(\w+)` (\|.*)$", README, re.MULTILINE))
-    for name, cls in encodings.ENCODINGS.items():  # as `posx encodings` says it
-        on = ", ".join(acting(posx.build(name, DIMS))) or "nothing"
-        assert rows[name].startswith(f"| {on} | ") and f" | {cls.about.beyond} | " in rows[name]
+def test_readme_is_short():
+    """A newcomer reads it in two minutes. Tables of names are for looking up."""
+    table = {*book.catalogue().splitlines()}
+    lines = [line for line in README.splitlines() if line not in table]
+    assert len(lines) + len(table) <= 130 and len(" ".join(lines).split()) <= 800
 
 
 @pytest.mark.parametrize("line", re.findall(r"^    posx (\w+ .*)$", README, re.MULTILINE))
@@ -137,7 +149,8 @@ def _docstrings():
 
 
 def test_documented_names_work_after_import_posx():
-    names = {name for text in (README, *_docstrings()) for name in re.findall(r"\bposx(?:\.\w+)+", text)}
+    pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    names = {name for text in (*pages, *_docstrings()) for name in re.findall(r"\bposx(?:\.\w+)+", text)}
     assert names > {"posx.machine.devices.use_every_core", "posx.training.layout.RULES"}
     command = [sys.executable, "-c", RESOLVE, *sorted(names)]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment())
