@@ -35,6 +35,8 @@ def test_every_encoding_has_a_formula_and_plain_texts():
         assert set(table) == FIELDS and all(text.strip() for text in table.values()), name
         assert table["group"] in GROUPS, name
         wrong += [f"{name}: {x} is long" for x in ("short", "beyond") if len(table[x].split()) > MOST_IN_A_CELL]
+        if not 2 <= len(re.findall(r"[.!?](?:\s|$)", table["intuition"].strip())) <= 4:
+            wrong.append(f"{name}: intuition must have 2 to 4 sentences")
         wrong += [f"{name}: {x} is not balanced" for x in unbalanced(table["formula"])]
         for field in FIELDS - {"formula"}:
             text = re.sub(r"\$[^$]*\$", " x ", table[field])
