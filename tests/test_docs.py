@@ -1,0 +1,47 @@
+"""What the documentation says of each encoding is complete and plain."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from posx.encodings import ENCODINGS
+from tests.test_language import MOST_WORDS, OPENINGS, paragraphs, sentences
+
+FILE = Path(__file__).parent.parent / "docs/encodings.toml"
+GROUPS = {"Absolute", "Rotary", "Distance bias", "Content-dependent", "Logit scale"}
+FIELDS = {"title", "group", "short", "beyond", "formula", "symbols", "intuition"}
+#: The longest text of a cell of the comparison of all encodings.
+MOST_IN_A_CELL = 8
+
+
+def unbalanced(latex):
+    """Return the braces and environments of a formula that are open at its end, or closed too early."""
+    still_open = []
+    for token in re.findall(r"\\(?:begin|end)\{\w+\}|\\[{}]|[{}]|\\(?:left|right)(?![a-z])", latex):
+        if token in ("{", r"\left") or token.startswith(r"\begin"):
+            still_open.append(token)
+        elif token not in (r"\{", r"\}"):
+            opened = {"}": "{", r"\right": r"\left"}.get(token, token.replace("end", "begin"))
+            if not still_open or still_open.pop() != opened:
+                return [token]
+    return still_open
+
+
+def test_every_encoding_has_a_formula_and_plain_texts():
+    tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    assert sorted(tables) == sorted(ENCODINGS)
+    wrong = []
+    for name, table in tables.items():
+        assert set(table) == FIELDS and all(text.strip() for text in table.values()), name
+        assert table["group"] in GROUPS, name
+        wrong += [f"{name}: {x} is long" for x in ("short", "beyond") if len(table[x].split()) > MOST_IN_A_CELL]
+        if not 2 <= len(re.findall(r"[.!?](?:\s|$)", table["intuition"].strip())) <= 4:
+            wrong.append(f"{name}: intuition must have 2 to 4 sentences")
+        wrong += [f"{name}: {x} is not balanced" for x in unbalanced(table["formula"])]
+        for field in FIELDS - {"formula"}:
+            text = re.sub(r"\$[^$]*\$", " x ", table[field])
+            assert "$" not in text and (field == "symbols" or "\\" not in text), (name, field)
+            for words in (words for paragraph in paragraphs(text) for words in sentences(paragraph)):
+                if words[0] in OPENINGS or len(words) > MOST_WORDS:
+                    wrong.append(f"{name}: {field} has {len(words)} words: {' '.join(words[:8])}")
+    assert not wrong, "\n".join(wrong)
