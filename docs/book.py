@@ -19,7 +19,7 @@ from typing import Any
 from experiments.leaderboard import leaderboard
 from experiments.tables import HERE, load
 from posx import plots
-from posx.commands.encodings import facts_of, fields_of
+from posx.commands.encodings import _facts as facts_of, _fields as fields_of
 from posx.contract import HOOKS, Encoding, acting, parts
 from posx.contract.facts import FACTS
 from posx.encodings import ENCODINGS, Dims, build, encoding_name, from_spec
@@ -138,7 +138,7 @@ def _page(name: str, encoding: Encoding) -> str:
     about = [
         ["type it as", f"`{name}`"],
         ["idea", text["short"]],
-        *([[label, cell] for label, cell in facts.items()]),
+        *([label, cell] for label, cell in (facts | {"paper": _paper(cls.about.paper)}).items()),
     ]
     sections = [
         f"# {text['title']}",
@@ -164,9 +164,14 @@ def _page(name: str, encoding: Encoding) -> str:
 
 
 def _definition(cls: type) -> str:
-    """Return the docstring of a class as Markdown, with the headings of its last paragraphs in bold."""
-    text = re.sub(r"^(Reference|Differs|Sensitive):", r"**\1:**", inspect.getdoc(cls) or "", flags=re.MULTILINE)
-    pieces = re.split(r"(`[^`]*`|\*\*\w+:\*\*)", text)
+    """Return the docstring of a class as Markdown: formulas as code, its last paragraphs under bold headings."""
+    text = re.sub(r"\n+(Reference|Differs|Sensitive):", r"\n\n**\1:**", inspect.getdoc(cls) or "")
+    return "\n".join(line if line.startswith("    ") else _markdown(line) for line in text.splitlines())
+
+
+def _markdown(line: str) -> str:
+    """Escape the characters of a line of plain text that Markdown gives a meaning."""
+    pieces = re.split(r"(`[^`]*`|\*\*\w+:\*\*)", line)
     return "".join(piece if n % 2 else re.sub(r"([*<>$\[\]_])", r"\\\1", piece) for n, piece in enumerate(pieces))
 
 
@@ -219,19 +224,19 @@ def _index() -> str:
         own = board.get(name)
         cells = [own[n] for n in columns] if own else ["-"] * len(columns)
         rows.append([
-            f"[`{name}`]({name}.md)", text["group"], text["short"], facts["acts on"], facts["kernels"], text["beyond"],
-            *cells,
+            f"[`{name}`]({name}.md)", text["group"], text["short"], *cells, text["beyond"], facts["acts on"],
+            facts["kernels"],
         ])  # fmt: skip
-    head = ("name", "group", "idea", "acts on", "kernels", "beyond L", *COMPARED)
+    head = ("name", "group", "idea", *COMPARED, "beyond L", "acts on", "kernels")
     trees = []
     for group in GROUPS:
         names = "\n".join(name for name in ENCODINGS if TEXTS[name]["group"] == group)
         trees.append(f"```{{toctree}}\n:caption: {group}\n:hidden:\n\n{names}\n```")
-    return "\n\n".join([
+    return "---\nhtml_theme.sidebar_secondary.remove: true\n---\n" + "\n\n".join([
         "# The book of encodings",
         f"{len(ENCODINGS)} methods, each with its formula, a picture, its fields and its measured results. "
         "Click on a heading to sort. [Which encoding should I use?](../guides/choose.md) says what the numbers carry.",
-        f":::{{div}} sortable\n{_table(head, rows, numbers=len(COMPARED))}\n:::",
+        f":::{{div}} sortable\n{_table(head, rows)}\n:::",
         MEASURED,
         *trees,
     ]) + "\n"  # fmt: skip
@@ -284,6 +289,8 @@ def catalogue() -> str:
 
 
 def _paper(text: str) -> str:
+    if "/" in text.split()[0]:  # the address of a page
+        return f"[{text.rstrip('/').split('/')[-1]}](https://{text.removeprefix('https://')})"
     return re.sub(r"arXiv (\d{4}\.\d{5})", r"[\1](https://arxiv.org/abs/\1)", text)
 
 

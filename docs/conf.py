@@ -43,7 +43,12 @@ html_static_path = ["_static"]
 html_css_files = ["posx.css"]
 html_js_files = ["sort.js"]
 html_copy_source = html_show_sourcelink = False
-html_theme_options = {"home_page_in_toc": True, "show_toc_level": 2, "use_download_button": False}
+html_theme_options = {
+    "navbar_persistent": [],
+    "home_page_in_toc": True,
+    "show_toc_level": 2,
+    "use_download_button": False,
+}
 
 
 def setup(app):
