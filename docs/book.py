@@ -19,7 +19,8 @@ from typing import Any
 from experiments.leaderboard import leaderboard
 from experiments.tables import HERE, load
 from posx import plots
-from posx.commands.encodings import _facts as facts_of, _fields as fields_of
+from posx.commands.encodings import _facts as facts_of
+from posx.commands.encodings import _fields as fields_of
 from posx.contract import HOOKS, Encoding, acting, parts
 from posx.contract.facts import FACTS
 from posx.encodings import ENCODINGS, Dims, build, encoding_name, from_spec
