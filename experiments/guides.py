@@ -7,8 +7,8 @@ Every number comes from the data files of the studies. An interval is 95 %, over
 leaderboard; "one seed" marks an interval over text alone.
 
 Far context. Windows of 2k tokens score every target once, half of them with k + 1 to 2k tokens of context. The other
-half has 1 to k, as in windows of k tokens. So the mean loss with more than k tokens of context is 2 NLL(2k) - NLL(k), up
-to the difference between the texts of the two halves. The interval over text includes that difference.
+half has 1 to k, as in windows of k tokens. So the mean loss with more than k tokens of context is 2 NLL(2k) - NLL(k),
+up to the difference between the texts of the two halves. The interval over text includes that difference.
 """
 
 from __future__ import annotations
