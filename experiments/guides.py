@@ -81,7 +81,8 @@ def rise(entry: Entry, factor: int = 8) -> str:
     series = (2 * sums[0] - sums[1]) - (2 * sums[2] - sums[3])
     over_text = half_width(series, counts)
     assert over_text is not None
-    over_seeds = half_width_over_seeds([a - b for a, b in zip(far(entry, factor), far(entry, 1), strict=True)])
+    gaps = [a - b for a, b in zip(far(entry, factor), far(entry, 1), strict=True)]
+    over_seeds = half_width_over_seeds(gaps) if len(gaps) > 1 else 0.0
     return ratio(float(series.sum() / counts.sum()), math.hypot(over_text, over_seeds))
 
 
@@ -218,6 +219,16 @@ def settings() -> str:
     return markdown(["encoding", "the table above", "base rate 2e-3, x 1", "20 M bytes", "Python source"], body)
 
 
+def second_text() -> str:
+    """Return the losses of the runs on Python source, of one seed: intervals over text alone."""
+    entries, body = entries_of(load("leaderboard", "source")), []
+    for name, entry in sorted(entries.items(), key=lambda one: one[1].ppl(L)):
+        pairs = (entry.rows[L], entries["rope"].rows[L]), (entry.rows[16 * L], entry.rows[L])
+        over, at_16 = (judged(*pair).removesuffix(", one seed") for pair in pairs)
+        body.append([link(name), f"{entry.ppl(L):.3f}", "-" if name == "rope" else over, at_16, rise(entry)])
+    return markdown(["encoding", "PPL at L", "over RoPE's", "R_16", "far context"], body)
+
+
 Study = dict[tuple[str, str, int], list[Row]]
 
 
@@ -316,15 +327,8 @@ def main(words: Sequence[str]) -> None:
     entries = entries_of(load_cells())
     match words:
         case ["choose"]:
-            print(
-                lasting(entries),
-                corrected(entries),
-                failing(entries),
-                costs(entries),
-                rates(entries),
-                settings(),
-                sep="\n\n",
-            )
+            parts = (lasting, corrected, failing, costs, rates)
+            print(*(part(entries) for part in parts), settings(), second_text(), sep="\n\n")
         case ["compare"]:
             study = load_study()
             print(protocols(study), pairs(study, entries), small_samples(study), one_seed(entries), sep="\n\n")
