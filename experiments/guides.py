@@ -1,0 +1,341 @@
+"""Print the tables of two pages of the documentation: docs/guides/choose.md and docs/guides/compare.md.
+
+    python -m experiments.guides choose
+    python -m experiments.guides compare
+
+Every number comes from the data files of the studies. An interval is 95 %, over text and over seeds together, as in the
+leaderboard; "one seed" marks an interval over text alone.
+
+Far context. Windows of 2k tokens score every target once, half of them with k + 1 to 2k tokens of context. The other
+half has 1 to k, as in windows of k tokens. So the mean loss with more than k tokens of context is 2 NLL(2k) - NLL(k),
+up to the difference between the texts of the two halves. The interval over text includes that difference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.optimize
+import scipy.stats
+
+from experiments.leaderboard.leaderboard import (
+    Entry,
+    difference,
+    entries_of,
+    half_width_over_seeds,
+    load_cells,
+    multiplier,
+    step_times,
+    with_spread,
+)
+from experiments.recipe.recipe import cells_of, records
+from experiments.tables import SLIDING, WINDOWS, Row, load, markdown, spread
+from posx.evaluation.statistics import COSINES, T_QUANTILE, half_width, mean_blocks, paired_ratio
+
+L = 64
+STUDY = "train_short_test_long"
+#: The entries of the page, by the rise of their loss beyond L: not seen, slow, fast.
+LEVEL = ("bam", "grape_a", "transformer_xl", "dape(kernel=3)", "fox", "dape", "kerple", "dynamic_bias")
+SLOW = ("t5", "shaw", "xpos", "nape", "sandwich", "path", "alibi")
+FAST = ("deberta", "inkling", "pope", "cope", "rope", "fire", "selective_rope", "fope", "sinusoidal", "nope")
+UNDEFINED = ("tupe", "learned")
+SHOWN = (*LEVEL, *SLOW, *FAST, *UNDEFINED)
+Losses = Sequence[float]
+
+
+def ratio(gap: float, half: float, digits: int = 3) -> str:
+    """Return a ratio of perplexities with its interval, from a difference in nats."""
+    ends = (f"{math.exp(gap + end):.{digits}f}" for end in (-half, half))
+    return f"{math.exp(gap):.{digits}f} ({' to '.join(ends)})"
+
+
+def judged(ours: Sequence[Row], theirs: Sequence[Row], paired: bool = False) -> str:
+    """Return the ratio of perplexities of two encodings, or of one at two lengths if `paired`, over their seeds."""
+    (a, counts), (b, _) = mean_blocks(ours), mean_blocks(theirs)
+    over_text = half_width(a - b, counts)
+    assert over_text is not None
+    seeds: list[list[float]] = [[row["nll"] for row in rows] for rows in (ours, theirs)]
+    if paired:
+        seeds = [[x - y for x, y in zip(*seeds, strict=True)]]
+    over_seeds = half_width_over_seeds(*seeds) if len(ours) > 1 else 0.0
+    text = ratio(float((a - b).sum() / counts.sum()), math.hypot(over_text, over_seeds))
+    return text if len(ours) > 1 else f"{text}, one seed"
+
+
+def far(entry: Entry, factor: int) -> list[float]:
+    """Return the loss of targets with `factor` to twice `factor` training lengths of context, by seed, in nats."""
+    near, window = entry.nll(factor * L), entry.nll(2 * factor * L)
+    return [2 * b - a for a, b in zip(near, window, strict=True)]
+
+
+def rise(entry: Entry, factor: int = 8) -> str:
+    """Return the perplexity with `factor` to twice `factor` training lengths of context over that with 1 to 2."""
+    sums = [mean_blocks(entry.rows[n * L])[0] for n in (2 * factor, factor, 2, 1)]
+    counts = mean_blocks(entry.rows[L])[1]
+    series = (2 * sums[0] - sums[1]) - (2 * sums[2] - sums[3])
+    over_text = half_width(series, counts)
+    assert over_text is not None
+    gaps = [a - b for a, b in zip(far(entry, factor), far(entry, 1), strict=True)]
+    over_seeds = half_width_over_seeds(gaps) if len(gaps) > 1 else 0.0
+    return ratio(float(series.sum() / counts.sum()), math.hypot(over_text, over_seeds))
+
+
+def link(name: str) -> str:
+    """Return an entry as a link to the page of its encoding."""
+    return f"[`{name}`](../encodings/{name.partition('(')[0]}.md)"
+
+
+def at_length(entries: dict[str, Entry], name: str) -> list[str]:
+    """Return the cells of an entry at L: its name, rate, perplexity, and that over RoPE's."""
+    entry = entries[name]
+    against = "-" if name == "rope" else ratio(*(difference(entry, 1, entries["rope"], 1) or (0, 0)))
+    return [link(name), multiplier(entry.cells[0]), with_spread([row["ppl"] for row in entry.rows[L]]), against]
+
+
+def lasting(entries: dict[str, Entry]) -> str:
+    """Return the table of the encodings whose windows of 16 L are no worse than those of L."""
+    body = [[*at_length(entries, name), entries[name].ratio(16), rise(entries[name])] for name in (*LEVEL, *SLOW)]
+    return markdown(["encoding", "rate", "PPL at L", "over RoPE's", "R_16", "far context"], body)
+
+
+def failing(entries: dict[str, Entry]) -> str:
+    """Return the table of the encodings that rise beyond L, or are undefined there."""
+    body = [
+        [*at_length(entries, name), *(entries[name].ratio(k) for k in (2, 16)), entries[name].horizon()]
+        for name in (*FAST, *UNDEFINED)
+    ]
+    return markdown(["encoding", "rate", "PPL at L", "over RoPE's", "R_2", "R_16", "1 % horizon"], body)
+
+
+def corrected(entries: dict[str, Entry], level: float = 0.05) -> str:
+    """Return the entries that differ from RoPE at L after Holm's correction for all comparisons with it."""
+    found = []
+    for name, entry in entries.items():
+        if name != "rope":
+            found.append((chance(entry.rows[L], entries["rope"].rows[L]), entry.ppl(L) < entries["rope"].ppl(L), name))
+    kept = itertools.takewhile(lambda one: one[1][0] * (len(found) - one[0]) < level, enumerate(sorted(found)))
+    return ", ".join(f"{name} {'below' if below else 'above'} (p = {p:.5f})" for _, (p, below, name) in kept)
+
+
+def chance(ours: Sequence[Row], theirs: Sequence[Row]) -> float:
+    """Return p of two encodings that do not differ: 1 - p is the level at which their interval just reaches 0."""
+    (a, counts), (b, _) = mean_blocks(ours), mean_blocks(theirs)
+    gap, over_text = abs(float((a - b).sum() / counts.sum())), half_width(a - b, counts)
+    assert over_text is not None
+    parts = [statistics.variance(row["nll"] for row in rows) / len(rows) for rows in (ours, theirs)]
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(rows) - 1) for part, rows in zip(parts, (ours, theirs), strict=True))
+    student, over_seeds = scipy.stats.t.isf, math.sqrt(sum(parts))
+
+    def room(p: float) -> float:
+        text = over_text / T_QUANTILE * student(p / 2, COSINES)
+        return math.hypot(text, over_seeds * student(p / 2, freedom)) - gap
+
+    return float(scipy.optimize.brentq(room, 1e-12, 1 - 1e-9))
+
+
+def report(name: str) -> dict[str, Any]:
+    """Return one report of the cost study."""
+    (found,) = (one for one in load("cost", file="measurements.jsonl") if one["name"] == name)
+    return found
+
+
+def over_nope(names: Iterable[str], field: str, value: Callable[[float, float], float]) -> dict[str, str]:
+    """Return by encoding the median and the quartiles of `value` of NoPE's and its own; later reports count."""
+    found = {}
+    for name in names:
+        speeds = {one["encoding"]: one[field] for one in report(name)["results"]}
+        for encoding, rounds in speeds.items():
+            found[encoding] = spread(value(*pair) for pair in zip(speeds["nope"], rounds, strict=True))
+    return found | {"nope": "1"}
+
+
+def memory_over_nope(length: int = 16384) -> dict[str, str]:
+    """Return by encoding the peak memory of one attention with gradients over NoPE's, each above that at 64 tokens."""
+    found = {}
+    for name in ("memory", "memory_all", "memory_path"):
+        sizes = {(p["encoding"], p["length"]): p["value"] for p in report(name)["points"] if p["kind"] == "gradient"}
+        of = {encoding: sizes[encoding, length] - sizes[encoding, 64] for encoding, n in sizes if n == length}
+        found |= {encoding: f"{size / of['nope']:.1f}" for encoding, size in of.items()}
+    return found
+
+
+def costs(entries: dict[str, Entry]) -> str:
+    """Return the table of costs, each over NoPE's in the same report."""
+    at_64 = step_times(load("leaderboard", file="steps.jsonl"))
+    at_512 = over_nope(("train_all_512", "train_scores_512", "train_path_512"), "tokens_per_second", lambda n, x: n / x)
+    decoding = over_nope(("decode", "decode_newer", "decode_path"), "cached", lambda n, x: x / n)
+    memory, least = memory_over_nope(), entries["rope"].cells[0]["num_params"]
+    body = [
+        [
+            link(name), at_64.get(name, "-"), at_512.get(name, "-"), decoding.get(name, "-"), memory.get(name, "-"),
+            f"{entries[name].cells[0]['num_params'] / least - 1:+.1%}",
+        ]
+        for name in SHOWN
+    ]  # fmt: skip
+    return markdown(["encoding", "step, L = 64", "step, L = 512", "decoding", "memory", "parameters"], body)
+
+
+def rates(entries: dict[str, Entry]) -> str:
+    """Return what other multipliers of the position parameters' rate cost at L, in nats, at 2 M bytes and 4e-3."""
+    cells = {}
+    for study in ("recipe", "leaderboard"):
+        for cell, losses in cells_of(records(study)).items():
+            if cell.rate == 4e-3:
+                cells[cell.encoding, cell.multiplier] = statistics.fmean(losses)
+    body = []
+    for name in SHOWN:
+        own = multiplier(entries[name].cells[0])
+        if not own.endswith(" x") or " and " in own:
+            continue
+        here = {m: loss for (encoding, m), loss in cells.items() if encoding == name}
+        costs = (f"{here[m] - here[float(own[:-2])]:+.3f}" if m in here else "-" for m in (0.1, 1, 3, 10, 30))
+        body.append([link(name), own, *costs])
+    return markdown(["encoding", "class", "x 0.1", "x 1", "x 3", "x 10", "x 30"], body)
+
+
+def settings() -> str:
+    """Return perplexity at L and R_16 of the encodings that were run in other settings too."""
+    parts = ((STUDY, "study"), ("recipe", "without"), ("recipe", "budget"), ("quick", None))
+    body = []
+    for name in ("t5", "shaw", "transformer_xl", "rope", "alibi", "sinusoidal", "nope"):
+        cells = []
+        for study, part in parts:
+            rows = [
+                {row["eval_len"]: row["ppl"] for row in run["rows"] if row["protocol"] == WINDOWS}
+                for run in load(study, part)
+                if run["encoding"] == name
+            ]
+            means = [
+                statistics.fmean(one) for one in zip(*((row[L], row[16 * L] / row[L]) for row in rows), strict=True)
+            ]
+            cells.append(", ".join(f"{mean:.2f}" for mean in means) or "-")
+        body.append([link(name), *cells])
+    return markdown(["encoding", "the table above", "base rate 2e-3, x 1", "20 M bytes", "Python source"], body)
+
+
+def second_text() -> str:
+    """Return the losses of the runs on Python source, of one seed: intervals over text alone."""
+    entries, body = entries_of(load("leaderboard", "source")), []
+    for name, entry in sorted(entries.items(), key=lambda one: one[1].ppl(L)):
+        pairs = (entry.rows[L], entries["rope"].rows[L]), (entry.rows[16 * L], entry.rows[L])
+        over, at_16 = (judged(*pair).removesuffix(", one seed") for pair in pairs)
+        body.append([link(name), f"{entry.ppl(L):.3f}", "-" if name == "rope" else over, at_16, rise(entry)])
+    return markdown(["encoding", "PPL at L", "over RoPE's", "R_16", "far context"], body)
+
+
+Study = dict[tuple[str, str, int], list[Row]]
+
+
+def load_study() -> Study:
+    """Return the rows of the study of the ten by encoding, protocol and length, in the order of the seeds."""
+    found = Study()
+    for run in sorted(load(STUDY, "study"), key=lambda run: run["seed"]):
+        for row in run["rows"]:
+            found.setdefault((run["encoding"], row["protocol"], row["eval_len"]), []).append(row)
+    return found
+
+
+def protocols(study: Study) -> str:
+    """Return R_16 under both protocols: of every seed that has both."""
+    body = []
+    for name in ("transformer_xl", "alibi", "t5", "shaw", "deberta", "rope", "sinusoidal"):
+        cells = []
+        for protocol in (WINDOWS, SLIDING):
+            count = len(study[name, SLIDING, L])
+            pair = [study[name, protocol, n][:count] for n in (16 * L, L)]
+            cells.append(judged(*pair, paired=True).removesuffix(", one seed"))
+        body.append([link(name), str(count), *cells])
+    return markdown(["encoding", "seeds", "R_16, non-overlapping", "R_16, sliding"], body)
+
+
+def pairs(study: Study, entries: dict[str, Entry]) -> str:
+    """Return comparisons of two encodings whose verdict depends on the protocol."""
+    body = []
+    for a, b, k in (("deberta", "shaw", 2), ("shaw", "transformer_xl", 16)):
+        cells = [judged(*(study[name, protocol, k * L][:3] for name in (a, b))) for protocol in (WINDOWS, SLIDING)]
+        body.append([f"`{a}` over `{b}`", f"{k} L", *cells])
+    for a, b, k in (("nope", "rope", 2), ("rope", "sinusoidal", 16)):
+        windows = ratio(*(difference(entries[a], k, entries[b], k) or (0, 0)))
+        gaps = [x - y for x, y in zip(far(entries[a], k // 2), far(entries[b], k // 2), strict=True)]
+        each = ", ".join(f"{math.exp(gap):.2f}" for gap in gaps)
+        body.append([f"`{a}` over `{b}`", f"{k} L", windows, f"far half, five seeds: {each}"])
+    return markdown(["perplexity", "windows", "non-overlapping", "full context"], body)
+
+
+def same_encoding(entries: dict[str, Entry], factor: int) -> str:
+    """Count the pairs of seeds of one encoding whose interval over text excludes "no difference"."""
+    found = []
+    for entry in entries.values():
+        if factor * L in entry.defined:
+            for pair in itertools.combinations(entry.rows[factor * L], 2):
+                _, low, high = paired_ratio(*pair)
+                assert low is not None and high is not None
+                found.append(not low <= 1 <= high)
+    return f"{sum(found)} of {len(found)} pairs at {factor} L"
+
+
+def one_seed(entries: dict[str, Entry]) -> str:
+    """Count the pairs of encodings that three seeds do not order alike at L, by the size of their difference."""
+    bounds = (0, 0.005, 0.01, 0.02, math.inf)
+    found: dict[int, list[bool]] = {n: [] for n in range(4)}
+    for a, b in itertools.combinations(entries.values(), 2):
+        gaps = [x - y for x, y in zip(a.nll(L)[:3], b.nll(L)[:3], strict=True)]
+        size = abs(statistics.fmean(gaps))
+        found[sum(size >= bound for bound in bounds[1:])].append(min(gaps) < 0 < max(gaps))
+    names = ("below 0.5 %", "0.5 to 1 %", "1 to 2 %", "above 2 %")
+    body = [
+        [name, str(len(f)), str(sum(f)), f"{sum(f) / len(f):.0%}"]
+        for name, f in zip(names, found.values(), strict=True)
+    ]
+    return markdown(["difference of the means", "pairs", "seeds disagree", "share"], body)
+
+
+def small_samples(study: Study, blocks: int = 20, draws: int = 20000) -> str:
+    """Return how often samples of 20 blocks of 256 targets name the wrong winner at L, on other or equal targets."""
+    random, body = np.random.default_rng(0), []
+    for a, b in (("t5", "alibi"), ("t5", "rope"), ("t5", "transformer_xl"), ("t5", "shaw")):
+        sums = [mean_blocks(study[name, WINDOWS, L][:3])[0] / 256 for name in (a, b)]
+        totals = [np.concatenate([[0], np.cumsum(one)]) for one in sums]
+        # A stretch has 32 blocks; a sample lies in one stretch.
+        places = random.integers(0, 32, (2, draws)) * 32 + random.integers(0, 33 - blocks, (2, draws))
+        means = [[(one[place + blocks] - one[place]) / blocks for place in places] for one in totals]
+        truth = float((sums[0] - sums[1]).mean())
+        wrong = [float(np.mean((means[0][0] - means[1][other]) * truth < 0)) for other in (1, 0)]
+        body.append([f"`{a}`, `{b}`", f"{math.exp(truth):.3f}", *(f"{share:.0%}" for share in wrong)])
+    return markdown(["encodings", "ratio, all targets", "wrong, other targets", "wrong, same targets"], body)
+
+
+def position_rates() -> str:
+    """Return T5's loss at L, in nats at 2 M bytes, beside RoPE's and ALiBi's, by base rate and multiplier."""
+    cells = {cell: statistics.fmean(losses) for cell, losses in cells_of(records("recipe")).items()}
+    body = []
+    for rate in (1e-3, 2e-3, 4e-3):
+        at = {(c.encoding, c.multiplier): loss for c, loss in cells.items() if c.rate == rate}
+        row = [at["t5", m] for m in (1, 3, 10, 30)] + [at["rope", 1], at["alibi", 1]]
+        body.append([f"{rate:g}", *(f"{loss:.3f}" for loss in row)])
+    return markdown(["base rate", "T5 x 1", "x 3", "x 10", "x 30", "RoPE", "ALiBi"], body)
+
+
+def main(words: Sequence[str]) -> None:
+    """Print the tables of one page."""
+    entries = entries_of(load_cells())
+    match words:
+        case ["choose"]:
+            parts = (lasting, corrected, failing, costs, rates)
+            print(*(part(entries) for part in parts), settings(), second_text(), sep="\n\n")
+        case ["compare"]:
+            study = load_study()
+            print(protocols(study), pairs(study, entries), small_samples(study), one_seed(entries), sep="\n\n")
+            print("", same_encoding(entries, 1), same_encoding(entries, 8), "", position_rates(), sep="\n")
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
