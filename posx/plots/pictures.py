@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator, ScalarFormatter
 from posx.contract import Chain, acting
 from posx.encodings import Rope
 from posx.plots import effects, look
-from posx.plots.models import Subject
+from posx.plots.effects import Subject
 
 _HEAD_COLORS = ("#332288", "#0072B2", "#56B4E9", "#009E73", "#8A8A1F", "#E69F00", "#D55E00", "#882255")
 _LINES = (("#0072B2", "-"), ("#D55E00", (0, (5, 2))), ("#009E73", (0, (1.5, 1.5))))
