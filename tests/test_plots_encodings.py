@@ -25,7 +25,7 @@ def subject(spec: object, **changes: np.ndarray) -> Subject:
 
 
 def by_distance(one: Subject) -> np.ndarray:
-    return effects.content_free_by_distance(one, effects.content_free(one, effects.num_positions(one)))
+    return effects.content_free_by_distance(one, effects.content_free(one, one.num_positions))
 
 
 def test_rope_bound_matches_its_definition() -> None:

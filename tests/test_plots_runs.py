@@ -182,6 +182,16 @@ def test_texts_are_compared_by_content(tmp_path: pathlib.Path) -> None:
     assert cells(plots.table(plots.read_rows(tmp_path)), "nope, tokenizer=bpe-512")
 
 
+def test_a_row_on_another_text_does_not_take_the_layout_of_training(tmp_path: pathlib.Path) -> None:
+    """`data_settings` are those of the text that the run was trained on."""
+    names = {"data_source": "novels", "tokenizer": "bytes"}
+    for number, (text, digest) in enumerate((("alibi", "0" * 16), ("rope", "1" * 16))):
+        rows = measured(text, data_digest=digest, data_settings={"text_field": f"field{number}"}, **names)
+        put(tmp_path, text, rows, data="0" * 16)
+    table = plots.table(plots.read_rows(tmp_path))
+    assert "text=111111111111" in table and "text_field" not in table
+
+
 def test_long_labels_that_differ_are_never_shown_alike(tmp_path: pathlib.Path, draw: Draw) -> None:
     """Neither in the legend nor in notes and tables, and a curve is called the same in all of them."""
     long = f"my_encodings:Mine({', '.join(f'field_{n}={{}}' for n in range(16))})"

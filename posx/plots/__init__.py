@@ -45,7 +45,7 @@ __all__ = ["WHAT", "draw_again", "is_table", "picture", "plot", "read_rows", "ta
 
 __getattr__ = modules_of(__name__)
 
-WHAT = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
+WHAT = ("all", *curves.DRAW, "training", "encodings")
 #: The endings that `_figures` gives, of today's rows and of rows that are gone.
 _SUFFIX = rf"(-lengths)?(-L\d+)?(-({'|'.join(PROTOCOLS)}))?(-s\d+)?"
 

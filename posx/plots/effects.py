@@ -39,6 +39,18 @@ class Subject:
     dims: Dims
     trained: bool = False
 
+    @property
+    def num_positions(self) -> int:
+        """Twice the training length, or all positions at which the encoding is defined if these are fewer."""
+        longest = 2 * self.dims.train_len
+        last = self.encoding.at_length(longest).max_position
+        return longest if last is None else min(longest, last + 1)
+
+    def at(self, n: int) -> tuple[Encoding, jax.Array, jax.Array]:
+        """Return the encoding for texts of `n` tokens, their positions [n] and a layer input of zeros [n, m]."""
+        zeros = jnp.zeros((n, self.dims.model_dim), jnp.float32)
+        return self.encoding.at_length(n), jnp.arange(n, dtype=jnp.int32), zeros
+
 
 def catalogue() -> list[Subject]:
     """Return the encodings of the headline figure, as initialised for a small model."""
@@ -86,29 +98,17 @@ def initial(name: str, encoding: Encoding, dims: Dims) -> Subject:
     return Subject(name, "as initialised" if arrays else "nothing learned", encoding, arrays, dims)
 
 
-def num_positions(subject: Subject) -> int:
-    """Return twice the training length, or all positions at which the encoding is defined if these are fewer."""
-    longest = 2 * subject.dims.train_len
-    last = subject.encoding.at_length(longest).max_position
-    return longest if last is None else min(longest, last + 1)
-
-
 def added_to_embeddings(subject: Subject) -> np.ndarray | None:
     """Return the vectors [position, channel] that are added to embeddings, or None if none are."""
-    n = min(num_positions(subject), MOST_POSITIONS)
-    encoding = subject.encoding.at_length(n)
-    if not encoding.acts_on("embed"):
-        return None
-    nothing = jnp.zeros((n, subject.dims.model_dim), jnp.float32)
-    return np.asarray(encoding.embed(subject.params, nothing, jnp.arange(n, dtype=jnp.int32)))
+    encoding, pos, zeros = subject.at(min(subject.num_positions, MOST_POSITIONS))
+    return np.asarray(encoding.embed(subject.params, zeros, pos)) if encoding.acts_on("embed") else None
 
 
 def content_free(subject: Subject, length: int, queries: slice = slice(None)) -> np.ndarray | None:
     """Return the logits of zero vectors [head, query, key] at `length` positions, before `score`; None if all are 0."""
-    encoding, dims, params = subject.encoding.at_length(length), subject.dims, subject.params
-    pos = np.arange(length, dtype=np.int32)
+    (encoding, pos, zeros), dims, params = subject.at(length), subject.dims, subject.params
     q, k = (jnp.zeros((1, length, heads, dims.head_dim), jnp.float32) for heads in (dims.num_heads, dims.kv_heads))
-    of_keys = batch_features(encoding, params, jnp.zeros((1, length, dims.model_dim), jnp.float32), pos)[0]
+    of_keys = batch_features(encoding, params, zeros[None], pos)[0]
     features = ({name: array[:, queries] for name, array in of_keys.items()}, of_keys)
     found = attend(
         encoding, params, q[:, queries], k, k, Slots(pos[queries], pos[queries]), Slots(pos, pos),
@@ -128,7 +128,7 @@ def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
 
     They are those of one query if only distances count, else means over all pairs.
     """
-    n = num_positions(subject)
+    n = subject.num_positions
     if not subject.encoding.shift_invariant:
         diagonals = [np.diagonal(whole, -distance, axis1=1, axis2=2) for distance in range(whole.shape[1])]
         return np.stack([diagonal.mean(axis=1) for diagonal in diagonals], axis=1)
@@ -138,10 +138,8 @@ def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
 
 def logit_scales(subject: Subject) -> np.ndarray | None:
     """Return the logit scale of each query [head or 1, position] for a layer input of zeros, None if it is constant."""
-    n = num_positions(subject)
-    encoding, pos = subject.encoding.at_length(n), jnp.arange(n, dtype=jnp.int32)
-    nothing = jnp.zeros((1, n, subject.dims.model_dim), jnp.float32)
-    features = jax.tree.map(lambda x: x[0], batch_features(encoding, subject.params, nothing, pos)[0])
+    encoding, pos, zeros = subject.at(subject.num_positions)
+    features = jax.tree.map(lambda x: x[0], batch_features(encoding, subject.params, zeros[None], pos)[0])
     found = encoding.logit_scale(subject.params, pos, features)
     return None if found is None or np.ptp(found) < _SAME else np.asarray(found, np.float64)
 
@@ -152,7 +150,7 @@ def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     The mean over all directions is a trace, exact for affine maps, and 1 if position changes nothing. None if distance
     does not count, or if the maps read the text or look back.
     """
-    dims, n = subject.dims, num_positions(subject)
+    dims, n = subject.dims, subject.num_positions
     encoding = subject.encoding.at_length(n)
     if encoding.history or encoding.acts_on("features") or not acting(encoding, ("query", "key")):
         return None
@@ -182,7 +180,7 @@ def on_random_tokens(subject: Subject) -> np.ndarray | None:
 
     Read off the weights, so that everything that acts is in it. None if nothing acts or if another panel can show it.
     """
-    dims, n = subject.dims, min(num_positions(subject), MOST_POSITIONS // 2)
+    dims, n = subject.dims, min(subject.num_positions, MOST_POSITIONS // 2)
     encoding, rng = subject.encoding.at_length(n), np.random.default_rng(0)
     if not acting(encoding) or acting(encoding, ("embed",)) or relative_lengths(subject):
         return None
@@ -215,8 +213,8 @@ def with_random_arrays(subject: Subject) -> Subject:
 
 def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:
     """Return {use of the vectors: their lengths [distance], mean over heads}."""
-    n = num_positions(subject)
-    found = subject.encoding.at_length(n).by_distance(subject.params, jnp.arange(n, dtype=jnp.int32))
+    encoding, distances, _ = subject.at(subject.num_positions)
+    found = encoding.by_distance(subject.params, distances)
     vectors = {"for queries": found.query, "for keys": found.key, "added to values": found.value}
     return {name: np.linalg.norm(of, axis=-1).mean(axis=1) for name, of in vectors.items() if of is not None}
 

@@ -274,17 +274,24 @@ def looks(curves: Collection[tuple[str, Any]]) -> dict[tuple[str, Any], Look]:
 
 def _free(first: Look, rank: int, taken: Collection[Look], keep_dashes: bool) -> Look:
     """Return `first` in the `rank`-th dashes, or shade, and marker; the next ones if another look has these."""
+    shades = [_shade(first.color, level) for level in range(_SHADES)]
     dashes = [first.dashes, *(one for one in _DASHES if one != first.dashes)]
     markers = [first.marker, *(one for one in _MARKERS if one != first.marker)]
-    lines, points = ({(getattr(one, kind), one.dashes) for one in taken} for kind in ("color", "marker"))
-    for turn in range(rank, rank + _SHADES * len(dashes)):
-        level, number = (turn, turn // _SHADES) if keep_dashes else (turn // len(dashes), turn)
-        color, line = _shade(first.color, level % _SHADES), dashes[number % len(dashes)]
-        free = (markers[(rank + step) % len(markers)] for step in range(len(markers)))
-        marker = next((one for one in free if (one, line) not in points), None)
-        if marker and (color, line) not in lines:
-            return dataclasses.replace(first, color=color, dashes=line, marker=marker)
+    lines = [(color, line) for color in shades for line in dashes]
+    if keep_dashes:
+        lines = [(color, line) for line in dashes for color in shades]
+    for color, line in _turned(lines, rank):
+        seen = {one.marker for one in taken if one.dashes == line}
+        marker = next((one for one in _turned(markers, rank) if one not in seen), None)
+        if marker and all((one.color, one.dashes) != (color, line) for one in taken):
+            return Look(color, marker, line)
     return first
+
+
+def _turned(values: Sequence[Any], start: int) -> Sequence[Any]:
+    """Return the values from number `start` on, round to the one before it."""
+    start %= len(values)
+    return [*values[start:], *values[:start]]
 
 
 def _colors(families: Collection[str]) -> dict[str, str]:
@@ -293,9 +300,8 @@ def _colors(families: Collection[str]) -> dict[str, str]:
     for name in sorted(families):
         color = look(name).color
         if name not in LOOKS:
-            start = _SPARE_COLORS.index(color)
-            turned = (*_SPARE_COLORS[start:], *_SPARE_COLORS[:start])
-            color = next((one for one in turned if one not in found.values()), color)
+            spare = _turned(_SPARE_COLORS, _SPARE_COLORS.index(color))
+            color = next((one for one in spare if one not in found.values()), color)
         found[name] = color
     return found
 

@@ -137,11 +137,10 @@ def averaged(panel: Panel, values_of: Callable[[Row], dict[float, float]]) -> li
     """Return curves over the bins of the longest windows. A run with shorter windows lacks the last bins."""
     found = []
     for curve in panel.curves:
-        measured = [values_of(row) for row in curve.rows if row.get("position_nll")]
-        if measured:
-            values = {place: [one.get(place, math.nan) for one in measured] for place in sorted(max(measured, key=max))}
-            points = tuple(Point(place, tuple(filter(math.isfinite, several))) for place, several in values.items())
-            found.append(dataclasses.replace(curve, points=points))
+        measured = [values_of(row) for row in curve.rows]
+        values = {place: [one.get(place, math.nan) for one in measured] for place in sorted(max(measured, key=max))}
+        points = tuple(Point(place, tuple(filter(math.isfinite, several))) for place, several in values.items())
+        found.append(dataclasses.replace(curve, points=points))
     return _ordered(found)
 
 
