@@ -182,7 +182,7 @@ def test_texts_are_compared_by_content(tmp_path: pathlib.Path) -> None:
     assert cells(plots.table(plots.read_rows(tmp_path)), "nope, tokenizer=bpe-512")
 
 
-def test_a_row_on_another_text_does_not_take_the_layout_of_training(tmp_path: pathlib.Path) -> None:
+def test_another_text_has_no_layout_of_the_training_text(tmp_path: pathlib.Path) -> None:
     """`data_settings` are those of the text that the run was trained on."""
     names = {"data_source": "novels", "tokenizer": "bytes"}
     for number, (text, digest) in enumerate((("alibi", "0" * 16), ("rope", "1" * 16))):

@@ -335,8 +335,5 @@ def training(runs: Mapping[Run, Sequence[tuple[float, float]]], missing: Mapping
     return made
 
 
-DRAW: dict[str, Callable[[Panel], Figure]] = {
-    "extrapolation": extrapolation,
-    "ratio": ratio,
-    "per_position": per_position,
-}
+#: The figures of a panel by name.
+DRAW: dict[str, Callable[[Panel], Figure]] = {draw.__name__: draw for draw in (extrapolation, ratio, per_position)}

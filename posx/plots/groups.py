@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from posx.plots.look import Look, looks
+from posx.plots import look
+from posx.plots.look import Look
 from posx.plots.rows import OF_ENCODINGS, PER_POSITION, Row, Run, by_stride, diverged
 
 #: Settings of the model that are resolved from others if they are left open.
@@ -78,7 +79,7 @@ def panels(rows: Iterable[Row], missing: Mapping[str, str] | None = None) -> lis
     """
     rows = list(rows)
     seeds = seeds_of_curves(row.run for row in rows)
-    looks = _looks(seeds)
+    drawn = _looks(seeds)
     split: dict[tuple[int, str], list[Row]] = collections.defaultdict(list)
     for row in rows:
         split[row["train_len"], row["protocol"]].append(row)
@@ -91,7 +92,7 @@ def panels(rows: Iterable[Row], missing: Mapping[str, str] | None = None) -> lis
         for stride, chosen in sorted(by_stride(members).items(), key=lambda pair: pair[0] or 0):
             there = {row.run for row in chosen}
             kept = {n: own for n, curve in enumerate(seeds) if (own := [run for run in curve if run in there])}
-            curves = _curves(list(kept.values()), [looks[n] for n in kept], chosen)
+            curves = _curves(list(kept.values()), [drawn[n] for n in kept], chosen)
             found.append(Panel(train_len, protocol, stride, curves, runs, gone))
     return found
 
@@ -102,10 +103,10 @@ def curves_of_runs(runs: Iterable[Run]) -> tuple[Curve, ...]:
     return _curves(seeds, _looks(seeds, one_figure=True))
 
 
-def _curves(seeds: Sequence[Sequence[Run]], looks: Sequence[Look], rows: Sequence[Row] = ()) -> tuple[Curve, ...]:
+def _curves(seeds: Sequence[Sequence[Run]], drawn: Sequence[Look], rows: Sequence[Row] = ()) -> tuple[Curve, ...]:
     return tuple(
-        Curve(label, look, tuple(own), tuple(row for row in rows if row.run in own))
-        for label, look, own in zip(labels(seeds), looks, seeds, strict=True)
+        Curve(label, how, tuple(own), tuple(row for row in rows if row.run in own))
+        for label, how, own in zip(labels(seeds), drawn, seeds, strict=True)
     )
 
 
@@ -118,7 +119,7 @@ def _looks(seeds: Sequence[Sequence[Run]], one_figure: bool = False) -> list[Loo
         alike = (run.text, *others, run.train_len)
         places.append((run.text, (*others, counts[alike])))
         counts[alike] += 1
-    found = looks(places)
+    found = look.looks(places)
     return [found[place] for place in places]
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,14 @@ def perplexity_curves(panel: Panel) -> list[Curve]:
 
 def ratio_curves(panel: Panel) -> list[Curve]:
     """Return R_k = ppl(kL) / ppl(L) against k >= 1: ratios within each run, of the same targets, then averaged."""
-    return _curves(panel, perplexity, _factors, relative=True)
+    at_train = {row.run: row for row in panel.rows if row["eval_len"] == panel.train_len}
+
+    def ratio(row: Row) -> float | None:
+        base: Mapping[str, Any] = at_train.get(row.run, {})
+        value, below = perplexity(row), perplexity(base) if base.get("targets") == row.get("targets") else None
+        return value / below if value is not None and below is not None else None
+
+    return _curves(panel, ratio, _factors, at_train, panel.train_len)
 
 
 def bits_curves(panel: Panel) -> list[Curve]:
@@ -68,41 +75,31 @@ def _curves(
     panel: Panel,
     measure: Callable[[Row], float | None],
     ends: Callable[[float, float, Sequence[Row]], tuple[float, float]],
-    relative: bool = False,
+    bases: Mapping[Run, Row] | None = None,
+    unit: int = 1,
 ) -> list[Curve]:
-    """Return the curves of a panel over the lengths they were measured at; if `relative`, over multiples k >= 1 of L.
+    """Return the curves of a panel over the lengths they were measured at, in `unit`s, from one unit on.
 
-    measure: value of a row; if `relative`, it is divided by that of the same run at L, on the same targets.
+    measure: value of a row.
     ends: (mean of the values, half the interval of the mean loss in nats, the rows) -> interval of the mean.
+    bases: rows whose losses are subtracted from those of the same run, for the interval.
     """
-    unit = panel.train_len if relative else 1
 
-    def value(row: Row, base: Row | None) -> float | None:
-        own = measure(row)
-        if not relative or own is None:
-            return own
-        at_train = measure(base) if base is not None and base.get("targets") == row.get("targets") else None
-        return None if at_train is None else own / at_train
-
-    def point(length: int, own: Sequence[Row], at_train: dict[Run, Row]) -> Point:
+    def point(length: int, own: Sequence[Row]) -> Point:
         failed = [row.get("status") for row in own if perplexity(row) is None]
         failures = tuple(status if status in FAILED else "nonfinite" for status in failed)
-        measured = [(row, found) for row in own if (found := value(row, at_train.get(row.run))) is not None]
-        rows, values = [row for row, _ in measured], tuple(found for _, found in measured)
-        made = Point(length / unit, values, failures)
+        measured = [(row, value) for row in own if (value := measure(row)) is not None]
+        rows, made = [row for row, _ in measured], Point(length / unit, tuple(value for _, value in measured), failures)
         try:
-            half = _half_width(rows, [at_train[row.run] for row in rows] if relative else []) if rows else None
+            half = _half_width(rows, [bases[row.run] for row in rows] if bases else []) if rows else None
             return made if half is None else dataclasses.replace(made, interval=ends(made.mean, half, rows))
         except ConfigError as error:
             return dataclasses.replace(made, no_interval=str(error))
 
     found = []
     for curve in panel.curves:
-        lengths: dict[int, list[Row]] = {}
-        for row in curve.rows:
-            lengths.setdefault(row["eval_len"], []).append(row)
-        at_train = {row.run: row for row in lengths.get(panel.train_len, [])}
-        points = [point(length, own, at_train) for length, own in sorted(lengths.items()) if length >= unit]
+        lengths = sorted({row["eval_len"] for row in curve.rows if row["eval_len"] >= unit})
+        points = [point(length, [row for row in curve.rows if row["eval_len"] == length]) for length in lengths]
         found.append(dataclasses.replace(curve, points=tuple(points)))
     return _ordered(found)
 
