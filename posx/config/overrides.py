@@ -14,8 +14,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.config.run import SECTIONS, base_config, encoding_section
-from posx.config.sweep import LISTS, SweepConfig
+from posx.config.run import base_config, encoding_section
+from posx.config.sections import LISTS, SECTIONS, SweepConfig
 from posx.encodings import CHAIN, encoding_class, spec_text
 from posx.errors import ConfigError, near_names
 from posx.fields import split, typed, typed_fields, unbracketed, unquoted

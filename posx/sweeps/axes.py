@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from posx.config import RunConfig, encoding_section, run_config
 from posx.config.overrides import axis_values, check_key, settings
-from posx.config.sweep import LISTS
+from posx.config.sections import LISTS
 from posx.encodings import encoding_class, spec_text
 from posx.encodings.grammar import parse
 from posx.errors import ConfigError

@@ -12,7 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.config import RunConfig
-from posx.config.data import PLACES
+from posx.config.sections import PLACES
 from posx.data import DataConfig, Dataset, check_length, prepare
 from posx.errors import ConfigError, PosxError
 from posx.evaluation.protocols import Nonoverlapping, num_required_rows
