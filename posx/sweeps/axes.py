@@ -123,9 +123,14 @@ def sections_at(config: ConfigDict, point: Point) -> dict[str, Any]:
     return values | {"encoding": encoding}
 
 
+def varying_of(points: Sequence[Point]) -> list[str]:
+    """Return the settings that have several values."""
+    return [s for s in points[0] if len({text_of(s, point[s]) for point in points}) > 1]
+
+
 def names_of(points: Sequence[Point]) -> list[str]:
     """Return folder names: encoding, length, seed, then other axes: "rope-L64-s0-learning_rate=0.001"."""
-    varying = [s for s in points[0] if s not in LISTS.values() and len({text_of(s, p[s]) for p in points}) > 1]
+    varying = [setting for setting in varying_of(points) if setting not in LISTS.values()]
     ends = [setting.rpartition(".")[2] for setting in varying]
     shown = {s: end if ends.count(end) == 1 else s for s, end in zip(varying, ends, strict=True)}
     names = []

@@ -8,17 +8,16 @@ from typing import Any
 
 from posx.errors import ConfigError
 from posx.progress import say
-from posx.sweeps.engines.here import Here
+from posx.sweeps.engines.here import Engine, Here
 from posx.sweeps.engines.ray import Cluster
 from posx.sweeps.engines.slurm import Queue
-from posx.sweeps.plan import Job
-from posx.sweeps.tasks import Engine
+from posx.sweeps.tasks import Job
 
 #: {word of --on: the engine, for the values of the flags and the runs of the plan}.
 ENGINES: dict[str, Callable[[dict[str, Any], Sequence[Job]], Engine]] = {
-    "": lambda values, jobs: Here(jobs, values["jobs"], measured=True),
+    "": lambda values, jobs: Here(jobs, values["jobs"]),
     "ray": lambda values, jobs: Cluster(values["on"].partition(":")[2], values["cpus"], values["gpus"]),
-    "slurm": lambda values, jobs: Queue(values["cpus"], values["gpus"], values["slurm."]),
+    "slurm": lambda values, jobs: Queue(jobs, values["cpus"], values["gpus"], values["slurm."]),
 }
 #: {word of --on: the library that it needs}.
 LIBRARIES = {"ray": "ray", "slurm": "submitit"}

@@ -20,9 +20,10 @@ from posx.errors import ConfigError
 from posx.files.locks import is_free
 from posx.progress import say
 from posx.runs.folder import RunFolder
+from posx.sweeps.engines.here import STOP_SECONDS, Engine, Worker
 from posx.sweeps.engines.remote import Order, finish, stop, warn_of
 from posx.sweeps.schedule import PROCESS_MEMORY, Schedule, one_or_more
-from posx.sweeps.tasks import STOP_SECONDS, Engine, Task, Worker
+from posx.sweeps.tasks import Task
 
 #: How often Ray repeats a task whose machine was lost.
 RETRIES = 5
@@ -105,7 +106,7 @@ class Cluster(Engine):
     def __init__(self, address: str, cpus: int, gpus: float):
         self.address, self.cpus, self.gpus = address, cpus, gpus
 
-    def run(self, tasks: Sequence[Task], todo: Collection[Task], *how: Any, **more: Any) -> dict[RunFolder, str]:
+    def run(self, tasks: Sequence[Task], *how: Any, **more: Any) -> dict[RunFolder, str]:
         """Connect to the cluster and run the tasks. Raises ConfigError if there is no cluster."""
         warn_of(tasks[0].folder.path.parent)
         self._connect()
@@ -115,20 +116,20 @@ class Cluster(Engine):
             asked = f"{self.cpus} CPUs, {self.gpus:g} GPUs and the {memory / 1e9:.1f} GB that the largest run takes"
             say(f"notice: no machine of the cluster has {asked}: runs wait until one joins")
         at_once = max(1, places)
-        self.schedule = Schedule(tuple(task.cost for task in tasks), at_once, at_once, (0,) * len(tasks))
-        return super().run(tasks, todo, *how, **more)
+        self.schedule = Schedule(at_once, at_once, width=0)
+        return super().run(tasks, *how, **more)
 
     def __str__(self) -> str:
         each = one_or_more(self.cpus, "CPU") + (f" and {self.gpus:g} GPUs" if self.gpus else "")
         return f"{self.schedule} on {len(self._nodes())} machines of Ray, {each} each"
 
-    def start(self, number: int, task: Task, running: Collection[Worker]) -> Worker:
+    def start(self, task: Task, running: Collection[Worker]) -> Worker:
         """Pass a task to Ray. Tasks without a place wait there: machines may join the cluster for them."""
         import ray
 
         options: dict[str, Any] = {
             "num_cpus": self.cpus, "num_gpus": self.gpus, "memory": _memory(task),
-            "max_retries": RETRIES, "name": task.folder.path.name,
+            "max_retries": RETRIES, "name": task.name,
         }  # fmt: skip
         worker = Remote(task, None)
         worker.ref = ray.remote(**options)(carry_out).remote(Order.of(task, self.cpus))

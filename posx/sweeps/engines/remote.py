@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from posx.files.locks import is_free
 from posx.progress import say
-from posx.sweeps.tasks import WAIT_SECONDS, Task
+from posx.sweeps.engines.here import WAIT_SECONDS
+from posx.sweeps.tasks import Task
 
 #: File systems on which appended lines, locks or memory maps are known to fail, by their names in /proc/mounts.
 UNFIT = {

@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from posx.files.atomic import is_alive, write_json
 from posx.files.parse import parsed
 from posx.progress import say
 from posx.runs.folder import RunFolder
+from posx.sweeps.engines.here import STARTS, Engine, log_file
 from posx.sweeps.engines.remote import Order, finish, stop
 from posx.sweeps.schedule import PROCESS_MEMORY
-from posx.sweeps.tasks import STARTS, Engine, Task, log_file
+from posx.sweeps.tasks import Job
 
 #: Beside the runs: the folder that submitit writes to, and the file in it that names the job of each run.
 FOLDER, JOBS = ".slurm", "jobs.json"
@@ -70,36 +71,36 @@ class QueuedOrder(Order):
 
 
 class Queue(Engine):
-    """SLURM, with so many CPUs and GPUs for each run.
+    """SLURM, with so many CPUs and GPUs for each of the `jobs`.
 
     options: further settings of SLURM, as `--slurm.partition=gpu` gives them. The cluster "local" is this machine,
     without SLURM.
     """
 
-    def __init__(self, cpus: int, gpus: float, options: Mapping[str, str]):
-        self.cpus, self.gpus, self.options = cpus, gpus, dict(options)
+    def __init__(self, jobs: Sequence[Job], cpus: int, gpus: float, options: Mapping[str, str]):
+        self.jobs, self.cpus, self.gpus, self.options = jobs, cpus, gpus, dict(options)
 
-    def run(self, tasks: Sequence[Task], todo: Collection[Any], *_: Any, **__: Any) -> dict[RunFolder, str]:
-        """Submit the jobs `todo` that are not with SLURM yet, and do not wait for them.
+    def run(self, tasks: Sequence[Any], *_: Any, **__: Any) -> dict[RunFolder, str]:
+        """Submit the jobs that are not with SLURM yet, and do not wait for them.
 
         Raises ConfigError if there is no SLURM, or if it rejects an option. Raises it too if SLURM has a run of the
         same name with other settings.
         """
-        for job in todo:
+        for job in tasks:
             if why := job.failure():
                 say(f"{job.name} has failed ({why})")
         workdir = tasks[0].folder.path.parent
         stored = _stored(workdir)
         known, asked = stored.get("jobs", {}), stored.get("digests", {})
         alive = {name: known[name] for name, state in states(workdir).items() if state in ALIVE}
-        digests = {job.name: job.run.hash for job in todo}
+        digests = {job.name: job.run.hash for job in tasks}
         for name, wanted in digests.items():
             if name in alive and asked.get(name, wanted) != wanted:
                 raise ConfigError(
                     f"{name} is with SLURM already, as job {alive[name]}, with other settings: cancel that, or "
                     "use another --workdir"
                 )
-        new = [job for job in todo if job.name not in alive]
+        new = [job for job in tasks if job.name not in alive]
         made = self._submit(new, workdir) if new else {}
         if new:
             cluster = self.options.get("cluster", "slurm")
@@ -107,12 +108,12 @@ class Queue(Engine):
             write_json(workdir / FOLDER / JOBS, values)
         first = next(iter({**made, **alive}.values()))
         print(
-            f"{len(made)} of {len(tasks)} runs submitted, {len(alive)} are with SLURM already (jobs {first} ...); "
+            f"{len(made)} of {len(self.jobs)} runs submitted, {len(alive)} are with SLURM already (jobs {first} ...); "
             "--status tells how far they are, and the same command draws the figures once they have ended"
         )
         return {}
 
-    def _submit(self, tasks: Sequence[Task], workdir: Path) -> dict[str, str]:
+    def _submit(self, tasks: Sequence[Job], workdir: Path) -> dict[str, str]:
         """Submit tasks as one array, each with the resources that the largest needs; return {run: job}."""
         import submitit
 
@@ -139,7 +140,7 @@ class Queue(Engine):
                 for task in tasks:
                     log_file(task)
                     jobs.append(executor.submit(QueuedOrder.of(task, self.cpus, save_seconds=seconds)))
-        return {task.folder.path.name: job.job_id for task, job in zip(tasks, jobs, strict=True)}
+        return {task.name: job.job_id for task, job in zip(tasks, jobs, strict=True)}
 
 
 def _setting(name: str, text: str) -> Any:
