@@ -26,7 +26,7 @@ from posx.runs.checks import check_stream, checked, unused
 from posx.runs.folder import RunFolder
 from posx.sweeps.axes import names_of, points_of, run_at, text_of, varying_of
 from posx.sweeps.engines.here import Here
-from posx.sweeps.engines.slurm import jobs_of, states
+from posx.sweeps.engines.slurm import jobs_of
 from posx.sweeps.schedule import START, one_or_more
 from posx.sweeps.tasks import Job
 
@@ -179,12 +179,11 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
 
 def status(jobs: Sequence[Job], workdir: Path) -> str:
     """Return the table of how far each run is, which process is at it, and the state of its SLURM job."""
-    queued, numbers = states(workdir), jobs_of(workdir)
+    queued = jobs_of(workdir)
     table = [["run", "is", "at work", "job"]]
     for job in jobs:
         state = f"failed: {why}" if (why := job.failure()) else _state(job, job.part())
-        told = f"{numbers[job.name]} {queued.get(job.name, '')}" if job.name in numbers else ""
-        table.append([job.name, state, holder(job.folder.path / ".lock"), told])
+        table.append([job.name, state, holder(job.folder.path / ".lock"), " ".join(queued.get(job.name, ()))])
     ended = sum(job.finished() for job in jobs)
     return "\n".join([*_aligned(table), "", f"{ended} of {len(jobs)} runs are finished"])
 

@@ -105,17 +105,25 @@ def test_work_on_pairs_costs_more_and_undefined_lengths_nothing(tmp_path):
     assert shaw.order < nope.order < learned.order and (learned.lengths, nope.lengths) == (1, 2)
 
 
-def starts(schedule, cores, count, *running):
-    """Return the cores of the next `count` runs beside those on the `running` cores, until one must wait."""
-    engine = Here([], 0)
-    engine.schedule, engine.cores = schedule, cores
-    taken = list(running)
-    while len(taken) < min(schedule.at_once, len(running) + count):
-        taken.append(engine.free_cores(taken))
-    return taken[len(running) :]
+@pytest.fixture
+def starts(monkeypatch, tmp_path):
+    """Return a function that gives the cores of the next runs beside those on the `running` cores."""
+    monkeypatch.setattr(machine.subprocess, "Popen", lambda *words, **how: None)
+
+    def start(schedule, cores, count, *running):
+        engine = Here([], 0)
+        engine.schedule, engine.cores = schedule, cores
+        engine.running = [SimpleNamespace(cores=taken) for taken in running]
+        task = SimpleNamespace(folder=RunFolder(tmp_path), output=None, command=list, cost=HOUR)
+        while count and (worker := engine.start(task)):
+            engine.running.append(worker)
+            count -= 1
+        return [worker.cores for worker in engine.running[len(running) :]]
+
+    return start
 
 
-def test_concurrent_runs_have_cores_of_their_own():
+def test_concurrent_runs_have_cores_of_their_own(starts):
     cores = (2, 3, 6, 7)
     assert starts(chosen(*[HOUR] * 40), cores, 5) == [(2,), (3,), (6,), (7,)]
     assert starts(chosen(*[HOUR] * 40), cores, 5, (2,), (3,), (7,)) == [(6,)]
@@ -126,7 +134,7 @@ def test_concurrent_runs_have_cores_of_their_own():
     assert starts(shared, (0, 1), 5, (0,), (1,)) == [(0,)]
 
 
-def test_an_accelerator_serves_one_run_at_a_time(monkeypatch):
+def test_an_accelerator_serves_one_run_at_a_time(monkeypatch, starts):
     monkeypatch.setattr(machine, "on_cpus", lambda: False)
     runs = [SimpleNamespace(cost=HOUR)] * 3
     engine = Here(runs, 0)
@@ -152,9 +160,9 @@ class MadeUp(machine.Engine):
     def __init__(self, schedule, looks, codes):
         self.schedule, self.looks, self.codes = schedule, looks, codes
 
-    def start(self, task, running):
+    def start(self, task):
         number = int(task.name.removeprefix("run"))
-        if len(running) == self.schedule.at_once:
+        if len(self.running) == self.schedule.at_once:
             return None
         if not self.codes[number]:
             raise ConfigError("it cannot start")
@@ -232,7 +240,8 @@ def test_time_left_knows_that_runs_go_side_by_side(monkeypatch):
         ]
         for task in made:
             task.progress = lambda task=task: task.part
-        found = machine.RunningTasks(MadeUp(schedule, 0, []), [task for task in made if task.part < 1], "sweep")
+        found = MadeUp(schedule, 0, [])
+        found.take([task for task in made if task.part < 1], "sweep")
         for task in found.waiting[:2]:
             found.running.append(SimpleNamespace(task=task, code=lambda: None, begun=True, lines=lambda: []))
         del found.waiting[:2]

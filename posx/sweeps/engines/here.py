@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +94,18 @@ class Worker:
 
 
 class Engine:
-    """A place to run tasks, as its schedule says."""
+    """A place to run tasks, as its schedule says, and the state of those that it runs.
+
+    left: seconds that each task needs, as expected from its progress. parts: the finished parts.
+    """
 
     schedule: Schedule
 
-    def start(self, task: Task, running: Collection[Worker]) -> Worker | None:
-        """Start a task beside the running workers, or return None if it must wait. Raises PosxError."""
+    def start(self, task: Task) -> Worker | None:
+        """Start a task beside the `running` workers, or return None if it must wait. Raises PosxError."""
         raise NotImplementedError
 
-    def got_on(self, worker: Worker, running: Collection[Worker]) -> None:
+    def got_on(self, worker: Worker) -> None:
         """Follow up on some progress of a worker."""
 
     def close(self) -> None:
@@ -116,48 +119,47 @@ class Engine:
         echo: print the lines that tasks log. ended: called with each task that ends well; may raise PosxError.
         """
         say(str(self))
-        work = RunningTasks(self, tasks, title)
+        self.take(tasks, title)
         try:
-            with work.meter:
-                while work.waiting or work.running:
-                    work.launch()
+            with self.meter:
+                while self.waiting or self.running:
+                    self.launch()
                     time.sleep(WAIT_SECONDS)
                     interrupts.check()
-                    work.look(echo, ended)
+                    self.look(echo, ended)
         finally:
             with interrupts.saved_first():  # a second SIGTERM must not cost them their save
-                work.stop()
+                for worker in self.running:
+                    worker.terminate()
+                end = time.monotonic() + STOP_SECONDS
+                for worker in self.running:
+                    worker.kill_after(max(end - time.monotonic(), 0))
                 self.close()
-        return work.failed
+        return self.failed
 
-
-class RunningTasks:
-    """The state of the tasks while they run. left: seconds that each needs, as expected from its progress."""
-
-    def __init__(self, engine: Engine, tasks: Sequence[Task], title: str):
-        self.engine, self.schedule, self.count = engine, engine.schedule, len(tasks)
-        self.waiting = sorted(tasks, key=lambda task: task.cost.order)
+    def take(self, tasks: Sequence[Task], title: str) -> None:
+        """Take tasks, none of which has begun."""
+        self.waiting, self.count = sorted(tasks, key=lambda task: task.cost.order), len(tasks)
         self.running, self.failed, self.starts = list[Worker](), dict[RunFolder, str](), Counter[RunFolder]()
         self.parts = {task.folder: task.progress() for task in self.waiting}
         self.left = {task.folder: self.seconds(task) for task in self.waiting}
         self.meter, self.looked = Meter(title, self.wall_seconds()), time.monotonic()
 
     def seconds(self, task: Task) -> float:
-        """Return the seconds that a task needs, its start among them, as expected from its progress."""
+        """Return the seconds that a task needs, its start among them."""
         return task.cost.seconds(self.schedule.width, 1 - self.parts[task.folder])
 
     def wall_seconds(self) -> float:
         """Return the seconds until all tasks have ended. Those at work go first."""
         begun = {worker.task.folder for worker in self.running if worker.begun}
-        return self.schedule.wall_seconds(
-            self.left[folder] for folder in sorted(self.left, key=lambda f: f not in begun)
-        )
+        in_order = sorted(self.left, key=lambda folder: folder not in begun)
+        return self.schedule.wall_seconds(self.left[folder] for folder in in_order)
 
     def launch(self) -> None:
-        """Start the waiting tasks that the engine has a place for."""
+        """Start the waiting tasks that there is a place for."""
         for task in list(self.waiting):
             try:
-                worker = self.engine.start(task, self.running)
+                worker = self.start(task)
                 if worker is None:
                     continue
                 self.running.append(worker)
@@ -180,7 +182,7 @@ class RunningTasks:
             if (part := task.progress()) > self.parts[task.folder]:  # the start is over
                 self.parts[task.folder] = part
                 self.left[task.folder] = self.seconds(task) - task.cost.start
-                self.engine.got_on(worker, self.running)
+                self.got_on(worker)
         for worker, code in codes:
             self.running.remove(worker)
             if code == Stopped.exit_code and self.starts[worker.task.folder] < STARTS:
@@ -205,14 +207,6 @@ class RunningTasks:
             self.failed[task.folder] = why
             self.meter.total -= before - self.wall_seconds()
         self.meter.print(f"{task.name} failed: {why}" if why else f"{task.name} done: {task.outcome()}")
-
-    def stop(self) -> None:
-        """End all workers, with the time to save."""
-        for worker in self.running:
-            worker.terminate()
-        end = time.monotonic() + STOP_SECONDS
-        for worker in self.running:
-            worker.kill_after(max(end - time.monotonic(), 0))
 
 
 class Here(Engine):
@@ -239,11 +233,13 @@ class Here(Engine):
                 subprocess.run([sys.executable, "-P", "-c", MEASURE, *words], check=False, stdin=subprocess.DEVNULL)
         return super().run(tasks, *how, **more)
 
-    def start(self, task: Task, running: Collection[Worker]) -> Worker | None:
+    def start(self, task: Task) -> Worker | None:
         """Start a task on the cores with the fewest processes, or return None if it must wait. Raises PosxError."""
-        if len(running) == self.schedule.at_once:
+        if len(self.running) == self.schedule.at_once:
             return None
-        worker = Worker(task, cores := self.free_cores([worker.cores for worker in running]))
+        load = Counter(core for worker in self.running for core in worker.cores)
+        cores = tuple(sorted(sorted(self.cores, key=load.__getitem__)[: self.schedule.width]))
+        worker = Worker(task, cores)
         words = [sys.executable, "-P", "-m", "posx.cli", *task.command(), "--stop_with_stdin"]
         log, output = worker.log, task.output or worker.log
         with disk_errors(output), open(log, "ab") as err, open(output, "ab") as out, on_cores(cores):
@@ -252,14 +248,9 @@ class Here(Engine):
             )
         return worker
 
-    def free_cores(self, taken: Collection[Sequence[int]]) -> tuple[int, ...]:
-        """Return the cores of one more process, beside those on the cores `taken`."""
-        load = Counter(core for cores in taken for core in cores)
-        return tuple(sorted(sorted(self.cores, key=load.__getitem__)[: self.schedule.width]))
-
-    def got_on(self, worker: Worker, running: Collection[Worker]) -> None:
+    def got_on(self, worker: Worker) -> None:
         """Spread a process over all cores once it has its devices, if there are more processes than cores."""
-        if len(running) > len(self.cores) > 0:
+        if len(self.running) > len(self.cores) > 0:
             let_go(worker.process.pid, self.cores)
 
 

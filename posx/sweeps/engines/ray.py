@@ -11,7 +11,7 @@ import logging
 import os
 import platform
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,14 @@ from posx.files.locks import is_free
 from posx.progress import say
 from posx.runs.folder import RunFolder
 from posx.sweeps.engines.here import STOP_SECONDS, Engine, Worker
-from posx.sweeps.engines.remote import Order, finish, stop, warn_of
+from posx.sweeps.engines.remote import Order, finish, stop
 from posx.sweeps.schedule import PROCESS_MEMORY, Schedule, one_or_more
 from posx.sweeps.tasks import Task
 
+#: File systems on which appended lines, locks or memory maps are known to fail, by their names in /proc/mounts.
+UNFIT = {
+    "fuse.s3fs", "fuse.goofys", "fuse.gcsfuse", "fuse.rclone", "fuse.mount-s3", "fuse.blobfuse", "fuse.sshfs", "9p",
+}  # fmt: skip
 #: How often Ray repeats a task whose machine was lost.
 RETRIES = 5
 #: Seconds that a cluster may take to answer.
@@ -108,7 +112,7 @@ class Cluster(Engine):
 
     def run(self, tasks: Sequence[Task], *how: Any, **more: Any) -> dict[RunFolder, str]:
         """Connect to the cluster and run the tasks. Raises ConfigError if there is no cluster."""
-        warn_of(tasks[0].folder.path.parent)
+        _warn_of(tasks[0].folder.path.parent)
         self._connect()
         memory = max(map(_memory, tasks))
         places = sum(self._places(node, memory) for node in self._nodes())
@@ -123,7 +127,7 @@ class Cluster(Engine):
         each = one_or_more(self.cpus, "CPU") + (f" and {self.gpus:g} GPUs" if self.gpus else "")
         return f"{self.schedule} on {len(self._nodes())} machines of Ray, {each} each"
 
-    def start(self, task: Task, running: Collection[Worker]) -> Worker:
+    def start(self, task: Task) -> Worker:
         """Pass a task to Ray. Tasks without a place wait there: machines may join the cluster for them."""
         import ray
 
@@ -170,6 +174,19 @@ class Cluster(Engine):
         """Return how many runs of so much memory, in bytes, a machine has room for."""
         needs = {"CPU": self.cpus, "GPU": self.gpus, "memory": memory}
         return int(min(node["Resources"].get(name, 0) // need for name, need in needs.items() if need))
+
+
+def _warn_of(folder: Path) -> None:
+    """Print a notice if a folder is on a file system that several machines cannot share safely."""
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    places = [line.split()[1:3] for line in mounts]
+    inside = [(len(p), kind) for p, kind in places if folder.resolve().is_relative_to(p.replace("\\040", " "))]
+    kind = max(inside, default=(0, ""))[1]
+    if kind in UNFIT:
+        say(f"notice: {folder} is on {kind}, where appended lines and locks may not hold: use NFS, Lustre or the like")
 
 
 def _memory(task: Task) -> int:

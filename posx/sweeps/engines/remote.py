@@ -1,4 +1,4 @@
-"""Start runs on other machines: the settings they take along, and the folder that all machines share."""
+"""Start runs on other machines, with the settings that they take along."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from posx.files.locks import is_free
-from posx.progress import say
 from posx.sweeps.engines.here import WAIT_SECONDS
 from posx.sweeps.tasks import Task
 
-#: File systems on which appended lines, locks or memory maps are known to fail, by their names in /proc/mounts.
-UNFIT = {
-    "fuse.s3fs", "fuse.goofys", "fuse.gcsfuse", "fuse.rclone", "fuse.mount-s3", "fuse.blobfuse", "fuse.sshfs", "9p",
-}  # fmt: skip
 #: The first letters of environment variables that a run inherits from the sweep's process.
 CARRIED = ("JAX_", "XLA_", "NPROC", "PYTHONPATH", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_", "HF_DATASETS_", "HF_ENDPOINT")
 #: Seconds that a run waits for its folder. The system frees the lock of a lost machine when it notices, NFS after 90 s.
@@ -77,16 +72,3 @@ def stop(process: subprocess.Popen[bytes], seconds: float) -> None:
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
-
-
-def warn_of(folder: Path) -> None:
-    """Print a notice if a folder is on a file system that several machines cannot share safely."""
-    try:
-        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return
-    places = [line.split()[1:3] for line in mounts]
-    inside = [(len(p), kind) for p, kind in places if folder.resolve().is_relative_to(p.replace("\\040", " "))]
-    kind = max(inside, default=(0, ""))[1]
-    if kind in UNFIT:
-        say(f"notice: {folder} is on {kind}, where appended lines and locks may not hold: use NFS, Lustre or the like")

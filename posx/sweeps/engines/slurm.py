@@ -91,8 +91,8 @@ class Queue(Engine):
                 say(f"{job.name} has failed ({why})")
         workdir = tasks[0].folder.path.parent
         stored = _stored(workdir)
-        known, asked = stored.get("jobs", {}), stored.get("digests", {})
-        alive = {name: known[name] for name, state in states(workdir).items() if state in ALIVE}
+        asked = stored.get("digests", {})
+        alive = {name: number for name, (number, state) in jobs_of(workdir).items() if state in ALIVE}
         digests = {job.name: job.run.hash for job in tasks}
         for name, wanted in digests.items():
             if name in alive and asked.get(name, wanted) != wanted:
@@ -104,7 +104,7 @@ class Queue(Engine):
         made = self._submit(new, workdir) if new else {}
         if new:
             cluster = self.options.get("cluster", "slurm")
-            values = {"cluster": cluster, "jobs": known | made, "digests": asked | digests}
+            values = {"cluster": cluster, "jobs": stored.get("jobs", {}) | made, "digests": asked | digests}
             write_json(workdir / FOLDER / JOBS, values)
         first = next(iter({**made, **alive}.values()))
         print(
@@ -181,11 +181,6 @@ def _one_line() -> Iterator[None]:
         raise ConfigError(f"--on slurm: {' '.join(str(error).split())[:300]}") from None
 
 
-def jobs_of(workdir: Path) -> dict[str, str]:
-    """Return {run: job} of the runs that were submitted from `workdir`."""
-    return _stored(workdir).get("jobs", {})
-
-
 def _stored(workdir: Path) -> dict[str, Any]:
     """Return the stored facts of earlier submissions, none if there were none. Raises WorkdirError."""
     try:
@@ -196,8 +191,11 @@ def _stored(workdir: Path) -> dict[str, Any]:
         raise WorkdirError(f"{workdir / FOLDER / JOBS} cannot be read: {error}") from None
 
 
-def states(workdir: Path) -> dict[str, str]:
-    """Return {run: state of its job}: ENDED if SLURM does not list it any more, UNKNOWN if SLURM does not answer."""
+def jobs_of(workdir: Path) -> dict[str, tuple[str, str]]:
+    """Return {run: (its job, the state of that)} of the runs that were submitted from `workdir`.
+
+    The state is ENDED if SLURM does not list the job any more, and UNKNOWN if SLURM does not answer.
+    """
     stored = _stored(workdir)
     if not stored.get("jobs"):
         return {}
@@ -209,14 +207,16 @@ def states(workdir: Path) -> dict[str, str]:
         return _told_by_slurm(stored["jobs"])
     found = {}
     for name, number in stored["jobs"].items():
+        state = "NO"
         with contextlib.suppress(Exception):
-            found[name] = submitit.LocalJob(workdir / FOLDER, number).state.split()[0]
-        if found.get(name, "NO") == "NO":  # process that this one has started
-            found[name] = "RUNNING" if is_alive(number) else "ENDED"
+            state = submitit.LocalJob(workdir / FOLDER, number).state.split()[0]
+        if state == "NO":  # process that this one has started
+            state = "RUNNING" if is_alive(number) else "ENDED"
+        found[name] = number, state
     return found
 
 
-def _told_by_slurm(jobs: Mapping[str, str]) -> dict[str, str]:
+def _told_by_slurm(jobs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Ask SLURM once for all jobs: sacct, then squeue for the jobs that it does not know, as without accounting."""
     from submitit.slurm.slurm import SlurmInfoWatcher
 
@@ -227,14 +227,13 @@ def _told_by_slurm(jobs: Mapping[str, str]) -> dict[str, str]:
         for number in jobs.values():
             watcher.register_job(number)
         watcher.update()
-    told = {name: watcher.get_info(number, mode="cache").get("State", "") for name, number in jobs.items()}
-    if all(told.values()):
-        return {name: state.split()[0] for name, state in told.items()}
-    try:
-        lines = subprocess.run(
-            ["squeue", "-h", "-r", "-o", "%i %T"], capture_output=True, encoding="utf-8", errors="replace", check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {name: (state or "UNKNOWN").split()[0] for name, state in told.items()}
-    queued = dict(line.split()[:2] for line in lines.splitlines() if len(line.split()) > 1)
-    return {name: (state or queued.get(jobs[name], "ENDED")).split()[0] for name, state in told.items()}
+    told = {number: watcher.get_info(number, mode="cache").get("State", "") for number in jobs.values()}
+    queued, unlisted = dict[str, str](), "ENDED"
+    if not all(told.values()):
+        command = ["squeue", "-h", "-r", "-o", "%i %T"]
+        try:
+            done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True)
+            queued = dict(line.split()[:2] for line in done.stdout.splitlines() if len(line.split()) > 1)
+        except (OSError, subprocess.SubprocessError):
+            unlisted = "UNKNOWN"
+    return {name: (number, (told[number] or queued.get(number, unlisted)).split()[0]) for name, number in jobs.items()}
