@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from ml_collections import ConfigDict
 
 from posx.contract.fields import above, at_least, at_most, below, problems_of
 from posx.encodings import Dims, Encoding, Spec, build
 from posx.errors import ConfigError
-
-T = TypeVar("T")
 
 #: Settings that may name a file or folder.
 PLACES = ("source", "validation", "tokenizer", "cache_dir")
@@ -89,15 +87,13 @@ class ModelConfig:
 
     def layers(self, encoding: Spec) -> tuple[Spec, ...]:
         """Return the spec of each layer of a run of `encoding`."""
-        return self._cycled([encoding if name == "encoding" else name for name in self.layer_policy])
+        cycle = [encoding if name == "encoding" else name for name in self.layer_policy]
+        return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
 
     def encodings(self, encoding: Spec, train_len: int) -> tuple[Encoding, ...]:
         """Return the resolved encoding of each layer. Raises ConfigError for sizes and specs that do not fit."""
         dims = self.dims(train_len)
-        return self._cycled([build(encoding if name == "encoding" else name, dims) for name in self.layer_policy])
-
-    def _cycled(self, cycle: Sequence[T]) -> tuple[T, ...]:
-        return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
+        return tuple(build(spec, dims) for spec in self.layers(encoding))
 
     def dims(self, train_len: int) -> Dims:
         """Return the sizes that encodings are resolved from. Raises ConfigError."""

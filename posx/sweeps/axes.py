@@ -138,9 +138,10 @@ def names_of(points: Sequence[Point]) -> list[str]:
         main = f"{text_of('encoding', point['encoding'])}-L{point['train.length']}-s{point['train.seed']}"
         names.append("-".join([main, *(f"{shown[s]}={text_of(s, point[s])}" for s in varying)]))
     safe = [_safe(name) for name in names]
+    hashes = [hashlib.sha256(name.encode()).hexdigest()[:6] for name in names]
     return [
-        short if safe.count(short) == 1 and len(short) <= MOST_LETTERS else f"{short[:MOST_LETTERS]}-{_hash(name)}"
-        for short, name in zip(safe, names, strict=True)
+        short if safe.count(short) == 1 and len(short) <= MOST_LETTERS else f"{short[:MOST_LETTERS]}-{digest}"
+        for short, digest in zip(safe, hashes, strict=True)
     ]
 
 
@@ -148,10 +149,6 @@ def _safe(text: str) -> str:
     """Return `text` as a name for shells and file systems: rope(base=500000)+my:A is rope-base=500000+my.A."""
     text = re.sub(r"\(|, *", "-", text.replace("=(", "=").replace(":", "."))
     return re.sub(r"[^\w.+=-]", "", text, flags=re.ASCII)
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def text_of(setting: str, value: Any) -> str:

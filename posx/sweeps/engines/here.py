@@ -1,24 +1,26 @@
-"""Run tasks in processes on this machine, each on its own cores. Other engines differ in how they start a task.
+"""Run tasks in processes on this machine, each on its own cores. A task that fails never stops the others.
 
-A task that fails is named and never stops the others.
+Other engines differ in how they start a task: an `Order` runs its command in a process on another machine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from posx import interrupts
 from posx.data.store import cache_folder
 from posx.errors import PosxError, Stopped
 from posx.files.atomic import disk_errors
+from posx.files.locks import is_free
 from posx.machine.backend import on_cpus
 from posx.machine.cores import let_go, on_cores, usable_cores, usable_memory
 from posx.progress import Meter, say
@@ -38,6 +40,10 @@ SIGNALS = {-9: "killed (often: out of memory)", -7: "a file that it reads was cu
 MEASURE = (
     "import sys, pathlib, posx.machine.ceiling as c; c.matmul_ceiling(pathlib.Path(sys.argv[1]), sys.argv[2], 3600)"
 )
+#: The first letters of environment variables that a run inherits from the sweep's process.
+CARRIED = ("JAX_", "XLA_", "NPROC", "PYTHONPATH", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_", "HF_DATASETS_", "HF_ENDPOINT")
+#: Seconds that a run waits for its folder. The system frees the lock of a lost machine when it notices, NFS after 90 s.
+LOCK_SECONDS = 180.0
 
 
 def log_file(task: Task) -> Path:
@@ -47,6 +53,15 @@ def log_file(task: Task) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         open(path / "log.txt", "ab").close()
     return path / "log.txt"
+
+
+def _process(
+    words: Sequence[str], output: Path, log: Path, env: Mapping[str, str], cwd: str | Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command of posx that ends with this process."""
+    command = [sys.executable, "-P", "-m", "posx.cli", *words, "--stop_with_stdin"]
+    with open(output, "ab") as out, open(log, "ab") as err:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err, env=env, cwd=cwd)
 
 
 class Worker:
@@ -240,12 +255,9 @@ class Here(Engine):
         load = Counter(core for worker in self.running for core in worker.cores)
         cores = tuple(sorted(sorted(self.cores, key=load.__getitem__)[: self.schedule.width]))
         worker = Worker(task, cores)
-        words = [sys.executable, "-P", "-m", "posx.cli", *task.command(), "--stop_with_stdin"]
-        log, output = worker.log, task.output or worker.log
-        with disk_errors(output), open(log, "ab") as err, open(output, "ab") as out, on_cores(cores):
-            worker.process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=out, stderr=err, env=environment(task.cost, len(cores))
-            )
+        output, env = task.output or worker.log, environment(task.cost, len(cores))
+        with disk_errors(output), on_cores(cores):
+            worker.process = _process(task.command(), output, worker.log, env)
         return worker
 
     def got_on(self, worker: Worker) -> None:
@@ -262,3 +274,52 @@ def environment(cost: Cost, cores: int) -> dict[str, str]:
     if hasattr(os, "sched_setaffinity") or not cores or "device_count" in os.environ.get("XLA_FLAGS", ""):
         return dict(os.environ)
     return {"JAX_NUM_CPU_DEVICES": str(cost.devices(cores)), **os.environ}
+
+
+@dataclasses.dataclass
+class Order:
+    """The command of a run, with CPUs and environment variables, to be pickled and run on another machine."""
+
+    words: list[str]
+    folder: Path
+    cpus: int
+    settings: dict[str, str]
+    began: str
+
+    @classmethod
+    def of(cls, task: Task, cpus: int, **more: Any) -> Self:
+        """Return the order to run a task with the settings of this process. Raises PosxError."""
+        kept = {k: v for k, v in os.environ.items() if k.startswith(CARRIED) and "TOKEN" not in k}
+        return cls(task.command(), task.folder.path, cpus, kept, os.getcwd(), **more)
+
+    @property
+    def log(self) -> Path:
+        """The log of the run."""
+        return self.folder / "log.txt"
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the command once no process holds its folder. It ends with this process.
+
+        It gets as many devices and threads as CPUs. It starts in the sweep's own working folder if that exists here,
+        from which a user's own modules are found.
+        """
+        end, held = time.monotonic() + LOCK_SECONDS, self.folder / ".lock"
+        while held.exists() and not is_free(held) and time.monotonic() < end:
+            time.sleep(WAIT_SECONDS)
+        devices = {"JAX_NUM_CPU_DEVICES": str(self.cpus), "NPROC": str(self.cpus)}
+        cwd = self.began if os.path.isdir(self.began) else self.folder
+        return _process(self.words, self.log, self.log, {**os.environ, **devices, **self.settings}, cwd)
+
+
+def finish(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process and return its exit code. Signal handlers that run meanwhile can see it end."""
+    while process.poll() is None:  # not wait(), inside of which poll() finds the process locked
+        time.sleep(WAIT_SECONDS)
+    return process.returncode
+
+
+def stop(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Tell a process to save and end, and wait for at most some seconds."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)

@@ -20,8 +20,7 @@ from posx.errors import ConfigError
 from posx.files.locks import is_free
 from posx.progress import say
 from posx.runs.folder import RunFolder
-from posx.sweeps.engines.here import STOP_SECONDS, Engine, Worker
-from posx.sweeps.engines.remote import Order, finish, stop
+from posx.sweeps.engines.here import STOP_SECONDS, Engine, Order, Worker, finish, stop
 from posx.sweeps.schedule import PROCESS_MEMORY, Schedule, one_or_more
 from posx.sweeps.tasks import Task
 

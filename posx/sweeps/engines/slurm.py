@@ -24,8 +24,7 @@ from posx.files.atomic import is_alive, write_json
 from posx.files.parse import parsed
 from posx.progress import say
 from posx.runs.folder import RunFolder
-from posx.sweeps.engines.here import STARTS, Engine, log_file
-from posx.sweeps.engines.remote import Order, finish, stop
+from posx.sweeps.engines.here import STARTS, Engine, Order, finish, log_file, stop
 from posx.sweeps.schedule import PROCESS_MEMORY
 from posx.sweeps.tasks import Job
 
