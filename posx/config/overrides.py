@@ -22,6 +22,13 @@ from posx.fields import split, typed, typed_fields, unbracketed, unquoted
 
 _AXES = "sweep.axes."
 
+#: {"section.name": type} of all settings but the fields of encodings.
+TYPES = {
+    f"{section}.{name}": kind
+    for section, cls in {**SECTIONS, "sweep": SweepConfig}.items()
+    for name, kind in typing.get_type_hints(cls).items()
+}
+
 
 def override(config: ConfigDict, words: Sequence[str]) -> None:
     """Replace settings of `config`, one for each word such as --config.train.steps=200.
@@ -108,12 +115,8 @@ def axis_values(config: ConfigDict, setting: str, given: Any, name: str = "") ->
 
 def _typed(setting: str, value: Any, name: str) -> Any:
     """Return `value` of the type of its setting. `name` is its name in messages."""
-    sections = {**SECTIONS, "sweep": SweepConfig}
-    section, _, field = setting.partition(".")
-    check_key(section, sections, name)
-    hints = typing.get_type_hints(sections[section])
-    check_key(field, hints, name)
-    return typed(value, hints[field], name)
+    check_key(setting, TYPES, name)
+    return typed(value, TYPES[setting], name)
 
 
 def settings(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
