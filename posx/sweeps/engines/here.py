@@ -165,7 +165,7 @@ class Engine:
         return task.cost.seconds(self.schedule.width, 1 - self.parts[task.folder])
 
     def wall_seconds(self) -> float:
-        """Return the seconds until all tasks have ended. Those at work go first."""
+        """Return the seconds until all tasks have ended. Tasks at work go first."""
         begun = {worker.task.folder for worker in self.running if worker.begun}
         in_order = sorted(self.left, key=lambda folder: folder not in begun)
         return self.schedule.wall_seconds(self.left[folder] for folder in in_order)
