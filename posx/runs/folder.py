@@ -56,6 +56,8 @@ class RunFolder:
     eval_file = _file("eval.jsonl")
     tokenizer_file = _file("tokenizer.json")
     checkpoints = _file("checkpoints")
+    asked_file = _file("asked.json")  # the settings that a sweep has given to this run
+    log_file = _file("log.txt")  # of the processes that a sweep has started
     done_file = _file("DONE")
     status_file = _file("status.json")  # why the last process that ran here failed
     exported = _file("model.safetensors")  # the weights of a run that was unpacked from one file

@@ -152,26 +152,27 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
     start = _median([row["start"].get("seconds") for row in rows if isinstance(row.get("start"), dict)]) or START
     # One measurement for all runs. It is not stored, as the machine may be busy now.
     ceiling = functools.cache(lambda folder, dtype: machine_ceiling(folder, dtype, max_age=3600, keep=False))
-    left: list[float] = []
-    table = {"": ["run", *varying, "resolved", "parameters", "memory", "time", "is"]}
-    for job in sorted(jobs, key=lambda job: job.cost.order):
+    left: dict[str, float] = {}
+    table = [["run", *varying, "resolved", "parameters", "memory", "time", "is"]]
+    for job in jobs:
         flops = ceiling(cache_folder(job.run.data) / "machine", job.run.model.dtype)
         cost = job.cost._replace(speed=(share or USUAL_SHARE) * flops / schedule.cores, start=start)
         part = job.part()
-        left.append(cost.seconds(width, 1 - part) if part < 1 else 0.0)
+        left[job.name] = cost.seconds(width, 1 - part) if part < 1 else 0.0
         time = duration(cost.seconds(width)) + " and evaluation" * (job.expected.eval_flops is None)
         encodings = ", ".join(dict.fromkeys(map(spec_text, job.run.layers)))
-        table[job.name] = [
+        table.append([
             job.name, *(text_of(s, job.point[s]) for s in varying), encodings, f"{job.expected.num_params:,}",
             size(job.expected.memory), time, _state(job, part),
-        ]  # fmt: skip
-    told = f"{duration(schedule.wall_seconds(left))} left, {schedule}"
+        ])  # fmt: skip
+    in_order = sorted(jobs, key=lambda job: job.cost.order)
+    told = f"{duration(schedule.wall_seconds(left[job.name] for job in in_order))} left, {schedule}"
     if on:
         each = one_or_more(cpus, "CPU")
-        told = f"{duration(sum(left))} of work left on {each} a run, {on} decides how many go at once"
+        told = f"{duration(sum(left.values()))} of work left on {each} a run, {on} decides how many go at once"
     return "\n".join([
-        *_aligned([table[name] for name in ("", *(job.name for job in jobs))]), "",
-        f"{len(jobs)} runs, {left.count(0.0)} of them finished; about {told}",
+        *_aligned(table), "",
+        f"{len(jobs)} runs, {sum(not seconds for seconds in left.values())} of them finished; about {told}",
         f"The times assume a start of {start:.0f} s, then {share or USUAL_SHARE:.0%} of the speed of matrix products "
         f"on this machine{', as measured in runs here' if share else '. No run here has measured them yet'}.",
     ])  # fmt: skip

@@ -67,10 +67,9 @@ class Job(_Task):
 
     def command(self) -> list[str]:
         """Return the words of the run as `posx train`. Leaves its settings in its folder."""
-        settings = self.folder.path / "asked.json"
-        write_json(settings, self.run.to_json())
+        write_json(self.folder.asked_file, self.run.to_json())
         self.folder.status_file.unlink(missing_ok=True)
-        return ["train", f"--config_json={settings}", f"--workdir={self.folder.path}", ALONE]
+        return ["train", f"--config_json={self.folder.asked_file}", f"--workdir={self.folder.path}", ALONE]
 
     def failure(self) -> str:
         """Return why the last process failed, "" if it did not."""

@@ -48,11 +48,10 @@ LOCK_SECONDS = 180.0
 
 def log_file(task: Task) -> Path:
     """Return the log of a task, in a folder that exists by then. Raises PosxError if it cannot be written."""
-    path = task.folder.path
-    with disk_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
-        open(path / "log.txt", "ab").close()
-    return path / "log.txt"
+    with disk_errors(task.folder.path):
+        task.folder.path.mkdir(parents=True, exist_ok=True)
+        task.folder.log_file.open("ab").close()
+    return task.folder.log_file
 
 
 def _process(
@@ -278,37 +277,30 @@ def environment(cost: Cost, cores: int) -> dict[str, str]:
 
 @dataclasses.dataclass
 class Order:
-    """The command of a run, with CPUs and environment variables, to be pickled and run on another machine."""
+    """The command of a run, to be pickled and run on another machine. settings: environment variables that it gets."""
 
     words: list[str]
-    folder: Path
-    cpus: int
+    folder: RunFolder
     settings: dict[str, str]
     began: str
 
     @classmethod
     def of(cls, task: Task, cpus: int, **more: Any) -> Self:
-        """Return the order to run a task with the settings of this process. Raises PosxError."""
+        """Return the order to run a task with the settings of this process, on so many CPUs. Raises PosxError."""
+        devices = {"JAX_NUM_CPU_DEVICES": str(cpus), "NPROC": str(cpus)}
         kept = {k: v for k, v in os.environ.items() if k.startswith(CARRIED) and "TOKEN" not in k}
-        return cls(task.command(), task.folder.path, cpus, kept, os.getcwd(), **more)
-
-    @property
-    def log(self) -> Path:
-        """The log of the run."""
-        return self.folder / "log.txt"
+        return cls(task.command(), task.folder, devices | kept, os.getcwd(), **more)
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the command once no process holds its folder. It ends with this process.
 
-        It gets as many devices and threads as CPUs. It starts in the sweep's own working folder if that exists here,
-        from which a user's own modules are found.
+        It starts in the sweep's own working folder if that exists here, from which a user's own modules are found.
         """
-        end, held = time.monotonic() + LOCK_SECONDS, self.folder / ".lock"
+        end, held = time.monotonic() + LOCK_SECONDS, self.folder.path / ".lock"
         while held.exists() and not is_free(held) and time.monotonic() < end:
             time.sleep(WAIT_SECONDS)
-        devices = {"JAX_NUM_CPU_DEVICES": str(self.cpus), "NPROC": str(self.cpus)}
-        cwd = self.began if os.path.isdir(self.began) else self.folder
-        return _process(self.words, self.log, self.log, {**os.environ, **devices, **self.settings}, cwd)
+        cwd, log = self.began if os.path.isdir(self.began) else self.folder.path, self.folder.log_file
+        return _process(self.words, log, log, {**os.environ, **self.settings}, cwd)
 
 
 def finish(process: subprocess.Popen[bytes]) -> int:

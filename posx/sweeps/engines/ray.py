@@ -36,12 +36,12 @@ CONNECT_SECONDS = 10.0
 
 def carry_out(order: Order) -> tuple[int, str]:
     """Run an order as a task of Ray; return its exit code and, if it could not be started, the reason."""
-    here, sweep = platform.node(), order.folder.parent
-    if not (order.folder / "asked.json").exists():
-        return 4, f"{here} does not see {order.folder}: sweeps on Ray need a folder that all machines share"
+    here, sweep = platform.node(), order.folder.path.parent
+    if not order.folder.asked_file.exists():
+        return 4, f"{here} does not see {order.folder.path}: sweeps on Ray need a folder that all machines share"
     if is_free(sweep / ".lock"):
         return 4, f"{here} gets a lock that the sweep holds: on {sweep} locks do not hold between machines"
-    with open(order.log, "ab") as log:
+    with open(order.folder.log_file, "ab") as log:
         log.write(f"at work on {here}, process {os.getpid()}\n".encode())
     process = order.start()
     try:
