@@ -106,4 +106,4 @@ def draw(reports: tuple[list[Report], Report, Report], path: Path) -> None:
         f"medians, whiskers: quartiles; {calls['cores']} cores; "
         "encodings that act on the embeddings alone cost in attention what NoPE costs",
     ]
-    report.panels(path, panels, "What an encoding costs", lines)
+    report.panels(path, panels, "The cost of an encoding", lines)

@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks import measure, report
 from benchmarks.report import cell, quartiles, ratios
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.generate import Sampling, generate
 from posx.model import Model, make_model
 from posx.plots import look

@@ -28,7 +28,7 @@ from matplotlib.lines import Line2D
 from benchmarks import measure, report, workers
 from benchmarks.attention import KIND_NAMES, add_sizes, first_case
 from benchmarks.calls import KINDS, Case, contestants, in_attention, is_quadratic, separate
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.model import make_model
 from posx.plots import look
 from posx.runs.evaluate import model_log_probs

@@ -44,7 +44,7 @@ from benchmarks import measure, report, workers
 from benchmarks.report import cell, quartiles, ratios, target
 from benchmarks.workers import Worker, WorkerError, checkout
 from posx.config import TrainConfig
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.data.corpus import stdlib_files
 from posx.machine.devices import devices_for, on_devices, over_devices
 from posx.model import make_model

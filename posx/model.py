@@ -17,7 +17,7 @@ from flax import nnx
 
 from posx.attention import Slots, attend, batch_features, causal, known, seen_by, sharding, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.contract import Dims, Encoding, Features, Tabulated, abstract_params, distance_terms, prefixed
 from posx.contract.sizes import check_params, named
 from posx.cross_entropy import token_log_probs

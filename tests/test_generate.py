@@ -10,7 +10,7 @@ import pytest
 
 import posx
 from posx.commands.generate import pieces
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.data import BpeTokenizer, ByteTokenizer, train_bpe
 from posx.errors import ConfigError, NonFiniteError
 from posx.generate import Sampling, generate, prefill, sample

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from posx import cross_entropy
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.cross_entropy import token_log_probs
 from posx.model import Model, make_model
 from posx.runs.evaluate import _log_probs, model_log_probs

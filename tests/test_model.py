@@ -12,7 +12,7 @@ from flax import nnx
 
 import posx
 from posx.config import TrainConfig
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.encodings import Dims, Encoding
 from posx.encodings.rates import Rate
 from posx.encodings.shaw import Shaw

@@ -16,7 +16,7 @@ from posx import plots
 from posx.errors import ConfigError, WorkdirError
 from posx.evaluation import interval, paired_ratio
 from posx.evaluation.statistics import row_blocks
-from posx.plots import curves, groups, palette, points, rows
+from posx.plots import curves, groups, look, points, rows
 from tests.made_rows import AT_TRAIN, FIVE, LENGTHS, L, as_rows, cells, config, row, start, sweep_rows, words, write
 
 
@@ -28,7 +28,7 @@ def table_of(made: list[dict[str, Any]]) -> str:
     return plots.table(as_rows(made))
 
 
-def one_curve(made: list[dict[str, Any]], encoding: str) -> points.Curve:
+def one_curve(made: list[dict[str, Any]], encoding: str) -> groups.Curve:
     """The perplexity curve of one encoding of a single panel."""
     (panel,) = panels([one for one in made if one["protocol"] != "per_position"])
     return next(curve for curve in points.perplexity_curves(panel) if curve.label == encoding)
@@ -75,7 +75,7 @@ def test_undefined_is_a_gap_that_is_named(tmp_path: pathlib.Path) -> None:
     curve = one_curve(made, "learned")
     assert [math.isnan(point.mean) for point in curve.points] == [length > L for length in LENGTHS]
     figure = curves.extrapolation(panels(made)[0])
-    drawn = [line for line in figure.axes[0].lines if line.get_color() == palette.LOOKS["learned"].color]
+    drawn = [line for line in figure.axes[0].lines if line.get_color() == look.LOOKS["learned"].color]
     assert np.isnan(np.asarray(drawn[0].get_ydata(), float)).tolist() == [length > L for length in LENGTHS]
     assert "learned: undefined at 128, 256, 512, 1024" in words(figure)
     assert table_of(made).count("undefined") == 4
@@ -136,7 +136,7 @@ def test_hostile_names_are_shown_literally(tmp_path: pathlib.Path) -> None:
     folder = write(tmp_path, made)
     written = plots.plot(folder)
     assert len(written) == 4
-    (panel,) = groups.panels(plots.read_rows(folder))
+    (panel,) = groups.panels(plots.read_rows(folder), rows.unfinished(folder))
     shown = words(curves.extrapolation(panel))
     assert "_hidden" in shown and "$\\nosuch{$" in shown and "(no name)" in shown
     assert any(text.startswith("\\u202eevil \\u") for text in shown)
@@ -182,9 +182,9 @@ def test_figures_do_not_depend_on_mplbackend(tmp_path: pathlib.Path, asked: str,
 def test_an_encoding_has_one_colour_everywhere() -> None:
     made = sweep_rows()
     panel, at = panels([one for one in made if one["protocol"] == "nonoverlapping"])[0], panels(made)[1]
-    training = curves.training([points.TrainingRun(rows.Run(name, name), (0, 1), (5.0, 2.0)) for name in AT_TRAIN])
+    training = curves.training({rows.Run(name, name): [(0, 5.0), (1, 2.0)] for name in AT_TRAIN}, {})
     for name in AT_TRAIN:
-        color = palette.LOOKS[name].color
+        color = look.LOOKS[name].color
         for figure in (
             curves.extrapolation(panel),
             curves.ratio(panel),
@@ -198,10 +198,8 @@ def test_an_encoding_has_one_colour_everywhere() -> None:
             )
             assert drawn[name].get_color() == color
             assert any(line.get_color() == color for line in figure.axes[0].lines)
-    assert (
-        len({one.color for one in palette.LOOKS.values()}) == len({one.marker for one in palette.LOOKS.values()}) == 10
-    )
-    assert palette.look("my.module:Mine") == palette.look("my.module:Mine")
+    assert len({one.color for one in look.LOOKS.values()}) == len({one.marker for one in look.LOOKS.values()}) == 10
+    assert look.look("my.module:Mine") == look.look("my.module:Mine")
 
 
 def test_different_texts_are_called_incomparable() -> None:
@@ -376,8 +374,8 @@ def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> 
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 2, "loss": 3}\n{"step": 1, "loss": 5}\n{"step": 2, "loss": 4}\n{"step": 3, "lo'
     )
-    (run,) = points.read_training(tmp_path, [])
-    assert (run.run.text, run.steps, run.losses) == ("rope", [1.0, 2.0], [5.0, 4.0])
+    ((run, losses),) = points.read_training(tmp_path, []).items()
+    assert (run.text, losses) == ("rope", [(1.0, 5.0), (2.0, 4.0)])
     assert [path.name for path in plots.plot(tmp_path, "training")] == ["training.png", "training.svg"]
 
 
@@ -415,7 +413,7 @@ def test_failed_single_and_pending_runs_are_drawn(tmp_path: pathlib.Path) -> Non
     (folder / "rope-pending").mkdir()
     (folder / "rope-pending" / "config.json").write_text("{}")
     assert len(plots.plot(folder)) == 4
-    (panel,) = groups.panels(plots.read_rows(folder))
-    shown = words(curves.extrapolation(panel, rows.unfinished(folder)))
+    (panel,) = groups.panels(plots.read_rows(folder), rows.unfinished(folder))
+    shown = words(curves.extrapolation(panel))
     assert "no finite perplexity" in shown and "No results yet: rope-pending" in shown
     assert len(plots.plot(write(tmp_path / "point", [row("rope", 64)]))) == 4

@@ -11,12 +11,12 @@ import pytest
 from posx import build, load, plots
 from posx.config import run_config
 from posx.encodings.alibi import alibi_slopes
-from posx.plots import effects, models, pictures
-from posx.plots.models import Subject
+from posx.plots import effects, pictures
+from posx.plots.effects import Subject
 from posx.runs.folder import RunFolder
 from tests.made_rows import start, words
 
-DIMS = models.Dims(model_dim=16, num_heads=2, head_dim=8, num_layers=1, train_len=8)
+DIMS = effects.Dims(model_dim=16, num_heads=2, head_dim=8, num_layers=1, train_len=8)
 
 
 def subject(spec: object, **changes: np.ndarray) -> Subject:
@@ -25,7 +25,7 @@ def subject(spec: object, **changes: np.ndarray) -> Subject:
 
 
 def by_distance(one: Subject) -> np.ndarray:
-    return effects.content_free_by_distance(one, effects.content_free(one, effects.num_positions(one)))
+    return effects.content_free_by_distance(one, effects.content_free(one, one.num_positions))
 
 
 def test_rope_bound_matches_its_definition() -> None:
@@ -36,7 +36,7 @@ def test_rope_bound_matches_its_definition() -> None:
 
 def test_without_runs_the_catalogue_is_drawn(tmp_path: pathlib.Path) -> None:
     assert [path.name for path in plots.plot(tmp_path / "none", "encodings")] == ["encodings.png", "encodings.svg"]
-    assert [subject.name for subject in models.catalogue()] == ["nope", "sinusoidal", "rope", "t5", "alibi"]
+    assert [subject.name for subject in effects.catalogue()] == ["nope", "sinusoidal", "rope", "t5", "alibi"]
 
 
 def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
@@ -47,7 +47,7 @@ def test_a_folders_own_encodings_are_drawn_as_trained(tmp_path: pathlib.Path, wh
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{}")
     apply, params, _ = load(whole)
-    sent, trained = models.encodings_of(tmp_path)
+    sent, trained = effects.encodings_of(tmp_path)
     assert (trained.name, trained.encoding, trained.dims) == ("t5", apply.model.encodings[0], apply.model.dims)
     table = trained.encoding.by_distance(params["shared"]["encoding_0"], np.arange(32, dtype=np.int32)).bias
     assert by_distance(trained) == pytest.approx(np.asarray(table))
@@ -96,18 +96,20 @@ def test_what_depends_on_the_text_is_drawn_for_random_tokens() -> None:
 
 def test_arrays_that_start_at_zero_are_drawn_at_random() -> None:
     """Those of CoPE, whose picture would be empty."""
-    figure = pictures.encodings([models.initial("cope", build("cope", DIMS), DIMS)])
+    figure = pictures.encodings([effects.initial("cope", build("cope", DIMS), DIMS)])
     titles = [ax.get_title() for ax in figure.axes]
     assert "change of logits, random tokens and arrays, head 1" in titles
     assert np.nanmax(np.abs(figure.axes[0].images[0].get_array())) > 0.01
 
 
 def test_the_curves_of_heads_are_named() -> None:
-    assert {"head 1", "head 2"} <= set(words(pictures.encodings([models.initial("alibi", build("alibi", DIMS), DIMS)])))
+    assert {"head 1", "head 2"} <= set(
+        words(pictures.encodings([effects.initial("alibi", build("alibi", DIMS), DIMS)]))
+    )
 
 
 def test_each_panel_of_a_chain_has_its_own_title() -> None:
     chain = "sinusoidal+rope"
-    figure = pictures.encodings([models.initial(chain, build(chain, DIMS), DIMS)])
+    figure = pictures.encodings([effects.initial(chain, build(chain, DIMS), DIMS)])
     titles = [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes if ax.get_xlabel()]
     assert len(titles) == len(set(titles)) > 3 and "inner products of the added vectors" in titles

@@ -16,7 +16,7 @@ from typing import Any
 
 from posx.attention import causal, refusal
 from posx.commands import COMMANDS, work_folder
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.contract import abstract_params, acting
 from posx.contract.fields import hints_of
 from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, from_spec, spec_text

@@ -33,7 +33,7 @@ from posx.runs.checks import check_stream, checked, say_unused
 from posx.runs.export import unpacked
 from posx.runs.folder import RunFolder, name_of, runs_in, typed_path
 from posx.sweeps.engines.here import Here
-from posx.sweeps.evaluation import Evaluation
+from posx.sweeps.tasks import Evaluation
 
 #: {run folder: its rows of `eval.jsonl`}.
 Measured = Mapping[RunFolder, Sequence[dict[str, Any]]]
@@ -157,10 +157,10 @@ def _side_by_side(values: dict[str, Any], requests: Sequence[Request]) -> tuple[
     words += ["--debug"] * values["debug"] + values["overrides"]
     with tempfile.TemporaryDirectory() as outputs:
         tasks = [
-            Evaluation(request.asked, request.folder, tuple(words), Path(outputs, str(number)))
+            Evaluation(request.asked, request.folder, Path(outputs, str(number)), tuple(words))
             for number, request in enumerate(requests)
         ]
-        failed = Here(tasks, values["jobs"]).run(tasks, tasks, "evaluate", echo=True)
+        failed = Here(tasks, values["jobs"]).run(tasks, "evaluate", echo=True)
         return {task.folder: task.rows() for task in tasks}, failed
 
 

@@ -21,8 +21,8 @@ from posx.runs.checks import check_work_folder, check_writable, say_unused
 from posx.runs.folder import RunFolder
 from posx.sweeps import engines
 from posx.sweeps.axes import points_of, run_at, text_of
-from posx.sweeps.plan import Job, plan
-from posx.sweeps.preview import preview, status
+from posx.sweeps.plan import plan, preview, status
+from posx.sweeps.tasks import Job
 
 
 def main(values: dict[str, Any], config: ConfigDict) -> None:
@@ -56,7 +56,7 @@ def main(values: dict[str, Any], config: ConfigDict) -> None:
         if len(todo) < len(jobs):
             say(f"{len(jobs) - len(todo)} of {len(jobs)} runs are finished already")
         if todo:
-            found = engine.run(jobs, todo, "sweep", ended=lambda job: keep(job.folder.path))
+            found = engine.run(todo, "sweep", ended=lambda job: keep(job.folder.path))
             failed |= {folder.path.name: why for folder, why in found.items()}
         if failed or any(job.finished() for job in jobs):
             _draw(workdir, bool(failed))

@@ -14,7 +14,7 @@ from posx.commands import work_folder
 from posx.config import RunConfig, run_config
 from posx.config.flags import earlier_run
 from posx.config.overrides import setting_of
-from posx.config.sweep import LISTS
+from posx.config.sections import LISTS
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.files.atomic import write_json

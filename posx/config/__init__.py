@@ -7,12 +7,8 @@ those of its fields. `posx.runs.checks` finds whether the model, the protocols a
 Nothing here knows the use of a setting: this room imports encodings and the names of executors, no more.
 """
 
-from posx.config.data import DataConfig
-from posx.config.evaluation import EvalConfig
-from posx.config.model import ModelConfig
-from posx.config.run import SECTIONS, RunConfig, base_config, encoding_section, run_config
-from posx.config.sweep import SweepConfig
-from posx.config.train import TrainConfig
+from posx.config.run import RunConfig, base_config, encoding_section, run_config
+from posx.config.sections import SECTIONS, DataConfig, EvalConfig, ModelConfig, SweepConfig, TrainConfig
 from posx.lazy import modules_of
 
 __all__ = [

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import io
 import os
-import sys
+import runpy
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from posx.config import SECTIONS, RunConfig, base_config
-from posx.config.data import PLACES
 from posx.config.overrides import override, setting_of, settings
 from posx.config.run import typed_sections
+from posx.config.sections import PLACES
 from posx.errors import ConfigError, near_names
 from posx.files.parse import parsed
 from posx.progress import say
@@ -116,12 +114,13 @@ def _made_by(path: Path, text: str, argument: str) -> Any:
     """Return the result of the file's get_config. `text` names the file in messages. Raises ConfigError."""
     if path.suffix == ".json":
         raise ConfigError(f"config file {path} is not a Python file; did you mean --config_json {path}?")
-    line = ""
+    line, reason = "", "it is not a Python file"
     try:
-        get_config = getattr(_execute(path), "get_config", None)
-        if callable(get_config):
-            return get_config(argument) if argument else get_config()
-        reason = "it defines no get_config(arg)"
+        if path.suffix == ".py":
+            get_config = runpy.run_path(str(path), run_name=_EXECUTED).get("get_config")
+            if callable(get_config):
+                return get_config(argument) if argument else get_config()
+            reason = "it defines no get_config(arg)"
     except ConfigError as error:
         reason = str(error)
         if f"'{_EXECUTED}:" in reason:
@@ -136,19 +135,6 @@ def _made_by(path: Path, text: str, argument: str) -> Any:
             number, reason = error.lineno, error.msg
         line = f", line {number}" if number else ", outside its own lines"
     raise ConfigError(f"config file {text}{line}: {reason}")
-
-
-def _execute(path: Path) -> ModuleType:
-    """Return the module that a config file makes."""
-    spec = importlib.util.spec_from_file_location(_EXECUTED, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError("it is not a Python file")
-    module = sys.modules[_EXECUTED] = importlib.util.module_from_spec(spec)  # in which dataclasses look up names
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules[_EXECUTED]
-    return module
 
 
 def earlier_run(path: str) -> RunConfig:

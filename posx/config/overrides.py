@@ -14,13 +14,20 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.config.run import SECTIONS, base_config, encoding_section
-from posx.config.sweep import LISTS, SweepConfig
+from posx.config.run import base_config, encoding_section
+from posx.config.sections import LISTS, SECTIONS, SweepConfig
 from posx.encodings import CHAIN, encoding_class, spec_text
 from posx.errors import ConfigError, near_names
 from posx.fields import split, typed, typed_fields, unbracketed, unquoted
 
 _AXES = "sweep.axes."
+
+#: {"section.name": type} of all settings but the fields of encodings.
+TYPES = {
+    f"{section}.{name}": kind
+    for section, cls in {**SECTIONS, "sweep": SweepConfig}.items()
+    for name, kind in typing.get_type_hints(cls).items()
+}
 
 
 def override(config: ConfigDict, words: Sequence[str]) -> None:
@@ -108,12 +115,8 @@ def axis_values(config: ConfigDict, setting: str, given: Any, name: str = "") ->
 
 def _typed(setting: str, value: Any, name: str) -> Any:
     """Return `value` of the type of its setting. `name` is its name in messages."""
-    sections = {**SECTIONS, "sweep": SweepConfig}
-    section, _, field = setting.partition(".")
-    check_key(section, sections, name)
-    hints = typing.get_type_hints(sections[section])
-    check_key(field, hints, name)
-    return typed(value, hints[field], name)
+    check_key(setting, TYPES, name)
+    return typed(value, TYPES[setting], name)
 
 
 def settings(config: ConfigDict, prefix: str = "") -> dict[str, Any]:

@@ -14,11 +14,7 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
-from posx.config.data import DataConfig
-from posx.config.evaluation import EvalConfig
-from posx.config.model import ModelConfig
-from posx.config.sweep import sweep_section
-from posx.config.train import TrainConfig
+from posx.config.sections import SECTIONS, DataConfig, EvalConfig, ModelConfig, TrainConfig, sweep_section
 from posx.encodings import CHAIN, Chain, Dims, Encoding, code_of, encoding_name, from_spec, spec_of, spec_text
 from posx.encodings.rates import Rates, from_json, multipliers_in_rows, rates_of_layers, to_json
 from posx.errors import ConfigError
@@ -28,9 +24,6 @@ T = TypeVar("T")
 
 #: The version of `config.json`. A file of another version is an error.
 SCHEMA_VERSION = 3
-
-#: The sections of a config beside `encoding`.
-SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig, "eval": EvalConfig}
 
 #: Settings of training that change no weight.
 _FREE = ("dispatch_steps", "log_steps", "checkpoint_steps", "keep_checkpoints")

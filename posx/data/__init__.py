@@ -10,7 +10,7 @@
 Importing this package loads neither `datasets` nor `tokenizers`; they are imported when first needed.
 """
 
-from posx.config.data import DataConfig, check_config
+from posx.config.sections import DataConfig, check_config
 from posx.data.batches import batch, check_length, num_windows
 from posx.data.store import Dataset, TokenStore, prepare
 from posx.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer, load_tokenizer, train_bpe

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from posx.config.data import PLACES, DataConfig
+from posx.config.sections import PLACES, DataConfig
 from posx.data import hub, text_files
 from posx.data.hub import HubSplit
 from posx.data.text_files import Files

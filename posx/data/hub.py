@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from posx.config.data import DataConfig
+from posx.config.sections import DataConfig
 from posx.data.text_files import check_column, checked_text
 from posx.errors import DataError
 

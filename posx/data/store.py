@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from posx.config.data import DataConfig, check_config
+from posx.config.sections import DataConfig, check_config
 from posx.data import corpus
 from posx.data.corpus import Source
 from posx.data.overlap import chunks, warnings

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from posx.config.data import DataConfig
+from posx.config.sections import DataConfig
 from posx.errors import DataError
 from posx.files.parse import parsed
 from posx.progress import counted

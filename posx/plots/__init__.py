@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import os
 import pathlib
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+# Matplotlib cannot be imported if MPLBACKEND names a backend that is not installed. Jupyter sets it for the commands
+# that a notebook starts. posx draws without a backend, and leaves a usable choice of the user as it is.
+if "matplotlib" not in sys.modules:
+    _asked = os.environ.pop("MPLBACKEND", "")
+    import matplotlib
+
+    if _asked:
+        os.environ["MPLBACKEND"] = _asked
+        with contextlib.suppress(ValueError):
+            matplotlib.rcParams["backend"] = _asked
 
 from posx.errors import ConfigError, WorkdirError, nearest
 from posx.evaluation.protocols import Nonoverlapping, Sliding
 from posx.files.atomic import disk_errors, write_bytes
 from posx.lazy import modules_of
-from posx.plots import backend, curves, lengths, look, points  # noqa: F401  backend goes first
+from posx.plots import curves, look
 from posx.plots.groups import Panel, panels
+from posx.plots.points import read_training
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, diverged, read_rows, unfinished
 from posx.plots.tables import is_table, table
 from posx.progress import say
@@ -30,8 +45,8 @@ __all__ = ["WHAT", "draw_again", "is_table", "picture", "plot", "read_rows", "ta
 
 __getattr__ = modules_of(__name__)
 
-WHAT = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
-#: The endings that `_curves` gives, of today's rows and of rows that are gone.
+WHAT = ("all", *curves.DRAW, "training", "encodings")
+#: The endings that `_figures` gives, of today's rows and of rows that are gone.
 _SUFFIX = rf"(-lengths)?(-L\d+)?(-({'|'.join(PROTOCOLS)}))?(-s\d+)?"
 
 
@@ -47,16 +62,14 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
         raise ConfigError(f"cannot plot {what!r}; {nearest(what, WHAT)}known: {', '.join(WHAT)}")
     folder = pathlib.Path(workdir)
     if what == "encodings":
-        from posx.plots import models, pictures
+        from posx.plots import effects, pictures
 
-        subjects = models.encodings_of(folder) or models.catalogue()
+        subjects = effects.encodings_of(folder) or effects.catalogue()
         return _save(lambda: pictures.encodings(subjects), folder / "figures", what)
     stored = read_rows(folder)
     kinds = WHAT[1:-1] if what == "all" else (what,)
-    split = panels(row for row in stored if row["protocol"] != PER_POSITION or row.get("position_nll"))
-    written: list[pathlib.Path] = []
-    for kind in kinds:
-        written += _training(folder, stored) if kind == "training" else _curves(kind, folder, split)
+    figures = _figures(folder, stored, kinds)
+    written = [path for name, draw in figures.items() for path in _save(draw, folder / "figures", name)]
     measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
     if not written:
         wanted = "rows" if what == "all" else f"rows for {what!r}"
@@ -90,10 +103,10 @@ def picture(
     name: str, encoding: Any, dims: Any, figures: pathlib.Path, run: RunFolder | None = None
 ) -> list[pathlib.Path]:
     """Draw one encoding into `figures`, as trained in `run`, else as initialised for `dims`. Return the paths."""
-    from posx.plots import models, pictures
+    from posx.plots import effects, pictures
 
-    trained = [one for one in (models.of_run(run, run.path.name) if run else []) if one.encoding == encoding]
-    subject = dataclasses.replace(trained[0], name=name) if trained else models.initial(name, encoding, dims)
+    trained = [one for one in (effects.of_run(run, run.path.name) if run else []) if one.encoding == encoding]
+    subject = dataclasses.replace(trained[0], name=name) if trained else effects.initial(name, encoding, dims)
     file = "encoding-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60]
     return _save(lambda: pictures.encodings([subject]), figures, file)
 
@@ -115,29 +128,25 @@ def _drawn(folder: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Path]:
     return [path for path in (folder / "figures").glob("*") if own.fullmatch(path.name)]
 
 
-def _training(folder: pathlib.Path, stored: Sequence[Row]) -> list[pathlib.Path]:
-    runs = points.read_training(folder, stored)
-    shown = {one.run.path for one in runs}
-    hidden = {path: why for path, why in diverged(stored).items() if path not in shown}
-    return _save(lambda: curves.training(runs, hidden), folder / "figures", "training") if runs else []
-
-
-def _curves(kind: str, folder: pathlib.Path, split: Sequence[Panel]) -> list[pathlib.Path]:
-    missing = unfinished(folder)
-    if kind == PER_POSITION:  # the other figures have a place for these runs
-        missing |= diverged(row for panel in split for row in panel.rows)
-    figures, written = folder / "figures", list[pathlib.Path]()
-    split = [panel for panel in split if (panel.protocol == PER_POSITION) == (kind == PER_POSITION)]
-    lengths_of: dict[str, list[Panel]] = {}
-    several = len({panel.train_len for panel in split}) > 1
-    for panel in split:
-        lengths_of.setdefault(rule := _rule(panel), []).append(panel)
-        name = kind + (f"-L{panel.train_len}" if several else "") + rule
-        written += _save(functools.partial(curves.DRAW[kind], panel, missing), figures, name)
-    for rule, own in lengths_of.items() if kind == "extrapolation" else ():
-        if len(own) > 1:
-            written += _save(functools.partial(lengths.across, own, missing), figures, f"{kind}-lengths{rule}")
-    return written
+def _figures(folder: pathlib.Path, stored: Sequence[Row], kinds: Iterable[str]) -> dict[str, Callable[[], Figure]]:
+    """Return {name: function that draws it} of the figures of `kinds` that the rows allow."""
+    found: dict[str, Callable[[], Figure]] = {}
+    drawn = (row for row in stored if row["protocol"] != PER_POSITION or row.get("position_nll"))
+    split = panels(drawn, unfinished(folder))
+    for kind in kinds:
+        if kind == "training":
+            if runs := read_training(folder, stored):
+                found[kind] = functools.partial(curves.training, runs, diverged(stored))
+            continue
+        own = [panel for panel in split if (panel.protocol == PER_POSITION) == (kind == PER_POSITION)]
+        several = len({panel.train_len for panel in own}) > 1
+        for panel in own:
+            name = kind + (f"-L{panel.train_len}" if several else "") + _rule(panel)
+            found[name] = functools.partial(curves.DRAW[kind], panel)
+        for rule in dict.fromkeys(map(_rule, own)) if kind == "extrapolation" else ():
+            if len(alike := [panel for panel in own if _rule(panel) == rule]) > 1:
+                found[f"{kind}-lengths{rule}"] = functools.partial(curves.across, alike)
+    return found
 
 
 def _rule(panel: Panel) -> str:

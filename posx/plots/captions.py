@@ -6,8 +6,7 @@ from typing import Any
 
 from posx.evaluation.statistics import targets_key
 from posx.plots import look, rows
-from posx.plots.groups import Group, Panel, common_settings
-from posx.plots.points import Curve, Point
+from posx.plots.groups import Curve, Panel, Point, common_settings, settings_by_length
 from posx.runs.targets import anchor_of
 
 _MOST_NAMES = 4
@@ -27,7 +26,7 @@ def facts(panels: Sequence[Panel]) -> list[str]:
         stretches = _numbers(panel_rows, "num_stretches")
         first += f", {_range(stretches)} stretches of" if max(stretches, default=0) > 1 else " of"
         first += f" {_range(documents)} document{'s' if max(documents) > 1 else ''}"
-    seeds = {len(group.runs) for panel in panels for group in panel.groups} or {0}
+    seeds = {len(curve.runs) for panel in panels for curve in panel.curves} or {0}
     lengths = ", ".join(f"{panel.train_len}" for panel in panels)
     second = f"trained at L = {lengths} · {_range(seeds)} seed{'s' if seeds != {1} else ''}"
     for key, word in (("tokenizer", "tokenizer"), ("data_digest", "text")):
@@ -70,123 +69,45 @@ def mixture(panel_rows: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _numbers(panel_rows: Sequence[Mapping[str, Any]], key: str) -> set[int]:
-    return {row[key] for row in panel_rows if row.get(key) is not None}
+def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> list[str]:
+    """Return the lines under the axes: settings, failures, omissions, and runs that are not finished.
+
+    points: the curves with their points, whose failures and missing runs are listed, at abscissas after `unit`.
+    """
+    curves, stored = [one for panel in panels for one in panel.curves], [row for one in panels for row in one.rows]
+    on_axes = ("train.length", *settings_by_length([curve.runs[0] for curve in curves])) if panels[1:] else ()
+    return [
+        *_unlike_windows(curves if panels[0].protocol == rows.PER_POSITION else ()),
+        *unless_named(curves, on_axes),
+        *_failures(points, unit),
+        *fewer_runs(points, unit),
+        *_left_out(panels),
+        *_apart(stored),
+        *_before_the_end(stored),
+        *without_results(panels[0].missing),
+        *tokens_per_step(curves),
+    ]
 
 
-def _range(values: Collection[int]) -> str:
-    return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
-
-
-def unlike_windows(panel: Panel) -> list[str]:
+def _unlike_windows(curves: Iterable[Curve]) -> list[str]:
     """Return lines on curves of losses in shorter windows, which are scored on other targets than the longest."""
-    said = _by((max((row["eval_len"] for row in group.rows), default=0), group.label) for group in panel.groups)
-    *shorter, longest = sorted(said)
+    said = _by((max(row["eval_len"] for row in curve.rows), curve.label) for curve in curves)
+    longest = max(said, default=0)
     return [
         f"In windows of {length:,} tokens, so on other targets at these positions than in those of {longest:,}: "
         f"{listed(said[length], 'curves')}"
-        for length in shorter
+        for length in sorted(said.keys() - {longest})
     ]
 
 
-def notes(
-    panels: Sequence[Panel], curves: Sequence[Curve], missing: Mapping[str, str] | None, unit: str = "",
-    on_axes: Collection[str] = (),
-) -> list[str]:  # fmt: skip
-    """Return the lines under the axes: settings, failures, omissions, and runs that are not finished."""
-    groups = [group for panel in panels for group in panel.groups]
-    stored = [row for panel in panels for row in panel.rows]
-    return [
-        *unless_named(groups, on_axes),
-        *failures(curves, unit),
-        *fewer_runs(curves, unit),
-        *left_out([run for panel in panels for run in panel.runs], panels[0].protocol),
-        *apart(stored),
-        *before_the_end(stored),
-        *without_results(missing or {}),
-        *tokens_per_step(groups),
-    ]
-
-
-def apart(stored: Sequence[rows.Row]) -> list[str]:
-    """Return the command that scores all runs on the same targets, if some rows have the status "apart"."""
-    values = [row for row in stored if rows.perplexity(row) is not None]
-    if not values or all(row.get("status") != "apart" for row in stored):
-        return []
-    lengths = sorted({n for row in stored for n in (row["eval_len"], anchor_of(row), row.run.longest) if n})
-    words = [f"--protocol {stored[0]['protocol']} --lengths {','.join(map(str, lengths))}"]
-    most = values[0].get("max_targets")
-    words.append(f"--num_targets {max(most, lengths[-1]) if most else 0}")
-    if stored[0]["protocol"] == "sliding" and values[0].get("stride"):
-        words.append(f"--stride {values[0]['stride']}")
-    folder = shlex.quote(stored[0].run.workdir or "FOLDER")
-    return [f"To compare all runs: posx evaluate --workdir {folder} {' '.join(words)}"]
-
-
-def without_results(missing: Mapping[str, str]) -> list[str]:
-    """Return lines on runs without a row: those that failed, and why, and those that may still come."""
-    said = _by((why, name) for name, why in sorted(missing.items(), key=lambda pair: not pair[1]))
-    runs = {why: listed(names, "runs") for why, names in said.items()}
-    lines = [f"{of} failed: {look.shown(why)}" if why else f"No results yet: {of}" for why, of in runs.items()]
-    return _first(lines, 8, "reasons why runs have no results")
-
-
-def unless_named(groups: Sequence[Group], on_axes: Collection[str] = ()) -> list[str]:
+def unless_named(curves: Sequence[Curve], on_axes: Collection[str] = ()) -> list[str]:
     """Return a line on the settings that most curves share, so that only the labels of the others name them."""
-    common = common_settings([group.runs[0] for group in groups], on_axes)
+    common = common_settings([curve.runs[0] for curve in curves], on_axes)
     parts = [f"{name.rpartition('.')[2]}={value}" for name, value in common.items()]
     return [f"If a label does not say otherwise: {', '.join(parts)}"] if parts else []
 
 
-def listed(names: Sequence[str], word: str = "") -> str:
-    """Join names, with semicolons if a name holds a comma; only a few of many, if there is a `word` for the others."""
-    few = [look.shown(name) for name in (names[:_MOST_NAMES] if word else names)]
-    more = f" and {len(names) - len(few)} more {word}" if len(names) > len(few) else ""
-    return ("; " if any(", " in name for name in few) else ", ").join(few) + more
-
-
-def _by(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
-    """Return {statement: the names that it is about, each once}."""
-    found: dict[Any, dict[str, None]] = {}
-    for said, name in pairs:
-        found.setdefault(said, {})[name] = None
-    return {said: list(names) for said, names in found.items()}
-
-
-def _first(lines: list[str], most: int, rest: str) -> list[str]:
-    return lines if len(lines) <= most else [*lines[: most - 1], f"and {len(lines) - most + 1} more {rest}"]
-
-
-def left_out(runs: Sequence[rows.Run], protocol: str) -> list[str]:
-    """Return lines on rows that are not drawn, and why. Runs with the same reason share a line."""
-    said = _by((words, run.path) for run in runs for of, words in run.left_out if of == protocol)
-    return [f"{listed(paths, 'runs')}{', each' if len(paths) > 1 else ''}: {words}" for words, paths in said.items()]
-
-
-def before_the_end(stored: Sequence[rows.Row]) -> list[str]:
-    """Return lines on runs that were measured before the end of training, and on those that ended with NaN."""
-    early, ended = [], []
-    for run, row in {row.run: row for row in stored}.items():
-        step, steps, name = row.get("step"), run.settings.get("train.steps"), look.shown(run.path)
-        if row.get("status") == "diverged":
-            ended.append(f"{name} at step {step:,}")
-        elif isinstance(step, int) and isinstance(steps, int) and step < steps:
-            early.append(f"{name} (step {step:,} of {steps:,})")
-    said = {"Measured before the end of training": early, "Training ended with NaN": ended}
-    return [f"{words}: {listed(names, 'runs')}" for words, names in said.items() if names]
-
-
-def tokens_per_step(groups: Sequence[Group]) -> list[str]:
-    """Return the tokens of training text per step if curves differ in them, which makes a comparison unfair."""
-    runs = [(group.label, group.runs[0]) for group in groups]
-    several = len({run.train_len for _, run in runs}) > 1
-    batches = [(name, run.train_len, run.settings.get("train.batch_size")) for name, run in runs]
-    said = _by((batch * n, f"L = {n}" if several else name) for name, n, batch in batches if isinstance(batch, int))
-    parts = [f"{tokens:,} ({listed(names, 'curves')})" for tokens, names in sorted(said.items())]
-    return [f"Tokens per training step differ: {', '.join(parts)}"] if len(parts) > 1 else []
-
-
-def failures(curves: Sequence[Curve], unit: str) -> list[str]:
+def _failures(curves: Sequence[Curve], unit: str) -> list[str]:
     """Return a line per curve and kind of failure: the lengths, and the number of runs if others succeeded."""
     lines = []
     for curve in curves:
@@ -208,6 +129,84 @@ def fewer_runs(curves: Sequence[Curve], unit: str) -> list[str]:
             names = [look.length_name(point.x) for point, n in zip(curve.points, runs, strict=True) if n == few]
             lines.append(f"{look.shown(curve.label)}: {few} of {max(runs)} runs measured at {unit}{_places(names)}")
     return _first(lines, 6, "curves of fewer runs at some lengths")
+
+
+def _left_out(panels: Sequence[Panel]) -> list[str]:
+    """Return lines on rows that are not drawn, and why. Runs with the same reason share a line."""
+    omitted = [(run.path, omission) for panel in panels for run in panel.runs for omission in run.left_out]
+    said = _by((words, path) for path, (protocol, words) in omitted if protocol == panels[0].protocol)
+    return [f"{listed(paths, 'runs')}{', each' if len(paths) > 1 else ''}: {words}" for words, paths in said.items()]
+
+
+def _apart(stored: Sequence[rows.Row]) -> list[str]:
+    """Return the command that scores all runs on the same targets, if some rows have the status "apart"."""
+    values = [row for row in stored if rows.perplexity(row) is not None]
+    if not values or all(row.get("status") != "apart" for row in stored):
+        return []
+    lengths = sorted({n for row in stored for n in (row["eval_len"], anchor_of(row), row.run.longest) if n})
+    most, protocol, stride = values[0].get("max_targets"), stored[0]["protocol"], values[0].get("stride")
+    words = f"--protocol {protocol} --lengths {','.join(map(str, lengths))}"
+    words += f" --num_targets {max(most, lengths[-1]) if most else 0}"
+    words += f" --stride {stride}" if protocol == "sliding" and stride else ""
+    return [f"To compare all runs: posx evaluate --workdir {shlex.quote(stored[0].run.workdir or 'FOLDER')} {words}"]
+
+
+def _before_the_end(stored: Sequence[rows.Row]) -> list[str]:
+    """Return lines on runs that were measured before the end of training, and on those that ended with NaN."""
+    early, ended = [], []
+    for run, row in {row.run: row for row in stored}.items():
+        step, steps, name = row.get("step"), run.settings.get("train.steps"), look.shown(run.path)
+        if row.get("status") == "diverged":
+            ended.append(f"{name} at step {step:,}")
+        elif isinstance(step, int) and isinstance(steps, int) and step < steps:
+            early.append(f"{name} (step {step:,} of {steps:,})")
+    said = {"Measured before the end of training": early, "Training ended with NaN": ended}
+    return [f"{words}: {listed(names, 'runs')}" for words, names in said.items() if names]
+
+
+def without_results(missing: Mapping[str, str]) -> list[str]:
+    """Return lines on runs without a row: those that failed, and why, and those that may still come."""
+    said = _by((why, name) for name, why in sorted(missing.items(), key=lambda pair: not pair[1]))
+    runs = {why: listed(names, "runs") for why, names in said.items()}
+    lines = [f"{of} failed: {look.shown(why)}" if why else f"No results yet: {of}" for why, of in runs.items()]
+    return _first(lines, 8, "reasons why runs have no results")
+
+
+def tokens_per_step(curves: Sequence[Curve]) -> list[str]:
+    """Return the tokens of training text per step if curves differ in them, which makes a comparison unfair."""
+    runs = [(curve.label, curve.runs[0]) for curve in curves]
+    several = len({run.train_len for _, run in runs}) > 1
+    batches = [(name, run.train_len, run.settings.get("train.batch_size")) for name, run in runs]
+    said = _by((batch * n, f"L = {n}" if several else name) for name, n, batch in batches if isinstance(batch, int))
+    parts = [f"{tokens:,} ({listed(names, 'curves')})" for tokens, names in sorted(said.items())]
+    return [f"Tokens per training step differ: {', '.join(parts)}"] if len(parts) > 1 else []
+
+
+def listed(names: Sequence[str], word: str = "") -> str:
+    """Join names, with semicolons if a name holds a comma; only a few of many, if there is a `word` for the others."""
+    few = [look.shown(name) for name in (names[:_MOST_NAMES] if word else names)]
+    more = f" and {len(names) - len(few)} more {word}" if len(names) > len(few) else ""
+    return ("; " if any(", " in name for name in few) else ", ").join(few) + more
+
+
+def _numbers(panel_rows: Sequence[Mapping[str, Any]], key: str) -> set[int]:
+    return {row[key] for row in panel_rows if row.get(key) is not None}
+
+
+def _range(values: Collection[int]) -> str:
+    return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
+
+
+def _by(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+    """Return {statement: the names that it is about, each once}."""
+    found: dict[Any, dict[str, None]] = {}
+    for said, name in pairs:
+        found.setdefault(said, {})[name] = None
+    return {said: list(names) for said, names in found.items()}
+
+
+def _first(lines: list[str], most: int, rest: str) -> list[str]:
+    return lines if len(lines) <= most else [*lines[: most - 1], f"and {len(lines) - most + 1} more {rest}"]
 
 
 def _places(names: list[str]) -> str:

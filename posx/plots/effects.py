@@ -1,4 +1,4 @@
-"""Effects of an encoding on a pair of positions, read off its hooks: all that a picture can show without a text.
+"""Encodings of runs as they were trained, and their effects on a pair of positions, read off their hooks.
 
 Positions and distances are in tokens, logits as they enter the softmax. For every text a logit is
 content-free part + content part. The content-free part is the logit of zero vectors.
@@ -6,7 +6,9 @@ content-free part + content part. The content-free part is the logit of zero vec
 
 import dataclasses
 import functools
+import logging
 import math
+import pathlib
 from typing import Any
 
 import jax
@@ -15,37 +17,98 @@ import numpy as np
 
 from posx.attention import Slots, attend, batch_features
 from posx.attention.tiles import Pairs, mapped_products, with_terms
-from posx.contract import Encoding, acting
-from posx.encodings import Nope
-from posx.plots.models import Subject
+from posx.contract import acting
+from posx.encodings import Dims, Encoding, Nope, build, encoding_name
+from posx.errors import PosxError, WorkdirError
+from posx.model import layer_name, shared_name
+from posx.runs.folder import RunFolder, is_run, name_of, run_folders
+from posx.runs.load import load_model
 
 MOST_POSITIONS = 256  # of a matrix
 _SAME = 1e-4  # below this, a curve over distance says nothing
 
 
-def num_positions(subject: Subject) -> int:
-    """Return twice the training length, or all positions at which the encoding is defined if these are fewer."""
-    longest = 2 * subject.dims.train_len
-    last = subject.encoding.at_length(longest).max_position
-    return longest if last is None else min(longest, last + 1)
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """An encoding to draw, with the arrays that one layer sees."""
+
+    name: str
+    origin: str  # where the arrays are from, in words
+    encoding: Encoding
+    params: dict[str, Any]
+    dims: Dims
+    trained: bool = False
+
+    @property
+    def num_positions(self) -> int:
+        """Twice the training length, or all positions at which the encoding is defined if these are fewer."""
+        longest = 2 * self.dims.train_len
+        last = self.encoding.at_length(longest).max_position
+        return longest if last is None else min(longest, last + 1)
+
+    def at(self, n: int) -> tuple[Encoding, jax.Array, jax.Array]:
+        """Return the encoding for texts of `n` tokens, their positions [n] and a layer input of zeros [n, m]."""
+        zeros = jnp.zeros((n, self.dims.model_dim), jnp.float32)
+        return self.encoding.at_length(n), jnp.arange(n, dtype=jnp.int32), zeros
+
+
+def catalogue() -> list[Subject]:
+    """Return the encodings of the headline figure, as initialised for a small model."""
+    dims = Dims(model_dim=64, num_heads=8, head_dim=8, num_layers=1, train_len=64)
+    return [initial(name, build(name, dims), dims) for name in ("nope", "sinusoidal", "rope", "t5", "alibi")]
+
+
+def encodings_of(folder: pathlib.Path) -> list[Subject]:
+    """Return the distinct encodings of the runs below `folder`, as the first run trained each, else as initialised."""
+    found: dict[tuple[str, Encoding, Dims], Subject] = {}
+    for path in filter(is_run, run_folders(folder, "config.json")) if folder.is_dir() else ():
+        name = name_of(path, folder)
+        try:
+            for subject in of_run(RunFolder(path), name):
+                key = (subject.name, subject.encoding, subject.dims)
+                if key not in found or subject.trained > found[key].trained:
+                    found[key] = subject
+        except PosxError as error:
+            logging.getLogger(__name__).warning("%s is not drawn: %s", name, error)
+    return sorted(found.values(), key=lambda subject: (subject.name, subject.dims.train_len))
+
+
+def of_run(folder: RunFolder, name: str) -> list[Subject]:
+    """Return the distinct encodings of one run's layers, each with the arrays of its first layer."""
+    run = folder.read_config()
+    several = len(set(run.layers)) > 1
+    names = {encoding: encoding_name(encoding) if several else run.encoding for encoding in run.layers}
+    try:
+        model, params, _, step = load_model(folder)
+    except WorkdirError:
+        return [initial(title, encoding, run.dims) for encoding, title in names.items()]
+    found = []
+    for number, encoding in enumerate(model.distinct):
+        first = model.encodings.index(encoding)
+        own = params["layers"][layer_name(first)]["attention"].get("position", {})
+        arrays = params.get("shared", {}).get(shared_name(number), {}) | own
+        where = f"trained in {name}, step {step}" + (f", layer {first + 1}" if own else "")
+        origin = where if arrays else f"of {name}, nothing learned"
+        found.append(Subject(names[encoding], origin, encoding, arrays, model.dims, trained=True))
+    return found
+
+
+def initial(name: str, encoding: Encoding, dims: Dims) -> Subject:
+    arrays = encoding.init(jax.random.key(0), dims)
+    return Subject(name, "as initialised" if arrays else "nothing learned", encoding, arrays, dims)
 
 
 def added_to_embeddings(subject: Subject) -> np.ndarray | None:
     """Return the vectors [position, channel] that are added to embeddings, or None if none are."""
-    n = min(num_positions(subject), MOST_POSITIONS)
-    encoding = subject.encoding.at_length(n)
-    if not encoding.acts_on("embed"):
-        return None
-    nothing = jnp.zeros((n, subject.dims.model_dim), jnp.float32)
-    return np.asarray(encoding.embed(subject.params, nothing, jnp.arange(n, dtype=jnp.int32)))
+    encoding, pos, zeros = subject.at(min(subject.num_positions, MOST_POSITIONS))
+    return np.asarray(encoding.embed(subject.params, zeros, pos)) if encoding.acts_on("embed") else None
 
 
 def content_free(subject: Subject, length: int, queries: slice = slice(None)) -> np.ndarray | None:
     """Return the logits of zero vectors [head, query, key] at `length` positions, before `score`; None if all are 0."""
-    encoding, dims, params = subject.encoding.at_length(length), subject.dims, subject.params
-    pos = np.arange(length, dtype=np.int32)
+    (encoding, pos, zeros), dims, params = subject.at(length), subject.dims, subject.params
     q, k = (jnp.zeros((1, length, heads, dims.head_dim), jnp.float32) for heads in (dims.num_heads, dims.kv_heads))
-    of_keys = batch_features(encoding, params, jnp.zeros((1, length, dims.model_dim), jnp.float32), pos)[0]
+    of_keys = batch_features(encoding, params, zeros[None], pos)[0]
     features = ({name: array[:, queries] for name, array in of_keys.items()}, of_keys)
     found = attend(
         encoding, params, q[:, queries], k, k, Slots(pos[queries], pos[queries]), Slots(pos, pos),
@@ -65,7 +128,7 @@ def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
 
     They are those of one query if only distances count, else means over all pairs.
     """
-    n = num_positions(subject)
+    n = subject.num_positions
     if not subject.encoding.shift_invariant:
         diagonals = [np.diagonal(whole, -distance, axis1=1, axis2=2) for distance in range(whole.shape[1])]
         return np.stack([diagonal.mean(axis=1) for diagonal in diagonals], axis=1)
@@ -75,10 +138,8 @@ def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
 
 def logit_scales(subject: Subject) -> np.ndarray | None:
     """Return the logit scale of each query [head or 1, position] for a layer input of zeros, None if it is constant."""
-    n = num_positions(subject)
-    encoding, pos = subject.encoding.at_length(n), jnp.arange(n, dtype=jnp.int32)
-    nothing = jnp.zeros((1, n, subject.dims.model_dim), jnp.float32)
-    features = jax.tree.map(lambda x: x[0], batch_features(encoding, subject.params, nothing, pos)[0])
+    encoding, pos, zeros = subject.at(subject.num_positions)
+    features = jax.tree.map(lambda x: x[0], batch_features(encoding, subject.params, zeros[None], pos)[0])
     found = encoding.logit_scale(subject.params, pos, features)
     return None if found is None or np.ptp(found) < _SAME else np.asarray(found, np.float64)
 
@@ -89,7 +150,7 @@ def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     The mean over all directions is a trace, exact for affine maps, and 1 if position changes nothing. None if distance
     does not count, or if the maps read the text or look back.
     """
-    dims, n = subject.dims, num_positions(subject)
+    dims, n = subject.dims, subject.num_positions
     encoding = subject.encoding.at_length(n)
     if encoding.history or encoding.acts_on("features") or not acting(encoding, ("query", "key")):
         return None
@@ -119,7 +180,7 @@ def on_random_tokens(subject: Subject) -> np.ndarray | None:
 
     Read off the weights, so that everything that acts is in it. None if nothing acts or if another panel can show it.
     """
-    dims, n = subject.dims, min(num_positions(subject), MOST_POSITIONS // 2)
+    dims, n = subject.dims, min(subject.num_positions, MOST_POSITIONS // 2)
     encoding, rng = subject.encoding.at_length(n), np.random.default_rng(0)
     if not acting(encoding) or acting(encoding, ("embed",)) or relative_lengths(subject):
         return None
@@ -152,8 +213,8 @@ def with_random_arrays(subject: Subject) -> Subject:
 
 def relative_lengths(subject: Subject) -> dict[str, np.ndarray]:
     """Return {use of the vectors: their lengths [distance], mean over heads}."""
-    n = num_positions(subject)
-    found = subject.encoding.at_length(n).by_distance(subject.params, jnp.arange(n, dtype=jnp.int32))
+    encoding, distances, _ = subject.at(subject.num_positions)
+    found = encoding.by_distance(subject.params, distances)
     vectors = {"for queries": found.query, "for keys": found.key, "added to values": found.value}
     return {name: np.linalg.norm(of, axis=-1).mean(axis=1) for name, of in vectors.items() if of is not None}
 

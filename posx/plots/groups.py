@@ -2,26 +2,58 @@
 
 import collections
 import dataclasses
+import math
 import os
-from collections.abc import Collection, Iterable, Sequence
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from posx.plots import palette
-from posx.plots.palette import Look
-from posx.plots.rows import OF_ENCODINGS, Row, Run, by_stride
+from posx.plots import look
+from posx.plots.look import Look
+from posx.plots.rows import OF_ENCODINGS, PER_POSITION, Row, Run, by_stride, diverged
 
 #: Settings of the model that are resolved from others if they are left open.
 _RESOLVED_FROM = {"model.mlp_dim": ("model.model_dim", "model.mlp"), "model.num_kv_heads": ("model.num_heads",)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
-    """The runs of one curve: the same settings, each with a seed of its own."""
+class Point:
+    """The results of the runs of one curve at one abscissa: values, and failures of the other runs."""
+
+    x: float
+    values: tuple[float, ...]
+    failures: tuple[str, ...] = ()
+    interval: tuple[float, float] | None = None  # 95 %, of the mean over text
+    no_interval: str = ""  # why there is none
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def low(self) -> float:
+        return min(self.values, default=math.nan)
+
+    @property
+    def high(self) -> float:
+        return max(self.values, default=math.nan)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The runs of one curve, which have the same settings and each a seed of its own, and their results."""
 
     label: str  # "rope(base=500000)+alibi", then what else tells it from the others of its figure
     look: Look
     runs: tuple[Run, ...]
     rows: tuple[Row, ...] = ()
+    points: tuple[Point, ...] = ()  # of one measure of the rows; a point without values is a gap: all runs failed
+
+    @property
+    def seeds(self) -> tuple[int, int]:
+        """The fewest and most runs behind the points that have a value; (0, 0) if none has."""
+        counts = [len(point.values) for point in self.points if point.values]
+        return (min(counts), max(counts)) if counts else (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,53 +63,63 @@ class Panel:
     train_len: int
     protocol: str
     stride: int | None
-    groups: tuple[Group, ...]
-    runs: tuple[Run, ...] = ()  # of this training length, those without a row here too
+    curves: tuple[Curve, ...]
+    runs: tuple[Run, ...]  # of this training length, those without a row here too
+    missing: Mapping[str, str]  # {path of a run of the folder without results: why it failed}
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        return tuple(row for group in self.groups for row in group.rows)
+        return tuple(row for curve in self.curves for row in curve.rows)
 
 
-def panels(rows: Iterable[Row]) -> list[Panel]:
-    """Return the rows by training length and protocol, and by stride if one length was slid with several."""
+def panels(rows: Iterable[Row], missing: Mapping[str, str] | None = None) -> list[Panel]:
+    """Return the rows by training length and protocol, and by stride if one length was slid with several.
+
+    missing: {path of a run of the folder without results: why it failed}.
+    """
+    rows = list(rows)
+    seeds = seeds_of_curves(row.run for row in rows)
+    drawn = _looks(seeds)
     split: dict[tuple[int, str], list[Row]] = collections.defaultdict(list)
-    runs: dict[int, dict[Run, None]] = collections.defaultdict(dict)
     for row in rows:
         split[row["train_len"], row["protocol"]].append(row)
-        runs[row["train_len"]][row.run] = None
-    curves = seeds_of_curves(run for own in runs.values() for run in own)
-    drawn = list(zip(curves, _drawn(curves), strict=True))
     found = []
     for (train_len, protocol), members in sorted(split.items()):
-        for stride, chosen in sorted(by_stride(members).items(), key=lambda pair: (pair[0] is None, pair[0])):
+        runs = tuple(dict.fromkeys(row.run for row in rows if row["train_len"] == train_len))
+        gone = dict(missing or {})
+        if protocol == PER_POSITION:  # the other figures have a place for these runs
+            gone |= diverged(rows)
+        for stride, chosen in sorted(by_stride(members).items(), key=lambda pair: pair[0] or 0):
             there = {row.run for row in chosen}
-            own = [(kept, look) for curve, look in drawn if (kept := [run for run in curve if run in there])]
-            groups = tuple(
-                Group(label, look, tuple(kept), tuple(row for row in chosen if row.run in kept))
-                for label, (kept, look) in zip(labels([kept for kept, _ in own]), own, strict=True)
-            )
-            found.append(Panel(train_len, protocol, stride, groups, tuple(runs[train_len])))
+            kept = {n: own for n, curve in enumerate(seeds) if (own := [run for run in curve if run in there])}
+            curves = _curves(list(kept.values()), [drawn[n] for n in kept], chosen)
+            found.append(Panel(train_len, protocol, stride, curves, runs, gone))
     return found
 
 
-def groups_of_runs(runs: Iterable[Run]) -> list[Group]:
+def curves_of_runs(runs: Iterable[Run]) -> tuple[Curve, ...]:
     """Return all runs of a folder as the curves of one figure, whatever lengths they were trained at."""
-    curves = seeds_of_curves(runs)
-    drawn = _drawn(curves, one_figure=True)
-    return [Group(label, look, tuple(own)) for label, look, own in zip(labels(curves), drawn, curves, strict=True)]
+    seeds = seeds_of_curves(runs)
+    return _curves(seeds, _looks(seeds, one_figure=True))
 
 
-def _drawn(curves: Sequence[Sequence[Run]], one_figure: bool = False) -> list[Look]:
+def _curves(seeds: Sequence[Sequence[Run]], drawn: Sequence[Look], rows: Sequence[Row] = ()) -> tuple[Curve, ...]:
+    return tuple(
+        Curve(label, how, tuple(own), tuple(row for row in rows if row.run in own))
+        for label, how, own in zip(labels(seeds), drawn, seeds, strict=True)
+    )
+
+
+def _looks(seeds: Sequence[Sequence[Run]], one_figure: bool = False) -> list[Look]:
     """Return a look for each curve, the same at all training lengths unless one figure shows them all."""
     counts: collections.Counter[Any] = collections.Counter()
     places: list[tuple[str, Any]] = []
-    for run, *_ in curves:
+    for run, *_ in seeds:
         others = (run.around, run.train_len if one_figure else 0)
         alike = (run.text, *others, run.train_len)
         places.append((run.text, (*others, counts[alike])))
         counts[alike] += 1
-    found = palette.looks(places)
+    found = look.looks(places)
     return [found[place] for place in places]
 
 
@@ -101,9 +143,9 @@ def seeds_of_curves(runs: Iterable[Run]) -> list[list[Run]]:
     return sorted(found, key=lambda runs: (runs[0].text, runs[0].kind, runs[0].path))
 
 
-def labels(curves: Sequence[Sequence[Run]], on_axes: Collection[str] = ()) -> list[str]:
+def labels(seeds: Sequence[Sequence[Run]], on_axes: Collection[str] = ()) -> list[str]:
     """Return a label for each curve: the encoding, then the settings in which curves differ but for those `on_axes`."""
-    runs = [own[0] for own in curves]
+    runs = [own[0] for own in seeds]
     differ, common = _differing(runs, on_axes), common_settings(runs, on_axes)
     found = []
     for run in runs:
@@ -113,7 +155,7 @@ def labels(curves: Sequence[Sequence[Run]], on_axes: Collection[str] = ()) -> li
         found.append(", ".join([run.text, *(f"{_short(name, differ)}={_value(run, name)}" for name in named)]))
     for path in (lambda own: os.path.commonpath([run.path for run in own]) or own[0].path, lambda own: own[0].path):
         shared = collections.Counter(zip(found, (run.train_len for run in runs), strict=True))
-        pairs = zip(found, curves, strict=True)
+        pairs = zip(found, seeds, strict=True)
         found = [f"{label}, {path(own)}" if shared[label, own[0].train_len] > 1 else label for label, own in pairs]
     return found
 

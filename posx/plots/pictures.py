@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator, ScalarFormatter
 from posx.contract import Chain, acting
 from posx.encodings import Rope
 from posx.plots import effects, look
-from posx.plots.models import Subject
+from posx.plots.effects import Subject
 
 _HEAD_COLORS = ("#332288", "#0072B2", "#56B4E9", "#009E73", "#8A8A1F", "#E69F00", "#D55E00", "#882255")
 _LINES = (("#0072B2", "-"), ("#D55E00", (0, (5, 2))), ("#009E73", (0, (1.5, 1.5))))
@@ -41,7 +41,7 @@ def encodings(subjects: Sequence[Subject]) -> Figure:
         top -= _HEIGHT if panels else _LINE
     lengths = ", ".join(f"{length}" for length in sorted({subject.dims.train_len for subject in subjects}))
     text = f"Computed from the encodings; dashed: L = {lengths}; positions and distances in tokens, biases in logits"
-    look.headings(made, "What the encodings do", [text])
+    look.headings(made, "Effects of the encodings on embeddings and logits", [text])
     return made
 
 
@@ -64,7 +64,7 @@ def _panels(subject: Subject) -> list[Draw]:
     def add(draw: Callable[..., None], *values: Any) -> None:
         found.append(lambda ax: draw(ax, *values))
 
-    train_len, n = subject.dims.train_len, effects.num_positions(subject)
+    train_len, n = subject.dims.train_len, subject.num_positions
     if (added := effects.added_to_embeddings(subject)) is not None:
         limit = float(np.abs(added).max())
         add(_show, added, "RdBu_r", "added to embeddings", "channel", "position", limit)

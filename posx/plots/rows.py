@@ -47,21 +47,21 @@ _MEASURED_ON = {"data.text": "data_digest", "data.source": "data_source", "data.
 _LOG = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """One run folder. Two are the same run only if they have the same path, whatever their names and settings.
+    """One run folder, another run than any other folder, whatever their names and settings.
 
     settings: of training, but code and data as they were when the rows were measured.
     left_out: (protocol, the rows that figures and tables leave out, and why).
     """
 
     path: str  # below the folder that is plotted
-    text: str = dataclasses.field(default="", compare=False)  # rope(base=500000)+alibi, of a hybrid "rope, nope"
-    train_len: int = dataclasses.field(default=0, compare=False)
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
-    longest: int = dataclasses.field(default=0, compare=False)  # window that any row of the run serves
-    workdir: str = dataclasses.field(default="", compare=False)  # that is plotted, as a command can name it
-    left_out: list[tuple[str, str]] = dataclasses.field(default_factory=list, compare=False)
+    text: str = ""  # rope(base=500000)+alibi, of a hybrid "rope, nope"
+    train_len: int = 0
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    longest: int = 0  # window that any row of the run serves
+    workdir: str = ""  # that is plotted, as a command can name it
+    left_out: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     @functools.cached_property
     def kind(self) -> str:
@@ -91,7 +91,8 @@ def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
     """Return the run at `path` with the settings of a row of its results."""
     settings = {name: value for name, value in row["settings"].items() if not name.startswith(("code.", "data"))}
     settings |= {f"code.{name}": digest for name, digest in row.get("code", {}).items()}
-    settings |= {f"data.{name}": value for name, value in row.get("data_settings", {}).items()}
+    if row["settings"].get("data", row.get("data_digest")) == row.get("data_digest"):  # else they are of another text
+        settings |= {f"data.{name}": value for name, value in row.get("data_settings", {}).items()}
     settings |= {name: row[key] for name, key in _MEASURED_ON.items() if key in row}
     trained = {name: value for name, value in row["settings"].items() if name.startswith("code.")}
     trained |= {"data.text": row["settings"]["data"]} if "data" in row["settings"] else {}

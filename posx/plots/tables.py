@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from posx.plots import captions, look, rows
-from posx.plots.groups import Panel, panels
-from posx.plots.points import Curve, Point, bits_curves, perplexity_curves, ratio_curves
+from posx.plots.groups import Curve, Panel, Point, panels
+from posx.plots.points import bits_curves, perplexity_curves, ratio_curves
 
 MOST_FACTORS = 8
 _EMPTY, _HEAD = "-", "encoding | seeds"
@@ -21,8 +21,8 @@ def table(stored: Iterable[rows.Row], missing: Mapping[str, str] | None = None) 
     A cell is the mean over the seeds that have a value, their sample standard deviation if n > 1, and the 95 % interval
     over text. "-" was not measured. Empty columns are left out. missing: {path of a run without rows: why it failed}.
     """
-    shown = [panel for panel in panels(stored) if panel.protocol != rows.PER_POSITION]
-    return "\n\n".join(panel_table(panel, missing) for panel in shown)
+    shown = [panel for panel in panels(stored, missing) if panel.protocol != rows.PER_POSITION]
+    return "\n\n".join(map(_table, shown))
 
 
 def is_table(path: pathlib.Path) -> bool:
@@ -32,47 +32,46 @@ def is_table(path: pathlib.Path) -> bool:
     return False
 
 
-def panel_table(panel: Panel, missing: Mapping[str, str] | None = None) -> str:
+def _table(panel: Panel) -> str:
     """Return the table of one training length and protocol, under lines on both, the scored targets and the spreads."""
     curves, columns = perplexity_curves(panel), _columns(panel)
-    points = {title: [found[curve.label] for curve in curves] for title, found in columns.items()}
-    cells = {title: list(map(_cell, column)) for title, column in points.items()}
-    cells = {title: column for title, column in cells.items() if set(column) != {_EMPTY}}
-    named = [(f"{curve.label} ({title})", points[title][n]) for n, curve in enumerate(curves) for title in points]
+    named = [(f"{one.label} ({title})", found[one.label]) for one in curves for title, found in columns.items()]
     spreads = ["± standard deviation over seeds"] if any(len(point.values) > 1 for _, point in named) else []
     spreads += ["(95 % interval over text)"] if any(point.interval for _, point in named) else []
     lines = [" · ".join([*captions.facts([panel]), *spreads])]
-    if not _measured_at_train_len(panel):
+    if not _at_train_len(panel):
         lines.append(f"**not measured at L = {panel.train_len}, so there are no ratios**")
     if warning := captions.mixture(panel.rows):
         lines.append(f"**{warning}**")
-    seeds = [" to ".join(map(str, dict.fromkeys(curve.seeds))) for curve in curves]
-    heads = [[_escaped(look.shown(curve.label)), n] for curve, n in zip(curves, seeds, strict=True)]
-    body = [_line([*head, *row]) for head, *row in zip(heads, *cells.values(), strict=True)]
-    notes = [*captions.no_intervals(named), *captions.fewer_runs(curves, ""), *captions.notes([panel], [], missing)]
-    notes = [_escaped(note) for note in notes]
+    kept = {title: found for title, found in columns.items() if any(_cell(point) != _EMPTY for point in found.values())}
+    lines += ["", _line([_HEAD, *kept]), _line(["---", *["---:"] * (len(kept) + 1)])]
+    for curve in curves:
+        cells = [_cell(found[curve.label]) for found in kept.values()]
+        seeds = " to ".join(map(str, dict.fromkeys(curve.seeds)))
+        lines.append(_line([_escaped(look.shown(curve.label)), seeds, *cells]))
+    notes = [*captions.no_intervals(named), *captions.fewer_runs(curves, ""), *captions.notes([panel], [])]
     # Lengths from L on without a column.
-    least = panel.train_len if _measured_at_train_len(panel) else 0
-    shown = {round(point.x * (panel.train_len if t.startswith("R_") else 1)) for t in points for point in points[t]}
+    least = panel.train_len if _at_train_len(panel) else 0
+    units = {title: panel.train_len if title.startswith("R_") else 1 for title in columns}
+    shown = {round(point.x * units[title]) for title in columns for point in columns[title].values()}
+    notes = [_escaped(note) for note in notes]
     if left := sorted({row["eval_len"] for row in panel.rows if row["eval_len"] >= least} - shown):
         notes.append(f"Measured too, in eval.jsonl: {', '.join(f'{length:.6g}' for length in left)} tokens")
-    ruler = _line(["---", *["---:"] * (len(cells) + 1)])
-    made = [*lines, "", _line([_HEAD, *cells]), ruler, *body]
-    return "\n".join([*made, "", *notes] if notes else made)
+    return "\n".join([*lines, "", *notes] if notes else lines)
 
 
-def _measured_at_train_len(panel: Panel) -> bool:
+def _at_train_len(panel: Panel) -> bool:
     return any(row["eval_len"] == panel.train_len for row in panel.rows)
 
 
 def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
     """Return {title: {label: point}}: at L and the ratios to L, or all measured lengths if L is not among them."""
-    absolute, ratios, train_len = perplexity_curves(panel), ratio_curves(panel), panel.train_len
-    if not _measured_at_train_len(panel):
-        lengths = {point.x for curve in absolute for point in curve.points}
-        kept = [train_len * factor for factor in _factors([length / train_len for length in sorted(lengths)])]
+    absolute, train_len = perplexity_curves(panel), panel.train_len
+    if not _at_train_len(panel):
+        kept = _chosen({row["eval_len"] for row in panel.rows}, train_len)
         return {f"perplexity at {length:.6g}": _at(absolute, length) for length in kept}
-    factors = _factors(sorted({point.x for curve in ratios for point in curve.points if point.x != 1}))
+    ratios = ratio_curves(panel)
+    factors = _chosen({point.x for curve in ratios for point in curve.points if point.x != 1})
     return {
         f"perplexity at L = {train_len}": _at(absolute, train_len),
         f"bits per byte at {train_len}": _at(bits_curves(panel), train_len),
@@ -80,10 +79,11 @@ def _columns(panel: Panel) -> dict[str, dict[str, Point]]:
     }
 
 
-def _factors(factors: Sequence[float]) -> list[float]:
-    """Return the ratios that have a column: all, or if these are more than MOST_FACTORS the doublings."""
-    doublings = [factor for factor in factors if math.log2(factor) % 1 == 0]
-    return list(factors) if len(factors) <= MOST_FACTORS else doublings or list(factors)
+def _chosen(places: Iterable[float], unit: int = 1) -> list[float]:
+    """Return the abscissas that have a column: all, or if these are more than MOST_FACTORS the doublings of `unit`."""
+    every = sorted(places)
+    doublings = [place for place in every if math.log2(place / unit) % 1 == 0]
+    return every if len(every) <= MOST_FACTORS else doublings or every
 
 
 def _at(curves: Sequence[Curve], x: float) -> dict[str, Point]:

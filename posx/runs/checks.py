@@ -120,21 +120,16 @@ def check_work_folder(path: Path, sweep: bool) -> None:
         sweeps = [file.parents[1] for file in path.glob(f"*/*/{CONFIG}") if file.parents[1] not in runs]
     except OSError:  # whoever writes there says what is wrong with the path
         return
-    if single:
-        if sweep:
-            raise WorkdirError(f"work folder {path} holds a run. Give the sweep its own: --workdir {path}-sweep")
-        return
-    if runs and not sweep:
-        raise WorkdirError(
-            f"work folder {path} holds a sweep, {runs[0].name} is one of its runs. Give this run a folder of "
-            f"its own: --workdir {path}-train"
-        )
-    if sweeps and not runs:
-        what = "sweep" if sweep else "run"
-        raise WorkdirError(
-            f"work folder {path} holds sweeps, {sweeps[0].name} is one of them. Give this {what} a folder of its own: "
-            f"--workdir {path / 'new'}"
-        )
+    found = place = ""
+    if single and sweep:
+        found, place = "a run", f"{path}-sweep"
+    elif runs and not single and not sweep:
+        found, place = f"a sweep, {runs[0].name} is one of its runs", f"{path}-train"
+    elif sweeps and not single and not runs:
+        found, place = f"sweeps, {sweeps[0].name} is one of them", str(path / "new")
+    if found:
+        own = f"Give this {'sweep' if sweep else 'run'} a folder of its own: --workdir {place}"
+        raise WorkdirError(f"work folder {path} holds {found}. {own}")
 
 
 def check_memory(num_params: int) -> None:

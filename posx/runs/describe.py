@@ -116,28 +116,20 @@ def expected(run: RunConfig) -> Expected:
 
     model, train = _model_of(run), run.train
     tokens = train.steps * train.batch_size * train.length
-    lengths = {n for protocol, asked in run_protocols(run.eval, train.length) for n in protocol.required(asked)}
-    pairs = [_reads_pairs(encoding, model.dims) for encoding in model.encodings]
-    return Expected(
-        count(model), tokens, tokens * flops_per_token(model, train.length), _eval_flops(run, model),
-        sum(is_defined(model, n) for n in lengths), 1 + PAIRS_COST * sum(pairs) / len(pairs),
-        round(16 * count(model) + _activations(run, model)),
-    )  # fmt: skip
-
-
-def _eval_flops(run: RunConfig, model: Model) -> float | None:
-    """Return the flops of evaluation. Passes that protocols share count once."""
-    from posx.training.step import flops_per_token
-
-    passes = {
+    passes = {  # those that protocols share count once
         (length, protocol.stride_at(length, lengths)): protocol.num_targets
-        for protocol, lengths in run_protocols(run.eval, run.train.length)
+        for protocol, lengths in run_protocols(run.eval, train.length)
         for length in protocol.required(lengths)
         if is_defined(model, length)
     }
-    if not all(passes.values()):
-        return None
-    return sum(n * length / stride * flops_per_token(model, length) / 3 for (length, stride), n in passes.items())
+    forward = {length: length * flops_per_token(model, length) / 3 for length, _ in passes}
+    eval_flops = sum(targets / stride * forward[length] for (length, stride), targets in passes.items())
+    pairs = [_reads_pairs(encoding, model.dims) for encoding in model.encodings]
+    return Expected(
+        count(model), tokens, tokens * flops_per_token(model, train.length),
+        eval_flops if all(passes.values()) else None, len(forward), 1 + PAIRS_COST * sum(pairs) / len(pairs),
+        round(16 * count(model) + _activations(run, model)),
+    )  # fmt: skip
 
 
 def describe(run: RunConfig, mesh: str = "") -> str:

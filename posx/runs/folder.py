@@ -56,6 +56,8 @@ class RunFolder:
     eval_file = _file("eval.jsonl")
     tokenizer_file = _file("tokenizer.json")
     checkpoints = _file("checkpoints")
+    asked_file = _file("asked.json")  # the settings that a sweep has given to this run
+    log_file = _file("log.txt")  # of the processes that a sweep has started
     done_file = _file("DONE")
     status_file = _file("status.json")  # why the last process that ran here failed
     exported = _file("model.safetensors")  # the weights of a run that was unpacked from one file
@@ -115,21 +117,18 @@ class RunFolder:
             return
         held = self.read_config()
         changes = held.differences(run if run.text else dataclasses.replace(run, text=held.text))
-        if changes and all(change.startswith("code.") for change in changes):
-            raise WorkdirError(
-                f"{self.path}: {held.code_changes()} since this run was trained. Restore the code to resume, or use "
-                "another --workdir"
-            )
+        if not changes:
+            return
+        if all(change.startswith("code.") for change in changes):
+            fix = "Restore the code to resume, or use another --workdir"
+            raise WorkdirError(f"{self.path}: {held.code_changes()} since this run was trained. {fix}")
         if changes == [f"data: {held.text!r} -> {run.text!r}"]:
-            raise WorkdirError(
-                f"{self.path} was trained on other text or another tokenizer (digest {held.text[:12]}, now "
-                f"{run.text[:12]}): use another --workdir"
-            )
-        if changes:
-            raise WorkdirError(
-                f"{self.path} holds a run of another config ({'; '.join(changes)}): use another --workdir, or the same "
-                "settings to resume"
-            )
+            digests = f"digest {held.text[:12]}, now {run.text[:12]}"
+            reason = f"was trained on other text or another tokenizer ({digests}): use another --workdir"
+        else:
+            fix = "use another --workdir, or the same settings to resume"
+            reason = f"holds a run of another config ({'; '.join(changes)}): {fix}"
+        raise WorkdirError(f"{self.path} {reason}")
 
     def finished(self, run: RunConfig) -> bool:
         """Tell whether `run` was trained and evaluated to the end here."""

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from posx.config import RunConfig, encoding_section, run_config
 from posx.config.overrides import axis_values, check_key, settings
-from posx.config.sweep import LISTS
+from posx.config.sections import LISTS
 from posx.encodings import encoding_class, spec_text
 from posx.encodings.grammar import parse
 from posx.errors import ConfigError
@@ -123,9 +123,14 @@ def sections_at(config: ConfigDict, point: Point) -> dict[str, Any]:
     return values | {"encoding": encoding}
 
 
+def varying_of(points: Sequence[Point]) -> list[str]:
+    """Return the settings that have several values."""
+    return [s for s in points[0] if len({text_of(s, point[s]) for point in points}) > 1]
+
+
 def names_of(points: Sequence[Point]) -> list[str]:
     """Return folder names: encoding, length, seed, then other axes: "rope-L64-s0-learning_rate=0.001"."""
-    varying = [s for s in points[0] if s not in LISTS.values() and len({text_of(s, p[s]) for p in points}) > 1]
+    varying = [setting for setting in varying_of(points) if setting not in LISTS.values()]
     ends = [setting.rpartition(".")[2] for setting in varying]
     shown = {s: end if ends.count(end) == 1 else s for s, end in zip(varying, ends, strict=True)}
     names = []
@@ -133,9 +138,10 @@ def names_of(points: Sequence[Point]) -> list[str]:
         main = f"{text_of('encoding', point['encoding'])}-L{point['train.length']}-s{point['train.seed']}"
         names.append("-".join([main, *(f"{shown[s]}={text_of(s, point[s])}" for s in varying)]))
     safe = [_safe(name) for name in names]
+    hashes = [hashlib.sha256(name.encode()).hexdigest()[:6] for name in names]
     return [
-        short if safe.count(short) == 1 and len(short) <= MOST_LETTERS else f"{short[:MOST_LETTERS]}-{_hash(name)}"
-        for short, name in zip(safe, names, strict=True)
+        short if safe.count(short) == 1 and len(short) <= MOST_LETTERS else f"{short[:MOST_LETTERS]}-{digest}"
+        for short, digest in zip(safe, hashes, strict=True)
     ]
 
 
@@ -143,10 +149,6 @@ def _safe(text: str) -> str:
     """Return `text` as a name for shells and file systems: rope(base=500000)+my:A is rope-base=500000+my.A."""
     text = re.sub(r"\(|, *", "-", text.replace("=(", "=").replace(":", "."))
     return re.sub(r"[^\w.+=-]", "", text, flags=re.ASCII)
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def text_of(setting: str, value: Any) -> str:

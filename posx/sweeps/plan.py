@@ -1,10 +1,11 @@
-"""The runs of a sweep, and the progress of each."""
+"""The runs of a sweep, and the tables of `--dry_run` and `--status`: the time that they take, and how far they are."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,99 +13,25 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.config import RunConfig
-from posx.config.data import PLACES
+from posx.config.sections import PLACES
 from posx.data import DataConfig, Dataset, check_length, prepare
+from posx.data.store import cache_folder
+from posx.encodings import spec_text
 from posx.errors import ConfigError, PosxError
-from posx.evaluation.protocols import Nonoverlapping, num_required_rows
-from posx.files.atomic import write_json
-from posx.files.parse import parsed
-from posx.files.rows import result_of
-from posx.progress import by_reason, say
+from posx.files.locks import holder
+from posx.machine.ceiling import machine_ceiling
+from posx.progress import by_reason, duration, say, size
 from posx.runs import text
 from posx.runs.checks import check_stream, checked, unused
-from posx.runs.describe import Expected, expected
 from posx.runs.folder import RunFolder
-from posx.sweeps.axes import Point, names_of, points_of, run_at, text_of
-from posx.sweeps.schedule import CORE_SPEED, START, Cost
-from posx.sweeps.tasks import ALONE
+from posx.sweeps.axes import names_of, points_of, run_at, text_of, varying_of
+from posx.sweeps.engines.here import Here
+from posx.sweeps.engines.slurm import jobs_of
+from posx.sweeps.schedule import START, one_or_more
+from posx.sweeps.tasks import Job
 
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One run of a sweep, at one combination of the values on its axes."""
-
-    run: RunConfig
-    folder: RunFolder
-    point: Point
-
-    @property
-    def output(self) -> None:
-        """No file: the run prints nothing but its log."""
-
-    @property
-    def name(self) -> str:
-        return self.folder.path.name
-
-    @functools.cached_property
-    def expected(self) -> Expected:
-        """The cost of the run, whose tokenizer its folder may hold."""
-        return expected(text.at_hand(self.folder, self.run))
-
-    @functools.cached_property
-    def cost(self) -> Cost:
-        train = self.run.train
-        found, rows = self.expected, train.batch_size // train.accumulation
-        work = found.slower * (found.flops + (found.eval_flops or 0.0))
-        return Cost(work, found.lengths, found.memory, train.steps, rows, train.seed)
-
-    def command(self) -> list[str]:
-        """Return the words of the run as `posx train`. Leaves its settings in its folder."""
-        settings = self.folder.path / "asked.json"
-        write_json(settings, self.run.to_json())
-        self.folder.status_file.unlink(missing_ok=True)
-        return ["train", f"--config_json={settings}", f"--workdir={self.folder.path}", ALONE]
-
-    def failure(self) -> str:
-        """Return why the last process failed, "" if it did not."""
-        try:
-            reason = str(parsed(self.folder.status_file.read_text(encoding="utf-8"))["reason"])
-            return reason.removeprefix(f"{self.name}: ")
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
-
-    def finished(self) -> bool:
-        """Tell whether these settings were trained and evaluated to the end."""
-        return self.folder.finished(self.run)
-
-    def progress(self) -> float:
-        """Return the finished part of the expected work after the start, below 1 until the run has ended."""
-        steps = max((row["step"] for row in self.folder.logged()), default=0)
-        rows = len(self.folder.measured())
-        required = num_required_rows(self.run.eval, self.run.train.length)
-        training = self.expected.slower * self.expected.flops / CORE_SPEED / (self.cost.seconds(1) - START)
-        return 0.99 * (training * min(steps / self.run.train.steps, 1) + (1 - training) * min(rows / required, 1))
-
-    def part(self) -> float:
-        """Return the finished part. 1 means that the run is finished."""
-        return 1.0 if self.finished() else self.progress()
-
-    def state(self) -> str:
-        """Return the present activity of the run in a few words."""
-        rows = self.folder.measured()
-        if rows:
-            return f"{self.name} evaluating {rows[-1]['protocol']} at {rows[-1]['eval_len']}"
-        last = self.folder.logged()[-1:]
-        if not last:
-            return self.name
-        loss = last[0].get("loss")
-        told = f" loss {loss:.3f}" if isinstance(loss, float) else ""
-        return f"{self.name} {last[0]['step']}/{self.run.train.steps}{told}"
-
-    def outcome(self) -> str:
-        """Return perplexities of the non-overlapping protocol at the shortest and the longest length."""
-        rows = [row for row in self.folder.measured() if row["protocol"] == Nonoverlapping.name]
-        ends = [min(rows, key=_length), max(rows, key=_length)] if rows else []
-        return ", ".join(f"{result_of(row)} at {row['eval_len']}" for row in ends)
+#: The fraction of the speed of matrix products at which a run works, if no run here has measured it.
+USUAL_SHARE = 0.5
 
 
 def plan(config: ConfigDict, workdir: Path, read: bool = False) -> list[Job]:
@@ -122,7 +49,7 @@ def plan(config: ConfigDict, workdir: Path, read: bool = False) -> list[Job]:
     jobs, found = list[Job](), list[tuple[str, str]]()
     for name, point in zip(names_of(points), points, strict=True):
         try:
-            jobs.append(Job(checked(run_at(config, point)), RunFolder(workdir / name), point))
+            jobs.append(Job(checked(run_at(config, point)), RunFolder(workdir / name), point=point))
         except ConfigError as error:
             found.append((name, str(error)))
     if found:
@@ -212,5 +139,70 @@ def _runs_there(workdir: Path) -> dict[RunFolder, RunConfig]:
     return found
 
 
-def _length(row: dict[str, Any]) -> int:
-    return row["eval_len"]
+def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
+    """Return the table of the runs and the sums under it, for an engine as the flags name it.
+
+    No text is read. The matrix products of this machine are measured if no run has done so.
+    """
+    schedule, on, cpus = Here(jobs, values["jobs"]).schedule, values["on"].partition(":")[0], values["cpus"]
+    width = cpus if on else schedule.width
+    varying = varying_of([job.point for job in jobs])
+    rows = [row for job in jobs for row in job.folder.logged()]
+    share = _median([row.get("mfu") for row in rows])
+    start = _median([row["start"].get("seconds") for row in rows if isinstance(row.get("start"), dict)]) or START
+    # One measurement for all runs. It is not stored, as the machine may be busy now.
+    ceiling = functools.cache(lambda folder, dtype: machine_ceiling(folder, dtype, max_age=3600, keep=False))
+    left: dict[str, float] = {}
+    table = [["run", *varying, "resolved", "parameters", "memory", "time", "is"]]
+    for job in jobs:
+        flops = ceiling(cache_folder(job.run.data) / "machine", job.run.model.dtype)
+        cost = job.cost._replace(speed=(share or USUAL_SHARE) * flops / schedule.cores, start=start)
+        part = job.part()
+        left[job.name] = cost.seconds(width, 1 - part) if part < 1 else 0.0
+        time = duration(cost.seconds(width)) + " and evaluation" * (job.expected.eval_flops is None)
+        encodings = ", ".join(dict.fromkeys(map(spec_text, job.run.layers)))
+        table.append([
+            job.name, *(text_of(s, job.point[s]) for s in varying), encodings, f"{job.expected.num_params:,}",
+            size(job.expected.memory), time, _state(job, part),
+        ])  # fmt: skip
+    in_order = sorted(jobs, key=lambda job: job.cost.order)
+    told = f"{duration(schedule.wall_seconds(left[job.name] for job in in_order))} left, {schedule}"
+    if on:
+        each = one_or_more(cpus, "CPU")
+        told = f"{duration(sum(left.values()))} of work left on {each} a run, {on} decides how many go at once"
+    return "\n".join([
+        *_aligned(table), "",
+        f"{len(jobs)} runs, {sum(not seconds for seconds in left.values())} of them finished; about {told}",
+        f"The times assume a start of {start:.0f} s, then {share or USUAL_SHARE:.0%} of the speed of matrix products "
+        f"on this machine{', as measured in runs here' if share else '. No run here has measured them yet'}.",
+    ])  # fmt: skip
+
+
+def status(jobs: Sequence[Job], workdir: Path) -> str:
+    """Return the table of how far each run is, which process is at it, and the state of its SLURM job."""
+    queued = jobs_of(workdir)
+    table = [["run", "is", "at work", "job"]]
+    for job in jobs:
+        state = f"failed: {why}" if (why := job.failure()) else _state(job, job.part())
+        table.append([job.name, state, holder(job.folder.path / ".lock"), " ".join(queued.get(job.name, ()))])
+    ended = sum(job.finished() for job in jobs)
+    return "\n".join([*_aligned(table), "", f"{ended} of {len(jobs)} runs are finished"])
+
+
+def _median(measured: Sequence[Any]) -> float | None:
+    """Return the median of the floats, None if there are none."""
+    known = [value for value in measured if isinstance(value, float)]
+    return statistics.median(known) if known else None
+
+
+def _state(job: Job, part: float) -> str:
+    """Return how far a run is, of which a part is finished."""
+    if part == 1:
+        return "finished"
+    return f"{part:.0%} done" if job.folder.config_file.exists() else "new"
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from posx.machine.cores import equal_parts
@@ -47,6 +46,11 @@ class Cost(NamedTuple):
     speed: float = CORE_SPEED
     start: float = START
 
+    @property
+    def order(self) -> tuple[float, int]:
+        """A key that sorts runs in the order in which they start: the longest first."""
+        return -self.flops, self.seed
+
     def devices(self, cores: int) -> int:
         """Return how many of the cores a run can use, at least one."""
         return equal_parts(self.rows, max(cores, 1))
@@ -60,61 +64,34 @@ class Cost(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The number of processes at once, and the cores of each run: widths, in the plan's order.
+    """The number of processes at once, and the cores of each.
 
-    More processes than cores take turns on all cores. A width of 0 binds the run to no cores. why: a reason to show.
+    More processes than cores take turns on all cores. A width of 0 binds them to no cores. why: a reason to show.
     """
 
-    costs: tuple[Cost, ...]
     cores: int
     at_once: int
-    widths: tuple[int, ...]
+    width: int
     why: str = ""
 
-    @property
-    def sharing(self) -> int:
-        """The most processes that start on one core."""
-        return -(-self.at_once // self.cores)
-
-    def seconds(self, run: int, part: float = 1.0) -> float:
-        """Return the expected wall time of a part of a run that has its cores to itself."""
-        return self.costs[run].seconds(self.widths[run], part)
-
-    def wall_seconds(self, left: Sequence[float] = (), begun: Sequence[int] = ()) -> float:
-        """Simulate the runs and return their expected wall time: free cores take the first run in order that fits.
-
-        Args:
-          left: seconds that each run still needs on its cores; all of it if not given.
-          begun: the runs that are running already.
-        """
-        left = left or [self.seconds(run) for run in range(len(self.costs))]
-        waiting = [run for run in dict.fromkeys([*begun, *longest_first(self.costs)]) if left[run] > 0]
-        running: dict[int, float] = {}
-        now = 0.0
+    def wall_seconds(self, seconds: Iterable[float]) -> float:
+        """Return the expected wall time of runs that take so many seconds each on their cores, in order of start."""
+        waiting, running, now = [time for time in seconds if time > 0], list[float](), 0.0
         while waiting or running:
-            free = self.cores * self.sharing - sum(self.widths[run] for run in running)
-            for run in list(waiting):
-                if not free or len(running) == self.at_once:
-                    break
-                if self.widths[run] <= free:
-                    waiting.remove(run)
-                    running[run] = left[run]
-                    free -= self.widths[run]
-            step, taken = min(running.values()), sum(self.widths[run] for run in running)
-            now += step if taken <= self.cores else step * taken / (TURNS * self.cores)
-            running = {run: seconds - step for run, seconds in running.items() if seconds > step}
+            places = self.at_once - len(running)
+            running, waiting = running + waiting[:places], waiting[places:]
+            step, turns = min(running), len(running) / (TURNS * self.cores)
+            now += step * turns if len(running) > self.cores else step
+            running = [time - step for time in running if time > step]
         return now
 
     def __str__(self) -> str:
-        said = [f"{one_or_more(self.at_once, 'run')} at a time"]
-        groups = sorted(Counter(filter(None, self.widths)).items())
-        if groups and min(self.at_once, len(self.costs)) > self.cores:
-            said.append(f"taking turns on {one_or_more(self.cores, 'core')}")
-        else:
-            for width, count in groups:
-                each = " each" if (count if groups[1:] else self.at_once) > 1 else ""
-                said.append(f"{count} on " * (len(groups) > 1) + one_or_more(width, "core") + each)
-        return ", ".join([*said, *filter(None, [self.why])])
+        said = f"{one_or_more(self.at_once, 'run')} at a time"
+        if self.width and self.at_once > self.cores:
+            said += f", taking turns on {one_or_more(self.cores, 'core')}"
+        elif self.width:
+            said += f", {one_or_more(self.width, 'core')}" + " each" * (self.at_once > 1)
+        return said + (f", {self.why}" if self.why else "")
 
 
 def one_or_more(number: int, noun: str) -> str:
@@ -122,34 +99,22 @@ def one_or_more(number: int, noun: str) -> str:
     return f"one {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def longest_first(costs: Sequence[Cost]) -> list[int]:
-    """Return the numbers of the runs in the order in which they start."""
-    return sorted(range(len(costs)), key=lambda run: (-costs[run].flops, costs[run].seed, run))
-
-
 def choose(costs: Sequence[Cost], cores: int, memory: float, jobs: int = 0) -> Schedule:
     """Return the schedule of least expected wall time that fits into `memory` bytes, of `jobs` runs at once if given.
 
-    Every number of runs at once is tried on equal parts of the cores, with and without widening the last, incomplete
-    round to all cores. More runs than cores are tried too: they take turns, so that no core waits for the last run.
+    Every number of runs at once is tried, on equal parts of the cores. More runs than cores take turns, so that few
+    cores wait for the last runs.
     """
-
-    def schedule(at_once: int, last: int = 0) -> Schedule:
-        """Build a schedule whose `last` runs have a round to themselves. Longer runs get the cores left over."""
-        order, widths = longest_first(costs), [1] * len(costs)
-        rounds = len(order) - last
-        for place, run in enumerate(order):
-            slot, slots = (place % at_once, at_once) if place < rounds else (place - rounds, last)
-            widths[run] = max(1, -(-(cores - slot) // slots))
-        return Schedule(tuple(costs), cores, at_once, tuple(widths))
-
-    if jobs:
-        return schedule(jobs)
     sizes = itertools.accumulate(sorted((cost.memory + PROCESS_MEMORY for cost in costs), reverse=True))
     most = max(1, sum(size <= MEMORY_SHARE * memory for size in sizes))
-    apart = min(cores, len(costs), most)
-    tried = [schedule(n, last) for n in range(max(1, apart), 0, -1) for last in sorted({0, len(costs) % n})]
-    tried += [schedule(n) for n in range(cores + 1, min(2 * cores, len(costs) + 1, most + 1))]
-    best = min(tried, key=lambda found: round(found.wall_seconds(), 3))
     short = f"as {one_or_more(most, 'run')} fit into {memory / 1e9:.1f} GB" if most < min(cores, len(costs)) else ""
-    return dataclasses.replace(best, why=short)
+    ordered = sorted(costs, key=lambda cost: cost.order)
+
+    def on_equal_parts(at_once: int) -> Schedule:
+        return Schedule(cores, at_once, max(1, cores // at_once), "" if jobs else short)
+
+    def wall_seconds(schedule: Schedule) -> float:
+        return round(schedule.wall_seconds(cost.seconds(schedule.width) for cost in ordered), 3)
+
+    numbers = [min(jobs, len(costs))] if jobs else range(min(2 * cores, len(costs), most), 0, -1)
+    return min(map(on_equal_parts, numbers), key=wall_seconds) if costs else on_equal_parts(1)

@@ -1,202 +1,151 @@
-"""The tasks of a sweep, and how an engine runs them. A task that fails is named and never stops the others."""
+"""The tasks of a sweep: to train a run, or to evaluate it. Each is a command on the run's folder."""
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import time
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+import dataclasses
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
-from posx import interrupts
-from posx.errors import PosxError, Stopped
-from posx.files.atomic import disk_errors
-from posx.progress import Meter, say
+from posx.config import RunConfig
+from posx.errors import PosxError
+from posx.evaluation.protocols import Nonoverlapping, num_required_rows
+from posx.files import lines
+from posx.files.atomic import write_json
+from posx.files.parse import parsed
+from posx.files.rows import result_of
+from posx.runs.describe import Expected, expected
 from posx.runs.folder import RunFolder
-from posx.sweeps.schedule import Schedule, longest_first
+from posx.runs.text import at_hand
+from posx.sweeps.axes import Point
+from posx.sweeps.schedule import CORE_SPEED, START, Cost
 
-if TYPE_CHECKING:
-    from posx.sweeps.evaluation import Evaluation
-    from posx.sweeps.plan import Job
-
-#: A command on the folder of a run. It logs to `log.txt` there, and prints results to its `output` if that is a path.
-Task: TypeAlias = "Job | Evaluation"
 #: A word of every task's command: its process runs alone, even if several processes were started together.
 ALONE = "--processes=1"
-#: How often a task is started if it is stopped from outside, as schedulers do.
-STARTS = 3
-#: Seconds from one look at exit codes to the next, and from one look at the progress of tasks to the next.
-WAIT_SECONDS, LOOK_SECONDS = 0.2, 2.0
-#: Seconds that tasks have to save and end. Schedulers leave a job as long between SIGTERM and SIGKILL.
-STOP_SECONDS = 25.0
-#: The meaning of a signal that ends a process before it can name a reason, by its exit code.
-SIGNALS = {-9: "killed (often: out of memory)", -7: "a file that it reads was cut short, or memory failed (SIGBUS)"}
 
 
-def log_file(task: Task) -> Path:
-    """Return the log of a task, in a folder that exists by then. Raises PosxError if it cannot be written."""
-    path = task.folder.path
-    with disk_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
-        open(path / "log.txt", "ab").close()
-    return path / "log.txt"
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """A command on the folder of a run. It logs to `log.txt` there, and prints results to its `output` if it has one.
+
+    Each kind of task has a `cost`, a `command` in words, its `progress` (the finished part, below 1 until it ends), and
+    in a few words its present `state` and its `outcome`.
+    """
+
+    run: RunConfig
+    folder: RunFolder
+    output: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return self.folder.path.name
+
+    @functools.cached_property
+    def expected(self) -> Expected:
+        """The cost of the whole run, whose tokenizer its folder may hold. Raises PosxError if nothing tells it."""
+        return expected(at_hand(self.folder, self.run))
+
+    def part_of_rows(self, before: int = 0) -> float:
+        """Return the fraction of the required rows that were added to the `before` rows of the folder."""
+        required = num_required_rows(self.run.eval, self.run.train.length)
+        return min(1.0, (len(self.folder.measured()) - before) / required)
 
 
-class Worker:
-    """A process at work on a task, by default a child of this one on some of its cores."""
+@dataclasses.dataclass(frozen=True)
+class Job(_Task):
+    """One run of a sweep, trained and evaluated. point: the values on the axes that it is at."""
 
-    process: subprocess.Popen[bytes]
-    begun = True  # at work, not waiting for a place
+    point: Point = dataclasses.field(default_factory=dict)
 
-    def __init__(self, task: Task, cores: tuple[int, ...] = ()):
-        self.task, self.cores, self.log = task, cores, log_file(task)
-        self.heard, self.reason = self.log.stat().st_size, ""
+    @functools.cached_property
+    def cost(self) -> Cost:
+        train = self.run.train
+        found, rows = self.expected, train.batch_size // train.accumulation
+        work = found.slower * (found.flops + (found.eval_flops or 0.0))
+        return Cost(work, found.lengths, found.memory, train.steps, rows, train.seed)
 
-    def code(self) -> int | None:
-        """Return the exit code, None while the process runs."""
-        return self.process.poll()
+    def command(self) -> list[str]:
+        """Return the words of the run as `posx train`. Leaves its settings in its folder."""
+        write_json(self.folder.asked_file, self.run.to_json())
+        self.folder.status_file.unlink(missing_ok=True)
+        return ["train", f"--config_json={self.folder.asked_file}", f"--workdir={self.folder.path}", ALONE]
 
-    def terminate(self) -> None:
-        """Tell the process to save and end."""
-        self.process.terminate()
-
-    def kill_after(self, seconds: float) -> None:
-        """Wait for the process to end, but end it after some seconds."""
+    def failure(self) -> str:
+        """Return why the last process failed, "" if it did not."""
         try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            reason = str(parsed(self.folder.status_file.read_text(encoding="utf-8"))["reason"])
+            return reason.removeprefix(f"{self.name}: ")
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
 
-    def lines(self) -> list[str]:
-        """Return the newly logged lines. The line of a failure becomes the `reason` instead."""
-        with contextlib.suppress(OSError), open(self.log, "rb") as log:  # not kept open: there may be a thousand
-            log.seek(self.heard)
-            new = log.read()
-            self.heard += (whole := new.rfind(b"\n") + 1)
-            lines = new[:whole].decode(errors="replace").split("\n")[:-1]
-            for line in lines:
-                if line.startswith("posx: "):
-                    self.reason = line.removeprefix("posx: ").removeprefix(f"{self.task.folder.path.name}: ")
-            return [line for line in lines if not line.startswith("posx: ")]
-        return []
+    def finished(self) -> bool:
+        """Tell whether these settings were trained and evaluated to the end."""
+        return self.folder.finished(self.run)
 
-    def why(self, code: int) -> str:
-        """Return the reason of a failure, in one line."""
-        return self.reason or f"exit code {code}: {SIGNALS.get(code, 'it crashed')}; its output is in {self.log}"
+    def progress(self) -> float:
+        """Return the finished part of the expected work after the start."""
+        steps = max((row["step"] for row in self.folder.logged()), default=0)
+        training = self.expected.slower * self.expected.flops / CORE_SPEED / (self.cost.seconds(1) - START)
+        trained = min(steps / self.run.train.steps, 1)
+        return 0.99 * (training * trained + (1 - training) * self.part_of_rows())
 
+    def part(self) -> float:
+        """Return the finished part. 1 means that the run is finished."""
+        return 1.0 if self.finished() else self.progress()
 
-class Engine:
-    """A place to run tasks. schedule: of all tasks, by their numbers."""
+    def state(self) -> str:
+        rows = self.folder.measured()
+        if rows:
+            return f"{self.name} evaluating {rows[-1]['protocol']} at {rows[-1]['eval_len']}"
+        last = self.folder.logged()[-1:]
+        if not last:
+            return self.name
+        loss = last[0].get("loss")
+        told = f" loss {loss:.3f}" if isinstance(loss, float) else ""
+        return f"{self.name} {last[0]['step']}/{self.run.train.steps}{told}"
 
-    schedule: Schedule
-
-    def start(self, number: int, task: Task, running: Collection[Worker]) -> Worker | None:
-        """Start a task beside the running workers, or return None if it must wait. Raises PosxError."""
-        raise NotImplementedError
-
-    def got_on(self, worker: Worker, running: Collection[Worker]) -> None:
-        """Follow up on some progress of a worker."""
-
-    def close(self) -> None:
-        """Leave the engine, which has no workers any more."""
-
-    def run(
-        self, tasks: Sequence[Task], todo: Collection[Task], title: str, echo: bool = False,
-        ended: Callable[[Task], object] = lambda task: None,
-    ) -> dict[RunFolder, str]:  # fmt: skip
-        """Run the tasks `todo`, as scheduled for all `tasks`, the longest first; return {folder: reason} of failures.
-
-        echo: print the lines that tasks log. ended: called with each task that ends well; may raise PosxError.
-        """
-        say(str(self))
-        work = RunningTasks(self, tasks, {task.folder for task in todo}, title)
-        try:
-            with work.meter:
-                while work.waiting or work.running:
-                    work.launch()
-                    time.sleep(WAIT_SECONDS)
-                    interrupts.check()
-                    work.look(echo, ended)
-        finally:
-            with interrupts.saved_first():  # a second SIGTERM must not cost them their save
-                work.stop()
-                self.close()
-        return work.failed
+    def outcome(self) -> str:
+        """Return perplexities of the non-overlapping protocol at the shortest and the longest length."""
+        rows = {row["eval_len"]: row for row in self.folder.measured() if row["protocol"] == Nonoverlapping.name}
+        ends = sorted({min(rows), max(rows)}) if rows else []
+        return ", ".join(f"{result_of(rows[length])} at {length}" for length in ends)
 
 
-class RunningTasks:
-    """The state of the tasks while they run. left: seconds that each task needs, as expected from its progress."""
+@dataclasses.dataclass(frozen=True)
+class Evaluation(_Task):
+    """One run, evaluated. run: its settings, with those that the flags `words` set."""
 
-    def __init__(self, engine: Engine, tasks: Sequence[Task], chosen: Collection[RunFolder], title: str):
-        self.engine, self.tasks, self.schedule, self.count = engine, tasks, engine.schedule, len(chosen)
-        self.waiting = [n for n in longest_first(self.schedule.costs) if tasks[n].folder in chosen]
-        self.running, self.failed, self.starts = dict[int, Worker](), dict[RunFolder, str](), Counter[int]()
-        self.parts = [task.progress() if task.folder in chosen else 1.0 for task in tasks]
-        self.left = [self.schedule.seconds(n, 1 - part) if part < 1 else 0.0 for n, part in enumerate(self.parts)]
-        self.meter, self.looked = Meter(title, self.schedule.wall_seconds(self.left)), time.monotonic()
+    words: tuple[str, ...] = ()
 
-    def launch(self) -> None:
-        """Start the waiting tasks that the engine has a place for."""
-        for number in list(self.waiting):
-            try:
-                worker = self.engine.start(number, self.tasks[number], self.running.values())
-                if worker is None:
-                    continue
-                self.running[number] = worker
-            except PosxError as error:
-                self.end(number, str(error))
-            self.waiting.remove(number)
-            self.starts[number] += 1
+    @functools.cached_property
+    def cost(self) -> Cost:
+        """The expected cost, 0 if the folder does not tell it: the task's process will say what is missing there."""
+        with contextlib.suppress(PosxError):
+            found = self.expected
+            return Cost(found.slower * (found.eval_flops or 0.0), found.lengths, found.memory, seed=self.run.train.seed)
+        return Cost(0.0, 0, 0.0)
 
-    def look(self, echo: bool, ended: Callable[[Task], object]) -> None:
-        """Read logs and progress from time to time, and as soon as a task ends."""
-        codes = {number: code for number, worker in self.running.items() if (code := worker.code()) is not None}
-        if not codes and time.monotonic() - self.looked < LOOK_SECONDS:
-            return
-        self.looked = time.monotonic()
-        for number, worker in self.running.items():
-            for line in worker.lines():
-                if echo:
-                    self.meter.print(line)
-            if (part := worker.task.progress()) > self.parts[number]:  # the start is over
-                self.parts[number] = part
-                self.left[number] = self.schedule.seconds(number, 1 - part) - self.schedule.costs[number].start
-                self.engine.got_on(worker, self.running.values())
-        for number, code in codes.items():
-            worker, why = self.running.pop(number), ""
-            if code == Stopped.exit_code and self.starts[number] < STARTS:
-                self.waiting.insert(0, number)
-                self.meter.print(f"{worker.task.folder.path.name} was stopped, and goes on")
-                continue
-            try:
-                if code:
-                    why = worker.why(code)
-                else:
-                    ended(worker.task)
-            except PosxError as error:
-                why = str(error)
-            self.end(number, why)
-        begun = [number for number, worker in self.running.items() if worker.begun]
-        told = f"{self.count - len(self.waiting) - len(self.running)} of {self.count} runs  "
-        told += ", ".join(self.tasks[number].state() for number in begun)
-        self.meter.update(self.meter.total - self.schedule.wall_seconds(self.left, begun), told)
+    def command(self) -> list[str]:
+        return ["evaluate", f"--workdir={self.folder.path}", "--json", ALONE, *self.words]
 
-    def end(self, number: int, why: str) -> None:
-        """Report the end of a task. The work that a failed one leaves undone does not count as done."""
-        task, name, before = self.tasks[number], self.tasks[number].folder.path.name, list(self.left)
-        self.left[number] = 0.0
-        if why:
-            self.failed[task.folder] = why
-            self.meter.total -= self.schedule.wall_seconds(before) - self.schedule.wall_seconds(self.left)
-        self.meter.print(f"{name} failed: {why}" if why else f"{name} done: {task.outcome()}")
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the measured rows, none if the task failed."""
+        return lines.read(self.output) if self.output else []
 
-    def stop(self) -> None:
-        """End all workers, with the time to save."""
-        for worker in self.running.values():
-            worker.terminate()
-        end = time.monotonic() + STOP_SECONDS
-        for worker in self.running.values():
-            worker.kill_after(max(end - time.monotonic(), 0))
+    def progress(self) -> float:
+        return 0.99 * self.part_of_rows(self._before)
+
+    @functools.cached_property
+    def _before(self) -> int:
+        """The number of rows at the first look."""
+        return len(self.folder.measured())
+
+    def state(self) -> str:
+        return self.name
+
+    def outcome(self) -> str:
+        return f"{len(self.rows())} rows"
+
+
+Task: TypeAlias = Job | Evaluation

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx import attention
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.encodings import Chain, Encoding
 from posx.errors import ConfigError
 from posx.generate import prefill

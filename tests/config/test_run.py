@@ -8,7 +8,7 @@ import pytest
 import posx
 from posx import encodings
 from posx.config import RunConfig, base_config, run_config
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.contract import Encoding
 from posx.encodings import Alibi, from_spec, spec_of
 from posx.errors import ConfigError

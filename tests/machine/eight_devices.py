@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import posx
 from posx.config import TrainConfig, base_config, run_config
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.encodings.rates import rates_of_layers
 from posx.machine import devices
 from posx.machine.devices import DATA, devices_for, mesh, on_devices, over_devices, use_every_core

@@ -11,7 +11,7 @@ import pytest
 import posx
 from posx import plots
 from posx.runs.folder import RunFolder
-from posx.sweeps.plan import Job
+from posx.sweeps.tasks import Job
 from posx.training.checkpoints import Checkpoints
 from tests import tiny
 
@@ -206,7 +206,7 @@ def test_junk_among_the_rows_of_a_run_changes_nothing(capsys, workdir):
     run.usual_start()
     evaluated(capsys, workdir)
     assert run.measured() == measured and run.eval_file.read_text().count("{") > before.count("{")
-    job = Job(run.read_config(), run, {})
+    job = Job(run.read_config(), run)
     assert job.outcome().startswith("ppl ") and "evaluating" in job.state() and 0 < job.progress() < 1
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posx.config import TrainConfig
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.model import make_model
 from posx.training.loop import dispatches
 from posx.training.step import init_state, train_step, train_steps

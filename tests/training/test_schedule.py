@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posx.config import TrainConfig
-from posx.config.model import ModelConfig
+from posx.config.sections import ModelConfig
 from posx.model import make_model
 from posx.training.optimizer import learning_rate, make_optimizer
 

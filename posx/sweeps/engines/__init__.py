@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from posx.errors import ConfigError
 from posx.progress import say
-from posx.sweeps.engines.here import Here
+from posx.sweeps.engines.here import Engine, Here
 from posx.sweeps.engines.ray import Cluster
 from posx.sweeps.engines.slurm import Queue
-from posx.sweeps.plan import Job
-from posx.sweeps.tasks import Engine
+from posx.sweeps.tasks import Job
 
-#: {word of --on: the engine, for the values of the flags and the runs of the plan}.
-ENGINES: dict[str, Callable[[dict[str, Any], Sequence[Job]], Engine]] = {
-    "": lambda values, jobs: Here(jobs, values["jobs"], measured=True),
-    "ray": lambda values, jobs: Cluster(values["on"].partition(":")[2], values["cpus"], values["gpus"]),
-    "slurm": lambda values, jobs: Queue(values["cpus"], values["gpus"], values["slurm."]),
-}
 #: {word of --on: the library that it needs}.
-LIBRARIES = {"ray": "ray", "slurm": "submitit"}
+LIBRARIES = {"": "", "ray": "ray", "slurm": "submitit"}
 
 
 def engine_of(values: dict[str, Any], jobs: Sequence[Job]) -> Engine:
-    """Return the engine that the flags name."""
-    return ENGINES[values["on"].partition(":")[0]](values, jobs)
+    """Return the engine that the flags name, for the runs of the plan."""
+    where, _, address = values["on"].partition(":")
+    if where == "ray":
+        return Cluster(address, values["cpus"], values["gpus"])
+    if where == "slurm":
+        return Queue(jobs, values["cpus"], values["gpus"], values["slurm."])
+    return Here(jobs, values["jobs"])
 
 
 def check(values: dict[str, Any]) -> None:
     """Check the flags of engines: raise ConfigError, or print a notice if no runs are to be made."""
     where, cpus, gpus = values["on"].partition(":")[0], values["cpus"], values["gpus"]
-    if where not in ENGINES:
-        names = ", ".join(filter(None, ENGINES))
+    if where not in LIBRARIES:
+        names = ", ".join(filter(None, LIBRARIES))
         raise ConfigError(f"--on={values['on']} is unknown; allowed: {names}, or nothing for this machine")
     if cpus < 1 or gpus < 0 or (gpus > 1 and gpus % 1):
         raise ConfigError(f"--cpus={cpus}, --gpus={gpus:g}: at least one CPU, and a part of one GPU or a whole number")

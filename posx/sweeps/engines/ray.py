@@ -11,7 +11,7 @@ import logging
 import os
 import platform
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,14 @@ from posx.errors import ConfigError
 from posx.files.locks import is_free
 from posx.progress import say
 from posx.runs.folder import RunFolder
-from posx.sweeps.engines.remote import Order, finish, stop, warn_of
+from posx.sweeps.engines.here import STOP_SECONDS, Engine, Order, Worker, finish, stop
 from posx.sweeps.schedule import PROCESS_MEMORY, Schedule, one_or_more
-from posx.sweeps.tasks import STOP_SECONDS, Engine, Task, Worker
+from posx.sweeps.tasks import Task
 
+#: File systems on which appended lines, locks or memory maps are known to fail, by their names in /proc/mounts.
+UNFIT = {
+    "fuse.s3fs", "fuse.goofys", "fuse.gcsfuse", "fuse.rclone", "fuse.mount-s3", "fuse.blobfuse", "fuse.sshfs", "9p",
+}  # fmt: skip
 #: How often Ray repeats a task whose machine was lost.
 RETRIES = 5
 #: Seconds that a cluster may take to answer.
@@ -32,12 +36,12 @@ CONNECT_SECONDS = 10.0
 
 def carry_out(order: Order) -> tuple[int, str]:
     """Run an order as a task of Ray; return its exit code and, if it could not be started, the reason."""
-    here, sweep = platform.node(), order.folder.parent
-    if not (order.folder / "asked.json").exists():
-        return 4, f"{here} does not see {order.folder}: sweeps on Ray need a folder that all machines share"
+    here, sweep = platform.node(), order.folder.path.parent
+    if not order.folder.asked_file.exists():
+        return 4, f"{here} does not see {order.folder.path}: sweeps on Ray need a folder that all machines share"
     if is_free(sweep / ".lock"):
         return 4, f"{here} gets a lock that the sweep holds: on {sweep} locks do not hold between machines"
-    with open(order.log, "ab") as log:
+    with open(order.folder.log_file, "ab") as log:
         log.write(f"at work on {here}, process {os.getpid()}\n".encode())
     process = order.start()
     try:
@@ -105,9 +109,9 @@ class Cluster(Engine):
     def __init__(self, address: str, cpus: int, gpus: float):
         self.address, self.cpus, self.gpus = address, cpus, gpus
 
-    def run(self, tasks: Sequence[Task], todo: Collection[Task], *how: Any, **more: Any) -> dict[RunFolder, str]:
+    def run(self, tasks: Sequence[Task], *how: Any, **more: Any) -> dict[RunFolder, str]:
         """Connect to the cluster and run the tasks. Raises ConfigError if there is no cluster."""
-        warn_of(tasks[0].folder.path.parent)
+        _warn_of(tasks[0].folder.path.parent)
         self._connect()
         memory = max(map(_memory, tasks))
         places = sum(self._places(node, memory) for node in self._nodes())
@@ -115,20 +119,20 @@ class Cluster(Engine):
             asked = f"{self.cpus} CPUs, {self.gpus:g} GPUs and the {memory / 1e9:.1f} GB that the largest run takes"
             say(f"notice: no machine of the cluster has {asked}: runs wait until one joins")
         at_once = max(1, places)
-        self.schedule = Schedule(tuple(task.cost for task in tasks), at_once, at_once, (0,) * len(tasks))
-        return super().run(tasks, todo, *how, **more)
+        self.schedule = Schedule(at_once, at_once, width=0)
+        return super().run(tasks, *how, **more)
 
     def __str__(self) -> str:
         each = one_or_more(self.cpus, "CPU") + (f" and {self.gpus:g} GPUs" if self.gpus else "")
         return f"{self.schedule} on {len(self._nodes())} machines of Ray, {each} each"
 
-    def start(self, number: int, task: Task, running: Collection[Worker]) -> Worker:
+    def start(self, task: Task) -> Worker:
         """Pass a task to Ray. Tasks without a place wait there: machines may join the cluster for them."""
         import ray
 
         options: dict[str, Any] = {
             "num_cpus": self.cpus, "num_gpus": self.gpus, "memory": _memory(task),
-            "max_retries": RETRIES, "name": task.folder.path.name,
+            "max_retries": RETRIES, "name": task.name,
         }  # fmt: skip
         worker = Remote(task, None)
         worker.ref = ray.remote(**options)(carry_out).remote(Order.of(task, self.cpus))
@@ -169,6 +173,19 @@ class Cluster(Engine):
         """Return how many runs of so much memory, in bytes, a machine has room for."""
         needs = {"CPU": self.cpus, "GPU": self.gpus, "memory": memory}
         return int(min(node["Resources"].get(name, 0) // need for name, need in needs.items() if need))
+
+
+def _warn_of(folder: Path) -> None:
+    """Print a notice if a folder is on a file system that several machines cannot share safely."""
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    places = [line.split()[1:3] for line in mounts]
+    inside = [(len(p), kind) for p, kind in places if folder.resolve().is_relative_to(p.replace("\\040", " "))]
+    kind = max(inside, default=(0, ""))[1]
+    if kind in UNFIT:
+        say(f"notice: {folder} is on {kind}, where appended lines and locks may not hold: use NFS, Lustre or the like")
 
 
 def _memory(task: Task) -> int:

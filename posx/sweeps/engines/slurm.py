@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from posx.files.atomic import is_alive, write_json
 from posx.files.parse import parsed
 from posx.progress import say
 from posx.runs.folder import RunFolder
-from posx.sweeps.engines.remote import Order, finish, stop
+from posx.sweeps.engines.here import STARTS, Engine, Order, finish, log_file, stop
 from posx.sweeps.schedule import PROCESS_MEMORY
-from posx.sweeps.tasks import STARTS, Engine, Task, log_file
+from posx.sweeps.tasks import Job
 
 #: Beside the runs: the folder that submitit writes to, and the file in it that names the job of each run.
 FOLDER, JOBS = ".slurm", "jobs.json"
@@ -58,7 +58,7 @@ class QueuedOrder(Order):
             if (code := finish(self.process)) != Stopped.exit_code:
                 break
         if code:
-            raise RuntimeError(f"posx {self.words[0]} ended with exit code {code}; see {self.log}")
+            raise RuntimeError(f"posx {self.words[0]} ended with exit code {code}; see {self.folder.log_file}")
 
     def checkpoint(self) -> Any:
         """Stop the run, which saves; return the job to queue in place of this one."""
@@ -70,49 +70,49 @@ class QueuedOrder(Order):
 
 
 class Queue(Engine):
-    """SLURM, with so many CPUs and GPUs for each run.
+    """SLURM, with so many CPUs and GPUs for each of the `jobs`.
 
     options: further settings of SLURM, as `--slurm.partition=gpu` gives them. The cluster "local" is this machine,
     without SLURM.
     """
 
-    def __init__(self, cpus: int, gpus: float, options: Mapping[str, str]):
-        self.cpus, self.gpus, self.options = cpus, gpus, dict(options)
+    def __init__(self, jobs: Sequence[Job], cpus: int, gpus: float, options: Mapping[str, str]):
+        self.jobs, self.cpus, self.gpus, self.options = jobs, cpus, gpus, dict(options)
 
-    def run(self, tasks: Sequence[Task], todo: Collection[Any], *_: Any, **__: Any) -> dict[RunFolder, str]:
-        """Submit the jobs `todo` that are not with SLURM yet, and do not wait for them.
+    def run(self, tasks: Sequence[Any], *_: Any, **__: Any) -> dict[RunFolder, str]:
+        """Submit the jobs that are not with SLURM yet, and do not wait for them.
 
         Raises ConfigError if there is no SLURM, or if it rejects an option. Raises it too if SLURM has a run of the
         same name with other settings.
         """
-        for job in todo:
+        for job in tasks:
             if why := job.failure():
                 say(f"{job.name} has failed ({why})")
         workdir = tasks[0].folder.path.parent
         stored = _stored(workdir)
-        known, asked = stored.get("jobs", {}), stored.get("digests", {})
-        alive = {name: known[name] for name, state in states(workdir).items() if state in ALIVE}
-        digests = {job.name: job.run.hash for job in todo}
+        asked = stored.get("digests", {})
+        alive = {name: number for name, (number, state) in jobs_of(workdir).items() if state in ALIVE}
+        digests = {job.name: job.run.hash for job in tasks}
         for name, wanted in digests.items():
             if name in alive and asked.get(name, wanted) != wanted:
                 raise ConfigError(
                     f"{name} is with SLURM already, as job {alive[name]}, with other settings: cancel that, or "
                     "use another --workdir"
                 )
-        new = [job for job in todo if job.name not in alive]
+        new = [job for job in tasks if job.name not in alive]
         made = self._submit(new, workdir) if new else {}
         if new:
             cluster = self.options.get("cluster", "slurm")
-            values = {"cluster": cluster, "jobs": known | made, "digests": asked | digests}
+            values = {"cluster": cluster, "jobs": stored.get("jobs", {}) | made, "digests": asked | digests}
             write_json(workdir / FOLDER / JOBS, values)
         first = next(iter({**made, **alive}.values()))
         print(
-            f"{len(made)} of {len(tasks)} runs submitted, {len(alive)} are with SLURM already (jobs {first} ...); "
+            f"{len(made)} of {len(self.jobs)} runs submitted, {len(alive)} are with SLURM already (jobs {first} ...); "
             "--status tells how far they are, and the same command draws the figures once they have ended"
         )
         return {}
 
-    def _submit(self, tasks: Sequence[Task], workdir: Path) -> dict[str, str]:
+    def _submit(self, tasks: Sequence[Job], workdir: Path) -> dict[str, str]:
         """Submit tasks as one array, each with the resources that the largest needs; return {run: job}."""
         import submitit
 
@@ -139,7 +139,7 @@ class Queue(Engine):
                 for task in tasks:
                     log_file(task)
                     jobs.append(executor.submit(QueuedOrder.of(task, self.cpus, save_seconds=seconds)))
-        return {task.folder.path.name: job.job_id for task, job in zip(tasks, jobs, strict=True)}
+        return {task.name: job.job_id for task, job in zip(tasks, jobs, strict=True)}
 
 
 def _setting(name: str, text: str) -> Any:
@@ -180,11 +180,6 @@ def _one_line() -> Iterator[None]:
         raise ConfigError(f"--on slurm: {' '.join(str(error).split())[:300]}") from None
 
 
-def jobs_of(workdir: Path) -> dict[str, str]:
-    """Return {run: job} of the runs that were submitted from `workdir`."""
-    return _stored(workdir).get("jobs", {})
-
-
 def _stored(workdir: Path) -> dict[str, Any]:
     """Return the stored facts of earlier submissions, none if there were none. Raises WorkdirError."""
     try:
@@ -195,8 +190,11 @@ def _stored(workdir: Path) -> dict[str, Any]:
         raise WorkdirError(f"{workdir / FOLDER / JOBS} cannot be read: {error}") from None
 
 
-def states(workdir: Path) -> dict[str, str]:
-    """Return {run: state of its job}: ENDED if SLURM does not list it any more, UNKNOWN if SLURM does not answer."""
+def jobs_of(workdir: Path) -> dict[str, tuple[str, str]]:
+    """Return {run: (its job, the state of that)} of the runs that were submitted from `workdir`.
+
+    The state is ENDED if SLURM does not list the job any more, and UNKNOWN if SLURM does not answer.
+    """
     stored = _stored(workdir)
     if not stored.get("jobs"):
         return {}
@@ -208,14 +206,16 @@ def states(workdir: Path) -> dict[str, str]:
         return _told_by_slurm(stored["jobs"])
     found = {}
     for name, number in stored["jobs"].items():
+        state = "NO"
         with contextlib.suppress(Exception):
-            found[name] = submitit.LocalJob(workdir / FOLDER, number).state.split()[0]
-        if found.get(name, "NO") == "NO":  # process that this one has started
-            found[name] = "RUNNING" if is_alive(number) else "ENDED"
+            state = submitit.LocalJob(workdir / FOLDER, number).state.split()[0]
+        if state == "NO":  # process that this one has started
+            state = "RUNNING" if is_alive(number) else "ENDED"
+        found[name] = number, state
     return found
 
 
-def _told_by_slurm(jobs: Mapping[str, str]) -> dict[str, str]:
+def _told_by_slurm(jobs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Ask SLURM once for all jobs: sacct, then squeue for the jobs that it does not know, as without accounting."""
     from submitit.slurm.slurm import SlurmInfoWatcher
 
@@ -226,14 +226,13 @@ def _told_by_slurm(jobs: Mapping[str, str]) -> dict[str, str]:
         for number in jobs.values():
             watcher.register_job(number)
         watcher.update()
-    told = {name: watcher.get_info(number, mode="cache").get("State", "") for name, number in jobs.items()}
-    if all(told.values()):
-        return {name: state.split()[0] for name, state in told.items()}
-    try:
-        lines = subprocess.run(
-            ["squeue", "-h", "-r", "-o", "%i %T"], capture_output=True, encoding="utf-8", errors="replace", check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {name: (state or "UNKNOWN").split()[0] for name, state in told.items()}
-    queued = dict(line.split()[:2] for line in lines.splitlines() if len(line.split()) > 1)
-    return {name: (state or queued.get(jobs[name], "ENDED")).split()[0] for name, state in told.items()}
+    told = {number: watcher.get_info(number, mode="cache").get("State", "") for number in jobs.values()}
+    queued, unlisted = dict[str, str](), "ENDED"
+    if not all(told.values()):
+        command = ["squeue", "-h", "-r", "-o", "%i %T"]
+        try:
+            done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True)
+            queued = dict(line.split()[:2] for line in done.stdout.splitlines() if len(line.split()) > 1)
+        except (OSError, subprocess.SubprocessError):
+            unlisted = "UNKNOWN"
+    return {name: (number, (told[number] or queued.get(number, unlisted)).split()[0]) for name, number in jobs.items()}

@@ -1,0 +1,285 @@
+"""The sections of a config: typed frozen values, whose defaults are those of every config."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from ml_collections import ConfigDict
+
+from posx.contract.fields import above, at_least, at_most, below, problems_of
+from posx.encodings import Dims, Encoding, Spec, build
+from posx.errors import ConfigError
+
+#: Settings that may name a file or folder.
+PLACES = ("source", "validation", "tokenizer", "cache_dir")
+
+#: The encodings of the classic surveys, which a sweep compares unless it says which.
+CLASSIC = (
+    "nope", "sinusoidal", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi",
+)  # fmt: skip
+
+#: The settings that the lists of a sweep stand for.
+LISTS = {"train_lens": "train.length", "encodings": "encoding", "seeds": "train.seed"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Every choice of the architecture; 0 leaves a size to its rule.
+
+    `tied` embeddings are a strong path from token to token beside attention, so extrapolation failures show less.
+    `num_kv_heads` 0: as many as heads. `mlp_dim` 0: 4m for GELU, 8m/3 for SwiGLU (the same number of weights).
+    `dtype` is the type of the operands of the forward matrix products; parameters and all else stay float32.
+    `remat` "layer" keeps only the input of every layer for the backward pass and computes the rest of it again: memory
+    of about one layer instead of all, for a third more work. XLA's CPU backend merges the two and keeps all (0.10.2).
+    `layer_policy` is cycled over the layers; "encoding" stands for the run's encoding, other words are
+    specs of their own: nope, rope(base=50)+alibi.
+    """
+
+    # Beyond the bounds a model is a slip of the finger, and its description alone would take minutes.
+    num_layers: Annotated[int, at_least(1), at_most(4096)] = 4
+    model_dim: Annotated[int, at_least(1), at_most(2**20)] = 128
+    num_heads: Annotated[int, at_least(1), at_most(2**16)] = 4
+    num_kv_heads: Annotated[int, at_least(0)] = 0
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    mlp_dim: Annotated[int, at_least(0)] = 0
+    tied: bool = False
+    dropout: Annotated[float, at_least(0), below(1)] = 0.0
+    qk_norm: bool = False
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: Literal["none", "layer"] = "none"
+    layer_policy: tuple[str, ...] = ("encoding",)
+
+    def problems(self) -> list[str]:
+        """Return the problems of these fields, one line each."""
+        found = [f"model.{problem}" for problem in problems_of(self)]
+        if not found and self.model_dim % self.num_heads:
+            fits = [h for h in range(1, self.model_dim + 1) if self.model_dim % h == 0]
+            near = min(fits, key=lambda h: abs(h - self.num_heads))
+            found.append(
+                f"model.model_dim={self.model_dim} is not divisible by num_heads={self.num_heads}; nearest: {near}"
+            )
+        if not found and self.num_heads % (self.num_kv_heads or self.num_heads):
+            found.append(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
+        if not self.layer_policy:
+            found.append("model.layer_policy is empty; the default is ('encoding',)")
+        never = dict.fromkeys(name for name in self.layer_policy if name not in self.layer_policy[: self.num_layers])
+        if not found and never:
+            found.append(
+                f"model.layer_policy={','.join(self.layer_policy)}: {' and '.join(never)} would be in none of the "
+                f"{self.num_layers} layers. Shorten the pattern, or raise model.num_layers"
+            )
+        return found
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def hidden_dim(self) -> int:
+        return self.mlp_dim or (4 * self.model_dim if self.mlp == "gelu" else 8 * self.model_dim // 3)
+
+    def resolved(self) -> ModelConfig:
+        """Return the same with every size set."""
+        return dataclasses.replace(self, num_kv_heads=self.kv_heads, mlp_dim=self.hidden_dim)
+
+    def layers(self, encoding: Spec) -> tuple[Spec, ...]:
+        """Return the spec of each layer of a run of `encoding`."""
+        cycle = [encoding if name == "encoding" else name for name in self.layer_policy]
+        return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
+
+    def encodings(self, encoding: Spec, train_len: int) -> tuple[Encoding, ...]:
+        """Return the resolved encoding of each layer. Raises ConfigError for sizes and specs that do not fit."""
+        dims = self.dims(train_len)
+        return tuple(build(spec, dims) for spec in self.layers(encoding))
+
+    def dims(self, train_len: int) -> Dims:
+        """Return the sizes that encodings are resolved from. Raises ConfigError."""
+        if problems := self.problems():
+            raise ConfigError("; ".join(problems))
+        head_dim = self.model_dim // self.num_heads
+        return Dims(self.model_dim, self.num_heads, head_dim, self.num_layers, train_len, self.kv_heads)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """The settings of the data: the text, its documents and its tokens.
+
+    source: "stdlib" (the embedded corpus), a file or folder, or a hub name. subset, train_split, validation_split: of a
+    hub data set. validation: a path with held-out text, else the source's own validation files or split. If there are
+    none, `validation_fraction` of the documents is held out by hash. tuning_fraction: this part of the training
+    documents is taken out and takes the place of the validation text, for choices that must not use it.
+    text_column: of parquet, JSON and hub data. text_encoding: of text and JSON files. layout: a document is a
+    "document" (file or row), a "line", a "paragraph", or an article of "wikitext". tokenizer: "bytes", "bpe" (trained
+    here, with `vocab_size` ids), or the path of a tokenizer.json. cache_dir: "" for "posx" in $XDG_CACHE_HOME or
+    ~/.cache.
+    """
+
+    source: str = "stdlib"
+    subset: str = ""
+    train_split: str = "train"
+    validation_split: str = "validation"
+    validation: str = ""
+    validation_fraction: Annotated[float, above(0), below(1)] = 0.05
+    tuning_fraction: Annotated[float, at_least(0), below(1)] = 0.0
+    text_column: str = "text"
+    text_encoding: str = "utf-8"
+    layout: Literal["document", "line", "paragraph", "wikitext"] = "document"
+    tokenizer: str = "bytes"
+    vocab_size: int = 8192
+    cache_dir: str = ""
+
+    def problems(self) -> list[str]:
+        """Return the problems of these fields, one line each."""
+        found = [f"data.{problem}" for problem in problems_of(self)]
+        if not self.source:
+            found.append("data.source is empty; use 'stdlib', a file or folder, or a hub name")
+        if self.tokenizer == "bpe" and self.vocab_size < 257:
+            found.append(f"data.vocab_size is {self.vocab_size}; a BPE needs 257 or more (256 bytes and eos)")
+        if not self.tokenizer:
+            found.append("data.tokenizer is empty; use 'bytes', 'bpe' or the path of a tokenizer.json")
+        try:
+            "".encode(self.text_encoding)
+        except (LookupError, ValueError):
+            found.append(f"data.text_encoding '{self.text_encoding}' is unknown; use a Python codec such as 'utf-8'")
+        for name in PLACES:
+            try:
+                Path(getattr(self, name)).expanduser().exists()
+            except (OSError, RuntimeError, ValueError) as error:
+                found.append(f"data.{name} '{getattr(self, name)[:60]}' can be no path: {str(error)[:60]}")
+        return found
+
+    def named(self) -> dict[str, Any]:
+        """Return the settings that decide the tokens, by name. `vocab_size` is used by a BPE trained here alone."""
+        unused = ("cache_dir", *(["vocab_size"] if self.tokenizer != "bpe" else []))
+        return {name: value for name, value in vars(self).items() if name not in unused}
+
+
+def check_config(config: DataConfig) -> None:
+    """Raise ConfigError with every problem of `config`, if it has any."""
+    if found := config.problems():
+        raise ConfigError("; ".join(found))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """One training run. `length` L in tokens; `batch_size` in windows of L tokens; durations in steps.
+
+    `dispatch_steps`: as many steps run in one call on the device, fewer before a log line or a checkpoint. It changes
+    speed alone: the memory of a call is not given back between its steps, and an accelerator does not wait for Python.
+    `position_lr_multiplier`: every parameter of an encoding learns at so many times the learning rate; 0 leaves it to
+    the encoding (`Encoding.lr_multiplier`).
+    """
+
+    length: Annotated[int, at_least(2)] = 64
+    batch_size: Annotated[int, at_least(1)] = 64
+    steps: Annotated[int, at_least(1)] = 1200
+    seed: Annotated[int, at_least(0), below(2**32)] = 0
+    learning_rate: Annotated[float, above(0)] = 2e-3
+    final_learning_rate: Annotated[float, at_least(0)] = 2e-4
+    position_lr_multiplier: Annotated[float, at_least(0)] = 0.0
+    warmup_steps: Annotated[int, at_least(0)] = 60
+    beta1: Annotated[float, at_least(0), below(1)] = 0.9
+    beta2: Annotated[float, at_least(0), below(1)] = 0.98
+    weight_decay: Annotated[float, at_least(0)] = 0.1
+    clip_norm: Annotated[float, above(0)] = 1.0
+    accumulation: Annotated[int, at_least(1)] = 1
+    executor: Literal["auto", "dense", "blockwise", "fused"] = "auto"
+    dispatch_steps: Annotated[int, at_least(1)] = 16
+    log_steps: Annotated[int, at_least(1)] = 20
+    checkpoint_steps: Annotated[int, at_least(1)] = 200
+    keep_checkpoints: Annotated[int, at_least(1)] = 2
+
+    def problems(self) -> list[str]:
+        """Return the problems of these fields, one line each."""
+        found = [f"train.{problem}" for problem in problems_of(self)]
+        if self.final_learning_rate > self.learning_rate:
+            found.append(
+                f"train.final_learning_rate={self.final_learning_rate} must not be above "
+                f"train.learning_rate={self.learning_rate}"
+            )
+        if not found and self.warmup_steps >= self.steps:
+            found.append(f"train.warmup_steps={self.warmup_steps} must be below train.steps={self.steps}")
+        if not found and self.batch_size % self.accumulation:
+            fits = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
+            found.append(
+                f"train.accumulation={self.accumulation} does not divide train.batch_size={self.batch_size}; {fits}"
+            )
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """The settings of an evaluation. Lengths, strides and targets are in tokens.
+
+    The training length L is measured even if `lengths` or `sliding_lengths` leave it out, to compare the others with.
+    `sliding_lengths` () stands for L, 2L, 4L, 8L, 16L as far as `lengths` go, `stride` 0 for L/4. Targets are spread
+    over all held-out documents. They are the same at every length: those of the longest windows of the run so far.
+    `num_targets` and `sliding_targets` 0 score the whole validation stream.
+    """
+
+    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    protocols: tuple[str, ...] = ("nonoverlapping", "per_position")
+    num_targets: Annotated[int, at_least(0)] = 262144
+    sliding_targets: Annotated[int, at_least(0)] = 65536
+    sliding_lengths: tuple[int, ...] = ()
+    stride: Annotated[int, at_least(0)] = 0
+    batch_tokens: Annotated[int, at_least(1)] = 16384
+    executor: Literal["auto", "dense", "blockwise", "fused"] = "auto"
+
+    def problems(self) -> list[str]:
+        """Return the problems of these fields, one line each. Each protocol knows its own."""
+        found = [f"eval.{problem}" for problem in problems_of(self)]
+        for name in ("lengths", "sliding_lengths"):
+            lengths = getattr(self, name)
+            if any(length < 2 for length in lengths):
+                found.append(f"eval.{name}={lengths}: every length must be at least 2 tokens")
+            if list(lengths) != sorted(set(lengths)):
+                found.append(f"eval.{name}={lengths} must increase, each length once")
+        if not self.lengths:
+            found.append("eval.lengths is empty: name at least one length in tokens")
+        if not found and 0 < self.num_targets < max(self.lengths):
+            found.append(
+                f"eval.num_targets={self.num_targets} is less than one window of eval.lengths' longest, "
+                f"{max(self.lengths)} tokens: score at least as many targets, or 0 for all"
+            )
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig:
+    """The runs that a sweep makes. The three lists are short for axes, and `axes` overrides them.
+
+    `axes` maps any setting to its values: {"encoding": ("rope", "rope(base=500000)+alibi"), "train.learning_rate":
+    (1e-3, 2e-3), "model.layer_policy": ("encoding", "encoding, nope")}. Encodings, and patterns of them, are texts.
+    A sweep makes every combination of the values on its axes. Axes that an entry of `zip` joins with + advance together
+    and count as one axis: with ("model.model_dim+model.num_heads",) the first width goes with the first number of
+    heads, the second width with the second. The lists may be joined too: "encoding+train.learning_rate".
+    """
+
+    encodings: tuple[str, ...] = CLASSIC
+    train_lens: tuple[int, ...] = (64,)
+    seeds: tuple[int, ...] = (0,)
+    zip: tuple[str, ...] = ()
+    axes: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+
+
+#: The sections of a run beside `encoding`.
+SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig, "eval": EvalConfig}
+
+
+class _Dotted(ConfigDict):
+    """A section some of whose names have dots in them, as the names of settings do."""
+
+    def __init__(self, values: Mapping[str, Any] | None = None, type_safe: bool = True, **options: Any):
+        super().__init__(values, type_safe, **{"allow_dotted_keys": True, **options})
+
+
+def sweep_section() -> ConfigDict:
+    """Return the section `sweep` with its defaults."""
+    section = _Dotted()
+    for name, value in vars(SweepConfig()).items():
+        section[name] = _Dotted() if name == "axes" else value
+    return section
