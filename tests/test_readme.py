@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_every_page_with_ratios_defines_them_alike():
     """R_k is how many times as large perplexity is at k times the training length, as `posx plot` draws it."""
     assert "R_k = ppl(kL) / ppl(L)" in posx.plots.curves.ratio.__doc__
     for path in PAGES:
-        text = path.read_text()
+        text = " ".join(path.read_text(encoding="utf-8").split())
         k = re.search(r"R_(\d+)", text)
         forms = ("R_k = PPL(kL) / PPL(L)", f"R_{k[1]} = PPL({k[1]}L) / PPL(L)") if k else ("",)
         assert any(form in text for form in forms), path
@@ -102,17 +103,35 @@ def test_readme_is_short():
     assert len(lines) + len(table) <= 130 and len(" ".join(lines).split()) <= 800
 
 
-@pytest.mark.parametrize("line", re.findall(r"^    posx (\w+ .*)$", README, re.MULTILINE))
-def test_commands_parse(line, monkeypatch, tmp_path, capsys):
-    """Every command of the README is understood: --dry_run goes through parsing, config and validation."""
+def commands_of(page):
+    """Yield the `posx` commands in the shell blocks of a page, but those that name files or machines of a reader."""
+    for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+            if re.match(r"posx (?!--)", line) and not re.search(r"/(shared|new|to)/|--on|--config_json|--status", line):
+                yield line
+
+
+def check_understood(line, monkeypatch, tmp_path):
+    """--dry_run goes through parsing, config and validation. A run or folder of the reader may be missing."""
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(ceiling, "_measure", lambda dtype: 1e11)  # seconds of products for each sweep otherwise
     (tmp_path / "my_encoding.py").write_text(OWN)
-    words = [word.strip('"') for word in re.split(r"\s+(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", line.split("#")[0].strip())]
-    assert cli.main([*words, "--dry_run"]) in (
-        (0, 4) if words[0] in ("evaluate", "export", "generate", "plot") else (0,)
-    )
+    words = shlex.split(line, comments=True)[1:]
+    reads = words[0] in ("evaluate", "export", "generate", "plot")
+    assert cli.main([*words, *([] if "--dry_run" in words else ["--dry_run"])]) in ((0, 4) if reads else (0,))
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    (posx \w+ .*)$", README, re.MULTILINE))
+def test_commands_of_the_readme_parse(line, monkeypatch, tmp_path):
+    check_understood(line, monkeypatch, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_of_the_pages_parse(page, monkeypatch, tmp_path):
+    for line in commands_of(page):
+        check_understood(line, monkeypatch, tmp_path)
 
 
 def test_scripts_are_the_readme_commands():
