@@ -25,6 +25,10 @@ class Mask:
     window: int = 0
     sinks: int = 0
 
+    def __init_subclass__(cls) -> None:
+        """Raise ConfigError: tile skipping and fused kernels read the fields, so another `visible` would be ignored."""
+        raise ConfigError(f"{cls.__name__}: a mask is posx.causal(), full() or window(). It cannot be subclassed.")
+
     def __post_init__(self) -> None:
         if self.window < 0 or self.sinks < 0:
             raise ConfigError(

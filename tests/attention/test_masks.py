@@ -40,3 +40,9 @@ def test_masks_are_values():
 def test_masks_that_cannot_be(fields):
     with pytest.raises(ConfigError, match="^mask: "):
         posx.attention.Mask(**fields)
+
+
+def test_masks_have_no_subclasses():
+    """Tile skipping and fused kernels read a mask's fields: another `visible` would give wrong numbers."""
+    with pytest.raises(ConfigError, match="cannot be subclassed"):
+        type("Blocks", (posx.attention.Mask,), {})
