@@ -225,10 +225,10 @@ def _index() -> str:
         own = board.get(name)
         cells = [own[n] for n in columns] if own else ["-"] * len(columns)
         rows.append([
-            f"[`{name}`]({name}.md)", text["group"], text["short"], *cells, text["beyond"], facts["acts on"],
+            f"[`{name}`]({name}.md)", text["group"], *cells, text["short"], text["beyond"], facts["acts on"],
             facts["kernels"],
         ])  # fmt: skip
-    head = ("name", "group", "idea", *COMPARED, "beyond L", "acts on", "kernels")
+    head = ("name", "group", *COMPARED, "idea", "beyond L", "acts on", "kernels")
     trees = []
     for group in GROUPS:
         names = "\n".join(name for name in ENCODINGS if TEXTS[name]["group"] == group)
