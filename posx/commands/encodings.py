@@ -42,7 +42,7 @@ _LEGEND = (
 )
 
 
-def main(values: dict[str, Any], _: None) -> None:
+def run_encodings(values: dict[str, Any], _: None) -> None:
     """Print the catalogue, or the page of one encoding and the paths of its pictures."""
     dims = _dims(values)
     start_devices()

@@ -1,7 +1,8 @@
 """Several processes, on one machine or many, that make one run together by JAX's own runtime.
 
-All processes go through the same code in step. Process 0 alone writes and prints, and an error of one is raised in all.
-A process that runs alone is process 0 of one and pays nothing.
+`carry_out` runs a command in this process or, with others, in step. The files of a run do the rest: the run's folder
+and its checkpoints (`posx.runs.folder`, `posx.training.checkpoints`) are written by process 0 alone, and give all
+processes the same rows. A process that runs alone is process 0 of one and pays nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from posx import interrupts, progress
-from posx.errors import ConfigError, Lost, PosxError
+from posx.errors import ConfigError, Lost, PosxError, at_failure
 
 T = TypeVar("T")
 
@@ -36,6 +38,7 @@ MISSED_SECONDS = 60
 MEETING_SECONDS = 120
 
 _joined = False
+_in_step = False  # from `check_same` on
 _on_abort: Any = None
 
 
@@ -44,12 +47,34 @@ def are_asked(values: Mapping[str, Any]) -> bool:
     return bool(values["coordinator"]) or (values["processes"] != 1 and _started_together())
 
 
-def join(values: Mapping[str, Any]) -> None:
-    """Connect this process to the others of its run, if flags or a launcher say so, before JAX starts its devices.
+def carry_out(command: Callable[[dict[str, Any]], Callable[[], object] | None], values: dict[str, Any]) -> None:
+    """Call `command` with its `values`, with the other processes of its run if flags or a launcher say so.
 
-    values: coordinator, "HOST:PORT" of process 0, or "auto" to let JAX find out; processes, their number; process, the
-    number of this one. If SLURM or Open MPI has started several, none is needed. Raises ConfigError.
+    Every command calls `check_same` once it has read all that it needs. Until then a PosxError of one process is raised
+    in all. Later an error ends its process at once, and the others notice that.
+
+    Args:
+      command: returns a function that process 0 calls at the end while all wait, or None.
+      values: coordinator, "HOST:PORT" of process 0, or "auto" to let JAX find out; processes, their number; process,
+        the number of this one. If SLURM or Open MPI has started several, none is needed, and the command is given
+        their number.
+
+    Raises:
+      ConfigError: the flags do not fit together, or the processes do not find each other.
     """
+    _join(values)
+    try:
+        rest = command(values | {"processes": _count()} if _joined else values)
+    except PosxError as error:
+        if _joined and not (_in_step or error.alike):
+            _agree(error)
+        raise
+    if rest:
+        first(rest)
+
+
+def _join(values: Mapping[str, Any]) -> None:
+    """Connect this process to the others of its run, before JAX starts its devices."""
     global _joined
     coordinator, count, number = values["coordinator"], values["processes"], values["process"]
     if (count is not None and count < 1) or (number is not None and number < 0):
@@ -69,6 +94,9 @@ def join(values: Mapping[str, Any]) -> None:
     given = {"num_processes": count, "process_id": number}
     import jax
 
+    from posx.machine.devices import use_every_core
+
+    use_every_core()
     missed = threading.Timer(MEETING_SECONDS, _nobody_came)  # JAX would end this process without a word of its own
     missed.daemon = True
     missed.start()
@@ -83,13 +111,14 @@ def join(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"the processes of this run did not find each other: {reason}") from None
     finally:
         missed.cancel()
-    _joined = jax.process_count() > 1
+    _joined = _count() > 1
     if _joined:
         _end_in_one_line()
         _results_alone()
+        at_failure.append(_end)
     if not is_first():
         progress.be_quiet()
-    here = [sum(device.process_index == n for device in jax.devices()) for n in range(jax.process_count())]
+    here = [sum(device.process_index == n for device in jax.devices()) for n in range(_count())]
     if len(set(here)) > 1:
         raise alike(ConfigError(f"the processes of this run have different numbers of devices: {here}"))
 
@@ -141,11 +170,6 @@ def _started_together() -> bool:
     return "," in os.environ.get(WORKERS, "") or any(text.isdigit() and int(text) > 1 for text in told)
 
 
-def several() -> bool:
-    """Tell whether this process is one of several."""
-    return _joined
-
-
 def is_first() -> bool:
     """Tell whether this is process 0, which writes and prints."""
     if not _joined:
@@ -179,9 +203,15 @@ def together(function: Callable[[], T]) -> T:
         found = function()
     except PosxError as error:
         failed = error
+    _agree(failed)
+    return found
+
+
+def _agree(failed: PosxError | None) -> None:
+    """Raise in all processes the error of the first that has `failed`. Every process calls it, or one that calls it."""
     codes = _gathered(np.array([failed.exit_code if failed else 0], np.int32))[:, 0]
     if not codes.any():
-        return found
+        return
     name, text = json.loads(_from(int(np.flatnonzero(codes)[0]), json.dumps([type(failed).__name__, str(failed)])))
     kind = next((cls for cls in PosxError.__subclasses__() if cls.__name__ == name), PosxError)
     shared = kind.__new__(kind)
@@ -197,9 +227,12 @@ def total(numbers: np.ndarray) -> np.ndarray:
 
 
 def check_same(facts: Mapping[str, str]) -> None:
-    """Raise ConfigError in all processes if a fact is not the same in all."""
+    """Raise ConfigError in all processes if a fact is not the same in all, once all have come so far."""
+    global _in_step
     if not _joined:
         return
+    _agree(None)
+    _in_step = True
     own = [hashlib.sha256(text.encode()).digest() for text in facts.values()]
     found = _gathered(np.frombuffer(b"".join(own), np.int32)).reshape(-1, len(own), 8)
     differing = [name for n, name in enumerate(facts) if (found[:, n] != found[0, n]).any()]
@@ -214,35 +247,41 @@ def alike(error: PosxError) -> PosxError:
     return error
 
 
-def lost(error: BaseException) -> Lost | None:
-    """Return Lost if an error of JAX's runtime says that another process is gone."""
+def _end(error: BaseException, code: int, line: str) -> None:
+    """End this process at once, with its line, if it failed alone; without a `line` the error is unknown.
+
+    At its regular end it would wait for the others, which wait for it.
+    """
+    if getattr(error, "alike", False):
+        return
+    if _is_loss(error):
+        code, line = Lost.exit_code, str(Lost())
+    if not line:
+        traceback.print_exception(error)
+    number = "" if is_first() else f"process {_number()}: "
+    with contextlib.suppress(OSError, ValueError):  # nobody listens any more
+        print(f"posx: {number}{line or repr(error)}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+    os._exit(code)
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Tell whether an error of JAX's runtime says that another process is gone."""
     words = ("gloo", "nccl", "connection", "unavailable", "coordination", "deadline", "heartbeat")
     of_runtime = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") or "Gloo" in str(error)
-    return Lost() if _joined and of_runtime and any(word in str(error).lower() for word in words) else None
-
-
-def end(error: BaseException, code: int, line: str) -> None:
-    """Print the error of a process that is one of several, and end this one at once if it failed alone.
-
-    Process 0 prints an error of all. A process that failed alone would wait at its regular end for the others, which
-    wait for it.
-    """
-    if not _joined:
-        return
-    alike = getattr(error, "alike", False)
-    with contextlib.suppress(OSError, ValueError):  # nobody listens any more
-        if is_first() or not alike:
-            number = "" if is_first() else f"process {_number()}: "
-            print(f"posx: {number}{line}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-    if not alike:
-        os._exit(code)
+    return of_runtime and any(word in str(error).lower() for word in words)
 
 
 def _number() -> int:
     import jax
 
     return jax.process_index()
+
+
+def _count() -> int:
+    import jax
+
+    return jax.process_count()
 
 
 def _gathered(numbers: np.ndarray) -> np.ndarray:

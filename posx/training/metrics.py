@@ -18,7 +18,6 @@ from posx.config import RunConfig
 from posx.data.store import cache_folder
 from posx.errors import NonFiniteError
 from posx.files.atomic import disk_errors
-from posx.machine import processes
 from posx.machine.ceiling import machine_ceiling
 from posx.machine.compile_cache import start_cost
 from posx.model import Model
@@ -39,7 +38,8 @@ class MetricsLog:
         self.pending: list[tuple[Metrics, int]] = []
         self.schedule = learning_rate(run.train)
         self.flops_per_token = flops_per_token(model, run.train.length)
-        self.ceiling = processes.told(lambda: machine_ceiling(cache_folder(run.data) / "machine", run.model.dtype))
+        place, dtype = cache_folder(run.data) / "machine", run.model.dtype
+        self.ceiling = machine_ceiling(place, dtype) if folder.is_written else math.nan  # `logged` waits for it
         self.attempt = 1 + max((row["attempt"] for row in folder.logged()), default=0)
         self.clock = 0.0  # set when the first step has compiled
         self.start: dict[str, Any] = {}  # goes into the first row
@@ -47,7 +47,8 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         with disk_errors(self.folder.path):
             suffix = f".{self.attempt}.{os.getpid()}"
-            self.board = open_board(self.folder.path / "tensorboard", suffix, self.last_step)
+            place, writes = self.folder.path / "tensorboard", self.folder.is_written
+            self.board = open_board(place, suffix, self.last_step, writes)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -122,8 +123,10 @@ def diverged(folder: RunFolder, what: str) -> NonFiniteError:
     return NonFiniteError(f"{folder.path.name}: {what}{kept}. Lower train.learning_rate or train.clip_norm.")
 
 
-def open_board(folder: Path, suffix: str, start: int) -> Any:
+def open_board(folder: Path, suffix: str, start: int, writes: bool = True) -> Any:
     """Return a tensorboardX writer into `folder` whose file name ends with `suffix`, for steps after `start`.
+
+    It writes nothing unless it `writes`.
 
     TensorBoard drops later steps that a process before this one wrote. The writer has a thread of its own, whose write
     errors are hidden: `metrics.jsonl` is on the same disk and reports them. tensorboardX imports torch if it is
@@ -144,7 +147,6 @@ def open_board(folder: Path, suffix: str, start: int) -> Any:
             shown(args)
 
     threading.excepthook = hook
-    writes = processes.is_first()
     return SummaryWriter(str(folder), filename_suffix=suffix, purge_step=start + 1, write_to_disk=writes)
 
 
