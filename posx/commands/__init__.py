@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from posx import interrupts
 from posx.errors import ConfigError, WorkdirError
 from posx.files.locks import holder
 from posx.lazy import modules_of
@@ -150,6 +151,8 @@ def function_of(name: str) -> Callable[..., Callable[[], object] | None]:
 def run(name: str, values: dict[str, Any], config: Any) -> None:
     """Run a command, with other processes if its flags or a launcher say so. Raises PosxError."""
     main = function_of(name)
+    if values.get("stop_with_stdin"):
+        interrupts.end_with_stdin()
     if "coordinator" not in values or values["dry_run"]:
         if rest := main(values, config):
             rest()

@@ -10,11 +10,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from posx import interrupts
 from posx.commands import COMMANDS, MEASURING, work_folder
-from posx.config import EvalConfig, RunConfig
+from posx.config import RunConfig
 from posx.config.flags import set_anew
 from posx.config.overrides import setting_of
 from posx.data.store import cache_folder
@@ -36,26 +35,18 @@ from posx.sweeps.evaluation import Evaluation
 Measured = Mapping[RunFolder, Sequence[dict[str, Any]]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """A stored run and how to evaluate it. text: the settings of its text that are replaced."""
+class Request(NamedTuple):
+    """A stored run, and its settings with the requested ones. text: the settings of its text that are replaced."""
 
     folder: RunFolder
     run: RunConfig
-    config: EvalConfig
+    asked: RunConfig
     text: Mapping[str, Any]
-
-    @property
-    def asked(self) -> RunConfig:
-        """The settings of the run with the requested ones."""
-        return dataclasses.replace(self.run, eval=self.config, data=dataclasses.replace(self.run.data, **self.text))
 
 
 def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
     """Evaluate runs; return the function that shows their rows."""
     use_every_core(math.prod(mesh_of(values["mesh"])) if values["mesh"] else 1)
-    if values["stop_with_stdin"]:
-        interrupts.end_with_stdin()
     workdir = unpacked(work_folder(values))
     requests, failed = _requests(values, workdir)
     for line in by_reason(failed.items()):
@@ -67,7 +58,7 @@ def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
     measured: Measured = {}
     if values["dry_run"]:
         for request in requests:
-            name, config = name_of(request.folder.path, workdir), request.config
+            name, config = name_of(request.folder.path, workdir), request.asked.eval
             print(f"{name}: {', '.join(config.protocols)} at {config.lengths}")
     elif len(requests) + len(failed) == 1:
         measured = {request.folder: _evaluate(values, request) for request in requests}
@@ -108,9 +99,10 @@ def _request(values: dict[str, Any], folder: RunFolder) -> Request:
         "protocols": tuple(items_of(values["protocol"])), "stride": values["stride"], "executor": values["executor"],
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value not in (None, "", ())}
-    request = Request(folder, run, dataclasses.replace(run.eval, **settings["eval"] | given), settings["data"])
-    checked(request.asked)
-    return request
+    config, data = dataclasses.replace(run.eval, **settings["eval"] | given), settings["data"]
+    asked = dataclasses.replace(run, eval=config, data=dataclasses.replace(run.data, **data))
+    checked(asked)
+    return Request(folder, run, asked, data)
 
 
 def _evaluate(values: dict[str, Any], request: Request) -> list[dict[str, Any]]:
@@ -119,7 +111,7 @@ def _evaluate(values: dict[str, Any], request: Request) -> list[dict[str, Any]]:
     from posx.runs.load import load_model
     from posx.training.layout import asked_layout
 
-    folder, run, config = request.folder, request.run, request.config
+    folder, run, config = request.folder, request.run, request.asked.eval
     use_compile_cache(cache_folder(request.asked.data))
     start_devices()  # before the text is read
     dataset = text.text_of(folder, run, request.text)

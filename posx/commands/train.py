@@ -9,7 +9,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx import interrupts
 from posx.commands import work_folder
 from posx.config import RunConfig, run_config
 from posx.config.flags import earlier_run
@@ -40,8 +39,6 @@ def run_train(values: dict[str, Any], config: ConfigDict) -> None:
             folder.check_resumes(run)  # as the command itself does
         print(describe(run, values["mesh"]))
         return
-    if values["stop_with_stdin"]:
-        interrupts.end_with_stdin()
     folder = RunFolder(work_folder(values))
     from posx.runs.runner import train_and_evaluate  # Flax, Optax, Orbax: once the settings are known to be right
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import json
 import os
 import signal
@@ -20,10 +19,13 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from posx import interrupts, progress
 from posx.errors import ConfigError, Lost, PosxError, at_failure
+from posx.machine.devices import use_every_core
 
 T = TypeVar("T")
 
@@ -64,7 +66,7 @@ def carry_out(command: Callable[[dict[str, Any]], Callable[[], object] | None], 
     """
     _join(values)
     try:
-        rest = command(values | {"processes": _count()} if _joined else values)
+        rest = command(values | {"processes": jax.process_count()} if _joined else values)
     except PosxError as error:
         if _joined and not (_in_step or error.alike):
             _agree(error)
@@ -91,11 +93,6 @@ def _join(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"--processes={count}, --process={number}: how many there are, and which this is, from 0")
     if address and number == 0:
         _check_free(address)
-    given = {"num_processes": count, "process_id": number}
-    import jax
-
-    from posx.machine.devices import use_every_core
-
     use_every_core()
     missed = threading.Timer(MEETING_SECONDS, _nobody_came)  # JAX would end this process without a word of its own
     missed.daemon = True
@@ -103,7 +100,7 @@ def _join(values: Mapping[str, Any]) -> None:
     try:
         with interrupts.kept():  # JAX has a handler of its own for SIGTERM
             jax.distributed.initialize(
-                address or None, **given, initialization_timeout=2 * MEETING_SECONDS,
+                address or None, count, number, initialization_timeout=2 * MEETING_SECONDS,
                 heartbeat_timeout_seconds=MISSED_SECONDS, shutdown_timeout_seconds=MISSED_SECONDS,
             )  # fmt: skip
     except (RuntimeError, ValueError) as error:
@@ -111,14 +108,14 @@ def _join(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"the processes of this run did not find each other: {reason}") from None
     finally:
         missed.cancel()
-    _joined = _count() > 1
+    _joined = jax.process_count() > 1
     if _joined:
         _end_in_one_line()
         _results_alone()
         at_failure.append(_end)
     if not is_first():
         progress.be_quiet()
-    here = [sum(device.process_index == n for device in jax.devices()) for n in range(_count())]
+    here = [sum(device.process_index == n for device in jax.devices()) for n in range(jax.process_count())]
     if len(set(here)) > 1:
         raise alike(ConfigError(f"the processes of this run have different numbers of devices: {here}"))
 
@@ -172,9 +169,7 @@ def _started_together() -> bool:
 
 def is_first() -> bool:
     """Tell whether this is process 0, which writes and prints."""
-    if not _joined:
-        return True
-    return _number() == 0
+    return not _joined or jax.process_index() == 0
 
 
 def told(function: Callable[[], T]) -> T:
@@ -182,8 +177,8 @@ def told(function: Callable[[], T]) -> T:
     if not _joined:
         return function()
     found: list[T] = []
-    together(lambda: found.append(function()) if is_first() else None)
-    return json.loads(_from(0, json.dumps(found[0] if found else None)))
+    first(lambda: found.append(function()))
+    return json.loads(_texts(json.dumps(found))[0])[0]
 
 
 def first(function: Callable[[], object]) -> None:
@@ -208,22 +203,22 @@ def together(function: Callable[[], T]) -> T:
 
 
 def _agree(failed: PosxError | None) -> None:
-    """Raise in all processes the error of the first that has `failed`. Every process calls it, or one that calls it."""
-    codes = _gathered(np.array([failed.exit_code if failed else 0], np.int32))[:, 0]
-    if not codes.any():
+    """Raise in all processes the error of the first that has `failed`. All call it, or functions that call it."""
+    said = _texts(json.dumps([type(failed).__name__, str(failed)]) if failed else "")
+    if not any(said):
         return
-    name, text = json.loads(_from(int(np.flatnonzero(codes)[0]), json.dumps([type(failed).__name__, str(failed)])))
+    name, text = json.loads(next(filter(None, said)))
     kind = next((cls for cls in PosxError.__subclasses__() if cls.__name__ == name), PosxError)
     shared = kind.__new__(kind)
     shared.args = (text,)
     raise alike(shared) from None
 
 
-def total(numbers: np.ndarray) -> np.ndarray:
-    """Return the sums over processes of uint64 numbers [n], which wrap around."""
+def total(numbers: list[int]) -> list[int]:
+    """Return the sums over processes of numbers [n], modulo 2^64."""
     if not _joined:
         return numbers
-    return _gathered(numbers.astype(np.uint64).view(np.uint32)).view(np.uint64).sum(axis=0, dtype=np.uint64)
+    return [sum(column) % 2**64 for column in zip(*map(json.loads, _texts(json.dumps(numbers))), strict=True)]
 
 
 def check_same(facts: Mapping[str, str]) -> None:
@@ -233,10 +228,8 @@ def check_same(facts: Mapping[str, str]) -> None:
         return
     _agree(None)
     _in_step = True
-    own = [hashlib.sha256(text.encode()).digest() for text in facts.values()]
-    found = _gathered(np.frombuffer(b"".join(own), np.int32)).reshape(-1, len(own), 8)
-    differing = [name for n, name in enumerate(facts) if (found[:, n] != found[0, n]).any()]
-    if differing:
+    own, *others = map(json.loads, _texts(json.dumps(dict(facts))))
+    if differing := [name for name in own if any(other[name] != own[name] for other in others)]:
         told = f"the processes of this run were not started alike; they differ in: {', '.join(differing)}"
         raise alike(ConfigError(told))
 
@@ -258,7 +251,7 @@ def _end(error: BaseException, code: int, line: str) -> None:
         code, line = Lost.exit_code, str(Lost())
     if not line:
         traceback.print_exception(error)
-    number = "" if is_first() else f"process {_number()}: "
+    number = "" if is_first() else f"process {jax.process_index()}: "
     with contextlib.suppress(OSError, ValueError):  # nobody listens any more
         print(f"posx: {number}{line or repr(error)}", file=sys.stderr, flush=True)
         sys.stdout.flush()
@@ -272,29 +265,11 @@ def _is_loss(error: BaseException) -> bool:
     return of_runtime and any(word in str(error).lower() for word in words)
 
 
-def _number() -> int:
-    import jax
-
-    return jax.process_index()
-
-
-def _count() -> int:
-    import jax
-
-    return jax.process_count()
-
-
-def _gathered(numbers: np.ndarray) -> np.ndarray:
-    """Return [processes, ...] of numbers [...] of 32 bits."""
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.process_allgather(np.ascontiguousarray(numbers, numbers.dtype)))
-
-
-def _from(speaker: int, text: str) -> str:
-    """Return the `text` of process number `speaker`."""
+def _texts(text: str) -> list[str]:
+    """Return the `text` that each process gives, in the order of their numbers."""
     own = np.frombuffer(text.encode(), np.uint8)
-    size = int(_gathered(np.array([len(own)], np.int32))[speaker, 0])
-    padded = np.zeros(size, np.uint8)
-    padded[: len(own)] = own[:size]
-    return _gathered(padded)[speaker].tobytes().decode()
+    sizes = multihost_utils.process_allgather(np.array(len(own), np.int32))
+    if not sizes.any():
+        return [""] * len(sizes)
+    padded = multihost_utils.process_allgather(np.pad(own, (0, sizes.max() - len(own))))
+    return [row[:size].tobytes().decode() for row, size in zip(np.asarray(padded), sizes, strict=True)]

@@ -157,7 +157,7 @@ class Checkpoints:
             raise _Damaged(_first_line(error)) from None
         sharded = {name: saved[name] for name in names if _is_sharded(arrays.get(name))}
         found = {
-            name: _facts(x, sum=_hex(_sum(x))) if "sum" in saved[name] else _facts(x, sha256=sha256_of(x))
+            name: _facts(x, sum=f"{_sum(x):016x}") if "sum" in saved[name] else _facts(x, sha256=sha256_of(x))
             for name, x in arrays.items() if name not in sharded
         }  # fmt: skip
         _check(found, {name: saved[name] for name in names if name not in sharded})
@@ -260,17 +260,13 @@ def _is_sharded(array: Any) -> bool:
 def _facts_of(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return shape, type and digest of each array: "sha256" if it is whole here, "sum" if it is sharded."""
     sharded = [name for name, array in arrays.items() if _is_sharded(array)]
-    sums = processes.total(np.array([_sum(arrays[name]) for name in sharded], np.uint64)) if sharded else ()
+    sums = processes.total([_sum(arrays[name]) for name in sharded]) if sharded else ()
     found = {name: _facts(x, sha256=sha256_of(x)) for name, x in arrays.items() if name not in sharded}
-    return found | {name: _facts(arrays[name], sum=_hex(one)) for name, one in zip(sharded, sums, strict=True)}
+    return found | {name: _facts(arrays[name], sum=f"{one:016x}") for name, one in zip(sharded, sums, strict=True)}
 
 
 def _facts(array: Any, **digest: str) -> dict[str, Any]:
     return {"shape": list(array.shape), "dtype": str(array.dtype), **digest}
-
-
-def _hex(number: Any) -> str:
-    return f"{int(number):016x}"
 
 
 def sha256_of(array: np.ndarray) -> str:

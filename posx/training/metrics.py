@@ -23,8 +23,7 @@ from posx.machine.compile_cache import start_cost
 from posx.model import Model
 from posx.runs.folder import RunFolder
 from posx.training.checkpoints import Checkpoints
-from posx.training.optimizer import learning_rate
-from posx.training.step import Metrics, flops_per_token
+from posx.training.step import Metrics, flops_per_token, learning_rate
 
 #: The numbers of a row that TensorBoard shows.
 SHOWN = ("loss", "ppl", "grad_norm", "learning_rate", "tokens_per_second", "mfu")
