@@ -113,8 +113,8 @@ def _tried(
 ) -> tuple[list[np.ndarray], list[_Change]]:
     """Replace each end of the first window, given as (position, n), by the n-th other tokens of `known`.
 
-    Returns the entries [p] or [p, v] of the window itself, twice, and of each changed one; and the changes. Of
-    distributions, which are large, only those around the changed positions are read.
+    Returns the entries [p] or [p, v] of the window itself, twice, and of each changed one; and the changes.
+    Distributions are large, so only those around the changed positions are read.
     """
     batch, last = len(tokens), tokens.shape[1] - 1
     rows, positions = [tokens[0], tokens[0]], np.array([position for position, _ in ends], int)

@@ -214,13 +214,6 @@ def _agree(failed: PosxError | None) -> None:
     raise alike(shared) from None
 
 
-def total(numbers: list[int]) -> list[int]:
-    """Return the sums over processes of numbers [n], modulo 2^64."""
-    if not _joined:
-        return numbers
-    return [sum(column) % 2**64 for column in zip(*map(json.loads, _texts(json.dumps(numbers))), strict=True)]
-
-
 def check_same(facts: Mapping[str, str]) -> None:
     """Raise ConfigError in all processes if a fact is not the same in all, once all have come so far."""
     global _in_step
