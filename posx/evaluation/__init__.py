@@ -1,8 +1,8 @@
 """Perplexity at any length under a stated protocol, for any model given as a function.
 
-`evaluate` is the public call, and `protocols` say which tokens are scored with how much context. `targets` places the
-scored tokens over the documents, `scoring` runs the model, and `probe` checks a user's function first. `statistics`
-turns sums over blocks of text into intervals and paired ratios. `posx.runs.evaluate` evaluates trained runs.
+`evaluate` is the public call, and `protocols` say which tokens are scored with how much context. `scoring` places the
+scored tokens over the documents and runs the model, and `probe` checks a user's function first. `statistics` turns sums
+over blocks of text into intervals and paired ratios. `posx.runs.evaluate` evaluates trained runs.
 """
 
 from __future__ import annotations
