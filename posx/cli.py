@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import logging
 import os
@@ -16,8 +15,8 @@ from typing import Any
 
 import posx
 from posx import interrupts
-from posx.commands import COMMANDS, work_folder
-from posx.errors import ConfigError, OutOfMemoryError, PosxError, Stopped, nearest
+from posx.commands import COMMANDS, run, work_folder
+from posx.errors import ConfigError, OutOfMemoryError, PosxError, Stopped, at_failure, nearest
 from posx.files.atomic import disk_full
 from posx.machine.backend import no_device, set_options
 from posx.progress import say, unheard
@@ -47,34 +46,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1
     except (Exception, KeyboardInterrupt) as error:
         interrupts.settle()
-        processes = _several()
-        foreseen = _foreseen(error)
-        code, reason = foreseen or (1, repr(error))
-        if "--debug" in words if foreseen else processes:
+        code, reason = _foreseen(error) or (1, "")
+        line = " ".join(reason.split())
+        if line and "--debug" in words:
             traceback.print_exc()
-        if processes:
-            processes.end(error, code, " ".join(reason.split()) if foreseen else reason)
-        if not foreseen:
+        for end in at_failure:
+            end(error, code, line)
+        if not line:
             raise
-        if not processes:
-            say(f"posx: {' '.join(reason.split())}")
+        say(f"posx: {line}")
         return code
     finally:
         interrupts.settle()
-
-
-def _several() -> Any:
-    """Return `posx.machine.processes` if this process is one of several, without loading it to find out."""
-    processes = sys.modules.get("posx.machine.processes")
-    return processes if processes is not None and processes.several() else None
 
 
 def _foreseen(error: BaseException) -> tuple[int, str] | None:
     """Return the exit code and the line of a failure, or None for an unknown failure."""
     if isinstance(error, PosxError):
         return error.exit_code, str(error)
-    if (processes := _several()) and (gone := processes.lost(error)):
-        return gone.exit_code, str(gone)
     if isinstance(error, interrupts.Terminated) or (interrupts.terminated() and not interrupts.interrupted()):
         return Stopped.exit_code, str(Stopped())
     if isinstance(error, KeyboardInterrupt) or interrupts.interrupted():  # native code may raise another error for it
@@ -115,7 +104,7 @@ def _run(words: list[str]) -> int:
     if given.values["print_config"]:
         print(_settings(given.values, config, sweep=name == "sweep"))
     else:
-        importlib.import_module(f"posx.commands.{name}").main(given.values, config)
+        run(name, given.values, config)
     return 0
 
 
@@ -137,8 +126,8 @@ def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:
         return "this command has no settings but its flags"
     from posx.config.flags import asked_before
     from posx.config.overrides import printed
-    from posx.runs.export import unpacked
     from posx.runs.folder import runs_in
+    from posx.runs.load import unpacked
 
     if config is not None:
         return printed(config, sweep)

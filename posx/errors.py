@@ -4,7 +4,10 @@ A message names the path and the value, the problem, and the allowed values or t
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+#: Called with an error that ends the command, its exit code and its line, "" if the error is unknown.
+at_failure: list[Callable[[BaseException, int, str], object]] = []
 
 
 def near_names(name: str, known: Iterable[str], number: int = 1, cutoff: float = 0.4) -> list[str]:

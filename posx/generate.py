@@ -64,9 +64,7 @@ def _forward(model: Model, params: Any, tokens: jax.Array, pos: jax.Array, idx: 
     return model.cached(params, tokens, pos, idx, cache)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _sample(logits: jax.Array, sampling: Sampling, rng: jax.Array) -> jax.Array:
-    return sample(logits, sampling, rng)
+_sample = jax.jit(sample, static_argnums=1)
 
 
 def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: int = 256) -> tuple[jax.Array, Cache]:

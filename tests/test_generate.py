@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import posx
-from posx.commands.generate import pieces
+from posx.commands.results import pieces
 from posx.config.sections import ModelConfig
 from posx.data import BpeTokenizer, ByteTokenizer, train_bpe
 from posx.errors import ConfigError, NonFiniteError

@@ -21,8 +21,7 @@ from posx.layers import dropout, linear
 from posx.model import Model, make_model
 from posx.positions import sequential
 from posx.runs.load import Apply
-from posx.training.optimizer import make_optimizer
-from posx.training.step import init_state, loss, train_step
+from posx.training.step import init_state, loss, make_optimizer, train_step
 from tests.encodings.cases import WAYS, first
 
 VOCAB = 29

@@ -1,12 +1,11 @@
 """The cost of a start: help and wrong words import no JAX, wrong settings no library that only a run needs."""
 
-import importlib
 import subprocess
 import sys
 
 from posx import plots
 from posx.attention import EXECUTORS
-from posx.commands import COMMANDS, FIGURES
+from posx.commands import COMMANDS, FIGURES, function_of
 from posx.evaluation.protocols import PROTOCOLS
 from posx.testing import DIMS
 from tests import tiny
@@ -93,7 +92,7 @@ def test_posx_without_a_model_and_without_fcntl(tmp_path):
 
 
 def test_help_matches_the_library():
-    assert all(callable(importlib.import_module(f"posx.commands.{name}").main) for name in COMMANDS)
+    assert all(callable(function_of(name)) for name in COMMANDS)
     assert _words("evaluate", "protocol") >= set(PROTOCOLS)
     assert _words("evaluate", "executor") <= {"auto", "or", *EXECUTORS}
     assert FIGURES == plots.WHAT

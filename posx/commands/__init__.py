@@ -1,17 +1,20 @@
 """The commands of `posx`: the words that each takes, and its help.
 
-A command is an entry here and a file of its name beside, with `main(values, config)` in it. The file is imported when
-the command runs, so that help and wrong words cost no start of JAX. The values of flags that the library names too
-(protocols, figures, sizes) are repeated here; a test compares them.
+A command is an entry here and a function `run_NAME(values, config)` in the file beside that FILES names. The file is
+imported when the command runs, so that help and wrong words cost no start of JAX. The values of flags that the library
+names too (protocols, figures, sizes) are repeated here; a test compares them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posx.errors import ConfigError
+from posx import interrupts
+from posx.errors import ConfigError, WorkdirError
+from posx.files.locks import holder
 from posx.lazy import modules_of
 from posx.words import Command, Flags
 
@@ -135,3 +138,28 @@ _OWN: dict[str, Command] = {
 
 #: The commands by name, in the order of the help, each with the flags of all.
 COMMANDS = {name: command._replace(flags={**COMMON, **command.flags}) for name, command in _OWN.items()}
+
+#: The files of commands that share one; that of another command has its name.
+FILES = {**dict.fromkeys(("plot", "export", "generate"), "results"), **dict.fromkeys(("check", "doctor"), "checks")}
+
+
+def function_of(name: str) -> Callable[..., Callable[[], object] | None]:
+    """Return the function of a command, whose result, if there is one, is called when all its work is done."""
+    return getattr(importlib.import_module(f"posx.commands.{FILES.get(name, name)}"), f"run_{name}")
+
+
+def run(name: str, values: dict[str, Any], config: Any) -> None:
+    """Run a command, with other processes if its flags or a launcher say so. Raises PosxError."""
+    main = function_of(name)
+    if values.get("stop_with_stdin"):
+        interrupts.end_with_stdin()
+    if "coordinator" not in values or values["dry_run"]:
+        if rest := main(values, config):
+            rest()
+        return
+    from posx.machine import processes
+
+    folder = work_folder(values, needed=False)
+    if processes.are_asked(values) and (who := holder(folder / ".lock")):  # they would mix with the holder's processes
+        raise WorkdirError(f"work folder {folder} is in use by {who}")
+    processes.carry_out(lambda given: main(given, config), values)

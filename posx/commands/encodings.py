@@ -42,7 +42,7 @@ _LEGEND = (
 )
 
 
-def main(values: dict[str, Any], _: None) -> None:
+def run_encodings(values: dict[str, Any], _: None) -> None:
     """Print the catalogue, or the page of one encoding and the paths of its pictures."""
     dims = _dims(values)
     start_devices()
@@ -160,14 +160,11 @@ def _page(spec: str, encoding: Encoding, dims: Dims) -> str:
         scope = "once per model" if name in encoding.shared else "in each layer"
         arrays[name] = f"{list(array.shape)} {scope}, {rates[name].lr_multiplier:g} x the model's learning rate"
     sizes = ", ".join(f"{size.name}={getattr(dims, size.name)}" for size in dataclasses.fields(dims))
-    sections = {
-        "": _facts(encoding, dims),
-        f"fields, for {sizes}": dict(_fields(encoding, asked)) or {"none": ""},
-        "arrays": arrays or {"none": ""},
-    }
+    sections = {"": _facts(encoding, dims), f"fields, for {sizes}": dict(_fields(encoding, asked)), "arrays": arrays}
     width = max(len(name) for rows in sections.values() for name in rows) + 2
     for title, rows in sections.items():
-        lines += ["", *filter(None, [title]), *(f"{name:{width}}{text}".rstrip() for name, text in rows.items())]
+        lines += ["", *filter(None, [title]), *(f"{name:{width}}{text}" for name, text in rows.items())]
+        lines += [] if rows else ["none"]
     return "\n".join(lines)
 
 

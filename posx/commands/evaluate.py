@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
-
-from posx import interrupts
 from posx.commands import COMMANDS, MEASURING, work_folder
-from posx.config import EvalConfig, RunConfig
+from posx.config import RunConfig
 from posx.config.flags import set_anew
 from posx.config.overrides import setting_of
-from posx.data import Dataset
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, WorkdirError
 from posx.fields import items_of, typed
 from posx.files.atomic import finite
-from posx.machine import processes
 from posx.machine.backend import start_devices
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
 from posx.progress import by_reason, say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked, say_unused
-from posx.runs.export import unpacked
 from posx.runs.folder import RunFolder, name_of, runs_in, typed_path
+from posx.runs.load import unpacked
 from posx.sweeps.engines.here import Here
 from posx.sweeps.tasks import Evaluation
 
@@ -39,30 +35,20 @@ from posx.sweeps.tasks import Evaluation
 Measured = Mapping[RunFolder, Sequence[dict[str, Any]]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """A stored run and how to evaluate it. text: the settings of its text that are replaced."""
+class Request(NamedTuple):
+    """A stored run, and its settings with the requested ones. text: the settings of its text that are replaced."""
 
     folder: RunFolder
     run: RunConfig
-    config: EvalConfig
+    asked: RunConfig
     text: Mapping[str, Any]
 
-    @property
-    def asked(self) -> RunConfig:
-        """The settings of the run with the requested ones."""
-        return dataclasses.replace(self.run, eval=self.config, data=dataclasses.replace(self.run.data, **self.text))
 
-
-def main(values: dict[str, Any], _: None) -> None:
-    """Evaluate runs, print and draw their rows. Raises PartialFailure if some runs or lengths failed."""
-    use_every_core(math.prod(mesh_of(values["mesh"])) if values["mesh"] and not processes.are_asked(values) else 1)
-    if not values["dry_run"]:
-        processes.join(values)
-    if values["stop_with_stdin"]:
-        interrupts.end_with_stdin()
+def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
+    """Evaluate runs; return the function that shows their rows."""
+    use_every_core(math.prod(mesh_of(values["mesh"])) if values["mesh"] else 1)
     workdir = unpacked(work_folder(values))
-    requests, failed = processes.together(lambda: _requests(values, workdir))
+    requests, failed = _requests(values, workdir)
     for line in by_reason(failed.items()):
         say(line)
     if not values["stop_with_stdin"]:  # else the process that started this one has said it
@@ -72,19 +58,14 @@ def main(values: dict[str, Any], _: None) -> None:
     measured: Measured = {}
     if values["dry_run"]:
         for request in requests:
-            name, config = name_of(request.folder.path, workdir), request.config
+            name, config = name_of(request.folder.path, workdir), request.asked.eval
             print(f"{name}: {', '.join(config.protocols)} at {config.lengths}")
     elif len(requests) + len(failed) == 1:
         measured = {request.folder: _evaluate(values, request) for request in requests}
     else:
         measured, reasons = _side_by_side(values, requests)
         failed |= {name_of(folder.path, workdir): why for folder, why in reasons.items() if not measured[folder]}
-    processes.first(lambda: _show(values, workdir, measured))
-    from posx.runs.runner import listed
-
-    rows = [row for found in measured.values() for row in found if row["status"] in ("oom", "nonfinite")]
-    if problems := [*by_reason(failed.items()), *(listed([row]) for row in rows)]:
-        raise PartialFailure("; ".join(problems))
+    return functools.partial(_show, values, workdir, measured, failed)
 
 
 def _requests(values: dict[str, Any], workdir: Path) -> tuple[list[Request], dict[str, str]]:
@@ -93,7 +74,7 @@ def _requests(values: dict[str, Any], workdir: Path) -> tuple[list[Request], dic
     Raises ConfigError for wrong settings, so that nothing starts.
     """
     folders = runs_in(workdir)
-    if len(folders) > 1 and (values["mesh"] or processes.several()):
+    if len(folders) > 1 and (values["mesh"] or (values["processes"] or 1) > 1):
         raise ConfigError(f"--workdir={values['workdir']} holds {len(folders)} runs: several processes measure one")
     requests: list[Request] = []
     failed: dict[str, str] = {}
@@ -118,37 +99,31 @@ def _request(values: dict[str, Any], folder: RunFolder) -> Request:
         "protocols": tuple(items_of(values["protocol"])), "stride": values["stride"], "executor": values["executor"],
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value not in (None, "", ())}
-    request = Request(folder, run, dataclasses.replace(run.eval, **settings["eval"] | given), settings["data"])
-    checked(request.asked)
-    return request
+    config, data = dataclasses.replace(run.eval, **settings["eval"] | given), settings["data"]
+    asked = dataclasses.replace(run, eval=config, data=dataclasses.replace(run.data, **data))
+    checked(asked)
+    return Request(folder, run, asked, data)
 
 
 def _evaluate(values: dict[str, Any], request: Request) -> list[dict[str, Any]]:
     """Return the rows of one run, evaluated by this process or by all processes together."""
     from posx.runs.evaluate import evaluate_run  # Flax and Orbax: once the settings are known to be right
     from posx.runs.load import load_model
-    from posx.training.layout import Layout, asked_layout
+    from posx.training.layout import asked_layout
 
-    folder, run, config = request.folder, request.run, request.config
-
-    def dataset_of_run() -> Dataset:
-        dataset = text.text_of(folder, run, request.text)
-        check_stream(config, run.train.length, dataset)
-        return dataset
-
+    folder, run, config = request.folder, request.run, request.asked.eval
     use_compile_cache(cache_folder(request.asked.data))
     start_devices()  # before the text is read
-    dataset = processes.together(dataset_of_run)
-    layout = Layout()
-    if values["mesh"] or processes.several():
-        key_heads = run.model.kv_heads
-        layout = processes.together(lambda: asked_layout(values["mesh"], 0, key_heads, jax.device_count()))
-    facts = {"settings": repr((run, config)), "text": dataset.digest, "--mesh": str(layout)}
-    processes.check_same(facts | {"--workdir": str(work_folder(values))})
-    with folder.held():
+    dataset = text.text_of(folder, run, request.text)
+    check_stream(config, run.train.length, dataset)
+    layout = asked_layout(values["mesh"], 0, run.model.kv_heads)
+    facts = {
+        "settings": repr((run, config)), "text": dataset.digest, "--mesh": str(layout),
+        "--workdir": str(work_folder(values)),
+    }  # fmt: skip
+    with folder.held(facts):
         model, params, _, step = load_model(folder, layout)
-        params = layout.put(params) if processes.several() else params
-        return evaluate_run(run, config, model, params, dataset, folder, step, layout)
+        return evaluate_run(run, config, model, layout.put(params), dataset, folder, step, layout)
 
 
 def _side_by_side(values: dict[str, Any], requests: Sequence[Request]) -> tuple[Measured, dict[RunFolder, str]]:
@@ -164,8 +139,11 @@ def _side_by_side(values: dict[str, Any], requests: Sequence[Request]) -> tuple[
         return {task.folder: task.rows() for task in tasks}, failed
 
 
-def _show(values: dict[str, Any], workdir: Path, measured: Measured) -> None:
-    """Print the rows as JSON lines, or print them as a table and redraw the figures that exist."""
+def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Mapping[str, str]) -> None:
+    """Print the rows as JSON lines, or print them as a table and redraw the figures that exist.
+
+    Raises PartialFailure if some runs or lengths failed.
+    """
     from posx import plots  # Matplotlib: once the settings are known to be right
     from posx.plots.rows import rows_of
     from posx.plots.tables import is_table, table
@@ -193,3 +171,8 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured) -> None:
                 f"notice: the printed table has the rows of this command alone. {' and '.join(others)} has all stored "
                 "rows of its folder that are on the same targets"
             )
+    from posx.runs.runner import listed
+
+    bad = [row for row in rows if row["status"] in ("oom", "nonfinite")]
+    if problems := [*by_reason(failed.items()), *(listed([row]) for row in bad)]:
+        raise PartialFailure("; ".join(problems))

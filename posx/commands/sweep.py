@@ -25,7 +25,7 @@ from posx.sweeps.plan import plan, preview, status
 from posx.sweeps.tasks import Job
 
 
-def main(values: dict[str, Any], config: ConfigDict) -> None:
+def run_sweep(values: dict[str, Any], config: ConfigDict) -> None:
     """Plan the runs, run those that are missing, and draw the figures."""
     engines.check(values)
     only_told = values["dry_run"] or values["status"]

@@ -9,7 +9,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx import interrupts
 from posx.commands import work_folder
 from posx.config import RunConfig, run_config
 from posx.config.flags import earlier_run
@@ -18,9 +17,7 @@ from posx.config.sections import LISTS
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.files.atomic import write_json
-from posx.files.locks import holder
 from posx.files.rows import result_of
-from posx.machine import processes
 from posx.machine.backend import start_devices
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
@@ -31,34 +28,27 @@ from posx.runs.describe import describe
 from posx.runs.folder import RunFolder
 
 
-def main(values: dict[str, Any], config: ConfigDict) -> None:
+def run_train(values: dict[str, Any], config: ConfigDict) -> None:
     """Train a run, or resume it, and evaluate it."""
     folder = RunFolder(work_folder(values, needed=False))
     use_every_core(_least_devices(values, folder))
-    if not values["dry_run"]:
-        if processes.are_asked(values) and (who := holder(folder.path / ".lock")):
-            raise WorkdirError(f"work folder {folder.path} is in use by {who}")
-        processes.join(values)
     start_devices()
-    run = processes.together(lambda: _asked(values, config))
+    run = _asked(values, config)
     if values["dry_run"]:
         if values["workdir"]:
             folder.check_resumes(run)  # as the command itself does
         print(describe(run, values["mesh"]))
         return
-    if values["stop_with_stdin"]:
-        interrupts.end_with_stdin()
     folder = RunFolder(work_folder(values))
     from posx.runs.runner import train_and_evaluate  # Flax, Optax, Orbax: once the settings are known to be right
 
     use_compile_cache(cache_folder(run.data))
     try:
         rows = train_and_evaluate(run, folder, values["mesh"])
-        if processes.is_first() and values["processes"] != 1:  # a sweep says its own summary
+        if values["processes"] != 1:  # a sweep says its own summary
             say(_summary(run, rows, values["workdir"]))
     except PosxError as error:
-        mine = processes.is_first() or not error.alike
-        if mine and not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
+        if not isinstance(error, WorkdirError | Stopped) and (folder.path / ".lock").exists():
             with contextlib.suppress(PosxError):  # the first error is the one to report
                 write_json(folder.status_file, {"code": error.exit_code, "reason": str(error)})
         raise
@@ -82,12 +72,7 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
 
 
 def _least_devices(values: dict[str, Any], folder: RunFolder) -> int:
-    """Return the least number of CPU devices of this process: those that its run was started on, or those of its mesh.
-
-    One of several processes has as many as it has cores.
-    """
-    if processes.are_asked(values):
-        return 1
+    """Return the least number of CPU devices: those that the run was started on, or those of its mesh."""
     if values["mesh"] and not values["dry_run"]:
         return math.prod(mesh_of(values["mesh"]))
     return environment.devices_of(folder) or 1

@@ -113,36 +113,25 @@ def _tried(
 ) -> tuple[list[np.ndarray], list[_Change]]:
     """Replace each end of the first window, given as (position, n), by the n-th other tokens of `known`.
 
-    Returns the entries of the window itself, twice, and of each changed one; and the changes.
+    Returns the entries [p] or [p, v] of the window itself, twice, and of each changed one; and the changes.
+    Distributions are large, so only those around the changed positions are read.
     """
-    rows = [tokens[0], tokens[0]]
+    batch, last = len(tokens), tokens.shape[1] - 1
+    rows, positions = [tokens[0], tokens[0]], np.array([position for position, _ in ends], int)
     for position, nth in ends:
         other = known[(np.searchsorted(known, tokens[0, position:]) + 1 + nth % (len(known) - 1)) % len(known)]
         rows.append(np.concatenate([tokens[0, :position], other]))
-    positions = np.array([position for position, _ in ends], int)
-    places, values = _entries(log_probs, rows, len(tokens), positions)
-    noise = float(_distance(values[0], values[1]).max())
-    pairs = zip(positions, values[2:], strict=True)
-    return values, [_change(int(position), places, values[0], after, noise) for position, after in pairs]
-
-
-def _entries(
-    log_probs: LogProbs, rows: list[np.ndarray], batch: int, positions: np.ndarray
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Call the function with `batch` rows at a time; return places [p] and the entries of each row, [p] or [p, v].
-
-    Distributions are large, so only those around the changed `positions` are read.
-    """
-    last, values = len(rows[0]) - 1, []
-    places = np.arange(last)
-    filled = [*rows, *[rows[0]] * (-len(rows) % batch)]
-    for first in range(0, len(rows), batch):
-        result = called(log_probs, np.stack(filled[first : first + batch]))
+    places, values = np.arange(last), list[np.ndarray]()
+    filled = np.stack([*rows, *[rows[0]] * (-len(rows) % batch)])
+    for part in np.split(filled, len(filled) // batch):
+        result = called(log_probs, part)
         if len(result.shape) == 3:
             around = [np.zeros(1, int), positions // 2, positions - 1, positions, positions + 1]
             places = np.unique(np.clip(np.concatenate(around), 0, last - 1))
-        values += [_read(result, row, places) for row in range(min(batch, len(rows) - first))]
-    return places, values
+        values += [_read(result, row, places) for row in range(min(batch, len(rows) - len(values)))]
+    noise = float(_distance(values[0], values[1]).max())
+    pairs = zip(positions, values[2:], strict=True)
+    return values, [_change(int(position), places, values[0], after, noise) for position, after in pairs]
 
 
 def _read(result: Any, row: int, places: np.ndarray) -> np.ndarray:

@@ -16,9 +16,8 @@ import numpy as np
 
 from posx.config import EvalConfig
 from posx.errors import ConfigError, DataError, nearest
-from posx.evaluation.scoring import Measured, Scored
+from posx.evaluation.scoring import Measured, Scored, Targets, place
 from posx.evaluation.statistics import BLOCK_LEN, LARGEST_NLL, block_sums, interval
-from posx.evaluation.targets import Targets, place
 
 Row = dict[str, Any]
 #: The largest number of bins of a loss by position.

@@ -1,27 +1,31 @@
 """Several processes, on one machine or many, that make one run together by JAX's own runtime.
 
-All processes go through the same code in step. Process 0 alone writes and prints, and an error of one is raised in all.
-A process that runs alone is process 0 of one and pays nothing.
+`carry_out` runs a command in this process or, with others, in step. The files of a run do the rest: the run's folder
+and its checkpoints (`posx.runs.folder`, `posx.training.checkpoints`) are written by process 0 alone, and give all
+processes the same rows. A process that runs alone is process 0 of one and pays nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import json
 import os
 import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from posx import interrupts, progress
-from posx.errors import ConfigError, Lost, PosxError
+from posx.errors import ConfigError, Lost, PosxError, at_failure
+from posx.machine.devices import use_every_core
 
 T = TypeVar("T")
 
@@ -36,6 +40,7 @@ MISSED_SECONDS = 60
 MEETING_SECONDS = 120
 
 _joined = False
+_in_step = False  # from `check_same` on
 _on_abort: Any = None
 
 
@@ -44,12 +49,34 @@ def are_asked(values: Mapping[str, Any]) -> bool:
     return bool(values["coordinator"]) or (values["processes"] != 1 and _started_together())
 
 
-def join(values: Mapping[str, Any]) -> None:
-    """Connect this process to the others of its run, if flags or a launcher say so, before JAX starts its devices.
+def carry_out(command: Callable[[dict[str, Any]], Callable[[], object] | None], values: dict[str, Any]) -> None:
+    """Call `command` with its `values`, with the other processes of its run if flags or a launcher say so.
 
-    values: coordinator, "HOST:PORT" of process 0, or "auto" to let JAX find out; processes, their number; process, the
-    number of this one. If SLURM or Open MPI has started several, none is needed. Raises ConfigError.
+    Every command calls `check_same` once it has read all that it needs. Until then a PosxError of one process is raised
+    in all. Later an error ends its process at once, and the others notice that.
+
+    Args:
+      command: returns a function that process 0 calls at the end while all wait, or None.
+      values: coordinator, "HOST:PORT" of process 0, or "auto" to let JAX find out; processes, their number; process,
+        the number of this one. If SLURM or Open MPI has started several, none is needed, and the command is given
+        their number.
+
+    Raises:
+      ConfigError: the flags do not fit together, or the processes do not find each other.
     """
+    _join(values)
+    try:
+        rest = command(values | {"processes": jax.process_count()} if _joined else values)
+    except PosxError as error:
+        if _joined and not (_in_step or error.alike):
+            _agree(error)
+        raise
+    if rest:
+        first(rest)
+
+
+def _join(values: Mapping[str, Any]) -> None:
+    """Connect this process to the others of its run, before JAX starts its devices."""
     global _joined
     coordinator, count, number = values["coordinator"], values["processes"], values["process"]
     if (count is not None and count < 1) or (number is not None and number < 0):
@@ -66,16 +93,14 @@ def join(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"--processes={count}, --process={number}: how many there are, and which this is, from 0")
     if address and number == 0:
         _check_free(address)
-    given = {"num_processes": count, "process_id": number}
-    import jax
-
+    use_every_core()
     missed = threading.Timer(MEETING_SECONDS, _nobody_came)  # JAX would end this process without a word of its own
     missed.daemon = True
     missed.start()
     try:
         with interrupts.kept():  # JAX has a handler of its own for SIGTERM
             jax.distributed.initialize(
-                address or None, **given, initialization_timeout=2 * MEETING_SECONDS,
+                address or None, count, number, initialization_timeout=2 * MEETING_SECONDS,
                 heartbeat_timeout_seconds=MISSED_SECONDS, shutdown_timeout_seconds=MISSED_SECONDS,
             )  # fmt: skip
     except (RuntimeError, ValueError) as error:
@@ -87,6 +112,7 @@ def join(values: Mapping[str, Any]) -> None:
     if _joined:
         _end_in_one_line()
         _results_alone()
+        at_failure.append(_end)
     if not is_first():
         progress.be_quiet()
     here = [sum(device.process_index == n for device in jax.devices()) for n in range(jax.process_count())]
@@ -141,16 +167,9 @@ def _started_together() -> bool:
     return "," in os.environ.get(WORKERS, "") or any(text.isdigit() and int(text) > 1 for text in told)
 
 
-def several() -> bool:
-    """Tell whether this process is one of several."""
-    return _joined
-
-
 def is_first() -> bool:
     """Tell whether this is process 0, which writes and prints."""
-    if not _joined:
-        return True
-    return _number() == 0
+    return not _joined or jax.process_index() == 0
 
 
 def told(function: Callable[[], T]) -> T:
@@ -158,8 +177,8 @@ def told(function: Callable[[], T]) -> T:
     if not _joined:
         return function()
     found: list[T] = []
-    together(lambda: found.append(function()) if is_first() else None)
-    return json.loads(_from(0, json.dumps(found[0] if found else None)))
+    first(lambda: found.append(function()))
+    return json.loads(_texts(json.dumps(found))[0])[0]
 
 
 def first(function: Callable[[], object]) -> None:
@@ -179,31 +198,31 @@ def together(function: Callable[[], T]) -> T:
         found = function()
     except PosxError as error:
         failed = error
-    codes = _gathered(np.array([failed.exit_code if failed else 0], np.int32))[:, 0]
-    if not codes.any():
-        return found
-    name, text = json.loads(_from(int(np.flatnonzero(codes)[0]), json.dumps([type(failed).__name__, str(failed)])))
+    _agree(failed)
+    return found
+
+
+def _agree(failed: PosxError | None) -> None:
+    """Raise in all processes the error of the first that has `failed`. All call it, or functions that call it."""
+    said = _texts(json.dumps([type(failed).__name__, str(failed)]) if failed else "")
+    if not any(said):
+        return
+    name, text = json.loads(next(filter(None, said)))
     kind = next((cls for cls in PosxError.__subclasses__() if cls.__name__ == name), PosxError)
     shared = kind.__new__(kind)
     shared.args = (text,)
     raise alike(shared) from None
 
 
-def total(numbers: np.ndarray) -> np.ndarray:
-    """Return the sums over processes of uint64 numbers [n], which wrap around."""
-    if not _joined:
-        return numbers
-    return _gathered(numbers.astype(np.uint64).view(np.uint32)).view(np.uint64).sum(axis=0, dtype=np.uint64)
-
-
 def check_same(facts: Mapping[str, str]) -> None:
-    """Raise ConfigError in all processes if a fact is not the same in all."""
+    """Raise ConfigError in all processes if a fact is not the same in all, once all have come so far."""
+    global _in_step
     if not _joined:
         return
-    own = [hashlib.sha256(text.encode()).digest() for text in facts.values()]
-    found = _gathered(np.frombuffer(b"".join(own), np.int32)).reshape(-1, len(own), 8)
-    differing = [name for n, name in enumerate(facts) if (found[:, n] != found[0, n]).any()]
-    if differing:
+    _agree(None)
+    _in_step = True
+    own, *others = map(json.loads, _texts(json.dumps(dict(facts))))
+    if differing := [name for name in own if any(other[name] != own[name] for other in others)]:
         told = f"the processes of this run were not started alike; they differ in: {', '.join(differing)}"
         raise alike(ConfigError(told))
 
@@ -214,48 +233,36 @@ def alike(error: PosxError) -> PosxError:
     return error
 
 
-def lost(error: BaseException) -> Lost | None:
-    """Return Lost if an error of JAX's runtime says that another process is gone."""
+def _end(error: BaseException, code: int, line: str) -> None:
+    """End this process at once, with its line, if it failed alone; without a `line` the error is unknown.
+
+    At its regular end it would wait for the others, which wait for it.
+    """
+    if getattr(error, "alike", False):
+        return
+    if _is_loss(error):
+        code, line = Lost.exit_code, str(Lost())
+    if not line:
+        traceback.print_exception(error)
+    number = "" if is_first() else f"process {jax.process_index()}: "
+    with contextlib.suppress(OSError, ValueError):  # nobody listens any more
+        print(f"posx: {number}{line or repr(error)}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+    os._exit(code)
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Tell whether an error of JAX's runtime says that another process is gone."""
     words = ("gloo", "nccl", "connection", "unavailable", "coordination", "deadline", "heartbeat")
     of_runtime = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") or "Gloo" in str(error)
-    return Lost() if _joined and of_runtime and any(word in str(error).lower() for word in words) else None
+    return of_runtime and any(word in str(error).lower() for word in words)
 
 
-def end(error: BaseException, code: int, line: str) -> None:
-    """Print the error of a process that is one of several, and end this one at once if it failed alone.
-
-    Process 0 prints an error of all. A process that failed alone would wait at its regular end for the others, which
-    wait for it.
-    """
-    if not _joined:
-        return
-    alike = getattr(error, "alike", False)
-    with contextlib.suppress(OSError, ValueError):  # nobody listens any more
-        if is_first() or not alike:
-            number = "" if is_first() else f"process {_number()}: "
-            print(f"posx: {number}{line}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-    if not alike:
-        os._exit(code)
-
-
-def _number() -> int:
-    import jax
-
-    return jax.process_index()
-
-
-def _gathered(numbers: np.ndarray) -> np.ndarray:
-    """Return [processes, ...] of numbers [...] of 32 bits."""
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.process_allgather(np.ascontiguousarray(numbers, numbers.dtype)))
-
-
-def _from(speaker: int, text: str) -> str:
-    """Return the `text` of process number `speaker`."""
+def _texts(text: str) -> list[str]:
+    """Return the `text` that each process gives, in the order of their numbers."""
     own = np.frombuffer(text.encode(), np.uint8)
-    size = int(_gathered(np.array([len(own)], np.int32))[speaker, 0])
-    padded = np.zeros(size, np.uint8)
-    padded[: len(own)] = own[:size]
-    return _gathered(padded)[speaker].tobytes().decode()
+    sizes = multihost_utils.process_allgather(np.array(len(own), np.int32))
+    if not sizes.any():
+        return [""] * len(sizes)
+    padded = multihost_utils.process_allgather(np.pad(own, (0, sizes.max() - len(own))))
+    return [row[:size].tobytes().decode() for row, size in zip(np.asarray(padded), sizes, strict=True)]

@@ -16,7 +16,6 @@ from posx.cross_entropy import LARGEST_LOGITS
 from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
 from posx.evaluation.protocols import run_protocols
-from posx.machine import processes
 from posx.machine.devices import DATA, MODEL, devices_for, mesh_of
 from posx.progress import say, size
 
@@ -64,8 +63,8 @@ def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout
     from posx.training.step import flops_per_token
 
     rows, length = run.train.batch_size // run.train.accumulation, run.train.length
-    if mesh or processes.several():
-        return asked_layout(mesh, rows, run.model.kv_heads, jax.device_count())
+    if mesh or jax.process_count() > 1:
+        return asked_layout(mesh, rows, run.model.kv_heads)
     if started and started <= jax.device_count() and rows % started == 0:
         return Layout(started)
     model = _model_of(run)
@@ -80,7 +79,7 @@ def opening(run: RunConfig, layout: Layout) -> str:
     backend, number = jax.default_backend(), layout.num_devices
     kinds = sorted({device.device_kind for device in jax.devices()[:number]} - {backend})
     words = [f"{layout} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in kinds)]
-    words += [f"of {jax.process_count()} processes"] * processes.several()
+    words += [f"of {jax.process_count()} processes"] * (jax.process_count() > 1)
     return f"{most}{count(model):,} parameters, {' and '.join(executors)} attention, {' '.join(words)}"
 
 

@@ -41,6 +41,11 @@ def version(package: str) -> str:
     return posx.__version__ if package == "posx" else metadata.version(package)
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of PACKAGES."""
+    return {name: version(name) for name in PACKAGES}
+
+
 def devices_of(folder: RunFolder) -> int | None:
     """Return the number of devices that the run in `folder` was started on, None for a new run."""
     devices = stored(folder).get("num_devices")
@@ -79,7 +84,7 @@ def environment(dataset: Dataset, layout: Layout) -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": versions(),
         "git": _git_state(),
         "backend": jax.default_backend(),
         "device": device.device_kind,

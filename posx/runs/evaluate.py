@@ -25,7 +25,6 @@ from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, 
 from posx.model import Model
 from posx.positions import sequential
 from posx.progress import Meter, counted, say
-from posx.runs.checks import check_stream
 from posx.runs.describe import is_defined
 from posx.runs.environment import measured_with
 from posx.runs.folder import RunFolder
@@ -84,23 +83,6 @@ def program(layout: Layout, model: Model, executor: str) -> Any:
     return jax.jit(functools.partial(_log_probs, model, executor, 1), out_shardings=whole)
 
 
-def held_out_stream(dataset: Dataset) -> np.ndarray:
-    """Return the validation tokens after one end-of-document token, the context of the very first target."""
-    tokens = dataset.validation.tokens
-    return np.concatenate([np.array([dataset.tokenizer.eos], tokens.dtype), tokens])
-
-
-def documents_of(dataset: Dataset) -> np.ndarray:
-    """Return the places in `held_out_stream` at which its documents start."""
-    return 1 + dataset.validation.offsets[:-1]
-
-
-def bytes_of(dataset: Dataset) -> np.ndarray | None:
-    """Return the bytes of text behind each token of `held_out_stream`, None if the tokenizer cannot tell."""
-    sizes = dataset.validation.token_bytes
-    return None if sizes is None else np.concatenate([np.zeros(1, sizes.dtype), sizes])
-
-
 def evaluate_run(
     run: RunConfig,
     config: EvalConfig,
@@ -113,17 +95,17 @@ def evaluate_run(
 ) -> list[dict[str, Any]]:
     """Return all rows that `config` asks for. Missing rows are computed and appended to `eval.jsonl` one by one.
 
-    If a longer window than ever changes which tokens are scored, the lengths measured before are measured again.
-    Raises DataError if the validation text is too short for the longest length.
+    If a longer window than ever changes which tokens are scored, the lengths measured before are measured again. The
+    validation text must be long enough: see `posx.runs.checks.check_stream`.
     """
-    check_stream(config, run.train.length, dataset)
     facts = _facts(run, model, dataset, folder, step)
     log_probs = model_log_probs(model, params, config.executor, layout)
-    stream, documents = held_out_stream(dataset), documents_of(dataset)
-    work = _Work(model)
+    text, eos, work = dataset.validation, dataset.tokenizer.eos, _Work(model)
+    # One end-of-document token before the text is the context of the very first target.
+    stream, documents = np.insert(text.tokens, 0, eos), 1 + text.offsets[:-1]
+    token_bytes = None if text.token_bytes is None else np.insert(text.token_bytes, 0, 0)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
-    token_bytes, separators = bytes_of(dataset), (dataset.tokenizer.eos,)
-    measured = Measured(log_probs, stream, token_bytes, separators, documents, config.batch_tokens, work.report)
+    measured = Measured(log_probs, stream, token_bytes, (eos,), documents, config.batch_tokens, work.report)
     here = {name: facts[name] for name in ("hash", "step", "data_digest")}
     stored = [row for row in map(whole, folder.measured()) if here.items() <= row.items()]
     stored = [row for row in stored if row.get("code", {}) == facts.get("code", {})]

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +60,28 @@ class RunFolder:
     log_file = _file("log.txt")  # of the processes that a sweep has started
     done_file = _file("DONE")
     status_file = _file("status.json")  # why the last process that ran here failed
-    exported = _file("model.safetensors")  # the weights of a run that was unpacked from one file
+    exported = _file("exported.txt")  # the path of the file that a run was unpacked from
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this process writes here."""
+        return processes.is_first()
 
     def logged(self) -> list[dict[str, Any]]:
         """Return the rows of training in the order of writing. A row without step and attempt is left out."""
-        rows = processes.told(lambda: lines.read(self.metrics_file))
+        rows = self._rows(self.metrics_file)
         return [row for row in rows if all(isinstance(row.get(name), int) for name in ("step", "attempt"))]
 
     def measured(self) -> list[dict[str, Any]]:
         """Return the rows of evaluation in the order of writing, without those that measure nothing."""
-        return processes.told(lambda: list(filter(is_measurement, lines.read(self.eval_file))))
+        return list(filter(is_measurement, self._rows(self.eval_file)))
+
+    def _rows(self, file: Path) -> list[dict[str, Any]]:
+        return processes.told(lambda: lines.read(file))
 
     def append(self, file: Path, row: dict[str, Any]) -> None:
         """Append a row to a file of JSON lines. Raises WorkdirError, OutOfMemoryError."""
-        if processes.is_first():
+        if self.is_written:
             lines.append(file, row)
 
     def usual_start(self) -> float | None:
@@ -140,21 +148,33 @@ class RunFolder:
 
     def mark_done(self, run: RunConfig, num_rows: int) -> None:
         """Write `DONE` for `run`, as `finished` reads it. Raises WorkdirError if the folder was emptied meanwhile."""
-        if not self.config_file.exists():
-            raise WorkdirError(f"{self.config_file} was removed during training. Train again with another --workdir")
-        done = {"hash": run.hash, "eval": run.to_json()["eval"], "step": run.train.steps, "rows": num_rows}
-        write_json(self.done_file, done)
-        self.status_file.unlink(missing_ok=True)
+
+        def mark() -> None:
+            if not self.config_file.exists():
+                raise WorkdirError(
+                    f"{self.config_file} was removed during training. Train again with another --workdir"
+                )
+            done = {"hash": run.hash, "eval": run.to_json()["eval"], "step": run.train.steps, "rows": num_rows}
+            write_json(self.done_file, done)
+            self.status_file.unlink(missing_ok=True)
+
+        processes.first(mark)
 
     def write_config(self, run: RunConfig, **facts: Any) -> None:
         """Write the settings, with `facts` beside them."""
         write_json(self.config_file, run.to_json() | facts)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, facts: Mapping[str, str] = {}, begin: Callable[[], object] = lambda: None) -> Iterator[None]:
         """Hold the folder for this process, or for all processes of one run.
 
-        Raises WorkdirError if the folder cannot be written, or if another process holds it.
+        Args:
+          facts: by name; the same in all of these processes, else they were not started alike.
+          begin: called once the folder is held, by the process that writes in it.
+
+        Raises:
+          ConfigError: facts differ.
+          WorkdirError: the folder cannot be written, or another process holds it.
         """
 
         def busy(holder: str) -> None:
@@ -167,7 +187,9 @@ class RunFolder:
             except OSError as error:
                 raise WorkdirError(f"work folder {self.path} cannot be written: {error.strerror}") from None
             clear(self.path)
+            begin()
 
+        processes.check_same(facts)
         with contextlib.ExitStack() as stack:
             processes.first(hold)
             yield

@@ -1,27 +1,45 @@
-"""A trained run as a function of parameters and tokens."""
+"""A trained run as a function of parameters and tokens, from its folder or from one file that travels.
+
+The file is safetensors, with the run's settings and its tokenizer in the header.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
+import hashlib
+import json
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from posx.data import Tokenizer
-from posx.errors import WorkdirError
+from posx.errors import PosxError, WorkdirError, other_names
+from posx.files.atomic import disk_errors, write_bytes
+from posx.files.parse import parsed
 from posx.layers import token_ids
 from posx.machine.backend import start_devices
-from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say
 from posx.runs.describe import model_of, notice_of_code
 from posx.runs.folder import RunFolder, run_in
 from posx.runs.text import saved_tokenizer
-from posx.training.checkpoints import Checkpoints
-from posx.training.layout import Layout
+
+if TYPE_CHECKING:
+    from posx.model import Model
+    from posx.training.layout import Layout
+
+FORMAT, SUFFIX = "posx 1", ".safetensors"
+
+#: Among the digests of arrays, that of all else.
+HEADER = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,33 +66,135 @@ def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
     Raises WorkdirError if the folder holds no run, or no checkpoint that verifies, or if the file is damaged.
     """
     path = Path(workdir).expanduser().resolve()
-    if os.path.isfile(path):
-        from posx.runs.export import load_file
-
-        model, params, tokenizer, _ = load_file(path)
-    else:
-        model, params, tokenizer, _ = load_model(run_in(path))
+    folder = _unpacked(path) if os.path.isfile(path) else run_in(path)
+    model, params, tokenizer, _ = load_model(folder)
     return Apply(model), params, tokenizer
 
 
-def load_model(folder: RunFolder, layout: Layout = Layout()) -> tuple[Model, dict[str, Any], Tokenizer, int]:
-    """Return the model of a run, its newest good parameters, its tokenizer, and their step."""
-    start_devices()  # else it would be the checkpoints that cannot be read
-    if folder.exported.exists():
-        from posx.runs.export import load_file
+def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, dict[str, Any], Tokenizer, int]:
+    """Return the model of a run, its newest good parameters, its tokenizer, and their step.
 
-        model, params, tokenizer, step = load_file(folder.exported)
-        places = layout.placed(model.abstract())
-        params = jax.tree.map(lambda array, place: jax.device_put(array, place.sharding), params, places)
-        return model, params, tokenizer, step
+    layout: the devices over which parameters are sharded; None for one device.
+    """
+    start_devices()  # else it would be the checkpoints that cannot be read
     run = folder.read_config()
     notice_of_code(run, folder.path.name)
     tokenizer = saved_tokenizer(folder)
     model = model_of(run, tokenizer.vocab_size)
-    restored = Checkpoints(folder.checkpoints).restore({"params": layout.placed(model.abstract())}, notice=say)
+    abstract = layout.placed(model.abstract()) if layout else model.abstract()
+    if folder.exported.exists():
+        step, params = _arrays(Path(folder.exported.read_text("utf-8")), abstract)
+        return model, params, tokenizer, step
+    from posx.training.checkpoints import Checkpoints
+
+    restored = Checkpoints(folder.checkpoints).restore({"params": abstract}, notice=say)
     if restored is None and (last := folder.ended_with_nan()) is not None:
         raise WorkdirError(f"{folder.path} has no checkpoint: its training ended with NaN at step {last}")
     if restored is None:
         raise WorkdirError(f"{folder.path} holds no checkpoint yet: run `posx train` with this --workdir first")
     step, state = restored
     return model, jax.tree.map(jnp.asarray, state["params"]), tokenizer, step
+
+
+def export(folder: RunFolder, target: Path) -> int:
+    """Write the newest good parameters of a run to `target`, named as in its checkpoints. Return their step.
+
+    The header holds `config` and `tokenizer`, the run's own files, and the digest of every array. Raises WorkdirError,
+    OutOfMemoryError.
+    """
+    from safetensors.numpy import save
+
+    from posx.training.checkpoints import flatten, sha256_of
+
+    _, params, _, step = load_model(folder)
+    arrays = flatten(params)
+    config, tokenizer = (file.read_bytes().decode() for file in (folder.config_file, folder.tokenizer_file))
+    header = {"format": FORMAT, "step": str(step), "config": config, "tokenizer": tokenizer}
+    digests = {name: sha256_of(array) for name, array in arrays.items()}
+    header["digests"] = json.dumps(digests | {HEADER: _digest(header)})
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(target, save(arrays, header))
+    return step
+
+
+def _digest(header: Mapping[str, str]) -> str:
+    words = json.dumps([header[name] for name in ("step", "config", "tokenizer")])
+    return hashlib.sha256(words.encode()).hexdigest()
+
+
+def unpacked(path: Path) -> Path:
+    """Return `path`, or if it is a file that `export` wrote, a temporary run folder with its contents.
+
+    The folder lasts as long as this process. Raises WorkdirError if the file is damaged or not of posx.
+    """
+    return _unpacked(path).path if path.suffix == SUFFIX and os.path.isfile(path) else path
+
+
+def _unpacked(path: Path) -> RunFolder:
+    with _reading(path):
+        header = _header(path)
+    place = Path(tempfile.mkdtemp(prefix="posx-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    folder = RunFolder(place / path.stem)
+    with disk_errors(folder.path):
+        folder.path.mkdir()
+        folder.config_file.write_text(header["config"], "utf-8")
+        folder.tokenizer_file.write_bytes(header["tokenizer"].encode())
+        folder.exported.write_text(str(path), "utf-8")
+    return folder
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Make a WorkdirError of whatever is wrong with the file `path`."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except WorkdirError:
+        raise
+    except SafetensorError as error:
+        raise WorkdirError(f"{path} is damaged, or no safetensors file: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError, PosxError) as error:
+        raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def _header(path: Path) -> dict[str, str]:
+    """Return the header of the file that `export` wrote. Raises WorkdirError if it is of something else or damaged."""
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as file:
+        header = file.metadata() or {}
+    if header.get("format") != FORMAT:
+        newer = header.get("format", "").startswith("posx ")
+        by_whom = "a newer posx has written it" if newer else "`posx export` has not written it"
+        raise WorkdirError(f"{path} is not of the format {FORMAT!r}: {by_whom}")
+    if dict(parsed(header["digests"])).get(HEADER) != _digest(header):
+        raise WorkdirError(f"{path} is damaged: its settings or its tokenizer are not what their digest says")
+    return header
+
+
+def _arrays(path: Path, abstract: Any) -> tuple[int, Any]:
+    """Return the step and the parameters, of the shapes, types and shardings of `abstract`, of an exported file.
+
+    Raises WorkdirError if the file is damaged or holds other arrays.
+    """
+    from safetensors import safe_open
+
+    from posx.training.checkpoints import flatten, sha256_of
+
+    with _reading(path):
+        header = _header(path)
+        digests = dict(parsed(header["digests"]))
+        with safe_open(path, "numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
+    wanted = flatten(abstract)
+    if other := other_names(arrays, wanted):
+        raise WorkdirError(f"{path} holds other arrays than its settings ask for: {other}. Export the run again.")
+    for name, leaf in wanted.items():
+        array = arrays[name]
+        if (array.shape, array.dtype) != (leaf.shape, leaf.dtype) or sha256_of(array) != digests.get(name):
+            raise WorkdirError(f"{path} is damaged: {name} is of another shape, or not what its digest says")
+    leaves = [jax.device_put(arrays[name], leaf.sharding) for name, leaf in wanted.items()]
+    return int(header["step"]), jax.tree.unflatten(jax.tree.structure(abstract), leaves)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -11,7 +10,6 @@ import jax
 from posx.config import RunConfig
 from posx.data import Dataset, check_length, corpus, prepare
 from posx.errors import DataError, PartialFailure
-from posx.machine import processes
 from posx.progress import say
 from posx.runs import environment, text
 from posx.runs.checks import check_disk, check_memory, check_stream, check_writable
@@ -27,10 +25,11 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str = "") -> lis
 
     mesh: "DATAxMODEL" to shard the state over devices too, see `posx.training.layout`.
     """
-    run, how, dataset = processes.together(functools.partial(_prepared, run, folder, mesh))
-    if processes.several():
-        facts = {"settings": run.hash, "text": dataset.digest, "--mesh": str(how), "--workdir": str(folder.path)}
-        processes.check_same(facts | {"versions": str(environment.environment(dataset, how)["versions"])})
+    run, how, dataset = _prepared(run, folder, mesh)
+    facts = {
+        "settings": run.hash, "text": dataset.digest, "--mesh": str(how), "--workdir": str(folder.path),
+        "versions": str(environment.versions()),
+    }  # fmt: skip
     model = model_of(run, dataset.tokenizer.vocab_size)
 
     def begin() -> None:
@@ -40,21 +39,19 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str = "") -> lis
         folder.write_config(run, num_params=count(model), executors=executors)
         dataset.tokenizer.save(folder.tokenizer_file)
 
-    with folder.held():
-        processes.first(begin)
+    with folder.held(facts, begin):
         state = train(run, model, dataset, folder, how)
         rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps, how)
         failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
         if failed:
             raise PartialFailure(f"{folder.path.name}: {listed(failed)}")
-        processes.first(lambda: folder.mark_done(run, len(rows)))
+        folder.mark_done(run, len(rows))
     return rows
 
 
 def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, Layout, Dataset]:
     """Return the run with the digest of its text, its layout on devices and its text. Raises PosxError."""
-    if processes.is_first():
-        check_writable(folder.path)
+    check_writable(folder.path)
     if folder.config_file.exists():
         run = text.at_known_places(run, folder.read_config())
     folder.check_resumes(run)

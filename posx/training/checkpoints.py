@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -31,10 +32,8 @@ from posx.files.atomic import clear, disk_full, write_bytes
 from posx.files.parse import parsed
 from posx.machine import processes
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
-#: Entries of a sharded array whose terms are computed at a time.
-_SOME = 2**20
 #: The words of TensorStore for a full disk.
 _FULL = ("NO_SPACE", "No space", "RESOURCE_EXHAUSTED", "File too large")
 #: Beginnings of the errors that pending tasks of Orbax and TensorStore report after a failed save or restore.
@@ -62,7 +61,8 @@ class Checkpoints:
         arrays = flatten(state)
         processes.first(lambda: self._tried(step, self._make_room, step))
         self._tried(step, self._write, step, arrays)
-        manifest = {"format_version": FORMAT_VERSION, "step": step, "arrays": _facts_of(arrays)}
+        facts = {name: _facts(array, _is_sharded(array)) for name, array in arrays.items()}
+        manifest = {"format_version": FORMAT_VERSION, "step": step, "arrays": facts}
         processes.first(lambda: self._tried(step, self._finish, step, manifest))
 
     def _tried(self, step: int, part: Callable[..., object], *arguments: Any) -> None:
@@ -120,7 +120,7 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 arrays, sharded = processes.together(functools.partial(self._read, step, wanted))
-                _check(_facts_of({name: arrays[name] for name in sharded}), sharded)
+                _check({name: _facts(arrays[name], True) for name in sharded}, sharded)
             except _Damaged as error:
                 damaged.append(f"checkpoint {step} in {self.folder} is damaged ({error}) and was passed over")
                 notice(damaged[-1])
@@ -156,10 +156,7 @@ class Checkpoints:
         except Exception as error:  # Orbax reports damage with whatever its storage layers raise.
             raise _Damaged(_first_line(error)) from None
         sharded = {name: saved[name] for name in names if _is_sharded(arrays.get(name))}
-        found = {
-            name: _facts(x, sum=_hex(_sum(x))) if "sum" in saved[name] else _facts(x, sha256=sha256_of(x))
-            for name, x in arrays.items() if name not in sharded
-        }  # fmt: skip
+        found = {name: _facts(x, "sum" in saved[name]) for name, x in arrays.items() if name not in sharded}
         _check(found, {name: saved[name] for name in names if name not in sharded})
         if problems:
             raise WorkdirError(
@@ -257,50 +254,33 @@ def _is_sharded(array: Any) -> bool:
     return isinstance(array, jax.Array) and not array.is_fully_replicated
 
 
-def _facts_of(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return shape, type and digest of each array: "sha256" if it is whole here, "sum" if it is sharded."""
-    sharded = [name for name, array in arrays.items() if _is_sharded(array)]
-    sums = processes.total(np.array([_sum(arrays[name]) for name in sharded], np.uint64)) if sharded else ()
-    found = {name: _facts(x, sha256=sha256_of(x)) for name, x in arrays.items() if name not in sharded}
-    return found | {name: _facts(arrays[name], sum=_hex(one)) for name, one in zip(sharded, sums, strict=True)}
-
-
-def _facts(array: Any, **digest: str) -> dict[str, Any]:
+def _facts(array: Any, by_sum: bool) -> dict[str, Any]:
+    """Return shape, type and digest of an array. All processes call it for a sharded one, which has a `sum`."""
+    digest = {"sum": _sum(array)} if by_sum else {"sha256": sha256_of(array)}
     return {"shape": list(array.shape), "dtype": str(array.dtype), **digest}
-
-
-def _hex(number: Any) -> str:
-    return f"{int(number):016x}"
 
 
 def sha256_of(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def _sum(array: Any) -> int:
-    """Sum, modulo 2^64, a term for every entry of an array, or of the shards that this process answers for.
-
-    A term mixes the place and the bits of an entry (the finalizer of SplitMix64). The sums of shards add up to that of
-    the whole array, however it is sharded.
-    """
-    parts = [(array, (slice(None),) * array.ndim)]
-    if _is_sharded(array):
-        parts = [(np.asarray(one.data), one.index) for one in array.addressable_shards if one.replica_id == 0]
-    return sum(_sum_of_part(part, index, array.shape) for part, index in parts) % 2**64
+def _sum(array: Any) -> str:
+    """Return a digest that is the same however an array is sharded, computed where its shards are."""
+    return "".join(f"{int(one):08x}" for one in np.asarray(_sums(array)))
 
 
-def _sum_of_part(part: np.ndarray, index: tuple[slice, ...], shape: tuple[int, ...]) -> int:
-    """Sum the terms of `part`, the entries of an array of `shape` at `index`."""
-    rows, *inner = (
-        (one.indices(size)[0] + np.arange(count, dtype=np.uint64)) * np.uint64(math.prod(shape[n + 1 :]))
-        for n, (one, size, count) in enumerate(zip(index, shape, part.shape, strict=True))
-    )
-    inside = functools.reduce(np.add.outer, inner, np.zeros((), np.uint64)).reshape(-1)
-    bits = np.ascontiguousarray(part).view(f"u{part.dtype.itemsize}").reshape(len(rows), -1)
-    step, total = _SOME // len(inside) + 1, 0
-    for n in range(0, len(rows), step):
-        x = (rows[n : n + step, None] + inside) * np.uint64(0x9E3779B97F4A7C15) + bits[n : n + step].astype(np.uint64)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        total += int((x ^ (x >> np.uint64(31))).sum(dtype=np.uint64))
-    return total
+@jax.jit
+def _sums(array: jax.Array) -> jax.Array:
+    """Sum, modulo 2^32, two terms for every entry, which mix its place and its bits (the finalizer of MurmurHash3)."""
+    bits = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}").astype(jnp.uint32)
+    axes = (jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) for axis in range(array.ndim))
+    strides = (math.prod(array.shape[axis + 1 :]) % 2**32 for axis in range(array.ndim))
+    place = sum((axis * jnp.uint32(stride) for axis, stride in zip(axes, strides, strict=True)), jnp.zeros_like(bits))
+
+    def mixed(x: jax.Array) -> jax.Array:
+        x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+        x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+        return x ^ (x >> 16)
+
+    terms = (mixed(bits ^ mixed(place ^ jnp.uint32(seed))) for seed in (0x9E3779B9, 0x7F4A7C15))
+    return jnp.stack([jnp.sum(term, dtype=jnp.uint32) for term in terms])

@@ -21,7 +21,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from posx.config import TrainConfig
 from posx.encodings.rates import Rates
 from posx.errors import ConfigError
-from posx.machine import processes
 from posx.machine.devices import DATA, MODEL, mesh, mesh_of, on_devices
 from posx.model import Model
 from posx.training.step import Metrics, State, init_state, train_steps
@@ -68,7 +67,7 @@ class Layout:
     @property
     def is_global(self) -> bool:
         """Whether parameters lie on the mesh of all processes, so that programs are compiled over that mesh."""
-        return self.model > 0 or processes.several()
+        return self.model > 0 or jax.process_count() > 1
 
     def init(self, model: Model, config: TrainConfig) -> State:
         """Make the state at step 0."""
@@ -81,7 +80,7 @@ class Layout:
         """Copy a state that was restored or made on one device to the devices of training. Parts stay in place."""
         if self.model:
             return state
-        if not processes.several():
+        if not self.is_global:
             return on_devices(state, self.num_devices)
         whole = NamedSharding(self.mesh, PartitionSpec())
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, whole, np.asarray(x).__getitem__), state)
@@ -140,7 +139,7 @@ def agreement(layout: Layout) -> Callable[[bool], bool]:
 
     With several processes it tells of the flags at the call before. Their result is known by now, so nothing waits.
     """
-    if not processes.several():
+    if jax.process_count() == 1:
         return bool
     every, whole = (NamedSharding(layout.mesh, PartitionSpec(*axes)) for axes in ((layout.mesh.axis_names,), ()))
     raised = jax.jit(jnp.any, out_shardings=whole)
@@ -163,17 +162,20 @@ def spec(path: tuple[Any, ...], shape: tuple[int, ...], sizes: dict[str, int]) -
     return PartitionSpec()
 
 
-def asked_layout(text: str, rows: int, key_heads: int, devices: int) -> Layout:
-    """Return the layout of `--mesh=DATAxMODEL`; "" for copies on all `devices`.
+def asked_layout(text: str, rows: int, key_heads: int) -> Layout:
+    """Return the layout of `--mesh=DATAxMODEL`; "" for copies on all devices of several processes, or for one device.
 
     rows: of a part of a batch, which DATA must divide; key_heads: which MODEL must divide. Raises ConfigError.
     """
+    devices, several = jax.device_count(), jax.process_count() > 1
+    if not text and not several:
+        return Layout()
     if not text:
         if rows % devices:
             raise ConfigError(f"{devices} devices must divide the {rows} rows of a part of a batch: {_divisors(rows)}")
         return Layout(devices)
     data, model = mesh_of(text)
-    if data * model > devices or (data * model < devices and processes.several()):
+    if data * model > devices or (data * model < devices and several):
         raise ConfigError(f"--mesh={data}x{model} is of {data * model} devices, there are {devices}")
     check_mesh(data, model, rows, key_heads)
     return Layout(data, model)

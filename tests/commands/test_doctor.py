@@ -4,14 +4,14 @@ import jax.numpy as jnp
 import pytest
 
 from posx import attention, cli
-from posx.commands import doctor
+from posx.commands import checks
 from posx.contract import acting
 from posx.encodings import ENCODINGS, build
 from tests import tiny
 
 
 def test_doctor_names_the_facts_and_checks_every_encoding(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "ENCODINGS", {"t5": None})
+    monkeypatch.setattr(checks, "ENCODINGS", {"t5": None})
     code, out, err = tiny.call(capsys, "doctor")
     assert code == 0, err
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
@@ -21,19 +21,19 @@ def test_doctor_names_the_facts_and_checks_every_encoding(capsys, monkeypatch):
     assert out.splitlines()[-1] == "all is well: 3 of 3 checks passed"
     assert "attention with 1 of the 1 encodings" in lines["self-test"]
     texts = [line for line in out.splitlines() if "  " in line]
-    assert all(line[doctor.WIDTH - 1] == " " != line[doctor.WIDTH] for line in texts), "one column starts there"
+    assert all(line[checks.WIDTH - 1] == " " != line[checks.WIDTH] for line in texts), "one column starts there"
 
 
 def test_the_self_test_uses_every_hook_of_the_catalogue():
-    names = doctor.tried()
-    hooks = {hook for name in ENCODINGS for hook in acting(build(name, doctor.DIMS))}
+    names = checks.tried()
+    hooks = {hook for name in ENCODINGS for hook in acting(build(name, checks.DIMS))}
     assert hooks == {hook for encoding in names.values() for hook in acting(encoding)}
-    assert max(map(len, ENCODINGS)) + len("attention, ") < doctor.WIDTH
+    assert max(map(len, ENCODINGS)) + len("attention, ") < checks.WIDTH
 
 
 @pytest.mark.parametrize("wrong", ["nan", 1e-2])
 def test_a_wrong_number_is_exit_1_with_its_line(capsys, monkeypatch, wrong):
-    monkeypatch.setattr(doctor, "ENCODINGS", {"alibi": None})
+    monkeypatch.setattr(checks, "ENCODINGS", {"alibi": None})
     right = attention.EXECUTORS["fused"]
     monkeypatch.setitem(attention.EXECUTORS, "fused", lambda *a, **o: right(*a, **o) + jnp.float32(wrong))
     code, out, err = tiny.call(capsys, "doctor")

@@ -20,7 +20,7 @@ def test_generate_prints_nothing_before_an_error(capsys, whole, monkeypatch):
         raise ConfigError("at most 3 new tokens.")
         yield
 
-    monkeypatch.setattr("posx.commands.generate.generate", beyond)
+    monkeypatch.setattr("posx.commands.results.generate", beyond)
     code, out, err = tiny.call(capsys, "generate", f"--workdir={whole}", "--prompt=kara")
     assert code == 2 and out == ""
     assert "at most 3 new tokens. The end-of-text token before the prompt counts" in one_line(err)

@@ -9,7 +9,7 @@ from posx.config import EvalConfig
 from posx.errors import ConfigError
 from posx.evaluation import evaluate, protocols
 from posx.evaluation.protocols import Protocol
-from posx.evaluation.targets import place
+from posx.evaluation.scoring import place
 
 STREAM = np.arange(65) % 4
 

@@ -191,6 +191,15 @@ def test_what_does_not_fit_is_one_line_of_the_first(site, tmp_path, code, more, 
     assert not os.path.exists(tmp_path / "run" / "config.json")
 
 
+def test_text_that_one_process_lacks_is_an_error_of_all(site, tmp_path):
+    """The process that fails and the one that has read everything meet before the folder is held."""
+    words = training(site, tmp_path / "run", f"--coordinator=127.0.0.1:{free_port()}", "--processes=2")
+    more = ([], ["--config.data.source=/no/connection"])
+    found = ended([tiny.start(*words, f"--process={n}", *more[n], **ALONE) for n in range(2)])
+    assert [code for code, _, _ in found] == [3, 3], found
+    assert "'/no/connection' does not exist" in found[0][2].splitlines()[-1] and not found[1][2], found
+
+
 def test_processes_that_were_not_started_alike(site, tmp_path):
     together = [f"--coordinator=127.0.0.1:{free_port()}", "--processes=2"]
     words = training(site, tmp_path / "run", *together)

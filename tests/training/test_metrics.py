@@ -2,7 +2,7 @@
 
 import struct
 
-from posx.training.metrics import close_board, open_board
+from posx.training.loop import close_board, open_board
 
 
 def shown(folder) -> list[int]:

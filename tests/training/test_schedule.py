@@ -8,7 +8,7 @@ import pytest
 from posx.config import TrainConfig
 from posx.config.sections import ModelConfig
 from posx.model import make_model
-from posx.training.optimizer import learning_rate, make_optimizer
+from posx.training.step import learning_rate, make_optimizer
 
 
 def rates(**settings) -> np.ndarray:

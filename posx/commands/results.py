@@ -1,27 +1,63 @@
-"""`posx generate`: text from a trained run."""
+"""`posx plot`, `posx export` and `posx generate`: the figures, the file and the text of trained runs."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from posx.commands import work_folder
+from posx.commands import FIGURES, work_folder
 from posx.data import Tokenizer
 from posx.data.store import cache_folder
-from posx.errors import ConfigError
+from posx.errors import ConfigError, nearest
 from posx.generate import Sampling, generate
+from posx.machine.backend import start_devices
 from posx.machine.compile_cache import use_compile_cache
-from posx.runs.export import unpacked
-from posx.runs.folder import run_in
+from posx.runs.folder import run_folders, run_in
+from posx.runs.load import SUFFIX, export, load_model, unpacked
 
 #: The sign in a decoded text for bytes that are no character, or not yet.
 BROKEN = "\ufffd"
 
 
-def main(values: dict[str, Any], _: None) -> None:
+def run_plot(values: dict[str, Any], _: None) -> None:
+    """Draw figures and print their paths. Raises ConfigError, WorkdirError."""
+    if values["what"] not in FIGURES:
+        raise ConfigError(
+            f"--what={values['what']!r} is unknown; {nearest(values['what'], FIGURES)}known: {', '.join(FIGURES)}"
+        )
+    folder = work_folder(values)
+    if values["dry_run"]:
+        run_folders(folder, "config.json")
+        print(f"would draw {values['what']} from {folder}")
+        return
+    if values["what"] == "encodings":  # other figures are drawn from files
+        start_devices()
+    from posx import plots  # Matplotlib: once the settings are known to be right
+
+    for path in plots.plot(folder, values["what"]):
+        print(path)
+
+
+def run_export(values: dict[str, Any], _: None) -> None:
+    """Write a trained run to one file. Raises ConfigError for a wrong name, WorkdirError if there is no such run."""
+    if not values["to"]:
+        raise ConfigError("--to is missing: name the file, for example --to model.safetensors")
+    target = Path(values["to"]).expanduser()
+    if target.suffix != SUFFIX:
+        raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}")
+    folder = run_in(work_folder(values))
+    if values["dry_run"]:
+        print(f"would write {folder.path.name} to {target}")
+        return
+    step = export(folder, target)
+    print(f"{target}  {folder.path.name} at step {step}, {target.stat().st_size:,} bytes")
+
+
+def run_generate(values: dict[str, Any], _: None) -> None:
     """Print the prompt and its continuation. Raises ConfigError for wrong flags."""
     sampling = Sampling(values["temperature"], values["top_k"])
     folder = run_in(unpacked(work_folder(values)))
@@ -32,8 +68,6 @@ def main(values: dict[str, Any], _: None) -> None:
     if values["dry_run"]:
         print(f"would sample {values['num_tokens']} tokens from {folder.path} with {sampling}")
         return
-    from posx.runs.load import load_model  # Flax and Orbax: once the settings are known to be right
-
     use_compile_cache(cache_folder(folder.read_config().data))
     model, params, tokenizer, _step = load_model(folder)
     prompt = np.concatenate([[tokenizer.eos], tokenizer.encode(values["prompt"])])

@@ -1,4 +1,4 @@
-"""`posx doctor`: the facts of this machine that numbers depend on, and whether it computes right numbers."""
+"""`posx doctor` and `posx check`: whether this machine computes right numbers, and an encoding keeps the contract."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from posx import testing
 from posx.attention import Slots, attend, batch_features, causal, refusal
 from posx.attention.blockwise import Tiling, blockwise
 from posx.config import DataConfig
 from posx.contract import acting
 from posx.data.store import cache_folder
 from posx.encodings import ENCODINGS, Dims, Encoding, build
-from posx.errors import PosxError
+from posx.errors import ConfigError, PosxError
+from posx.fields import items_of
 from posx.machine.backend import start_devices
 from posx.machine.compile_cache import most_bytes
 from posx.machine.cores import usable_cores
@@ -37,7 +39,7 @@ TOLERANCE = 1e-4
 WIDTH = 33
 
 
-def main(values: dict[str, Any], _: None) -> None:
+def run_doctor(values: dict[str, Any], _: None) -> None:
     """Print `facts`, `checks` and a last line. Raises PosxError, exit code 1, with the checks that failed."""
     if values["dry_run"]:
         print("would describe this machine and check sums of products and attention on it")
@@ -54,6 +56,33 @@ def main(values: dict[str, Any], _: None) -> None:
     if failed:
         raise PosxError(f"{len(failed)} of {count} checks failed: {'; '.join(failed)}")
     print(f"all is well: {count} of {count} checks passed")
+
+
+def run_check(values: dict[str, Any], _: None) -> None:
+    """Print a line for each check and a last one. Raises PosxError, exit code 1, if a check fails."""
+    name = values["operand"]
+    if not name:
+        raise ConfigError("name the encoding first: posx check alibi, or posx check my_module:MyEncoding")
+    sizes = {size: values[size] for size in ("model_dim", "num_heads", "num_kv_heads", "head_dim", "train_len")}
+    dims = Dims(num_layers=testing.DIMS.num_layers, **sizes)
+    only = tuple(items_of(values["only"]))
+    if values["dry_run"]:
+        print(f"would check {build(name, dims)}: {', '.join(testing.chosen_checks(only))}")
+        return
+    if "JAX_PLATFORMS" not in os.environ:  # the comparisons are in float64, and small
+        jax.config.update("jax_platforms", "cpu")
+    start_devices()
+    report = testing.check_encoding(
+        name, dims, only=only, bidirectional=values["bidirectional"], log=lambda line: print(line, flush=True)
+    )
+    if report.failed:
+        raise PosxError(f"{len(report.failed)} of {len(report.outcomes)} checks failed: {', '.join(report.failed)}")
+    passed = sum(outcome.status == "ok" for outcome in report.outcomes)
+    cls = type(report.encoding)
+    print(
+        f"all is well with {cls.__module__}:{cls.__qualname__}: {passed} passed, "
+        f"{len(report.outcomes) - passed} had nothing to check"
+    )
 
 
 def facts() -> Iterator[tuple[str, str]]:
