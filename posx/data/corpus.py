@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posx.config.data import PLACES, DataConfig
-from posx.data import hub, text_files
-from posx.data.hub import HubSplit
-from posx.data.text_files import Files
+from posx.data.texts import FORMATS, Files, HubSplit, find_files, find_splits, is_hub_name, load_hub
 from posx.errors import DataError
 from posx.progress import counted
 
@@ -34,7 +32,7 @@ MODULES = """
     tempfile textwrap threading timeit tkinter token tokenize tomllib trace traceback tracemalloc turtle types typing
     unittest urllib uuid venv warnings wave weakref webbrowser wsgiref xml xmlrpc zipapp zipfile zipimport zoneinfo
 """.split()
-_SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"}
+_TESTS = {"test", "tests"}
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 
@@ -59,20 +57,19 @@ class Corpus:
 
 def find(config: DataConfig) -> Source:
     """Find the text and digest its bytes without loading it. Raises DataError if there is none."""
-    held_out = text_files.find_files(config.validation, "data.validation") if config.validation else None
+    held_out = find_files(config.validation, "data.validation") if config.validation else None
     train: Files | HubSplit
-    validation: Files | HubSplit | None = None
+    found: list[Files] | list[HubSplit] = []
     if config.source == "stdlib":
         train = stdlib_files()
     elif is_path(config.source):
-        train, validation = text_files.find_splits(config.source)
-    elif hub.is_hub_name(config.source):
+        train, *found = find_splits(config.source)
+    elif is_hub_name(config.source):
         wanted = [config.train_split, *([] if held_out or not config.validation_split else [config.validation_split])]
-        train, *held = hub.load_hub(config, wanted)
-        validation = held[0] if held else None
+        train, *found = load_hub(config, wanted)
     else:
         raise DataError(f"data.source '{config.source}' is neither an existing path nor a hub name ('owner/name')")
-    validation = held_out or validation
+    validation = held_out or next(iter(found), None)
     if held_out and isinstance(train, Files) and (shared := set(train.paths) & set(held_out.paths)):
         raise DataError(f"'{min(shared)}' is both training and validation text; name different files")
     digests = [part.digest() for part in (train, validation) if part]
@@ -141,7 +138,7 @@ def split_by_hash(texts: list[str], fraction: float, salt: str = "") -> tuple[li
 
 def is_path(source: str) -> bool:
     """Tell whether `source` names a file or folder, existing or not, and no hub data set."""
-    known = Path(source).suffix.lower() in text_files.FORMATS.split()
+    known = Path(source).suffix.lower() in FORMATS.split()
     return known or source.startswith((".", "~", "/")) or Path(source).exists()
 
 
@@ -172,28 +169,14 @@ def check_there(config: DataConfig, whose: str) -> None:
 def stdlib_files() -> Files:
     """Find the files of the embedded corpus. Raises DataError if no source code is installed."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths: list[Path] = []
-    for name in MODULES:
-        if (root / f"{name}.py").is_file():
-            paths.append(root / f"{name}.py")
-        inside = (root / name).rglob("*.py") if (root / name).is_dir() else ()
-        paths += [path for path in inside if not _SKIPPED.intersection(path.relative_to(root).parts)]
-    usable = tuple(sorted(path for path in paths if _is_text(path)))
-    if not usable:
+    found = [path for name in MODULES for form in (f"{name}.py", f"{name}/**/*.py") for path in root.glob(form)]
+    paths = [path for path in found if path.stat().st_size and not _TESTS.intersection(path.relative_to(root).parts)]
+    if not paths:
         raise DataError(
             f"data.source 'stdlib': no source code of the standard library under '{root}'; "
             "name a text file or folder as data.source"
         )
-    left = len(paths) - len(usable)
-    notice = f"{left} empty or undecodable files skipped" if left else ""
-    return Files(root, usable, f"stdlib (Python {platform.python_version()})", notice)
-
-
-def _is_text(path: Path) -> bool:
-    try:
-        return bool(path.read_bytes().decode("utf-8").strip())
-    except (OSError, UnicodeDecodeError):
-        return False
+    return Files(root, tuple(sorted(paths)), f"stdlib (Python {platform.python_version()})")
 
 
 def _articles(lines: list[str]) -> list[str]:

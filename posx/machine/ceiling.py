@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.files.atomic import write_bytes
-from posx.files.parse import parsed
+from posx.files.lines import parsed
 from posx.machine.cores import usable_cores
 
 SIZE = 2048

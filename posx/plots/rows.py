@@ -19,7 +19,7 @@ from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
 from posx.files import lines
-from posx.files.parse import parsed
+from posx.files.lines import parsed
 from posx.files.rows import is_measurement, number, whole
 from posx.runs.folder import RunFolder, is_run, name_of, run_folders, typed_path
 from posx.runs.targets import anchor_of

@@ -15,7 +15,7 @@ import jax
 import posx
 from posx.data import Dataset
 from posx.files.atomic import write_json
-from posx.files.parse import parsed
+from posx.files.lines import parsed
 from posx.machine.backend import options
 from posx.machine.cores import cpu_name, usable_cores
 from posx.machine.devices import PATIENCE

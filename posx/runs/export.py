@@ -20,7 +20,7 @@ from posx.config import RunConfig
 from posx.data import Tokenizer, load_tokenizer
 from posx.errors import PosxError, WorkdirError, other_names
 from posx.files.atomic import disk_errors, write_bytes
-from posx.files.parse import parsed
+from posx.files.lines import parsed
 from posx.runs.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from posx.data import DataConfig, Dataset, check_length, prepare
 from posx.errors import ConfigError, PosxError
 from posx.evaluation.protocols import Nonoverlapping, num_required_rows
 from posx.files.atomic import write_json
-from posx.files.parse import parsed
+from posx.files.lines import parsed
 from posx.files.rows import result_of
 from posx.progress import by_reason, say
 from posx.runs import text
