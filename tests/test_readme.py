@@ -14,7 +14,7 @@ import pytest
 import posx
 from posx import cli, encodings
 from posx.contract import FORMULA, acting
-from posx.machine import ceiling
+from posx.machine import devices
 from posx.testing import CHECKS, DIMS, check_encoding
 from tests import tiny
 
@@ -95,7 +95,7 @@ def test_commands_parse(line, monkeypatch, tmp_path, capsys):
     """Every command of the README is understood: --dry_run goes through parsing, config and validation."""
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(ceiling, "_measure", lambda dtype: 1e11)  # seconds of products for each sweep otherwise
+    monkeypatch.setattr(devices, "_measure", lambda dtype: 1e11)  # seconds of products for each sweep otherwise
     (tmp_path / "my_encoding.py").write_text(OWN)
     words = [word.strip('"') for word in re.split(r"\s+(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", line.split("#")[0].strip())]
     assert cli.main([*words, "--dry_run"]) in (

@@ -10,7 +10,7 @@ import jax
 from posx.encodings import Dims, build
 from posx.errors import ConfigError, PosxError
 from posx.fields import items_of
-from posx.machine.backend import start_devices
+from posx.machine.guard import start_devices
 from posx.testing import DIMS, check_encoding, chosen_checks
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from posx.commands import FIGURES, work_folder
 from posx.errors import ConfigError, nearest
-from posx.machine.backend import start_devices
+from posx.machine.guard import start_devices
 from posx.runs.folder import run_folders
 
 

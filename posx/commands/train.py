@@ -21,9 +21,9 @@ from posx.files.atomic import write_json
 from posx.files.locks import holder
 from posx.files.rows import result_of
 from posx.machine import processes
-from posx.machine.backend import start_devices
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
+from posx.machine.guard import start_devices
 from posx.progress import say
 from posx.runs import environment
 from posx.runs.checks import check_work_folder, checked, say_unused

@@ -8,7 +8,7 @@ import hashlib
 import platform
 import re
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,18 +58,18 @@ class Corpus:
 def find(config: DataConfig) -> Source:
     """Find the text and digest its bytes without loading it. Raises DataError if there is none."""
     held_out = find_files(config.validation, "data.validation") if config.validation else None
-    train: Files | HubSplit
-    found: list[Files] | list[HubSplit] = []
+    found: Sequence[Files | HubSplit]
     if config.source == "stdlib":
-        train = stdlib_files()
+        found = [stdlib_files()]
     elif is_path(config.source):
-        train, *found = find_splits(config.source)
+        found = find_splits(config.source)
     elif is_hub_name(config.source):
         wanted = [config.train_split, *([] if held_out or not config.validation_split else [config.validation_split])]
-        train, *found = load_hub(config, wanted)
+        found = load_hub(config, wanted)
     else:
         raise DataError(f"data.source '{config.source}' is neither an existing path nor a hub name ('owner/name')")
-    validation = held_out or next(iter(found), None)
+    train, *rest = found
+    validation = held_out or next(iter(rest), None)
     if held_out and isinstance(train, Files) and (shared := set(train.paths) & set(held_out.paths)):
         raise DataError(f"'{min(shared)}' is both training and validation text; name different files")
     digests = [part.digest() for part in (train, validation) if part]

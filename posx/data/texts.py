@@ -140,12 +140,10 @@ def find_splits(where: str) -> list[Files]:
                 "name starts with 'train'; name the training file itself as data.source"
             )
         return [files]
-    named = f"{counted(unused, 'file')} left out: others are named train, and these by no split"
-    notice = "; ".join(filter(None, [named if unused else "", files.left_out]))
-    found = [Files(files.root, tuple(splits["train"]), files.description, notice)]
-    if held_out := splits.get("validation"):
-        found.append(Files(files.root, tuple(held_out), files.description))
-    return found
+    others = f"{counted(unused, 'file')} left out: others are named train, and these by no split"
+    notice = "; ".join(filter(None, [others if unused else "", files.left_out]))
+    named = [(splits["train"], notice), (splits.get("validation"), "")]
+    return [Files(files.root, tuple(paths), files.description, left_out) for paths, left_out in named if paths]
 
 
 def _named(files: list[Path], why: str) -> str:
@@ -260,7 +258,9 @@ def load_hub(config: DataConfig, splits: list[str]) -> list[HubSplit]:
             found = datasets.load_dataset(name, subset or None)
         except Exception as error:  # `datasets` raises all kinds
             if online:
-                raise DataError(f"hub data set '{name}' (subset '{subset}') cannot be loaded: {_cause(error)}") from None
+                raise DataError(
+                    f"hub data set '{name}' (subset '{subset}') cannot be loaded: {_cause(error)}"
+                ) from None
             wanted = f"'{name}' with subset '{subset}'" if subset else f"'{name}'"
             raise DataError(
                 f"data.source {wanted} is not a local path, and as a hub data set it is neither cached here nor can "
@@ -282,9 +282,10 @@ def _quiet(offline: bool) -> Iterator[None]:
     from huggingface_hub import constants
 
     with ExitStack() as after:
+        switches: Any
         for switches in (datasets.config, constants):
             after.callback(setattr, switches, "HF_HUB_OFFLINE", switches.HF_HUB_OFFLINE)
-            switches.HF_HUB_OFFLINE |= offline  # type: ignore[attr-defined]
+            switches.HF_HUB_OFFLINE |= offline
         after.callback(logging.set_verbosity, logging.get_verbosity())
         logging.set_verbosity_error()
         if not datasets.are_progress_bars_disabled():

@@ -31,9 +31,13 @@ def usable_cores() -> tuple[int, ...]:
 
 def cpu_name() -> str:
     """Return the maker's name of the processor, or its architecture if the system does not tell."""
-    lines = _read(Path("/proc/cpuinfo")).splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    names = [line.partition(":")[2].strip() for line in cpu_facts("model name")]
     return next(iter(names), platform.processor() or platform.machine())
+
+
+def cpu_facts(*names: str) -> list[str]:
+    """Return the system's lines about its processors that begin with one of `names`, none if it does not tell."""
+    return [line for line in _read(Path("/proc/cpuinfo")).splitlines() if line.startswith(names)]
 
 
 def equal_parts(rows: int, most: int) -> int:

@@ -15,8 +15,8 @@ from posx.config import RunConfig
 from posx.errors import WorkdirError
 from posx.files import lines
 from posx.files.atomic import clear, write_json
-from posx.files.locks import lock
 from posx.files.lines import parsed
+from posx.files.locks import lock
 from posx.files.rows import is_measurement, number
 from posx.machine import processes
 from posx.machine.compile_cache import process_seconds

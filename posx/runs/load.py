@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from posx.data import Tokenizer
 from posx.errors import WorkdirError
 from posx.layers import token_ids
-from posx.machine.backend import start_devices
+from posx.machine.guard import start_devices
 from posx.model import Model
 from posx.positions import sequential
 from posx.progress import say

@@ -12,7 +12,7 @@ from typing import Any
 from posx.data.store import cache_folder
 from posx.encodings import spec_text
 from posx.files.locks import holder
-from posx.machine.ceiling import machine_ceiling
+from posx.machine.devices import machine_ceiling
 from posx.progress import duration, size
 from posx.sweeps.axes import text_of
 from posx.sweeps.engines.here import Here

@@ -19,8 +19,8 @@ from posx.data.store import cache_folder
 from posx.errors import NonFiniteError
 from posx.files.atomic import disk_errors
 from posx.machine import processes
-from posx.machine.ceiling import machine_ceiling
 from posx.machine.compile_cache import start_cost
+from posx.machine.devices import machine_ceiling
 from posx.model import Model
 from posx.runs.folder import RunFolder
 from posx.training.checkpoints import Checkpoints

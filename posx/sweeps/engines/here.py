@@ -11,15 +11,15 @@ from typing import Any
 
 from posx.data.store import cache_folder
 from posx.files.atomic import disk_errors
-from posx.machine.backend import on_cpus
 from posx.machine.cores import let_go, on_cores, usable_cores, usable_memory
+from posx.machine.guard import on_cpus
 from posx.runs.folder import RunFolder
 from posx.sweeps.schedule import Cost, Schedule, choose
 from posx.sweeps.tasks import Engine, Task, Worker
 
 #: Measures the speed of matrix products and stores it in argv[1], for numbers of type argv[2], within the hour.
 MEASURE = (
-    "import sys, pathlib, posx.machine.ceiling as c; c.matmul_ceiling(pathlib.Path(sys.argv[1]), sys.argv[2], 3600)"
+    "import sys, pathlib, posx.machine.devices as d; d.machine_ceiling(pathlib.Path(sys.argv[1]), sys.argv[2], 3600)"
 )
 
 
