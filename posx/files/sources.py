@@ -23,11 +23,13 @@ from typing import Any
 import numpy as np
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-#: Types that hold a function, and the attribute that holds it.
+#: Types that hold a function, and the attributes that say which. Others hold it as `__wrapped__`, such as jax.jit's.
 _HOLDERS = {
-    property: "fget", functools.cached_property: "func", staticmethod: "__func__", classmethod: "__func__",
-    functools.partialmethod: "func",
-}  # fmt: skip
+    property: ("fget",),
+    functools.cached_property: ("func",),
+    MethodType: ("__func__", "__self__"),
+    **dict.fromkeys((functools.partial, functools.partialmethod), ("func", "args", "keywords")),
+}
 
 #: The digests of the classes seen so far.
 _DIGESTS: dict[type, str] = {}
@@ -88,24 +90,14 @@ class _Reached:
             del self.seen[id(value)]
 
     def _of_object(self, value: Any) -> Any:
-        kind, holder = type(value), _HOLDERS.get(type(value))
-        if holder:
-            return [kind.__name__, self.form(getattr(value, holder))]
-        if isinstance(value, functools.partial):
-            return ["partial", *map(self.form, (value.func, value.args, value.keywords))]
-        if isinstance(value, MethodType):
-            return [self.form(value.__func__), self.form(value.__self__)]
-        if hasattr(value, "__wrapped__"):  # such as jax.jit adds
-            return [kind.__name__, self.form(value.__wrapped__)]
+        kind = type(value)
+        if names := _HOLDERS.get(kind) or ("__wrapped__",) * hasattr(value, "__wrapped__"):
+            return [kind.__name__, *(self.form(getattr(value, name)) for name in names)]
         if hasattr(value, "__array__"):
             array = np.asarray(value)
             return [array.dtype.str, array.shape, array.tobytes()]
         if isinstance(value, SimpleNamespace) or self._is_own(kind.__module__):
-            slots = (name for part in kind.__mro__ for name in getattr(part, "__slots__", ()))
-            held = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
-                value, "__dict__", {}
-            )
-            return [self.form(kind), self.form(held)]
+            return [self.form(kind), self.form(object.__getstate__(value))]  # its dictionary and slots
         return kind.__qualname__
 
     def _of_class(self, cls: type) -> Any:

@@ -17,7 +17,7 @@ from posx.files import lines
 from posx.files.atomic import clear, write_json
 from posx.files.lines import parsed
 from posx.files.locks import lock
-from posx.files.rows import is_measurement, number
+from posx.files.rows import measurement, number
 from posx.machine import processes
 from posx.machine.compile_cache import process_seconds
 
@@ -67,7 +67,7 @@ class RunFolder:
 
     def measured(self) -> list[dict[str, Any]]:
         """Return the rows of evaluation in the order of writing, without those that measure nothing."""
-        return processes.told(lambda: list(filter(is_measurement, lines.read(self.eval_file))))
+        return processes.told(lambda: list(filter(None, map(measurement, lines.read(self.eval_file)))))
 
     def append(self, file: Path, row: dict[str, Any]) -> None:
         """Append a row to a file of JSON lines. Raises WorkdirError, OutOfMemoryError."""

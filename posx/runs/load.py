@@ -12,10 +12,9 @@ import jax.numpy as jnp
 
 from posx.data import Tokenizer
 from posx.errors import WorkdirError
-from posx.layers import token_ids
+from posx.layers import sequential, token_ids
 from posx.machine.guard import start_devices
 from posx.model import Model
-from posx.positions import sequential
 from posx.progress import say
 from posx.runs.describe import model_of, notice_of_code
 from posx.runs.folder import RunFolder, run_in

@@ -12,9 +12,9 @@ from jax.flatten_util import ravel_pytree
 
 from posx.config import TrainConfig
 from posx.encodings.rates import Rates
+from posx.layers import sequential
 from posx.machine.devices import DATA, on_each
 from posx.model import Model
-from posx.positions import sequential
 from posx.training.optimizer import make_optimizer
 
 State = dict[str, Any]

@@ -17,7 +17,7 @@ from typing import Any
 
 from posx import interrupts
 from posx.errors import ConfigError
-from posx.files.locks import is_free
+from posx.files.locks import holder
 from posx.progress import say
 from posx.runs.folder import RunFolder
 from posx.sweeps.engines.remote import Order, finish, stop, warn_of
@@ -35,7 +35,7 @@ def carry_out(order: Order) -> tuple[int, str]:
     here, sweep = platform.node(), order.folder.parent
     if not (order.folder / "asked.json").exists():
         return 4, f"{here} does not see {order.folder}: sweeps on Ray need a folder that all machines share"
-    if is_free(sweep / ".lock"):
+    if not holder(sweep / ".lock"):
         return 4, f"{here} gets a lock that the sweep holds: on {sweep} locks do not hold between machines"
     with open(order.log, "ab") as log:
         log.write(f"at work on {here}, process {os.getpid()}\n".encode())

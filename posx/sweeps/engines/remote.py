@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from posx.files.locks import is_free
+from posx.files.locks import holder
 from posx.progress import say
 from posx.sweeps.tasks import WAIT_SECONDS, Task
 
@@ -53,7 +53,7 @@ class Order:
         from which a user's own modules are found.
         """
         end, held = time.monotonic() + LOCK_SECONDS, self.folder / ".lock"
-        while held.exists() and not is_free(held) and time.monotonic() < end:
+        while holder(held) and time.monotonic() < end:
             time.sleep(WAIT_SECONDS)
         devices = {"JAX_NUM_CPU_DEVICES": str(self.cpus), "NPROC": str(self.cpus)}
         with open(self.log, "ab") as log:
