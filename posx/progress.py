@@ -59,14 +59,14 @@ def size(count: float) -> str:
 
 
 class Meter:
-    """Progress from `start`, which an earlier process may have reached, to `total`.
+    """Progress from 0 to `total`.
 
     On a terminal one line is drawn again all the time, so that its times move while nothing is reported. A log gets a
     line every 10 s at most.
     """
 
-    def __init__(self, title: str, total: float, start: float = 0):
-        self.title, self.total, self.start, self.done = title, total, start, start
+    def __init__(self, title: str, total: float):
+        self.title, self.total, self.start, self.done = title, total, 0.0, 0.0  # start: from which time is counted
         self.opened = self.began = self.reported = self.last_line = time.monotonic()
         self.facts = ""
         self.wait: tuple[str, float, float] | None = None  # for what, since when, until when as far as known

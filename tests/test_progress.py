@@ -42,7 +42,9 @@ def test_compiling_shows_its_time_and_counts_for_nothing(clock):
 
 
 def test_what_an_earlier_process_did_counts_for_nothing(clock):
-    meter = Meter("run", 100, start=50)
+    meter = Meter("run", 100)
+    meter.waiting("reading its checkpoint")
+    meter.update(50, "")
     clock[0] = 10
     meter.update(60, "")
     assert str(meter) == "40 s left"

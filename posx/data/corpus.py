@@ -8,12 +8,12 @@ import hashlib
 import platform
 import re
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from posx.config.data import PLACES, DataConfig
-from posx.data.texts import FORMATS, Files, HubSplit, find_files, find_splits, is_hub_name, load_hub
+from posx.data.texts import FORMATS, Files, find_files, find_splits, is_hub_name, load_hub
 from posx.errors import DataError
 from posx.progress import counted
 
@@ -42,8 +42,8 @@ class Source:
     """The text before it is loaded; `digest` identifies its content. Without `validation`, `train` is split by hash."""
 
     digest: str
-    train: Files | HubSplit
-    validation: Files | HubSplit | None
+    train: Files
+    validation: Files | None
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ class Corpus:
 def find(config: DataConfig) -> Source:
     """Find the text and digest its bytes without loading it. Raises DataError if there is none."""
     held_out = find_files(config.validation, "data.validation") if config.validation else None
-    found: Sequence[Files | HubSplit]
     if config.source == "stdlib":
         found = [stdlib_files()]
     elif is_path(config.source):
@@ -70,7 +69,7 @@ def find(config: DataConfig) -> Source:
         raise DataError(f"data.source '{config.source}' is neither an existing path nor a hub name ('owner/name')")
     train, *rest = found
     validation = held_out or next(iter(rest), None)
-    if held_out and isinstance(train, Files) and (shared := set(train.paths) & set(held_out.paths)):
+    if held_out and (shared := set(train.paths) & set(held_out.paths)):
         raise DataError(f"'{min(shared)}' is both training and validation text; name different files")
     digests = [part.digest() for part in (train, validation) if part]
     return Source(hashlib.sha256("\n".join(digests).encode()).hexdigest(), train, validation)

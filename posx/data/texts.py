@@ -1,18 +1,18 @@
-"""The text of a split: local text, parquet and JSON files, or a Hugging Face hub data set, and the place of a fault.
+"""The files of a text: local ones, or those that a Hugging Face hub data set is stored in; and the place of a fault.
 
-`Files` and `HubSplit` have one interface: `description` and `left_out` (a notice about files that are not used) for
-messages, `digest()` of the content (sha256, hex), and `rows(config)`, the texts in order.
+The network is used for hub data sets alone, without the progress bars and notices of `datasets`.
 """
 
+import functools
 import hashlib
 import re
 import socket
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ PROBE_SECONDS = 1.5
 
 @dataclass(frozen=True)
 class Files:
-    """Files of one split: `paths` below `root`."""
+    """Files of one split: `paths` below `root`, their name in messages, and a notice about files left out."""
 
     root: Path
     paths: tuple[Path, ...]
@@ -40,33 +40,18 @@ class Files:
         return [path.relative_to(self.root).as_posix() for path in self.paths]
 
     def digest(self) -> str:
-        return _digest(zip(self.names(), self.paths, strict=True))
+        """Hash the names and bytes of all files, but no dates (sha256, hex)."""
+        total = hashlib.sha256()
+        for name, path in zip(self.names(), self.paths, strict=True):
+            with _readable(path):
+                total.update(f"{file_digest(path)} {name}\n".encode("utf-8", "surrogateescape"))
+        return total.hexdigest()
 
     def rows(self, config: DataConfig) -> Iterator[str]:
         """Yield the texts; a text file is one. Raises DataError with file, place and cause."""
         for path in self.paths:
             with _readable(path):
                 yield from READERS[path.suffix.lower()](path, config.text_column, config.text_encoding)
-
-
-@dataclass(frozen=True)
-class HubSplit:
-    """One split of a hub data set, already downloaded; `data` is a `datasets.Dataset`."""
-
-    description: str
-    split: str
-    data: Any = field(compare=False, repr=False)
-    left_out = ""
-
-    def digest(self) -> str:
-        """Hash the data set's Arrow files, the same on- and offline."""
-        return _digest((self.split, Path(entry["filename"])) for entry in self.data.cache_files)
-
-    def rows(self, config: DataConfig) -> Iterator[str]:
-        """Yield the texts of all rows. Raises DataError for a row without text."""
-        for number, row in enumerate(self.data[config.text_column][:]):
-            where = f"hub data set '{self.description}' split '{self.split}' row {number}"
-            yield _checked_text(where, config.text_column, row)
 
 
 @contextmanager
@@ -82,15 +67,6 @@ def file_digest(path: Path) -> str:
     """Return the sha256 of the bytes of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest(files: Iterable[tuple[str, Path]]) -> str:
-    """Hash the names and bytes of files, but no dates."""
-    total = hashlib.sha256()
-    for name, path in files:
-        with _readable(path):
-            total.update(f"{file_digest(path)} {name}\n".encode("utf-8", "surrogateescape"))
-    return total.hexdigest()
 
 
 def find_files(where: str, key: str) -> Files:
@@ -193,19 +169,26 @@ def _from_json(where: str, text: str) -> Any:
         raise DataError(f"{where} is not JSON ({error}); write an object a line, or one array of objects") from None
 
 
-def _read_parquet(path: Path, column: str, encoding: str) -> Iterator[str]:
+def _read_table(path: Path, column: str, encoding: str) -> Iterator[str]:
+    """Yield the texts of a parquet file, or of an Arrow file of `datasets`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    form = path.suffix.lower().removeprefix(".")
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            _check_column(f"'{path}'", column, file.schema_arrow.names)
-            kind = file.schema_arrow.field(column).type
-            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-                raise DataError(f"'{path}', column '{column}': {kind} instead of strings; set data.text_column")
-            rows = file.read(columns=[column]).column(0).to_pylist()
+        if form == "parquet":
+            file = pq.ParquetFile(path, page_checksum_verification=True)
+            schema, read = file.schema_arrow, functools.partial(file.read, columns=[column])
+        else:
+            stream = pa.ipc.open_stream(pa.memory_map(str(path)))
+            schema, read = stream.schema, stream.read_all
+        _check_column(f"'{path}'", column, schema.names)
+        kind = schema.field(column).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise DataError(f"'{path}', column '{column}': {kind} instead of strings; set data.text_column")
+        rows = read().column(column).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"'{path}' cannot be read as parquet: {_cause(error)}") from None
+        raise DataError(f"'{path}' cannot be read as {form}: {_cause(error)}") from None
     for number, row in enumerate(rows):
         yield _checked_text(f"'{path}' row {number}", column, row)
 
@@ -231,7 +214,7 @@ def _checked_text(where: str, column: str, value: object) -> str:
 #: Readers by the suffix of a file: (path, column, encoding) to texts.
 READERS: dict[str, Callable[[Path, str, str], Iterator[str]]] = {
     **dict.fromkeys((".txt", ".text", ".md", ".py", ".raw", ".tokens", ""), _read_text),
-    ".parquet": _read_parquet,
+    **dict.fromkeys((".parquet", ".arrow"), _read_table),
     **dict.fromkeys((".json", ".jsonl"), _read_json),
 }
 FORMATS = " ".join(suffix for suffix in READERS if suffix)
@@ -242,8 +225,8 @@ def is_hub_name(source: str) -> bool:
     return _HUB_NAME.fullmatch(source) is not None and ".." not in source
 
 
-def load_hub(config: DataConfig, splits: list[str]) -> list[HubSplit]:
-    """Load the wanted `splits` of a hub data set, from the network or from the local cache of `datasets`.
+def load_hub(config: DataConfig, splits: list[str]) -> list[Files]:
+    """Find the files of the `splits` of a hub data set, from the network or in the local cache of `datasets`.
 
     Without a network (found out within PROBE_SECONDS) only the cache is tried. Raises DataError if the data set, a
     split or the column is not there.
@@ -255,7 +238,7 @@ def load_hub(config: DataConfig, splits: list[str]) -> list[HubSplit]:
     online = not (datasets.config.HF_HUB_OFFLINE or constants.HF_HUB_OFFLINE) and _reachable()
     with _quiet(offline=not online):
         try:
-            found = datasets.load_dataset(name, subset or None)
+            found = datasets.load_dataset(name, subset or None, keep_in_memory=False)
         except Exception as error:  # `datasets` raises all kinds
             if online:
                 raise DataError(
@@ -267,11 +250,14 @@ def load_hub(config: DataConfig, splits: list[str]) -> list[HubSplit]:
                 "the hub be reached; set data.source to a local text file or folder, or copy a filled cache here and "
                 "point HF_HOME to it"
             ) from None
+    parts = []
     for split in splits:
         if split not in found:
             raise DataError(f"hub data set '{name}' has no split '{split}'; it has {', '.join(map(repr, found))}")
         _check_column(f"hub data set '{name}'", config.text_column, found[split].column_names)
-    return [HubSplit(f"{name}:{subset}" if subset else name, split, found[split]) for split in splits]
+        paths = tuple(Path(entry["filename"]) for entry in found[split].cache_files)
+        parts.append(Files(paths[0].parent, paths, f"{name}:{subset}" if subset else name))
+    return parts
 
 
 @contextmanager

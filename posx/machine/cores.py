@@ -64,11 +64,10 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 def let_go(process: int, cores: Sequence[int]) -> None:
     """Spread a process that is bound to few cores over these cores, with the threads that it has by now."""
-    if hasattr(os, "sched_setaffinity"):
-        with contextlib.suppress(OSError):  # it has ended
-            for thread in os.listdir(f"/proc/{process}/task"):
-                with contextlib.suppress(OSError):
-                    os.sched_setaffinity(int(thread), _threads_of(cores))
+    with contextlib.suppress(OSError):  # it has ended, or the system has no such folder and binds no threads
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(int(thread), _threads_of(cores))
 
 
 def usable_memory() -> float:

@@ -7,7 +7,6 @@ core is a device, each runs the whole program on its share of the rows, and they
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import time
@@ -19,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from posx.errors import ConfigError
-from posx.files.atomic import write_bytes
+from posx.errors import ConfigError, PosxError
+from posx.files.atomic import write_json
 from posx.files.lines import parsed
 from posx.machine.cores import equal_parts, usable_cores, usable_memory
 from posx.machine.guard import add_flags, jax_has_started
@@ -139,11 +138,10 @@ def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: b
         if time.time() - path.stat().st_mtime < max_age:
             return units * known
     measured = max(known, _measure(dtype))
-    with contextlib.suppress(OSError):  # a cache that cannot be written only means measuring again
+    with contextlib.suppress(OSError, PosxError):  # a cache that cannot be written only means measuring again
         if keep:
             folder.mkdir(parents=True, exist_ok=True)
-            values = {"flops_per_second": measured, "size": SIZE, "dtype": dtype}
-            write_bytes(path, (json.dumps(values) + "\n").encode())
+            write_json(path, {"flops_per_second": measured})
     return units * measured
 
 
