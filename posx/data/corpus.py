@@ -8,7 +8,7 @@ import hashlib
 import platform
 import re
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,15 +46,6 @@ class Source:
     validation: Files | None
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """The documents of both splits, and notices about how they were made."""
-
-    train: list[str]
-    validation: list[str]
-    notes: tuple[str, ...]
-
-
 def find(config: DataConfig) -> Source:
     """Find the text and digest its bytes without loading it. Raises DataError if there is none."""
     held_out = find_files(config.validation, "data.validation") if config.validation else None
@@ -75,15 +66,17 @@ def find(config: DataConfig) -> Source:
     return Source(hashlib.sha256("\n".join(digests).encode()).hexdigest(), train, validation)
 
 
-def load(source: Source, config: DataConfig) -> Corpus:
-    """Load, normalise and split the documents.
+def load(source: Source, config: DataConfig, log: Callable[[str], object]) -> tuple[list[str], list[str]]:
+    """Return the normalised documents to train on, and those that are held out. `log` gets notices about them.
 
     With a tuning fraction, the tuning documents are the validation text. The source's own is then not read or, if it is
     split off by hash, not used. Raises DataError if a split ends up without a document that holds more than white
     space.
     """
     parts = {"data.source": source.train} | ({"data.validation": source.validation} if source.validation else {})
-    notes = [f"'{part.description}': {part.left_out}" for part in parts.values() if part.left_out]
+    for part in parts.values():
+        if part.left_out:
+            log(f"'{part.description}': {part.left_out}")
     sides: list[list[str]] = []
     for key, part in list(parts.items())[: 1 if config.tuning_fraction else 2]:
         found = documents(part.rows(config), config.layout)
@@ -92,15 +85,17 @@ def load(source: Source, config: DataConfig) -> Corpus:
             held = counted(len(found), "document")
             raise DataError(f"{key} '{part.description}' holds {held}, all of them blank; give it text")
         if len(kept) < len(found) and config.layout == "document":
-            notes.append(f"{counted(len(found) - len(kept), 'blank document')} skipped in '{part.description}'")
+            log(f"{counted(len(found) - len(kept), 'blank document')} skipped in '{part.description}'")
         sides.append(kept)
     note = ""
     if source.validation is None:
         *sides, note = split_by_hash(sides[0], config.validation_fraction)
     if config.tuning_fraction:
         *sides, note = split_by_hash(sides[0], config.tuning_fraction, "tuning")
+    if note:
+        log(note)
     train, validation = sides
-    return Corpus(train, validation, (*notes, note) if note else (*notes,))
+    return train, validation
 
 
 def documents(rows: Iterable[str], layout: str) -> list[str]:

@@ -172,20 +172,18 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
         if not left.name.startswith("lock"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     log(f"reading {source.train.description}")
-    texts = corpus.load(source, config)
+    train, held_out = documents = corpus.load(source, config, log)
     if corpus.find(config).digest != source.digest:
         raise DataError(f"data.source '{source.train.description}' was changed while it was read; start again")
-    for note in texts.notes:
-        log(note)
     if tokenizer is None:
         log(f"training a BPE tokenizer of {config.vocab_size} tokens")
-        tokenizer = train_bpe(texts.train, config.vocab_size)
+        tokenizer = train_bpe(train, config.vocab_size)
         tokenizer.save(folder / _TOKENIZER)
-    sizes = {split: _write(folder, split, getattr(texts, split), tokenizer) for split in SPLITS}
-    knows_bytes = _write_token_bytes(folder / _TOKEN_BYTES, texts.validation, tokenizer)
+    sizes = {split: _write(folder, split, texts, tokenizer) for split, texts in zip(SPLITS, documents, strict=True)}
+    knows_bytes = _write_token_bytes(folder / _TOKEN_BYTES, held_out, tokenizer)
     header = {
         "num_bytes": sizes,
-        "warnings": list(warnings(texts.train, texts.validation, tokenizer, knows_bytes)),
+        "warnings": list(warnings(train, held_out, tokenizer, knows_bytes)),
         "files": {path.name: file_digest(path) for path in folder.iterdir() if not path.name.startswith("lock")},
     }
     text = json.dumps(header, indent=1).encode()
