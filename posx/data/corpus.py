@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posx.config.data import PLACES, DataConfig
-from posx.data.texts import FORMATS, Files, find_files, find_splits, is_hub_name, load_hub
+from posx.data.texts import FORMATS, HUB_NAME, Files, find_files, find_splits, load_hub
 from posx.errors import DataError
 from posx.progress import counted
 
@@ -53,7 +53,7 @@ def find(config: DataConfig) -> Source:
         found = [stdlib_files()]
     elif is_path(config.source):
         found = find_splits(config.source)
-    elif is_hub_name(config.source):
+    elif HUB_NAME.fullmatch(config.source):
         wanted = [config.train_split, *([] if held_out or not config.validation_split else [config.validation_split])]
         found = load_hub(config, wanted)
     else:

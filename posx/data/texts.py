@@ -23,7 +23,8 @@ from posx.progress import counted
 
 _SPLIT = re.compile(r"(?:^|\.)(train|validation|valid|val|dev|test)(?=$|[./]|[-_]?\d)")
 _OTHER_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
-_HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+#: The form of a hub data set's name: "name" or "owner/name".
+HUB_NAME = re.compile(r"(?!.*\.\.)\w[\w.-]*(/\w[\w.-]*)?")
 PROBE_SECONDS = 1.5
 
 
@@ -220,11 +221,6 @@ READERS: dict[str, Callable[[Path, str, str], Iterator[str]]] = {
 FORMATS = " ".join(suffix for suffix in READERS if suffix)
 
 
-def is_hub_name(source: str) -> bool:
-    """Tell whether `source` has the form "name" or "owner/name"."""
-    return _HUB_NAME.fullmatch(source) is not None and ".." not in source
-
-
 def load_hub(config: DataConfig, splits: list[str]) -> list[Files]:
     """Find the files of the `splits` of a hub data set, from the network or in the local cache of `datasets`.
 
@@ -256,7 +252,8 @@ def load_hub(config: DataConfig, splits: list[str]) -> list[Files]:
             raise DataError(f"hub data set '{name}' has no split '{split}'; it has {', '.join(map(repr, found))}")
         _check_column(f"hub data set '{name}'", config.text_column, found[split].column_names)
         paths = tuple(Path(entry["filename"]) for entry in found[split].cache_files)
-        parts.append(Files(paths[0].parent, paths, f"{name}:{subset}" if subset else name))
+        folder = paths[0].parent if paths else Path()
+        parts.append(Files(folder, paths, f"{name}:{subset}" if subset else name))
     return parts
 
 

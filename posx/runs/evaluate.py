@@ -236,4 +236,4 @@ class _Work:
     def finished(self, line: str) -> None:
         """End the pass and print its `line` above the bar."""
         self.before, self.inside = self.before + self.inside, 0
-        self.meter.print(line)
+        say(line)

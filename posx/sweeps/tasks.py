@@ -160,7 +160,7 @@ class RunningTasks:
         for number, worker in self.running.items():
             for line in worker.lines():
                 if echo:
-                    self.meter.print(line)
+                    say(line)
             if (part := worker.task.progress()) > self.parts[number]:  # the start is over
                 self.parts[number] = part
                 self.left[number] = self.schedule.seconds(number, 1 - part) - self.schedule.costs[number].start
@@ -169,7 +169,7 @@ class RunningTasks:
             worker, why = self.running.pop(number), ""
             if code == Stopped.exit_code and self.starts[number] < STARTS:
                 self.waiting.insert(0, number)
-                self.meter.print(f"{worker.task.folder.path.name} was stopped, and goes on")
+                say(f"{worker.task.folder.path.name} was stopped, and goes on")
                 continue
             try:
                 if code:
@@ -191,7 +191,7 @@ class RunningTasks:
         if why:
             self.failed[task.folder] = why
             self.meter.total -= self.schedule.wall_seconds(before) - self.schedule.wall_seconds(self.left)
-        self.meter.print(f"{name} failed: {why}" if why else f"{name} done: {task.outcome()}")
+        say(f"{name} failed: {why}" if why else f"{name} done: {task.outcome()}")
 
     def stop(self) -> None:
         """End all workers, with the time to save."""
