@@ -151,7 +151,7 @@ def start_cost() -> dict[str, Any]:
     """
     return {
         "seconds": round(process_seconds(), 3),
-        "compile_seconds": round(_events["/jax/core/compile/backend_compile_duration"], 3),
+        "compile_seconds": round(float(_events["/jax/core/compile/backend_compile_duration"]), 3),
         "cache_hits": _events["/jax/compilation_cache/cache_hits"],
         "cache_misses": _events["/jax/compilation_cache/cache_misses"],
     }
