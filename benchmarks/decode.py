@@ -29,9 +29,9 @@ from benchmarks import measure, report
 from benchmarks.report import cell, quartiles, ratios
 from posx.config.sections import ModelConfig
 from posx.generate import Sampling, generate
+from posx.layers import sequential
 from posx.model import Model, make_model
 from posx.plots import look
-from posx.positions import sequential
 
 TIE = 1e-4
 VOCAB = 257

@@ -27,8 +27,8 @@ from benchmarks import measure
 from benchmarks.calls import Case, seconds
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.train import SHAPES, step_parts, text_batches
+from posx.layers import sequential
 from posx.machine.guard import barrier
-from posx.positions import sequential
 from posx.training.step import init_state, train_steps
 
 FUSION = "xla_cpu_experimental_ynn_fusion_type"

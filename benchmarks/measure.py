@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import jax
 
 from posx.encodings import Chain, Encoding, from_spec
-from posx.machine.ceiling import matmul_ceiling
+from posx.machine.devices import machine_ceiling
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "x-transformers")
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "XLA_FLAGS", "JAX_PLATFORMS")
@@ -139,7 +139,7 @@ def peak_rss() -> int:
 def fresh_ceiling() -> float:
     """Measure the FLOP/s of a large float32 matrix product now."""
     with tempfile.TemporaryDirectory() as empty:
-        return matmul_ceiling(Path(empty), "float32")
+        return machine_ceiling(Path(empty), "float32")
 
 
 def interleave(turns: Sequence[Callable[[], T]], rounds: int, before: Callable[[], Any] | None = None) -> list[list[T]]:

@@ -24,7 +24,7 @@ from posx.commands.encodings import _fields as fields_of
 from posx.contract import HOOKS, Encoding, acting, parts
 from posx.contract.facts import FACTS
 from posx.encodings import ENCODINGS, Dims, build, encoding_name, from_spec
-from posx.machine.backend import start_devices
+from posx.machine.guard import start_devices
 
 #: The sizes of the pictures and facts: those of a small model.
 DIMS = Dims(model_dim=64, num_heads=8, head_dim=8, num_layers=4, train_len=64)

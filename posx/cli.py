@@ -18,7 +18,7 @@ from posx import interrupts
 from posx.commands import COMMANDS, run, work_folder
 from posx.errors import ConfigError, OutOfMemoryError, PosxError, Stopped, at_failure, nearest
 from posx.files.atomic import disk_full
-from posx.machine.backend import no_device, set_options
+from posx.machine.guard import no_device, set_options
 from posx.progress import say, unheard
 from posx.words import SOURCES, Command, Words, presets, read
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from posx.attention.cache import Cache
 from posx.errors import ConfigError, NonFiniteError
-from posx.layers import token_ids
-from posx.positions import sequential
+from posx.layers import sequential, token_ids
 
 if TYPE_CHECKING:
     from posx.model import Model

@@ -1,4 +1,4 @@
-"""Plain functions of activations [b*t, m] and weights: matrix products, norm, GELU, embedding lookup, dropout.
+"""Plain functions of activations [b*t, m] and weights: products, norm, GELU, embedding lookup, dropout, positions.
 
 XLA's CPU backend computes the gradient of a two-dimensional product in about half the time of a three-dimensional one.
 """
@@ -149,3 +149,8 @@ def dropout(x: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
 def fold_in(rng: jax.Array | None, n: int) -> jax.Array | None:
     """Return keys [b] for the n-th use of keys [b]."""
     return None if rng is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng, n)
+
+
+def sequential(length: int, start: int = 0) -> np.ndarray:
+    """Return int32 positions start .. start + length - 1, [t], on the host: limits can be checked before tracing."""
+    return np.arange(start, start + length, dtype=np.int32)

@@ -59,14 +59,14 @@ def size(count: float) -> str:
 
 
 class Meter:
-    """Progress from `start`, which an earlier process may have reached, to `total`.
+    """Progress from 0 to `total`.
 
-    On a terminal one line is drawn again all the time, so that its times move while nothing is reported. A log gets a
-    line every 10 s at most.
+    On a terminal one line is drawn again all the time, so that its times move while nothing is reported. The lines of
+    `say` appear above it. A log gets a line every 10 s at most.
     """
 
-    def __init__(self, title: str, total: float, start: float = 0):
-        self.title, self.total, self.start, self.done = title, total, start, start
+    def __init__(self, title: str, total: float):
+        self.title, self.total, self.start, self.done = title, total, 0.0, 0.0  # start: from which time is counted
         self.opened = self.began = self.reported = self.last_line = time.monotonic()
         self.facts = ""
         self.wait: tuple[str, float, float] | None = None  # for what, since when, until when as far as known
@@ -112,13 +112,6 @@ class Meter:
         elif now - self.last_line >= LINE_SECONDS or done >= self.total:
             self.last_line = now
             say(f"{self.title}  {self}")
-
-    def print(self, text: str) -> None:
-        """Print one line above the bar."""
-        if self.bar is not None:
-            self.bar.console.print(text, highlight=False, markup=False)
-        else:
-            say(text)
 
     def __str__(self) -> str:
         """Return the present line: the time left first, as narrow terminals cut the end."""

@@ -13,7 +13,7 @@ FILES = {
 
 #: Lower layers first. A room, which is a folder or a file, imports from itself and from the layers before its own.
 LAYERS = [
-    ("errors", "lazy", "positions", "progress"),
+    ("errors", "lazy", "progress"),
     ("fields", "interrupts"),
     ("files/", "words"),
     ("machine/",),

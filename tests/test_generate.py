@@ -14,8 +14,8 @@ from posx.config.sections import ModelConfig
 from posx.data import BpeTokenizer, ByteTokenizer, train_bpe
 from posx.errors import ConfigError, NonFiniteError
 from posx.generate import Sampling, generate, prefill, sample
+from posx.layers import sequential
 from posx.model import make_model
-from posx.positions import sequential
 from tests.encodings.cases import first
 from tests.test_model import SPECS, layers, logits_of, scattered
 from tests.test_model import start as initial

@@ -17,9 +17,8 @@ from posx.encodings import Dims, Encoding
 from posx.encodings.rates import Rate
 from posx.encodings.shaw import Shaw
 from posx.errors import ConfigError
-from posx.layers import dropout, linear
+from posx.layers import dropout, linear, sequential
 from posx.model import Model, make_model
-from posx.positions import sequential
 from posx.runs.load import Apply
 from posx.training.step import init_state, loss, make_optimizer, train_step
 from tests.encodings.cases import WAYS, first

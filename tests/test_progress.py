@@ -42,7 +42,9 @@ def test_compiling_shows_its_time_and_counts_for_nothing(clock):
 
 
 def test_what_an_earlier_process_did_counts_for_nothing(clock):
-    meter = Meter("run", 100, start=50)
+    meter = Meter("run", 100)
+    meter.waiting("reading its checkpoint")
+    meter.update(50, "")
     clock[0] = 10
     meter.update(60, "")
     assert str(meter) == "40 s left"
@@ -56,7 +58,7 @@ def test_a_log_gets_a_line_every_ten_seconds_and_one_at_the_end(clock, monkeypat
         meter.waiting("compiling")
         for clock[0] in range(5, 36, 2):
             meter.update(clock[0], f"{clock[0]}/100")
-        meter.print("a row")
+        progress.say("a row")
         meter.update(100, "all")
     assert progress.sys.stderr.getvalue().splitlines() == [
         "run  1 min 29 s left  11/100", "run  1 min 19 s left  21/100", "run  1 min 09 s left  31/100", "a row",
@@ -70,7 +72,7 @@ def test_a_terminal_gets_one_line_that_is_drawn_anew(clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     with Meter("my[1]", 2) as meter:
         meter.update(1, "half")
-        meter.print("a row [of] text")
+        progress.say("a row [of] text")
         clock[0] = 3
         meter.update(2, "all of it, and more than the line has room for")
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", progress.sys.stderr.getvalue())

@@ -14,7 +14,7 @@ import pytest
 import posx
 from docs import book
 from posx import cli
-from posx.machine import ceiling
+from posx.machine import devices
 from posx.testing import CHECKS, check_encoding
 from tests import tiny
 from tests.test_language import PAGES
@@ -115,7 +115,7 @@ def check_understood(line, monkeypatch, tmp_path):
     """--dry_run goes through parsing, config and validation. A run or folder of the reader may be missing."""
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(ceiling, "_measure", lambda dtype: 1e11)  # seconds of products for each sweep otherwise
+    monkeypatch.setattr(devices, "_measure", lambda dtype: 1e11)  # seconds of products for each sweep otherwise
     (tmp_path / "my_encoding.py").write_text(OWN)
     words = shlex.split(line, comments=True)[1:]
     reads = words[0] in ("evaluate", "export", "generate", "plot")

@@ -78,14 +78,14 @@ def write_config(folder: Path, steps: int = STEPS, checkpoint_steps: int = CHECK
 
 def write_ceilings(folder: Path) -> None:
     """Write a matmul ceiling as if measured before: measuring it takes a second or two a process."""
-    from posx.machine import ceiling
+    from posx.machine import devices
 
-    known = ceiling._measure
-    ceiling._measure = lambda dtype: 1e11
+    known = devices._measure
+    devices._measure = lambda dtype: 1e11
     try:
-        ceiling.matmul_ceiling(folder, "float32")
+        devices.machine_ceiling(folder, "float32")
     finally:
-        ceiling._measure = known
+        devices._measure = known
 
 
 def once(folder: Path, make: Callable[[Path], None]) -> Path:

@@ -23,11 +23,10 @@ from posx.data.store import cache_folder
 from posx.encodings import ENCODINGS, Dims, Encoding, build
 from posx.errors import ConfigError, PosxError
 from posx.fields import items_of
-from posx.machine.backend import start_devices
 from posx.machine.compile_cache import most_bytes
 from posx.machine.cores import usable_cores
 from posx.machine.devices import use_every_core
-from posx.machine.guard import guard
+from posx.machine.guard import guard, start_devices
 from posx.runs.environment import PACKAGES, version
 
 #: Several tiles of blockwise attention, of which the last one is padded.

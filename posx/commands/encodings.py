@@ -23,7 +23,7 @@ from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, from_spec, s
 from posx.encodings.grammar import value_text
 from posx.encodings.rates import multipliers_in_rows, rates_of
 from posx.errors import ConfigError
-from posx.machine.backend import start_devices
+from posx.machine.guard import start_devices
 from posx.runs.folder import RunFolder, is_run, run_folders
 
 #: The flags that give sizes.

@@ -20,9 +20,9 @@ from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, WorkdirError
 from posx.fields import items_of, typed
 from posx.files.atomic import finite
-from posx.machine.backend import start_devices
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
+from posx.machine.guard import start_devices
 from posx.progress import by_reason, say
 from posx.runs import text
 from posx.runs.checks import check_stream, checked, say_unused

@@ -14,8 +14,8 @@ from posx.data import Tokenizer
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, nearest
 from posx.generate import Sampling, generate
-from posx.machine.backend import start_devices
 from posx.machine.compile_cache import use_compile_cache
+from posx.machine.guard import start_devices
 from posx.runs.folder import run_folders, run_in
 from posx.runs.load import SUFFIX, export, load_model, unpacked
 

@@ -18,9 +18,9 @@ from posx.data.store import cache_folder
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.files.atomic import write_json
 from posx.files.rows import result_of
-from posx.machine.backend import start_devices
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
+from posx.machine.guard import start_devices
 from posx.progress import say
 from posx.runs import environment
 from posx.runs.checks import check_work_folder, checked, say_unused

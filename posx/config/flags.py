@@ -19,7 +19,7 @@ from posx.config.overrides import override, setting_of, settings
 from posx.config.run import typed_sections
 from posx.config.sections import PLACES
 from posx.errors import ConfigError, near_names
-from posx.files.parse import parsed
+from posx.files.lines import parsed
 from posx.progress import say
 from posx.words import SOURCES, Command, Words, listed, presets
 

@@ -1,6 +1,6 @@
 """Text in, batches out, in four steps, one file each.
 
-    text  -> documents   `corpus`: local files (`text_files`) and Hugging Face data sets (`hub`); every fault of the
+    text  -> documents   `corpus`: local files and Hugging Face data sets (`texts`); every fault of the
                          input is a one-line `DataError`
           -> tokens      `tokenizers`: bytes, byte-level BPE trained here, or any tokenizer.json
           -> token file  `store`: one memory-mapped file a split, keyed by the content of the text, never by its date

@@ -8,14 +8,12 @@ import hashlib
 import platform
 import re
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from posx.config.sections import PLACES, DataConfig
-from posx.data import hub, text_files
-from posx.data.hub import HubSplit
-from posx.data.text_files import Files
+from posx.data.texts import FORMATS, HUB_NAME, Files, find_files, find_splits, load_hub
 from posx.errors import DataError
 from posx.progress import counted
 
@@ -34,7 +32,7 @@ MODULES = """
     tempfile textwrap threading timeit tkinter token tokenize tomllib trace traceback tracemalloc turtle types typing
     unittest urllib uuid venv warnings wave weakref webbrowser wsgiref xml xmlrpc zipapp zipfile zipimport zoneinfo
 """.split()
-_SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"}
+_TESTS = {"test", "tests"}
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 
@@ -44,50 +42,41 @@ class Source:
     """The text before it is loaded; `digest` identifies its content. Without `validation`, `train` is split by hash."""
 
     digest: str
-    train: Files | HubSplit
-    validation: Files | HubSplit | None
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """The documents of both splits, and notices about how they were made."""
-
-    train: list[str]
-    validation: list[str]
-    notes: tuple[str, ...]
+    train: Files
+    validation: Files | None
 
 
 def find(config: DataConfig) -> Source:
     """Find the text and digest its bytes without loading it. Raises DataError if there is none."""
-    held_out = text_files.find_files(config.validation, "data.validation") if config.validation else None
-    train: Files | HubSplit
-    validation: Files | HubSplit | None = None
+    held_out = find_files(config.validation, "data.validation") if config.validation else None
     if config.source == "stdlib":
-        train = stdlib_files()
+        found = [stdlib_files()]
     elif is_path(config.source):
-        train, validation = text_files.find_splits(config.source)
-    elif hub.is_hub_name(config.source):
+        found = find_splits(config.source)
+    elif HUB_NAME.fullmatch(config.source):
         wanted = [config.train_split, *([] if held_out or not config.validation_split else [config.validation_split])]
-        train, *held = hub.load_hub(config, wanted)
-        validation = held[0] if held else None
+        found = load_hub(config, wanted)
     else:
         raise DataError(f"data.source '{config.source}' is neither an existing path nor a hub name ('owner/name')")
-    validation = held_out or validation
-    if held_out and isinstance(train, Files) and (shared := set(train.paths) & set(held_out.paths)):
+    train, *rest = found
+    validation = held_out or next(iter(rest), None)
+    if held_out and (shared := set(train.paths) & set(held_out.paths)):
         raise DataError(f"'{min(shared)}' is both training and validation text; name different files")
     digests = [part.digest() for part in (train, validation) if part]
     return Source(hashlib.sha256("\n".join(digests).encode()).hexdigest(), train, validation)
 
 
-def load(source: Source, config: DataConfig) -> Corpus:
-    """Load, normalise and split the documents.
+def load(source: Source, config: DataConfig, log: Callable[[str], object]) -> tuple[list[str], list[str]]:
+    """Return the normalised documents to train on, and those that are held out. `log` gets notices about them.
 
     With a tuning fraction, the tuning documents are the validation text. The source's own is then not read or, if it is
     split off by hash, not used. Raises DataError if a split ends up without a document that holds more than white
     space.
     """
     parts = {"data.source": source.train} | ({"data.validation": source.validation} if source.validation else {})
-    notes = [f"'{part.description}': {part.left_out}" for part in parts.values() if part.left_out]
+    for part in parts.values():
+        if part.left_out:
+            log(f"'{part.description}': {part.left_out}")
     sides: list[list[str]] = []
     for key, part in list(parts.items())[: 1 if config.tuning_fraction else 2]:
         found = documents(part.rows(config), config.layout)
@@ -96,15 +85,17 @@ def load(source: Source, config: DataConfig) -> Corpus:
             held = counted(len(found), "document")
             raise DataError(f"{key} '{part.description}' holds {held}, all of them blank; give it text")
         if len(kept) < len(found) and config.layout == "document":
-            notes.append(f"{counted(len(found) - len(kept), 'blank document')} skipped in '{part.description}'")
+            log(f"{counted(len(found) - len(kept), 'blank document')} skipped in '{part.description}'")
         sides.append(kept)
     note = ""
     if source.validation is None:
         *sides, note = split_by_hash(sides[0], config.validation_fraction)
     if config.tuning_fraction:
         *sides, note = split_by_hash(sides[0], config.tuning_fraction, "tuning")
+    if note:
+        log(note)
     train, validation = sides
-    return Corpus(train, validation, (*notes, note) if note else (*notes,))
+    return train, validation
 
 
 def documents(rows: Iterable[str], layout: str) -> list[str]:
@@ -141,7 +132,7 @@ def split_by_hash(texts: list[str], fraction: float, salt: str = "") -> tuple[li
 
 def is_path(source: str) -> bool:
     """Tell whether `source` names a file or folder, existing or not, and no hub data set."""
-    known = Path(source).suffix.lower() in text_files.FORMATS.split()
+    known = Path(source).suffix.lower() in FORMATS.split()
     return known or source.startswith((".", "~", "/")) or Path(source).exists()
 
 
@@ -172,28 +163,14 @@ def check_there(config: DataConfig, whose: str) -> None:
 def stdlib_files() -> Files:
     """Find the files of the embedded corpus. Raises DataError if no source code is installed."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths: list[Path] = []
-    for name in MODULES:
-        if (root / f"{name}.py").is_file():
-            paths.append(root / f"{name}.py")
-        inside = (root / name).rglob("*.py") if (root / name).is_dir() else ()
-        paths += [path for path in inside if not _SKIPPED.intersection(path.relative_to(root).parts)]
-    usable = tuple(sorted(path for path in paths if _is_text(path)))
-    if not usable:
+    found = [path for name in MODULES for form in (f"{name}.py", f"{name}/**/*.py") for path in root.glob(form)]
+    paths = [path for path in found if path.stat().st_size and not _TESTS.intersection(path.relative_to(root).parts)]
+    if not paths:
         raise DataError(
             f"data.source 'stdlib': no source code of the standard library under '{root}'; "
             "name a text file or folder as data.source"
         )
-    left = len(paths) - len(usable)
-    notice = f"{left} empty or undecodable files skipped" if left else ""
-    return Files(root, usable, f"stdlib (Python {platform.python_version()})", notice)
-
-
-def _is_text(path: Path) -> bool:
-    try:
-        return bool(path.read_bytes().decode("utf-8").strip())
-    except (OSError, UnicodeDecodeError):
-        return False
+    return Files(root, tuple(sorted(paths)), f"stdlib (Python {platform.python_version()})")
 
 
 def _articles(lines: list[str]) -> list[str]:

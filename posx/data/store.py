@@ -5,10 +5,13 @@ behind each token of the held-out split, and the tokenizer if it was trained her
 file is written last: a folder without a valid header counts as empty.
 """
 
+import functools
 import hashlib
 import json
 import os
 import shutil
+import stat
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +23,14 @@ from posx.config.sections import DataConfig, check_config
 from posx.data import corpus
 from posx.data.corpus import Source
 from posx.data.overlap import chunks, warnings
+from posx.data.texts import file_digest
 from posx.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, token_dtype, train_bpe, utf8
 from posx.errors import DataError, OutOfMemoryError
 from posx.files.atomic import disk_full, replacing, write_bytes
-from posx.files.caches import usable
 from posx.files.locks import lock
-from posx.progress import counted
+from posx.progress import counted, say
 
-PIPELINE_VERSION = 3  # raise it when the same text would give other files
+PIPELINE_VERSION = 4  # raise it when the same text would give other files
 SPLITS = ("train", "validation")
 _HEADER, _TOKENIZER, _TOKEN_BYTES = "header.json", "tokenizer.json", "validation.bytes.npy"
 _READ = 64 << 20  # bytes of a token file up to which it is read into memory
@@ -122,7 +125,37 @@ def cache_folder(config: DataConfig) -> Path:
     if config.cache_dir:
         return Path(config.cache_dir).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return usable((Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "posx")
+    return _usable((Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "posx")
+
+
+@functools.cache
+def _usable(folder: Path) -> Path:
+    """Return `folder` if files can be written in it, else a temporary folder of this user, which a notice names."""
+    try:
+        with tempfile.TemporaryFile(dir=next(path for path in (folder, *folder.parents) if path.exists())):
+            return folder
+    except OSError as error:
+        why = error.strerror
+    try:
+        instead = _temporary()
+    except OSError:
+        return folder  # nothing can be written anywhere: the writer will say so
+    say(
+        f"notice: {folder} cannot be written ({why}); caches are kept in {instead} instead. "
+        "Set XDG_CACHE_HOME=FOLDER to choose another folder"
+    )
+    return instead
+
+
+def _temporary() -> Path:
+    """Return one folder for all processes of this user, unless another user has made a folder of that name."""
+    user = getattr(os, "getuid", lambda: "")()
+    folder = Path(tempfile.gettempdir(), f"posx-{user}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or user not in ("", facts.st_uid):
+        return Path(tempfile.mkdtemp(prefix="posx-"))
+    return folder
 
 
 def _key(config: DataConfig, source: Source, tokenizer: Tokenizer | None) -> str:
@@ -139,21 +172,19 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
         if not left.name.startswith("lock"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     log(f"reading {source.train.description}")
-    texts = corpus.load(source, config)
+    train, held_out = documents = corpus.load(source, config, log)
     if corpus.find(config).digest != source.digest:
         raise DataError(f"data.source '{source.train.description}' was changed while it was read; start again")
-    for note in texts.notes:
-        log(note)
     if tokenizer is None:
         log(f"training a BPE tokenizer of {config.vocab_size} tokens")
-        tokenizer = train_bpe(texts.train, config.vocab_size)
+        tokenizer = train_bpe(train, config.vocab_size)
         tokenizer.save(folder / _TOKENIZER)
-    sizes = {split: _write(folder, split, getattr(texts, split), tokenizer) for split in SPLITS}
-    knows_bytes = _write_token_bytes(folder / _TOKEN_BYTES, texts.validation, tokenizer)
+    sizes = {split: _write(folder, split, texts, tokenizer) for split, texts in zip(SPLITS, documents, strict=True)}
+    knows_bytes = _write_token_bytes(folder / _TOKEN_BYTES, held_out, tokenizer)
     header = {
         "num_bytes": sizes,
-        "warnings": list(warnings(texts.train, texts.validation, tokenizer, knows_bytes)),
-        "files": {path.name: _file_digest(path) for path in folder.iterdir() if not path.name.startswith("lock")},
+        "warnings": list(warnings(train, held_out, tokenizer, knows_bytes)),
+        "files": {path.name: file_digest(path) for path in folder.iterdir() if not path.name.startswith("lock")},
     }
     text = json.dumps(header, indent=1).encode()
     write_bytes(folder / _HEADER, f"{_digest(text)}\n".encode() + text)
@@ -198,7 +229,7 @@ def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
         raise ValueError(f"{folder / _HEADER} is damaged")
     header = json.loads(text)
     for name, digest in header["files"].items():
-        if _file_digest(folder / name) != digest:
+        if file_digest(folder / name) != digest:
             raise ValueError(f"token file '{folder / name}' is damaged")
     tokenizer = tokenizer or load_tokenizer(folder / _TOKENIZER)
     dtype = token_dtype(tokenizer.vocab_size)
@@ -227,8 +258,3 @@ def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

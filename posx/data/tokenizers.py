@@ -1,10 +1,9 @@
 """Tokenizers: bytes, byte-level BPE trained here, or any tokenizer.json.
 
-Both classes have one interface: `name`, `vocab_size` (ids lie below it), `eos` (one of the ids), `digest` (sha256 of
-the file that `save` writes, in hex), `encode`, `encode_batch`, `token_bytes`, `decode` and `save`. Text inside a
+Both classes have one interface: `name`, `vocab_size` (ids lie below it), `eos` (one of the ids), `text` (of the file
+that `save` writes), `digest` (its sha256, in hex), `encode`, `encode_batch`, `token_bytes` and `decode`. Text inside a
 document that looks like a special token stays text. The one separator, `eos`, is only added as an id, after each
-document.
-Text with a lone surrogate, which has no UTF-8 form, is a DataError.
+document. Text with a lone surrogate, which has no UTF-8 form, is a DataError.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from posx.errors import DataError
-from posx.files.parse import parsed
+from posx.files.lines import parsed
 
 EOS = "<|endoftext|>"
 _EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<EOS>", "<|eos|>", "[EOS]", "[SEP]")
@@ -33,23 +32,35 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.min_scalar_type(vocab_size - 1)
 
 
+class _Tokenizer:
+    """A tokenizer that is held as the text of its file, so that equality is by content."""
+
+    text: str
+    encode_batch: Callable[[Sequence[str]], list[np.ndarray]]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return ids [n] of the smallest unsigned type."""
+        return self.encode_batch([text])[0]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        Path(path).write_bytes(self.text.encode())
+
+
 @dataclass(frozen=True)
-class ByteTokenizer:
+class ByteTokenizer(_Tokenizer):
     """UTF-8 bytes as ids 0-255, and `eos` 256. Broken UTF-8 is decoded as U+FFFD."""
 
+    text = _BYTES_JSON
     name = "bytes"
     vocab_size = 257
     eos = 256
 
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(_BYTES_JSON.encode()).hexdigest()
-
-    def encode(self, text: str) -> np.ndarray:
-        return np.frombuffer(utf8(text), np.uint8).astype(np.uint16)
-
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self.encode(text) for text in texts]
+        return [np.frombuffer(utf8(text), np.uint8).astype(np.uint16) for text in texts]
 
     def token_bytes(self, texts: Sequence[str]) -> list[np.ndarray | None]:
         return [np.ones(len(utf8(text)), np.int64) for text in texts]
@@ -58,13 +69,10 @@ class ByteTokenizer:
         array = _checked(ids, self.vocab_size)
         return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        Path(path).write_text(_BYTES_JSON, encoding="utf-8")
-
 
 @dataclass(frozen=True)
-class BpeTokenizer:
-    """A Hugging Face tokenizer, held as the text of its tokenizer.json (so that equality is by content)."""
+class BpeTokenizer(_Tokenizer):
+    """A Hugging Face tokenizer, held as the text of its tokenizer.json."""
 
     text: str
 
@@ -105,29 +113,6 @@ class BpeTokenizer:
     def vocab_size(self) -> int:
         return max(self._own_size, self.eos + 1)
 
-    @cached_property
-    def digest(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
-    @cached_property
-    def _bytes_by_id(self) -> np.ndarray | None:
-        """The bytes of each token of a byte-level vocabulary, [vocab_size]; None if tokens are made of characters."""
-        content = parsed(self.text)
-        parts = [content.get("pre_tokenizer") or {}]
-        parts += parts[0].get("pretokenizers", [])
-        byte_level = any(part.get("type") == "ByteLevel" and not part.get("add_prefix_space", True) for part in parts)
-        if content.get("normalizer") or not byte_level:
-            return None
-        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        sizes = np.zeros(self.vocab_size, np.int64)
-        for token, number in self.vocab.items():
-            sizes[number] = len(token.encode()) if token in added else len(token)  # one character stands for one byte
-        return sizes
-
-    def encode(self, text: str) -> np.ndarray:
-        """Return ids [n] of the smallest unsigned type."""
-        return self.encode_batch([text])[0]
-
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._encodings(texts, self._tokenizer.encode_batch_fast)
         return [np.array(encoding.ids, token_dtype(self.vocab_size)) for encoding in encodings]
@@ -138,10 +123,6 @@ class BpeTokenizer:
         Text that the tokenizer drops, such as white space, counts with the token after it. A character that several
         tokens share is divided among them. None for a text if the tokenizer cannot tell.
         """
-        if (by_id := self._bytes_by_id) is not None:
-            found = [by_id[ids] for ids in self.encode_batch(texts)]
-            if all(sizes.sum() == len(utf8(text)) for sizes, text in zip(found, texts, strict=True)):
-                return [*found]
         encodings = self._encodings(texts, self._tokenizer.encode_batch)
         return [_bytes_of(encoding.offsets, text) for encoding, text in zip(encodings, texts, strict=True)]
 
@@ -157,9 +138,6 @@ class BpeTokenizer:
         """Return the text of `ids` without special tokens. Raises DataError for ids outside the vocabulary."""
         array = _checked(ids, self.vocab_size)
         return self._tokenizer.decode(array[array < self._own_size].tolist(), skip_special_tokens=True)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        Path(path).write_bytes(self.text.encode())
 
 
 Tokenizer = ByteTokenizer | BpeTokenizer

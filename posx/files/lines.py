@@ -1,4 +1,4 @@
-"""Read and append JSON lines: one object a line, readable after any kill."""
+"""JSON from outside, and files of JSON lines: one object a line, readable after any kill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import Any
 
 from posx.errors import WorkdirError
 from posx.files.atomic import disk_errors, finite
-from posx.files.parse import parsed
+
+
+def parsed(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raises ValueError for every fault in it, excessive nesting too."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
@@ -30,32 +37,30 @@ def read(path: Path, notice: Callable[[str], object] = lambda words: None) -> li
     Broken lines are left out. `notice` is told how many, a torn last line aside.
     """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        *lines, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except FileNotFoundError:
         return []
     except OSError as error:
         raise WorkdirError(f"{path} cannot be read: {error.strerror}") from None
-    rows, broken = [], 0
-    for number, line in enumerate(lines, 1):
-        try:
-            row = parsed(line)
-        except ValueError:
-            broken += bool(line.strip()) and number < len(lines)
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            broken += 1
-    if broken:
+    rows = list(map(_object, filter(str.strip, lines)))
+    if broken := rows.count(None):
         notice(f"{path}: {broken} broken line{'s' * (broken > 1)} left out")
-    return rows
+    return [row for row in (*rows, _object(last)) if row is not None]
 
 
 def first(path: Path) -> dict[str, Any]:
     """Return the object on the first line of `path`, empty if there is none. Long files are not read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            row = parsed(file.readline())
-    except (OSError, ValueError):
+            return _object(file.readline()) or {}
+    except OSError:
         return {}
-    return row if isinstance(row, dict) else {}
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    """Return the object on a line, None if it is broken."""
+    try:
+        row = parsed(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

@@ -18,20 +18,17 @@ from pathlib import Path
 ACQUIRE_SECONDS, PROBE_SECONDS = 1.0, 0.2
 
 
-def is_free(path: Path) -> bool:
-    """Return whether no process holds `path`, as far as this machine is told."""
+def holder(path: Path) -> str:
+    """Return a description of the process that holds `path`, empty if none does, as far as this machine is told."""
     from filelock import FileLock, Timeout
 
+    if not path.exists():
+        return ""
     try:
         with FileLock(path).acquire(timeout=PROBE_SECONDS, poll_interval=PROBE_SECONDS / 20):
-            return True
+            return ""
     except (Timeout, OSError):
-        return False
-
-
-def holder(path: Path) -> str:
-    """Return a description of the process that holds `path`, empty if none does."""
-    return "" if not path.exists() or is_free(path) else _description(path)
+        return _description(path)
 
 
 def _description_file(path: Path) -> Path:

@@ -13,17 +13,17 @@ from typing import Any
 ROW_VERSION = 4
 
 
-def is_measurement(row: Mapping[str, Any]) -> bool:
-    """Tell whether a row of `eval.jsonl` is of this version and says what was measured of what."""
-    if row.get("schema_version") != ROW_VERSION or not isinstance(row.get("settings"), dict):
-        return False
+def measurement(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a row of `eval.jsonl` without its fields of a wrong type or length.
+
+    None if it is of another version, or does not say what was measured of what.
+    """
     lengths = (row.get("train_len"), row.get("eval_len"))
     words = (row.get("encoding"), row.get("protocol"), row.get("status", "ok"))
-    return all(map(_counts, lengths)) and all(map(_is_text, words))
-
-
-def whole(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a measurement without its fields of a wrong type or length."""
+    if row.get("schema_version") != ROW_VERSION or not isinstance(row.get("settings"), dict):
+        return None
+    if not (all(map(_counts, lengths)) and all(map(_is_text, words))):
+        return None
     found = {name: value for name, value in row.items() if name not in _KINDS or _KINDS[name](value)}
     sums, size, targets = (found.get(name) for name in ("block_nll", "block_len", "num_targets"))
     if not (sums and size and targets and len(sums) == -(-targets // size)):

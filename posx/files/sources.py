@@ -23,11 +23,13 @@ from typing import Any
 import numpy as np
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-#: Types that hold a function, and the attribute that holds it.
+#: Types that hold a function, and the attributes that say which. Others hold it as `__wrapped__`, such as jax.jit's.
 _HOLDERS = {
-    property: "fget", functools.cached_property: "func", staticmethod: "__func__", classmethod: "__func__",
-    functools.partialmethod: "func",
-}  # fmt: skip
+    property: ("fget",),
+    functools.cached_property: ("func",),
+    MethodType: ("__func__", "__self__"),
+    **dict.fromkeys((functools.partial, functools.partialmethod), ("func", "args", "keywords")),
+}
 
 #: The digests of the classes seen so far.
 _DIGESTS: dict[type, str] = {}
@@ -55,8 +57,7 @@ class _Reached:
 
     def __init__(self, own: str):
         self.own = own  # the package of the class, followed even if it is installed
-        self.seen: dict[int, int] = {}  # numbers of functions, classes and objects, by id
-        self.kept: list[Any] = []  # alive, so that no id is used twice
+        self.seen: dict[int, tuple[int, Any]] = {}  # (number, value) by id, of values kept alive so that ids stay
 
     def form(self, value: Any) -> Any:
         if isinstance(value, _PLAIN):
@@ -64,48 +65,31 @@ class _Reached:
         if isinstance(value, ModuleType):
             return value.__name__  # attributes are followed when they are read
         if id(value) in self.seen:
-            return f"seen {self.seen[id(value)]}"
-        if isinstance(value, Mapping):
-            return self._once(value, lambda: sorted((repr(key), self.form(inner)) for key, inner in value.items()))
-        if isinstance(value, list | tuple):
-            return self._once(value, lambda: [self.form(inner) for inner in value])
+            return f"seen {self.seen[id(value)][0]}"
+        if isinstance(value, Mapping | list | tuple):
+            self.seen[id(value)] = -1, value  # it may hold itself; afterwards equal values may be one object or two
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            form = [(repr(key), self.form(inner)) for key, inner in items]
+            del self.seen[id(value)]
+            return sorted(form) if isinstance(value, Mapping) else form
         if isinstance(value, Set):
             return sorted(map(repr, value))
-        self.seen[id(value)] = len(self.seen)
-        self.kept.append(value)
+        self.seen[id(value)] = len(self.seen), value
         if isinstance(value, type):
             return self._of_class(value)
         if isinstance(value, FunctionType):
             return self._of_function(value)
         return self._of_object(value)
 
-    def _once(self, value: Any, form: Any) -> Any:
-        """Return the form of a list or mapping, which may hold itself. Equal values may be one object or two."""
-        self.seen[id(value)] = -1
-        try:
-            return form()
-        finally:
-            del self.seen[id(value)]
-
     def _of_object(self, value: Any) -> Any:
-        kind, holder = type(value), _HOLDERS.get(type(value))
-        if holder:
-            return [kind.__name__, self.form(getattr(value, holder))]
-        if isinstance(value, functools.partial):
-            return ["partial", *map(self.form, (value.func, value.args, value.keywords))]
-        if isinstance(value, MethodType):
-            return [self.form(value.__func__), self.form(value.__self__)]
-        if hasattr(value, "__wrapped__"):  # such as jax.jit adds
-            return [kind.__name__, self.form(value.__wrapped__)]
+        kind = type(value)
+        if names := _HOLDERS.get(kind) or ("__wrapped__",) * hasattr(value, "__wrapped__"):
+            return [kind.__name__, *(self.form(getattr(value, name)) for name in names)]
         if hasattr(value, "__array__"):
             array = np.asarray(value)
             return [array.dtype.str, array.shape, array.tobytes()]
         if isinstance(value, SimpleNamespace) or self._is_own(kind.__module__):
-            slots = (name for part in kind.__mro__ for name in getattr(part, "__slots__", ()))
-            held = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
-                value, "__dict__", {}
-            )
-            return [self.form(kind), self.form(held)]
+            return [self.form(kind), self.form(object.__getstate__(value))]  # its dictionary and slots
         return kind.__qualname__
 
     def _of_class(self, cls: type) -> Any:
@@ -133,17 +117,13 @@ class _Reached:
             if (module := self._imported(name, package)) is not None:
                 values[name] = module
         values |= zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True)
-        yield from values.items()
-        todo = [(name, value) for name, value in values.items() if isinstance(value, ModuleType)]
-        done = set()
+        todo, done = list(values.items()), set()
         while todo:
-            name, module = todo.pop()
-            if module in done or not self._is_own(module.__name__):
-                continue
-            done.add(module)
-            found = {f"{name}.{each}": getattr(module, each) for each in attributes if hasattr(module, each)}
-            yield from found.items()
-            todo += [(place, value) for place, value in found.items() if isinstance(value, ModuleType)]
+            name, value = todo.pop()
+            yield name, value
+            if isinstance(value, ModuleType) and value not in done and self._is_own(value.__name__):
+                done.add(value)
+                todo += [(f"{name}.{each}", getattr(value, each)) for each in attributes if hasattr(value, each)]
 
     def _imported(self, name: str, package: str) -> ModuleType | None:
         """Return a module that a function imports when it runs, None if it is not the user's or cannot be imported."""

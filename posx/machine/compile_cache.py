@@ -12,18 +12,18 @@ import hashlib
 import os
 import platform
 import re
-import shutil
 import tempfile
 import time
 import warnings
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import jax
 import jaxlib
 
+from posx.machine.cores import cpu_facts
 from posx.progress import say
 
 #: Bytes that compiled programs may take together, unless JAX's own setting gives another bound.
@@ -32,22 +32,11 @@ MOST_BYTES = 2 << 30
 UNUSED_SECONDS = 30 * 24 * 3600.0
 
 _IMPORTED = time.monotonic()
-_happened: Counter[str] = Counter()  # JAX's own events in this process
-_lasted: dict[str, float] = defaultdict(float)  # and the seconds of events that take time
-
-
-def _count(event: str, **_: str | int) -> None:
-    """Count an event of JAX."""
-    _happened[event] += 1
-
-
-def _add(event: str, duration_secs: float, **_: str | int) -> None:
-    """Add up the seconds of an event of JAX."""
-    _lasted[event] += duration_secs
-
-
-jax.monitoring.register_event_listener(_count)
-jax.monitoring.register_event_duration_secs_listener(_add)
+_events: Any = Counter()  # how often JAX's own events happened in this process, or the seconds that they took
+jax.monitoring.register_event_listener(lambda event, **_: _events.update({event: 1}))
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, duration_secs, **_: _events.update({event: duration_secs})
+)
 
 
 def use_compile_cache(root: Path) -> None:
@@ -78,34 +67,28 @@ def use_compile_cache(root: Path) -> None:
 
 
 def prune(root: Path, most_bytes: int, own: str) -> None:
-    """Delete the folders in `root` that were unused for UNUSED_SECONDS, then the programs used longest ago.
+    """Delete the programs in the folders of `root` that were used longest ago, down to `most_bytes` in all.
 
-    The folder named `own` stays, and at most `most_bytes` in all. A file that cannot be deleted stays.
+    Outside of the folder named `own` all that were unused for UNUSED_SECONDS go. A file that cannot be deleted stays.
 
     JAX can evict programs itself (jax_compilation_cache_max_size). A process that is killed between the two files of an
     entry then ends all writing for good, up to JAX 0.10.2 at least (jax issue 39880). Every write also lists the folder
     and reads a file for each entry under a lock, 17 ms a program with 200 of them. Here the folder is listed once a
     start, in a millisecond, without a lock: a program that is deleted under a reader is compiled again.
     """
-    kept: list[tuple[float, int, str]] = []  # last use in seconds, bytes, path
-    for folder in root.glob("jaxlib-*"):
-        programs = []
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):  # deleted by another process meanwhile
-                    facts = entry.stat()  # the time of reading is exact to the day on most systems
-                    programs.append((max(facts.st_atime, facts.st_mtime), facts.st_size, entry.path))
-        if folder.name != own and max(programs, default=(0.0,))[0] < time.time() - UNUSED_SECONDS:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            kept += programs
-    total = sum(size for _, size, _ in kept)
-    for _, size, path in sorted(kept):
-        if total <= most_bytes:
-            break
-        with contextlib.suppress(OSError):
-            Path(path).unlink(missing_ok=True)
-            total -= size
+    programs = []  # (whether it stays if there is room, last use in seconds, bytes, path)
+    for path in root.glob("jaxlib-*/*"):
+        with contextlib.suppress(OSError):  # deleted by another process meanwhile
+            facts = path.stat()  # the time of reading is exact to the day on most systems
+            used = max(facts.st_atime, facts.st_mtime)
+            stays = path.parent.name == own or used > time.time() - UNUSED_SECONDS
+            programs.append((stays, used, facts.st_size, path))
+    total = sum(size for _, _, size, _ in programs)
+    for stays, _, size, path in sorted(programs):
+        if total > most_bytes or not stays:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+                total -= size
 
 
 #: JAX's warning that it can read or write no entry for the program of this name.
@@ -155,12 +138,7 @@ def machine_key() -> str:
 
     JAX's own keys leave the CPU out: the code of another CPU is rejected, or worse, run.
     """
-    try:
-        wanted = ("model name", "flags", "Features", "CPU part")
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        facts = sorted({line for line in lines if line.startswith(wanted)})
-    except OSError:
-        facts = [platform.processor()]
+    facts = sorted(set(cpu_facts("model name", "flags", "Features", "CPU part"))) or [platform.processor()]
     digest = hashlib.sha256("\n".join([platform.machine(), *facts]).encode()).hexdigest()
     return f"jaxlib-{jaxlib.__version__}-{digest[:12]}"
 
@@ -173,9 +151,9 @@ def start_cost() -> dict[str, Any]:
     """
     return {
         "seconds": round(process_seconds(), 3),
-        "compile_seconds": round(_lasted["/jax/core/compile/backend_compile_duration"], 3),
-        "cache_hits": _happened["/jax/compilation_cache/cache_hits"],
-        "cache_misses": _happened["/jax/compilation_cache/cache_misses"],
+        "compile_seconds": round(float(_events["/jax/core/compile/backend_compile_duration"]), 3),
+        "cache_hits": _events["/jax/compilation_cache/cache_hits"],
+        "cache_misses": _events["/jax/compilation_cache/cache_misses"],
     }
 
 

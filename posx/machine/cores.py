@@ -31,9 +31,13 @@ def usable_cores() -> tuple[int, ...]:
 
 def cpu_name() -> str:
     """Return the maker's name of the processor, or its architecture if the system does not tell."""
-    lines = _read(Path("/proc/cpuinfo")).splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    names = [line.partition(":")[2].strip() for line in cpu_facts("model name")]
     return next(iter(names), platform.processor() or platform.machine())
+
+
+def cpu_facts(*names: str) -> list[str]:
+    """Return the system's lines about its processors that begin with one of `names`, none if it does not tell."""
+    return [line for line in _read(Path("/proc/cpuinfo")).splitlines() if line.startswith(names)]
 
 
 def equal_parts(rows: int, most: int) -> int:
@@ -60,11 +64,10 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 def let_go(process: int, cores: Sequence[int]) -> None:
     """Spread a process that is bound to few cores over these cores, with the threads that it has by now."""
-    if hasattr(os, "sched_setaffinity"):
-        with contextlib.suppress(OSError):  # it has ended
-            for thread in os.listdir(f"/proc/{process}/task"):
-                with contextlib.suppress(OSError):
-                    os.sched_setaffinity(int(thread), _threads_of(cores))
+    with contextlib.suppress(OSError):  # it has ended, or the system has no such folder and binds no threads
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(int(thread), _threads_of(cores))
 
 
 def usable_memory() -> float:

@@ -1,4 +1,4 @@
-"""Devices, on CPUs one for every core. Rows are sharded over them, and all else is replicated.
+"""Devices, on CPUs one for every core, and their speed. Rows are sharded over them, and all else is replicated.
 
 XLA splits single matrix products over the cores of a CPU, which then wait for each other after each product. If every
 core is a device, each runs the whole program on its share of the rows, and they synchronise once a step.
@@ -6,14 +6,21 @@ core is a device, each runs the whole program on its share of the rows, and they
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from posx.errors import ConfigError
+from posx.errors import ConfigError, PosxError
+from posx.files.atomic import write_json
+from posx.files.lines import parsed
 from posx.machine.cores import equal_parts, usable_cores, usable_memory
 from posx.machine.guard import add_flags, jax_has_started
 
@@ -34,6 +41,9 @@ PATIENCE = {
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 10**8,
 }
 
+#: The rows and columns of the matrix product whose speed is measured.
+SIZE = 2048
+
 
 def use_every_core(least: int = 1) -> None:
     """Make every usable core a JAX device, if JAX has not made its devices yet. Every command of posx does so.
@@ -44,7 +54,7 @@ def use_every_core(least: int = 1) -> None:
     cores = len(usable_cores())  # asked now: a sweep may let this process go to others later
     if jax_has_started() or "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    add_flags({name: str(seconds) for name, seconds in PATIENCE.items()})
+    add_flags(PATIENCE)
     if jax.config.jax_num_cpu_devices < 1:  # type: ignore[attr-defined]
         jax.config.update("jax_num_cpu_devices", max(cores, least))
 
@@ -106,3 +116,43 @@ def on_each(function: Callable, num_devices: int, out_specs: Any = PartitionSpec
         function, mesh=mesh(num_devices), in_specs=(PartitionSpec(), PartitionSpec(DATA)), out_specs=out_specs,
         check_vma=False,
     )  # fmt: skip
+
+
+def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: bool = True) -> float:
+    """Return the FLOP/s of large matrix products on all devices together: the denominator of MFU.
+
+    It is stored once per kind of device and number of cores. On CPUs a product on one device is computed by all cores
+    of the process, however many devices they are split into.
+
+    Args:
+      folder: where the speed is stored.
+      dtype: of the operands.
+      max_age: seconds after which it is measured again, as others may have been at work. The best of all times counts.
+      keep: whether a measurement is stored.
+    """
+    units = jax.process_count() if jax.default_backend() == "cpu" else jax.device_count()
+    kind = f"{jax.devices()[0].device_kind}-{len(usable_cores())}-{dtype}"
+    path, known = folder / f"ceiling-{kind}.json".replace(" ", "_").replace("/", "_"), 0.0
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        known = float(parsed(path.read_text(encoding="utf-8"))["flops_per_second"])
+        if time.time() - path.stat().st_mtime < max_age:
+            return units * known
+    measured = max(known, _measure(dtype))
+    with contextlib.suppress(OSError, PosxError):  # a cache that cannot be written only means measuring again
+        if keep:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"flops_per_second": measured})
+    return units * measured
+
+
+def _measure(dtype: str) -> float:
+    """Return the best of several products: a ceiling shows the machine, not the others that use it meanwhile."""
+    a = jnp.ones((SIZE, SIZE), dtype)
+    product = jax.jit(lambda a: jnp.dot(a, a, preferred_element_type=jnp.float32))
+    product(a).block_until_ready()
+    seconds = []
+    for _ in range(8):
+        start = time.perf_counter()
+        product(a).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return 2.0 * SIZE**3 / min(seconds)

@@ -1,11 +1,11 @@
-"""Guards against a fault in XLA's CPU compiler that makes sums after products wrong.
+"""JAX as posx has it: its options and devices, and guards against a fault that makes sums after products wrong.
 
-From jaxlib 0.10.2 on XLA passes sums and maxima, with the products just before them, to YNNPACK as one kernel. If the
-right operand of such a product is constant along the product's output axis (a constant, one number per token, keys that
-are all equal), the kernel reads memory that is not its own: 1e33 or NaN instead of 64, without a message. On jaxlib
-0.10.2 and 0.12.0.1, 137 of 1,324 random programs of products, broadcasts, element-wise maps and reductions were wrong,
-all with this pattern. With reductions kept out of these kernels 169 fixed programs, 32 of them wrong before, and the
-first 169 random ones were right.
+From jaxlib 0.10.2 on XLA's CPU compiler passes sums and maxima, with the products just before them, to YNNPACK as one
+kernel. If the right operand of such a product is constant along the product's output axis (a constant, one number per
+token, keys that are all equal), the kernel reads memory that is not its own: 1e33 or NaN instead of 64, without a
+message. On jaxlib 0.10.2 and 0.12.0.1, 137 of 1,324 random programs of products, broadcasts, element-wise maps and
+reductions were wrong, all with this pattern. With reductions kept out of these kernels 169 fixed programs, 32 of them
+wrong before, and the first 169 random ones were right.
 
 Two guards are needed, as neither covers everything:
 
@@ -21,21 +21,42 @@ A notice says so if posx comes too late, because JAX has started its devices or 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxlib
 
+from posx.errors import ConfigError
+from posx.progress import say
+
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 SAFE = f"{FLAG}=-reduce"
 #: Versions of jaxlib tested to have the fault, and to know this flag and the flags of `posx.machine.devices`.
 FAULTY = ("0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1")
+
+#: The values that posx sets for variables that choose another type of numbers or other random numbers, or that forbid a
+#: step of every run. The same settings then give the same numbers in every user's shell.
+SET = {
+    "JAX_ENABLE_X64": "0", "JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow",
+    "JAX_DEFAULT_PRNG_IMPL": "threefry2x32", "JAX_THREEFRY_PARTITIONABLE": "1", "JAX_ENABLE_CUSTOM_PRNG": "0",
+    "JAX_RANDOM_SEED_OFFSET": "0", "JAX_TRANSFER_GUARD": "allow", "JAX_NO_TRACING": "0", "JAX_NO_EXECUTION": "0",
+}  # fmt: skip
+
+#: Further options that decide how numbers are computed. They are the user's, and a run records them.
+RECORDED = (
+    "jax_default_matmul_precision", "jax_disable_jit", "jax_disable_most_optimizations", "jax_softmax_custom_jvp",
+    "jax_optimization_level", "jax_exec_time_optimization_effort", "jax_memory_fitting_level",
+    "jax_memory_fitting_effort", "jax_use_shardy_partitioner", "jax_enable_pgle",
+)  # fmt: skip
 
 
 class Guard(NamedTuple):
@@ -50,11 +71,10 @@ def guard() -> Guard:
     """Keep the fault out of this process if that is still possible, else print a notice."""
     found = _guard()
     if found.open:
-        print(
+        say(
             f"notice: {found.text}, so sums after products other than posx's own may be wrong; "
-            f"import posx before JAX starts, with {SAFE} or nothing of that name in XLA_FLAGS",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+            f"import posx before JAX starts, with {SAFE} or nothing of that name in XLA_FLAGS"
+        )
     return found
 
 
@@ -63,9 +83,7 @@ def _guard() -> Guard:
     if jaxlib.__version__ not in FAULTY:
         return Guard(False, f"jaxlib {jaxlib.__version__} is not known to have the fault, no flag is set")
     fault = f"a fault of jaxlib {jaxlib.__version__} on CPUs"
-    given = os.environ.get("XLA_FLAGS", "").strip()
-    names_file = bool(given) and not given.startswith("-")
-    if (fused := _fuses_reductions(_read(given) if names_file else given)) is not None:
+    if (fused := _fuses_reductions(_flags())) is not None:
         return Guard(fused, f"XLA_FLAGS {'lets' if fused else 'keeps'} {fault} {'in' if fused else 'out'}")
     if jax_has_started():
         import jax
@@ -73,24 +91,28 @@ def _guard() -> Guard:
         if jax.default_backend() != "cpu":
             return Guard(False, f"{fault} cannot reach {jax.default_backend()} programs")
         return Guard(True, f"JAX was started before posx could keep out {fault}")
-    if names_file:
+    if _names_file():
         return Guard(True, f"XLA_FLAGS names a file, which lets {fault} in")
     if _libtpu_reads_flags():
         return Guard(False, f"{fault} cannot reach TPUs; libtpu reads XLA_FLAGS too and may not know the flag")
-    os.environ["XLA_FLAGS"] = f"{given} {SAFE}".strip()
+    add_flags({FLAG: "-reduce"})
     return Guard(False, f"posx set {SAFE}, which keeps out {fault}")
 
 
-def _read(path: str) -> str:
-    """Return the text of a file, empty if it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError:
-        return ""
+def _flags() -> str:
+    return os.environ.get("XLA_FLAGS", "").strip()
+
+
+def _names_file() -> bool:
+    """Return whether XLA_FLAGS is no flags, but the path of a file that holds them."""
+    return bool(_flags()) and not _flags().startswith("-")
 
 
 def _fuses_reductions(flags: str) -> bool | None:
-    """Return whether these XLA flags let reductions into the fusion; None for XLA's default, which does."""
+    """Return whether these XLA flags, or a file of them, let reductions into the fusion; None for the default."""
+    if _names_file():
+        with contextlib.suppress(OSError):
+            flags = Path(flags).read_text(encoding="utf-8")
     values = re.findall(rf"{FLAG}=(\S*)", flags)
     if not values:
         return None
@@ -121,13 +143,11 @@ def barrier(tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-def add_flags(flags: Mapping[str, str]) -> None:
+def add_flags(flags: Mapping[str, object]) -> None:
     """Add the flags that XLA_FLAGS does not have yet, if this version of XLA is known to know them."""
-    given = os.environ.get("XLA_FLAGS", "").strip()
-    if jaxlib.__version__ not in FAULTY or (given and not given.startswith("-")) or _libtpu_reads_flags():
-        return
-    new = [f"{name}={value}" for name, value in flags.items() if name not in given]
-    os.environ["XLA_FLAGS"] = " ".join([*([given] if given else []), *new])
+    if jaxlib.__version__ in FAULTY and not (_names_file() or _libtpu_reads_flags()):
+        new = [f"{name}={value}" for name, value in flags.items() if name not in _flags()]
+        os.environ["XLA_FLAGS"] = " ".join([_flags(), *new]).strip()
 
 
 def _libtpu_reads_flags() -> bool:
@@ -148,3 +168,80 @@ def jax_has_started() -> bool:
         return True
     jax.config.update("jax_num_cpu_devices", now)
     return False
+
+
+def set_options() -> None:
+    """Set the variables in SET, for this process and its children, if JAX is not imported yet.
+
+    A notice names each variable that the user has set to another value.
+    """
+    if "jax" in sys.modules:
+        return
+    for name, value in SET.items():
+        given = os.environ.get(name, value)
+        if _meaning(given) != _meaning(value):
+            why = f"posx sets it to {value}, so that the same settings give the same bits"
+            say(f"notice: {name}={given} is not used: {why}")
+        os.environ[name] = value
+
+
+#: The words that JAX reads as false and true.
+_WORDS = dict.fromkeys(("", "n", "no", "f", "false", "off"), "0") | dict.fromkeys(("y", "yes", "t", "true", "on"), "1")
+
+
+def _meaning(text: str) -> str:
+    """Return the value of a variable as JAX reads it."""
+    return _WORDS.get(text.lower(), text.lower())
+
+
+def options() -> dict[str, str]:
+    """Return the present values of JAX's options that decide numbers, by name, if this JAX knows them."""
+    import jax
+
+    names = (*(name.lower() for name in SET), *RECORDED)
+    return {name: str(getattr(jax.config, name)) for name in sorted(names) if hasattr(jax.config, name)}
+
+
+def start_devices() -> None:
+    """Start JAX's devices. Raises ConfigError if there is none of the kind that JAX_PLATFORMS names."""
+    import jax
+
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        raise no_device(str(error)) from None
+
+
+def no_device(reason: str) -> ConfigError:
+    """Return the error of a process that finds no device; `reason` is JAX's own message, or empty."""
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    reason = " ".join(reason.split()) or "its plugin is not installed"
+    if not asked:
+        return ConfigError(f"JAX finds no device: {reason}")
+    return ConfigError(
+        f"JAX_PLATFORMS={asked}: JAX finds no such device: {reason}. Unset JAX_PLATFORMS to use what this machine has; "
+        "the extras cuda12, cuda13 and tpu of posx install the plugins"
+    )
+
+
+@functools.cache
+def on_cpus() -> bool:
+    """Return whether JAX computes on CPUs here: as JAX_PLATFORMS says, else as a process of its own finds.
+
+    JAX is not started in this process, where it would take an accelerator away from others. Raises ConfigError if it
+    finds no device.
+    """
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms == "cpu":
+        return True
+    others = any(map(importlib.util.find_spec, ("jax_plugins", "libtpu"))) or metadata.entry_points(group="jax_plugins")
+    if not (platforms or others):
+        return True
+    asked = [sys.executable, "-P", "-c", "import jax; print(jax.default_backend())"]
+    done = subprocess.run(
+        asked, capture_output=True, encoding="utf-8", errors="replace", check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode and platforms:
+        kind, _, reason = (done.stderr.strip().splitlines() or [""])[-1].partition(": ")
+        raise no_device(reason if kind.endswith("Error") else "")
+    return done.stdout.split()[-1:] in ([], ["cpu"])

@@ -19,8 +19,8 @@ from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
 from posx.files import lines
-from posx.files.parse import parsed
-from posx.files.rows import is_measurement, number, whole
+from posx.files.lines import parsed
+from posx.files.rows import measurement, number
 from posx.runs.folder import RunFolder, is_run, name_of, run_folders, typed_path
 from posx.runs.targets import anchor_of
 
@@ -125,9 +125,8 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
     unusable = 0
     for run in run_folders(pathlib.Path(folder), "eval.jsonl"):
         latest: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for row in lines.read(run / "eval.jsonl", _LOG.warning):
-            if is_measurement(row):
-                row = whole(row)
+        for row in map(measurement, lines.read(run / "eval.jsonl", _LOG.warning)):
+            if row is not None:
                 place = [str(row.get(name)) for name in ("hash", "protocol", "eval_len", "stride", "step", "code")]
                 latest[targets_key(row), *place] = row
             else:

@@ -15,10 +15,10 @@ import jax
 import posx
 from posx.data import Dataset
 from posx.files.atomic import write_json
-from posx.files.parse import parsed
-from posx.machine.backend import options
+from posx.files.lines import parsed
 from posx.machine.cores import cpu_name, usable_cores
 from posx.machine.devices import PATIENCE
+from posx.machine.guard import options
 from posx.progress import say
 from posx.runs.folder import RunFolder
 

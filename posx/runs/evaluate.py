@@ -20,10 +20,10 @@ from posx.encodings import code_of
 from posx.errors import UndefinedLength
 from posx.evaluation.protocols import Protocol
 from posx.evaluation.scoring import Measured
-from posx.files.rows import ROW_VERSION, result_of, whole
+from posx.files.rows import ROW_VERSION, result_of
+from posx.layers import sequential
 from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
 from posx.model import Model
-from posx.positions import sequential
 from posx.progress import Meter, counted, say
 from posx.runs.describe import is_defined
 from posx.runs.environment import measured_with
@@ -107,7 +107,7 @@ def evaluate_run(
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     measured = Measured(log_probs, stream, token_bytes, (eos,), documents, config.batch_tokens, work.report)
     here = {name: facts[name] for name in ("hash", "step", "data_digest")}
-    stored = [row for row in map(whole, folder.measured()) if here.items() <= row.items()]
+    stored = [row for row in folder.measured() if here.items() <= row.items()]
     stored = [row for row in stored if row.get("code", {}) == facts.get("code", {})]
     rows: list[dict[str, Any]] = []
     missing: list[tuple[Question, int]] = []
@@ -218,4 +218,4 @@ class _Work:
     def finished(self, line: str) -> None:
         """End the pass and print its `line` above the bar."""
         self.before, self.inside = self.before + self.inside, 0
-        self.meter.print(line)
+        say(line)

@@ -15,9 +15,9 @@ from posx.config import RunConfig
 from posx.errors import WorkdirError
 from posx.files import lines
 from posx.files.atomic import clear, write_json
+from posx.files.lines import parsed
 from posx.files.locks import lock
-from posx.files.parse import parsed
-from posx.files.rows import is_measurement, number
+from posx.files.rows import measurement, number
 from posx.machine import processes
 from posx.machine.compile_cache import process_seconds
 
@@ -74,7 +74,7 @@ class RunFolder:
 
     def measured(self) -> list[dict[str, Any]]:
         """Return the rows of evaluation in the order of writing, without those that measure nothing."""
-        return list(filter(is_measurement, self._rows(self.eval_file)))
+        return list(filter(None, map(measurement, self._rows(self.eval_file))))
 
     def _rows(self, file: Path) -> list[dict[str, Any]]:
         return processes.told(lambda: lines.read(file))

@@ -23,10 +23,9 @@ import jax.numpy as jnp
 from posx.data import Tokenizer
 from posx.errors import PosxError, WorkdirError, other_names
 from posx.files.atomic import disk_errors, write_bytes
-from posx.files.parse import parsed
-from posx.layers import token_ids
-from posx.machine.backend import start_devices
-from posx.positions import sequential
+from posx.files.lines import parsed
+from posx.layers import sequential, token_ids
+from posx.machine.guard import start_devices
 from posx.progress import say
 from posx.runs.describe import model_of, notice_of_code
 from posx.runs.folder import RunFolder, run_in

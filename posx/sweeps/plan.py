@@ -19,7 +19,7 @@ from posx.data.store import cache_folder
 from posx.encodings import spec_text
 from posx.errors import ConfigError, PosxError
 from posx.files.locks import holder
-from posx.machine.ceiling import machine_ceiling
+from posx.machine.devices import machine_ceiling
 from posx.progress import by_reason, duration, say, size
 from posx.runs import text
 from posx.runs.checks import check_stream, checked, unused

@@ -13,7 +13,7 @@ from posx.errors import PosxError
 from posx.evaluation.protocols import Nonoverlapping, num_required_rows
 from posx.files import lines
 from posx.files.atomic import write_json
-from posx.files.parse import parsed
+from posx.files.lines import parsed
 from posx.files.rows import result_of
 from posx.runs.describe import Expected, expected
 from posx.runs.folder import RunFolder

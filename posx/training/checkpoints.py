@@ -29,7 +29,7 @@ import orbax.checkpoint as ocp
 from posx import interrupts
 from posx.errors import OutOfMemoryError, PosxError, WorkdirError
 from posx.files.atomic import clear, disk_full, write_bytes
-from posx.files.parse import parsed
+from posx.files.lines import parsed
 from posx.machine import processes
 
 FORMAT_VERSION = 2

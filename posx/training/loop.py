@@ -27,8 +27,8 @@ from posx.data.store import cache_folder
 from posx.errors import Interrupted, NonFiniteError, OutOfMemoryError, Stopped
 from posx.evaluation.scoring import out_of_memory
 from posx.files.atomic import disk_errors
-from posx.machine.ceiling import machine_ceiling
 from posx.machine.compile_cache import start_cost
+from posx.machine.devices import machine_ceiling
 from posx.model import Model
 from posx.progress import Meter, say
 from posx.runs.folder import RunFolder

@@ -16,9 +16,9 @@ from jax.flatten_util import ravel_pytree
 
 from posx.config import TrainConfig
 from posx.encodings.rates import Rate, Rates, rates_of_layers
+from posx.layers import sequential
 from posx.machine.devices import DATA, on_each
 from posx.model import Model, layer_name, shared_name
-from posx.positions import sequential
 
 State = dict[str, Any]
 Metrics = dict[str, jax.Array]

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,9 @@ from posx.errors import ConfigError, DataError
 
 def load(tmp_path, source, **settings):
     config = DataConfig(source=str(source), **settings)
-    return corpus.load(corpus.find(config), config)
+    notes: list[str] = []
+    train, validation = corpus.load(corpus.find(config), config, notes.append)
+    return SimpleNamespace(train=train, validation=validation, notes=notes)
 
 
 def write(path: Path, content: bytes | str) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from posx.data import DataConfig, hub, prepare
+from posx.data import DataConfig, prepare, texts
 from posx.errors import DataError
 
 
@@ -16,7 +16,7 @@ def cache(tmp_path, monkeypatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
-    monkeypatch.setattr(hub, "_reachable", lambda: False)
+    monkeypatch.setattr(texts, "_reachable", lambda: False)
     return tmp_path / "hf"
 
 
@@ -88,7 +88,7 @@ def test_probe_gives_up_in_time(monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(socket, "create_connection", lambda *_: (time.sleep(10), io.BytesIO())[1])
     start = time.monotonic()
-    assert not hub._reachable()
+    assert not texts._reachable()
     assert time.monotonic() - start < 3
 
 
@@ -99,7 +99,7 @@ def test_settings_of_datasets_are_put_back(monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     before = (datasets.are_progress_bars_disabled(), datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
-    with hub.quiet(offline=True):
+    with texts._quiet(offline=True):
         assert datasets.are_progress_bars_disabled() and datasets.config.HF_HUB_OFFLINE and constants.HF_HUB_OFFLINE
     after = (datasets.are_progress_bars_disabled(), datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
     assert before == after

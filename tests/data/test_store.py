@@ -13,7 +13,6 @@ import tokenizers as hf
 from posx.data import ByteTokenizer, DataConfig, corpus, prepare, store, train_bpe
 from posx.data.overlap import overlap
 from posx.errors import ConfigError, DataError, OutOfMemoryError
-from posx.files import caches
 
 
 @pytest.fixture
@@ -314,7 +313,7 @@ def test_cache_folder_that_cannot_be_written_is_a_temporary_one(tmp_path, monkey
     found = prepare(DataConfig(source=str(texts)))
     (folder,) = (tmp_path / "tmp").glob("posx-*")
     assert folder.stat().st_mode & 0o077 == 0 and list(folder.glob("tokens/*/header.json"))
-    caches.usable.cache_clear()
+    store._usable.cache_clear()
     lines: list[str] = []
     assert prepare(DataConfig(source=str(texts)), lines.append).digest == found.digest and lines == list(found.warnings)
     said = capsys.readouterr().err

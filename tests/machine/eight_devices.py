@@ -14,10 +14,10 @@ import posx
 from posx.config import TrainConfig, base_config, run_config
 from posx.config.sections import ModelConfig
 from posx.encodings.rates import rates_of_layers
+from posx.layers import sequential
 from posx.machine import devices
 from posx.machine.devices import DATA, devices_for, mesh, on_devices, over_devices, use_every_core
 from posx.model import make_model
-from posx.positions import sequential
 from posx.runs.describe import model_of, share
 from posx.runs.evaluate import model_log_probs
 from posx.runs.evaluate import program as evaluation

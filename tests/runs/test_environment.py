@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import posx
-from posx.machine.backend import SET
+from posx.machine.guard import SET
 from tests import tiny
 
 #: What the variables in SET are set to otherwise.

@@ -20,9 +20,9 @@ from posx import interrupts
 from posx.data.store import cache_folder
 from posx.errors import PosxError, Stopped
 from posx.files.atomic import disk_errors
-from posx.files.locks import is_free
-from posx.machine.backend import on_cpus
+from posx.files.locks import holder
 from posx.machine.cores import let_go, on_cores, usable_cores, usable_memory
+from posx.machine.guard import on_cpus
 from posx.progress import Meter, say
 from posx.runs.folder import RunFolder
 from posx.sweeps.schedule import Cost, Schedule, choose
@@ -38,7 +38,7 @@ STOP_SECONDS = 25.0
 SIGNALS = {-9: "killed (often: out of memory)", -7: "a file that it reads was cut short, or memory failed (SIGBUS)"}
 #: Measures the speed of matrix products and stores it in argv[1], for numbers of type argv[2], within the hour.
 MEASURE = (
-    "import sys, pathlib, posx.machine.ceiling as c; c.matmul_ceiling(pathlib.Path(sys.argv[1]), sys.argv[2], 3600)"
+    "import sys, pathlib, posx.machine.devices as d; d.machine_ceiling(pathlib.Path(sys.argv[1]), sys.argv[2], 3600)"
 )
 #: The first letters of environment variables that a run inherits from the sweep's process.
 CARRIED = ("JAX_", "XLA_", "NPROC", "PYTHONPATH", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_", "HF_DATASETS_", "HF_ENDPOINT")
@@ -192,7 +192,7 @@ class Engine:
             task = worker.task
             for line in worker.lines():
                 if echo:
-                    self.meter.print(line)
+                    say(line)
             if (part := task.progress()) > self.parts[task.folder]:  # the start is over
                 self.parts[task.folder] = part
                 self.left[task.folder] = self.seconds(task) - task.cost.start
@@ -201,7 +201,7 @@ class Engine:
             self.running.remove(worker)
             if code == Stopped.exit_code and self.starts[worker.task.folder] < STARTS:
                 self.waiting.insert(0, worker.task)
-                self.meter.print(f"{worker.task.name} was stopped, and goes on")
+                say(f"{worker.task.name} was stopped, and resumes")
                 continue
             why = worker.why(code) if code else ""
             try:
@@ -220,7 +220,7 @@ class Engine:
         if why:
             self.failed[task.folder] = why
             self.meter.total -= before - self.wall_seconds()
-        self.meter.print(f"{task.name} failed: {why}" if why else f"{task.name} done: {task.outcome()}")
+        say(f"{task.name} failed: {why}" if why else f"{task.name} done: {task.outcome()}")
 
 
 class Here(Engine):
@@ -297,7 +297,7 @@ class Order:
         It starts in the sweep's own working folder if that exists here, from which a user's own modules are found.
         """
         end, held = time.monotonic() + LOCK_SECONDS, self.folder.path / ".lock"
-        while held.exists() and not is_free(held) and time.monotonic() < end:
+        while holder(held) and time.monotonic() < end:
             time.sleep(WAIT_SECONDS)
         cwd, log = self.began if os.path.isdir(self.began) else self.folder.path, self.folder.log_file
         return _process(self.words, log, log, {**os.environ, **self.settings}, cwd)

@@ -17,7 +17,7 @@ from typing import Any
 
 from posx import interrupts
 from posx.errors import ConfigError
-from posx.files.locks import is_free
+from posx.files.locks import holder
 from posx.progress import say
 from posx.runs.folder import RunFolder
 from posx.sweeps.engines.here import STOP_SECONDS, Engine, Order, Worker, finish, stop
@@ -39,7 +39,7 @@ def carry_out(order: Order) -> tuple[int, str]:
     here, sweep = platform.node(), order.folder.path.parent
     if not order.folder.asked_file.exists():
         return 4, f"{here} does not see {order.folder.path}: sweeps on Ray need a folder that all machines share"
-    if is_free(sweep / ".lock"):
+    if not holder(sweep / ".lock"):
         return 4, f"{here} gets a lock that the sweep holds: on {sweep} locks do not hold between machines"
     with open(order.folder.log_file, "ab") as log:
         log.write(f"at work on {here}, process {os.getpid()}\n".encode())

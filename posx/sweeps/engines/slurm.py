@@ -21,7 +21,7 @@ from typing import Any
 
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.files.atomic import is_alive, write_json
-from posx.files.parse import parsed
+from posx.files.lines import parsed
 from posx.progress import say
 from posx.runs.folder import RunFolder
 from posx.sweeps.engines.here import STARTS, Engine, Order, finish, log_file, stop
