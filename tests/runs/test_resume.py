@@ -275,7 +275,7 @@ def test_terminated_sweep_and_run_save_and_resume(site, whole, tmp_path):
         os.kill(workers(workdir)[0] if attempt == 1 else process.pid, signal.SIGTERM)
     err = process.communicate()[1]
     assert process.returncode == 75 and not workers(workdir), err
-    assert "t5-L16-s0 was stopped, and goes on" in err and "the same command resumes" in err and "Traceback" not in err
+    assert "t5-L16-s0 was stopped, and resumes" in err and "the same command resumes" in err and "Traceback" not in err
     log = (folder / "log.txt").read_text()
     assert log.count("stopped and saved at step") == 2 and not (folder / "DONE").exists()
     code, _, err = tiny.run(*command)
