@@ -67,8 +67,16 @@ def fill(_: Any, __: str, source: list[str]) -> None:
 
 
 def plain(_: Any, __: str, ___: str, ____: Any, _____: Any, lines: list[str]) -> None:
-    """Escape the characters of formulas in docstrings, which are plain text and no reStructuredText."""
-    lines[:] = [_escaped(line) for line in lines]
+    """Make reStructuredText of a docstring, which is plain text: formulas are escaped, indented code is literal."""
+    found: list[str] = []
+    code = False
+    for before, line in zip(["", *lines], lines, strict=False):
+        starts = line.startswith("    ") and not before.strip()
+        if starts and not code:
+            found += ["::", ""]
+        code = starts or (code and (line.startswith("    ") or not line.strip()))
+        found.append(line if code else _escaped(line))
+    lines[:] = found
 
 
 def _escaped(line: str) -> str:
