@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,10 +38,19 @@ def check(values: dict[str, Any]) -> None:
     unused = [f"--{name}" for name, usual in (("cpus", 1), ("gpus", 0), ("slurm.", {})) if values[name] != usual]
     if unused and not where:
         raise ConfigError(f"{', '.join(unused)}: for runs that are made elsewhere, which --on says")
-    if where and importlib.util.find_spec(LIBRARIES[where]) is None:
-        missing = f"--on {where} needs {LIBRARIES[where]}, which is not installed: pip install 'posx[{where}]'"
+    if where and (why := _unusable(LIBRARIES[where])):
+        missing = f"--on {where} needs {LIBRARIES[where]}: {why}. Install it with: pip install 'posx[{where}]'"
         if not (values["dry_run"] or values["status"]):
             raise ConfigError(missing)
         say(f"notice: {missing}")
     if where and values["jobs"]:
         say(f"notice: --jobs={values['jobs']} is not used: --on {where} decides how many runs go at once")
+
+
+def _unusable(library: str) -> str:
+    """Return why a library cannot be imported, "" if it can."""
+    try:
+        importlib.import_module(library)
+    except ImportError as error:
+        return " ".join(str(error).split())
+    return ""
