@@ -23,11 +23,12 @@ from posx.commands.encodings import _facts as facts_of
 from posx.commands.encodings import _fields as fields_of
 from posx.contract import HOOKS, Encoding, acting, parts
 from posx.contract.facts import FACTS
+from posx.contract.hooks import Hook
 from posx.encodings import ENCODINGS, Dims, build, encoding_name, from_spec
 from posx.machine.guard import start_devices
 
-#: The sizes of the pictures and facts: those of a small model.
-DIMS = Dims(model_dim=64, num_heads=8, head_dim=8, num_layers=4, train_len=64)
+#: The sizes of the pictures and facts: those of the leaderboard's models.
+DIMS = Dims(model_dim=128, num_heads=4, head_dim=32, num_layers=4, train_len=64)
 #: Texts about each encoding that no class needs.
 TEXTS = tomllib.loads((Path(__file__).parent / "encodings.toml").read_text(encoding="utf-8"))
 GROUPS = ("Absolute", "Rotary", "Distance bias", "Content-dependent", "Logit scale")
@@ -45,7 +46,7 @@ STUDIES = {
     "quick": "The quickstart's figure",
 }
 MEASURED = (
-    "Every entry has 4 layers, width 128 and 8 heads, and was trained on windows of L = 64 bytes of novels. "
+    "Every entry has 4 layers, width 128 and 4 heads, and was trained on windows of L = 64 bytes of novels. "
     "Perplexities are of 262,144 targets in non-overlapping windows: the mean over seeds ± one standard deviation. "
     "R_k = PPL(kL) / PPL(L). The step is its time over NoPE's. [The study](../results/leaderboard.md) has the protocol."
 )
@@ -64,6 +65,12 @@ def fill(_: Any, __: str, source: list[str]) -> None:
     """Replace `<!-- hooks -->` and `<!-- facts -->` in a page by tables of the contract."""
     if "<!-- " in source[0]:
         source[0] = source[0].replace("<!-- hooks -->", _hooks()).replace("<!-- facts -->", _facts())
+
+
+def untyped(_: Any, what: str, ___: str, ____: Any, _____: Any, lines: list[str]) -> None:
+    """Begin the text of an attribute with an empty line: napoleon takes words before its first colon for a type."""
+    if what in ("attribute", "property"):
+        lines.insert(0, "")
 
 
 def plain(_: Any, __: str, ___: str, ____: Any, _____: Any, lines: list[str]) -> None:
@@ -94,16 +101,18 @@ def _table(head: list[str] | tuple[str, ...], rows: list[list[str]], numbers: in
 
 def _hooks() -> str:
     rows = [
-        [f"`{name}`", ", ".join(hook.takes) or "-", _shape(hook.gives), hook.kind, _first(getattr(Encoding, name))]
+        [f"`{name}`", ", ".join(hook.takes) or "-", _shape(hook), hook.kind, _first(getattr(Encoding, name))]
         for name, hook in HOOKS.items()
     ]
-    return _table(("hook", "given", "returns", "acts per", "meaning"), rows)
+    return _table(("hook", "given, after params", "returns", "acts per", "meaning"), rows)
 
 
-def _shape(gives: Any) -> str:
-    if isinstance(gives, tuple):
-        return "; ".join(f"{name} [{shape}]" for name, shape in gives._asdict().items())
-    return f"[{gives}]" if gives else "named arrays [t, ...], carry"
+def _shape(hook: Hook) -> str:
+    """Return the shapes of a hook's result, with t for the tokens of a hook that acts on each token."""
+    if isinstance(hook.gives, tuple):
+        return "; ".join(f"{name} `[{shape}]`" for name, shape in hook.gives._asdict().items())
+    shape = re.sub(r"\b[qk]\b", "t", hook.gives) if hook.kind == "token" else hook.gives
+    return f"`[{shape}]`" if shape else "named arrays `[t, ...]`, carry"
 
 
 def _first(thing: Any) -> str:
@@ -253,7 +262,7 @@ def _index() -> str:
 
 def _write_results(folder: Path) -> None:
     for study in STUDIES:
-        text = (HERE / study / "README.md").read_text(encoding="utf-8")
+        text = re.sub(r"\n%", " %", (HERE / study / "README.md").read_text(encoding="utf-8"))  # "%" begins a comment
         for picture in (HERE / study).glob("*.png"):
             (folder / study).mkdir(exist_ok=True)
             shutil.copy(picture, folder / study / picture.name)

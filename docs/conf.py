@@ -32,6 +32,7 @@ nb_execution_in_temp = True
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_render_markdown_format = "gfm"  # has tables
 copybutton_exclude = ".linenos, .gp, .go"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
@@ -55,4 +56,5 @@ def setup(app):
     """Generate pages before Sphinx looks for them, and fill the tables of pages that ask for one."""
     book.write(Path(app.srcdir))
     app.connect("source-read", book.fill)
+    app.connect("autodoc-process-docstring", book.untyped, priority=400)  # before napoleon, which has 500
     app.connect("autodoc-process-docstring", book.plain)

@@ -78,7 +78,7 @@ class Meter:
         from rich.table import Column
 
         console = Console(stderr=True)
-        if console.is_terminal and not _quiet:
+        if sys.stderr.isatty() and not _quiet:  # not `console.is_terminal`: FORCE_COLOR asks for colours, not for a bar
             whole = Column(no_wrap=True, min_width=min(len(self.title), 40))
             title = TextColumn("{task.description}", markup=False, table_column=whole)
             line = TextColumn("{task.fields[meter]}", markup=False)

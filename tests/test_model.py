@@ -591,9 +591,9 @@ def test_positions_of_another_length_are_refused():
     model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=2), "alibi", 50, 16)
     params, tokens = model.init(jax.random.key(0)), np.arange(24, dtype=np.int32).reshape(2, 12)
     for count in (3, 4, 6, 8, 24):
-        with pytest.raises(ValueError, match=rf"pos has shape \({count},\), but there are 12 tokens"):
+        with pytest.raises(ValueError, match=rf"pos has shape \({count},\), but vectors \[b, t, h, d\] have 12 tokens"):
             model(params, tokens, sequential(count))
-    with pytest.raises(ValueError, match="but there are 11 tokens"):
+    with pytest.raises(ValueError, match=r"but vectors \[b, t, h, d\] have 11 tokens"):
         model.log_probs(params, tokens, sequential(12), None, "auto")
 
 

@@ -68,6 +68,7 @@ def test_a_log_gets_a_line_every_ten_seconds_and_one_at_the_end(clock, monkeypat
 
 def test_a_terminal_gets_one_line_that_is_drawn_anew(clock, monkeypatch):
     monkeypatch.setattr(progress.sys, "stderr", io.StringIO())
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "60")
     with Meter("my[1]", 2) as meter:

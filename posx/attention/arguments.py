@@ -67,7 +67,9 @@ def known(name: str, given: Any, tokens: tuple[int, ...], kinds: tuple[str, ...]
     if not isinstance(given, Known):
         raise ValueError(f"{name} is no array: give [t] or [b, t], {' or '.join(kinds)}")
     if given.ndim not in (1, 2) or given.shape[-1] != tokens[1] or given.shape[:-1] not in ((), (1,), tokens[:1]):
-        raise ValueError(f"{name} has shape {given.shape}, but there are {tokens[1]} tokens: give [t] or [b, t]")
+        raise ValueError(
+            f"{name} has shape {given.shape}, but vectors [b, t, h, d] have {tokens[1]} tokens: give [t] or [b, t]"
+        )
     if given.dtype.name not in kinds:
         kind = kinds[-1] if jnp.issubdtype(given.dtype, jnp.floating) else kinds[0]
         raise ValueError(f"{name} is {given.dtype}: it must be {' or '.join(kinds)}. Write {name}.astype(np.{kind})")

@@ -113,6 +113,11 @@ def attend(
     """
     if isinstance(executor, str) and executor not in (*EXECUTORS, "auto"):
         raise ValueError(f"executor {executor!r} is unknown; allowed: {', '.join(EXECUTORS)}, auto")
+    if not isinstance(mask, Mask):
+        raise ConfigError(
+            f"mask is {type(mask).__name__}: give posx.causal(), posx.full() or posx.window(size). "
+            "Padding is an idx of -1 in posx.Slots"
+        )
     require_encoding(encoding, "attend: encoding")
     require_resolved(encoding)
     if not mask.causal and (refused := [part for part in parts(encoding) if part.causal_only]):

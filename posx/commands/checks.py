@@ -77,11 +77,7 @@ def run_check(values: dict[str, Any], _: None) -> None:
     if report.failed:
         raise PosxError(f"{len(report.failed)} of {len(report.outcomes)} checks failed: {', '.join(report.failed)}")
     passed = sum(outcome.status == "ok" for outcome in report.outcomes)
-    cls = type(report.encoding)
-    print(
-        f"all is well with {cls.__module__}:{cls.__qualname__}: {passed} passed, "
-        f"{len(report.outcomes) - passed} had nothing to check"
-    )
+    print(f"all is well with {name}: {passed} passed, {len(report.outcomes) - passed} had nothing to check")
 
 
 def facts() -> Iterator[tuple[str, str]]:

@@ -12,12 +12,12 @@ import functools
 import inspect
 from typing import Any
 
-from posx.contract.facts import FACTS, check_fact
+from posx.contract.facts import FACTS, About, check_fact
 from posx.contract.hooks import HOOKS
 from posx.errors import ConfigError, nearest
 
 #: How alike two names must be (difflib's ratio) for one to be taken for the other: of methods, and of values.
-METHOD_LIKE, VALUE_LIKE = 0.8, 0.85
+METHOD_LIKE, VALUE_LIKE = 0.8, 0.8
 
 
 def check_class(cls: type, contract: type) -> None:
@@ -128,7 +128,9 @@ def _check_unknown(where: str, name: str, member: Any, is_field: bool, contract:
             for fact, default in facts.items()
             if (not is_field if default in (None, frozenset()) else type(member) is type(default))
         }
-    if _like(name, facts, VALUE_LIKE):
+    if name in About._fields and not is_field:
+        raise ConfigError(f"{where} is no fact: write about = posx.About({name}={member!r})")
+    if _like(name.lower(), facts, VALUE_LIKE):
         raise ConfigError(f"{where} is no fact of an encoding; {nearest(name, list(facts))}known: {', '.join(FACTS)}")
 
 

@@ -58,8 +58,8 @@ class Encoding:
 
     A hook is a method at a place of the formula in `posx.contract.hooks`; its default does nothing. A fact says what is
     true of the hooks. It is a class attribute, a property if it depends on fields: `posx.contract.fact` makes one. A
-    class that misspells a hook or a fact, or gives a hook another signature, raises ConfigError when it is defined.
-    Concrete classes are final: chains and wrappers vary them.
+    class that nearly spells a hook or a fact, or gives a hook another signature, raises ConfigError when it is defined.
+    Vary a concrete class by a chain or a wrapper, not by a subclass.
 
     Hooks write out axes and types: `posx check` refuses JAX's silent promotion of ranks and types. Subtract positions
     first, then cast by `as_float`. An axis of 1 in place of h means that all heads share the values. Widths after

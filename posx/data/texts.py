@@ -189,7 +189,7 @@ def _read_table(path: Path, column: str, encoding: str) -> Iterator[str]:
             raise DataError(f"'{path}', column '{column}': {kind} instead of strings; set data.text_column")
         rows = read().column(column).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"'{path}' cannot be read as {form}: {_cause(error)}") from None
+        raise DataError(f"'{path}' cannot be read as {form}: {_reason(error)}") from None
     for number, row in enumerate(rows):
         yield _checked_text(f"'{path}' row {number}", column, row)
 
@@ -281,6 +281,11 @@ def _cause(error: BaseException) -> str:
     """Return the innermost cause of `error` in one line."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
+    return _reason(error)
+
+
+def _reason(error: BaseException) -> str:
+    """Return an error in one line."""
     lines = str(error).strip().splitlines() or ["no details"]
     return f"{type(error).__name__}: {lines[0]}"
 

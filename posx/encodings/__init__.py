@@ -80,6 +80,8 @@ def encoding_class(name: str) -> type[Encoding]:
         raise ConfigError(f"encoding {name!r}: {error}") from None
     except (Exception, SystemExit) as error:  # importing runs the user's own code
         meant = f"; did you mean {module_name[:-3]}:{class_name}?" if module_name.endswith(".py") else ""
+        if not meant and isinstance(error, ModuleNotFoundError) and error.name == module_name:
+            meant = f". Run posx in the folder of {module_name}.py, or put that folder on PYTHONPATH"
         raise ConfigError(f"encoding {name!r} cannot be imported: {type(error).__name__}: {error}{meant}") from None
     if not (isinstance(found, type) and issubclass(found, Encoding)):
         raise ConfigError(f"encoding {name!r} is not a frozen dataclass that derives from posx.Encoding")

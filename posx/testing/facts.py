@@ -134,7 +134,7 @@ def check_reach(subject: CheckSubject, findings: Findings) -> None:
         past, future, inside = np.split(term, [len(far), 2 * len(far)])
         for side, rows in (("past", past), ("future", future)):
             first = np.broadcast_to(rows[:1], rows.shape)
-            findings.equal(f"{name} beyond distance {reach} in the {side}", rows, first, 0)
+            findings.equal(f"reach = {reach}, but {name} still changes beyond it in the {side}", rows, first, 0)
         if reach:
             problem = f"reach = {reach}, but {name} is already constant at shorter distances"
             findings.differ(problem, inside, past[:1] + 0 * inside)
@@ -153,7 +153,10 @@ def check_fades(subject: CheckSubject, findings: Findings) -> None:
     findings.holds(bias is not None or by_token, f"{declared} there is neither a bias by distance nor a token bias")
     if bias is not None:
         falling_from = 12 if isinstance(encoding, Chain) else 0  # in a chain, once the other parts are constant
-        findings.holds(not (np.diff(bias[falling_from:], axis=0) > 0).any(), f"{declared} the bias rises with distance")
+        findings.holds(
+            not (np.diff(bias[falling_from:], axis=0) > 0).any(),
+            f"{declared} the bias rises with distance, at least for some parameters",
+        )
         findings.holds((bias[-1] < bias[12]).all(), f"{declared} the bias is equal at distances {2**12} and {2**23}")
     if by_token:
         u = subject.of_tokens("token_bias", ORDER).sum(axis=-1)  # [b, t, h]

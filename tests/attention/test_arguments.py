@@ -47,7 +47,10 @@ REFUSED = {
     "nothing": (None, NO_ARRAY),
     "list": (POS.tolist(), NO_ARRAY),
     "text": (np.array(["a"] * T), "q_pos is <U1"),
-    "rows of another batch": (np.stack([POS] * 3), r"q_pos has shape \(3, 9\), but there are 9 tokens"),
+    "rows of another batch": (
+        np.stack([POS] * 3),
+        r"q_pos has shape \(3, 9\), but vectors \[b, t, h, d\] have 9 tokens",
+    ),
 }
 
 
@@ -74,7 +77,7 @@ def test_orders_and_documents_must_be_int32(field):
     for kind, other in zip(("float32", "int64"), sides[1:], strict=True):
         with pytest.raises(ValueError, match=rf"q_{field} is {kind}: it must be int32\. Write q_{field}\.astype"):
             attend(Nope(), {}, other, sides[0])
-    with pytest.raises(ValueError, match=rf"k_{field} has shape \(3,\), but there are 9 tokens"):
+    with pytest.raises(ValueError, match=rf"k_{field} has shape \(3,\), but vectors \[b, t, h, d\] have 9 tokens"):
         attend(Nope(), {}, sides[0], posx.Slots(POS, **{field: IN_ORDER[:3]}))
 
 

@@ -320,7 +320,7 @@ def test_the_others_take_positions_between_tokens():
         ({"v": V[:, :5]}, r"must be \[b, q, h, d\], \[b, k, g, d\], \[b, k, g, d\]"),
         ({"k": K[:1], "v": V[:1]}, r"must be \[b, q, h, d\]"),
         ({"k": K[:, :, :3], "v": V[:, :, :3]}, r"3 key/value heads do not divide 4 query heads"),
-        ({"q_slots": POS[:5]}, r"q_pos has shape \(5,\), but there are 11 tokens"),
+        ({"q_slots": POS[:5]}, r"q_pos has shape \(5,\), but vectors \[b, t, h, d\] have 11 tokens"),
         ({"k_slots": POS[None, None]}, r"k_pos has shape \(1, 1, 11\)"),
         ({"q_slots": posx.Slots(POS, segment=POS)}, "give segment of both queries and keys, or of neither"),
         ({"q_slots": posx.Slots(POS, POS)}, "give idx of both queries and keys, or of neither"),

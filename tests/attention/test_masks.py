@@ -46,3 +46,17 @@ def test_masks_have_no_subclasses():
     """Tile skipping and fused kernels read a mask's fields: another `visible` would give wrong numbers."""
     with pytest.raises(ConfigError, match="cannot be subclassed"):
         type("Blocks", (posx.attention.Mask,), {})
+
+
+def test_attend_refuses_a_mask_that_is_an_array():
+    x = jnp.ones((1, 4, 1, 2))
+    with pytest.raises(ConfigError, match=r"mask is ndarray: give posx.causal\(\)"):
+        posx.attend(
+            posx.build("nope", posx.Dims(2, 1, 2, 1, 4)),
+            {},
+            x,
+            x,
+            x,
+            np.arange(4, dtype=np.int32),
+            mask=np.tri(4, dtype=bool),
+        )

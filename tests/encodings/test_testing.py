@@ -300,7 +300,7 @@ BROKEN = [
     (LooksAhead(), "prefix", "if later tokens move too: outputs off by"),
     (CountsTokens(), "prefix", "without later tokens: outputs off by"),
     (CountsTokens(), "decode", "token by token: outputs off by"),
-    (ReachesFurther(), "reach", "bias beyond distance 5 in the past off by 0.3"),
+    (ReachesFurther(), "reach", "reach = 5, but bias still changes beyond it in the past off by 0.3"),
     (ReachesNothing(), "reach", "reach = 5, but bias is already constant at shorter distances (largest change 0)"),
     (FadesNot(), "fades", "fades = True, but the bias is equal at distances 4096 and 8388608"),
     (PunishesThePast(), "causal_only", "causal_only = False, but later keys at all distances get the same terms"),
