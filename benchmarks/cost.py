@@ -33,11 +33,6 @@ def _paths(text: str) -> list[Path]:
     return [Path(word) for word in text.split(",")]
 
 
-def read(options: argparse.Namespace) -> tuple[list[Report], Report, Report]:
-    calls, peaks = (json.loads(path.read_text()) for path in (options.attention, options.memory))
-    return [json.loads(path.read_text()) for path in options.train], calls, peaks
-
-
 def training_curves(reports: Sequence[Report]) -> Curves:
     """Return {encoding: {length: tokens/s relative to NoPE's}}."""
     curves: Curves = {}
@@ -71,8 +66,9 @@ def _sizes(case: dict[str, Any]) -> str:
     return f"{case['heads']} heads of {case['head_dim']}, batch {case['batch']}"
 
 
-def draw(reports: tuple[list[Report], Report, Report], path: Path) -> None:
-    trained, calls, peaks = reports
+def draw(options: argparse.Namespace) -> None:
+    paths = (options.attention, options.memory, *options.train)
+    calls, peaks, *trained = (json.loads(path.read_text()) for path in paths)
     models = {str(Shape(**report["shape"]).at_length(1)) for report in trained}
     if len(models) > 1:
         raise SystemExit(f"the training reports are of different models: {'; '.join(sorted(models))}")
@@ -88,4 +84,4 @@ def draw(reports: tuple[list[Report], Report, Report], path: Path) -> None:
         f"medians, whiskers: quartiles; {calls['cores']} cores; "
         "encodings that act on the embeddings alone cost in attention what NoPE costs",
     ]
-    report.panels(path, panels, "The cost of an encoding", lines)
+    report.panels(options.figure, panels, "The cost of an encoding", lines)
