@@ -50,7 +50,7 @@ BENCHES = {
 def main(words: Sequence[str] | None = None) -> None:
     options = arguments(words)
     if options.bench == "cost":
-        cost.draw(cost.read(options), options.figure)
+        cost.draw(options)
         return
     measure.use_cores(options.cores)
     for path in filter(None, (options.out, options.figure)):

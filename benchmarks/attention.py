@@ -27,12 +27,9 @@ import dataclasses
 import functools
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from benchmarks import measure, report
 from benchmarks.calls import KINDS, TOLERANCE, Case, contestants, in_attention, is_quadratic, separate
@@ -42,7 +39,10 @@ from posx.plots import look
 
 KIND_NAMES = {"forward": "forward", "gradient": "forward + backward", "model": "evaluation of one window"}
 OURS = ("posx", "posx-blockwise")  # the one that is shown if there is room for one
-RIVALS = {"jax.nn": ("#555555", (0.0, (4.0, 2.0))), "torch-sdpa": ("#999999", (0.0, (1.5, 1.5)))}
+RIVALS = {
+    "jax.nn": look.Look("#555555", "", (0.0, (4.0, 2.0))), "torch-sdpa": look.Look("#999999", "", (0.0, (1.5, 1.5))),
+}  # fmt: skip
+CEILING = look.Look("#BBBBBB", "_")
 MOST_CALLS = 100
 
 
@@ -237,30 +237,19 @@ def linear_executor(stored: dict[str, Any]) -> str:
 
 def draw(stored: dict[str, Any], path: Path) -> None:
     """Draw useful FLOP/s against length, forward and with gradients: posx in colour, NoPE by others in grey."""
-    rows, executor = summarise(stored), linear_executor(stored)
-    lengths = sorted({row["length"] for row in rows})
+    rows, executor, case = summarise(stored), linear_executor(stored), stored["case"]
+    lengths = [group["length"] for group in stored["groups"]]
     ceiling = statistics.median(flops for group in stored["groups"] for flops in group["ceiling"]) / 1e9
 
-    def panel(ax: Axes, kind: str) -> dict[str, Line2D]:
-        handles = dict[str, Line2D]()
+    def curves(kind: str) -> Iterator[report.Curve]:
         ours = [(executor, encoding) for encoding in dict.fromkeys(row["encoding"] for row in rows)]
         for who, encoding in [*((who, "nope") for who in RIVALS), *ours]:
             line = [r for r in rows if (r["contestant"], r["encoding"], r["kind"]) == (who, encoding, kind)]
-            drawn = look.look(encoding)
-            color, dashes = RIVALS.get(who, (drawn.color, drawn.dashes))
-            points = ([row["length"] for row in line], [row["flops"] / 1e9 for row in line])
-            marker = "" if who in RIVALS else drawn.marker
-            (handle,) = ax.plot(*points, color=color, linestyle=dashes, marker=marker)
+            label, drawn = (f"{who}, NoPE", RIVALS[who]) if who in RIVALS else (encoding, look.look(encoding))
             if line:
-                handles[f"{who}, NoPE" if who in RIVALS else encoding] = handle
-        handles["float32 matmul ceiling"] = ax.axhline(ceiling, color="#BBBBBB", linewidth=1.0)
-        look.length_axis(ax, lengths, lengths[0])
-        ax.set_ylim(bottom=0)
-        ax.set_xlabel("length (tokens)")
-        ax.set_ylabel("useful GFLOP/s (median)")
-        return handles
+                yield report.Curve(label, {row["length"]: row["flops"] / 1e9 for row in line}, drawn)
+        yield report.Curve("float32 matmul ceiling", dict.fromkeys(lengths, ceiling), CEILING)
 
-    case = stored["case"]
     sizes = f"one causal call, {case['heads']} heads of {case['head_dim']}, {case['dtype']}, {stored['cores']} cores"
-    panels = {KIND_NAMES[kind]: functools.partial(panel, kind=kind) for kind in KINDS}
+    panels = {KIND_NAMES[kind]: report.Panel([*curves(kind)], "useful GFLOP/s (median)") for kind in KINDS}
     report.panels(path, panels, f"Attention with {executor.replace('-', ' ')}", [sizes])

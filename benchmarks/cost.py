@@ -8,14 +8,10 @@ length. Their models may differ only in the length. Nothing is measured.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from benchmarks import attention, memory, report, train
 from benchmarks.report import Spread
@@ -35,11 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _paths(text: str) -> list[Path]:
     return [Path(word) for word in text.split(",")]
-
-
-def read(options: argparse.Namespace) -> tuple[list[Report], Report, Report]:
-    calls, peaks = (json.loads(path.read_text()) for path in (options.attention, options.memory))
-    return [json.loads(path.read_text()) for path in options.train], calls, peaks
 
 
 def training_curves(reports: Sequence[Report]) -> Curves:
@@ -66,39 +57,26 @@ def _speeds(times: dict[int, Spread]) -> dict[int, Spread]:
     return {length: (1 / middle, 1 / high, 1 / low) for length, (middle, low, high) in sorted(times.items())}
 
 
-def _ratio_panel(ax: Axes, curves: Curves) -> dict[str, Line2D]:
-    handles = {}
-    for encoding, points in curves.items():
-        drawn = look.look(encoding)
-        middle, low, high = zip(*points.values(), strict=True)
-        errors = [[m - x for m, x in zip(middle, low, strict=True)], [x - m for m, x in zip(middle, high, strict=True)]]
-        bars = ax.errorbar(
-            list(points), middle, yerr=errors, color=drawn.color, marker=drawn.marker, linestyle=drawn.dashes,
-            elinewidth=0.8, capsize=1.5,
-        )  # fmt: skip
-        handles[encoding] = bars.lines[0]
-    lengths = sorted({length for points in curves.values() for length in points})
-    look.length_axis(ax, lengths, lengths[0])
-    ax.set_ylim(bottom=0)
-    ax.set_xlabel("length (tokens)")
-    ax.set_ylabel("speed relative to NoPE")
-    return handles
+def _panel(curves: Curves) -> report.Panel:
+    drawn = [report.Curve(name, points, look.look(name)) for name, points in curves.items()]
+    return report.Panel(drawn, "speed relative to NoPE")
 
 
 def _sizes(case: dict[str, Any]) -> str:
     return f"{case['heads']} heads of {case['head_dim']}, batch {case['batch']}"
 
 
-def draw(reports: tuple[list[Report], Report, Report], path: Path) -> None:
-    trained, calls, peaks = reports
+def draw(options: argparse.Namespace) -> None:
+    paths = (options.attention, options.memory, *options.train)
+    calls, peaks, *trained = (json.loads(path.read_text()) for path in paths)
     models = {str(Shape(**report["shape"]).at_length(1)) for report in trained}
     if len(models) > 1:
         raise SystemExit(f"the training reports are of different models: {'; '.join(sorted(models))}")
     shape = Shape(**trained[0]["shape"])
     panels = {
-        "training step": functools.partial(_ratio_panel, curves=training_curves(trained)),
-        "attention, forward": functools.partial(_ratio_panel, curves=forward_curves(calls)),
-        "peak memory, attention forward + backward": functools.partial(memory.panel, stored=peaks, kind="gradient"),
+        "training step": _panel(training_curves(trained)),
+        "attention, forward": _panel(forward_curves(calls)),
+        "peak memory, attention forward + backward": memory.panel(peaks, "gradient"),
     }
     lines = [
         f"training: {shape.layers} layers, width {shape.width}, {shape.heads} heads, {shape.tokens} tokens a step; "
@@ -106,4 +84,4 @@ def draw(reports: tuple[list[Report], Report, Report], path: Path) -> None:
         f"medians, whiskers: quartiles; {calls['cores']} cores; "
         "encodings that act on the embeddings alone cost in attention what NoPE costs",
     ]
-    report.panels(path, panels, "The cost of an encoding", lines)
+    report.panels(options.figure, panels, "The cost of an encoding", lines)

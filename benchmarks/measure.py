@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import jax
 
 from posx.encodings import Chain, Encoding, from_spec
+from posx.machine.cores import cpu_name
 from posx.machine.devices import machine_ceiling
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "x-transformers")
@@ -98,12 +99,10 @@ def load() -> list[float]:
 
 def environment() -> dict[str, Any]:
     """Return versions, machine and load before anything runs."""
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
     return {
         "load_average": [load()],
         "versions": {"python": platform.python_version(), **{name: v for name in PACKAGES if (v := version(name))}},
-        "cpu": names[0].split(":", 1)[1].strip() if names else platform.processor(),
+        "cpu": cpu_name(),
         "cores": cores(),
         "device": jax.devices()[0].device_kind,
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},

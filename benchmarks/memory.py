@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,8 +21,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from benchmarks import measure, report, workers
 from benchmarks.attention import KIND_NAMES, add_sizes, first_case
@@ -36,9 +33,9 @@ from posx.runs.evaluate import model_log_probs
 TINY = 64  # at this length a process has little more than what it needs anyway
 FIT_FROM = 4096
 GREYS = {
-    "posx-dense": ("#777777", (0.0, (4.0, 2.0))),
-    "torch-sdpa-column": ("#0072B2", (0.0, (1.5, 1.5))),
-    "torch-eager": ("#AAAAAA", (0.0, (1.5, 1.5))),
+    "posx-dense": look.Look("#777777", "", (0.0, (4.0, 2.0))),
+    "torch-sdpa-column": look.Look("#0072B2", "", (0.0, (1.5, 1.5))),
+    "torch-eager": look.Look("#AAAAAA", "", (0.0, (1.5, 1.5))),
 }
 LADDER = [1024, 2048, 4096, 8192, 16384, 32768]
 LAYERS = 4
@@ -195,34 +192,24 @@ def table(stored: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def panel(ax: Axes, stored: dict[str, Any], kind: str) -> dict[str, Line2D]:
-    """Draw MiB against length on logarithmic axes, posx's linear executor in colour. Return the legend by name."""
+def panel(stored: dict[str, Any], kind: str) -> report.Panel:
+    """Return MiB against length, posx's linear executor in colour."""
     rows = [row for row in summarise(stored) if row["kind"] == kind and row["bytes"]]
     ours = [row["contestant"] for row in rows if row["contestant"].startswith("posx-")]
     best = next((name for name in ("posx-blockwise", "posx-auto") if name in ours), ours[0])
-    handles = {}
+    curves = []
     for row in rows:
-        drawn, name = look.look(row["encoding"]), row["contestant"]
-        grey = name in GREYS and name != best
+        name, encoding = row["contestant"], row["encoding"]
+        points = {n: size / 2**20 for n, size in row["bytes"].items() if size > 0}
+        if name == best:
+            curves.append(report.Curve(encoding, points, look.look(encoding)))
         # A rival's least memory: without a position encoding, but for the one that serves ALiBi alone.
-        if name != best and not (grey and row["encoding"] == ("alibi" if name == "torch-sdpa-column" else "nope")):
-            continue
-        color, dashes = GREYS[name] if grey else (drawn.color, drawn.dashes)
-        sizes = {n: size / 2**20 for n, size in row["bytes"].items() if size > 0}
-        marker = "" if grey else drawn.marker
-        (line,) = ax.plot(list(sizes), list(sizes.values()), color=color, linestyle=dashes, marker=marker)
-        encoding = row["encoding"]
-        handles[f"{name}, {encoding}" if grey else encoding] = line
-    everything = [(n, size / 2**20) for row in rows for n, size in row["bytes"].items() if size > 0]
-    lengths = sorted({n for n, _ in everything})
-    look.length_axis(ax, lengths, lengths[0])
-    look.log_axis(ax, [size for _, size in everything])
-    ax.set_xlabel("length (tokens)")
-    ax.set_ylabel("MiB above the tiny call")
-    return handles
+        elif name in GREYS and encoding == ("alibi" if name == "torch-sdpa-column" else "nope"):
+            curves.append(report.Curve(f"{name}, {encoding}", points, GREYS[name]))
+    return report.Panel(curves, "MiB above the tiny call", is_log=True)
 
 
 def draw(stored: dict[str, Any], path: Path) -> None:
     kinds = dict.fromkeys(point["kind"] for point in stored["points"])
-    panels = {KIND_NAMES[kind]: functools.partial(panel, stored=stored, kind=kind) for kind in kinds}
+    panels = {KIND_NAMES[kind]: panel(stored, kind) for kind in kinds}
     report.panels(path, panels, "Peak memory", ["a fresh process per point; grey and dotted: others"])

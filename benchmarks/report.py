@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,18 +111,50 @@ def bars(
         look.save(made, path.parent, path.stem)
 
 
-def panels(
-    path: Path, drawn: Mapping[str, Callable[[Axes], dict[str, Line2D]]], title: str, lines: Sequence[str]
-) -> None:
-    """Draw panels side by side, by their titles, with one legend of all that they return."""
+class Curve(NamedTuple):
+    """One curve against length in tokens: values, or medians with whiskers."""
+
+    label: str
+    points: Mapping[int, float | Spread]
+    look: look.Look
+
+
+class Panel(NamedTuple):
+    curves: Sequence[Curve]
+    ylabel: str
+    is_log: bool = False
+
+
+def panels(path: Path, drawn: Mapping[str, Panel], title: str, lines: Sequence[str]) -> None:
+    """Draw panels side by side, by their titles, with one legend of all their curves."""
     handles: dict[str, Line2D] = {}
     with look.style():
         made = look.figure(1.6 + 4.5 * len(drawn), 4.2)
         made.subplots_adjust(wspace=0.28)
-        for n, (name, draw) in enumerate(drawn.items()):
+        for n, (name, panel) in enumerate(drawn.items()):
             ax = made.add_subplot(1, len(drawn), n + 1)
             ax.set_title(name)
-            handles |= draw(ax)
+            handles |= {curve.label: _curve(ax, curve) for curve in panel.curves}
+            lengths = sorted({length for curve in panel.curves for length in curve.points})
+            look.length_axis(ax, lengths, lengths[0])
+            if panel.is_log:
+                look.log_axis(ax, [_middle(value) for curve in panel.curves for value in curve.points.values()])
+            else:
+                ax.set_ylim(bottom=0)
+            ax.set_xlabel("length (tokens)")
+            ax.set_ylabel(panel.ylabel)
         look.legend(made, list(handles.values()), list(handles), 0.92, 0.88)
         look.headings(made, title, lines, lift=-0.04)
         look.save(made, path.parent, path.stem)
+
+
+def _curve(ax: Axes, curve: Curve) -> Line2D:
+    color, lengths, middle = curve.look.color, list(curve.points), [*map(_middle, curve.points.values())]
+    if spreads := [value for value in curve.points.values() if isinstance(value, tuple)]:
+        whiskers = [[m - low for m, low, _ in spreads], [high - m for m, _, high in spreads]]
+        ax.errorbar(lengths, middle, whiskers, fmt="none", ecolor=color, elinewidth=0.8, capsize=1.5)
+    return ax.plot(lengths, middle, color=color, linestyle=curve.look.dashes, marker=curve.look.marker)[0]
+
+
+def _middle(value: float | Spread) -> float:
+    return value[0] if isinstance(value, tuple) else value

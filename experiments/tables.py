@@ -8,8 +8,9 @@
 `collect` prints one line of JSON for each finished run of a folder. A line holds the facts of the run (`hash`,
 `settings`, `encoding`, `seed`, `step`, `data_digest`, `env`) and its measurements in `rows`. A third word names the
 part of the study (`part`). A fourth sums the losses over longer blocks of so many targets. `show` prints the
-perplexities of each part as a Markdown table. `unpack` writes the rows of a data file, or of one part, as run folders,
-for `posx plot`. `report` prints a report of the cost study as its bench wrote it.
+perplexities of each part as a Markdown table. `unpack` writes the rows of a data file, or of one part, as run
+folders for `posx plot`; each part gets a folder of its own. `report` prints a report of the cost study as its bench
+wrote it.
 
 A row of `eval.jsonl` is `facts | row`, see `rows_of`.
 """
@@ -68,9 +69,9 @@ def collect(folder: Path, part: str = "", block: int = 0) -> list[Run]:
 
 
 def unpack(runs: Iterable[Run], folder: Path) -> None:
-    """Write the rows of each run to the `eval.jsonl` of a folder of its own."""
+    """Write the rows of each run to the `eval.jsonl` of a folder of its own, named by `run_id` or by its facts."""
     for run in runs:
-        place = folder / run["run_id"]
+        place = folder / (run.get("run_id") or f"{run['encoding']}-s{run['seed']}-{run['hash']}")
         place.mkdir(parents=True)
         (place / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of([run])))
 
@@ -82,6 +83,14 @@ def coarser(row: Row, block: int) -> Row:
     sums, _ = row_blocks(row)
     starts = np.arange(0, len(sums), block // row["block_len"])
     return {"block_len": block, "block_nll": np.add.reduceat(sums, starts).round(2).tolist()}
+
+
+def by_part(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each part of a study; that of runs without a part is ""."""
+    found: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        found[run.get("part", "")].append(run)
+    return found
 
 
 def by_setting(runs: Iterable[Run]) -> dict[str, list[Run]]:
@@ -185,11 +194,8 @@ def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 def show(path: Path) -> str:
     """Return the perplexities of each part and protocol of a data file as Markdown tables."""
-    parts: dict[str, list[Run]] = defaultdict(list)
-    for run in lines.read(path):
-        parts[run.get("part", "")].append(run)
     tables = []
-    for part, runs in parts.items():
+    for part, runs in by_part(lines.read(path)).items():
         for protocol in (WINDOWS, SLIDING):
             lengths = {row["eval_len"] for run in runs for row in run["rows"] if row["protocol"] == protocol}
             factors = sorted(n / runs[0]["train_len"] for n in lengths if n > runs[0]["train_len"])
@@ -209,8 +215,12 @@ def main(words: Sequence[str]) -> None:
                 print(json.dumps(run, separators=(",", ":")))
         case ["show", path]:
             print(show(Path(path)))
-        case ["unpack", path, folder, *part]:
-            unpack([run for run in lines.read(Path(path)) if run.get("part", "") in (part or [""])], Path(folder))
+        case ["unpack", path, folder, *chosen]:
+            parts = by_part(lines.read(Path(path)))
+            for part in chosen or parts:
+                if part not in parts:
+                    raise SystemExit(f"{path} has no part {part!r}. Its parts: {', '.join(parts)}")
+                unpack(parts[part], Path(folder) / part)
         case ["report", name]:
             (found,) = (one for one in load("cost", file="measurements.jsonl") if one.pop("name") == name)
             print(json.dumps(found, indent=1))

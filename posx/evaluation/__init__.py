@@ -17,13 +17,14 @@ from posx.errors import ConfigError, UndefinedLength
 from posx.evaluation.probe import check_first_windows
 from posx.evaluation.protocols import Nonoverlapping, PerPosition, Protocol, Row, Sliding, protocol_class
 from posx.evaluation.scoring import LogProbs, Measured
-from posx.evaluation.statistics import Ratio, interval, paired_ratio
+from posx.evaluation.statistics import Ratio, interval, paired_extrapolation, paired_ratio
 from posx.layers import host, token_ids
 from posx.lazy import modules_of
 from posx.progress import say
 
 __all__ = [
-    "Nonoverlapping", "PerPosition", "Ratio", "Sliding", "UndefinedLength", "evaluate", "interval", "paired_ratio",
+    "Nonoverlapping", "PerPosition", "Ratio", "Sliding", "UndefinedLength", "evaluate", "interval",
+    "paired_extrapolation", "paired_ratio",
 ]  # fmt: skip
 
 __getattr__ = modules_of(__name__)

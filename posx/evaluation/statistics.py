@@ -81,7 +81,29 @@ def paired_ratio(a: _Row, b: _Row) -> Ratio:
     """
     check_pair(a, b)
     (sums_a, counts), (sums_b, _) = row_blocks(a), row_blocks(b)
-    difference = sums_a - sums_b
+    return _ratio(sums_a - sums_b, counts)
+
+
+def paired_extrapolation(far_a: _Row, near_a: _Row, far_b: _Row, near_b: _Row) -> Ratio:
+    """Return R_k of encoding a over R_k of encoding b, R_k = PPL(kL) / PPL(L), from block differences of four rows.
+
+    The interval covers the text and not the seeds: it is about two trained models.
+
+    Args:
+      far_a, near_a: the rows of encoding a at kL and at L tokens.
+      far_b, near_b: the rows of encoding b at the same lengths. All four must have scored the same targets.
+
+    Raises:
+      ConfigError: for rows that `check_pair` refuses.
+    """
+    check_pair(far_a, near_a, far_b, near_b)
+    blocks = [row_blocks(row) for row in (far_a, near_a, far_b, near_b)]
+    sums_far_a, sums_near_a, sums_far_b, sums_near_b = (sums for sums, _ in blocks)
+    return _ratio((sums_far_a - sums_near_a) - (sums_far_b - sums_near_b), blocks[0][1])
+
+
+def _ratio(difference: np.ndarray, counts: np.ndarray) -> Ratio:
+    """Return exp(sum(difference) / sum(counts)), of differences of losses by block [n], in nats."""
     mean, half = float(difference.sum() / counts.sum()), half_width(difference, counts)
     ends = (None, None) if half is None else (perplexity(mean - half), perplexity(mean + half))
     return Ratio(perplexity(mean), *ends)

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.intervals import coverage as study
 from posx.errors import ConfigError
-from posx.evaluation import Nonoverlapping, evaluate, interval, paired_ratio
+from posx.evaluation import Nonoverlapping, evaluate, interval, paired_extrapolation, paired_ratio
 from posx.evaluation.statistics import T_QUANTILE, half_width, horizon
 
 rng = np.random.default_rng(0)
@@ -76,6 +76,22 @@ def test_paired_ratio_takes_out_what_a_passage_costs_both():
     assert paired_ratio(row(b), row(b)) == (1.0, 1.0, 1.0)
     assert paired_ratio(row(a[:8]), row(b[:8]))[1:] == (None, None), "eight blocks, and one, are too few"
     assert paired_ratio(row(a[:1]), row(b[:1])).low is None
+
+
+def test_paired_extrapolation_is_the_ratio_of_two_r_k():
+    hard = rng.uniform(0, 200, 60)
+    near_a, near_b, far_b = (hard + rng.normal(0, 0.5, 60) for _ in range(3))
+    far_a = hard + 50 * 0.03 + rng.normal(0, 0.5, 60)
+    rows = [row(sums) for sums in (far_a, near_a, far_b, near_b)]
+    found, r_a, r_b = paired_extrapolation(*rows), paired_ratio(*rows[:2]), paired_ratio(*rows[2:])
+    assert found.value == pytest.approx(r_a.value / r_b.value)
+    half = half_width(far_a - near_a - far_b + near_b, np.full(60, 50))
+    assert found[1:] == pytest.approx((found.value * math.exp(-half), found.value * math.exp(half)))
+    assert found.low > 1 and paired_extrapolation(*rows[2:], *rows[2:]) == (1.0, 1.0, 1.0)
+    for n in range(4):
+        other = [made | {"targets": "b"} if n == place else made for place, made in enumerate(rows)]
+        with pytest.raises(ConfigError, match="scored different targets"):
+            paired_extrapolation(*other)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,26 @@ def test_collected_lines_give_the_rows_back(tmp_path):
     assert run["rows"][0]["block_nll"] == [3.0, 4.0] and "part" not in run
 
 
+@pytest.mark.parametrize("study", ["leaderboard", "recipe", "quick", "variants", STUDY])
+def test_every_study_unpacks_into_a_folder_per_run(study, tmp_path):
+    """The older lines have a run_id, the newer have none."""
+    runs = load(study)
+    tables.main(["unpack", f"{tables.HERE / study}/runs.jsonl", str(tmp_path)])
+    assert len(list(tmp_path.rglob("eval.jsonl"))) == len(runs)
+    run = runs[0]
+    name = run.get("run_id", f"{run['encoding']}-s{run['seed']}-{run['hash']}")
+    stored = (tmp_path / run.get("part", "") / name / "eval.jsonl").read_text()
+    assert [json.loads(line) for line in stored.splitlines()] == tables.rows_of([run])
+
+
+def test_unpack_writes_one_part_and_names_the_parts_there_are(tmp_path):
+    path, folder = f"{tables.HERE}/leaderboard/runs.jsonl", tmp_path / "drawn"
+    tables.main(["unpack", path, str(folder), "source"])
+    assert [place.name for place in folder.iterdir()] == ["source"]
+    with pytest.raises(SystemExit, match=r"has no part 'sources'. Its parts: .*source"):
+        tables.main(["unpack", path, str(folder), "sources"])
+
+
 @pytest.mark.parametrize("study", ["quick", "variants"])
 def test_small_sweeps(study):
     same(study, 0, perplexities(load(study), (1.5, 2, 4, 8, 16)))

@@ -11,23 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.faults.table import fault, not_provoked
+from tests.faults.table import fault, limited, not_provoked
 from tests.tiny import ROOT, Ended, Scene, rows_so_far
 
 WORKDIR, FULL = 4, 6
-
-
-def largest_file(size: int) -> Callable[[], None]:
-    """Return `ulimit -f`, in bytes, for a process that starts."""
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-    return limit
 
 
 @fault(40, "a work folder that is a file, lies in a file, or cannot be made", "4, before anything is compiled")
@@ -43,10 +32,10 @@ def not_writable(scene: Scene) -> None:
     41, "a limit on the size of files in a save (`ulimit -f`)", "6; no temporary files; then the same command goes on"
 )
 def file_limit(scene: Scene) -> None:
-    anew = f"--config.data.cache_dir={scene.folder / 'cache'}"
-    scene.train(anew, before=largest_file(30_000)).must(FULL, "no space")
+    limit = limited(resource.RLIMIT_FSIZE, 30_000)
+    scene.train(f"--config.data.cache_dir={scene.folder / 'cache'}", before=limit).must(FULL, "no space")
     scene.site.whole  # noqa: B018  from here on there are token files
-    scene.train(before=largest_file(30_000)).must(FULL)
+    scene.train(before=limit).must(FULL)
     scene.must_leave("run/**/*.orbax-checkpoint-tmp*", "run/**/.*.part")
     scene.must_resume()
 

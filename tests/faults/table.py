@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import resource
 import subprocess
 import traceback
 from collections.abc import Callable
@@ -39,11 +40,15 @@ class Outcome(NamedTuple):
     commit: str = ""  # of posx
 
 
-def fault(number: int, what: str, expected: str, *, slow: bool = False) -> Callable[[Provoke], Provoke]:
+def fault(number: int, what: str, expected: str, *, slow: bool = False) -> Callable[[Provoke | None], Provoke | None]:
     """Add a function to the campaign. `slow`: takes more than some 20 seconds; not in --quick."""
 
-    def add(provoke: Provoke) -> Provoke:
-        _add(Fault(number, what, expected, provoke, slow))
+    def add(provoke: Provoke | None) -> Provoke | None:
+        new = Fault(number, what, expected, provoke, slow)
+        if any(known.name == new.name for known in FAULTS):
+            raise ValueError(f"{new.name} is there already")
+        FAULTS.append(new)
+        FAULTS.sort(key=lambda known: known.number)
         return provoke
 
     return add
@@ -51,14 +56,12 @@ def fault(number: int, what: str, expected: str, *, slow: bool = False) -> Calla
 
 def not_provoked(number: int, what: str, why: str) -> None:
     """Add a fault that is in the table with the reason why nothing was tried."""
-    _add(Fault(number, what, why, None))
+    fault(number, what, why)(None)
 
 
-def _add(new: Fault) -> None:
-    if any(known.name == new.name for known in FAULTS):
-        raise ValueError(f"{new.name} is there already")
-    FAULTS.append(new)
-    FAULTS.sort(key=lambda known: known.number)
+def limited(kind: int, most: int) -> Callable[[], None]:
+    """Return `ulimit` for a process that starts: `kind` is one of `resource`, `most` in bytes."""
+    return lambda: resource.setrlimit(kind, (most, most))
 
 
 def provoked(fault: Fault, scene: Scene) -> Outcome:

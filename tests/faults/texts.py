@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.faults.table import fault, not_provoked
@@ -110,18 +110,21 @@ def bad_json(scene: Scene) -> None:
         "digits": (good + b'{"text": ' + b"9" * 5000 + b"}\n", "line 2"),
     }
     for name, (content, pattern) in cases.items():
-        source = folder_of(scene, name, {"a.jsonl": content})
-        train(scene, source).must(DATA, r"a\.jsonl", pattern)
+        train(scene, folder_of(scene, name, {"a.jsonl": content})).must(DATA, r"a\.jsonl", pattern)
+
+
+def parquet(scene: Scene, columns: Mapping[str, Sequence[str]]) -> Path:
+    """Write a file of the format, with checksums of its pages."""
+    import pyarrow.parquet
+
+    path = folder_of(scene, "text", {}) / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, write_page_checksum=True)
+    return path
 
 
 @fault(27, "a damaged parquet file: cut, not parquet, a flipped bit in a page that has a checksum", "3; the file")
 def bad_parquet(scene: Scene) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    table = pyarrow.table({"text": [f"{n} {WORDS * 9}" for n in range(60)]})
-    path = folder_of(scene, "text", {}) / "a.parquet"
-    pyarrow.parquet.write_table(table, path, write_page_checksum=True)
+    path = parquet(scene, {"text": [f"{n} {WORDS * 9}" for n in range(60)]})
     whole = path.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 3] ^= 4
@@ -132,12 +135,7 @@ def bad_parquet(scene: Scene) -> None:
 
 @fault(28, "a column that is not there, of parquet", "3; those that are")
 def no_column(scene: Scene) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    path = folder_of(scene, "text", {}) / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"body": ["words"] * 9}), path)
-    train(scene, path).must(DATA, "'body'", "text_column")
+    train(scene, parquet(scene, {"body": ["words"] * 9})).must(DATA, "'body'", "text_column")
 
 
 not_provoked(28, "a split that a hub data set does not have", "needs the hub; the suite tests it on a made-up data set")
@@ -226,11 +224,6 @@ def damaged_tokens(scene: Scene) -> None:
         assert digests(scene.workdir) == whole, f"{name}, {damage}: it trained on something else"
 
 
-@fault(33, "a token file cut short under a running process", "the run ends as if it had not been")
-def cut_tokens(scene: Scene) -> None:
-    must_outlive(scene, lambda path: os.truncate(path, 10))
-
-
 def must_outlive(scene: Scene, damage: Callable[[Path], object]) -> None:
     """Check that damage to the token files while a run reads them does not change how the run ends."""
     cache = scene.folder / "cache"
@@ -239,6 +232,11 @@ def must_outlive(scene: Scene, damage: Callable[[Path], object]) -> None:
         damage(path)
     scene.end(process).must(0)
     scene.must_end_like_whole()
+
+
+@fault(33, "a token file cut short under a running process", "the run ends as if it had not been")
+def cut_tokens(scene: Scene) -> None:
+    must_outlive(scene, lambda path: os.truncate(path, 10))
 
 
 def tokenizer(vocab: Mapping[str, int], **more: object) -> str:

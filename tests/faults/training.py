@@ -9,17 +9,11 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable
 
-from tests.faults.table import fault, not_provoked
+from tests.faults.table import fault, limited, not_provoked
 from tests.tiny import ROOT, SECONDS, STEPS, Scene, rows_so_far
 
 NONFINITE, MEMORY, PARTLY = 5, 6, 7
-
-
-def memory(limit: int) -> Callable[[], None]:
-    """Return `ulimit -v`, in bytes, for a process that starts."""
-    return lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 @fault(56, "a loss or parameters that are not finite", "5; the step; the checkpoint before it is kept")
@@ -36,16 +30,17 @@ not_provoked(57, "NaN when the best of several is chosen", "posx chooses no best
 @fault(58, "memory that runs out in the first step, or while the state is made", "6; what to lower")
 def no_memory(scene: Scene) -> None:
     large = ("--config.model.model_dim=4096", "--config.model.num_heads=64", "--config.model.num_layers=2")
-    scene.train(*large, before=memory(6_000_000_000)).must(MEMORY, "memory")
     wide = (f"--workdir={scene.folder / 'wide'}", "--config.train.batch_size=65536", "--config.train.length=64")
-    scene.train(*wide, before=memory(6_000_000_000)).must(MEMORY, "memory")
+    for sizes in (large, wide):
+        scene.train(*sizes, before=limited(resource.RLIMIT_AS, 6 * 10**9)).must(MEMORY, "memory")
 
 
 @fault(59, "memory that runs out at one evaluation length", "7; status oom at that length, the others measured")
 def no_memory_at_a_length(scene: Scene) -> str:
     workdir = scene.finished()
     words = ("evaluate", f"--workdir={workdir}", "--lengths=16,24,131072", "--num_targets=131072", "--executor=dense")
-    scene.posx(*words, "--protocol=nonoverlapping", before=memory(12_000_000_000)).must(PARTLY, "131072: oom")
+    limit = limited(resource.RLIMIT_AS, 12 * 10**9)
+    scene.posx(*words, "--protocol=nonoverlapping", before=limit).must(PARTLY, "131072: oom")
     measured = [row for row in rows_so_far(workdir / "eval.jsonl") if row["num_targets"] > 100_000]
     found = {row["eval_len"]: row["status"] for row in measured}
     assert (found.get(131072), found.get(24)) == ("oom", "ok"), f"rows: {found}"
