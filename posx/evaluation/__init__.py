@@ -63,10 +63,11 @@ def evaluate(
       on_row: called with each row as soon as it is there.
 
     Returns:
-      One row for each protocol and length, with protocol, eval_len, stride, num_targets, num_stretches, num_documents,
-      num_windows, num_bytes, num_separators (None if they are not known), targets (names the scored tokens), nll
-      (nats/token), nll_interval (95 % over text, or None), ppl, bpb (of the targets that are text), block_len,
-      block_nll (sums, nats), status ("ok", "oom", "nonfinite", "undefined").
+      One row for each protocol and length, a dict.
+      Its fields: protocol, eval_len, stride, num_targets, num_stretches, num_documents, num_windows, num_bytes,
+      num_separators (None if they are not known), targets (names the scored tokens), nll (nats/token), nll_interval
+      (95 % over text, or None), ppl, bpb (of the targets that are text), block_len, block_nll (sums, nats), status
+      ("ok", "oom", "nonfinite", "undefined").
 
     Raises:
       ConfigError: for protocols and lengths that make no sense, and for results that cannot be log-probabilities of
