@@ -26,8 +26,8 @@ def near_names(name: str, known: Iterable[str], number: int = 1, cutoff: float =
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return "did you mean 'x'? ", or "" if no known name is near, for a message."""
-    return "".join(f"did you mean {near!r}? " for near in near_names(name, known))
+    """Return "Did you mean 'x'? ", or "" if no known name is near, for a message."""
+    return "".join(f"Did you mean {near!r}? " for near in near_names(name, known))
 
 
 def other_names(given: Iterable[str], wanted: Iterable[str]) -> str:
@@ -91,7 +91,7 @@ class Stopped(PosxError):
     alike = True
 
     def __init__(self, event: str = "stopped"):
-        super().__init__(f"{event}; the same command resumes")
+        super().__init__(f"{event}; the same command resumes (docs/guides/resuming.md)")
 
 
 class Interrupted(Stopped):

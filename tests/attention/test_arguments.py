@@ -64,7 +64,9 @@ def test_positions_of_other_types_are_refused(case):
 
 
 def test_both_sides_count_in_one_type():
-    with pytest.raises(ValueError, match="positions are int32 of queries but float32 of keys: give both alike"):
+    with pytest.raises(
+        ValueError, match="positions are int32 for queries but float32 for keys: give both the same type."
+    ):
         attend(Nope(), {}, POS, np.float32(POS))
 
 
@@ -175,7 +177,7 @@ def test_results_of_hooks_must_have_their_shape(case):
 
 
 def test_queries_and_keys_must_have_one_width():
-    message = r"\.key: queries are 6 wide and keys 8 wide, but they meet in a product; give both"
+    message = r"\.key: queries are 6 wide and keys 8 wide, but they are multiplied. Give both"
     refused_hook(Odd("key", ("k", G, 8)), message)
 
 
@@ -275,7 +277,7 @@ def test_features_of_another_shape_or_name_are_refused(name):
                 with pytest.raises(ConfigError, match=rf"^{side}_features\['{feature}'\] is .*{wanted}"):
                     run(features=sides)
     other = {f"{feature}_": array for feature, array in kept.items()}
-    with pytest.raises(ConfigError, match="^k_features lacks '.*', it has .*_. Give what batch_features returns"):
+    with pytest.raises(ConfigError, match="^k_features lacks '.*'; it has .*_. Give the result of batch_features"):
         run(features=(kept, other))
 
 
@@ -283,7 +285,7 @@ def test_features_of_another_shape_or_name_are_refused(name):
 def test_x_for_sides_at_other_positions_is_refused(name):
     encoding, params = built(name, XL)
     run = functools.partial(attend, encoding, params, x=np.zeros((B, T, XL.model_dim), np.float32))
-    message = "^{} of queries and keys differ, but .* computes the features of both sides from x"
+    message = "^{} differs between queries and keys, but .* computes the features of both sides from x. Give"
     with pytest.raises(ValueError, match=message.format("pos")):
         run(IN_ORDER, IN_ORDER + 1)
     documents = (IN_ORDER > 3).astype(np.int32)

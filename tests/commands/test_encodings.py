@@ -49,7 +49,7 @@ def test_one_encoding_of_the_catalogue_with_its_picture(capsys, tmp_path):
     code, out, _ = tiny.call(capsys, "encodings", "alibi", "--dry_run")
     assert code == 0 and "bias_h(r) = -slope_h * |r|" in out and "Press, Smith and Lewis 2022" in out
     code, _, err = tiny.call(capsys, "encodings", "albi")
-    assert code == 2 and "did you mean 'alibi'" in err and "Traceback" not in err
+    assert code == 2 and "Did you mean 'alibi'" in err and "Traceback" not in err
 
 
 def test_an_encoding_of_a_run_is_shown_as_trained(capsys, workdir, monkeypatch):

@@ -166,7 +166,7 @@ def test_one_document_gives_its_end():
     text = "".join(map(str, range(1000)))
     train, validation, note = split_by_hash([text], 0.1)
     assert train[0] + validation[0] == text and len(validation[0]) == round(len(text) * 0.1)
-    assert "one document only" in note
+    assert "one document, so" in note
     with pytest.raises(DataError, match="too short"):
         split_by_hash(["x"], 0.1)
 
@@ -190,7 +190,7 @@ BAD = [
     bad("a.txt", b"text \0 here", r"binary file \(NUL at byte 5\)"),
     bad("a.txt", b"\xff\0\0", r"binary file \(NUL at byte 1\)"),
     bad("a.txt", "caf\xe9 x".encode("latin-1"), "not utf-8: byte 0xE9 at offset 3.*data.text_encoding"),
-    bad("a.npy", b"\x93NUMPY", "format that posx does not read; it reads .txt"),
+    bad("a.npy", b"\x93NUMPY", "format that posx does not read. It reads .txt"),
     bad("a.jsonl", b'{"text": "x"}\n{"text": }\n', "line 2 is not JSON"),
     bad("a.jsonl", b'{"text": "x"}\n\n{"body": "x", "id": 1}\n', "line 3 has no column 'text' .*'body', 'id'"),
     bad("a.jsonl", b'{"text": "x"}\n{"text": null}\n', "line 2, column 'text': NoneType instead of text"),

@@ -76,7 +76,7 @@ def test_unknown_names_list_the_known_ones(tmp_path, cache, settings, message):
 
 
 def test_unreachable_hub_says_what_to_do(tmp_path):
-    with pytest.raises(DataError, match="neither cached here nor can the hub be reached; set data.source to a local"):
+    with pytest.raises(DataError, match="not cached here, and the hub cannot be reached. Set data.source to a local"):
         tales(tmp_path)
 
 

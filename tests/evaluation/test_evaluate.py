@@ -436,8 +436,8 @@ def test_per_position_reuses_the_pass_of_the_same_length():
 @pytest.mark.parametrize(
     ("protocol", "lengths", "words"),
     [
-        ("nonoverlaping", [10], "did you mean 'nonoverlapping'"),
-        ("P3", [10], "did you mean 'P"),
+        ("nonoverlaping", [10], "Did you mean 'nonoverlapping'"),
+        ("P3", [10], "Did you mean 'P"),
         ("nonoverlapping", [], "at least one window length"),
         ("nonoverlapping", [10, 0], "1 token or more"),
         ("nonoverlapping", 10, "lengths=10: give a list of whole numbers"),
