@@ -106,7 +106,7 @@ def _problem(hint: Any, value: Any, required: bool = False) -> str:
         if typing.get_origin(inner[0]) is Literal:
             choices = typing.get_args(inner[0])
             fits = set(value) <= set(choices) and len(set(value)) == len(value) and (value or not required)
-            return "" if fits else f"must name some of {', '.join(choices)}, each only once"
+            return "" if fits else f"must name some of {', '.join(choices)}, and each only once"
         return next(filter(None, (_problem(inner[0], item) for item in value)), "")
     options = [option for option in inner if option is not type(None)] if type(None) in inner else []
     return _problem(options[0], value) if len(options) == 1 else ""

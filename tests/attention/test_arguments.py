@@ -38,7 +38,7 @@ def test_positions_of_both_types_and_libraries_are_the_same():
 
 
 KINDS = (bool, "int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64", "float16", jnp.bfloat16, "float64")
-NO_ARRAY = r"q_pos is no array: give \[t\] or \[b, t\], int32 or float32"
+NO_ARRAY = r"q_pos is no array: give \[t\] or \[b, t\] of int32 or float32"
 REFUSED = {
     **{
         str(np.dtype(kind)): (POS.astype(kind), f"q_pos is {np.dtype(kind)}: it must be int32 or float32")
@@ -173,7 +173,7 @@ def refused_hook(encoding, message):
 @pytest.mark.parametrize("case", HOOKS)
 def test_results_of_hooks_must_have_their_shape(case):
     encoding, given, wanted = HOOKS[case]
-    refused_hook(encoding, re.escape(f".{encoding.hook} gives {given} where {wanted} is wanted"))
+    refused_hook(encoding, re.escape(f".{encoding.hook} gives {given}, but {wanted} is expected"))
 
 
 def test_queries_and_keys_must_have_one_width():
@@ -270,7 +270,7 @@ def test_features_of_another_shape_or_name_are_refused(name):
     run = functools.partial(attend, encoding, params, IN_ORDER)
     jax.eval_shape(lambda kept: run(features=(kept, kept)), kept)
     for feature, array in kept.items():
-        wanted = rf"\[b, t, {', '.join(map(str, array.shape[2:]))}\] where q has 4 heads of 6"
+        wanted = rf"\[b, t, {', '.join(map(str, array.shape[2:]))}\] for q has 4 heads of 6"
         for axis in range(2, array.ndim):
             fewer = kept | {feature: array.take(np.array([0]), axis=axis)}
             for side, sides in (("q", (fewer, kept)), ("k", (kept, fewer))):

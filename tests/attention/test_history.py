@@ -175,14 +175,14 @@ def test_features_of_other_tokens_are_refused():
     slots = posx.Slots(order[None], order)
     assert_allclose(attend(slots, features=(sums, sums)), own, atol=1e-6)
     for part in (x[:, :1], x[:1], np.concatenate([x, x], axis=1)):
-        with pytest.raises(ValueError, match=r"x \(.* must be \[b, t, m], with the tokens of q"):
+        with pytest.raises(ValueError, match=r"x \(.* must be \[b, t, m\], with the tokens of q"):
             attend(x=part)
     with pytest.raises(ValueError, match=r"k_features\['log_f'\] .* does not fit k"):
         attend(slots, features=(sums, jax.tree.map(lambda a: a[:, :1], sums)))
     with pytest.raises(ValueError, match="x and features. Give"):
         attend(slots, x=x, features=(sums, sums))
     sides = posx.Slots(order[:3], order[:3]), posx.Slots(order, order)
-    with pytest.raises(ValueError, match=r"x \(2, 3, 12\) must be \[b, t, m\] of the tokens of q"):
+    with pytest.raises(ValueError, match=r"x \(2, 3, 12\) must be \[b, t, m\], with the tokens of q"):
         posx.attend(fox, params, q[:, :3], k, v, *sides, x=x[:, :3])
 
 

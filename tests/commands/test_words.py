@@ -11,7 +11,7 @@ from tests.commands import refused
 
 BAD_WORDS = {
     "no such command": (["trian"], ["command 'trian' is unknown", "Did you mean 'train'"]),
-    "unknown key": (["train", "--config.model.model_dmi=64"], ["key 'model.model_dmi'", "nearest: model.model_dim"]),
+    "unknown key": (["train", "--config.model.model_dmi=64"], ["key 'model.model_dmi'", "Nearest: model.model_dim"]),
     "unknown key, short name": (["train", "--config.train.lr=2"], ["is unknown", "learning_rate"]),
     "section as a value": (["train", "--config.model=3"], ["config key 'model' is unknown"]),
     "unknown flag": (["train", "--workdri=x"], ["--workdri: this flag is unknown", "Did you mean --workdir"]),

@@ -80,13 +80,13 @@ ZERO_BIAS = "return jnp.zeros((4, q_pos.shape[0], k_pos.shape[0]))"
         ("def init(self, rng): return {}", r"Mine\.init\(rng\) is called as init\(rng, dims\)"),
         (
             f"def bias(self, params, k_pos, q_pos): {ZERO_BIAS}",
-            r"^Mine\.bias\(params, k_pos, q_pos\) is called as bias\(params, q_pos, k_pos\): k_pos would be g",
+            r"^Mine\.bias\(params, k_pos, q_pos\) is called as bias\(params, q_pos, k_pos\): k_pos would r",
         ),
         ("def by_distance(self, params, distance, *, gain): ...", r"is called as by_distance\(params, distance\)"),
         # A value in the place of a method, and the other way round.
         (
             "bias: bool = True",
-            r"^Mine\.bias must be a method bias\(params, q_pos, k_pos\), not True; a field",
+            r"^Mine\.bias must be a method bias\(params, q_pos, k_pos\), not True. Give a field",
         ),
         ("score = None", r"Mine\.score must be a method score\(params, s, tile\), not None"),
         ("key: float", r"Mine\.key belongs to every encoding. Give the field another name."),
@@ -123,7 +123,7 @@ def test_missing_decorator_is_named_at_the_first_value():
     below = made("gain: float = 1.0", decorator="", bases="posx.encodings.Rope")
     with pytest.raises(ConfigError, match="Mine is no dataclass"):
         posx.build(below(), DIMS)
-    with pytest.raises(ConfigError, match=r"Mine must be compared and hashed by its fields: .* without eq=False"):
+    with pytest.raises(ConfigError, match=r"Mine must be compared and hashed by its fields. .* without eq=False"):
         posx.build(made("gain: float = 1.0", decorator="@dataclasses.dataclass(frozen=True, eq=False)")(2.0), DIMS)
 
 
@@ -137,7 +137,7 @@ def test_mixin_counts_and_must_come_first():
         pass
 
     assert acting(posx.build(First(), DIMS)) == ("by_distance",)
-    with pytest.raises(ConfigError, match=r"Straight\.by_distance is hidden by Encoding.*write class Last\(Straight, "):
+    with pytest.raises(ConfigError, match=r"Straight\.by_distance is hidden by Encoding.*Write class Last\(Straight, "):
 
         @dataclasses.dataclass(frozen=True)
         class Last(Encoding, Straight):
@@ -228,8 +228,8 @@ BUILT = [
     # Shapes.
     (
         "def by_distance(self, params, distance): return ByDistance(bias=jnp.zeros((distance.shape[0], 4)))",
-        r"^Mine\(\)\.by_distance\.bias gives \[7, 4\] where \[h or 1, n\] = \[4 or 1, 7\] is wanted "
-        r"\(q has 4 heads of 6, k and v 2 of 6 and 6; q = 3, k = 5, n = 7\)$",
+        r"^Mine\(\)\.by_distance\.bias gives \[7, 4\], but \[h or 1, n\] = \[4 or 1, 7\] is expected "
+        r"\(q has 4 heads of 6, k and v 2 of 6 and 6; q = 3, k = 5, n = 7\)\.$",
     ),
     (
         "def by_distance(self, params, distance): ByDistance(bias=-jnp.abs(distance))",
@@ -237,35 +237,35 @@ BUILT = [
     ),
     (
         "def by_distance(self, params, distance): return ByDistance(bias=-jnp.abs(distance)[None])",
-        r"Mine\(\)\.by_distance\.bias gives \[1, 7\] of int32 where \[h or 1, n\]",
+        r"Mine\(\)\.by_distance\.bias gives \[1, 7\] of int32, but \[h or 1, n\]",
     ),
     (
         "def bias(self, params, q_pos, k_pos): return jnp.zeros((4, k_pos.shape[0], q_pos.shape[0]))",
-        r"Mine\(\)\.bias gives \[4, 5, 3\] where \[h or 1, q, k\] = \[4 or 1, 3, 5\] is wanted",
+        r"Mine\(\)\.bias gives \[4, 5, 3\], but \[h or 1, q, k\] = \[4 or 1, 3, 5\] is expected",
     ),
     (
         "def bias(self, params, q_pos, k_pos): return (q_pos[:, None] - k_pos[None])[None]",
-        r"Mine\(\)\.bias gives \[1, 3, 5\] of int32 where \[h or 1, q, k\]",
+        r"Mine\(\)\.bias gives \[1, 3, 5\] of int32, but \[h or 1, q, k\]",
     ),
     (
         "def logit_scale(self, params, pos, features): return jnp.ones((3, 4))",
-        r"Mine\(\)\.logit_scale gives \[3, 4\] where \[h or 1, q\] = \[4 or 1, 3\] is wanted",
+        r"Mine\(\)\.logit_scale gives \[3, 4\], but \[h or 1, q\] = \[4 or 1, 3\] is expected",
     ),
     (
         "def logit_scale(self, params, pos, features): return jnp.ones(3)",
-        r"Mine\(\)\.logit_scale gives \[3\] where \[h or 1, q\] = \[4 or 1, 3\] is wanted",
+        r"Mine\(\)\.logit_scale gives \[3\], but \[h or 1, q\] = \[4 or 1, 3\] is expected",
     ),
     (
         "def token_bias(self, params, pos, features): return jnp.ones((4, 3))",
-        r"Mine\(\)\.token_bias gives \[4, 3\] where \[q, h or 1, \*\] = \[3, 4 or 1, \*\] is wanted",
+        r"Mine\(\)\.token_bias gives \[4, 3\], but \[q, h or 1, \*\] = \[3, 4 or 1, \*\] is expected",
     ),
     (
         "def decay(self, params): return jnp.ones((1, 5))",
-        r"Mine\(\)\.decay gives \[1, 5\] where \[h or 1, d'\] = \[4 or 1, 6\] is wanted",
+        r"Mine\(\)\.decay gives \[1, 5\], but \[h or 1, d'\] = \[4 or 1, 6\] is expected",
     ),
     (
         "def query(self, params, vectors, pos, features): return vectors[0]",
-        r"Mine\(\)\.query gives \[4, 6\] where \[q, h, \*\] = \[3, 4, \*\]",
+        r"Mine\(\)\.query gives \[4, 6\], but \[q, h, \*\] = \[3, 4, \*\]",
     ),
     (
         "def key(self, params, vectors, pos, features): return jnp.concatenate([vectors, vectors], axis=-1)",
@@ -273,37 +273,37 @@ BUILT = [
     ),
     (
         "def by_distance(self, params, distance): return jnp.zeros((distance.shape[0], 4, 6))",
-        r"must give ByDistance\(.*, not \[7, 4, 6\]$",
+        r"must give ByDistance\(.*, not \[7, 4, 6\]\.$",
     ),
     ("def by_distance(self, params, distance): return ByDistance()", r"Mine\(\)\.by_distance must give ByDistance"),
     (
         "def by_distance(self, params, distance): return ByDistance(value=jnp.zeros((distance.shape[0], 4, 3)))",
-        r"Mine\(\)\.by_distance\.value gives \[7, 4, 3\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
+        r"Mine\(\)\.by_distance\.value gives \[7, 4, 3\], but \[n, h or 1, d\] = \[7, 4 or 1, 6\] is expected",
     ),
     (
         "def by_distance(self, params, distance): return ByDistance(query=jnp.zeros((4, distance.shape[0], 6)))",
-        r"Mine\(\)\.by_distance\.query gives \[4, 7, 6\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
+        r"Mine\(\)\.by_distance\.query gives \[4, 7, 6\], but \[n, h or 1, d\] = \[7, 4 or 1, 6\] is expected",
     ),
     (
         "def by_distance(self, params, distance): return ByDistance(key=jnp.zeros((distance.shape[0], 2, 6)))",
-        r"Mine\(\)\.by_distance\.key gives \[7, 2, 6\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
+        r"Mine\(\)\.by_distance\.key gives \[7, 2, 6\], but \[n, h or 1, d\] = \[7, 4 or 1, 6\] is expected",
     ),
     (
         "def by_distance(self, params, distance): return ByDistance(scaled=jnp.zeros((distance.shape[0], 4)))",
-        r"Mine\(\)\.by_distance\.scaled gives \[7, 4\] where \[h or 1, n\] = \[4 or 1, 7\]",
+        r"Mine\(\)\.by_distance\.scaled gives \[7, 4\], but \[h or 1, n\] = \[4 or 1, 7\]",
     ),
     (
         "def score(self, params, s, tile): return s.sum(axis=0)",
-        r"Mine\(\)\.score gives \[3, 5\] where \[h, q, k\] = \[4, 3, 5\]",
+        r"Mine\(\)\.score gives \[3, 5\], but \[h, q, k\] = \[4, 3, 5\]",
     ),
-    ("def embed(self, params, x, pos): return x[:, :2]", r"Mine\(\)\.embed gives \[3, 2\] where \[q, m\] = \[3, 12\]"),
+    ("def embed(self, params, x, pos): return x[:, :2]", r"Mine\(\)\.embed gives \[3, 2\], but \[q, m\] = \[3, 12\]"),
     (
         "def features(self, params, x, pos, carry): return {'a': x}",
         r"Mine\(\)\.features must give \({name: ",
     ),
     (
         "def features(self, params, x, pos, carry): return {'a': x[0]}, None",
-        r"Mine\(\)\.features gives 'a' \[12\] ",
+        r"Mine\(\)\.features gives 'a' \[12\], ",
     ),
     (
         "def features(self, params, x, pos, carry): return {'a': x}, x",
@@ -334,7 +334,7 @@ BUILT = [
         r"Mine\(\)\.init\(rng, dims\) raises Attr",
     ),
     ("def resolve(self, dims): return 1 / 0", r"^Mine\.resolve raises ZeroDivisionError: division by zero$"),
-    ("def resolve(self, dims): pass", r"^Mine\.resolve must return the value, not None\.$"),
+    ("def resolve(self, dims): pass", r"^Mine\.resolve must return the value, not None$"),
     # Values that cannot be values.
     (
         "table: tuple = dataclasses.field(default_factory=list)",
@@ -349,7 +349,7 @@ BUILT = [
     ("@property\ndef about(self): return 3", r"^Mine\.about=3 must be posx\.About\("),
     (
         "history = {'key': 1}",
-        r"^Mine\(\)\.history names key, which this encoding does not define$",
+        r"^Mine\(\)\.history names key, which this encoding does not define. Remove it\.$",
     ),
     ("@property\ndef reach(self): return 2.5", r"^Mine\.reach=2\.5 must be a whole number of tokens"),
 ]
@@ -476,7 +476,7 @@ CLI_FAULTS = {
     ),
     "Turned": (
         "def by_distance(self, params, distance): return posx.ByDistance(bias=distance[:, None] / 2)",
-        "by_distance.bias gives [6, 1] where [h or 1, n] = [4 or 1, 6]",
+        "by_distance.bias gives [6, 1], but [h or 1, n] = [4 or 1, 6]",
     ),
 }
 
