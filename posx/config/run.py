@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from posx.config.sections import SECTIONS, DataConfig, EvalConfig, ModelConfig, TrainConfig, sweep_section
 from posx.encodings import CHAIN, Chain, Dims, Encoding, code_of, encoding_name, from_spec, spec_of, spec_text
 from posx.encodings.rates import Rates, from_json, multipliers_in_rows, rates_of_layers, to_json
-from posx.errors import ConfigError
+from posx.errors import ConfigError, in_one_line
 from posx.fields import typed_fields
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ def run_config(config: ConfigDict | Mapping[str, Any]) -> RunConfig:
         raise ConfigError("the config has no encoding.name. Give one: --config.encoding=rope")
     sections = typed_sections(asked)
     if problems := [problem for section in sections.values() for problem in section.problems()]:
-        raise ConfigError("; ".join(problems))
+        raise ConfigError(in_one_line(problems))
     model, train = sections["model"].resolved(), sections["train"]
     layers, dims = model.encodings(asked["encoding"], train.length), model.dims(train.length)
     rates = rates_of_layers(layers, dims, train.position_lr_multiplier)

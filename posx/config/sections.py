@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from posx.contract.fields import above, at_least, at_most, below, problems_of
 from posx.encodings import Dims, Encoding, Spec, build
-from posx.errors import ConfigError
+from posx.errors import ConfigError, in_one_line
 
 #: Settings that may name a file or folder.
 PLACES = ("source", "validation", "tokenizer", "cache_dir")
@@ -101,7 +101,7 @@ class ModelConfig:
     def dims(self, train_len: int) -> Dims:
         """Return the sizes that encodings are resolved from. Raises ConfigError."""
         if problems := self.problems():
-            raise ConfigError("; ".join(problems))
+            raise ConfigError(in_one_line(problems))
         head_dim = self.model_dim // self.num_heads
         return Dims(self.model_dim, self.num_heads, head_dim, self.num_layers, train_len, self.kv_heads)
 
@@ -165,7 +165,7 @@ class DataConfig:
 def check_config(config: DataConfig) -> None:
     """Raise ConfigError with every problem of `config`, if it has any."""
     if found := config.problems():
-        raise ConfigError("; ".join(found))
+        raise ConfigError(in_one_line(found))
 
 
 @dataclasses.dataclass(frozen=True)

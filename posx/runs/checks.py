@@ -16,7 +16,7 @@ from posx.contract import abstract_params
 from posx.data import Dataset
 from posx.data.corpus import absolute, is_path
 from posx.encodings import spec_text
-from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
+from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, in_one_line
 from posx.evaluation import protocols
 from posx.machine.cores import own_memory
 from posx.progress import say, size
@@ -29,7 +29,7 @@ def checked(run: RunConfig) -> RunConfig:
     """Return `run` with absolute paths. Raises ConfigError with everything that does not fit."""
     found = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
     if found := found or list(_encoding_problems(run)):
-        raise ConfigError("; ".join(found))
+        raise ConfigError(in_one_line(found))
     return dataclasses.replace(run, data=absolute(run.data))
 
 

@@ -17,7 +17,7 @@ from posx.config.sections import PLACES
 from posx.data import DataConfig, Dataset, check_length, prepare
 from posx.data.store import cache_folder
 from posx.encodings import spec_text
-from posx.errors import ConfigError, PosxError
+from posx.errors import ConfigError, PosxError, in_one_line
 from posx.files.locks import holder
 from posx.machine.devices import machine_ceiling
 from posx.progress import by_reason, duration, say, size
@@ -53,7 +53,7 @@ def plan(config: ConfigDict, workdir: Path, read: bool = False) -> list[Job]:
         except ConfigError as error:
             found.append((name, str(error)))
     if found:
-        raise ConfigError("; ".join(by_reason(found)))
+        raise ConfigError(in_one_line(by_reason(found)))
     return _in_their_folders(_once(_with_texts(jobs, held, read)), held, workdir)
 
 

@@ -200,7 +200,7 @@ BAD = [
     bad("a.json", b"[1, 2]", "record 0 is a JSON int"),
     bad("a.json", b'[{"text": "x"}', "is not JSON"),
     bad("a.parquet", b"PAR1 not really", "cannot be read as parquet"),
-    bad("a.parquet", {"body": ["x"], "id": [1]}, "no column 'text' .*'body', 'id'.*set data.text_column"),
+    bad("a.parquet", {"body": ["x"], "id": [1]}, "no column 'text' .*'body', 'id'.*data.text_column"),
     bad("a.parquet", {"text": [1, 2]}, "int64 instead of strings"),
     bad("a.parquet", {"text": ["x", None]}, "row 1, column 'text': NoneType instead of text"),
     bad("d/only.png", b"x", "folder without files that posx reads"),
@@ -255,7 +255,7 @@ def test_files_of_a_folder_that_are_left_out_are_named(tmp_path):
 
 def test_missing_path_names_the_nearest_folder(tmp_path):
     for source in (tmp_path / "no/such/file.txt", tmp_path / "nothing"):
-        with pytest.raises(DataError, match=f"does not exist; the nearest existing folder is '{tmp_path}'"):
+        with pytest.raises(DataError, match=f"does not exist. The nearest existing folder is '{tmp_path}'"):
             load(tmp_path, source)
     with pytest.raises(DataError, match="data.validation '.*' does not exist"):
         load(tmp_path, "stdlib", validation=str(tmp_path / "held"))
@@ -298,7 +298,7 @@ def test_senseless_settings_are_all_named():
     check_config(DataConfig())
     with pytest.raises(ConfigError) as caught:
         check_config(DataConfig(source="", layout="page", validation_fraction=1.0, tokenizer="bpe", vocab_size=9))
-    for name in ("data.source", "data.layout='page'", "data.validation_fraction=1.0", "data.vocab_size is 9"):
+    for name in ("data.source", "data.layout='page'", "data.validation_fraction=1.0", "data.vocab_size=9"):
         assert name in str(caught.value)
 
 

@@ -64,7 +64,7 @@ def test_held_out_file_for_a_hub_data_set(tmp_path, cache):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"validation_split": "valid"}, "no split 'valid'; it has 'train', 'validation'"),
+        ({"validation_split": "valid"}, "no split 'valid'. It has 'train', 'validation'"),
         ({"text_column": "body"}, r"no column 'body' \(columns there: 'text'\)"),
         ({"subset": "other"}, "'acme/tales' with subset 'other' is not a local path"),
     ],

@@ -300,7 +300,7 @@ def warnings_of(tmp_path, texts, lines, files):
 
 def test_unusable_cache_folder(tmp_path, config):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot keep token files .* set data.cache_dir"):
+    with pytest.raises(DataError, match="token files cannot be kept in .*data.cache_dir"):
         prepare(DataConfig(**{**vars(config), "cache_dir": str(tmp_path / "file")}))
 
 

@@ -34,7 +34,7 @@ def refusal(first, second):
     if first == "pope" and second in (*MAPS_KEYS, "transformer_xl"):
         return r"maps the channels of a head, but .* before it"
     if "xpos" in (first, second) and {first, second} & {"tupe", "pope"}:
-        return r"\.decay gives \[1, 6\] where \[h or 1, d'\] = \[4 or 1, 12\] is wanted"
+        return r"\.decay gives \[1, 6\], but \[h or 1, d'\] = \[4 or 1, 12\] is expected"
     return ""
 
 

@@ -181,7 +181,7 @@ def damaged_checkpoints(scene: Scene) -> str:
 def all_damaged(scene: Scene) -> None:
     for path in (scene.halfway() / "checkpoints").glob("*.json"):
         path.write_text("{}")
-    scene.train().must(WORKDIR, "no good checkpoint")
+    scene.train().must(WORKDIR, "No good checkpoint")
 
 
 @fault(47, "checkpoints of other shapes or types", "4; the arrays; no cast")

@@ -130,7 +130,7 @@ def test_a_removed_manifest_makes_the_step_unseen(folder):
 def test_all_damaged_is_an_error_that_names_them(folder, name):
     for step in (5, 10):
         DAMAGE[name](folder, step)
-    with pytest.raises(WorkdirError, match=r"checkpoint 10.*checkpoint 5.*no good checkpoint is left"):
+    with pytest.raises(WorkdirError, match=r"checkpoint 10.*checkpoint 5.*No good checkpoint is left"):
         Checkpoints(folder, 2).restore(ABSTRACT)
 
 
