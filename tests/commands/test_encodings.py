@@ -137,7 +137,7 @@ def test_the_catalogue_says_which_encodings_do_not_fit(capsys, monkeypatch):
 
 def test_sizes_that_no_model_could_have_are_refused(capsys):
     for words in (["encodings"], ["encodings", "rope"]):
-        refused(capsys, 2, [*words, "--model_dim=10"], "--model_dim=10 is not divisible by num_heads=4; nearest: 5")
+        refused(capsys, 2, [*words, "--model_dim=10"], "--model_dim=10 is not divisible by num_heads=4. Nearest: 5")
     refused(capsys, 2, ["encodings", "--num_kv_heads=3"], "--num_kv_heads=3 does not divide num_heads=4")
     refused(capsys, 2, ["encodings", "--num_heads=0"], "--num_heads=0 must be at least 1")
     refused(capsys, 2, ["encodings", "--train_len=0"], "train_len=0")
