@@ -81,7 +81,7 @@ def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Data
         raise WorkdirError(
             f"{folder.path} was trained on other text or tokens than {dataset.source} has now ({digests}). "
             "Restore the original text or pass --config.data.source=PATH. To evaluate on the changed text on "
-            f"purpose, pass --config.data.source={data.source}."
+            f"purpose, pass --config.data.source={data.source}"
         )
     say(
         f"notice: {folder.path.name} is measured on other text than in training ({digests}). Its rows are "

@@ -485,7 +485,7 @@ def test_command_prints_a_line_per_check_and_exits_1_on_failure(monkeypatch, cap
     assert printed.err == "posx: 1 of 2 checks failed: prefix\n"
     assert f"prefix             FAILED {CHECKS['prefix'][1]}: without later tokens: outputs off by" in printed.out
     for words, says in (
-        (["check"], "posx: name the encoding first: posx check alibi"),
+        (["check"], "posx: no encoding is named. Name one: posx check alibi"),
         (["check", "alibi", "--only=tile", "--dry_run"], "only=tile: no check has this name. Did you mean 'tiles'?"),
         (["check", "alibii"], "encoding 'alibii' is unknown. Did you mean 'alibi'?"),
         (["check", "alibi", "--num_heads=5"], "num_kv_heads=2 does not divide num_heads=5"),

@@ -229,7 +229,10 @@ def test_arrays_of_every_kind_are_accepted(kind):
 def test_what_are_no_log_probabilities_is_refused(protocol):
     logits = rng.normal(0, 3, (VOCAB, VOCAB)).astype(np.float32)
     for model, words in (
-        (lambda tokens: logits[tokens[:, :-1], tokens[:, 1:]], "log-probabilities up to .* above 0. If these are logits"),
+        (
+            lambda tokens: logits[tokens[:, :-1], tokens[:, 1:]],
+            "log-probabilities up to .* above 0. If these are logits",
+        ),
         (lambda tokens: logits[tokens], "probabilities sum to .* not 1. If these are logits"),
         (lambda tokens: logits[tokens] - 20, "probabilities sum to .* not 1. If these are logits"),
         (lambda tokens: np.exp(-TABLE)[tokens], "probabilities sum to .* not 1. If these are logits"),
