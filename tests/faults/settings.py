@@ -24,7 +24,7 @@ def refused(number: int, what: str, expected: str, *trials: tuple[str, ...]) -> 
 
 refused(
     1, "unknown config key", "2; the full path, the nearest key",
-    ("--config.model.dd=64", r"model\.dd", "Did you mean|near"),
+    ("--config.model.dd=64", r"model\.dd", "Did you mean|Nearest"),
 )  # fmt: skip
 refused(1, "unknown key of an encoding", "2; the name, those it takes", ("rope(bose=5)", "bose", "base"))
 
