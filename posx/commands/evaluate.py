@@ -180,4 +180,4 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
 
     bad = [row for row in rows if row["status"] in ("oom", "nonfinite")]
     if problems := [*by_reason(failed.items()), *(listed([row]) for row in bad)]:
-        raise PartialFailure("; ".join(problems))
+        raise PartialFailure(f"{'; '.join(problems)} (docs/guides/troubleshooting.md)")
