@@ -67,17 +67,22 @@ def _foreseen(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, interrupts.Terminated) or (interrupts.terminated() and not interrupts.interrupted()):
         return Stopped.exit_code, str(Stopped())
     if isinstance(error, KeyboardInterrupt) or interrupts.interrupted():  # native code may raise another error for it
-        return 130, "interrupted; the same command continues from the last checkpoint"
+        return 130, "interrupted; the same command resumes from the last checkpoint"
     if isinstance(error, MemoryError):
-        return OutOfMemoryError.exit_code, "memory ran out; lower the sizes, train.batch_size or eval.batch_tokens"
+        return OutOfMemoryError.exit_code, "memory ran out. Lower the sizes, train.batch_size or eval.batch_tokens."
     if isinstance(error, OSError) and disk_full(error):
         unheard(sys.stdout)
-        return OutOfMemoryError.exit_code, "no space left where the results of this command are written"
+        return OutOfMemoryError.exit_code, (
+            "no space is left where the results of this command are written. Free space and run the same command again."
+        )
     if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
         return ConfigError.exit_code, str(no_device(str(error)))
     if isinstance(error, ValueError) and (found := _NO_VALUE.search(str(error))):  # JAX raises it when it is imported
         name = found[1].upper()
-        return ConfigError.exit_code, f"{name}={os.environ.get(name, '')}: JAX takes no such value. Correct or unset it"
+        return (
+            ConfigError.exit_code,
+            f"{name}={os.environ.get(name, '')}: JAX takes no such value. Correct it, or unset it: unset {name}",
+        )
     return None
 
 
@@ -93,9 +98,11 @@ def _run(words: list[str]) -> int:
     try:
         sys.path.append(str(Path.cwd()))  # "my_module:MyEncoding" is a file of the user's; last, so that it hides none
     except FileNotFoundError:
-        raise ConfigError("the current folder has been removed: change into another one") from None
+        raise ConfigError("the current folder has been removed. Change into another one: cd ~") from None
     if name not in COMMANDS:
-        raise ConfigError(f"unknown command {name!r}; {nearest(name, COMMANDS)}known: {', '.join(COMMANDS)}")
+        raise ConfigError(
+            f"command {name!r} is unknown. {nearest(name, COMMANDS)}The commands are: {', '.join(COMMANDS)}."
+        )
     if {"-h", "--help", "--helpfull"} & {word.partition("=")[0] for word in words} or words == ["help"]:
         print(usage(name))
         return 0
@@ -123,7 +130,7 @@ def _config(command: Command, given: Words) -> Any:
 def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:
     """Return the text of `--print_config`: the settings of `config`, or those of the run in the work folder."""
     if config is None and not values["workdir"]:
-        return "this command has no settings but its flags"
+        return "this command has no settings but its flags."
     from posx.config.flags import asked_before
     from posx.config.overrides import printed
     from posx.runs.folder import runs_in
@@ -133,7 +140,7 @@ def _settings(values: dict[str, Any], config: Any, sweep: bool) -> str:
         return printed(config, sweep)
     first, *others = runs_in(unpacked(work_folder(values)))
     if others:
-        say(f"notice: settings of {first.path}, the first of {1 + len(others)} runs")
+        say(f"notice: {first.path} has these settings; it is the first of {1 + len(others)} runs")
     return printed(asked_before(first.read_config()), sweep)
 
 
@@ -143,7 +150,8 @@ def usage(name: str = "") -> str:
         lines = [f"  posx {word:10} {command.text}" for word, command in COMMANDS.items()]
         return "\n".join(["posx: position encodings, trained short and tested long", "", *lines, "",
                           "posx COMMAND --help shows its flags; start with", "",
-                          "  posx sweep --config quick --workdir runs/quick"])  # fmt: skip
+                          "  posx sweep --config quick --workdir runs/quick", "",
+                          "Documentation: docs/index.md"])  # fmt: skip
     command = COMMANDS[name]
     lines = [f"posx {f'{name} {command.operand}'.strip()}: {command.text}", ""]
     if command.takes_config:
@@ -159,7 +167,7 @@ def usage(name: str = "") -> str:
             "  --config.sweep.zip=A.B+C.D     these axes advance together: first value with first, second with second",
         ]
     lines += [f"  --config.{section}.X=V   replaces {section}.X of the run" for section in command.sections]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"Guide: {', '.join(command.guide)}"])
 
 
 if __name__ == "__main__":

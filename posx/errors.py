@@ -26,8 +26,8 @@ def near_names(name: str, known: Iterable[str], number: int = 1, cutoff: float =
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return "did you mean 'x'? ", or "" if no known name is near, for a message."""
-    return "".join(f"did you mean {near!r}? " for near in near_names(name, known))
+    """Return "Did you mean 'x'? ", or "" if no known name is near, for a message."""
+    return "".join(f"Did you mean {near!r}? " for near in near_names(name, known))
 
 
 def other_names(given: Iterable[str], wanted: Iterable[str]) -> str:
@@ -35,6 +35,12 @@ def other_names(given: Iterable[str], wanted: Iterable[str]) -> str:
     given, wanted = dict.fromkeys(given), dict.fromkeys(wanted)
     kinds = {"missing": [n for n in wanted if n not in given], "unknown": [n for n in given if n not in wanted]}
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
+
+
+def in_one_line(problems: Iterable[str]) -> str:
+    """Return several problems as one line, each a sentence with its full stop; one alone stays as it is."""
+    first, *others = problems
+    return " ".join(f"{text.rstrip('.')}." for text in (first, *others)) if others else first
 
 
 class PosxError(Exception):
@@ -91,7 +97,7 @@ class Stopped(PosxError):
     alike = True
 
     def __init__(self, event: str = "stopped"):
-        super().__init__(f"{event}; the same command resumes")
+        super().__init__(f"{event}; the same command resumes (docs/guides/resuming.md)")
 
 
 class Interrupted(Stopped):

@@ -37,7 +37,7 @@ def typed_fields(cls: type, given: Mapping[str, Any], owner: str, prefix: str) -
     for key, value in given.items():
         if key not in known:
             raise ConfigError(
-                f"{owner} has no field {key!r}; {nearest(key, known)}fields: {', '.join(known) or 'none'}"
+                f"{owner} has no field {key!r}. {nearest(key, known)}The fields are: {', '.join(known) or 'none'}."
             )
         options = [kind for kind in typing.get_args(hints[key]) if kind is not NoneType]
         may_be_open = len(options) < len(typing.get_args(hints[key]))
@@ -64,7 +64,7 @@ def typed(value: Any, wanted: Any, name: str, whole: Any = None) -> Any:
     if typing.get_origin(wanted) is tuple:
         items = items_of(value) if isinstance(value, str) else value
         if not isinstance(items, list | tuple):
-            raise ConfigError(f"{name}={value!r}: not a tuple. Write ({value!r},) for one value")
+            raise ConfigError(f"{name}={value!r}: not a tuple. Write ({value!r},) for one value.")
         whole = value if whole is None else whole
         return tuple(typed(item, typing.get_args(wanted)[0], name, whole) for item in items)
     if typing.get_origin(wanted) is typing.Literal:  # its class says which of them are allowed

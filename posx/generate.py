@@ -33,8 +33,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf") or self.top_k < 0:
             raise ConfigError(
-                f"temperature={self.temperature}, top_k={self.top_k}: both must be finite and not negative. "
-                "Give 0 or a positive number."
+                f"temperature={self.temperature}, top_k={self.top_k}: both must be finite and not negative. Give 0 "
+                "or a positive number."
             )
 
 

@@ -258,7 +258,7 @@ class Model:
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
         if (rows := cache.idx.shape[0]) != len(tokens):
-            raise ConfigError(f"tokens have {len(tokens)} rows, the cache has {rows}: make it with as many rows.")
+            raise ConfigError(f"tokens have {len(tokens)} rows, but the cache has {rows}. Make it with as many rows.")
         pos, idx = (jnp.broadcast_to(known(n, x, tokens.shape), tokens.shape) for n, x in (("pos", pos), ("idx", idx)))
         start, cache = cache.filled, advance(cache, pos, idx)
         decoder = self._decoder(params)

@@ -45,7 +45,7 @@ def by_reason(pairs: Iterable[tuple[str, str]]) -> list[str]:
     for name, reason in pairs:
         found.setdefault(reason, []).append(name)
     return [
-        f"{reason} ({len(names)} runs, {names[0]} is the first)" if names[1:] else f"{names[0]}: {reason}"
+        f"{reason.rstrip('.')} ({len(names)} runs, {names[0]} is the first)" if names[1:] else f"{names[0]}: {reason}"
         for reason, names in found.items()
     ]
 

@@ -31,11 +31,12 @@ SOURCES: Flags = {
 class Command(NamedTuple):
     """The words that a command takes.
 
-    text: its line of help. flags: by name. operand: how help calls the word after its name. sections: the sections of
-    a stored run's settings that --config.SECTION.NAME replaces.
+    text: its line of help. guide: its page of the docs, (title, path). flags: by name. operand: how help calls the word
+    after its name. sections: the sections of a stored run's settings that --config.SECTION.NAME replaces.
     """
 
     text: str
+    guide: tuple[str, str]
     flags: Flags = {}
     takes_config: bool = False
     operand: str = ""
@@ -67,9 +68,9 @@ def read(command: Command, words: Sequence[str]) -> Words:
     settings = [f"--{name}" for name in SOURCES if name in values and not command.takes_config]
     settings += values["overrides"] if not (command.takes_config or command.sections) else []
     if settings:
-        raise ConfigError(f"{settings[0]}: this command takes no config; its flags: {listed(command.flags)}")
+        raise ConfigError(f"{settings[0]}: this command takes no config. Its flags are: {listed(command.flags)}.")
     if (jobs := values.get("jobs", 0)) < 0:
-        raise ConfigError(f"--jobs={jobs} must be at least 1, or 0 for as many as this machine is fastest with")
+        raise ConfigError(f"--jobs={jobs} must be at least 1, or 0 for the fastest number on this machine.")
     return Words(values | {"operand": operand}, stray)
 
 
@@ -93,7 +94,7 @@ def words_of(words: Sequence[str], known: Flags) -> Words:
         raise ConfigError(str(error.__context__ or error)) from None
     for name in found:
         if found[name].present > 1 and not (found[name].boolean and f"--no{name}" not in words):
-            raise ConfigError(f"--{name} is given {found[name].present} times: give it once")
+            raise ConfigError(f"--{name} is given {found[name].present} times. Give it once.")
     values = {name: found[name].value for name in found if name not in SOURCES or found[name].present}
     values |= {name: _family(rest, name) for name in families}
     values["overrides"] = [word for word in rest if is_override(word)]
@@ -107,9 +108,9 @@ def _check_values(words: Sequence[str], names: Sequence[str]) -> None:
     for word, value in itertools.zip_longest(words, words[1:]):
         name = word.lstrip("-").partition("=")[0]
         if word.startswith("-") and name in ("flagfile", "undefok"):
-            raise ConfigError(f"unknown flag --{name}; see posx --help")
+            raise ConfigError(f"--{name}: this flag is unknown. See posx --help")
         if word in valued and (value is None or value.startswith("--")):
-            raise ConfigError(f"{word} has no value: write {word}=VALUE")
+            raise ConfigError(f"{word} has no value. Write {word}=VALUE")
 
 
 class _Value(flags.ArgumentParser):
@@ -132,7 +133,7 @@ def _family(words: Sequence[str], name: str) -> dict[str, str]:
             if not (key and value):
                 raise ConfigError(f"{word} needs a name and a value, as --{name}X=V")
             if key in found:
-                raise ConfigError(f"--{name}{key} is given twice: give it once")
+                raise ConfigError(f"--{name}{key} is given twice. Give it once.")
             found[key] = value
     return found
 
@@ -157,37 +158,37 @@ def presets() -> dict[str, Path]:
 def _problem(word: str, command: Command, values: Mapping[str, Any], words: Sequence[str]) -> str:
     """Return a message that says which flag a stray word may belong to, or "" if only a setting may explain it."""
     if not word.startswith("-"):
-        problem, hint = f"stray word {word!r}", _near(word, command, values, words)
+        problem, hint = f"word {word!r} belongs to no flag", _near(word, command, values, words)
     elif "--" in words:
-        problem, hint = f"stray word {word!r}", "leave out the lone --"
+        problem, hint = f"word {word!r} belongs to no flag", "Leave out the lone --."
     else:
         flag = word.partition("=")[0]
         near = near_names(flag.lstrip("-"), command.flags, cutoff=0.7)
-        problem, hint = f"unknown flag {flag}", f"did you mean --{near[0]}? see posx --help" if near else ""
+        problem, hint = f"{flag}: this flag is unknown", f"Did you mean --{near[0]}? See posx --help" if near else ""
     if not (command.takes_config or command.sections):
-        hint = hint or f"flags of this command: {listed(command.flags)}"
-    return f"{problem}; {hint}" if hint else ""
+        hint = hint or f"The flags of this command are: {listed(command.flags)}."
+    return f"{problem}. {hint}" if hint else ""
 
 
 def _near(word: str, command: Command, values: Mapping[str, Any], words: Sequence[str]) -> str:
     """Say what a word without a flag may be: a preset, a file, a folder, or the end of the value before it."""
     name = word.partition(":")[0]
     if command.takes_config and not SOURCES.keys() & values.keys() and (name in presets() or name.endswith(".py")):
-        return f"did you mean --config {shlex.quote(word)}?"
+        return f"Did you mean --config {shlex.quote(word)}?"
     if "=" in word:  # a setting without its dashes
         return ""
     if "/" in word.strip(".") or os.path.exists(word):
         if values["workdir"]:
-            return "one work folder at a time, in quotes if its path has spaces"
-        return f"did you mean --workdir {shlex.quote(word)}?"
+            return "Give one work folder at a time, in quotes if its path has spaces."
+        return f"Did you mean --workdir {shlex.quote(word)}?"
     flag, value = ["", "", *words][(at := words.index(word)) : at + 2]
     if is_override(value) and "=" not in value:
-        return f"did you mean {value}={shlex.quote(word)}?"
+        return f"Did you mean {value}={shlex.quote(word)}?"
     if value.startswith("--") and "=" in value:
         flag, _, value = value.partition("=")
     if flag == "--config":
-        return f"did you mean --config {shlex.quote(f'{value}:{word}')}?"
+        return f"Did you mean --config {shlex.quote(f'{value}:{word}')}?"
     default = command.flags.get(flag.removeprefix("--"), (True, ""))[0]
     if is_override(flag) or not isinstance(default, bool):
-        return f"did you mean {flag}={shlex.quote(f'{value} {word}')}?"
-    return f"one {command.operand} at a time" if command.operand else ""
+        return f"Did you mean {flag}={shlex.quote(f'{value} {word}')}?"
+    return f"Give one {command.operand} at a time." if command.operand else ""

@@ -34,7 +34,7 @@ def test_unexpected_answers_are_noticed():
     code = (
         "import tests.faults.__main__ as faults, tests.faults.table as t\n"
         "t.FAULTS.clear()\n"
-        "t.fault(2, 'wrong command', '2')(lambda scene: scene.posx('trian').must(2, 'did you mean') and None)\n"
+        "t.fault(2, 'wrong command', '2')(lambda scene: scene.posx('trian').must(2, 'Did you mean') and None)\n"
         "t.fault(2, 'wrong code', '3')(lambda scene: scene.posx('trian').must(3) and None)\n"
         "t.fault(2, 'wrong words', '2')(lambda scene: scene.posx('trian').must(2, 'nothing of the kind') and None)\n"
         "t.fault(3, 'broken', '2')(lambda scene: 1 / 0)\n"
@@ -48,6 +48,6 @@ def test_unexpected_answers_are_noticed():
     assert "5 faults, 3 not answered as expected" in done.stdout
     cells = [line.split(" | ")[1:] for line in done.stdout.splitlines() if line.startswith("| F")]
     got = {what: rest[-1] for what, *rest in cells}
-    assert got["wrong command"].startswith("2; posx: unknown command 'trian'")
+    assert got["wrong command"].startswith("2; posx: command 'trian' is unknown")
     assert "exit code 3 is expected" in got["wrong code"] and "is not said" in got["wrong words"]
     assert "ZeroDivisionError" in got["broken"] and got["none"].startswith("not provoked")

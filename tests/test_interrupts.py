@@ -85,7 +85,8 @@ def test_a_signalled_run_saves_its_last_step(site, tmp_path, number, code):
     err = process.communicate()[1]
     saved = max(int(path.stem) for path in (workdir / "checkpoints").glob("*.json"))
     assert process.returncode == code and saved == last_step(workdir) < tiny.STEPS, err
-    assert err.endswith(f"posx: run: stopped and saved at step {saved}; the same command resumes\n"), err
+    line = f"posx: run: stopped and saved at step {saved}; the same command resumes (docs/guides/resuming.md)\n"
+    assert err.endswith(line), err
     assert not (workdir / "status.json").exists()
 
 

@@ -111,6 +111,49 @@ def test_pages_are_short_and_plain(path):
     assert not wrong, "\n".join(wrong)
 
 
+#: Calls that show a text to a person, by the end of their name.
+SHOWN = ("Error", "say", "warning", "Stopped", "Interrupted", "UndefinedLength", "PartialFailure")
+#: Messages that break the rule, by file and first words. The list may only shrink.
+EXCUSED: dict[str, set[str]] = {}
+
+
+def literals(node):
+    """Yield the text of each string and f-string below a node, a value in it as "x"."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(part.value if isinstance(part, ast.Constant) else "x" for part in node.values)
+    elif not isinstance(node, ast.Lambda):
+        for child in ast.iter_child_nodes(node):
+            yield from literals(child)
+
+
+def messages(path):
+    """Yield (line, text) of the literal texts that a person reads: of errors, notices, warnings and problem lists."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            listed = name == "append" and ast.unparse(node.func).split(".")[0] in ("found", "problems", "damaged")
+            if name.endswith(SHOWN) or listed:
+                for text in (text for argument in node.args for text in literals(argument)):
+                    yield node.lineno, text
+
+
+@pytest.mark.parametrize("name", files_of(ROOT))
+def test_messages_are_short_and_plain(name):
+    wrong, excused = [], EXCUSED.get(name, set())
+    unused = set(excused)
+    for line, text in messages(FILES[name]):
+        for words in sentences(text):
+            start = " ".join(words[:6])
+            if words[0] in OPENINGS or len(words) > MOST_WORDS:
+                unused.discard(start)
+                if start not in excused:
+                    wrong.append(f"{name}:{line} has {len(words)} words: {start} ...")
+    assert not wrong, "\n".join(wrong)
+    assert not unused, f"no longer needed: {unused}"
+
+
 def is_property(node):
     return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
 

@@ -382,7 +382,7 @@ def test_token_ids_may_be_lists_and_must_be_a_batch(call):
 
 def test_a_cache_of_another_batch_size_is_refused():
     model = small("rope", num_layers=1)
-    with pytest.raises(ConfigError, match="tokens have 2 rows, the cache has 3"):
+    with pytest.raises(ConfigError, match="tokens have 2 rows, but the cache has 3"):
         model.cached(start(model), text(2, 3), *[sequential(3)] * 2, model.empty_cache(3, 4))
 
 

@@ -380,7 +380,7 @@ def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> 
 
 
 def test_what_cannot_be_drawn_says_why(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'extrapolation'"):
+    with pytest.raises(ConfigError, match="Did you mean 'extrapolation'"):
         plots.plot(tmp_path, "extrapolate")
     with pytest.raises(WorkdirError, match="no rows to plot"):
         plots.plot(tmp_path)

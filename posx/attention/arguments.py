@@ -34,12 +34,16 @@ def as_slots(given: Any) -> Slots:
 def check_vectors(q: Any, k: Any, v: Any) -> None:
     """Raise ValueError unless q, k and v are [b, q, h, d], [b, k, g, d], [b, k, g, d] with g dividing h."""
     if q.ndim != 4 or k.ndim != 4 or k.shape != (*v.shape[:3], k.shape[3]) or q.shape[0] != k.shape[0]:
-        raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape} must be [b, q, h, d], [b, k, g, d], [b, k, g, d]")
+        raise ValueError(
+            f"q {q.shape}, k {k.shape}, v {v.shape} must have the shapes [b, q, h, d], [b, k, g, d], [b, k, g, d]."
+        )
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(f"{name} is {x.dtype}: vectors must be floats. Cast them to float32")
+            raise ValueError(f"{name} is {x.dtype}: vectors must be floats. Cast them to float32.")
     if q.shape[2] % k.shape[2]:
-        raise ValueError(f"{k.shape[2]} key/value heads do not divide {q.shape[2]} query heads")
+        raise ValueError(
+            f"{k.shape[2]} key/value heads do not divide {q.shape[2]} query heads. Choose a number that divides it."
+        )
 
 
 def check_tokens(encoding: Encoding, q: Any, k: Any, x: Any, features: tuple[Features, Features] | None) -> None:
@@ -48,15 +52,20 @@ def check_tokens(encoding: Encoding, q: Any, k: Any, x: Any, features: tuple[Fea
         return
     name = type(encoding).__name__
     if x is None and features is None:
-        raise ValueError(f"{name} reads features: give x, or features=(q_features, k_features)")
+        raise ValueError(f"{name} reads features. Give x, or features=(q_features, k_features).")
     if x is not None and features is not None:
-        raise ValueError(f"{name} is given x and features too: x is for whole sequences, features out of a cache")
+        raise ValueError(
+            f"{name} is given both x and features. Give x for whole sequences, or features that a cache holds."
+        )
     if x is not None and (x.ndim != 3 or x.shape[:2] != q.shape[:2] or x.shape[:2] != k.shape[:2]):
-        raise ValueError(f"x {x.shape} must be [b, t, m] of the tokens of q {q.shape}, which are those of k {k.shape}")
+        raise ValueError(f"x {x.shape} must be [b, t, m], with the tokens of q {q.shape} and k {k.shape}.")
     for side, given, tokens in zip("qk", features or ({}, {}), (q, k), strict=True):
         for key, values in given.items():
             if values.shape[:2] != tokens.shape[:2]:
-                raise ValueError(f"{side}_features[{key!r}] {values.shape} does not fit {side} {tokens.shape}")
+                raise ValueError(
+                    f"{side}_features[{key!r}] {values.shape} does not fit {side} {tokens.shape}. Give the features of "
+                    "these tokens."
+                )
 
 
 def known(name: str, given: Any, tokens: tuple[int, ...], kinds: tuple[str, ...] = ("int32",)) -> Known:
@@ -65,14 +74,14 @@ def known(name: str, given: Any, tokens: tuple[int, ...], kinds: tuple[str, ...]
     Raises ValueError for anything else, and for a type that is none of `kinds`.
     """
     if not isinstance(given, Known):
-        raise ValueError(f"{name} is no array: give [t] or [b, t], {' or '.join(kinds)}")
+        raise ValueError(f"{name} is no array: give [t] or [b, t] of {' or '.join(kinds)}.")
     if given.ndim not in (1, 2) or given.shape[-1] != tokens[1] or given.shape[:-1] not in ((), (1,), tokens[:1]):
         raise ValueError(
-            f"{name} has shape {given.shape}, but vectors [b, t, h, d] have {tokens[1]} tokens: give [t] or [b, t]"
+            f"{name} has shape {given.shape}, but vectors [b, t, h, d] have {tokens[1]} tokens: give [t] or [b, t]."
         )
     if given.dtype.name not in kinds:
         kind = kinds[-1] if jnp.issubdtype(given.dtype, jnp.floating) else kinds[0]
-        raise ValueError(f"{name} is {given.dtype}: it must be {' or '.join(kinds)}. Write {name}.astype(np.{kind})")
+        raise ValueError(f"{name} is {given.dtype}: it must be {' or '.join(kinds)}. Write {name}.astype(np.{kind}).")
     is_known = not isinstance(given, jax.core.Tracer) and getattr(given, "is_fully_addressable", True)
     return np.asarray(given) if is_known else given
 
@@ -87,15 +96,17 @@ def both_sides(
     """
     for field in ("idx", "segment"):
         if (getattr(q, field) is None) != (getattr(k, field) is None):
-            raise ValueError(f"give {field} of both queries and keys, or of neither")
+            raise ValueError(f"{field} is given on one side only: give it for both queries and keys, or for neither.")
     in_order = q.idx is None
     if in_order and q_tokens != k_tokens:
-        raise ValueError(f"{q_tokens[1]} queries but {k_tokens[1]} keys: give idx, the arrival orders, of both")
+        raise ValueError(f"{q_tokens[1]} queries attend to {k_tokens[1]} keys: give idx, the arrival orders, of both.")
     q, k = _side("q", q_tokens, q, clean=False), _side("k", k_tokens, k, clean=k_clean)
     if q.pos.dtype != k.pos.dtype:
-        raise ValueError(f"positions are {q.pos.dtype} of queries but {k.pos.dtype} of keys: give both alike")
+        raise ValueError(
+            f"positions are {q.pos.dtype} for queries but {k.pos.dtype} for keys: give both the same type."
+        )
     if encoding.integer_positions and q.pos.dtype != np.int32:
-        raise ValueError(f"{type(encoding).__name__} reads a table, so positions must be integers, not {q.pos.dtype}")
+        raise ValueError(f"{type(encoding).__name__} reads a table, so positions must be integers, not {q.pos.dtype}.")
     for pos in (q.pos, k.pos):
         if isinstance(pos, np.ndarray) and pos.size:
             check_defined(encoding, pos.min(), pos.max())
@@ -138,20 +149,24 @@ def check_slots(encoding: Encoding, q: Slots, k: Slots, from_x: bool) -> None:
     if from_x and encoding.acts_on("features"):
         if not (_in_a_row(q) and _same(q.idx, k.idx)):
             raise ValueError(
-                f"{name} keeps features from token to token: give the tokens of a document one after the other, empty "
-                "slots before them, the same ones as queries and as keys; or give features=(q_features, k_features)"
+                f"{name} carries features from token to token. Give the tokens of a document one after the other, "
+                "with empty slots only before them, and the same tokens as queries and as keys. Or give "
+                "features=(q_features, k_features)."
             )
         for field in ("pos", "segment"):
             if not _same(getattr(q, field), getattr(k, field), q.idx):
                 raise ValueError(
-                    f"{field} of queries and keys differ, but {name} computes the features of both sides from x: give "
-                    f"one {field} for both, or give features=(q_features, k_features)"
+                    f"{field} differs between queries and keys, but {name} computes the features of both sides from x. "
+                    f"Give one {field} for both, or give features=(q_features, k_features)."
                 )
     neighbours = encoding.tiling == "neighbours"
     if encoding.tiling != "any" and not _in_a_row(k, gaps=not neighbours):
         raise ValueError(
-            f"{name} goes along the keys from slot to slot: give those of a document one after the other, in order of "
-            "arrival" + (", with no empty slots between" if neighbours else "")
+            (
+                f"{name} visits the keys from slot to slot: give the keys of a document one after the other, in "
+                "order of arrival"
+            )
+            + (", with no empty slots between" if neighbours else "")
         )
 
 

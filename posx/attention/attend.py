@@ -112,16 +112,18 @@ def attend(
       ValueError: shapes, types or an executor that do not fit.
     """
     if isinstance(executor, str) and executor not in (*EXECUTORS, "auto"):
-        raise ValueError(f"executor {executor!r} is unknown; allowed: {', '.join(EXECUTORS)}, auto")
+        raise ValueError(f"executor {executor!r} is unknown; allowed: {', '.join(EXECUTORS)}, auto.")
     if not isinstance(mask, Mask):
         raise ConfigError(
             f"mask is {type(mask).__name__}: give posx.causal(), posx.full() or posx.window(size). "
-            "Padding is an idx of -1 in posx.Slots"
+            "Padding is an idx of -1 in posx.Slots."
         )
     require_encoding(encoding, "attend: encoding")
     require_resolved(encoding)
     if not mask.causal and (refused := [part for part in parts(encoding) if part.causal_only]):
-        raise ConfigError(f"{refused[-1]} is for causal masks: keys after the query have no place in it")
+        raise ConfigError(
+            f"{refused[-1]} is for causal masks: it does not support keys after the query. Give mask=posx.causal()."
+        )
     check_vectors(q, k, v)
     given = as_slots(q_slots), as_slots(q_slots if k_slots is None else k_slots)
     q_at, k_at, in_order = both_sides(encoding, q.shape[:2], k.shape[:2], *given, k_clean=cached)
@@ -160,7 +162,7 @@ def attend(
     except (TypeError, NotImplementedError) as error:
         if not any(word in str(error) for word in ("custom_vjp", "custom_lin")):
             raise
-        raise TypeError(f"executor {executor!r} has no forward-mode derivative: give executor='dense'") from None
+        raise TypeError(f"executor {executor!r} has no forward-mode derivative: give executor='dense'.") from None
     return barrier(o).swapaxes(1, 2).astype(q.dtype)
 
 

@@ -24,7 +24,7 @@ __getattr__ = modules_of(__name__)
 COMMON: Flags = {
     "workdir": ("", "the work folder of a run or a sweep"),
     "print_config": (False, "print the settings this command would use, and stop"),
-    "dry_run": (False, "say what would be done, and stop"),
+    "dry_run": (False, "print what the command would do, and stop"),
     "debug": (False, "show the traceback of an error"),
 }
 
@@ -33,7 +33,7 @@ def work_folder(values: Mapping[str, Any], needed: bool = True) -> Path:
     """Return the folder that `--workdir` names, absolute. Raises ConfigError if it is needed and missing."""
     if not values["workdir"]:
         if needed:
-            raise ConfigError("--workdir is missing: name the folder of the run, for example --workdir runs/quick")
+            raise ConfigError("--workdir is missing. Name the folder of the run, for example --workdir runs/quick")
         return Path("runs")
     try:
         return Path(values["workdir"]).expanduser().resolve()
@@ -67,11 +67,13 @@ _TOGETHER: Flags = {
 _OWN: dict[str, Command] = {
     "train": Command(
         "train one run and evaluate it; the same command resumes",
+        ("Stopping and resuming", "docs/guides/resuming.md"),
         {**_TOGETHER, "stop_with_stdin": _STOP},
         takes_config=True,
     ),
     "sweep": Command(
         "all runs of a config, evaluated and plotted; the same command resumes",
+        ("Sweeps", "docs/guides/sweeps.md"),
         {
             "jobs": _JOBS,
             "on": ("", "where runs are trained: nothing for this machine, ray, ray:ADDRESS, or slurm"),
@@ -85,6 +87,7 @@ _OWN: dict[str, Command] = {
     ),
     "evaluate": Command(
         "measure a trained run, or all runs of a sweep, at any lengths",
+        ("Protocols and intervals", "docs/guides/protocols.md"),
         {
             **MEASURING,
             **_TOGETHER,
@@ -94,13 +97,17 @@ _OWN: dict[str, Command] = {
         },
         sections=("data", "eval"),
     ),
-    "plot": Command("figures from stored rows", {"what": ("all", ", ".join(FIGURES))}),
+    "plot": Command(
+        "figures from stored rows", ("Sweeps", "docs/guides/sweeps.md"), {"what": ("all", ", ".join(FIGURES))}
+    ),
     "export": Command(
         "a trained run as one file, for posx.load and others",
+        ("Reproducing a run", "docs/guides/reproducing.md"),
         {"to": ("", "a file that ends with .safetensors")},
     ),
     "generate": Command(
         "continue a prompt with a trained run",
+        ("Your own text and tokenizer", "docs/tutorials/own_text.md"),
         {
             "prompt": ("", "text to continue"),
             "num_tokens": (200, "tokens to generate"),
@@ -111,6 +118,7 @@ _OWN: dict[str, Command] = {
     ),
     "encodings": Command(
         "the catalogue; with a name, all about one, and its picture",
+        ("Which encoding should I use?", "docs/guides/choose.md"),
         {
             "model_dim": (64, "channels of the model that they are built for"),
             "num_heads": (4, "query heads"),
@@ -120,9 +128,13 @@ _OWN: dict[str, Command] = {
         },
         operand="NAME",
     ),
-    "doctor": Command("versions and devices of this machine, and a self-test"),
+    "doctor": Command(
+        "versions and devices of this machine, and a self-test",
+        ("Troubleshooting, by message", "docs/guides/troubleshooting.md"),
+    ),
     "check": Command(
         "check whether an encoding keeps the contract",
+        ("Your own encoding", "docs/tutorials/own_encoding.md"),
         {
             "only": ("", "checks to run, with commas between them; all if left out"),
             "bidirectional": (False, "check tables of distances without a mask too"),
@@ -161,5 +173,5 @@ def run(name: str, values: dict[str, Any], config: Any) -> None:
 
     folder = work_folder(values, needed=False)
     if processes.are_asked(values) and (who := holder(folder / ".lock")):  # they would mix with the holder's processes
-        raise WorkdirError(f"work folder {folder} is in use by {who}")
+        raise WorkdirError(f"work folder {folder} is in use by {who}. Wait until it ends, or choose another --workdir.")
     processes.carry_out(lambda given: main(given, config), values)

@@ -61,7 +61,7 @@ def run_check(values: dict[str, Any], _: None) -> None:
     """Print a line for each check and a last one. Raises PosxError, exit code 1, if a check fails."""
     name = values["operand"]
     if not name:
-        raise ConfigError("name the encoding first: posx check alibi, or posx check my_module:MyEncoding")
+        raise ConfigError("no encoding is named. Name one: posx check alibi, or posx check my_module:MyEncoding")
     sizes = {size: values[size] for size in ("model_dim", "num_heads", "num_kv_heads", "head_dim", "train_len")}
     dims = Dims(num_layers=testing.DIMS.num_layers, **sizes)
     only = tuple(items_of(values["only"]))
@@ -98,9 +98,12 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "disk", f"{shutil.disk_usage(here).free / 1e9:,.0f} GB free in {here}"
     yield (
         "self-test",
-        f"about a minute: sums that a faulty compiler gets wrong, and attention with {len(tried())} of the "
-        f"{len(ENCODINGS)} encodings, which together use every hook of the catalogue (the others: posx check NAME), "
-        "against dense attention computed one operation at a time",
+        (
+            "This takes about a minute. It checks sums that a faulty compiler gets wrong. It also compares "
+            f"attention with dense attention, computed one operation at a time. {len(tried())} of the "
+            f"{len(ENCODINGS)} encodings, which together use every hook of the catalogue, are compared. For the "
+            "others, use posx check NAME."
+        ),
     )
 
 
@@ -185,9 +188,9 @@ def _size(path: Path) -> str:
 def _programs(folder: Path) -> str:
     """Say where compiled programs are kept."""
     if not jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
-        return "not kept: JAX_ENABLE_COMPILATION_CACHE is off"
+        return "nothing is kept: JAX_ENABLE_COMPILATION_CACHE is off"
     if elsewhere := jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        return f"kept in {elsewhere}, as JAX is set"
+        return f"kept in {elsewhere}, as JAX's own settings say"
     return f"kept in the cache, {_size(folder)} of at most {most_bytes() / 1e6:,.0f} MB"
 
 

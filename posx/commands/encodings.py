@@ -22,7 +22,7 @@ from posx.contract.fields import hints_of
 from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, from_spec, spec_text
 from posx.encodings.grammar import value_text
 from posx.encodings.rates import multipliers_in_rows, rates_of
-from posx.errors import ConfigError
+from posx.errors import ConfigError, in_one_line
 from posx.machine.guard import start_devices
 from posx.runs.folder import RunFolder, is_run, run_folders
 
@@ -71,7 +71,7 @@ def _dims(values: dict[str, Any]) -> Dims:
     sizes = {size: values[size] for size in _SIZES if size != "train_len"}
     model = ModelConfig(**sizes)
     if problems := model.problems():
-        raise ConfigError("; ".join(problem.replace("model.", "--", 1) for problem in problems))
+        raise ConfigError(in_one_line(problem.replace("model.", "--", 1) for problem in problems))
     sizes["num_kv_heads"] = model.num_kv_heads or None
     return Dims(head_dim=model.model_dim // model.num_heads, train_len=values["train_len"], **sizes)
 

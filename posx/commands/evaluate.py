@@ -75,7 +75,10 @@ def _requests(values: dict[str, Any], workdir: Path) -> tuple[list[Request], dic
     """
     folders = runs_in(workdir)
     if len(folders) > 1 and (values["mesh"] or (values["processes"] or 1) > 1):
-        raise ConfigError(f"--workdir={values['workdir']} holds {len(folders)} runs: several processes measure one")
+        raise ConfigError(
+            f"--workdir={values['workdir']} holds {len(folders)} runs, but several processes evaluate one run. "
+            f"Name one: --workdir={folders[0].path}"
+        )
     requests: list[Request] = []
     failed: dict[str, str] = {}
     for folder in folders:
@@ -92,7 +95,9 @@ def _request(values: dict[str, Any], folder: RunFolder) -> Request:
     run = folder.read_config()
     settings = set_anew(run, values["overrides"], COMMANDS["evaluate"].sections)
     for name in {"tokenizer", "vocab_size"} & set(settings["data"]):
-        raise ConfigError(f"--config.data.{name}: the weights of a run go with the tokenizer that it was trained with")
+        raise ConfigError(
+            f"--config.data.{name}: a run keeps the tokenizer that it was trained with. Leave this setting out."
+        )
     lengths, targets = typed(values["lengths"], tuple[int, ...], "--lengths"), values["num_targets"]
     flags = {
         "lengths": lengths, "sliding_lengths": lengths, "num_targets": targets, "sliding_targets": targets,
@@ -157,22 +162,22 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
         print(made)
         sys.stdout.flush()  # before the figures, which take longer
         if work_folder(values).is_file():
-            say("notice: rows of an exported file are not stored; --json prints them")
+            say("notice: the rows of an exported file are not stored; --json prints them")
         # The folders of a run, of its sweep and of the sweeps around it.
         places = list(dict.fromkeys(place for run in measured for place in (run.path, *run.path.parents[:2])))
         for place in places:
             try:
                 plots.draw_again(place)
             except WorkdirError as error:
-                say(f"no figures: {error}")
+                say(f"notice: there are no figures: {error}")
         tables = [place / "table.md" for place in places if is_table(place / "table.md")]
         if others := [typed_path(path) for path in tables if path.read_text(encoding="utf-8") != f"{made}\n"]:
             say(
-                f"notice: the printed table has the rows of this command alone. {' and '.join(others)} has all stored "
-                "rows of its folder that are on the same targets"
+                "notice: the printed table has only the rows of this command. All stored rows on the same targets "
+                f"are in {' and '.join(others)}"
             )
     from posx.runs.runner import listed
 
     bad = [row for row in rows if row["status"] in ("oom", "nonfinite")]
     if problems := [*by_reason(failed.items()), *(listed([row]) for row in bad)]:
-        raise PartialFailure("; ".join(problems))
+        raise PartialFailure(f"{'; '.join(problems)} (docs/guides/troubleshooting.md)")

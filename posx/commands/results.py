@@ -27,7 +27,8 @@ def run_plot(values: dict[str, Any], _: None) -> None:
     """Draw figures and print their paths. Raises ConfigError, WorkdirError."""
     if values["what"] not in FIGURES:
         raise ConfigError(
-            f"--what={values['what']!r} is unknown; {nearest(values['what'], FIGURES)}known: {', '.join(FIGURES)}"
+            f"--what={values['what']!r} is unknown. {nearest(values['what'], FIGURES)}The figures are: "
+            f"{', '.join(FIGURES)}."
         )
     folder = work_folder(values)
     if values["dry_run"]:
@@ -45,10 +46,10 @@ def run_plot(values: dict[str, Any], _: None) -> None:
 def run_export(values: dict[str, Any], _: None) -> None:
     """Write a trained run to one file. Raises ConfigError for a wrong name, WorkdirError if there is no such run."""
     if not values["to"]:
-        raise ConfigError("--to is missing: name the file, for example --to model.safetensors")
+        raise ConfigError("--to is missing. Name the file, for example --to model.safetensors")
     target = Path(values["to"]).expanduser()
     if target.suffix != SUFFIX:
-        raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}")
+        raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}.")
     folder = run_in(work_folder(values))
     if values["dry_run"]:
         print(f"would write {folder.path.name} to {target}")
@@ -62,9 +63,9 @@ def run_generate(values: dict[str, Any], _: None) -> None:
     sampling = Sampling(values["temperature"], values["top_k"])
     folder = run_in(unpacked(work_folder(values)))
     if values["num_tokens"] < 1:
-        raise ConfigError(f"--num_tokens={values['num_tokens']} must be at least 1")
+        raise ConfigError(f"--num_tokens={values['num_tokens']} must be at least 1.")
     if not 0 <= values["seed"] < 2**32:
-        raise ConfigError(f"--seed={values['seed']} must be at least 0 and below 2**32")
+        raise ConfigError(f"--seed={values['seed']} must be at least 0 and below 2**32.")
     if values["dry_run"]:
         print(f"would sample {values['num_tokens']} tokens from {folder.path} with {sampling}")
         return

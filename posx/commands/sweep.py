@@ -62,8 +62,8 @@ def run_sweep(values: dict[str, Any], config: ConfigDict) -> None:
             _draw(workdir, bool(failed))
     if failed:
         raise PartialFailure(
-            f"{len(failed)} of {len(jobs)} runs failed ({'; '.join(by_reason(failed.items()))}); "
-            "once that is mended, the same command tries them again"
+            f"{len(failed)} of {len(jobs)} runs failed ({'; '.join(by_reason(failed.items()))}). Fix the cause "
+            "and run the same command again: it keeps the finished runs. See docs/guides/troubleshooting.md."
         )
 
 
@@ -74,7 +74,7 @@ def _draw(workdir: Path, failed: bool) -> None:
     try:
         made = plots.plot(workdir)
     except (WorkdirError, OutOfMemoryError) as error:
-        say(f"no figures: {error}")
+        say(f"notice: there are no figures: {error}")
         if isinstance(error, OutOfMemoryError) and not failed:
             raise
         return

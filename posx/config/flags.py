@@ -44,7 +44,7 @@ def set_anew(run: RunConfig, words: Sequence[str], sections: Sequence[str]) -> d
     for word, (section, _, _) in zip(words, names, strict=True):
         if section in {"encoding", "sweep", *SECTIONS} - set(sections):
             allowed = " and ".join(f"--config.{name}.*" for name in sections)
-            raise ConfigError(f"{word}: a trained run keeps its {section} settings; this takes {allowed}")
+            raise ConfigError(f"{word}: a trained run keeps its {section} settings. This command takes {allowed}.")
     config = ConfigDict({name: dataclasses.asdict(getattr(run, name)) for name in sections})
     override(config, words)
     return {name: {field: config[name][field] for section, _, field in names if section == name} for name in sections}
@@ -56,25 +56,27 @@ def load_config(sources: Mapping[str, str]) -> ConfigDict:
     A config file is executed twice: a run that differs each time could never be resumed.
     """
     if len(sources) == 2:
-        raise ConfigError("--config and --config_json are both given: name the settings with one of them")
+        raise ConfigError("--config and --config_json are both given. Give only one of them.")
     if not sources:
-        raise ConfigError("name the settings with one of --config=quick or --config_json=runs/x/config.json")
+        raise ConfigError("no settings are named. Give --config=quick or --config_json=runs/x/config.json")
     if "config_json" in sources:
         return asked_before(earlier_run(sources["config_json"]))
     text, _, argument = sources["config"].partition(":")
     if not text:
         raise ConfigError(
-            f"--config={sources['config']!r} names no preset and no file; presets: {', '.join(presets())}"
+            f"--config={sources['config']!r} names no preset and no file. The presets are: {', '.join(presets())}."
         )
     path = _config_file(text)
     config = _made_by(path, text, argument)
     if not isinstance(config, ConfigDict):
-        raise ConfigError(f"config file {text}: get_config must return a ConfigDict, not {type(config).__name__}")
+        raise ConfigError(f"config file {text}: get_config must return a ConfigDict, not {type(config).__name__}.")
     missing = [name for name in ("encoding", *SECTIONS, "sweep") if name not in config]
     if missing:
-        raise ConfigError(f"config file {text}: section {missing[0]!r} is missing; start from posx.config.base_config")
+        raise ConfigError(
+            f"config file {text}: section {missing[0]!r} is missing. Start from posx.config.base_config()."
+        )
     if not isinstance(config.sweep.get("axes"), Mapping | ConfigDict):
-        raise ConfigError(f"config file {text}: sweep.axes must map settings to their values; {{}} is none")
+        raise ConfigError(f"config file {text}: sweep.axes must map settings to their values. Write {{}} for no axes.")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         again = _made_by(path, text, argument)
     first, second = (settings(c) | {f"sweep.axes.{k}": v for k, v in c.sweep.axes.items()} for c in (config, again))
@@ -82,8 +84,9 @@ def load_config(sources: Mapping[str, str]) -> ConfigDict:
         one, other = first.get(name), second.get(name)
         if one != other and repr(one) != repr(other):  # NaN is not equal to itself
             raise ConfigError(
-                f"config file {text}: {name} is {repr(one)[:60]} at one execution and {repr(other)[:60]} at the next: "
-                "no command could resume the run. Compute it from a fixed seed, or write the value into the file"
+                f"config file {text}: {name} is {repr(one)[:60]} at one execution and {repr(other)[:60]} at the "
+                "next, so no command could resume the run. Compute it from a fixed seed, or write the value into "
+                "the file."
             )
     return config
 
@@ -106,14 +109,14 @@ def _config_file(text: str) -> Path:
     problem = "is a folder" if os.path.isdir(path) else "is no file" if os.path.exists(path) else "does not exist"
     files = near_names(path.stem, [file.stem for file in path.parent.glob("*.py")] if path.stem not in known else [])
     near = [str(path.parent / f"{name}.py") for name in files] or [repr(name) for name in near_names(path.stem, known)]
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError(f"config file {text[:300]} {problem}; {hint}presets: {', '.join(known)}")
+    hint = f"Did you mean {near[0]}? " if near else ""
+    raise ConfigError(f"config file {text[:300]} {problem}. {hint}The presets are: {', '.join(known)}.")
 
 
 def _made_by(path: Path, text: str, argument: str) -> Any:
     """Return the result of the file's get_config. `text` names the file in messages. Raises ConfigError."""
     if path.suffix == ".json":
-        raise ConfigError(f"config file {path} is not a Python file; did you mean --config_json {path}?")
+        raise ConfigError(f"config file {path} is not a Python file. Did you mean --config_json {path}?")
     line, reason = "", "it is not a Python file"
     try:
         if path.suffix == ".py":
@@ -125,8 +128,8 @@ def _made_by(path: Path, text: str, argument: str) -> Any:
         reason = str(error)
         if f"'{_EXECUTED}:" in reason:
             reason = (
-                "an encoding is named by a module that can be imported, which a config file under its __name__ is not. "
-                f"Name it {path.stem}:CLASS and run posx in the folder of {path.name}"
+                "an encoding is named by a module that can be imported, but this __name__ is that of a config "
+                f"file. Name it {path.stem}:CLASS and run posx in the folder of {path.name}"
             )
     except (Exception, SystemExit) as error:
         own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
@@ -140,19 +143,19 @@ def _made_by(path: Path, text: str, argument: str) -> Any:
 def earlier_run(path: str) -> RunConfig:
     """Return the run that the file of `--config_json` holds, resolved as it was. Raises ConfigError."""
     if not path:
-        raise ConfigError("--config_json='' names no file, for example --config_json=runs/x/config.json")
+        raise ConfigError("--config_json='' names no file. Give one, for example --config_json=runs/x/config.json")
     try:
         run = RunConfig.from_json(parsed(Path(path).read_text(encoding="utf-8")))
     except IsADirectoryError:
-        raise ConfigError(f"config file {path} is a folder; did you mean {Path(path, 'config.json')}?") from None
+        raise ConfigError(f"config file {path} is a folder. Did you mean {Path(path, 'config.json')}?") from None
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"config file {path}: {error}") from None
     if changes := run.code_changes():
         raise ConfigError(
-            f"--config_json: {changes} since that file was written. Restore the code, or name the settings with "
-            "--config to train with the code as it is now"
+            f"--config_json: {changes} since that file was written. Restore the code. To train with the present "
+            "code, name the settings with --config instead."
         )
     return run
 
@@ -180,7 +183,7 @@ def stray_word(word: str, command: Command, config: ConfigDict | None) -> str:
         flags.setdefault(name.rsplit(".", 1)[-1], f"--config.{name}")
     key, equals, value = word.partition("=")
     near = near_names(key.lstrip("-").removeprefix("config.").rsplit(".", 1)[-1].replace("-", "_"), flags, cutoff=0.6)
-    hint = f"every setting is a flag with dashes: {listed(command.flags)}"
+    hint = f"Settings are flags with two dashes; this command takes {listed(command.flags)}"
     if near:
-        hint = f"did you mean {flags[near[0]]}{equals}{value}?"
-    return f"{f'unknown flag {key}' if word.startswith('-') else f'stray word {word!r}'}; {hint}"
+        hint = f"Did you mean {flags[near[0]]}{equals}{value}?"
+    return f"{f'{key}: this flag is unknown' if word.startswith('-') else f'word {word!r} belongs to no flag'}. {hint}"

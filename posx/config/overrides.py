@@ -42,7 +42,7 @@ def override(config: ConfigDict, words: Sequence[str]) -> None:
         name = keys[word].removeprefix("sweep.")
         setting = f"axes.{LISTS[name]}" if name in LISTS else name  # a list and an axis are two names of one setting
         if setting in seen:
-            raise ConfigError(f"{seen[setting]} and {word} are about the same setting: give it once")
+            raise ConfigError(f"{seen[setting]} and {word} are about the same setting. Give it once.")
         seen[setting] = word
     with config.unlocked(), config.ignore_type():
         for word in sorted(words, key=lambda word: keys[word] != "encoding"):  # its fields depend on the encoding
@@ -79,9 +79,9 @@ def _text(word: str, key: str, held: Any) -> str:
     if isinstance(held, bool) and not equals:
         return str(not without)
     if without:
-        raise ConfigError(f"{word}: write --config.{key}=VALUE")
+        raise ConfigError(f"{word} needs two dashes: write --config.{key}=VALUE")
     if not equals:
-        raise ConfigError(f"{word} has no value: write {name}=VALUE")
+        raise ConfigError(f"{word} has no value. Write {name}=VALUE")
     return text
 
 
@@ -109,7 +109,7 @@ def axis_values(config: ConfigDict, setting: str, given: Any, name: str = "") ->
     if not of_encoding:
         check_key(setting, [key for key in settings(config) if not key.startswith("sweep.")], "sweep.axes")
     if not isinstance(given, list | tuple | range):
-        raise ConfigError(f"{name}={given!r}: an axis must be a tuple of values. Write ({given!r},) for one value")
+        raise ConfigError(f"{name}={given!r}: an axis must be a tuple of values. Write ({given!r},) for one value.")
     return tuple(given if of_encoding else (_typed(setting, value, name) for value in given))
 
 
@@ -133,7 +133,7 @@ def check_key(key: str, known: Iterable[str], place: str) -> None:
     """Raise ConfigError, with the nearest names, if `key` is not one of those `known`."""
     if key not in known:
         names = near_names(key, known, number=4, cutoff=0.3) or dict.fromkeys(name.split(".")[0] for name in known)
-        raise ConfigError(f"unknown config key {key!r} in {place}; nearest: {', '.join(names)}")
+        raise ConfigError(f"config key {key!r} is unknown in {place}. Nearest: {', '.join(names)}")
 
 
 def setting_of(word: str) -> str:

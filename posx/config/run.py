@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from posx.config.sections import SECTIONS, DataConfig, EvalConfig, ModelConfig, TrainConfig, sweep_section
 from posx.encodings import CHAIN, Chain, Dims, Encoding, code_of, encoding_name, from_spec, spec_of, spec_text
 from posx.encodings.rates import Rates, from_json, multipliers_in_rows, rates_of_layers, to_json
-from posx.errors import ConfigError
+from posx.errors import ConfigError, in_one_line
 from posx.fields import typed_fields
 
 T = TypeVar("T")
@@ -116,7 +116,9 @@ class RunConfig:
             whose = f", but of a Hugging Face model ({family})" if family else ""
             raise ConfigError(f"it has no schema_version, so it is not of a run that `posx train` made{whose}")
         if version != SCHEMA_VERSION:
-            raise ConfigError(f"its schema_version is {version!r}, this posx reads {SCHEMA_VERSION}: train it again")
+            raise ConfigError(
+                f"its schema_version is {version!r}, but this posx reads {SCHEMA_VERSION}. Train the run again."
+            )
         sections = typed_sections(values)
         try:
             layers, rates = tuple(map(from_spec, values["layers"])), from_json(values["rates"])
@@ -131,13 +133,13 @@ class RunConfig:
         for layer, stored in zip(layers, values["layers"], strict=True):
             if _plain_values(spec_of(layer)) != stored:
                 raise ConfigError(
-                    f"it holds {stored}, but the code of {encoding_name(layer)} makes {layer} of that now. Restore the "
-                    "code, or train the run again"
+                    f"it holds {stored}, but the code of {encoding_name(layer)} now resolves to {layer}. Restore the "
+                    "code, or train the run again."
                 )
         if run.hash != values.get("hash"):
             raise ConfigError(
-                f"its settings give the hash {run.hash}, it says {values.get('hash')!r}. It was edited, or another "
-                "posx made it. Restore the file, or train the run again"
+                f"its settings have the hash {run.hash}, but it names {values.get('hash')!r}. It was edited, or "
+                "another posx made it. Restore the file, or train the run again."
             )
         return run
 
@@ -150,10 +152,10 @@ def run_config(config: ConfigDict | Mapping[str, Any]) -> RunConfig:
     """
     asked = _plain_values({name: dict(config[name]) if name in config else None for name in ("encoding", *SECTIONS)})
     if not isinstance((asked["encoding"] or {}).get("name"), str):
-        raise ConfigError("the config has no encoding.name")
+        raise ConfigError("the config has no encoding.name. Give one: --config.encoding=rope")
     sections = typed_sections(asked)
     if problems := [problem for section in sections.values() for problem in section.problems()]:
-        raise ConfigError("; ".join(problems))
+        raise ConfigError(in_one_line(problems))
     model, train = sections["model"].resolved(), sections["train"]
     layers, dims = model.encodings(asked["encoding"], train.length), model.dims(train.length)
     rates = rates_of_layers(layers, dims, train.position_lr_multiplier)
@@ -165,7 +167,7 @@ def typed_sections(values: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for name, cls in SECTIONS.items():
         if not isinstance(given := values.get(name), Mapping):
-            raise ConfigError(f"the config has no section {name!r}")
+            raise ConfigError(f"the config has no section {name!r}. Start from posx.config.base_config().")
         found[name] = cls(**typed_fields(cls, given, f"config section {name!r}", f"{name}."))
     return found
 

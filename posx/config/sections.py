@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from posx.contract.fields import above, at_least, at_most, below, problems_of
 from posx.encodings import Dims, Encoding, Spec, build
-from posx.errors import ConfigError
+from posx.errors import ConfigError, in_one_line
 
 #: Settings that may name a file or folder.
 PLACES = ("source", "validation", "tokenizer", "cache_dir")
@@ -59,17 +59,20 @@ class ModelConfig:
             fits = [h for h in range(1, self.model_dim + 1) if self.model_dim % h == 0]
             near = min(fits, key=lambda h: abs(h - self.num_heads))
             found.append(
-                f"model.model_dim={self.model_dim} is not divisible by num_heads={self.num_heads}; nearest: {near}"
+                f"model.model_dim={self.model_dim} is not divisible by num_heads={self.num_heads}. Nearest: {near}."
             )
         if not found and self.num_heads % (self.num_kv_heads or self.num_heads):
-            found.append(f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
+            found.append(
+                f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}. Choose a "
+                "divisor of it."
+            )
         if not self.layer_policy:
-            found.append("model.layer_policy is empty; the default is ('encoding',)")
+            found.append("model.layer_policy is empty. The default is ('encoding',).")
         never = dict.fromkeys(name for name in self.layer_policy if name not in self.layer_policy[: self.num_layers])
         if not found and never:
             found.append(
                 f"model.layer_policy={','.join(self.layer_policy)}: {' and '.join(never)} would be in none of the "
-                f"{self.num_layers} layers. Shorten the pattern, or raise model.num_layers"
+                f"{self.num_layers} layers. Shorten the pattern, or raise model.num_layers."
             )
         return found
 
@@ -98,7 +101,7 @@ class ModelConfig:
     def dims(self, train_len: int) -> Dims:
         """Return the sizes that encodings are resolved from. Raises ConfigError."""
         if problems := self.problems():
-            raise ConfigError("; ".join(problems))
+            raise ConfigError(in_one_line(problems))
         head_dim = self.model_dim // self.num_heads
         return Dims(self.model_dim, self.num_heads, head_dim, self.num_layers, train_len, self.kv_heads)
 
@@ -135,15 +138,17 @@ class DataConfig:
         """Return the problems of these fields, one line each."""
         found = [f"data.{problem}" for problem in problems_of(self)]
         if not self.source:
-            found.append("data.source is empty; use 'stdlib', a file or folder, or a hub name")
+            found.append("data.source is empty. Use 'stdlib', a file or folder, or a hub name.")
         if self.tokenizer == "bpe" and self.vocab_size < 257:
-            found.append(f"data.vocab_size is {self.vocab_size}; a BPE needs 257 or more (256 bytes and eos)")
+            found.append(
+                f"data.vocab_size={self.vocab_size}: a BPE needs 257 or more, which are 256 bytes and eos. Raise it."
+            )
         if not self.tokenizer:
-            found.append("data.tokenizer is empty; use 'bytes', 'bpe' or the path of a tokenizer.json")
+            found.append("data.tokenizer is empty. Use 'bytes', 'bpe' or the path of a tokenizer.json.")
         try:
             "".encode(self.text_encoding)
         except (LookupError, ValueError):
-            found.append(f"data.text_encoding '{self.text_encoding}' is unknown; use a Python codec such as 'utf-8'")
+            found.append(f"data.text_encoding '{self.text_encoding}' is unknown. Use a Python codec such as 'utf-8'.")
         for name in PLACES:
             try:
                 Path(getattr(self, name)).expanduser().exists()
@@ -160,7 +165,7 @@ class DataConfig:
 def check_config(config: DataConfig) -> None:
     """Raise ConfigError with every problem of `config`, if it has any."""
     if found := config.problems():
-        raise ConfigError("; ".join(found))
+        raise ConfigError(in_one_line(found))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,14 +203,18 @@ class TrainConfig:
         if self.final_learning_rate > self.learning_rate:
             found.append(
                 f"train.final_learning_rate={self.final_learning_rate} must not be above "
-                f"train.learning_rate={self.learning_rate}"
+                f"train.learning_rate={self.learning_rate}. Lower it."
             )
         if not found and self.warmup_steps >= self.steps:
-            found.append(f"train.warmup_steps={self.warmup_steps} must be below train.steps={self.steps}")
+            found.append(
+                f"train.warmup_steps={self.warmup_steps} must be below train.steps={self.steps}. Lower "
+                "--config.train.warmup_steps."
+            )
         if not found and self.batch_size % self.accumulation:
             fits = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
             found.append(
-                f"train.accumulation={self.accumulation} does not divide train.batch_size={self.batch_size}; {fits}"
+                f"train.accumulation={self.accumulation} does not divide train.batch_size={self.batch_size}. Use "
+                f"one of {fits}."
             )
         return found
 
@@ -235,15 +244,15 @@ class EvalConfig:
         for name in ("lengths", "sliding_lengths"):
             lengths = getattr(self, name)
             if any(length < 2 for length in lengths):
-                found.append(f"eval.{name}={lengths}: every length must be at least 2 tokens")
+                found.append(f"eval.{name}={lengths}: every length must be at least 2 tokens.")
             if list(lengths) != sorted(set(lengths)):
-                found.append(f"eval.{name}={lengths} must increase, each length once")
+                found.append(f"eval.{name}={lengths}: lengths must increase, each length once.")
         if not self.lengths:
-            found.append("eval.lengths is empty: name at least one length in tokens")
+            found.append("eval.lengths is empty. Name at least one length in tokens.")
         if not found and 0 < self.num_targets < max(self.lengths):
             found.append(
                 f"eval.num_targets={self.num_targets} is less than one window of eval.lengths' longest, "
-                f"{max(self.lengths)} tokens: score at least as many targets, or 0 for all"
+                f"{max(self.lengths)} tokens. Score at least as many targets, or 0 for all."
             )
         return found
 

@@ -27,14 +27,14 @@ def check_class(cls: type, contract: type) -> None:
     for part in lineage[place + 1 :]:
         if hidden := next((name for name in _members(part) if name in vars(contract)), None):
             raise ConfigError(
-                f"{cls.__name__}: {part.__name__}.{hidden} is hidden by {contract.__name__}, which comes "
-                f"before it; write class {cls.__name__}({part.__name__}, ..., {contract.__name__})"
+                f"{cls.__name__}: {part.__name__}.{hidden} is hidden by {contract.__name__}, which comes before it. "
+                f"Write class {cls.__name__}({part.__name__}, ..., {contract.__name__})."
             )
     for part in lineage[:place]:
         fields = inspect.get_annotations(part)
         for name in _members(contract):
             if name in fields and name not in vars(part):
-                raise ConfigError(f"{part.__name__}.{name} belongs to every encoding; a field needs another name")
+                raise ConfigError(f"{part.__name__}.{name} belongs to every encoding. Give the field another name.")
         for name, member in _members(part).items():
             where = f"{part.__name__}.{name}"
             if name not in vars(contract):
@@ -42,7 +42,7 @@ def check_class(cls: type, contract: type) -> None:
             elif name not in FACTS:
                 _check_method(where, name, member, vars(contract)[name])
             elif _is_function(member):
-                raise ConfigError(f"{where} is a fact, not a method: write @property above it, or {name} = ...")
+                raise ConfigError(f"{where} is a fact, not a method. Write @property above it, or {name} = ...")
             elif not _is_property(member):
                 check_fact(part.__name__, name, member)
 
@@ -51,10 +51,10 @@ def check_decorated(cls: type) -> None:
     """Raise ConfigError if `cls` lacks its own @dataclasses.dataclass(frozen=True): values would all be equal."""
     own, decorator = vars(cls), "@dataclasses.dataclass(frozen=True)"
     if "__dataclass_fields__" not in own:
-        raise ConfigError(f"{cls.__name__} is no dataclass: write {decorator} above class {cls.__name__}")
+        raise ConfigError(f"{cls.__name__} is no dataclass. Write {decorator} above class {cls.__name__}.")
     if "__eq__" not in own or own.get("__hash__") is None:
         raise ConfigError(
-            f"{cls.__name__} must be compared and hashed by its fields: write {decorator} above it, without eq=False"
+            f"{cls.__name__} must be compared and hashed by its fields. Write {decorator} above it, without eq=False."
         )
 
 
@@ -94,7 +94,7 @@ def _check_method(where: str, name: str, member: Any, given: Any) -> None:
     wanted = _parameters(given)
     shown = f"{name}({', '.join(wanted)})"
     if not _is_function(member):
-        raise ConfigError(f"{where} must be a method {shown}, not {member!r}; a field needs another name")
+        raise ConfigError(f"{where} must be a method {shown}, not {member!r}. Give a field another name.")
     signature = _signature(member)
     called = f"{where}({', '.join(signature.parameters)}) is called as {shown}"
     try:
@@ -103,7 +103,7 @@ def _check_method(where: str, name: str, member: Any, given: Any) -> None:
         raise ConfigError(f"{called}: it must take these parameters") from None
     for place, value in taken.items():
         if place in wanted and value in wanted and place != value:
-            raise ConfigError(f"{called}: {place} would be given {value}")
+            raise ConfigError(f"{called}: {place} would receive {value}")
 
 
 def _check_unknown(where: str, name: str, member: Any, is_field: bool, contract: type) -> None:
@@ -118,9 +118,9 @@ def _check_unknown(where: str, name: str, member: Any, is_field: bool, contract:
         if (wanted and like) or (len(wanted) > 1 and wanted[0] == "params"):
             same = next((method for method, names in methods.items() if names == wanted and not like), None)
             raise ConfigError(
-                f"{where}({', '.join(wanted)}) is no hook, so nothing would call it; "
-                f"{f'did you mean {same!r}? ' if same else nearest(name, list(methods))}hooks: {', '.join(HOOKS)}; "
-                "the name of a helper starts with _"
+                f"{where}({', '.join(wanted)}) is no hook, so nothing would call it. "
+                f"{f'Did you mean {same!r}? ' if same else nearest(name, list(methods))}The hooks are: "
+                f"{', '.join(HOOKS)}. The name of a helper starts with _."
             )
     elif not _is_property(member):  # a value can be meant as a fact of its type; a field never as names or a count
         facts = {
@@ -129,9 +129,11 @@ def _check_unknown(where: str, name: str, member: Any, is_field: bool, contract:
             if (not is_field if default in (None, frozenset()) else type(member) is type(default))
         }
     if name in About._fields and not is_field:
-        raise ConfigError(f"{where} is no fact: write about = posx.About({name}={member!r})")
+        raise ConfigError(f"{where} is no fact of an encoding. Write about = posx.About({name}={member!r}).")
     if _like(name.lower(), facts, VALUE_LIKE):
-        raise ConfigError(f"{where} is no fact of an encoding; {nearest(name, list(facts))}known: {', '.join(FACTS)}")
+        raise ConfigError(
+            f"{where} is no fact of an encoding. {nearest(name, list(facts))}The facts are: {', '.join(FACTS)}."
+        )
 
 
 def _like(name: str, known: dict[str, Any], cutoff: float) -> bool:

@@ -95,14 +95,14 @@ class Chain(Composite):
 
     def __post_init__(self) -> None:
         if not self.parts:
-            raise ConfigError("a chain needs at least one encoding")
+            raise ConfigError("a chain needs at least one encoding.")
         for n, part in enumerate(self.parts):
             require_encoding(part, f"Chain: parts[{n}]")
         maps = [part for part in self.parts if part.acts_on("key")]
         if late := [part for part in maps[1:] if part.history.get("key")]:
             raise ConfigError(
-                f"{late[0]} looks back at vectors before any map, so it must come before {maps[0]} in a chain"
-                + (", which does so too: one of them is enough" if maps[0].history.get("key") else "")
+                f"{late[0]} reads earlier vectors before any map, so it must come before {maps[0]} in a chain"
+                + (", which also reads them: use only one of them" if maps[0].history.get("key") else "")
             )
 
     def named_parts(self) -> dict[str, Encoding]:

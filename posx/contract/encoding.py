@@ -31,9 +31,11 @@ class Dims:
         for field in dataclasses.fields(self):
             size = getattr(self, field.name)
             if size is not None and size < 1:
-                raise ConfigError(f"{field.name}={size}: every size must be at least 1")
+                raise ConfigError(f"{field.name}={size}: every size must be at least 1.")
         if self.num_heads % (self.num_kv_heads or self.num_heads):
-            raise ConfigError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
+            raise ConfigError(
+                f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}. Choose a divisor of it."
+            )
 
     @property
     def kv_heads(self) -> int:
@@ -240,10 +242,10 @@ def require_resolved(encoding: Encoding) -> None:
     for part in parts(encoding):
         if unset := [field.name for field in dataclasses.fields(part) if getattr(part, field.name) is None]:
             where = f"{type(part).__name__}.{unset[0]}"
-            raise ConfigError(f"{where} is not set: call resolve(dims), build(...), or give {unset}")
+            raise ConfigError(f"{where} is not set. Call resolve(dims) or build(...), or give {unset}.")
 
 
 def check_defined(encoding: Encoding, first: int, last: int) -> None:
     """Raise UndefinedLength unless the encoding is defined for positions from `first` to `last`."""
     if (limit := encoding.max_position) is not None and (first < 0 or last > limit):
-        raise UndefinedLength(f"{encoding} is defined for positions 0 to {limit}, but got {first} to {last}")
+        raise UndefinedLength(f"{encoding} is defined for positions 0 to {limit}, but got {first} to {last}.")

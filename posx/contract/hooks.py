@@ -85,8 +85,8 @@ def _compose_maps(parts: Sequence[Part], vectors: jax.Array, *rest: Any) -> jax.
         mapped = part.call(vectors, *rest)
         if later and part.encoding.planes and mapped.shape[-1] != vectors.shape[-1]:
             raise ConfigError(
-                f"{later.encoding} maps the channels of a head, and {part.encoding} makes other channels of them. "
-                f"Put {later.encoding} before it in the chain, or leave one of them out"
+                f"{later.encoding} maps the channels of a head, but {part.encoding} before it makes other channels. "
+                f"Put {later.encoding} first in the chain, or leave one of them out."
             )
         vectors = mapped
     return vectors

@@ -60,11 +60,13 @@ def check_value(encoding: Encoding, dims: Dims) -> None:
                 hash(value)
             except TypeError:
                 raise ConfigError(
-                    f"{where} holds a {type(value).__name__}, but values are compared and hashed: use a "
-                    "number, a text or a tuple; arrays belong into init"
+                    f"{where} holds a {type(value).__name__}, but values are compared and hashed. Use a number, a text "
+                    "or a tuple; arrays belong in init."
                 ) from None
             if not field.compare:
-                raise ConfigError(f"{where} has compare=False: two values that differ in it would pass for one")
+                raise ConfigError(
+                    f"{where} has compare=False, so two values that differ in it would be equal. Remove compare=False."
+                )
         require_resolved(part)
         _check_value(part, dims)
 
@@ -98,15 +100,15 @@ def _init(encoding: Encoding, dims: Dims) -> Params:
     except Exception as error:  # the user's own code
         raise ConfigError(f"{encoding}.init(rng, dims) raises {_one_line(error)}") from error
     if not isinstance(params, dict) or not all(isinstance(name, str) for name in params):
-        raise ConfigError(f"{encoding}.init must give a dict of arrays by name, not {_shown(params)}")
+        raise ConfigError(f"{encoding}.init must give a dict of arrays by name, not {_shown(params)}.")
     for name, array in params.items():
         if not _is_float(array):
-            raise ConfigError(f"{encoding}.init must give arrays of floats, but {name!r} is {_shown(array)}")
+            raise ConfigError(f"{encoding}.init must give arrays of floats, but {name!r} is {_shown(array)}.")
     for fact in ("shared", "decayed"):
         for name in sorted(getattr(encoding, fact) - params.keys()):
             raise ConfigError(
-                f"{encoding}.{fact} names {name!r}, which init does not give; {nearest(name, list(params))}"
-                f"init gives: {', '.join(params) or 'nothing'}"
+                f"{encoding}.{fact} names {name!r}, which init does not give. {nearest(name, list(params))}It "
+                f"gives: {', '.join(params) or 'nothing'}."
             )
     return params
 
@@ -133,7 +135,7 @@ class HookCheck:
         encoding, use, sizes = self.encoding, self.use, self.sizes
         check_fact(type(encoding).__name__, "history", encoding.history)
         if idle := [hook for hook in encoding.history if not encoding.acts_on(hook)]:
-            raise ConfigError(f"{encoding}.history names {idle[0]}, which this encoding does not define")
+            raise ConfigError(f"{encoding}.history names {idle[0]}, which this encoding does not define. Remove it.")
         q, k = self._tokens("q", use.q), self._tokens("k", use.k)
         pos, k_pos, distance = (self._tokens(letter, Struct((), use.pos)) for letter in "qkn")
         if use.x is not None:
@@ -145,7 +147,7 @@ class HookCheck:
         if width != k_width:
             raise ConfigError(
                 f"{encoding}.{'query' if encoding.acts_on('query') else 'key'}: queries are {width} wide and keys "
-                f"{k_width} wide, but they meet in a product; give both the same channels ({self._where})"
+                f"{k_width} wide, but they are multiplied. Give both the same channels ({self._where})."
             )
         sizes["d'"] = width
         s = Struct((sizes["h"], sizes["q"], sizes["k"]), wide_dtype(use.q.dtype))
@@ -173,16 +175,17 @@ class HookCheck:
             given = self._map("features", self._tokens(letter, use.x), pos, carry)
             name, before = f"{self.encoding}.features", carry
             if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
-                raise ConfigError(f"{name} must give ({{name: [t, ...]}}, carry), not {_shown(given)}")
+                raise ConfigError(f"{name} must give ({{name: [t, ...]}}, carry), not {_shown(given)}.")
             features, carry = given
             if before is not None and _types(carry) != _types(before):
                 raise ConfigError(
-                    f"{name}: the carry changes from {_types(before)} to {_types(carry)}, so a cache cannot hold it"
+                    f"{name}: the carry changes from {_types(before)} to {_types(carry)}, so a cache cannot hold it. "
+                    "Return it with one shape and type."
                 )
             for feature, array in features.items():
                 if not hasattr(array, "shape") or array.shape[:1] != pos.shape:
                     raise ConfigError(
-                        f"{name} gives {feature!r} {_shown(array)} where [{letter}, ...] is wanted ({self._where})"
+                        f"{name} gives {feature!r} {_shown(array)}, but [{letter}, ...] is expected ({self._where})."
                     )
             found.append(dict(features))
         return found
@@ -217,7 +220,7 @@ class HookCheck:
     def _check_terms(self, found: Any, wanted: ByDistance) -> None:
         idle = isinstance(found, ByDistance) and all(term is None for term in found)
         if not isinstance(found, ByDistance) or (idle and not isinstance(self.encoding, Composite)):
-            raise ConfigError(f"{self.encoding}.by_distance must give ByDistance(bias=..., ...), not {_shown(found)}")
+            raise ConfigError(f"{self.encoding}.by_distance must give ByDistance(bias=..., ...), not {_shown(found)}.")
         for name, term in found._asdict().items():
             if term is not None:
                 width = (self.use.v if name == "value" else self.use.q).shape[1]
@@ -231,7 +234,8 @@ class HookCheck:
         if not fits or not all(size in axis or "*" in axis for size, axis in zip(found.shape, form, strict=True)):
             numbers = ", ".join(" or ".join(map(str, dict.fromkeys(axis))) for axis in form)
             raise ConfigError(
-                f"{self.encoding}.{what} gives {_shown(found)} where [{wanted}] = [{numbers}] is wanted ({self._where})"
+                f"{self.encoding}.{what} gives {_shown(found)}, but [{wanted}] = [{numbers}] is expected "
+                f"({self._where})."
             )
 
     @property

@@ -70,11 +70,11 @@ def _check_features(encoding: Encoding, use: Use) -> None:
         for name, axes in wanted.items():
             if name not in given:
                 has = ", ".join(given) or "nothing"
-                raise ConfigError(f"{side} lacks {name!r}, it has {has}. Give what batch_features returns")
+                raise ConfigError(f"{side} lacks {name!r}; it has {has}. Give the result of batch_features.")
             if not _fits(given[name], axes):
                 raise ConfigError(
                     f"{side}[{name!r}] is {_text(('b', 't', *given[name]))}, but {encoding} keeps "
-                    f"{_text(('b', 't', *axes))} where {use.heads}. Give what batch_features returns"
+                    f"{_text(('b', 't', *axes))} for {use.heads}. Give the result of batch_features."
                 )
 
 

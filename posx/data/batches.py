@@ -29,8 +29,9 @@ def check_length(num_tokens: int, length: int, what: str = "the corpus") -> None
     """Raise DataError unless `num_tokens` hold at least one window of `length` tokens; `what` names the split."""
     if num_windows(num_tokens, length) == 0:
         raise DataError(
-            f"{what} has {num_tokens} tokens, too few for one window of length {length} ({length + 1} tokens needed); "
-            f"the largest usable length is {max(0, num_tokens - 1)}: use more text or a shorter length"
+            f"{what} has {num_tokens} tokens, too few for one window of length {length}, which needs "
+            f"{length + 1}. The largest usable length is {max(0, num_tokens - 1)}. Use more text or a shorter "
+            "length."
         )
 
 

@@ -57,11 +57,14 @@ def find(config: DataConfig) -> Source:
         wanted = [config.train_split, *([] if held_out or not config.validation_split else [config.validation_split])]
         found = load_hub(config, wanted)
     else:
-        raise DataError(f"data.source '{config.source}' is neither an existing path nor a hub name ('owner/name')")
+        raise DataError(
+            f"data.source '{config.source}' is neither an existing path nor a hub name such as 'owner/name'. "
+            "Correct --config.data.source."
+        )
     train, *rest = found
     validation = held_out or next(iter(rest), None)
     if held_out and (shared := set(train.paths) & set(held_out.paths)):
-        raise DataError(f"'{min(shared)}' is both training and validation text; name different files")
+        raise DataError(f"'{min(shared)}' is both training and validation text. Name different files.")
     digests = [part.digest() for part in (train, validation) if part]
     return Source(hashlib.sha256("\n".join(digests).encode()).hexdigest(), train, validation)
 
@@ -83,7 +86,7 @@ def load(source: Source, config: DataConfig, log: Callable[[str], object]) -> tu
         kept = [text for text in found if text.strip()]
         if not kept:
             held = counted(len(found), "document")
-            raise DataError(f"{key} '{part.description}' holds {held}, all of them blank; give it text")
+            raise DataError(f"{key} '{part.description}' holds {held}, all of them blank. Give it text.")
         if len(kept) < len(found) and config.layout == "document":
             log(f"{counted(len(found) - len(kept), 'blank document')} skipped in '{part.description}'")
         sides.append(kept)
@@ -122,8 +125,11 @@ def split_by_hash(texts: list[str], fraction: float, salt: str = "") -> tuple[li
         (text,) = distinct
         cut = min(len(text) - 1, max(1, round(len(text) * (1 - fraction))))
         if cut < 1 or not text[:cut].strip() or not text[cut:].strip():
-            raise DataError("the text is too short to be cut into training and validation text; give more of it")
-        note = f"one document only: its last {len(text) - cut} of {len(text)} characters are the validation text"
+            raise DataError("the text is too short to be split into training and validation text. Give more text.")
+        note = (
+            f"there is only one document, so its last {len(text) - cut} of {len(text)} characters are the "
+            "validation text"
+        )
         return [text[:cut]], [text[cut:]], note
     below = sum(int(ranks[text][:16], 16) < fraction * 2**64 for text in distinct)
     held = set(distinct[: min(max(below, 1), len(distinct) - 1)])
@@ -156,7 +162,8 @@ def check_there(config: DataConfig, whose: str) -> None:
     for name in ("source", "validation"):
         if is_gone(place := getattr(config, name)):
             raise DataError(
-                f"the text of {whose} is not at '{place}' any more: say where it is with --config.data.{name}=PATH"
+                f"the text of {whose} is no longer at '{place}'. Give its new place with --config.data.{name}=PATH "
+                "(docs/guides/resuming.md)."
             )
 
 
@@ -167,8 +174,8 @@ def stdlib_files() -> Files:
     paths = [path for path in found if path.stat().st_size and not _TESTS.intersection(path.relative_to(root).parts)]
     if not paths:
         raise DataError(
-            f"data.source 'stdlib': no source code of the standard library under '{root}'; "
-            "name a text file or folder as data.source"
+            f"data.source 'stdlib': no source code of the standard library is under '{root}'. Name a text file "
+            "or folder as data.source."
         )
     return Files(root, tuple(sorted(paths)), f"stdlib (Python {platform.python_version()})")
 

@@ -27,25 +27,26 @@ def warnings(train: list[str], held_out: list[str], tokenizer: Tokenizer, knows_
     size = sum(len(utf8(text)) for text in held_out)
     if size < LITTLE_TEXT or len(held_out) == 1 < len(train):
         yield (
-            f"warning: only {size:,} bytes of text in {counted(len(held_out), 'document')} are held out, so results "
-            "say little about other text. Give more text, a larger data.validation_fraction, or data.validation=PATH"
+            f"warning: only {size:,} bytes of text in {counted(len(held_out), 'document')} are held out, so "
+            "results say little about other text. Give more text, a larger data.validation_fraction, or "
+            "data.validation=PATH."
         )
     if (share := overlap(train, held_out)) > MOST_OVERLAP:
         yield (
-            f"warning: {share:.0%} of the held-out text also stands in the training text, so results will flatter. "
-            f"Compared are passages of {PASSAGE} bytes, and whole documents of {SHORTEST} bytes or more, without white "
-            "space and case"
+            f"warning: {share:.0%} of the held-out text is in the training text too, so results will flatter. "
+            f"Compared are passages of {PASSAGE} bytes, and whole documents of {SHORTEST} bytes or more, "
+            "without white space and case."
         )
     some = [text[:4096] for text in held_out[:64]]
     if not knows_bytes:
         yield (
-            "warning: the tokenizer drops letters and does not say which text its tokens stand for, so there are no "
-            "bits per byte"
+            "warning: the tokenizer drops letters and does not say which text its tokens stand for, so there "
+            "are no bits per byte"
         )
     elif [tokenizer.decode(ids) for ids in tokenizer.encode_batch(some)] != some:
         yield (
-            "warning: decoding the tokens does not give the text back. Text that the tokenizer loses costs no bits: "
-            "compare its bits per byte with care"
+            "warning: decoding the tokens does not give the text back. The lost text costs no bits, so compare "
+            "bits per byte with care."
         )
 
 

@@ -116,8 +116,14 @@ def _open_or_build(folder: Path, config: DataConfig, source: Source, tokenizer: 
     except OSError as error:
         reason = error.strerror or str(error)
         if disk_full(error):
-            raise OutOfMemoryError(f"no space for token files in '{folder}' ({reason}); set data.cache_dir") from None
-        raise DataError(f"cannot keep token files in '{folder}' ({reason}); set data.cache_dir") from None
+            raise OutOfMemoryError(
+                f"no space is left for token files in '{folder}' ({reason}). Free space, or choose another folder "
+                "with --config.data.cache_dir=FOLDER"
+            ) from None
+        raise DataError(
+            f"token files cannot be kept in '{folder}' ({reason}). Choose another folder with "
+            "--config.data.cache_dir=FOLDER"
+        ) from None
 
 
 def cache_folder(config: DataConfig) -> Path:
@@ -141,8 +147,8 @@ def _usable(folder: Path) -> Path:
     except OSError:
         return folder  # nothing can be written anywhere: the writer will say so
     say(
-        f"notice: {folder} cannot be written ({why}); caches are kept in {instead} instead. "
-        "Set XDG_CACHE_HOME=FOLDER to choose another folder"
+        f"notice: {folder} cannot be written ({why}), so caches are kept in {instead}. Set "
+        "XDG_CACHE_HOME=FOLDER to choose another folder."
     )
     return instead
 
@@ -174,7 +180,9 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
     log(f"reading {source.train.description}")
     train, held_out = documents = corpus.load(source, config, log)
     if corpus.find(config).digest != source.digest:
-        raise DataError(f"data.source '{source.train.description}' was changed while it was read; start again")
+        raise DataError(
+            f"data.source '{source.train.description}' was changed while posx read it. Run the same command again."
+        )
     if tokenizer is None:
         log(f"training a BPE tokenizer of {config.vocab_size} tokens")
         tokenizer = train_bpe(train, config.vocab_size)
@@ -199,7 +207,10 @@ def _write(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer)
             for text, ids in zip(chunk, tokenizer.encode_batch(chunk), strict=True):
                 # Ids out of range would not fail in JAX: indexing clamps them to the last row.
                 if ids.size and int(ids.max()) >= tokenizer.vocab_size:
-                    raise DataError(f"the tokenizer gave id {ids.max()}, outside its {tokenizer.vocab_size} ids")
+                    raise DataError(
+                        f"the tokenizer gave id {ids.max()}, outside its {tokenizer.vocab_size} ids. Repair its file, "
+                        "or choose another data.tokenizer."
+                    )
                 file.write(np.append(ids.astype(dtype), eos).tobytes())
                 num_bytes += len(utf8(text))
                 offsets.append(offsets[-1] + ids.size + 1)

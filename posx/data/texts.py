@@ -78,12 +78,12 @@ def find_files(where: str, key: str) -> Files:
     path = Path(where).expanduser().absolute()
     if not path.exists():
         parent = next(parent for parent in path.parents if parent.is_dir())
-        raise DataError(f"{key} '{path}' does not exist; the nearest existing folder is '{parent}'")
+        raise DataError(f"{key} '{path}' does not exist. The nearest existing folder is '{parent}'.")
     if not path.is_dir():
         if path.suffix.lower() not in READERS or not path.is_file():
-            raise DataError(f"{key} '{path}' has a format that posx does not read; it reads {FORMATS} files")
+            raise DataError(f"{key} '{path}' has a format that posx does not read. It reads {FORMATS} files.")
         if not path.stat().st_size:
-            raise DataError(f"{key} '{path}' is empty (0 bytes); name a file with text in it")
+            raise DataError(f"{key} '{path}' is empty (0 bytes). Name a file with text in it.")
         return Files(path.parent, (path,), str(path))
     usable, empty, others = list[Path](), list[Path](), list[Path]()
     for file in sorted(path.rglob("*")):
@@ -91,9 +91,9 @@ def find_files(where: str, key: str) -> Files:
             kind = others if file.suffix.lower() not in READERS else usable if file.stat().st_size else empty
             kind.append(file)
     if not usable and empty:
-        raise DataError(f"{key} '{path}': all files are empty (0 bytes); name files with text in them")
+        raise DataError(f"{key} '{path}': all files are empty (0 bytes). Name files with text in them.")
     if not usable:
-        raise DataError(f"{key} '{path}' is a folder without files that posx reads; it reads {FORMATS} files")
+        raise DataError(f"{key} '{path}' is a folder without files that posx reads. It reads {FORMATS} files.")
     left = [_named(files, why) for files, why in ((empty, "empty"), (others, f"not of {FORMATS}")) if files]
     return Files(path, tuple(usable), str(path), "; ".join(left))
 
@@ -113,11 +113,11 @@ def find_splits(where: str) -> list[Files]:
     if "train" not in splits:
         if splits and not unused:
             raise DataError(
-                f"data.source '{files.root}' has only files of the splits {', '.join(sorted(splits))} and none whose "
-                "name starts with 'train'; name the training file itself as data.source"
+                f"data.source '{files.root}' has only files of the splits {', '.join(sorted(splits))} and none "
+                "whose name starts with 'train'. Name the training file itself as data.source."
             )
         return [files]
-    others = f"{counted(unused, 'file')} left out: others are named train, and these by no split"
+    others = f"{counted(unused, 'file')} left out: other files are named train, and these name no split"
     notice = "; ".join(filter(None, [others if unused else "", files.left_out]))
     named = [(splits["train"], notice), (splits.get("validation"), "")]
     return [Files(files.root, tuple(paths), files.description, left_out) for paths, left_out in named if paths]
@@ -139,12 +139,14 @@ def _read_text(path: Path, column: str, encoding: str) -> Iterator[str]:
     except UnicodeDecodeError as error:
         if not (encoding.lower().startswith("utf-8") and b"\0" in raw):
             raise DataError(
-                f"'{path}' is not {encoding}: byte 0x{raw[error.start]:02X} at offset {error.start}; convert it, or "
-                "set data.text_encoding (for example to 'latin-1')"
+                f"'{path}' is not {encoding}: byte 0x{raw[error.start]:02X} at offset {error.start}. Convert it, or "
+                "set data.text_encoding, for example to 'latin-1'."
             ) from None
         text = "\0"
     if "\0" in text:
-        raise DataError(f"'{path}' is a binary file (NUL at byte {raw.index(0)}); posx reads {FORMATS} files")
+        raise DataError(
+            f"'{path}' is a binary file (NUL at byte {raw.index(0)}). Name text: posx reads {FORMATS} files."
+        )
     yield text
 
 
@@ -158,7 +160,7 @@ def _read_json(path: Path, column: str, encoding: str) -> Iterator[str]:
         records = ((where, _from_json(where, line)) for where, line in places if line.strip())
     for where, record in records:
         if not isinstance(record, dict):
-            raise DataError(f"{where} is a JSON {type(record).__name__}; an object with text is wanted")
+            raise DataError(f"{where} is a JSON {type(record).__name__}, but an object with text is expected.")
         _check_column(where, column, record)
         yield _checked_text(where, column, record[column])
 
@@ -167,7 +169,7 @@ def _from_json(where: str, text: str) -> Any:
     try:
         return parsed(text)
     except ValueError as error:
-        raise DataError(f"{where} is not JSON ({error}); write an object a line, or one array of objects") from None
+        raise DataError(f"{where} is not JSON ({error}). Write one object a line, or one array of objects.") from None
 
 
 def _read_table(path: Path, column: str, encoding: str) -> Iterator[str]:
@@ -186,7 +188,7 @@ def _read_table(path: Path, column: str, encoding: str) -> Iterator[str]:
         _check_column(f"'{path}'", column, schema.names)
         kind = schema.field(column).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise DataError(f"'{path}', column '{column}': {kind} instead of strings; set data.text_column")
+            raise DataError(f"'{path}', column '{column}': {kind} instead of strings. Set data.text_column.")
         rows = read().column(column).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"'{path}' cannot be read as {form}: {_reason(error)}") from None
@@ -198,7 +200,9 @@ def _check_column(where: str, column: str, names: Collection[object]) -> None:
     """Raise DataError unless `column` is among `names`, those of a table or record."""
     if column not in names:
         seen = ", ".join(map(repr, names)) or "none"
-        raise DataError(f"{where} has no column '{column}' (columns there: {seen}); set data.text_column")
+        raise DataError(
+            f"{where} has no column '{column}' (columns there: {seen}). Name one with --config.data.text_column=COLUMN"
+        )
 
 
 def _checked_text(where: str, column: str, value: object) -> str:
@@ -208,7 +212,7 @@ def _checked_text(where: str, column: str, value: object) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise DataError(f"{where}, column '{column}': a lone surrogate, which is no text") from None
+        raise DataError(f"{where}, column '{column}': a lone surrogate, which is no text. Remove it.") from None
     return value
 
 
@@ -242,14 +246,14 @@ def load_hub(config: DataConfig, splits: list[str]) -> list[Files]:
                 ) from None
             wanted = f"'{name}' with subset '{subset}'" if subset else f"'{name}'"
             raise DataError(
-                f"data.source {wanted} is not a local path, and as a hub data set it is neither cached here nor can "
-                "the hub be reached; set data.source to a local text file or folder, or copy a filled cache here and "
-                "point HF_HOME to it"
+                f"data.source {wanted} is not a local path. As a hub data set it is not cached here, and the hub "
+                "cannot be reached. Set data.source to a local text file or folder. Or copy a filled cache here "
+                "and set HF_HOME to it."
             ) from None
     parts = []
     for split in splits:
         if split not in found:
-            raise DataError(f"hub data set '{name}' has no split '{split}'; it has {', '.join(map(repr, found))}")
+            raise DataError(f"hub data set '{name}' has no split '{split}'. It has {', '.join(map(repr, found))}.")
         _check_column(f"hub data set '{name}'", config.text_column, found[split].column_names)
         paths = tuple(Path(entry["filename"]) for entry in found[split].cache_files)
         folder = paths[0].parent if paths else Path()

@@ -169,18 +169,22 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             return ByteTokenizer()
     except FileNotFoundError:
         raise DataError(
-            f"tokenizer '{path}' does not exist; use 'bytes', 'bpe' (trained here) or the path of a tokenizer.json"
+            f"tokenizer '{path}' does not exist. Use 'bytes', 'bpe' (trained here) or the path of a tokenizer.json."
         ) from None
     except (OSError, ValueError) as error:
-        raise DataError(f"tokenizer '{path}' cannot be read as JSON ({error}); a tokenizer.json is wanted") from None
+        raise DataError(f"tokenizer '{path}' cannot be read as JSON ({error}). Name a tokenizer.json.") from None
     tokenizer = BpeTokenizer(text)
     try:
         used, size = len(tokenizer.vocab), tokenizer.vocab_size
     except Exception as error:  # the parser raises plain Exception
         cause = str(error).splitlines()[0]
-        raise DataError(f"tokenizer '{path}' is JSON but no usable tokenizer.json ({cause})") from None
+        raise DataError(
+            f"tokenizer '{path}' is JSON, but no usable tokenizer.json ({cause}). Export it again from its library."
+        ) from None
     if size > SPARSE * used + 1024:
-        raise DataError(f"tokenizer '{path}' has {used:,} tokens with ids up to {size - 1:,}: number them one by one")
+        raise DataError(
+            f"tokenizer '{path}' has {used:,} tokens with ids up to {size - 1:,}. Number them without gaps."
+        )
     return tokenizer
 
 
@@ -190,15 +194,17 @@ def utf8(text: str) -> bytes:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(
-            f"text has the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}, which has no "
-            "UTF-8 form; remove it from the input"
+            f"the text has the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}, which "
+            "has no UTF-8 form. Remove it from the input."
         ) from None
 
 
 def _checked(ids: Iterable[int], vocab_size: int) -> np.ndarray:
     array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64).reshape(-1)
     if array.size and (array.min() < 0 or array.max() >= vocab_size):
-        raise DataError(f"cannot decode ids {array.min()} to {array.max()}; the vocabulary is 0 to {vocab_size - 1}")
+        raise DataError(
+            f"ids {array.min()} to {array.max()} cannot be decoded; the vocabulary is 0 to {vocab_size - 1}."
+        )
     return array
 
 

@@ -72,19 +72,24 @@ def encoding_class(name: str) -> type[Encoding]:
     if name == CHAIN:
         return Chain
     if ":" not in name:
-        raise ConfigError(f"unknown encoding {name!r}; {nearest(name, list(ENCODINGS))}known: {', '.join(ENCODINGS)}")
+        raise ConfigError(
+            f"encoding {name!r} is unknown. {nearest(name, list(ENCODINGS))}The encodings are: {', '.join(ENCODINGS)}."
+        )
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except ConfigError as error:  # from the class itself, see `posx.contract.classes`
         raise ConfigError(f"encoding {name!r}: {error}") from None
     except (Exception, SystemExit) as error:  # importing runs the user's own code
-        meant = f"; did you mean {module_name[:-3]}:{class_name}?" if module_name.endswith(".py") else ""
+        meant = f". Did you mean {module_name[:-3]}:{class_name}?" if module_name.endswith(".py") else ""
         if not meant and isinstance(error, ModuleNotFoundError) and error.name == module_name:
-            meant = f". Run posx in the folder of {module_name}.py, or put that folder on PYTHONPATH"
+            meant = f". Run posx in the folder of {module_name}.py, or put that folder on PYTHONPATH."
         raise ConfigError(f"encoding {name!r} cannot be imported: {type(error).__name__}: {error}{meant}") from None
     if not (isinstance(found, type) and issubclass(found, Encoding)):
-        raise ConfigError(f"encoding {name!r} is not a frozen dataclass that derives from posx.Encoding")
+        raise ConfigError(
+            f"encoding {name!r} is not a frozen dataclass that derives from posx.Encoding. Write "
+            "@dataclasses.dataclass(frozen=True) above it, and derive it."
+        )
     check_decorated(found)
     source_digest(found)  # now, before the file can change
     return found
@@ -135,7 +140,7 @@ def from_spec(spec: Spec) -> Encoding:
     if isinstance(spec, Mapping):
         name = _name(spec)
         if spec == {"name": CHAIN}:
-            raise ConfigError(f"{CHAIN!r} alone is no encoding: write the parts of a chain with +, such as rope+alibi")
+            raise ConfigError(f"{CHAIN!r} alone is no encoding. Write the parts of a chain with +, such as rope+alibi")
         return _called(f"encoding {name!r}", encoding_class(name), **given_fields(spec))
     if isinstance(spec, Sequence):
         return Chain(tuple(from_spec(part) for part in spec))
@@ -185,7 +190,7 @@ def _spec(value: Any, every: bool) -> Any:
 
 def _name(spec: Mapping[str, Any]) -> str:
     if not isinstance(spec.get("name"), str):
-        raise ConfigError(f"encoding {dict(spec)} has no name; known: {', '.join(ENCODINGS)}")
+        raise ConfigError(f"encoding {dict(spec)} has no name. The encodings are: {', '.join(ENCODINGS)}.")
     return spec["name"]
 
 
@@ -198,7 +203,7 @@ def _nested(value: Any, hint: Any) -> Any:
         return tuple(map(from_spec, value))
     made = from_spec(value)
     if isinstance(hint, type) and not isinstance(made, hint):
-        raise ConfigError(f"{encoding_name(made)!r} stands where an encoding of the kind {hint.__name__} is wanted")
+        raise ConfigError(f"{encoding_name(made)!r} is given, but an encoding of the kind {hint.__name__} is expected.")
     return made
 
 

@@ -55,7 +55,7 @@ class Fope(Encoding):
 
     def resolve(self, dims: Dims) -> Self:
         if dims.head_dim % 2:
-            raise ConfigError(f"fope: head_dim={dims.head_dim} must be even, as pairs of channels rotate")
+            raise ConfigError(f"fope: head_dim={dims.head_dim} must be even, because pairs of channels rotate")
         return super().resolve(dims).fill_open(original_len=dims.train_len)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:

@@ -55,7 +55,7 @@ def _named(tree: ast.expr, text: str) -> dict[str, Any]:
     spec: dict[str, Any] = {"name": _name(tree.func, text)}
     for field in tree.keywords:
         if field.arg is None or field.arg in spec:
-            raise _unreadable(text, field.arg or "**", "each field once, by its name")
+            raise _unreadable(text, field.arg or "**", "give each field once, by its name")
         spec[field.arg] = _value(field.value, text)
     return spec
 

@@ -52,11 +52,13 @@ class SelectiveRope(Encoding):
 
     def resolve(self, dims: Dims) -> Self:
         if dims.head_dim % 2:
-            raise ConfigError(f"selective_rope: head_dim={dims.head_dim} must be even, as pairs of channels rotate")
+            raise ConfigError(
+                f"selective_rope: head_dim={dims.head_dim} must be even, because pairs of channels rotate"
+            )
         if dims.model_dim % dims.num_heads:
             raise ConfigError(
-                f"selective_rope: model_dim={dims.model_dim} must be a multiple of num_heads={dims.num_heads}, as each "
-                "head's slice is normalised"
+                f"selective_rope: model_dim={dims.model_dim} must be a multiple of num_heads={dims.num_heads}, "
+                "because the slice of each head is normalised"
             )
         return super().resolve(dims)
 

@@ -79,12 +79,12 @@ def evaluate(
     except TypeError:
         raise ConfigError(f"lengths={lengths}: give a list of whole numbers, such as lengths=[64, 128].") from None
     if not lengths or min(lengths) < 1:
-        raise ConfigError(f"lengths={lengths} must name at least one window length of 1 token or more")
+        raise ConfigError(f"lengths={lengths}: at least one window length of 1 token or more is needed.")
     names = [protocol] if isinstance(protocol, str | Protocol) else protocol
     protocols = [protocol_class(one)() if isinstance(one, str) else one for one in names]
     for what, values in (("lengths", lengths), ("protocol", protocols)):
         if twice := [one for n, one in enumerate(values) if one in values[:n]]:
-            raise ConfigError(f"{what} names {twice[0]} twice: name every one once")
+            raise ConfigError(f"{what} names {twice[0]} twice. Name each once.")
     tokens = np.asarray(token_ids(stream, "[n + 1]", name="stream"))
     sizes = None if token_bytes is None else _sizes(token_bytes, separators, len(tokens))
     separators = None if separators is None else _separators(separators, tokens, sizes)
@@ -103,13 +103,13 @@ def _sizes(token_bytes: Any, separators: Sequence[int] | None, size: int) -> np.
     found = host(token_bytes)
     if found.shape != (size,) or not np.issubdtype(found.dtype, np.integer) or found.min() < 0:
         raise ConfigError(
-            f"token_bytes has shape {found.shape} and type {found.dtype}, the stream has {size} tokens. Give the bytes "
-            "of text behind every token of the stream, whole numbers [n + 1], such as table[stream]"
+            f"token_bytes has shape {found.shape} and type {found.dtype}, but the stream has {size} tokens. "
+            "Give the bytes of text of each token of the stream, whole numbers [n + 1], such as table[stream]."
         )
     if separators is None:
         raise ConfigError(
-            "token_bytes needs separators: name the ids that are no text, such as separators=[eos], or separators=[] "
-            "if the stream has none"
+            "token_bytes needs separators. Name the ids that are no text, such as separators=[eos], or "
+            "separators=[] if the stream has none."
         )
     return found
 
@@ -122,7 +122,7 @@ def _separators(given: Any, tokens: np.ndarray, sizes: np.ndarray | None) -> Any
         raise ConfigError(f"separators={ids.tolist()} have bytes of text in token_bytes. Set these to 0.")
     if missing := np.setdiff1d(ids, tokens).tolist():
         say(
-            f"notice: separators={missing} are not in the stream, so bits per byte count its other tokens as text. "
-            "Name the ids between its documents, or none: separators=[]."
+            f"notice: separators={missing} are not in the stream, so bits per byte count its other tokens as "
+            "text. Name the ids between its documents, or pass separators=[]."
         )
     return ids

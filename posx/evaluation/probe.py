@@ -80,7 +80,7 @@ def check_log_probs(log_probs: LogProbs, tokens: Any) -> None:
         if _is_shifted(_tried(log_probs, tokens, known, more)[1], last, whole):
             raise ConfigError(
                 "log_probs is not shifted: its entries (b, i) are of tokens[b, i], not of the next token, "
-                "tokens[b, i + 1]. Leave out the first column of what it gives"
+                "tokens[b, i + 1]. Leave out the first column of its result."
             )
     if not whole:
         some = np.array([values[n][last - 1] for n in (0, *range(2, 2 + len(of_last)))])
@@ -160,9 +160,9 @@ def _check_causal(changes: Sequence[_Change], whole: bool) -> None:
         if (change.excess[early] > 0).any():
             place = int(change.places[early][change.excess[early].argmax()])
             raise ConfigError(
-                f"log_probs sees later tokens: others from token {change.position} on change entry {place} by "
-                f"{change.excess[early].max():.3g} nats. Entry (b, i) must be the log-probability of tokens[b, i + 1] "
-                "given tokens[b, : i + 1] alone: use a causal mask"
+                f"log_probs sees later tokens. Changing tokens from position {change.position} on changes entry "
+                f"{place} by {change.excess[early].max():.3g} nats. Entry (b, i) must be the log-probability of "
+                "tokens[b, i + 1] given tokens[b, : i + 1] alone. Use a causal mask."
             )
 
 
@@ -190,7 +190,7 @@ def _check_rows(log_probs: LogProbs, tokens: np.ndarray, places: np.ndarray, bef
         if not most:
             return
     raise ConfigError(
-        f"log_probs sees other rows of the batch, whose tokens change entries of a row by {most:.3g} nats. "
+        f"log_probs sees other rows of the batch: their tokens change entries of a row by {most:.3g} nats. "
         "Entry (b, i) must depend on tokens[b] alone. batch_tokens=1 evaluates one window at a time."
     )
 
@@ -208,9 +208,9 @@ def _check_sum(of_targets: np.ndarray) -> None:
     total = np.exp(of_targets[np.isfinite(of_targets)]).sum()
     if total > 1 + SUM_ROUNDING:
         raise ConfigError(
-            f"log_probs gave no distribution: the probabilities of {len(of_targets)} different tokens in one place sum "
-            f"to {total:.3g}. It sees the token that it predicts, or is not normalised. Entry (b, i) must be the "
-            "log-probability of tokens[b, i + 1] given tokens[b, : i + 1] alone"
+            f"log_probs gave no distribution: the probabilities of {len(of_targets)} different tokens in one "
+            f"place sum to {total:.3g}. It sees the token that it predicts, or is not normalised. Entry (b, i) "
+            "must be the log-probability of tokens[b, i + 1] given tokens[b, : i + 1] alone."
         )
 
 

@@ -70,7 +70,7 @@ class Protocol(abc.ABC):
         need, why = self.needs(lengths)
         if have < need:
             raise DataError(
-                f"{text} has {max(have, 0)} targets, {why} {need}: use shorter lengths or more held-out text"
+                f"{text} has {max(have, 0)} targets, but {why} {need}. Use shorter lengths or more held-out text."
             )
 
     @abc.abstractmethod
@@ -130,8 +130,8 @@ class _Consecutive(Protocol):
         self.check_text(len(stream) - 1, lengths, "the stream")
         if 0 < self.num_targets < longest:
             raise ConfigError(
-                f"num_targets={self.num_targets} is less than one window of {longest} tokens: score at least {longest} "
-                "targets, or 0 for all of the stream"
+                f"num_targets={self.num_targets} is less than one window of {longest} tokens. Score at least "
+                f"{longest} targets, or 0 for all of the stream."
             )
         return place(stream, self.num_targets, longest=max(self.stretch, longest), documents=documents)
 
@@ -152,8 +152,10 @@ class Nonoverlapping(_Consecutive):
         if not 0 < config.num_targets < train_len:
             return []
         return [
-            f"eval.num_targets={config.num_targets} is less than one window of the training length, {train_len} "
-            "tokens: score at least as many targets, or 0 for all"
+            (
+                f"eval.num_targets={config.num_targets} is less than one window of the training length, {train_len} "
+                "tokens. Score at least as many targets, or 0 for all."
+            )
         ]
 
 
@@ -223,7 +225,7 @@ class Sliding(Protocol):
         shortest, stride = min(cls.lengths_of(config, train_len)), cls.of_run(config, train_len, 0).stride
         if stride <= shortest:
             return []
-        return [f"eval.stride={stride} is larger than the shortest sliding window, {shortest} tokens"]
+        return [f"eval.stride={stride} is larger than the shortest sliding window, {shortest} tokens. Lower it."]
 
     def stride_at(self, length: int, lengths: Sequence[int]) -> int:
         return self.stride or max(1, min(lengths) // 4)
@@ -235,9 +237,9 @@ class Sliding(Protocol):
     def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
         stride, warm_up = self.stride_at(max(lengths), lengths), self.warm_up or max(lengths)
         if not 1 <= stride <= min(lengths):
-            raise ConfigError(f"stride={stride} must be between 1 and the shortest length, {min(lengths)} tokens")
+            raise ConfigError(f"stride={stride} must be between 1 and the shortest length, {min(lengths)} tokens.")
         if warm_up < max(lengths):
-            raise ConfigError(f"warm_up={warm_up} must be at least the longest length, {max(lengths)} tokens")
+            raise ConfigError(f"warm_up={warm_up} must be at least the longest length, {max(lengths)} tokens.")
         self.check_text(len(stream) - 1, lengths, "the stream")
         return place(stream, self.num_targets, first=warm_up, documents=documents)
 
@@ -256,7 +258,7 @@ def protocol_class(name: str) -> type[Protocol]:
     found = PROTOCOLS.get(name) or letters.get(name.upper())
     if found is None:
         known = [*PROTOCOLS, *letters]
-        raise ConfigError(f"protocol {name!r} is unknown; {nearest(name, known)}known: {', '.join(known)}")
+        raise ConfigError(f"protocol {name!r} is unknown. {nearest(name, known)}The protocols are: {', '.join(known)}.")
     return found
 
 
@@ -287,5 +289,5 @@ def problems(config: EvalConfig, train_len: int) -> list[str]:
     except ConfigError as error:
         return [f"eval.protocols: {error}"]
     twice = [cls.name for cls in dict.fromkeys(classes) if classes.count(cls) > 1]
-    found = [f"eval.protocols={','.join(config.protocols)} names {name} twice" for name in twice]
+    found = [f"eval.protocols={','.join(config.protocols)} names {name} twice. Name it once." for name in twice]
     return found if config.problems() else found + [why for cls in classes for why in cls.problems(config, train_len)]

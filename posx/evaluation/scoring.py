@@ -96,7 +96,9 @@ def _document_starts(documents: Any, size: int) -> np.ndarray:
     """Return the first target of every document. That of the first document is 0."""
     given = host([] if documents is None else documents)
     if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
-        raise ConfigError("documents must be one row of whole numbers: the places in the stream where documents start.")
+        raise ConfigError(
+            "documents must be one row of whole numbers: the places in the stream at which documents start."
+        )
     if given.size and not 0 <= given.min() <= given.max() <= size:
         raise ConfigError(f"documents has places {given.min()} to {given.max()}, but the stream has 0 to {size}.")
     return np.unique(np.concatenate([[0], np.clip(given.astype(np.int64) - 1, 0, max(size - 2, 0))])).astype(np.int64)
@@ -218,8 +220,8 @@ def refuse_logits(found: np.ndarray) -> None:
     """Raise ConfigError for log-probabilities above 0."""
     if (found > ROUNDING).any():
         raise ConfigError(
-            f"log_probs gave log-probabilities up to {np.nanmax(found):.4g}, above 0: are these logits? "
-            "Give log_softmax(logits), in float32"
+            f"log_probs gave log-probabilities up to {np.nanmax(found):.4g}, above 0. If these are logits, give "
+            "log_softmax(logits) in float32."
         )
 
 
@@ -228,7 +230,9 @@ def called(log_probs: LogProbs, tokens: np.ndarray) -> Any:
     result = log_probs(tokens)
     (batch, size), shape = tokens.shape, tuple(getattr(result, "shape", ()))
     if shape[:1] != (batch,) or len(shape) not in (2, 3) or shape[1] not in (size - 1, size):
-        raise ConfigError(f"log_probs gave shape {shape} for tokens {tokens.shape}: [b, t] or [b, t, v] is expected")
+        raise ConfigError(
+            f"log_probs gave shape {shape} for tokens {tokens.shape}, but [b, t] or [b, t, v] is expected."
+        )
     return result
 
 
@@ -236,14 +240,17 @@ def _of_next(result: Any, targets: np.ndarray) -> Any:
     """Take from distributions [b, t, v] the entries [b, t] of the next tokens. Raises ConfigError for logits."""
     batch, length = targets.shape
     if targets.max() >= result.shape[2]:
-        raise ConfigError(f"log_probs gave {result.shape[2]} entries a token, the stream has token {targets.max()}")
+        raise ConfigError(
+            f"log_probs gave {result.shape[2]} entries a token, but the stream has token {targets.max()}. Give "
+            "the whole vocabulary."
+        )
     some = host(result[0, np.linspace(0, length - 1, min(length, 8)).astype(int)]).astype(np.float64)
     with np.errstate(over="ignore"):
         sums = np.exp(some).sum(axis=-1)
     wrong = np.abs(np.log(np.maximum(sums, 1e-300))) > SUM_ROUNDING
     if (wrong & ~np.isnan(sums)).any():
         raise ConfigError(
-            f"log_probs gave [b, t, v] whose probabilities sum to {sums[wrong][0]:.4g}, not 1: are these logits? "
-            "Give log_softmax(logits), in float32"
+            f"log_probs gave [b, t, v] whose probabilities sum to {sums[wrong][0]:.4g}, not 1. If these are "
+            "logits, give log_softmax(logits) in float32."
         )
     return result[np.arange(batch)[:, None], np.arange(length)[None, :], targets]

@@ -157,9 +157,9 @@ def check_pair(*rows: _Row) -> None:
     names = [f"{row.get('run_id', 'a row')} ({row.get('protocol')} at {row.get('eval_len')})" for row in rows]
     for name, row in zip(names, rows, strict=True):
         if not row.get("block_nll"):
-            raise ConfigError(f"{name} has no losses to pair: its status is {row.get('status')}")
+            raise ConfigError(f"{name} has no losses to pair: its status is {row.get('status')}.")
         if targets_key(row) != targets_key(rows[0]):
             raise ConfigError(
-                f"{names[0]} and {name} scored different targets: evaluate both with the same "
-                "settings, on the same text"
+                f"{names[0]} and {name} scored different targets. Evaluate both with the same settings, on the same "
+                "text."
             )

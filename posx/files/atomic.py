@@ -88,7 +88,9 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if disk_full(error):
-            raise OutOfMemoryError(f"the disk is full, {path} could not be written: free space and resume") from None
+            raise OutOfMemoryError(
+                f"the disk is full, so {path} could not be written. Free space and run the same command again."
+            ) from None
         raise WorkdirError(f"{path} could not be written: {error.strerror}") from None
 
 

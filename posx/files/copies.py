@@ -23,7 +23,7 @@ class CopyTarget:
         from fsspec.core import url_to_fs
 
         self.url = url.rstrip("/")
-        with _one_line(ConfigError, f"--copy_to={url} cannot be written to"):
+        with _one_line(ConfigError, f"--copy_to={url} cannot be written"):
             self.system, self.root = url_to_fs(self.url)
             self.system.makedirs(self.root, exist_ok=True)
             self.system.pipe_file(f"{self.root}/{TRIED}", b"")

@@ -54,7 +54,7 @@ def use_compile_cache(root: Path) -> None:
             pass
     except OSError as error:
         why = f"the cache folder {folder} cannot be used ({error.strerror})"
-        say(f"notice: {why}; this command keeps no compiled programs")
+        say(f"notice: {why}; this command stores no compiled programs")
         return
     prune(folder.parent, most, folder.name)
     jax.config.update("jax_compilation_cache_max_size", -1)  # see `prune`

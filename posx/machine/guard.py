@@ -72,8 +72,8 @@ def guard() -> Guard:
     found = _guard()
     if found.open:
         say(
-            f"notice: {found.text}, so sums after products other than posx's own may be wrong; "
-            f"import posx before JAX starts, with {SAFE} or nothing of that name in XLA_FLAGS"
+            f"notice: {found.text}, so sums after products other than posx's own may be wrong. Import posx "
+            f"before JAX starts, with {SAFE} or nothing of that name in XLA_FLAGS."
         )
     return found
 
@@ -219,8 +219,8 @@ def no_device(reason: str) -> ConfigError:
     if not asked:
         return ConfigError(f"JAX finds no device: {reason}")
     return ConfigError(
-        f"JAX_PLATFORMS={asked}: JAX finds no such device: {reason}. Unset JAX_PLATFORMS to use what this machine has; "
-        "the extras cuda12, cuda13 and tpu of posx install the plugins"
+        f"JAX_PLATFORMS={asked}: JAX finds no such device: {reason}. Unset JAX_PLATFORMS to use the devices "
+        "of this machine. Plugins come with the extras cuda12, cuda13 and tpu: pip install 'posx[cuda12]'"
     )
 
 

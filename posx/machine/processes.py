@@ -80,17 +80,23 @@ def _join(values: Mapping[str, Any]) -> None:
     global _joined
     coordinator, count, number = values["coordinator"], values["processes"], values["process"]
     if (count is not None and count < 1) or (number is not None and number < 0):
-        raise ConfigError(f"--processes={count}, --process={number}: they count from 1 and from 0. Leave out both")
+        raise ConfigError(
+            f"--processes={count}, --process={number}: processes count from 1 and their numbers from 0. Leave "
+            "out both for one process."
+        )
     if not are_asked(values):
         if (count or 1) > 1 or number is not None:
-            raise ConfigError("--coordinator is missing: where the first process is, as --coordinator=10.0.0.1:1234")
+            raise ConfigError("--coordinator is missing. Give the address of process 0, as --coordinator=10.0.0.1:1234")
         return
     address = "" if coordinator == "auto" else coordinator
     if address and not (address.rpartition(":")[0] and address.rpartition(":")[2].isdigit()):
-        raise ConfigError(f"--coordinator={coordinator}: HOST:PORT is expected, or auto")
+        raise ConfigError(f"--coordinator={coordinator}: HOST:PORT is expected, or auto.")
     known = number is not None and count is not None and number < count
     if address and not _started_together() and not known:
-        raise ConfigError(f"--processes={count}, --process={number}: how many there are, and which this is, from 0")
+        raise ConfigError(
+            f"--processes={count}, --process={number}: give both, the number of processes and the number of "
+            "this one, from 0."
+        )
     if address and number == 0:
         _check_free(address)
     use_every_core()
@@ -128,11 +134,13 @@ def _check_free(address: str) -> None:
             tried.bind(("", int(address.rpartition(":")[2])))
             tried.listen()
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"--coordinator={address}: the port cannot be had ({error}); name another") from None
+            raise ConfigError(
+                f"--coordinator={address}: the port cannot be opened ({error}). Name another one."
+            ) from None
 
 
 def _nobody_came() -> None:
-    line = f"the processes of this run have not all come within {MEETING_SECONDS} s; start all of them again"
+    line = f"some processes of this run did not start within {MEETING_SECONDS} s. Start all of them again."
     with contextlib.suppress(OSError, ValueError):
         print(f"posx: {line}", file=sys.stderr, flush=True)
     os._exit(Lost.exit_code)
@@ -223,7 +231,10 @@ def check_same(facts: Mapping[str, str]) -> None:
     _in_step = True
     own, *others = map(json.loads, _texts(json.dumps(dict(facts))))
     if differing := [name for name in own if any(other[name] != own[name] for other in others)]:
-        told = f"the processes of this run were not started alike; they differ in: {', '.join(differing)}"
+        told = (
+            f"the processes of this run were started with different settings: {', '.join(differing)}. Start all "
+            "of them with the same command."
+        )
         raise alike(ConfigError(told))
 
 

@@ -59,7 +59,7 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
     written, OutOfMemoryError if the disk is full.
     """
     if what not in WHAT:
-        raise ConfigError(f"cannot plot {what!r}; {nearest(what, WHAT)}known: {', '.join(WHAT)}")
+        raise ConfigError(f"{what!r} cannot be plotted. {nearest(what, WHAT)}The figures are: {', '.join(WHAT)}.")
     folder = pathlib.Path(workdir)
     if what == "encodings":
         from posx.plots import effects, pictures
@@ -83,7 +83,10 @@ def plot(workdir: str | pathlib.Path, what: str = "all") -> list[pathlib.Path]:
         with disk_errors(path):
             path.unlink()
     if what == "all" and not _write_table(folder, stored):
-        say(f"notice: no run in {folder} has a perplexity yet, so there is no table.md. Measure them with {measure}")
+        say(
+            f"notice: no run in {folder} has a perplexity yet, so there is no table.md. Evaluate the runs with "
+            f"{measure}"
+        )
     return written
 
 

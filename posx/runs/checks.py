@@ -16,7 +16,7 @@ from posx.contract import abstract_params
 from posx.data import Dataset
 from posx.data.corpus import absolute, is_path
 from posx.encodings import spec_text
-from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
+from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, in_one_line
 from posx.evaluation import protocols
 from posx.machine.cores import own_memory
 from posx.progress import say, size
@@ -29,7 +29,7 @@ def checked(run: RunConfig) -> RunConfig:
     """Return `run` with absolute paths. Raises ConfigError with everything that does not fit."""
     found = run.data.problems() + run.eval.problems() + protocols.problems(run.eval, run.train.length)
     if found := found or list(_encoding_problems(run)):
-        raise ConfigError("; ".join(found))
+        raise ConfigError(in_one_line(found))
     return dataclasses.replace(run, data=absolute(run.data))
 
 
@@ -38,14 +38,18 @@ def _encoding_problems(run: RunConfig) -> Iterator[str]:
     for encoding in layers:
         if encoding.max_position is not None and encoding.max_position < last:
             yield (
-                f"{spec_text(encoding)} is defined for positions 0 to {encoding.max_position}, windows of "
-                f"train.length={run.train.length} have 0 to {last}"
+                f"{spec_text(encoding)} is defined for positions 0 to {encoding.max_position}, but windows of "
+                f"train.length={run.train.length} have positions 0 to {last}. Leave its size out, or lower "
+                "--config.train.length."
             )
     for section, executor in (("train", run.train.executor), ("eval", run.eval.executor)):
         for encoding in layers if executor == "fused" else ():
             params = abstract_params(encoding, run.dims)
             if why := refusal(encoding, params, causal(), in_order=True, segments=False):
-                yield f"{section}.executor='fused' cannot serve {encoding}: {why}; use blockwise or auto"
+                yield (
+                    f"{section}.executor='fused' cannot serve {encoding}: {why}. Use "
+                    f"--config.{section}.executor=blockwise or auto."
+                )
 
 
 def unused(run: RunConfig) -> dict[str, str]:
@@ -89,8 +93,8 @@ def check_stream(config: EvalConfig, train_len: int, dataset: Dataset) -> None:
     have, need = len(dataset.validation.tokens), max(config.lengths)
     if have < need:
         raise DataError(
-            f"the validation text has {have} tokens, eval.lengths needs {need}: "
-            f"the largest usable length is {have}; use more held-out text or shorter lengths"
+            f"the validation text has {have} tokens, but eval.lengths needs {need}. The largest usable length "
+            f"is {have}. Use more held-out text or shorter lengths."
         )
     for protocol, lengths in protocols.run_protocols(config, train_len):
         protocol.check_text(have, lengths, "the validation text")
@@ -101,11 +105,15 @@ def check_writable(path: Path) -> None:
     try:
         nearest_folder = next(p for p in (path, *path.parents) if p.exists())
         if not nearest_folder.is_dir():
-            raise WorkdirError(f"work folder {path} cannot be made: {nearest_folder} is a file")
+            raise WorkdirError(
+                f"work folder {path} cannot be made: {nearest_folder} is a file. Choose another --workdir."
+            )
         with tempfile.TemporaryFile(dir=nearest_folder):
             pass
     except OSError as error:
-        raise WorkdirError(f"work folder {path} cannot be written: {error.strerror}") from None
+        raise WorkdirError(
+            f"work folder {path} cannot be written: {error.strerror}. Choose another --workdir."
+        ) from None
 
 
 def check_work_folder(path: Path, sweep: bool) -> None:
@@ -124,9 +132,9 @@ def check_work_folder(path: Path, sweep: bool) -> None:
     if single and sweep:
         found, place = "a run", f"{path}-sweep"
     elif runs and not single and not sweep:
-        found, place = f"a sweep, {runs[0].name} is one of its runs", f"{path}-train"
+        found, place = f"a sweep, and {runs[0].name} is one of its runs", f"{path}-train"
     elif sweeps and not single and not runs:
-        found, place = f"sweeps, {sweeps[0].name} is one of them", str(path / "new")
+        found, place = f"sweeps, and {sweeps[0].name} is one of them", str(path / "new")
     if found:
         own = f"Give this {'sweep' if sweep else 'run'} a folder of its own: --workdir {place}"
         raise WorkdirError(f"work folder {path} holds {found}. {own}")
@@ -140,8 +148,8 @@ def check_memory(num_params: int) -> None:
     needed, have = 16 * num_params, own_memory()
     if jax.default_backend() == "cpu" and needed > have:
         raise OutOfMemoryError(
-            f"weights, gradients and moments of this model take {size(needed)} of memory, this process may use "
-            f"{size(have)}: lower the model's sizes"
+            f"weights, gradients and moments of this model take {size(needed)} of memory, but this process may "
+            f"use {size(have)}. Lower the model's sizes."
         )
 
 
@@ -150,6 +158,6 @@ def check_disk(path: Path, needed: int) -> None:
     free = shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
     if free < needed:
         raise OutOfMemoryError(
-            f"{path} has {size(free)} free, its checkpoints need {size(needed)}: free space, or lower "
-            "train.keep_checkpoints"
+            f"{path} has {size(free)} free, but its checkpoints need {size(needed)}. Free space, or lower "
+            "--config.train.keep_checkpoints."
         )

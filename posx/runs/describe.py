@@ -43,7 +43,10 @@ def model_of(run: RunConfig, vocab_size: int) -> Model:
 def notice_of_code(run: RunConfig, name: str) -> None:
     """Say if the user's own encodings of a trained run have other code by now."""
     if changes := run.code_changes():
-        say(f"notice: {name}: {changes} since this run was trained; its results now are kept apart from those of then")
+        say(
+            f"notice: {name}: {changes} since this run was trained, so its new results are kept apart from the "
+            "earlier ones"
+        )
 
 
 def executor_of(run: RunConfig, encoding: Encoding) -> str:

@@ -69,7 +69,7 @@ def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
         return
     first = stored(folder)
     if not first.get("data_digest"):
-        say(f"notice: {folder.env_file} is damaged and is written anew. The run may not resume bit for bit")
+        say(f"notice: {folder.env_file} is damaged and is written again. The run may not resume bit for bit.")
         first = now
     changes = layout_changes(first, now)
     if changes:

@@ -55,7 +55,7 @@ def model_log_probs(model: Model, params: Any, executor: str = "auto", layout: L
         length = tokens.shape[1] - 1
         at_length = model.at_length(length)
         if not is_defined(model, length):
-            raise UndefinedLength(f"defined up to position {at_length.max_position}, {length} tokens asked")
+            raise UndefinedLength(f"defined up to position {at_length.max_position}, but {length} tokens are requested")
         if layout.is_global:
             return _together(at_length, executor, layout, params, tokens)
         devices = worth(tokens[:, 1:].size * flops_per_token(model, length) / 3)
@@ -148,7 +148,10 @@ def _say_why(one: Question, name: str) -> None:
     what = f"{name}  {one.protocol.name}"
     if one.moved:
         lengths = ", ".join(map(str, one.moved))
-        say(f"notice: {what}: windows of {one.anchor} tokens change which tokens are scored. Measuring {lengths} again")
+        say(
+            f"notice: {what}: windows of {one.anchor} tokens change which tokens are scored. Measuring "
+            f"{lengths} again (docs/guides/protocols.md)"
+        )
     if one.apart:
         counts = sorted({(row["max_targets"], row["stride"]) for row in one.apart})
         before = "; ".join(f"{targets or 'all'} targets, stride {stride}" for targets, stride in counts)

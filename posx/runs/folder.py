@@ -46,8 +46,8 @@ class RunFolder:
             str(self.path).encode("utf-8")
         except UnicodeEncodeError:
             raise WorkdirError(
-                f"work folder {str(self.path)!a}: its name is no UTF-8 text where Python reads names as "
-                f"{sys.getfilesystemencoding()}. Unset PYTHONUTF8 and set LC_ALL=C.UTF-8, or use a path in ASCII"
+                f"work folder {str(self.path)!a}: its name is no UTF-8 text, but Python reads names as "
+                f"{sys.getfilesystemencoding()}. Unset PYTHONUTF8 and set LC_ALL=C.UTF-8, or use a path in ASCII."
             ) from None
 
     config_file = _file("config.json")
@@ -107,7 +107,10 @@ class RunFolder:
         try:
             return RunConfig.from_json(parsed(self.config_file.read_text(encoding="utf-8")))
         except FileNotFoundError:
-            raise WorkdirError(f"{self.path} holds no run: there is no {self.config_file.name} in it") from None
+            raise WorkdirError(
+                f"{self.path} holds no run: there is no {self.config_file.name} in it. Correct --workdir, or train "
+                "a run there."
+            ) from None
         except (OSError, ValueError) as error:
             raise WorkdirError(f"{self.config_file} cannot be read: {error}") from None
 
@@ -119,8 +122,8 @@ class RunFolder:
         if not self.config_file.exists():
             if any(self.checkpoints.glob("*.json")):
                 raise WorkdirError(
-                    f"{self.path} holds checkpoints but no {self.config_file.name} that says of what run they are: put "
-                    "it back, or use another --workdir"
+                    f"{self.path} holds checkpoints but no {self.config_file.name}, which says of which run they are. "
+                    "Restore it, or use another --workdir."
                 )
             return
         held = self.read_config()
@@ -128,14 +131,17 @@ class RunFolder:
         if not changes:
             return
         if all(change.startswith("code.") for change in changes):
-            fix = "Restore the code to resume, or use another --workdir"
+            fix = "Restore the code to resume, or use another --workdir."
             raise WorkdirError(f"{self.path}: {held.code_changes()} since this run was trained. {fix}")
         if changes == [f"data: {held.text!r} -> {run.text!r}"]:
             digests = f"digest {held.text[:12]}, now {run.text[:12]}"
-            reason = f"was trained on other text or another tokenizer ({digests}): use another --workdir"
+            reason = (
+                f"was trained on other text or another tokenizer ({digests}). Restore the text, or use another "
+                "--workdir."
+            )
         else:
-            fix = "use another --workdir, or the same settings to resume"
-            reason = f"holds a run of another config ({'; '.join(changes)}): {fix}"
+            fix = "Use another --workdir, or the same settings to resume."
+            reason = f"holds a run of another config ({'; '.join(changes)}). {fix}"
         raise WorkdirError(f"{self.path} {reason}")
 
     def finished(self, run: RunConfig) -> bool:
@@ -152,7 +158,7 @@ class RunFolder:
         def mark() -> None:
             if not self.config_file.exists():
                 raise WorkdirError(
-                    f"{self.config_file} was removed during training. Train again with another --workdir"
+                    f"{self.config_file} was removed during training. Train again with another --workdir."
                 )
             done = {"hash": run.hash, "eval": run.to_json()["eval"], "step": run.train.steps, "rows": num_rows}
             write_json(self.done_file, done)
@@ -178,14 +184,18 @@ class RunFolder:
         """
 
         def busy(holder: str) -> None:
-            raise WorkdirError(f"work folder {self.path} is in use by {holder}")
+            raise WorkdirError(
+                f"work folder {self.path} is in use by {holder}. Wait until it ends, or choose another --workdir."
+            )
 
         def hold() -> None:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(lock(self.path / ".lock", busy))
             except OSError as error:
-                raise WorkdirError(f"work folder {self.path} cannot be written: {error.strerror}") from None
+                raise WorkdirError(
+                    f"work folder {self.path} cannot be written: {error.strerror}. Choose another --workdir."
+                ) from None
             clear(self.path)
             begin()
 
@@ -202,7 +212,7 @@ def run_folders(workdir: Path, holding: str) -> list[Path]:
     """
     if not os.path.isdir(workdir):  # a name that is too long is none either
         what = "is a file" if os.path.isfile(workdir) else "does not exist"
-        raise WorkdirError(f"work folder {str(workdir)[:300]} {what}: give the folder of a run or of a sweep")
+        raise WorkdirError(f"work folder {str(workdir)[:300]} {what}. Give the folder of a run or of a sweep.")
     return sorted({path.parent for level in _LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()})
 
 
@@ -229,7 +239,7 @@ def runs_in(workdir: Path) -> list[RunFolder]:
     if not found:
         others = [path for path in workdir.parents[:2] if (path / "config.json").is_file()]
         others += sorted(workdir.glob("*.safetensors"))
-        near = f"; did you mean {others[0]}?" if others else ""
+        near = f". Did you mean {others[0]}?" if others else ""
         raise WorkdirError(f"{workdir} holds no run: there is no config.json in it or up to two folders below{near}")
     return list(map(RunFolder, found))
 
@@ -241,6 +251,7 @@ def run_in(workdir: Path) -> RunFolder:
         names = [name_of(run.path, workdir) for run in (first, *others)]
         listed = ", ".join(names[:_MOST_NAMES]) + (", ..." if names[_MOST_NAMES:] else "")
         raise WorkdirError(
-            f"{workdir} holds {len(names)} runs, one is needed: for example --workdir={first.path}; runs: {listed}"
+            f"{workdir} holds {len(names)} runs, but one is needed. Name one, for example "
+            f"--workdir={first.path}; runs: {listed}"
         )
     return first

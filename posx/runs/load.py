@@ -88,9 +88,12 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
 
     restored = Checkpoints(folder.checkpoints).restore({"params": abstract}, notice=say)
     if restored is None and (last := folder.ended_with_nan()) is not None:
-        raise WorkdirError(f"{folder.path} has no checkpoint: its training ended with NaN at step {last}")
+        raise WorkdirError(
+            f"{folder.path} has no checkpoint: its training ended with NaN at step {last}. Train again with a "
+            "lower --config.train.learning_rate."
+        )
     if restored is None:
-        raise WorkdirError(f"{folder.path} holds no checkpoint yet: run `posx train` with this --workdir first")
+        raise WorkdirError(f"{folder.path} holds no checkpoint yet. Run `posx train` with this --workdir first.")
     step, state = restored
     return model, jax.tree.map(jnp.asarray, state["params"]), tokenizer, step
 
@@ -170,7 +173,9 @@ def _header(path: Path) -> dict[str, str]:
         by_whom = "a newer posx has written it" if newer else "`posx export` has not written it"
         raise WorkdirError(f"{path} is not of the format {FORMAT!r}: {by_whom}")
     if dict(parsed(header["digests"])).get(HEADER) != _digest(header):
-        raise WorkdirError(f"{path} is damaged: its settings or its tokenizer are not what their digest says")
+        raise WorkdirError(
+            f"{path} is damaged: its settings or its tokenizer do not match their digest. Export the run again."
+        )
     return header
 
 
@@ -190,10 +195,12 @@ def _arrays(path: Path, abstract: Any) -> tuple[int, Any]:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
     wanted = flatten(abstract)
     if other := other_names(arrays, wanted):
-        raise WorkdirError(f"{path} holds other arrays than its settings ask for: {other}. Export the run again.")
+        raise WorkdirError(f"{path} holds other arrays than its settings need: {other}. Export the run again.")
     for name, leaf in wanted.items():
         array = arrays[name]
         if (array.shape, array.dtype) != (leaf.shape, leaf.dtype) or sha256_of(array) != digests.get(name):
-            raise WorkdirError(f"{path} is damaged: {name} is of another shape, or not what its digest says")
+            raise WorkdirError(
+                f"{path} is damaged: {name} has another shape, or does not match its digest. Export the run again."
+            )
     leaves = [jax.device_put(arrays[name], leaf.sharding) for name, leaf in wanted.items()]
     return int(header["step"]), jax.tree.unflatten(jax.tree.structure(abstract), leaves)

@@ -63,9 +63,9 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
     dataset = prepare(at_hand.data, log=say)
     if run.text not in ("", dataset.digest):
         raise DataError(
-            f"data.source={at_hand.data.source}: the text or its tokenizer has changed since the settings of this run "
-            f"were written (digest {run.text[:12]}, now {dataset.digest[:12]}). Restore it, or name it with "
-            "--config.data.source=PATH"
+            f"data.source={at_hand.data.source}: the text or its tokenizer has changed since the settings of "
+            f"this run were written (digest {run.text[:12]}, now {dataset.digest[:12]}). Restore it, or name it "
+            "with --config.data.source=PATH."
         )
     run = dataclasses.replace(run, text=dataset.digest)
     folder.check_resumes(run)

@@ -34,7 +34,10 @@ def at_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
     kept = {n: p for n, p in kept.items() if not (corpus.is_gone(p) and Path(getattr(run.data, n)).exists())}
     for name, place in kept.items():
         if (here := getattr(run.data, name)) != place and Path(here).is_absolute() and Path(here).exists():
-            say(f"notice: data.{name}={run.asked['data'][name]} is {place}, as for the work folder's runs, not {here}")
+            say(
+                f"notice: data.{name}={run.asked['data'][name]} is {place}, as for the runs of the work folder, not "
+                f"{here}"
+            )
     return dataclasses.replace(run, data=dataclasses.replace(run.data, **kept))
 
 
@@ -49,7 +52,7 @@ def saved_tokenizer(folder: RunFolder) -> Tokenizer:
     """Return the tokenizer of a run, which its folder holds. Raises WorkdirError if it is missing."""
     if not folder.tokenizer_file.exists():
         if not any(folder.checkpoints.glob("*.json")):
-            raise WorkdirError(f"{folder.path} holds no trained model yet: run `posx train` with this --workdir first")
+            raise WorkdirError(f"{folder.path} holds no trained model yet. Run `posx train` with this --workdir first.")
         raise WorkdirError(
             f"{folder.tokenizer_file} is missing. `posx train` with this --workdir and the settings of the run writes "
             "it again."
@@ -76,9 +79,12 @@ def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Data
     digests = f"digest {run.text[:12]}, now {dataset.digest[:12]}"
     if not named:
         raise WorkdirError(
-            f"{folder.path} was trained on other text or tokens than {dataset.source} has now ({digests}). Restore the "
-            "original text or pass --config.data.source=PATH. To evaluate on the changed text on purpose, pass "
-            f"--config.data.source={data.source}"
+            f"{folder.path} was trained on other text or tokens than {dataset.source} has now ({digests}). "
+            "Restore the original text or pass --config.data.source=PATH. To evaluate on the changed text on "
+            f"purpose, pass --config.data.source={data.source}"
         )
-    say(f"notice: {folder.path.name} is measured on other text than in training ({digests}). Its rows are kept apart")
+    say(
+        f"notice: {folder.path.name} is measured on other text than in training ({digests}). Its rows are "
+        "kept apart (docs/guides/resuming.md)."
+    )
     return dataset

@@ -40,7 +40,7 @@ def points_of(config: ConfigDict) -> list[Point]:
     groups = _groups(config, axes)
     rows = [_rows(group, axes) for group in groups]
     if (count := math.prod(map(len, rows))) > MOST_RUNS:
-        raise ConfigError(f"this sweep has {count} runs, more than {MOST_RUNS}: split it")
+        raise ConfigError(f"this sweep has {count} runs, more than {MOST_RUNS}. Split it into several sweeps.")
     settings_ = [setting for group in groups for setting in group]
     values = [dict(zip(settings_, itertools.chain(*rows), strict=True)) for rows in itertools.product(*rows)]
     return [{setting: point[setting] for setting in axes} for point in values]
@@ -58,7 +58,7 @@ def axes_of(config: ConfigDict) -> dict[str, tuple[Any, ...]]:
         name, values = given[setting]
         found[setting] = axis_values(config, setting, values, name)
         if not found[setting]:
-            raise ConfigError(f"{name} is empty: name at least one")
+            raise ConfigError(f"{name} is empty. Name at least one.")
         if setting == "encoding":
             found[setting] = tuple(_encoding(value, config.encoding.to_dict()) for value in found[setting])
     return found
@@ -77,16 +77,16 @@ def _groups(config: ConfigDict, axes: Mapping[str, Sequence[Any]]) -> list[tuple
         name = f"sweep.zip={entry}"
         group = tuple(LISTS.get(part.strip(), part.strip()) for part in entry.split("+"))
         if len(group) < 2:
-            raise ConfigError(f"{name}: one axis alone. Join two or more with +")
+            raise ConfigError(f"{name}: there is only one axis. Join two or more with +.")
         for setting in group:
             if setting not in axes:
                 check_key(setting, settings(config), name)
                 raise ConfigError(f"{name}: {setting} has no axis. Add --config.sweep.axes.{setting}=VALUES")
             if setting in joined or group.count(setting) > 1:
-                raise ConfigError(f"{name}: {setting} is joined twice. Name each axis in one group, once")
+                raise ConfigError(f"{name}: {setting} is joined twice. Name each axis in one group, once.")
         counts = [f"{setting} has {len(axes[setting])} values" for setting in group]
         if len({len(axes[setting]) for setting in group}) > 1:
-            raise ConfigError(f"{name}: {', '.join(counts)}. Axes that advance together need as many values each")
+            raise ConfigError(f"{name}: {', '.join(counts)}. Axes that advance together need equally many values.")
         joined |= dict.fromkeys(group, group)
     return list(dict.fromkeys(joined.get(setting, (setting,)) for setting in axes))
 
@@ -97,7 +97,7 @@ def _rows(group: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> list[tuple
     texts = [tuple(map(text_of, group, row)) for row in rows]
     for row in texts:
         if texts.count(row) > 1:
-            raise ConfigError(f"the axis {'+'.join(group)} names a value twice: {' with '.join(row)}. Name it once")
+            raise ConfigError(f"the axis {'+'.join(group)} names a value twice: {' with '.join(row)}. Name it once.")
     return rows
 
 

@@ -17,7 +17,7 @@ from posx.config.sections import PLACES
 from posx.data import DataConfig, Dataset, check_length, prepare
 from posx.data.store import cache_folder
 from posx.encodings import spec_text
-from posx.errors import ConfigError, PosxError
+from posx.errors import ConfigError, PosxError, in_one_line
 from posx.files.locks import holder
 from posx.machine.devices import machine_ceiling
 from posx.progress import by_reason, duration, say, size
@@ -53,7 +53,7 @@ def plan(config: ConfigDict, workdir: Path, read: bool = False) -> list[Job]:
         except ConfigError as error:
             found.append((name, str(error)))
     if found:
-        raise ConfigError("; ".join(by_reason(found)))
+        raise ConfigError(in_one_line(by_reason(found)))
     return _in_their_folders(_once(_with_texts(jobs, held, read)), held, workdir)
 
 
@@ -100,7 +100,10 @@ def _once(jobs: Sequence[Job]) -> list[Job]:
         apart = {s: v for s, v in job.point.items() if text_of(s, v) != text_of(s, other.point[s])}
         if any(s != "train.position_lr_multiplier" and s not in not_used for s in apart):
             told = ", ".join(f"{s}={text_of(s, other.point[s])} and {text_of(s, v)}" for s, v in apart.items())
-            raise ConfigError(f"{told} are the same run: what is trained does not depend on {' and '.join(apart)}")
+            raise ConfigError(
+                f"{told} are the same run: the trained weights do not depend on {' and '.join(apart)}. Leave one of "
+                "them out."
+            )
     return list(first.values())
 
 
@@ -169,7 +172,7 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
     told = f"{duration(schedule.wall_seconds(left[job.name] for job in in_order))} left, {schedule}"
     if on:
         each = one_or_more(cpus, "CPU")
-        told = f"{duration(sum(left.values()))} of work left on {each} a run, {on} decides how many go at once"
+        told = f"{duration(sum(left.values()))} of work left on {each} a run; {on} decides how many train at once"
     return "\n".join([
         *_aligned(table), "",
         f"{len(jobs)} runs, {sum(not seconds for seconds in left.values())} of them finished; about {told}",

@@ -58,7 +58,7 @@ def chosen_checks(only: Collection[str]) -> list[str]:
     for name in only:
         if name not in CHECKS:
             hint = nearest(name, list(CHECKS))
-            raise ConfigError(f"only={name}: no check has this name; {hint}The checks are: {', '.join(CHECKS)}.")
+            raise ConfigError(f"only={name}: no check has this name. {hint}The checks are: {', '.join(CHECKS)}.")
     return [name for name in CHECKS if not only or name in only]
 
 

@@ -75,7 +75,10 @@ class Checkpoints:
                 self._sweep()
             full = any(words in str(error) for words in _FULL) or (isinstance(error, OSError) and disk_full(error))
             if full:
-                raise OutOfMemoryError(f"the disk is full, checkpoint {target} could not be written") from None
+                raise OutOfMemoryError(
+                    f"the disk is full, so checkpoint {target} could not be written. Free space and run the same "
+                    "command again."
+                ) from None
             reason = getattr(error, "strerror", None) or _first_line(error)
             raise WorkdirError(f"checkpoint {target} could not be written: {reason}") from None
 
@@ -122,7 +125,7 @@ class Checkpoints:
                 arrays, sharded = processes.together(functools.partial(self._read, step, wanted))
                 _check({name: _facts(arrays[name], True) for name in sharded}, sharded)
             except _Damaged as error:
-                damaged.append(f"checkpoint {step} in {self.folder} is damaged ({error}) and was passed over")
+                damaged.append(f"checkpoint {step} in {self.folder} is damaged ({error}) and was skipped")
                 notice(damaged[-1])
                 continue
             leaves = [_placed(arrays[name], leaf) for name, leaf in wanted.items()]
@@ -130,7 +133,7 @@ class Checkpoints:
         if damaged:
             every = "; ".join(damaged)
             raise processes.alike(
-                WorkdirError(f"{every}; no good checkpoint is left: use another --workdir to start again")
+                WorkdirError(f"{every}. No good checkpoint is left. Use another --workdir to start again.")
             )
         return None
 
@@ -144,7 +147,8 @@ class Checkpoints:
             raise _Damaged(f"manifest: {_first_line(error)}") from None
         if version != FORMAT_VERSION:
             raise WorkdirError(
-                f"checkpoint {step} in {self.folder} has format {version!r}, not one that this posx reads"
+                f"checkpoint {step} in {self.folder} has format {version!r}, which this posx does not read. Use "
+                "another --workdir."
             )
         # Only a manifest that is true to all its arrays proves another model. Else it is itself damaged.
         names = saved if problems else wanted

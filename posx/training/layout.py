@@ -172,11 +172,13 @@ def asked_layout(text: str, rows: int, key_heads: int) -> Layout:
         return Layout()
     if not text:
         if rows % devices:
-            raise ConfigError(f"{devices} devices must divide the {rows} rows of a part of a batch: {_divisors(rows)}")
+            raise ConfigError(
+                f"{devices} devices must divide the {rows} rows of a part of a batch. Use one of {_divisors(rows)}."
+            )
         return Layout(devices)
     data, model = mesh_of(text)
     if data * model > devices or (data * model < devices and several):
-        raise ConfigError(f"--mesh={data}x{model} is of {data * model} devices, there are {devices}")
+        raise ConfigError(f"--mesh={data}x{model} needs {data * model} devices, but there are {devices}.")
     check_mesh(data, model, rows, key_heads)
     return Layout(data, model)
 
@@ -186,7 +188,9 @@ def check_mesh(data: int, model: int, rows: int, key_heads: int) -> None:
     divided = (("DATA", data, "rows of a part of a batch", rows), ("MODEL", model, "key heads", key_heads))
     for name, size, what, count in divided:
         if count % size:
-            raise ConfigError(f"--mesh={data}x{model}: {name} must divide the {count} {what}: {_divisors(count)}")
+            raise ConfigError(
+                f"--mesh={data}x{model}: {name} must divide the {count} {what}. Use one of {_divisors(count)}."
+            )
 
 
 def _divisors(count: int) -> list[int]:

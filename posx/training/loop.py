@@ -133,8 +133,8 @@ def _memory_errors(name: str, accumulation: int) -> Iterator[None]:
         if not out_of_memory(error):
             raise
         raise OutOfMemoryError(
-            f"{name}: memory ran out; raise train.accumulation (now {accumulation}), or lower the model's sizes or the "
-            "batch"
+            f"{name}: memory ran out. Raise train.accumulation (now {accumulation}), or lower the model's sizes "
+            "or the batch."
         ) from None
 
 

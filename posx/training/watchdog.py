@@ -64,7 +64,7 @@ class Watchdog:
         try:
             with open(where, "w", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
-            stacks = f"; where each thread stood is in {where}"
+            stacks = f"; the stacks of all threads are in {where}"
         except OSError:
             stacks = ""
         silent = f"{self.folder.name}: no step ended for {duration(self.ticks * self.tick)}{stacks}"

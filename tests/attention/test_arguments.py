@@ -38,7 +38,7 @@ def test_positions_of_both_types_and_libraries_are_the_same():
 
 
 KINDS = (bool, "int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64", "float16", jnp.bfloat16, "float64")
-NO_ARRAY = r"q_pos is no array: give \[t\] or \[b, t\], int32 or float32"
+NO_ARRAY = r"q_pos is no array: give \[t\] or \[b, t\] of int32 or float32"
 REFUSED = {
     **{
         str(np.dtype(kind)): (POS.astype(kind), f"q_pos is {np.dtype(kind)}: it must be int32 or float32")
@@ -67,7 +67,9 @@ def test_positions_of_other_types_are_refused(case):
 
 
 def test_both_sides_count_in_one_type():
-    with pytest.raises(ValueError, match="positions are int32 of queries but float32 of keys: give both alike"):
+    with pytest.raises(
+        ValueError, match="positions are int32 for queries but float32 for keys: give both the same type."
+    ):
         attend(Nope(), {}, POS, np.float32(POS))
 
 
@@ -174,11 +176,11 @@ def refused_hook(encoding, message):
 @pytest.mark.parametrize("case", HOOKS)
 def test_results_of_hooks_must_have_their_shape(case):
     encoding, given, wanted = HOOKS[case]
-    refused_hook(encoding, re.escape(f".{encoding.hook} gives {given} where {wanted} is wanted"))
+    refused_hook(encoding, re.escape(f".{encoding.hook} gives {given}, but {wanted} is expected"))
 
 
 def test_queries_and_keys_must_have_one_width():
-    message = r"\.key: queries are 6 wide and keys 8 wide, but they meet in a product; give both"
+    message = r"\.key: queries are 6 wide and keys 8 wide, but they are multiplied. Give both"
     refused_hook(Odd("key", ("k", G, 8)), message)
 
 
@@ -271,14 +273,14 @@ def test_features_of_another_shape_or_name_are_refused(name):
     run = functools.partial(attend, encoding, params, IN_ORDER)
     jax.eval_shape(lambda kept: run(features=(kept, kept)), kept)
     for feature, array in kept.items():
-        wanted = rf"\[b, t, {', '.join(map(str, array.shape[2:]))}\] where q has 4 heads of 6"
+        wanted = rf"\[b, t, {', '.join(map(str, array.shape[2:]))}\] for q has 4 heads of 6"
         for axis in range(2, array.ndim):
             fewer = kept | {feature: array.take(np.array([0]), axis=axis)}
             for side, sides in (("q", (fewer, kept)), ("k", (kept, fewer))):
                 with pytest.raises(ConfigError, match=rf"^{side}_features\['{feature}'\] is .*{wanted}"):
                     run(features=sides)
     other = {f"{feature}_": array for feature, array in kept.items()}
-    with pytest.raises(ConfigError, match="^k_features lacks '.*', it has .*_. Give what batch_features returns"):
+    with pytest.raises(ConfigError, match="^k_features lacks '.*'; it has .*_. Give the result of batch_features"):
         run(features=(kept, other))
 
 
@@ -286,7 +288,7 @@ def test_features_of_another_shape_or_name_are_refused(name):
 def test_x_for_sides_at_other_positions_is_refused(name):
     encoding, params = built(name, XL)
     run = functools.partial(attend, encoding, params, x=np.zeros((B, T, XL.model_dim), np.float32))
-    message = "^{} of queries and keys differ, but .* computes the features of both sides from x"
+    message = "^{} differs between queries and keys, but .* computes the features of both sides from x. Give"
     with pytest.raises(ValueError, match=message.format("pos")):
         run(IN_ORDER, IN_ORDER + 1)
     documents = (IN_ORDER > 3).astype(np.int32)

@@ -316,15 +316,15 @@ def test_the_others_take_positions_between_tokens():
     ("change", "message"),
     [
         ({"executor": "fast"}, r"executor 'fast' is unknown; allowed: dense, blockwise, fused"),
-        ({"q": Q[0]}, r"q \(11, 4, 6\), k .* must be \[b, q, h, d\]"),
-        ({"v": V[:, :5]}, r"must be \[b, q, h, d\], \[b, k, g, d\], \[b, k, g, d\]"),
-        ({"k": K[:1], "v": V[:1]}, r"must be \[b, q, h, d\]"),
+        ({"q": Q[0]}, r"q \(11, 4, 6\), k .* must have the shapes \[b, q, h, d\]"),
+        ({"v": V[:, :5]}, r"must have the shapes \[b, q, h, d\], \[b, k, g, d\], \[b, k, g, d]."),
+        ({"k": K[:1], "v": V[:1]}, r"must have the shapes \[b, q, h, d\]"),
         ({"k": K[:, :, :3], "v": V[:, :, :3]}, r"3 key/value heads do not divide 4 query heads"),
         ({"q_slots": POS[:5]}, r"q_pos has shape \(5,\), but vectors \[b, t, h, d\] have 11 tokens"),
         ({"k_slots": POS[None, None]}, r"k_pos has shape \(1, 1, 11\)"),
-        ({"q_slots": posx.Slots(POS, segment=POS)}, "give segment of both queries and keys, or of neither"),
-        ({"q_slots": posx.Slots(POS, POS)}, "give idx of both queries and keys, or of neither"),
-        ({"q": Q[:, :5], "q_slots": POS[:5]}, "5 queries but 11 keys: give idx, the arrival orders, of both"),
+        ({"q_slots": posx.Slots(POS, segment=POS)}, "give it for both queries and keys, or for neither."),
+        ({"q_slots": posx.Slots(POS, POS)}, "give it for both queries and keys, or for neither."),
+        ({"q": Q[:, :5], "q_slots": POS[:5]}, "5 queries attend to 11 keys: give idx, the arrival orders, of both."),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(change, message):

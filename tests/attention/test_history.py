@@ -147,15 +147,15 @@ def test_slots_known_to_be_out_of_order_are_refused():
 
     attend(fox, [-1, -1, 0, 1, 5], x=x)
     for idx, k_idx in (([0, -1, 1, 2, 3], None), ([1, 0, 2, 3, 4], None), ([1, 2, 3, 4, 5], [0, 1, 2, 3, 4])):
-        with pytest.raises(ValueError, match="Fox keeps features from token to token"):
+        with pytest.raises(ValueError, match="Fox carries features from token to token. Give"):
             attend(fox, idx, k_idx, x=x)
     attend(cope, [0, -1, 1, 2, 3])
-    with pytest.raises(ValueError, match="Cope goes along the keys"):
+    with pytest.raises(ValueError, match="Cope visits the keys"):
         attend(cope, [1, 0, 2, 3, 4])
     in_turn, one_by_one = np.int32([3, 3, 1, 1, 2]), np.int32([3, 1, 3, 1, 2])
     for encoding, more in ((fox, {"x": x}), (cope, {})):
         attend(encoding, range(5), segment=in_turn, **more)
-        with pytest.raises(ValueError, match="give (the tokens|those) of a document one after the other"):
+        with pytest.raises(ValueError, match="[Gg]ive the (tokens|keys) of a document one after the other"):
             attend(encoding, range(5), segment=one_by_one, **more)
 
 
@@ -175,14 +175,14 @@ def test_features_of_other_tokens_are_refused():
     slots = posx.Slots(order[None], order)
     assert_allclose(attend(slots, features=(sums, sums)), own, atol=1e-6)
     for part in (x[:, :1], x[:1], np.concatenate([x, x], axis=1)):
-        with pytest.raises(ValueError, match=r"x \(.* must be \[b, t, m\] of the tokens of q"):
+        with pytest.raises(ValueError, match=r"x \(.* must be \[b, t, m\], with the tokens of q"):
             attend(x=part)
     with pytest.raises(ValueError, match=r"k_features\['log_f'\] .* does not fit k"):
         attend(slots, features=(sums, jax.tree.map(lambda a: a[:, :1], sums)))
-    with pytest.raises(ValueError, match="x and features too"):
+    with pytest.raises(ValueError, match="x and features. Give"):
         attend(slots, x=x, features=(sums, sums))
     sides = posx.Slots(order[:3], order[:3]), posx.Slots(order, order)
-    with pytest.raises(ValueError, match=r"x \(2, 3, 12\) must be \[b, t, m\] of the tokens of q"):
+    with pytest.raises(ValueError, match=r"x \(2, 3, 12\) must be \[b, t, m\], with the tokens of q"):
         posx.attend(fox, params, q[:, :3], k, v, *sides, x=x[:, :3])
 
 
@@ -206,7 +206,7 @@ def test_a_chain_has_raw_vectors_for_one_that_looks_back():
     assert Chain((Lagged(), rope)).history == Lagged.history
     with pytest.raises(ConfigError, match="must come before Rope"):
         Chain((rope, Lagged()))
-    with pytest.raises(ConfigError, match="one of them is enough"):
+    with pytest.raises(ConfigError, match="one of them"):
         Chain((Lagged(), Lagged()))
 
 

@@ -142,5 +142,5 @@ def test_cached_decode_carries_features_on(encoding, chained):
 
 
 def test_missing_features_are_asked_for():
-    with pytest.raises(ValueError, match=r"Forget reads features: give x, or features=\(q_features, k_features\)"):
+    with pytest.raises(ValueError, match=r"Forget reads features. Give x, or features=\(q_features, k_features\)"):
         posx.attend(Forget(), PARAMS[Forget()], Q, K, V, POS)

@@ -20,7 +20,7 @@ CONFIG_FILES = {
         ["section 'encoding' is missing", "base_config"],
     ),
     "unknown name inside": (
-        "from posx.config import base_config\ndef get_config():\n    return base_config('albi')\n", ["did you mean"],
+        "from posx.config import base_config\ndef get_config():\n    return base_config('albi')\n", ["Did you mean"],
     ),
     "extra key": (
         "from posx.config import base_config\ndef get_config(arg='alibi'):\n    c = base_config(arg)\n"
@@ -86,14 +86,14 @@ def test_an_unknown_key_set_inside_a_config_file_is_refused(capsys, tmp_path):
 
 
 def test_a_config_file_that_is_not_there(capsys, tmp_path, site):
-    refused(capsys, 2, ["train", f"--config={site / 'tinny.py'}"], "does not exist", "did you mean", "tiny.py")
+    refused(capsys, 2, ["train", f"--config={site / 'tinny.py'}"], "does not exist", "Did you mean", "tiny.py")
     refused(capsys, 2, ["train", f"--config={site}"], "is a folder")
     refused(capsys, 2, ["train"], "--config")
     refused(capsys, 2, ["sweep", "--config="], "--config='' names no preset and no file")
-    refused(capsys, 2, ["train", "--config"], "--config has no value: write --config=VALUE")
-    refused(capsys, 2, ["train", f"--config_json={site / 'whole'}"], "is a folder; did you mean", "whole/config.json?")
+    refused(capsys, 2, ["train", "--config"], "--config has no value. Write --config=VALUE")
+    refused(capsys, 2, ["train", f"--config_json={site / 'whole'}"], "is a folder. Did you mean", "whole/config.json?")
     config = site / "whole" / "config.json"
-    refused(capsys, 2, ["train", f"--config={config}"], f"did you mean --config_json {config}?")
+    refused(capsys, 2, ["train", f"--config={config}"], f"Did you mean --config_json {config}?")
     refused(capsys, 2, ["train", "--config_json="], "--config_json='' names no file")
     (tmp_path / "broken.json").write_text("{")
     refused(capsys, 2, ["train", f"--config_json={tmp_path / 'broken.json'}"], "broken.json")
@@ -118,7 +118,7 @@ def test_a_name_that_is_no_preset_lists_the_presets(capsys, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for word in ("quik", "configs/quick.py"):
         refused(capsys, 2, ["sweep", f"--config={word}", "--dry_run"], f"config file {word} does not exist",
-                "did you mean 'quick'?", "presets: gpt_1b3, leaderboard,")  # fmt: skip
+                "Did you mean 'quick'?", "The presets are: gpt_1b3, leaderboard,")  # fmt: skip
     (tmp_path / "quack.py").touch()
-    refused(capsys, 2, ["sweep", "--config=quick.py", "--dry_run"], "did you mean 'quick'?")  # not quack.py
+    refused(capsys, 2, ["sweep", "--config=quick.py", "--dry_run"], "Did you mean 'quick'?")  # not quack.py
     assert "presets: gpt_1b3, leaderboard," in tiny.call(capsys, "sweep", "--help")[1]

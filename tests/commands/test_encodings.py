@@ -49,7 +49,7 @@ def test_one_encoding_of_the_catalogue_with_its_picture(capsys, tmp_path):
     code, out, _ = tiny.call(capsys, "encodings", "alibi", "--dry_run")
     assert code == 0 and "bias_h(r) = -slope_h * |r|" in out and "Press, Smith and Lewis 2022" in out
     code, _, err = tiny.call(capsys, "encodings", "albi")
-    assert code == 2 and "did you mean 'alibi'" in err and "Traceback" not in err
+    assert code == 2 and "Did you mean 'alibi'" in err and "Traceback" not in err
 
 
 def test_an_encoding_of_a_run_is_shown_as_trained(capsys, workdir, monkeypatch):
@@ -137,7 +137,7 @@ def test_the_catalogue_says_which_encodings_do_not_fit(capsys, monkeypatch):
 
 def test_sizes_that_no_model_could_have_are_refused(capsys):
     for words in (["encodings"], ["encodings", "rope"]):
-        refused(capsys, 2, [*words, "--model_dim=10"], "--model_dim=10 is not divisible by num_heads=4; nearest: 5")
+        refused(capsys, 2, [*words, "--model_dim=10"], "--model_dim=10 is not divisible by num_heads=4. Nearest: 5")
     refused(capsys, 2, ["encodings", "--num_kv_heads=3"], "--num_kv_heads=3 does not divide num_heads=4")
     refused(capsys, 2, ["encodings", "--num_heads=0"], "--num_heads=0 must be at least 1")
     refused(capsys, 2, ["encodings", "--train_len=0"], "train_len=0")

@@ -50,7 +50,7 @@ def test_evaluate_takes_a_folder_of_sweeps_as_plot_does(capsys, sweeps):
     words = ["--lengths=16, 32", "--protocol=nonoverlapping, per_position,", "--dry_run"]  # with spaces
     assert tiny.call(capsys, "evaluate", f"--workdir={sweeps / 'a'}", *words)[1].endswith(out.removeprefix("a/"))
     code, out, err = tiny.call(capsys, "evaluate", f"--workdir={sweeps}", "--print_config")
-    assert code == 0 and "settings of" in err and "the first of 2 runs" in err
+    assert code == 0 and "has these settings" in err and "the first of 2 runs" in err
 
 
 @pytest.mark.slow

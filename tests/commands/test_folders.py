@@ -23,7 +23,7 @@ def test_folders_without_a_run(capsys, tmp_path, command):
         (tmp_path / hint).touch()
         near = (tmp_path / hint).parent if hint.endswith("json") else tmp_path / hint
         line = refused(capsys, 4, [command, f"--workdir={tmp_path / 'mine' / 'figures'}"], "holds no")
-        assert command == "plot" or f"did you mean {near}?" in line
+        assert command == "plot" or f"Did you mean {near}?" in line
         (tmp_path / hint).unlink()
     refused(capsys, 2, [command], "--workdir is missing")
 
@@ -31,7 +31,7 @@ def test_folders_without_a_run(capsys, tmp_path, command):
 def test_commands_on_one_run_name_the_runs_of_a_sweep(capsys, sweeps):
     for words in (["generate"], ["export", "--to=m.safetensors"]):
         refused(capsys, 4, [*words, f"--workdir={sweeps}"], "holds 2 runs", f"--workdir={sweeps}/a/t5", "a/t5, b/t5")
-    with pytest.raises(posx.errors.WorkdirError, match="holds 2 runs, one is needed"):
+    with pytest.raises(posx.errors.WorkdirError, match="holds 2 runs, but one is needed. Name one,"):
         posx.load(sweeps)
     code, out, _ = tiny.call(capsys, "generate", f"--workdir={sweeps / 'a'}", "--dry_run")  # there is only one
     assert code == 0 and str(sweeps / "a" / "t5") in out

@@ -105,7 +105,7 @@ def test_all_checkpoints_damaged_is_one_line(capsys, site, workdir):
     for path in (workdir / "checkpoints").glob("*.json"):
         path.write_text("")
     words = ["train", f"--config={site / 'tiny.py'}:t5", f"--workdir={workdir}"]
-    refused(capsys, 4, words, "no good checkpoint is left")
+    refused(capsys, 4, words, "No good checkpoint is left")
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
@@ -222,7 +222,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(capsys, caplog, sit
 def test_a_model_beyond_all_memory_is_refused_at_once(capsys, site, tmp_path, monkeypatch):
     monkeypatch.setattr("posx.runs.checks.own_memory", lambda: 100_000.0)
     words = ["train", f"--config={site / 'tiny.py'}", f"--workdir={tmp_path / 'new'}"]
-    refused(capsys, 6, words, "kB of memory", "this process may use 100 kB", "lower the model's sizes")
+    refused(capsys, 6, words, "kB of memory", "this process may use 100 kB", "Lower the model's sizes")
     assert not (tmp_path / "new" / "config.json").exists()
 
 

@@ -10,21 +10,21 @@ from tests import tiny
 from tests.commands import refused
 
 BAD_WORDS = {
-    "no such command": (["trian"], ["unknown command 'trian'", "did you mean 'train'"]),
-    "unknown key": (["train", "--config.model.model_dmi=64"], ["key 'model.model_dmi'", "nearest: model.model_dim"]),
-    "unknown key, short name": (["train", "--config.train.lr=2"], ["unknown config key", "learning_rate"]),
-    "section as a value": (["train", "--config.model=3"], ["unknown config key 'model'"]),
-    "unknown flag": (["train", "--workdri=x"], ["unknown flag --workdri", "did you mean --workdir"]),
-    "another command's flag": (["train", "--num_tokens=3"], ["unknown flag --num_tokens", "eval.num_targets"]),
-    "unknown flag of a command without settings": (["plot", "--steps=5"], ["unknown flag --steps; flags of this"]),
-    "setting without its path": (["train", "--steps=5"], ["unknown flag --steps", "mean --config.train.steps=5?"]),
+    "no such command": (["trian"], ["command 'trian' is unknown", "Did you mean 'train'"]),
+    "unknown key": (["train", "--config.model.model_dmi=64"], ["key 'model.model_dmi'", "Nearest: model.model_dim"]),
+    "unknown key, short name": (["train", "--config.train.lr=2"], ["is unknown", "learning_rate"]),
+    "section as a value": (["train", "--config.model=3"], ["config key 'model' is unknown"]),
+    "unknown flag": (["train", "--workdri=x"], ["--workdri: this flag is unknown", "Did you mean --workdir"]),
+    "another command's flag": (["train", "--num_tokens=3"], ["--num_tokens: this flag is unknown", "eval.num_targets"]),
+    "unknown flag of a command without settings": (["plot", "--steps=5"], ["unknown. The flags of this"]),
+    "setting without its path": (["train", "--steps=5"], ["flag is unknown", "mean --config.train.steps=5?"]),
     "setting with hyphens": (["sweep", "--learning-rate=5"], ["mean --config.train.learning_rate=5?"]),
     "setting of evaluate without its path": (["evaluate", "--batch_tokens=5"], ["mean --config.eval.batch_tokens=5?"]),
     "encoding without its path": (["train", "--encoding=t5"], ["mean --config.encoding=t5?"]),
     "wrong value of a flag": (["generate", "--num_tokens=many"], ["posx: --num_tokens=many: not a whole number"]),
     "wrong number": (["sweep", "--gpus=some"], ["posx: --gpus=some: not a number"]),
     "wrong switch": (["train", "--dry_run=maybe"], ["posx: --dry_run=maybe: not true or false"]),
-    "flag twice": (["plot", "--workdir=A", "--workdir", "B"], ["--workdir is given 2 times: give it once"]),
+    "flag twice": (["plot", "--workdir=A", "--workdir", "B"], ["--workdir is given 2 times. Give it once."]),
     "a switch and its opposite": (["train", "--dry_run", "--nodry_run"], ["--dry_run is given 2 times"]),
     "config twice": (["train", "--config=other.py"], ["--config is given 2 times"]),
     "family twice": (["sweep", "--slurm.time=1", "--slurm.time=2"], ["--slurm.time is given twice"]),
@@ -32,28 +32,28 @@ BAD_WORDS = {
         ["train", "--config.train.steps=5", "--config.train.steps=6"],
         ["--config.train.steps=5 and --config.train.steps=6 are about the same setting"],
     ),
-    "no process": (["train", "--process=-1", "--workdir=new"], ["--process=-1", "count from 1 and from 0"]),
-    "no processes": (["train", "--processes=0", "--workdir=new"], ["--processes=0", "count from 1 and from 0"]),
-    "stray word": (["train", "steps=3"], ["stray word 'steps=3'", "--config.train.steps=3"]),
+    "no process": (["train", "--process=-1", "--workdir=new"], ["--process=-1", "count from 1 and"]),
+    "no processes": (["train", "--processes=0", "--workdir=new"], ["--processes=0", "count from 1 and"]),
+    "stray word": (["train", "steps=3"], ["word 'steps=3' belongs to no flag", "--config.train.steps=3"]),
     "stray word without dashes": (["train", "config.lr=2"], ["'config.lr=2'", "--config.train.learning_rate=2"]),
     "wrong type": (["train", "--config.train.steps=many"], ["posx: --config.train.steps=many: not a whole number"]),
     "fraction for a whole number": (["train", "--config.train.steps=1.5"], ["steps", "1.5"]),
-    "a flag of absl": (["train", "--undefok=x"], ["unknown flag --undefok"]),
-    "a file of flags": (["train", "--flagfile=x"], ["unknown flag --flagfile"]),
-    "a pair of dashes": (["train", "--", "--dry_run"], ["stray word '--dry_run'; leave out the lone --"]),
-    "a flag for a value": (["train", "--workdir", "--dry_run"], ["--workdir has no value: write --workdir=VALUE"]),
+    "a flag of absl": (["train", "--undefok=x"], ["--undefok: this flag is unknown"]),
+    "a file of flags": (["train", "--flagfile=x"], ["--flagfile: this flag is unknown"]),
+    "a pair of dashes": (["train", "--", "--dry_run"], ["word '--dry_run' belongs to no flag. Leave out the lone --"]),
+    "a flag for a value": (["train", "--workdir", "--dry_run"], ["--workdir has no value. Write --workdir=VALUE"]),
     "no value at the end": (["train", "--workdir"], ["--workdir has no value"]),
     "two sources": (["train", "--config_json=x.json"], ["--config and --config_json are both given"]),
     "no value": (["train", "--config.train.steps"], ["--config.train.steps has no value"]),
     "wrong tuple": (["train", "--config.eval.lengths=16,x"], ["--config.eval.lengths=16,x: x is not a whole number"]),
     "NaN": (["train", "--config.train.learning_rate=nan"], ["train.learning_rate=nan", "finite"]),
-    "unknown field of the encoding": (["train", "--config.encoding.slope=2"], ["unknown config key 'encoding.slope'"]),
+    "unknown field of the encoding": (["train", "--config.encoding.slope=2"], ["'encoding.slope' is unknown"]),
     "unknown executor": (["train", "--config.train.executor=fast"], ["train.executor='fast'", "dense"]),
     "unknown mlp": (["train", "--config.model.mlp=gleu"], ["model.mlp='gleu'", "gelu"]),
     "unknown dtype": (["train", "--config.model.dtype=float64"], ["model.dtype='float64'", "bfloat16"]),
     "unknown remat": (["train", "--config.model.remat=all"], ["model.remat='all'", "layer"]),
     "no steps in a call": (["train", "--config.train.dispatch_steps=0"], ["train.dispatch_steps=0", "at least 1"]),
-    "unknown layer": (["train", "--config.model.layer_policy=nop"], ["unknown encoding 'nop'", "nope"]),
+    "unknown layer": (["train", "--config.model.layer_policy=nop"], ["encoding 'nop' is unknown", "nope"]),
     "layers that never occur": (
         ["train", "--config.model.num_layers=2", "--config.model.layer_policy=encoding,encoding,rope,nope"],
         ["model.layer_policy=encoding,encoding,rope,nope: rope and nope would be in none of the 2 layers"],
@@ -115,7 +115,7 @@ def test_wrong_words_and_values_are_one_line_and_start_nothing(capsys, site, tmp
 
 
 BAD_ENCODINGS = {
-    "unknown": ("albi", [], ["unknown encoding 'albi'", "did you mean 'alibi'", "sinusoidal"]),
+    "unknown": ("albi", [], ["encoding 'albi' is unknown", "Did you mean 'alibi'", "sinusoidal"]),
     "odd head width": ("rope", ["--config.model.model_dim=34", "--config.model.num_heads=2"], ["rope", "17"]),
     "odd rotary_dim": ("rope", ["--config.encoding.rotary_dim=3"], ["rope", "3"]),
     "odd buckets": ("t5", ["--config.encoding.num_buckets=7"], ["num_buckets=7", "even"]),
@@ -126,7 +126,7 @@ BAD_ENCODINGS = {
     ),
     "too short": ("learned", ["--config.encoding.num_positions=8"], ["positions 0 to 7", "train.length=16"]),
     "beyond": ("learned", ["--config.encoding.beyond=wrap"], ["beyond='wrap'", "clamp"]),
-    "a file for a module": ("mine.py:Mine", [], ["did you mean mine:Mine?"]),
+    "a file for a module": ("mine.py:Mine", [], ["Did you mean mine:Mine?"]),
     "no such module": ("no_such_package:Mine", [], ["cannot be imported", "no_such_package"]),
     "not an encoding": ("json:JSONDecoder", [], ["json:JSONDecoder", "posx.Encoding"]),
 }
@@ -142,31 +142,31 @@ def test_encodings_that_do_not_fit_are_one_line(capsys, site, tmp_path, name, wo
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (["plot", "runs/mine"], "did you mean --workdir runs/mine?"),
+        (["plot", "runs/mine"], "Did you mean --workdir runs/mine?"),
         (["plot", "--workdir=runs/a", "runs/b"], "one work folder at a time"),
-        (["train", "--config", "quick", "rope"], "did you mean --config quick:rope?"),
-        (["train", "--config=quick", "rope"], "did you mean --config quick:rope?"),
-        (["generate", "--prompt", "to", "be"], "did you mean --prompt='to be'?"),
-        (["evaluate", "--lengths=16,", "32"], "did you mean --lengths='16, 32'?"),
-        (["train", "--config=quick", "--config.train.steps", "5"], "did you mean --config.train.steps=5?"),
+        (["train", "--config", "quick", "rope"], "Did you mean --config quick:rope?"),
+        (["train", "--config=quick", "rope"], "Did you mean --config quick:rope?"),
+        (["generate", "--prompt", "to", "be"], "Did you mean --prompt='to be'?"),
+        (["evaluate", "--lengths=16,", "32"], "Did you mean --lengths='16, 32'?"),
+        (["train", "--config=quick", "--config.train.steps", "5"], "Did you mean --config.train.steps=5?"),
         (["encodings", "rope", "alibi"], "one NAME at a time"),
-        (["evaluate", "--lengths=16", "my runs/a"], "did you mean --workdir 'my runs/a'?"),
-        (["generate", "there"], "did you mean --workdir there?"),
-        (["sweep", "quick", "--workdir=new"], "did you mean --config quick?"),
-        (["train", "mine.py:rope"], "did you mean --config mine.py:rope?"),
+        (["evaluate", "--lengths=16", "my runs/a"], "Did you mean --workdir 'my runs/a'?"),
+        (["generate", "there"], "Did you mean --workdir there?"),
+        (["sweep", "quick", "--workdir=new"], "Did you mean --config quick?"),
+        (["train", "mine.py:rope"], "Did you mean --config mine.py:rope?"),
     ],
 )
 def test_a_stray_word_is_told_its_flag(capsys, tmp_path, monkeypatch, words, meant):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
-    refused(capsys, 2, words, "stray word", meant)
+    refused(capsys, 2, words, "belongs to no flag", meant)
 
 
 def test_a_name_that_is_too_long_is_one_line(capsys):
     for words in (["evaluate", "--workdir"], ["generate", "--workdir"], ["plot", "--workdir"], ["train", "--config"]):
         line = refused(capsys, 2 if words[0] == "train" else 4, [*words, "x" * 5000 + ".safetensors"], "does not exist")
         assert len(line) < 600
-    refused(capsys, 2, ["plot", "/".join("x" * 5000)], "stray word")
+    refused(capsys, 2, ["plot", "/".join("x" * 5000)], "belongs to no flag")
 
 
 def test_a_current_folder_that_was_removed_is_one_line(capsys, tmp_path, monkeypatch):
@@ -192,10 +192,13 @@ def test_help_and_the_version_are_found_in_any_order(capsys):
 def test_usage(capsys):
     for words in ([], ["--help"]):
         code, out, _ = tiny.call(capsys, *words)
-        assert code == (0 if words else 2) and all(name in out for name in COMMANDS)
+        assert code == (0 if words else 2) and all(name in out for name in COMMANDS) and "docs/index.md" in out
     for name, command in COMMANDS.items():
         code, out, _ = tiny.call(capsys, name, "--help")
+        title, page = command.guide
         assert code == 0 and all(f"--{flag}" in out for flag in command.flags)
+        assert out.endswith(f"Guide: {title}, {page}\n")
+        assert f"\n# {title}\n" in "\n" + (tiny.ROOT / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("flag", ["--print_config", "--dry_run"])

@@ -129,7 +129,7 @@ def test_wrong_value_is_named_with_what_is_expected(word, wanted):
     ],
 )
 def test_setting_given_twice_is_refused(words):
-    with pytest.raises(ConfigError, match="give it once") as error:
+    with pytest.raises(ConfigError, match="setting. Give it once.") as error:
         override(base_config("rope"), words)
     assert all(word in str(error.value) for word in words)
 

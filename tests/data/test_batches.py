@@ -88,7 +88,7 @@ def test_late_steps_cost_no_more_and_need_no_state():
 def test_too_short_stream_names_size_need_and_what_fits(size, usable):
     tokens = np.zeros(size, np.uint16)
     assert num_windows(size, 8) == 0
-    with pytest.raises(DataError, match=rf"has {size} tokens.*length 8 \(9 tokens needed\).*usable length is {usable}"):
+    with pytest.raises(DataError, match=rf"has {size} tokens.*length 8, which needs 9.*usable length is {usable}"):
         draw(tokens)
     with pytest.raises(DataError, match="^the validation text has"):
         check_length(size, 8, "the validation text")

@@ -166,7 +166,7 @@ def test_one_document_gives_its_end():
     text = "".join(map(str, range(1000)))
     train, validation, note = split_by_hash([text], 0.1)
     assert train[0] + validation[0] == text and len(validation[0]) == round(len(text) * 0.1)
-    assert "one document only" in note
+    assert "one document, so" in note
     with pytest.raises(DataError, match="too short"):
         split_by_hash(["x"], 0.1)
 
@@ -190,7 +190,7 @@ BAD = [
     bad("a.txt", b"text \0 here", r"binary file \(NUL at byte 5\)"),
     bad("a.txt", b"\xff\0\0", r"binary file \(NUL at byte 1\)"),
     bad("a.txt", "caf\xe9 x".encode("latin-1"), "not utf-8: byte 0xE9 at offset 3.*data.text_encoding"),
-    bad("a.npy", b"\x93NUMPY", "format that posx does not read; it reads .txt"),
+    bad("a.npy", b"\x93NUMPY", "format that posx does not read. It reads .txt"),
     bad("a.jsonl", b'{"text": "x"}\n{"text": }\n', "line 2 is not JSON"),
     bad("a.jsonl", b'{"text": "x"}\n\n{"body": "x", "id": 1}\n', "line 3 has no column 'text' .*'body', 'id'"),
     bad("a.jsonl", b'{"text": "x"}\n{"text": null}\n', "line 2, column 'text': NoneType instead of text"),
@@ -200,7 +200,7 @@ BAD = [
     bad("a.json", b"[1, 2]", "record 0 is a JSON int"),
     bad("a.json", b'[{"text": "x"}', "is not JSON"),
     bad("a.parquet", b"PAR1 not really", "cannot be read as parquet"),
-    bad("a.parquet", {"body": ["x"], "id": [1]}, "no column 'text' .*'body', 'id'.*set data.text_column"),
+    bad("a.parquet", {"body": ["x"], "id": [1]}, "no column 'text' .*'body', 'id'.*data.text_column"),
     bad("a.parquet", {"text": [1, 2]}, "int64 instead of strings"),
     bad("a.parquet", {"text": ["x", None]}, "row 1, column 'text': NoneType instead of text"),
     bad("d/only.png", b"x", "folder without files that posx reads"),
@@ -255,7 +255,7 @@ def test_files_of_a_folder_that_are_left_out_are_named(tmp_path):
 
 def test_missing_path_names_the_nearest_folder(tmp_path):
     for source in (tmp_path / "no/such/file.txt", tmp_path / "nothing"):
-        with pytest.raises(DataError, match=f"does not exist; the nearest existing folder is '{tmp_path}'"):
+        with pytest.raises(DataError, match=f"does not exist. The nearest existing folder is '{tmp_path}'"):
             load(tmp_path, source)
     with pytest.raises(DataError, match="data.validation '.*' does not exist"):
         load(tmp_path, "stdlib", validation=str(tmp_path / "held"))
@@ -298,7 +298,7 @@ def test_senseless_settings_are_all_named():
     check_config(DataConfig())
     with pytest.raises(ConfigError) as caught:
         check_config(DataConfig(source="", layout="page", validation_fraction=1.0, tokenizer="bpe", vocab_size=9))
-    for name in ("data.source", "data.layout='page'", "data.validation_fraction=1.0", "data.vocab_size is 9"):
+    for name in ("data.source", "data.layout='page'", "data.validation_fraction=1.0", "data.vocab_size=9"):
         assert name in str(caught.value)
 
 

@@ -64,7 +64,7 @@ def test_held_out_file_for_a_hub_data_set(tmp_path, cache):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"validation_split": "valid"}, "no split 'valid'; it has 'train', 'validation'"),
+        ({"validation_split": "valid"}, "no split 'valid'. It has 'train', 'validation'"),
         ({"text_column": "body"}, r"no column 'body' \(columns there: 'text'\)"),
         ({"subset": "other"}, "'acme/tales' with subset 'other' is not a local path"),
     ],
@@ -76,7 +76,7 @@ def test_unknown_names_list_the_known_ones(tmp_path, cache, settings, message):
 
 
 def test_unreachable_hub_says_what_to_do(tmp_path):
-    with pytest.raises(DataError, match="neither cached here nor can the hub be reached; set data.source to a local"):
+    with pytest.raises(DataError, match="not cached here, and the hub cannot be reached. Set data.source to a local"):
         tales(tmp_path)
 
 

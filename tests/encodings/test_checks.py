@@ -40,37 +40,37 @@ ZERO_BIAS = "return jnp.zeros((4, q_pos.shape[0], k_pos.shape[0]))"
         # A name that nothing would ever call.
         (
             f"def biass(self, params, q_pos, k_pos): {ZERO_BIAS}",
-            r"^Mine\.biass\(params, q_pos, k_pos\) is no hook, .* did you mean 'bias'\? hooks: embed, .* with _$",
+            r"^Mine\.biass\(params, q_pos, k_pos\) is no hook, .* Did you mean 'bias'\? The hooks are: em.* with _\.$",
         ),
-        (f"def by_distanc(self, params, distance): {ZERO_BY_DISTANCE}", r"did you mean 'by_distance'\?"),
+        (f"def by_distanc(self, params, distance): {ZERO_BY_DISTANCE}", r"Did you mean 'by_distance'\?"),
         (
             f"def by_distances(self, p, r): {ZERO_BY_DISTANCE}",
-            r"^Mine\.by_distances\(p, r\) is no hook, .* did you mean 'by_distance'\?",
+            r"^Mine\.by_distances\(p, r\) is no hook, .* Did you mean 'by_distance'\?",
         ),
         # Hooks of an earlier contract.
         (f"def curve(self, params, distance): {ZERO_BY_DISTANCE}", r"^Mine\.curve\(params, distance\) is no hook"),
-        ("def relative(self, params, distance): ...", r"is no hook, .* did you mean 'by_distance'\?"),
+        ("def relative(self, params, distance): ...", r"is no hook, .* Did you mean 'by_distance'\?"),
         ("def temperature(self, params, pos, features): ...", r"temperature\(params, pos, features\) is no hook"),
         (
             f"def attention_mask(self, params, q_pos, k_pos): {ZERO_BIAS}",
-            r"attention_mask\(params, q_pos, k_pos\) is no hook, .* did you mean 'bias'\?",
+            r"attention_mask\(params, q_pos, k_pos\) is no hook, .* Did you mean 'bias'\?",
         ),
         ("def penalty(self, params, tokens): ...", r"Mine\.penalty\(params, tokens\) is no hook"),
-        ("def resolv(self, dims): return self", r"Mine\.resolv\(dims\) is no hook, .* did you mean 'resolve'\?"),
-        ("logit_scal = lambda self, params, q_pos: None", r"did you mean 'logit_scale'\?"),
-        ("@staticmethod\ndef scores(params, s, tile): return s", r"did you mean 'score'\?"),
+        ("def resolv(self, dims): return self", r"Mine\.resolv\(dims\) is no hook, .* Did you mean 'resolve'\?"),
+        ("logit_scal = lambda self, params, q_pos: None", r"Did you mean 'logit_scale'\?"),
+        ("@staticmethod\ndef scores(params, s, tile): return s", r"Did you mean 'score'\?"),
         # A fact that nothing would ever read.
         (
             "shift_invarient = False",
-            r"^Mine\.shift_invarient is no fact of an encoding; did you mean 'shift_invariant'\? known: ",
+            r"^Mine\.shift_invarient is no fact of an encoding. Did you mean 'shift_invariant'\? The facts are: ",
         ),
-        ("fade = True", r"Mine\.fade is no fact of an encoding; did you mean 'fades'\?"),
-        ("fade: bool = True", r"did you mean 'fades'\?"),
-        ("tilling = 'rows'", r"did you mean 'tiling'\?"),
-        ("max_positions = 512", r"did you mean 'max_position'\?"),
-        ("share = frozenset({'a'})", r"did you mean 'shared'\?"),
-        ("@property\ndef max_positions(self): return 512", r"did you mean 'max_position'\?"),
-        ("def integer_position(self): return True", r"did you mean 'integer_positions'\?"),
+        ("fade = True", r"Mine\.fade is no fact of an encoding. Did you mean 'fades'\?"),
+        ("fade: bool = True", r"Did you mean 'fades'\?"),
+        ("tilling = 'rows'", r"Did you mean 'tiling'\?"),
+        ("max_positions = 512", r"Did you mean 'max_position'\?"),
+        ("share = frozenset({'a'})", r"Did you mean 'shared'\?"),
+        ("@property\ndef max_positions(self): return 512", r"Did you mean 'max_position'\?"),
+        ("def integer_position(self): return True", r"Did you mean 'integer_positions'\?"),
         # A hook of another signature.
         (
             f"def by_distance(self, distance): {ZERO_BY_DISTANCE}",
@@ -80,19 +80,19 @@ ZERO_BIAS = "return jnp.zeros((4, q_pos.shape[0], k_pos.shape[0]))"
         ("def init(self, rng): return {}", r"Mine\.init\(rng\) is called as init\(rng, dims\)"),
         (
             f"def bias(self, params, k_pos, q_pos): {ZERO_BIAS}",
-            r"^Mine\.bias\(params, k_pos, q_pos\) is called as bias\(params, q_pos, k_pos\): k_pos would be g",
+            r"^Mine\.bias\(params, k_pos, q_pos\) is called as bias\(params, q_pos, k_pos\): k_pos would r",
         ),
         ("def by_distance(self, params, distance, *, gain): ...", r"is called as by_distance\(params, distance\)"),
         # A value in the place of a method, and the other way round.
         (
             "bias: bool = True",
-            r"^Mine\.bias must be a method bias\(params, q_pos, k_pos\), not True; a field",
+            r"^Mine\.bias must be a method bias\(params, q_pos, k_pos\), not True. Give a field",
         ),
         ("score = None", r"Mine\.score must be a method score\(params, s, tile\), not None"),
-        ("key: float", r"Mine\.key belongs to every encoding; a field needs another name"),
+        ("key: float", r"Mine\.key belongs to every encoding. Give the field another name."),
         (
             "def shared(self): return frozenset()",
-            r"Mine\.shared is a fact, not a method: write @property",
+            r"Mine\.shared is a fact, not a method. Write @property",
         ),
         ("def shift_invariant(self): return False", r"Mine\.shift_invariant is a fact, not a method"),
         # A fact out of its domain.
@@ -118,12 +118,12 @@ def test_faulty_class_is_refused_when_it_is_defined(body, message):
 def test_missing_decorator_is_named_at_the_first_value():
     body = f"gain: float = 1.0\ndef by_distance(self, params, distance): {ZERO_BY_DISTANCE}"
     for arguments in ({}, {"gain": 2.0}):
-        with pytest.raises(ConfigError, match=r"^Mine is no dataclass: write @dataclasses\.dataclass"):
+        with pytest.raises(ConfigError, match=r"^Mine is no dataclass. Write @dataclasses\.dataclass"):
             made(body, decorator="")(**arguments)
     below = made("gain: float = 1.0", decorator="", bases="posx.encodings.Rope")
     with pytest.raises(ConfigError, match="Mine is no dataclass"):
         posx.build(below(), DIMS)
-    with pytest.raises(ConfigError, match=r"Mine must be compared and hashed by its fields: .* without eq=False"):
+    with pytest.raises(ConfigError, match=r"Mine must be compared and hashed by its fields. .* without eq=False"):
         posx.build(made("gain: float = 1.0", decorator="@dataclasses.dataclass(frozen=True, eq=False)")(2.0), DIMS)
 
 
@@ -137,7 +137,7 @@ def test_mixin_counts_and_must_come_first():
         pass
 
     assert acting(posx.build(First(), DIMS)) == ("by_distance",)
-    with pytest.raises(ConfigError, match=r"Straight\.by_distance is hidden by Encoding.*write class Last\(Straight, "):
+    with pytest.raises(ConfigError, match=r"Straight\.by_distance is hidden by Encoding.*Write class Last\(Straight, "):
 
         @dataclasses.dataclass(frozen=True)
         class Last(Encoding, Straight):
@@ -228,82 +228,82 @@ BUILT = [
     # Shapes.
     (
         "def by_distance(self, params, distance): return ByDistance(bias=jnp.zeros((distance.shape[0], 4)))",
-        r"^Mine\(\)\.by_distance\.bias gives \[7, 4\] where \[h or 1, n\] = \[4 or 1, 7\] is wanted "
-        r"\(q has 4 heads of 6, k and v 2 of 6 and 6; q = 3, k = 5, n = 7\)$",
+        r"^Mine\(\)\.by_distance\.bias gives \[7, 4\], but \[h or 1, n\] = \[4 or 1, 7\] is expected "
+        r"\(q has 4 heads of 6, k and v 2 of 6 and 6; q = 3, k = 5, n = 7\)\.$",
     ),
     (
         "def by_distance(self, params, distance): ByDistance(bias=-jnp.abs(distance))",
-        r"Mine\(\)\.by_distance must give ByDistance\(bias=\.\.\., \.\.\.\), not None$",
+        r"Mine\(\)\.by_distance must give ByDistance\(bias=\.\.\., \.\.\.\), not None\.$",
     ),
     (
         "def by_distance(self, params, distance): return ByDistance(bias=-jnp.abs(distance)[None])",
-        r"Mine\(\)\.by_distance\.bias gives \[1, 7\] of int32 where \[h or 1, n\]",
+        r"Mine\(\)\.by_distance\.bias gives \[1, 7\] of int32, but \[h or 1, n\]",
     ),
     (
         "def bias(self, params, q_pos, k_pos): return jnp.zeros((4, k_pos.shape[0], q_pos.shape[0]))",
-        r"Mine\(\)\.bias gives \[4, 5, 3\] where \[h or 1, q, k\] = \[4 or 1, 3, 5\] is wanted",
+        r"Mine\(\)\.bias gives \[4, 5, 3\], but \[h or 1, q, k\] = \[4 or 1, 3, 5\] is expected",
     ),
     (
         "def bias(self, params, q_pos, k_pos): return (q_pos[:, None] - k_pos[None])[None]",
-        r"Mine\(\)\.bias gives \[1, 3, 5\] of int32 where \[h or 1, q, k\]",
+        r"Mine\(\)\.bias gives \[1, 3, 5\] of int32, but \[h or 1, q, k\]",
     ),
     (
         "def logit_scale(self, params, pos, features): return jnp.ones((3, 4))",
-        r"Mine\(\)\.logit_scale gives \[3, 4\] where \[h or 1, q\] = \[4 or 1, 3\] is wanted",
+        r"Mine\(\)\.logit_scale gives \[3, 4\], but \[h or 1, q\] = \[4 or 1, 3\] is expected",
     ),
     (
         "def logit_scale(self, params, pos, features): return jnp.ones(3)",
-        r"Mine\(\)\.logit_scale gives \[3\] where \[h or 1, q\] = \[4 or 1, 3\] is wanted",
+        r"Mine\(\)\.logit_scale gives \[3\], but \[h or 1, q\] = \[4 or 1, 3\] is expected",
     ),
     (
         "def token_bias(self, params, pos, features): return jnp.ones((4, 3))",
-        r"Mine\(\)\.token_bias gives \[4, 3\] where \[q, h or 1, \*\] = \[3, 4 or 1, \*\] is wanted",
+        r"Mine\(\)\.token_bias gives \[4, 3\], but \[q, h or 1, \*\] = \[3, 4 or 1, \*\] is expected",
     ),
     (
         "def decay(self, params): return jnp.ones((1, 5))",
-        r"Mine\(\)\.decay gives \[1, 5\] where \[h or 1, d'\] = \[4 or 1, 6\] is wanted",
+        r"Mine\(\)\.decay gives \[1, 5\], but \[h or 1, d'\] = \[4 or 1, 6\] is expected",
     ),
     (
         "def query(self, params, vectors, pos, features): return vectors[0]",
-        r"Mine\(\)\.query gives \[4, 6\] where \[q, h, \*\] = \[3, 4, \*\]",
+        r"Mine\(\)\.query gives \[4, 6\], but \[q, h, \*\] = \[3, 4, \*\]",
     ),
     (
         "def key(self, params, vectors, pos, features): return jnp.concatenate([vectors, vectors], axis=-1)",
-        r"^Mine\(\)\.key: queries are 6 wide and keys 12 wide, but they meet in a product; give both the same",
+        r"^Mine\(\)\.key: queries are 6 wide and keys 12 wide, but they are multiplied. Give both the same",
     ),
     (
         "def by_distance(self, params, distance): return jnp.zeros((distance.shape[0], 4, 6))",
-        r"must give ByDistance\(.*, not \[7, 4, 6\]$",
+        r"must give ByDistance\(.*, not \[7, 4, 6\]\.$",
     ),
     ("def by_distance(self, params, distance): return ByDistance()", r"Mine\(\)\.by_distance must give ByDistance"),
     (
         "def by_distance(self, params, distance): return ByDistance(value=jnp.zeros((distance.shape[0], 4, 3)))",
-        r"Mine\(\)\.by_distance\.value gives \[7, 4, 3\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
+        r"Mine\(\)\.by_distance\.value gives \[7, 4, 3\], but \[n, h or 1, d\] = \[7, 4 or 1, 6\] is expected",
     ),
     (
         "def by_distance(self, params, distance): return ByDistance(query=jnp.zeros((4, distance.shape[0], 6)))",
-        r"Mine\(\)\.by_distance\.query gives \[4, 7, 6\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
+        r"Mine\(\)\.by_distance\.query gives \[4, 7, 6\], but \[n, h or 1, d\] = \[7, 4 or 1, 6\] is expected",
     ),
     (
         "def by_distance(self, params, distance): return ByDistance(key=jnp.zeros((distance.shape[0], 2, 6)))",
-        r"Mine\(\)\.by_distance\.key gives \[7, 2, 6\] where \[n, h or 1, d\] = \[7, 4 or 1, 6\] is wanted",
+        r"Mine\(\)\.by_distance\.key gives \[7, 2, 6\], but \[n, h or 1, d\] = \[7, 4 or 1, 6\] is expected",
     ),
     (
         "def by_distance(self, params, distance): return ByDistance(scaled=jnp.zeros((distance.shape[0], 4)))",
-        r"Mine\(\)\.by_distance\.scaled gives \[7, 4\] where \[h or 1, n\] = \[4 or 1, 7\]",
+        r"Mine\(\)\.by_distance\.scaled gives \[7, 4\], but \[h or 1, n\] = \[4 or 1, 7\]",
     ),
     (
         "def score(self, params, s, tile): return s.sum(axis=0)",
-        r"Mine\(\)\.score gives \[3, 5\] where \[h, q, k\] = \[4, 3, 5\]",
+        r"Mine\(\)\.score gives \[3, 5\], but \[h, q, k\] = \[4, 3, 5\]",
     ),
-    ("def embed(self, params, x, pos): return x[:, :2]", r"Mine\(\)\.embed gives \[3, 2\] where \[q, m\] = \[3, 12\]"),
+    ("def embed(self, params, x, pos): return x[:, :2]", r"Mine\(\)\.embed gives \[3, 2\], but \[q, m\] = \[3, 12\]"),
     (
         "def features(self, params, x, pos, carry): return {'a': x}",
         r"Mine\(\)\.features must give \({name: ",
     ),
     (
         "def features(self, params, x, pos, carry): return {'a': x[0]}, None",
-        r"Mine\(\)\.features gives 'a' \[12\] ",
+        r"Mine\(\)\.features gives 'a' \[12\], ",
     ),
     (
         "def features(self, params, x, pos, carry): return {'a': x}, x",
@@ -317,7 +317,7 @@ BUILT = [
     ("def init(self, rng, dims): return {'a': jnp.arange(3)}", r"arrays of floats, but 'a' is \[3\] of int32"),
     (
         "shared = frozenset({'tabel'})\ndef init(self, rng, dims): return {'table': jnp.ones(3)}",
-        r"^Mine\(\)\.shared names 'tabel', which init does not give; did you mean 'table'\? init gives: table$",
+        r"^Mine\(\)\.shared names 'tabel', which init does not give. Did you mean 'table'\? It gives: table\.$",
     ),
     (
         "def init(self, rng, dims): return {'a': jnp.ones(4)}\n"
@@ -349,7 +349,7 @@ BUILT = [
     ("@property\ndef about(self): return 3", r"^Mine\.about=3 must be posx\.About\("),
     (
         "history = {'key': 1}",
-        r"^Mine\(\)\.history names key, which this encoding does not define$",
+        r"^Mine\(\)\.history names key, which this encoding does not define. Remove it\.$",
     ),
     ("@property\ndef reach(self): return 2.5", r"^Mine\.reach=2\.5 must be a whole number of tokens"),
 ]
@@ -427,7 +427,7 @@ def test_chain_parts_are_checked_alone_and_together():
     )
     with pytest.raises(ConfigError, match=r"^Chain\(.*\)\.query: queries are 12 wide and keys 6"):
         check_hooks(Chain((Rope(rotary_dim=4), more(rotary_dim=4))), DIMS)
-    with pytest.raises(ConfigError, match=r"^Rope\(.* maps the channels of a head, and Mine\(.* makes other channels"):
+    with pytest.raises(ConfigError, match=r"^Rope\(.* maps the channels of a head, but"):
         check_hooks(Chain((more(rotary_dim=4), Rope(rotary_dim=4))), DIMS)
 
 
@@ -476,7 +476,7 @@ CLI_FAULTS = {
     ),
     "Turned": (
         "def by_distance(self, params, distance): return posx.ByDistance(bias=distance[:, None] / 2)",
-        "by_distance.bias gives [6, 1] where [h or 1, n] = [4 or 1, 6]",
+        "by_distance.bias gives [6, 1], but [h or 1, n] = [4 or 1, 6]",
     ),
 }
 

@@ -60,7 +60,7 @@ def test_interpolate_stretches_end_to_end():
 def test_embed_refuses_positions_beyond_the_table():
     """As `attend` does if they are known on the host. Traced ones give NaN."""
     short, long = Learned(8, "interpolate"), Learned(8, "interpolate").at_length(20)
-    message = "^Learned.* is defined for positions 0 to {}, but got 0 to {}$"
+    message = "^Learned.* is defined for positions 0 to {}, but got 0 to {}\\.$"
     for kind in (np.asarray, jnp.asarray):
         with pytest.raises(posx.errors.UndefinedLength, match=message.format(7, 8)):
             short.embed(TABLE, ZERO, kind([6, 7, 8]))

@@ -30,11 +30,11 @@ def project(x):
 def refusal(first, second):
     """What the message says of a pair that cannot be; "" for all others."""
     if second == "key_offset" and first in MAPS_KEYS:
-        return "looks back at vectors before any map"
+        return "reads earlier vectors before any map"
     if first == "pope" and second in (*MAPS_KEYS, "transformer_xl"):
-        return r"maps the channels of a head, and .*Pope.* makes other channels of them\. Put .* before it"
+        return r"maps the channels of a head, but .* before it"
     if "xpos" in (first, second) and {first, second} & {"tupe", "pope"}:
-        return r"\.decay gives \[1, 6\] where \[h or 1, d'\] = \[4 or 1, 12\] is wanted"
+        return r"\.decay gives \[1, 6\], but \[h or 1, d'\] = \[4 or 1, 12\] is expected"
     return ""
 
 

@@ -459,12 +459,12 @@ def test_each_check_has_its_own_phrase():
 
 def test_unusable_request_is_one_line():
     with pytest.raises(
-        ConfigError, match=r"only=decoding: no check has this name; did you mean 'decode'\? The checks are: "
+        ConfigError, match=r"only=decoding: no check has this name. Did you mean 'decode'\? The checks are: "
     ):
         check_encoding("nope", only=["decoding"])
     with pytest.raises(ConfigError, match="defined for positions 0 to 9, but the checks need positions up to 29"):
         check_encoding(Learned(10), only=["hooks"])
-    given = r"^Alibi\(num_heads=3\)\.by_distance\.bias gives \[3, 7\] where \[h or 1, n\] = \[4 or 1, 7\]"
+    given = r"^Alibi\(num_heads=3\)\.by_distance\.bias gives \[3, 7\], but \[h or 1, n\] = \[4 or 1, 7\]"
     with pytest.raises(ConfigError, match=given):
         check_encoding(Alibi(3), only=["hooks"])
 
@@ -485,11 +485,11 @@ def test_command_prints_a_line_per_check_and_exits_1_on_failure(monkeypatch, cap
     assert printed.err == "posx: 1 of 2 checks failed: prefix\n"
     assert f"prefix             FAILED {CHECKS['prefix'][1]}: without later tokens: outputs off by" in printed.out
     for words, says in (
-        (["check"], "posx: name the encoding first: posx check alibi"),
-        (["check", "alibi", "--only=tile", "--dry_run"], "only=tile: no check has this name; did you mean 'tiles'?"),
-        (["check", "alibii"], "unknown encoding 'alibii'; did you mean 'alibi'?"),
+        (["check"], "posx: no encoding is named. Name one: posx check alibi"),
+        (["check", "alibi", "--only=tile", "--dry_run"], "only=tile: no check has this name. Did you mean 'tiles'?"),
+        (["check", "alibii"], "encoding 'alibii' is unknown. Did you mean 'alibi'?"),
         (["check", "alibi", "--num_heads=5"], "num_kv_heads=2 does not divide num_heads=5"),
-        (["check", "alibi", "rope"], "stray word 'rope'"),
+        (["check", "alibi", "rope"], "word 'rope' belongs to no flag"),
     ):
         assert cli.main(words) == 2
         assert says in capsys.readouterr().err

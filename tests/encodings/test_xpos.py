@@ -122,7 +122,7 @@ def test_x_transformers_scales_about_a_centre():
 
 
 def test_what_is_no_xpos_is_refused():
-    with pytest.raises(ConfigError, match="'alibi' stands where an encoding of the kind Rope is wanted"):
+    with pytest.raises(ConfigError, match="'alibi' is given, but an encoding of the kind Rope is expected."):
         posx.build("xpos(rope=alibi)", DIMS)
     with pytest.raises(ConfigError, match="scale_base=0"):
         posx.build("xpos(scale_base=0)", DIMS)

@@ -229,10 +229,13 @@ def test_arrays_of_every_kind_are_accepted(kind):
 def test_what_are_no_log_probabilities_is_refused(protocol):
     logits = rng.normal(0, 3, (VOCAB, VOCAB)).astype(np.float32)
     for model, words in (
-        (lambda tokens: logits[tokens[:, :-1], tokens[:, 1:]], "log-probabilities up to .* above 0: are these logits"),
-        (lambda tokens: logits[tokens], "probabilities sum to .* not 1: are these logits"),
-        (lambda tokens: logits[tokens] - 20, "probabilities sum to .* not 1: are these logits"),
-        (lambda tokens: np.exp(-TABLE)[tokens], "probabilities sum to .* not 1: are these logits"),
+        (
+            lambda tokens: logits[tokens[:, :-1], tokens[:, 1:]],
+            "log-probabilities up to .* above 0. If these are logits",
+        ),
+        (lambda tokens: logits[tokens], "probabilities sum to .* not 1. If these are logits"),
+        (lambda tokens: logits[tokens] - 20, "probabilities sum to .* not 1. If these are logits"),
+        (lambda tokens: np.exp(-TABLE)[tokens], "probabilities sum to .* not 1. If these are logits"),
     ):
         with pytest.raises(ConfigError, match=words) as caught:
             evaluate(model, STREAM, protocol, [16])
@@ -262,7 +265,7 @@ def test_what_is_no_stream_of_tokens_is_refused(stream, words):
 def test_token_bytes_that_are_not_of_the_stream_are_refused(sizes):
     with pytest.raises(ConfigError, match=r"the stream has 1001 tokens.*such as table\[stream\]"):
         evaluate(bigram, STREAM, "P1", [10], token_bytes=sizes, separators=[])
-    with pytest.raises(ConfigError, match=r"needs separators: .* separators=\[\] if the stream has none"):
+    with pytest.raises(ConfigError, match=r"needs separators. .* separators=\[\] if the stream has none"):
         evaluate(bigram, STREAM, "P1", [10], token_bytes=np.ones(1001, int))
 
 
@@ -436,8 +439,8 @@ def test_per_position_reuses_the_pass_of_the_same_length():
 @pytest.mark.parametrize(
     ("protocol", "lengths", "words"),
     [
-        ("nonoverlaping", [10], "did you mean 'nonoverlapping'"),
-        ("P3", [10], "did you mean 'P"),
+        ("nonoverlaping", [10], "Did you mean 'nonoverlapping'"),
+        ("P3", [10], "Did you mean 'P"),
         ("nonoverlapping", [], "at least one window length"),
         ("nonoverlapping", [10, 0], "1 token or more"),
         ("nonoverlapping", 10, "lengths=10: give a list of whole numbers"),

@@ -55,7 +55,7 @@ WRONG = {
     "unshifted, [b, t, v]": (unshifted_distributions, "is not shifted: its entries"),
     "unshifted twice": (
         lambda t: np.pad(honest(t)[:, 1:], ((0, 0), (0, 1)), constant_values=-2.0),
-        "sees later tokens: others from token .* change entry",
+        "sees later tokens. Changing tokens from position .* changes entry",
     ),
     "no mask": (lambda t: of(distributions(t, False)[:, :-1], t[:, 1:]), "sees later tokens"),
     "no mask, [b, t, v]": (lambda t: distributions(t, False), "sees later tokens"),

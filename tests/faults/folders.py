@@ -78,7 +78,7 @@ def full_disk(scene: Scene) -> str:
 
 @fault(42, "a disk too small for the checkpoints, seen at the start", "6 before training; MB needed, MB free")
 def nearly_full(scene: Scene) -> None:
-    scene.train("--config.train.keep_checkpoints=10000000").must(FULL, "[MGT]B free", "B: free space")
+    scene.train("--config.train.keep_checkpoints=10000000").must(FULL, "[MGT]B free", r"B\. Free space")
 
 
 @fault(43, "a work folder of another config", "4; every field that differs; nothing written")
@@ -162,15 +162,15 @@ def damaged_checkpoints(scene: Scene) -> str:
     passed = 0
     for name, damage in itertools.product(names, ("flip", "cut", "delete")):
         scene.damage(scene.halfway() / name, damage)
-        passed += "passed over" in scene.must_resume().err
-    return f"{len(names)} files, {3 * len(names)} damages; {passed} passed over, the others harmless; the same bits"
+        passed += "skipped" in scene.must_resume().err
+    return f"{len(names)} files, {3 * len(names)} damages; {passed} skipped, the others harmless; the same bits"
 
 
 @fault(46, "all checkpoints damaged", "4; nothing is trained anew over them")
 def all_damaged(scene: Scene) -> None:
     for path in (scene.halfway() / "checkpoints").glob("*.json"):
         path.write_text("{}")
-    scene.train().must(WORKDIR, "no good checkpoint")
+    scene.train().must(WORKDIR, "No good checkpoint")
 
 
 @fault(47, "checkpoints of other shapes or types", "4; the arrays; no cast")

@@ -24,17 +24,17 @@ def refused(number: int, what: str, expected: str, *trials: tuple[str, ...]) -> 
 
 refused(
     1, "unknown config key", "2; the full path, the nearest key",
-    ("--config.model.dd=64", r"model\.dd", "did you mean|near"),
+    ("--config.model.dd=64", r"model\.dd", "Did you mean|Nearest"),
 )  # fmt: skip
 refused(1, "unknown key of an encoding", "2; the name, those it takes", ("rope(bose=5)", "bose", "base"))
 
 
 @fault(2, "unknown command, flag, word without dashes, extra word", "2; what it may have been")
 def wrong_words(scene: Scene) -> None:
-    scene.posx("trian").must(USAGE, "did you mean 'train'")
-    scene.train("--steps=5").must(USAGE, r"did you mean --config\.train\.steps=5")
+    scene.posx("trian").must(USAGE, "Did you mean 'train'")
+    scene.train("--steps=5").must(USAGE, r"Did you mean --config\.train\.steps=5")
     scene.train("config.learning_rate=2").must(USAGE, r"--config\.train\.learning_rate")
-    scene.posx("evaluate", "runs", "--workdir=x").must(USAGE, "stray word 'runs'|takes")
+    scene.posx("evaluate", "runs", "--workdir=x").must(USAGE, "word 'runs' belongs to no flag|takes")
 
 
 def with_config(scene: Scene, config: str | None, *patterns: str, text: str = "") -> None:
@@ -144,7 +144,7 @@ def odd_batches(scene: Scene) -> None:
 @fault(15, "a mesh that does not fit the devices", "2; the devices there are, the rows it must divide")
 def odd_meshes(scene: Scene) -> None:
     three = {"JAX_NUM_CPU_DEVICES": "3"}
-    scene.train("--mesh=4x1", env=three).must(USAGE, "--mesh=4x1 is of 4 devices, there are 3")
+    scene.train("--mesh=4x1", env=three).must(USAGE, "--mesh=4x1 needs 4 devices, but there are 3")
     scene.train("--mesh=3x1", env=three).must(USAGE, "DATA must divide the 4 rows")
     scene.train("--mesh=four", env=three).must(USAGE, "--mesh=")
 

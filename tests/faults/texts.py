@@ -183,7 +183,7 @@ def changing_text(scene: Scene) -> None:
     (source / "8.txt").write_bytes(b"other words " * 99)
     ended = scene.end(process)
     ended.err = (scene.folder / "said").read_text()
-    ended.must(DATA, "was changed while it was read")
+    ended.must(DATA, "was changed while posx read it. Run the same command again")
 
 
 @fault(32, "two processes that prepare the same text; one killed half-way", "0 and 0, the same bits; 0 afterwards")
@@ -299,7 +299,7 @@ def overlap(scene: Scene) -> None:
     source = folder_of(scene, "text", documents())
     train(scene, source, f"--config.data.validation={source / '03.txt'}").must(DATA, "both")
     copy = folder_of(scene, "copy", documents(2))
-    train(scene, source, f"--config.data.validation={copy}").must(0, r"warning: \d+% of the held-out text also")
+    train(scene, source, f"--config.data.validation={copy}").must(0, r"warning: \d+% of the held-out text is")
 
 
 @fault(38, "spaces, %, non-ASCII, quotes, very long names, links, ~, relative paths", "0, as anywhere else")

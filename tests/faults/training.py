@@ -129,7 +129,7 @@ def one_of_two(scene: Scene) -> None:
 @fault(64, "a rendezvous that never completes", "75 after two minutes, one line", slow=True)
 def nobody_comes(scene: Scene) -> None:
     words, env = together(scene)
-    scene.posx(*words, "--process=0", env=env, timeout=2 * SECONDS).must(75, "have not all come within 120 s")
+    scene.posx(*words, "--process=0", env=env, timeout=2 * SECONDS).must(75, "did not start within 120 s. Start")
 
 
 @fault(65, "variables of a SLURM job in a shell", "0; nobody is waited for")

@@ -56,7 +56,7 @@ def test_a_path_that_cannot_be_passed_on_is_refused(site, whole, tmp_path):
     said = done.stderr.splitlines()
     assert len(said) == len(commands) and (workdir / "DONE").exists()
     for line in said:
-        assert "is no UTF-8 text where Python reads names as ascii" in line and "set LC_ALL=C.UTF-8" in line
+        assert "is no UTF-8 text, but Python reads names as ascii" in line and "set LC_ALL=C.UTF-8" in line
 
 
 def test_options_that_decide_bits_are_said_on_resuming(capsys, site, whole, tmp_path):

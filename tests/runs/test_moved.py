@@ -132,7 +132,7 @@ def test_the_tokenizer_of_a_run_lies_in_its_folder(capsys, workdir, tmp_path):
         ("--config.model.num_layers=3", "keeps its model settings"),
         ("--config.encoding.name=rope", "keeps its encoding settings"),
         ("--config.data.tokenizer=bpe", "the tokenizer that it was trained with"),
-        ("--config.data.sourc=x", "nearest: data.source"),
+        ("--config.data.sourc=x", "Nearest: data.source"),
         ("--config.eval.batch_tokens=many", "many"),
         ("--config.data.layout=pages", "data.layout='pages' is unknown"),
     ],

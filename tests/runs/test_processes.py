@@ -114,7 +114,7 @@ def test_one_is_killed_and_all_resume(site, tmp_path, by_two):
     processes[1].kill()
     (code, _, err), _ = ended(processes)
     line = "posx: another process of this run has ended, so this one ends too; the same command resumes"
-    assert code == 75 and line in err.splitlines(), err
+    assert code == 75 and f"{line} (docs/guides/resuming.md)" in err.splitlines(), err
     assert not (workdir / "DONE").exists()
     assert "resuming run at step" in all_well(ended(start(2, *words)))
     assert sums(workdir, tiny.STEPS) == sums(by_two, tiny.STEPS), "not bit for bit"
@@ -175,7 +175,7 @@ def test_windows_longer_than_a_device_is_given(site, tmp_path, by_two):
 
 
 WRONG = {
-    "a mesh of other devices": (2, "--mesh=3x1", "--mesh=3x1 is of 3 devices, there are 2"),
+    "a mesh of other devices": (2, "--mesh=3x1", "--mesh=3x1 needs 3 devices, but there are 2"),
     "heads that cannot be cut": (2, "--mesh=1x2 --config.model.num_kv_heads=1", "MODEL must divide the 1 key heads"),
     "a batch that cannot be cut": (2, "--config.train.batch_size=3", "2 devices must divide the 3 rows"),
     "text that is not there": (3, "--config.data.source=/no/connection", "/no/connection"),
@@ -205,7 +205,7 @@ def test_processes_that_were_not_started_alike(site, tmp_path):
     words = training(site, tmp_path / "run", *together)
     found = ended([tiny.start(*words, f"--process={n}", f"--config.train.seed={n}", **ALONE) for n in range(2)])
     assert [code for code, _, _ in found] == [2, 2], found
-    assert found[0][2].splitlines()[-1].endswith("they differ in: settings") and not found[1][2]
+    assert found[0][2].splitlines()[-1].endswith("with different settings: settings") and not found[1][2]
 
 
 def test_flags_that_say_too_little(capsys, site, tmp_path):

@@ -127,7 +127,7 @@ def test_damaged_newest_checkpoint_costs_only_steps(capsys, tmp_path, whole, sit
     victim.write_bytes(data)
     code, _, err = tiny.call(capsys, *words(site, workdir))
     assert code == 0, err
-    assert f"checkpoint {STEPS}" in err and "passed over" in err and f"at step {STEPS - CHECKPOINT_STEPS}" in err
+    assert f"checkpoint {STEPS}" in err and "skipped" in err and f"at step {STEPS - CHECKPOINT_STEPS}" in err
     assert_same_run(workdir, whole)
 
 
@@ -151,7 +151,7 @@ def test_damaged_env_json_is_noticed_and_written_anew(capsys, tmp_path, whole, s
     (workdir / "DONE").unlink()
     (workdir / "env.json").write_text(text)
     code, _, err = tiny.call(capsys, *words(site, workdir))
-    assert code == 0 and "env.json is damaged and is written anew" in err, err
+    assert code == 0 and "env.json is damaged and is written again" in err, err
     env = json.loads((workdir / "env.json").read_text())
     assert env["num_devices"] == 1 and len(env["resumed"]) == 1
     assert_same_run(workdir, whole)
@@ -275,7 +275,7 @@ def test_terminated_sweep_and_run_save_and_resume(site, whole, tmp_path):
         os.kill(workers(workdir)[0] if attempt == 1 else process.pid, signal.SIGTERM)
     err = process.communicate()[1]
     assert process.returncode == 75 and not workers(workdir), err
-    assert "t5-L16-s0 was stopped, and resumes" in err and "the same command resumes" in err and "Traceback" not in err
+    assert "t5-L16-s0 was stopped and resumes" in err and "the same command resumes" in err and "Traceback" not in err
     log = (folder / "log.txt").read_text()
     assert log.count("stopped and saved at step") == 2 and not (folder / "DONE").exists()
     code, _, err = tiny.run(*command)

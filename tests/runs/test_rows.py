@@ -161,7 +161,7 @@ def test_table_is_drawn_again_without_figures_and_compared(capsys, workdir):
     table = (workdir / "table.md").read_text()
     assert code == 0 and "R_4" in table and "R_2" in table and not (workdir / "figures").exists()
     assert "R_4" in out and "R_2" not in out
-    assert f"the rows of this command alone. {workdir / 'table.md'} has all stored rows" in err
+    assert f"only the rows of this command. All stored rows on the same targets are in {workdir / 'table.md'}" in err
     code, out, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--lengths=16,32,64", "--protocol=P1")
     assert code == 0 and out.startswith((workdir / "table.md").read_text().splitlines()[0]) and "R_2" in out
 

@@ -104,15 +104,15 @@ def test_names_that_would_be_too_long_or_the_same_are_told_apart(tmp_path):
 @pytest.mark.parametrize(
     ("axes", "wanted"),
     [
-        ({"train__learnin_rate": (1e-3,)}, "nearest: train.learning_rate"),
-        ({"sweep__seeds": (1,)}, "unknown config key 'sweep.seeds' in sweep.axes"),
+        ({"train__learnin_rate": (1e-3,)}, "Nearest: train.learning_rate"),
+        ({"sweep__seeds": (1,)}, "config key 'sweep.seeds' is unknown in sweep.axes"),
         ({"train__seed": ()}, "sweep.axes.train.seed is empty"),
         ({"train__seed": 3}, "must be a tuple of values"),
         ({"train__learning_rate": (1e-3, 0.001)}, "names a value twice"),
         ({"encoding": ("rope", "rope(base=10000)")}, "names a value twice"),
-        ({"encoding": ("rope", "rope(bas=3)")}, "did you mean 'base'"),
-        ({"encoding": ("RoPE",)}, "did you mean 'rope'"),
-        ({"encoding": ("chain",)}, "write the parts of a chain with +"),
+        ({"encoding": ("rope", "rope(bas=3)")}, "Did you mean 'base'"),
+        ({"encoding": ("RoPE",)}, "Did you mean 'rope'"),
+        ({"encoding": ("chain",)}, "encoding. Write the parts of a chain with +"),
         ({"encoding__slope": (1, 2)}, "encoding 'rope' has no field 'slope'"),
         ({"train__steps": (100, "many")}, "sweep.axes.train.steps=many: not a whole number"),
         ({"encoding__base": (int("9" * 400),)}, "9999: not a finite number"),
@@ -195,8 +195,8 @@ def test_a_mistake_of_all_runs_is_said_once(capsys, site):
     words = [f"--config={site / 'tiny.py'}", "--dry_run", "--config.sweep.seeds=0,1"]
     code, _, err = tiny.call(capsys, "sweep", *words, "--config.train.warmup_steps=99")
     steps = tiny.STEPS
-    wanted = f"train.warmup_steps=99 must be below train.steps={steps} (4 runs, rope-L16-s0 is the first)"
-    assert code == 2 and err == f"posx: {wanted}\n"
+    wanted = f"train.warmup_steps=99 must be below train.steps={steps}. Lower --config.train.warmup_steps"
+    assert code == 2 and err == f"posx: {wanted} (4 runs, rope-L16-s0 is the first)\n"
 
 
 def test_value_that_only_some_runs_use_makes_no_equal_runs(tmp_path):
@@ -276,7 +276,7 @@ def test_flags_take_any_spec(capsys, site):
     )
     assert code == 0 and "pairs=((1, 2), (3, 4)), on=(False,)" in out
     code, _, err = tiny.call(capsys, *words, "--config.encoding=rope(bse=50)")
-    assert code == 2 and "did you mean 'base'" in err
+    assert code == 2 and "Did you mean 'base'" in err
 
 
 AXES = """
@@ -379,9 +379,9 @@ def test_zip_takes_lists_by_short_and_long_names(tmp_path):
     ("words", "wanted"),
     [
         (["model.model_dim+model.num_heads"], "model.model_dim has 3 values, model.num_heads has 2 values"),
-        (["model.model_dim+train.learnin_rate"], "nearest: train.learning_rate"),
+        (["model.model_dim+train.learnin_rate"], "Nearest: train.learning_rate"),
         (["model.model_dim+train.steps"], "train.steps has no axis. Add --config.sweep.axes.train.steps=VALUES"),
-        (["model.model_dim"], "one axis alone"),
+        (["model.model_dim"], "one axis"),
         (["model.model_dim+model.model_dim"], "model.model_dim is joined twice"),
         (["model.model_dim+encodings,seeds+model.model_dim"], "is joined twice"),
     ],

@@ -206,8 +206,8 @@ def test_a_stopped_task_starts_again_and_failures_are_named(made_up, capfd):
     reasons = {folder.path.name: why for folder, why in failed.items()}
     assert reasons == {"run2": "code 75", "run3": "it cannot start", "run4": "code 5"}
     said = capfd.readouterr().err
-    assert said.count("run2 was stopped, and resumes") == machine.STARTS - 1
-    assert "run1 was stopped, and resumes" in said and "run1 done: well" in said and "run3 failed: it cannot" in said
+    assert said.count("run2 was stopped and resumes") == machine.STARTS - 1
+    assert "run1 was stopped and resumes" in said and "run1 done: well" in said and "run3 failed: it cannot" in said
     assert "a line\n" in said
 
 

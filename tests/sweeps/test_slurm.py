@@ -45,7 +45,9 @@ def test_the_script_asks_for_resources_and_for_requeueing(site, tmp_path, slurm)
         site, workdir, "--config.sweep.seeds=0,1", "--slurm.partition=short", "--slurm.time=0-01:30", "--cpus=2"
     )
     code, out, err = tiny.run(*words, **slurm)
-    assert code == 0 and out.startswith("2 of 2 runs submitted, 0 are with SLURM already (jobs 4711_0 ...)"), err
+    assert code == 0 and out.startswith("2 of 2 runs are submitted, and 0 are with SLURM already (jobs 4711_0 ...)"), (
+        err
+    )
     script = Path(slurm["KEPT"]).read_text().splitlines()
     asked = {line.removeprefix("#SBATCH --") for line in script if line.startswith("#SBATCH")}
     wanted = {"array=0-1%2", "cpus-per-task=2", "job-name=sweep", "partition=short", "time=90", "requeue",
@@ -53,7 +55,7 @@ def test_the_script_asks_for_resources_and_for_requeueing(site, tmp_path, slurm)
     assert wanted <= asked and any(line.startswith("mem=") and line.endswith("GB") for line in asked), asked
     assert "submitit.core._submit" in script[-1] and script[-1].startswith("srun ")
     code, out, err = tiny.run(*words, **slurm)
-    assert code == 0 and out.startswith("0 of 2 runs submitted, 2 are with SLURM already"), err
+    assert code == 0 and out.startswith("0 of 2 runs are submitted, and 2 are with SLURM already"), err
     code, _, err = tiny.run(*words, "--config.train.learning_rate=0.5", **slurm)
     assert code == 2 and "t5-L16-s0 is with SLURM already, as job 4711_0, with other settings" in err, err
     code, out, err = tiny.run(*words, "--status", **slurm)
@@ -80,7 +82,7 @@ def test_where_nobody_keeps_accounts_squeue_tells(site, tmp_path, slurm):
     words = sweep(site, tmp_path / "sweep", "--config.sweep.seeds=0,1")
     assert tiny.run(*words, **slurm)[0] == 0
     code, out, err = tiny.run(*words, **slurm)
-    assert code == 0 and out.startswith("1 of 2 runs submitted, 1 are with SLURM already"), err
+    assert code == 0 and out.startswith("1 of 2 runs are submitted, and 1 are with SLURM already"), err
 
 
 def steps(folder) -> int:
@@ -99,7 +101,7 @@ def test_a_signalled_job_saves_and_resumes_in_its_next_turn(site, whole, tmp_pat
             [sys.executable, "-m", "posx.cli", *words], env=tiny.environment(), stdout=out, stderr=out
         )
     said = (tmp_path / "out").read_text().splitlines()  # a warning of the little text comes first
-    assert done.returncode == 0 and said[-1].startswith("1 of 1 runs submitted"), said
+    assert done.returncode == 0 and said[-1].startswith("1 of 1 runs are submitted"), said
     run = workdir / "t5-L16-s0"
     number = next(iter(json.loads((workdir / ".slurm" / "jobs.json").read_text())["jobs"].values()))
     wait_for(lambda: steps(run) > tiny.CHECKPOINT_STEPS)

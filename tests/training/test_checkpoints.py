@@ -118,7 +118,7 @@ def test_a_damaged_step_is_passed_over_with_a_notice(folder, damage):
     notices: list[str] = []
     assert_is(Checkpoints(folder, 2).restore(ABSTRACT, notice=notices.append), 5)
     assert len(notices) == 1
-    assert "checkpoint 10" in notices[0] and "passed over" in notices[0] and "\n" not in notices[0]
+    assert "checkpoint 10" in notices[0] and "skipped" in notices[0] and "\n" not in notices[0]
 
 
 def test_a_removed_manifest_makes_the_step_unseen(folder):
@@ -130,7 +130,7 @@ def test_a_removed_manifest_makes_the_step_unseen(folder):
 def test_all_damaged_is_an_error_that_names_them(folder, name):
     for step in (5, 10):
         DAMAGE[name](folder, step)
-    with pytest.raises(WorkdirError, match=r"checkpoint 10.*checkpoint 5.*no good checkpoint is left"):
+    with pytest.raises(WorkdirError, match=r"checkpoint 10.*checkpoint 5.*No good checkpoint is left"):
         Checkpoints(folder, 2).restore(ABSTRACT)
 
 
@@ -188,7 +188,7 @@ def test_only_the_newest_are_kept(folder, keep):
 def test_a_newer_format_is_refused(folder):
     path = folder / "10.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 99}))
-    with pytest.raises(WorkdirError, match=r"format 99, not one that this posx"):
+    with pytest.raises(WorkdirError, match=r"format 99, which this posx"):
         Checkpoints(folder, 2).restore(ABSTRACT)
 
 

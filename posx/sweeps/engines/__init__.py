@@ -32,19 +32,24 @@ def check(values: dict[str, Any]) -> None:
     where, cpus, gpus = values["on"].partition(":")[0], values["cpus"], values["gpus"]
     if where not in LIBRARIES:
         names = ", ".join(filter(None, LIBRARIES))
-        raise ConfigError(f"--on={values['on']} is unknown; allowed: {names}, or nothing for this machine")
+        raise ConfigError(f"--on={values['on']} is unknown; allowed: {names}, or nothing for this machine.")
     if cpus < 1 or gpus < 0 or (gpus > 1 and gpus % 1):
-        raise ConfigError(f"--cpus={cpus}, --gpus={gpus:g}: at least one CPU, and a part of one GPU or a whole number")
+        raise ConfigError(
+            f"--cpus={cpus}, --gpus={gpus:g}: give at least one CPU, and a part of one GPU or a whole number of GPUs."
+        )
     unused = [f"--{name}" for name, usual in (("cpus", 1), ("gpus", 0), ("slurm.", {})) if values[name] != usual]
     if unused and not where:
-        raise ConfigError(f"{', '.join(unused)}: for runs that are made elsewhere, which --on says")
+        raise ConfigError(
+            f"{', '.join(unused)} needs --on, because it is for runs on other machines. Add --on=ray or "
+            "--on=slurm, or leave it out."
+        )
     if where and (why := _unusable(LIBRARIES[where])):
-        missing = f"--on {where} needs {LIBRARIES[where]}: {why}. Install it with: pip install 'posx[{where}]'"
+        missing = f"--on {where} needs {LIBRARIES[where]}: {why}. Install it: pip install 'posx[{where}]'"
         if not (values["dry_run"] or values["status"]):
             raise ConfigError(missing)
         say(f"notice: {missing}")
     if where and values["jobs"]:
-        say(f"notice: --jobs={values['jobs']} is not used: --on {where} decides how many runs go at once")
+        say(f"notice: --jobs={values['jobs']} is not used: --on {where} decides how many runs train at once")
 
 
 def _unusable(library: str) -> str:

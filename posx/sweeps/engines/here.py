@@ -35,7 +35,7 @@ WAIT_SECONDS, LOOK_SECONDS = 0.2, 2.0
 #: Seconds that tasks have to save and end. Schedulers leave a job as long between SIGTERM and SIGKILL.
 STOP_SECONDS = 25.0
 #: The meaning of a signal that ends a process before it can name a reason, by its exit code.
-SIGNALS = {-9: "killed (often: out of memory)", -7: "a file that it reads was cut short, or memory failed (SIGBUS)"}
+SIGNALS = {-9: "killed (often: out of memory)", -7: "a file that it reads was truncated, or memory failed (SIGBUS)"}
 #: Measures the speed of matrix products and stores it in argv[1], for numbers of type argv[2], within the hour.
 MEASURE = (
     "import sys, pathlib, posx.machine.devices as d; d.machine_ceiling(pathlib.Path(sys.argv[1]), sys.argv[2], 3600)"
@@ -201,7 +201,7 @@ class Engine:
             self.running.remove(worker)
             if code == Stopped.exit_code and self.starts[worker.task.folder] < STARTS:
                 self.waiting.insert(0, worker.task)
-                say(f"{worker.task.name} was stopped, and resumes")
+                say(f"{worker.task.name} was stopped and resumes")
                 continue
             why = worker.why(code) if code else ""
             try:

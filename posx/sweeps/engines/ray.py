@@ -38,9 +38,12 @@ def carry_out(order: Order) -> tuple[int, str]:
     """Run an order as a task of Ray; return its exit code and, if it could not be started, the reason."""
     here, sweep = platform.node(), order.folder.path.parent
     if not order.folder.asked_file.exists():
-        return 4, f"{here} does not see {order.folder.path}: sweeps on Ray need a folder that all machines share"
+        return 4, f"{here} does not see {order.folder.path}. Sweeps on Ray need a folder that all machines share."
     if not holder(sweep / ".lock"):
-        return 4, f"{here} gets a lock that the sweep holds: on {sweep} locks do not hold between machines"
+        return 4, (
+            f"{here} gets a lock that the sweep holds: on {sweep} locks do not hold between machines. Use a "
+            "folder on NFS or Lustre."
+        )
     with open(order.folder.log_file, "ab") as log:
         log.write(f"at work on {here}, process {os.getpid()}\n".encode())
     process = order.start()
@@ -73,7 +76,10 @@ class Remote(Worker):
             if self.starts <= RETRIES + 1:
                 return None
             ray.cancel(self.ref, force=True)  # Ray counts lost machines, but not processes that ran out of memory
-            self.reason = f"it was started {self.starts} times and killed each time: does it lack memory there?"
+            self.reason = (
+                f"it was started {self.starts} times and killed each time. Check the memory of its machine, and "
+                "raise --cpus."
+            )
             return 1
         try:
             code, why = ray.get(self.ref)
@@ -116,8 +122,8 @@ class Cluster(Engine):
         memory = max(map(_memory, tasks))
         places = sum(self._places(node, memory) for node in self._nodes())
         if not places:
-            asked = f"{self.cpus} CPUs, {self.gpus:g} GPUs and the {memory / 1e9:.1f} GB that the largest run takes"
-            say(f"notice: no machine of the cluster has {asked}: runs wait until one joins")
+            asked = f"{self.cpus} CPUs, {self.gpus:g} GPUs and the {memory / 1e9:.1f} GB that the largest run needs"
+            say(f"notice: no machine of the cluster has {asked}, so runs wait until one joins")
         at_once = max(1, places)
         self.schedule = Schedule(at_once, at_once, width=0)
         return super().run(tasks, *how, **more)
@@ -160,7 +166,7 @@ class Cluster(Engine):
         except (OSError, OverflowError, ValueError, RuntimeError) as error:
             told = " ".join(str(error).split())[:200]
             if Path("~/.ray/auth_token").expanduser().exists() and not os.environ.get("RAY_AUTH_MODE"):
-                told += "; there is a token in ~/.ray: a cluster that wants it is reached with RAY_AUTH_MODE=token"
+                told += ". There is a token in ~/.ray: set RAY_AUTH_MODE=token for a cluster that needs it"
             raise ConfigError(f"--on ray:{self.address}: no Ray cluster there ({told})") from None
 
     def _nodes(self) -> list[dict[str, Any]]:
@@ -185,7 +191,7 @@ def _warn_of(folder: Path) -> None:
     inside = [(len(p), kind) for p, kind in places if folder.resolve().is_relative_to(p.replace("\\040", " "))]
     kind = max(inside, default=(0, ""))[1]
     if kind in UNFIT:
-        say(f"notice: {folder} is on {kind}, where appended lines and locks may not hold: use NFS, Lustre or the like")
+        say(f"notice: {folder} is on {kind}, which may not support appended lines and locks. Use NFS or Lustre.")
 
 
 def _memory(task: Task) -> int:

@@ -96,8 +96,8 @@ class Queue(Engine):
         for name, wanted in digests.items():
             if name in alive and asked.get(name, wanted) != wanted:
                 raise ConfigError(
-                    f"{name} is with SLURM already, as job {alive[name]}, with other settings: cancel that, or "
-                    "use another --workdir"
+                    f"{name} is with SLURM already, as job {alive[name]}, with other settings. Cancel it with scancel "
+                    f"{alive[name]}, or use another --workdir."
                 )
         new = [job for job in tasks if job.name not in alive]
         made = self._submit(new, workdir) if new else {}
@@ -107,8 +107,9 @@ class Queue(Engine):
             write_json(workdir / FOLDER / JOBS, values)
         first = next(iter({**made, **alive}.values()))
         print(
-            f"{len(made)} of {len(self.jobs)} runs submitted, {len(alive)} are with SLURM already (jobs {first} ...); "
-            "--status tells how far they are, and the same command draws the figures once they have ended"
+            f"{len(made)} of {len(self.jobs)} runs are submitted, and {len(alive)} are with SLURM already (jobs "
+            f"{first} ...). --status shows their progress. When they have ended, the same command draws the "
+            "figures."
         )
         return {}
 
@@ -158,7 +159,7 @@ def _minutes(text: str) -> int:
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
     if not all(part.isdigit() for part in [*parts, *([days] if dash else [])]) or len(parts) > 3:
-        raise ConfigError(f"--slurm.time={text}: minutes are expected, or HOURS:MINUTES:SECONDS, or DAYS-HOURS")
+        raise ConfigError(f"--slurm.time={text}: minutes are expected, or HOURS:MINUTES:SECONDS, or DAYS-HOURS.")
     units = (60, 1, 1 / 60) if dash or len(parts) == 3 else (1, 1 / 60)
     inside = sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
     return max(1, math.ceil(1440 * int(days or 0) + inside))
@@ -201,7 +202,9 @@ def jobs_of(workdir: Path) -> dict[str, tuple[str, str]]:
     try:
         import submitit
     except ImportError:
-        raise ConfigError("these runs are jobs of SLURM: pip install 'posx[slurm]' to ask for them") from None
+        raise ConfigError(
+            "these runs are jobs of SLURM. To query them, install submitit: pip install 'posx[slurm]'"
+        ) from None
     if stored["cluster"] != "local":
         return _told_by_slurm(stored["jobs"])
     found = {}
