@@ -154,6 +154,13 @@ def test_messages_are_short_and_plain(name):
     assert not unused, f"no longer needed: {unused}"
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_no_line_of_a_page_is_a_comment(path):
+    """MyST drops a line that begins with a percent sign, which a wrapped sentence may do."""
+    text = re.sub(r"^(```+).*?^\1$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert not re.findall(r"^\s*%.*$", text, re.MULTILINE)
+
+
 def is_property(node):
     return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
 

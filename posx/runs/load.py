@@ -60,7 +60,7 @@ class Apply:
 def load(workdir: str | Path) -> tuple[Apply, dict[str, Any], Tokenizer]:
     """Return (apply, params, tokenizer) of a trained run or of an exported file.
 
-    `apply(params, tokens [b, t])` returns logits [b, t, v].
+    `apply(params, tokens [b, t], pos=None)` returns logits [b, t, v], at positions 0 .. t - 1 unless given.
 
     Raises WorkdirError if the folder holds no run, or no checkpoint that verifies, or if the file is damaged.
     """
