@@ -205,7 +205,8 @@ def test_processes_that_were_not_started_alike(site, tmp_path):
     words = training(site, tmp_path / "run", *together)
     found = ended([tiny.start(*words, f"--process={n}", f"--config.train.seed={n}", **ALONE) for n in range(2)])
     assert [code for code, _, _ in found] == [2, 2], found
-    assert found[0][2].splitlines()[-1].endswith("with different settings: settings") and not found[1][2]
+    last = found[0][2].splitlines()[-1]
+    assert "with different settings: settings. Start all of them with the same command." in last and not found[1][2]
 
 
 def test_flags_that_say_too_little(capsys, site, tmp_path):
