@@ -19,8 +19,7 @@ from typing import Any
 from experiments.leaderboard import leaderboard
 from experiments.tables import HERE, load
 from posx import plots
-from posx.commands.encodings import _facts as facts_of
-from posx.commands.encodings import _fields as fields_of
+from posx.commands.encodings import facts_of, fields_of
 from posx.contract import HOOKS, Encoding, acting, parts
 from posx.contract.facts import FACTS
 from posx.contract.hooks import Hook

@@ -122,13 +122,13 @@ def _catalogue(dims: Dims) -> Iterator[str]:
 def _row(name: str, dims: Dims) -> tuple[str, ...]:
     """Return the cells of an encoding, or one reason if it does not fit the sizes."""
     try:
-        facts = _facts(build(name, dims), dims)
+        facts = facts_of(build(name, dims), dims)
     except ConfigError as error:
         return (f"not at these sizes: {str(error).removeprefix(f'{name}: ')}",)
     return tuple(facts[column] for column in _COLUMNS)
 
 
-def _facts(encoding: Encoding, dims: Dims) -> dict[str, str]:
+def facts_of(encoding: Encoding, dims: Dims) -> dict[str, str]:
     """Return the text of each column."""
     arrays = abstract_params(encoding, dims)
     once = sum(math.prod(array.shape) for name, array in arrays.items() if name in encoding.shared)
@@ -160,7 +160,11 @@ def _page(spec: str, encoding: Encoding, dims: Dims) -> str:
         scope = "once per model" if name in encoding.shared else "in each layer"
         arrays[name] = f"{list(array.shape)} {scope}, {rates[name].lr_multiplier:g} x the model's learning rate"
     sizes = ", ".join(f"{size.name}={getattr(dims, size.name)}" for size in dataclasses.fields(dims))
-    sections = {"": _facts(encoding, dims), f"fields, for {sizes}": dict(_fields(encoding, asked)), "arrays": arrays}
+    sections = {
+        "": facts_of(encoding, dims),
+        f"fields, for {sizes}": dict(fields_of(encoding, asked)),
+        "arrays": arrays,
+    }
     width = max(len(name) for rows in sections.values() for name in rows) + 2
     for title, rows in sections.items():
         lines += ["", *filter(None, [title]), *(f"{name:{width}}{text}" for name, text in rows.items())]
@@ -172,12 +176,12 @@ def _parts(encoding: Encoding) -> tuple[Encoding, ...]:
     return encoding.parts if isinstance(encoding, Chain) else (encoding,)
 
 
-def _fields(encoding: Encoding, asked: Encoding, prefix: str = "") -> Iterator[tuple[str, str]]:
+def fields_of(encoding: Encoding, asked: Encoding, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (path, value) of every field, also of the encodings in fields. `asked` is the unresolved value."""
     if isinstance(encoding, Chain):
         for n, (part, given) in enumerate(zip(encoding.parts, _parts(asked), strict=True)):
             yield f"{prefix}{n}", _shown(given)
-            yield from _fields(part, given, f"{prefix}{n}.")
+            yield from fields_of(part, given, f"{prefix}{n}.")
         return
     cls: Any = type(encoding)
     for field in dataclasses.fields(encoding):
@@ -194,7 +198,7 @@ def _fields(encoding: Encoding, asked: Encoding, prefix: str = "") -> Iterator[t
             note = f" (default: {'set from the sizes' if field.default is None else _shown(field.default)})"
         if nested:
             yield path, f"{_shown(given)}{note}"
-            yield from _fields(value, given, f"{path}.")
+            yield from fields_of(value, given, f"{path}.")
         else:
             unit = _unit(hints_of(cls).get(field.name))
             yield path, f"{_shown(value)}{unit and f' {unit}'}{note}"
