@@ -265,7 +265,7 @@ def pairs(study: Study, entries: dict[str, Entry]) -> str:
         gaps = [x - y for x, y in zip(far(entries[a], k // 2), far(entries[b], k // 2), strict=True)]
         each = ", ".join(f"{math.exp(gap):.2f}" for gap in gaps)
         body.append([f"`{a}` over `{b}`", f"{k} L", windows, f"far half, five seeds: {each}"])
-    return markdown(["perplexity", "windows", "non-overlapping", "full context"], body)
+    return markdown(["perplexity", "windows", "non-overlapping", "sliding, or far half"], body)
 
 
 def same_encoding(entries: dict[str, Entry], factor: int) -> str:
