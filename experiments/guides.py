@@ -229,6 +229,17 @@ def second_text() -> str:
     return markdown(["encoding", "PPL at L", "over RoPE's", "R_16", "far context"], body)
 
 
+def bases() -> str:
+    """Return R_k of RoPE alone by its base, over the seeds of the variants."""
+    found: dict[str, list[list[float]]] = {}
+    for run in load("variants"):
+        ppl = {row["eval_len"]: row["ppl"] for row in run["rows"] if row["protocol"] == WINDOWS}
+        found.setdefault(run["encoding"], []).append([ppl[n] / ppl[L] for n in (96, 2 * L, 16 * L)])
+    names = {"100": "rope(base=100)", "10,000": "rope", "1,000,000": "rope(base=1000000)"}
+    body = [[base, *(with_spread(list(one)) for one in zip(*found[name], strict=True))] for base, name in names.items()]
+    return markdown(["RoPE's base", "R_1.5", "R_2", "R_16"], body)
+
+
 Study = dict[tuple[str, str, int], list[Row]]
 
 
@@ -265,7 +276,7 @@ def pairs(study: Study, entries: dict[str, Entry]) -> str:
         gaps = [x - y for x, y in zip(far(entries[a], k // 2), far(entries[b], k // 2), strict=True)]
         each = ", ".join(f"{math.exp(gap):.2f}" for gap in gaps)
         body.append([f"`{a}` over `{b}`", f"{k} L", windows, f"far half, five seeds: {each}"])
-    return markdown(["perplexity", "windows", "non-overlapping", "full context"], body)
+    return markdown(["perplexity", "windows", "non-overlapping", "sliding, or far half"], body)
 
 
 def same_encoding(entries: dict[str, Entry], factor: int) -> str:
@@ -328,7 +339,7 @@ def main(words: Sequence[str]) -> None:
     match words:
         case ["choose"]:
             parts = (lasting, corrected, failing, costs, rates)
-            print(*(part(entries) for part in parts), settings(), second_text(), sep="\n\n")
+            print(*(part(entries) for part in parts), settings(), second_text(), bases(), sep="\n\n")
         case ["compare"]:
             study = load_study()
             print(protocols(study), pairs(study, entries), small_samples(study), one_seed(entries), sep="\n\n")
