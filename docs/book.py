@@ -261,7 +261,7 @@ def _index() -> str:
 
 def _write_results(folder: Path) -> None:
     for study in STUDIES:
-        text = re.sub(r"\n%", " %", (HERE / study / "README.md").read_text(encoding="utf-8"))  # "%" begins a comment
+        text = (HERE / study / "README.md").read_text(encoding="utf-8")
         for picture in (HERE / study).glob("*.png"):
             (folder / study).mkdir(exist_ok=True)
             shutil.copy(picture, folder / study / picture.name)
