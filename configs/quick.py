@@ -3,7 +3,7 @@
     posx sweep --config quick --workdir runs/quick
 
 Hardware and time: 2 CPU cores, under 10 minutes. Expect sinusoidal to break beyond 64 tokens, RoPE to rise, ALiBi to
-stay flat. What it may claim: that order, not more; the model is small and sees about 2 M bytes.
+stay flat. It supports that order and no more: the model is small and sees about 2 M bytes.
 """
 
 from posx.config import base_config

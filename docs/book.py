@@ -131,10 +131,13 @@ def _facts() -> str:
     return _table(("fact", "allowed", "default", "meaning"), rows)
 
 
+_cells = functools.cache(leaderboard.load_cells)
+
+
 @functools.cache
 def _board() -> dict[str, list[str]]:
     """Return the cells of the leaderboard's table by entry, under "" its headings."""
-    text = leaderboard.table(leaderboard.load_cells(), leaderboard.step_times(load("leaderboard", file="steps.jsonl")))
+    text = leaderboard.table(_cells(), leaderboard.step_times(load("leaderboard", file="steps.jsonl")))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     return {"": rows[0], **{row[0].strip("`"): row for row in rows[2:]}}
 
@@ -227,9 +230,6 @@ def _claims(name: str) -> str:
         'The verdict "open" means that the interval holds both answers.'
     )
     return f"{text.replace('| claim | source | here | |', '| claim | source | here | verdict |')}\n\n{note}"
-
-
-_cells = functools.cache(leaderboard.load_cells)
 
 
 def _index() -> str:

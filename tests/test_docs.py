@@ -1,4 +1,4 @@
-"""What the documentation says of each encoding is complete and plain."""
+"""The texts of each encoding in the documentation are complete and plain."""
 
 import re
 import tomllib

@@ -112,6 +112,8 @@ def test_pages_are_short_and_plain(path):
     ):
         if words[0] in OPENINGS or len(words) > MOST_WORDS:
             wrong.append(f"{len(words)} words: {' '.join(words[:8])}")
+    text = re.sub(r"^(```+).*?^\1", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    wrong += [title for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE) if title.split()[0] in OPENINGS]
     assert not wrong, "\n".join(wrong)
 
 
