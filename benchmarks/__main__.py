@@ -6,6 +6,7 @@
     python -m benchmarks memory --model --out=model_memory.json
     python -m benchmarks decode --out=decode.json
     python -m benchmarks compile --out=compile.json
+    python -m benchmarks profile --shape=medium --encodings=nope,rope --out=profile.json
     python -m benchmarks sweep --config=configs/quick.py --baseline=3891e0e --out=sweep.json
     python -m benchmarks cost --train=t128.json,t512.json --attention=a.json --memory=m.json --figure=cost.png
 
@@ -35,7 +36,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attention, compiling, cost, decode, measure, memory, sweeps, train
+from benchmarks import attention, compiling, cost, decode, measure, memory, profiling, sweeps, train
 from posx.encodings import ENCODINGS, spec_text
 from posx.errors import ConfigError
 from posx.fields import split
@@ -44,6 +45,7 @@ from posx.fields import split
 #: `save` writes that part so far, for a benchmark that can resume. "problems" in it are wrong answers.
 BENCHES = {
     "train": train, "attention": attention, "memory": memory, "decode": decode, "compile": compiling, "sweep": sweeps,
+    "profile": profiling,
 }  # fmt: skip
 
 

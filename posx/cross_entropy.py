@@ -17,6 +17,7 @@ from posx.contract import at_least_float32
 LARGEST_LOGITS = 2**24
 
 
+@jax.named_scope("cross_entropy")
 def token_log_probs(
     unembed: Callable[[jax.Array], jax.Array], hidden: jax.Array, targets: jax.Array, vocab_size: int
 ) -> jax.Array:

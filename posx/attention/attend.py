@@ -53,6 +53,7 @@ EXECUTORS: dict[str, Executor] = {"dense": dense, "blockwise": blockwise, "fused
 DENSE_PAIRS = 1024 * 1024
 
 
+@jax.named_scope("attention")
 def attend(
     encoding: Encoding,
     params: Params,

@@ -43,6 +43,7 @@ from posx.attention.blocks import (
     tile_at,
     walk,
 )  # fmt: skip
+from posx.attention.cpu import row_maxima, row_sums
 from posx.attention.tiles import (
     INVISIBLE,
     Block,
@@ -135,13 +136,13 @@ def _forward(plan: Plan, tables: Tables, q: Block, k: Block):
             visible = visible_pairs(plan.mask, q.slots, tile.k.slots)
             s = hidden(adjusted(tile, mapped_products(tile), visible), visible, masked)
             # Constant to derivatives: the shift cancels.
-            new_top = jnp.maximum(top, jax.lax.stop_gradient(s.max(axis=-1)))
+            new_top = jnp.maximum(top, jax.lax.stop_gradient(row_maxima(s)))
             shift = _shift(new_top)
             p = jnp.exp(s - shift[..., None])
             shrink = jnp.exp(top - shift)
             o = o * shrink[..., None] + weighted(p, tile.k.tokens.values)
             extra = value_terms(tile, p)
-            return o if extra is None else o + extra, new_top, total * shrink + p.sum(axis=-1)
+            return o if extra is None else o + extra, new_top, total * shrink + row_sums(p)
 
         rows, dtype = q.tokens.mapped.shape[:3], wide_dtype(q.tokens.mapped.dtype)
         o = jnp.zeros((*rows, k.tokens.values.shape[-1]), dtype)

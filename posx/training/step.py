@@ -56,9 +56,10 @@ def train_step(
         return joined(jax.lax.pmean(flat, DATA))
 
     value, grads = on_each(average, num_devices)((params, state["step"]), numbered)
-    updates, opt_state = make_optimizer(config, model, rates).update(grads, state["opt_state"], params)
-    new = {"params": optax.apply_updates(params, updates), "opt_state": opt_state, "step": state["step"] + 1}
-    return new, {"loss": value, "grad_norm": optax.tree.norm(grads)}
+    with jax.named_scope("optimizer"):
+        updates, opt_state = make_optimizer(config, model, rates).update(grads, state["opt_state"], params)
+        new = {"params": optax.apply_updates(params, updates), "opt_state": opt_state, "step": state["step"] + 1}
+        return new, {"loss": value, "grad_norm": optax.tree.norm(grads)}
 
 
 def _gradients(

@@ -1,0 +1,223 @@
+"""Where one training step goes, per encoding: products by shape, attention, norms, cross-entropy, optimizer, dispatch.
+
+The steps run under jax.profiler, with a device per core as in `posx train`. Each operation of XLA's CPU backend leaves
+an event with its name in the compiled program. Its own time is its duration less the events inside it. The program's
+text says which operation is a product, of which sizes, and in which `jax.named_scope` of posx it was made.
+
+Cells are per step and device, the median of the devices. GFLOP/s are of one device; its ceiling is that of one core.
+"Dispatch" is the time of a step outside of all operations: starting them, loops, allocation. "Average over devices" is
+that of gradients, where a device also waits for the slower one. Profiling itself slows a step by a few per cent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import functools
+import math
+import re
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks import measure, report, workers
+from benchmarks.train import SHAPES, Shape, step_parts, text_batches
+from posx.machine.devices import devices_for, on_devices, over_devices
+from posx.training.step import flops_per_token, init_state, train_steps
+
+#: The scopes of posx by the words for the operations in them that are no products.
+SCOPES = {
+    "attention": "attention", "optimizer": "optimizer", "cross_entropy": "cross-entropy", "": "norms, GELU, rest",
+}  # fmt: skip
+#: The groups of the operations in attention that are no products, by what is found in their names.
+ATTENTION = {"exponential": "exponentials", "reduce-window": "sums and maxima", "reduce_": "sums and maxima"}
+
+
+class Operation(NamedTuple):
+    """One operation of the compiled program: its group in the table, and its floating-point operations if a product."""
+
+    group: str
+    flops: float = 0.0
+
+
+class Share(NamedTuple):
+    """The part of one group: milliseconds and events a step and device, and floating-point operations a second."""
+
+    group: str
+    milliseconds: float
+    events: float
+    flops_per_second: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", choices=SHAPES, default="medium")
+    parser.add_argument("--length", type=measure.positive, help="another window length, as many tokens a step")
+    parser.add_argument("--steps", type=measure.positive, default=8, help="profiled steps")
+    parser.set_defaults(encodings=["nope", "rope"])
+
+
+def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    shape, cores = SHAPES[options.shape], measure.core_list()
+    shape = shape.at_length(options.length) if options.length else shape
+    made = workers.Worker("benchmarks.profiling:profile", devices=len(cores))
+    with contextlib.closing(made):
+        results = [made.call("", dataclasses.asdict(shape), name, options.steps) for name in options.encodings]
+    with contextlib.closing(workers.Worker("benchmarks.measure:fresh_ceiling", cpus=cores[:1], devices=1)) as one:
+        ceiling = one.call("")
+    return {"shape": dataclasses.asdict(shape), "steps": options.steps, "ceiling": ceiling, "results": results}
+
+
+def profile(sizes: dict[str, Any], encoding: str, steps: int) -> dict[str, Any]:
+    """Profile the steps of one encoding: the milliseconds of a step, and its `Share`s, the largest first."""
+    shape = Shape(**sizes)
+    model, config = step_parts(encoding, shape)
+    devices = devices_for(shape.batch, shape.tokens * flops_per_token(model, shape.length))
+    state = on_devices(init_state(model, config), devices)
+    block = over_devices(np.stack(text_batches(shape, steps)), devices, axis=1)
+    compiled = train_steps.lower(model, config, state, block, steps, devices).compile()
+    operations, shares = parsed(compiled.as_text()), collections.defaultdict(list)
+    state, _ = jax.block_until_ready(compiled(state, block, steps))
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(compiled(state, block, steps))
+        found = [own_times(events) for events in device_events(Path(folder), operations)]
+    for own, events, wall in found:
+        per: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
+        for name, seconds in own.items():
+            operation = operations[name]
+            for n, value in enumerate((seconds, events[name], operation.flops * events[name])):
+                per[operation.group][n] += value / steps
+        per["dispatch"][0] += (wall - sum(own.values())) / steps
+        for group, values in per.items():
+            shares[group].append(values)
+    rows = []
+    for group, values in shares.items():
+        seconds, events, flops = (statistics.median(column) for column in zip(*values, strict=True))
+        rows.append(Share(group, 1e3 * seconds, events, flops / seconds if seconds else 0.0))
+    return {
+        "encoding": encoding, "devices": devices, "flops_per_token": flops_per_token(model, shape.length),
+        "milliseconds": 1e3 * statistics.median(wall for *_, wall in found) / steps,
+        "shares": sorted(rows, key=lambda row: -row.milliseconds),
+    }  # fmt: skip
+
+
+def parsed(program: str) -> dict[str, Operation]:
+    """Return the operations of a compiled program's text by name."""
+    computations: dict[str, dict[str, str]] = {}
+    lines: dict[str, str] = {}
+    inside = computations.setdefault("", {})
+    for line in program.splitlines():
+        if head := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
+            inside = computations.setdefault(head[1], {})
+        elif found := re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)", line):
+            inside[found[1]] = lines[found[1]] = found[2]
+    return {name: _operation(name, line, lines, computations) for name, line in lines.items()}
+
+
+def _operation(name: str, line: str, lines: dict[str, str], computations: dict[str, dict[str, str]]) -> Operation:
+    called = re.search(r"calls=%?([\w.\-]+)", line)
+    body = computations.get(called[1], {}) if called else {name: line}
+    scope = next((word for word in SCOPES if word and word in _made_in(line, lines)), "")
+    for inner in body.values():
+        if product := re.search(r" dot\(%?([\w.\-]+),", inner):
+            out, left = _sizes(inner), _sizes((body | lines if called else lines)[product[1]])
+            contracted = math.prod(left[int(n)] for n in _axes("lhs_contracting_dims", inner))
+            label = f"products {_by(out)} over {contracted}"
+            kind = "attention" if scope == "attention" else "weights"
+            return Operation(f"{kind}: {label}", 2.0 * math.prod(out) * contracted)
+    if re.search(r" (all-reduce|all-gather|reduce-scatter|collective-permute)[\w\-]*\(", line):
+        return Operation("average over devices")
+    if re.search(r" (while|call|conditional)\(", line):
+        return Operation("dispatch")
+    detail = next((word for part, word in ATTENTION.items() if part in name), "rest") if scope == "attention" else ""
+    return Operation(SCOPES[scope] + (f": {detail}" if detail else ""))
+
+
+def _made_in(line: str, lines: dict[str, str], depth: int = 4) -> str:
+    """Return the path of scopes that an operation was made in. One that XLA made itself has that of its operand."""
+    if named := re.search(r'op_name="([^"]*)"', line):
+        return named[1]
+    operand = re.search(r"\(%?([\w.\-]+)", line)
+    return _made_in(lines[operand[1]], lines, depth - 1) if operand and depth and operand[1] in lines else ""
+
+
+def _sizes(line: str) -> list[int]:
+    found = re.match(r"\(?\w+\[([\d,]*)\]", line)
+    return [int(n) for n in found[1].split(",") if n] if found else []
+
+
+def _axes(name: str, line: str) -> list[str]:
+    found = re.search(rf"{name}=\{{([\d,]*)\}}", line)
+    return found[1].split(",") if found and found[1] else []
+
+
+def _by(sizes: list[int]) -> str:
+    return " x ".join(map(str, sizes))
+
+
+def device_events(folder: Path, operations: dict[str, Operation]) -> list[list[tuple[float, float, str]]]:
+    """Return the events (start, end, name) of the profiled program by device, in seconds."""
+    (path,) = folder.rglob("*.xplane.pb")
+    devices: dict[str, list[tuple[float, float, str]]] = collections.defaultdict(list)
+    for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+        for line in plane.lines:
+            for event in line.events:
+                facts = dict(event.stats)
+                if facts.get("hlo_op") in operations:
+                    start = event.start_ns / 1e9
+                    devices[str(facts.get("device_ordinal"))].append(
+                        (start, start + event.duration_ns / 1e9, str(facts["hlo_op"]))
+                    )
+    return list(devices.values())
+
+
+def own_times(events: list[tuple[float, float, str]]) -> tuple[dict[str, float], dict[str, int], float]:
+    """Return own seconds and number of events by name, and the seconds from the first start to the last end."""
+    own: dict[str, float] = collections.defaultdict(float)
+    counts, open_events = collections.Counter(name for *_, name in events), []
+    for start, end, name in sorted(events, key=lambda event: (event[0], -event[1])):
+        while open_events and open_events[-1][0] <= start:
+            open_events.pop()
+        if open_events:
+            own[open_events[-1][1]] -= end - start
+        own[name] += end - start
+        open_events.append((end, name))
+    return own, counts, max(end for _, end, _ in events) - min(start for start, *_ in events)
+
+
+def table(stored: dict[str, Any]) -> str:
+    """Format one table per encoding, and how much of the ceiling a step reaches."""
+    shape, ceiling = Shape(**stored["shape"]), stored["ceiling"]
+    lines = [f"{shape}, {shape.dtype}; {report.place(stored)}; float32 matmul ceiling of a core {ceiling / 1e9:.0f} GFLOP/s"]
+    for result in stored["results"]:
+        step, tokens = result["milliseconds"], shape.tokens / result["devices"]
+        useful = tokens * result["flops_per_token"] / step * 1e3
+        lines += ["", f"{result['encoding']}: {step:.0f} ms a step on each of {result['devices']} devices, "
+                      f"{useful / ceiling:.2f} of the ceiling", ""]  # fmt: skip
+        head = ["group", "ms a step", "share", "events a step", "GFLOP/s"]
+        lines += report.rows(head, (
+            [row.group, f"{row.milliseconds:.1f}", f"{row.milliseconds / step:.1%}", f"{row.events:.0f}",
+             f"{row.flops_per_second / 1e9:.0f}" if row.flops_per_second else "-"]
+            for row in map(functools.partial(_share), result["shares"]) if row.milliseconds >= 0.002 * step
+        ))  # fmt: skip
+    return "\n".join(lines)
+
+
+def _share(row: list[Any]) -> Share:
+    return Share(*row)
+
+
+def draw(stored: dict[str, Any], path: Path) -> None:
+    """Draw a bar for each of the largest groups of the first encoding."""
+    result, shape = stored["results"][0], Shape(**stored["shape"])
+    shares = [_share(row) for row in result["shares"]][:14]
+    groups = {row.group: [report.Bar((row.milliseconds,) * 3, report.GREY)] for row in shares}
+    lines = [f"{result['encoding']}, {shape} tokens, {result['devices']} devices"]
+    report.bars(path, groups, "Time of one training step", lines, "milliseconds a step and device")
