@@ -15,7 +15,6 @@ import argparse
 import collections
 import contextlib
 import dataclasses
-import functools
 import math
 import re
 import statistics
@@ -32,12 +31,13 @@ from benchmarks.train import SHAPES, Shape, step_parts, text_batches
 from posx.machine.devices import devices_for, on_devices, over_devices
 from posx.training.step import flops_per_token, init_state, train_steps
 
-#: The scopes of posx by the words for the operations in them that are no products.
-SCOPES = {
-    "attention": "attention", "optimizer": "optimizer", "cross_entropy": "cross-entropy", "": "norms, GELU, rest",
+#: The names of posx's scopes in the table. Outside of them are the layers but for attention.
+SCOPES = {"attention": "attention", "optimizer": "optimizer", "cross_entropy": "cross-entropy", "": "layers"}
+#: The groups of operations that are no products, by parts of their names. XLA names a fusion after some of its steps.
+KINDS = {
+    "exponential": "exponentials", "tanh": "GELU", "reduce-window": "sums and maxima", "reduce_": "sums and maxima",
+    "transpose": "copies", "copy": "copies", "slice": "copies", "concatenate": "copies",
 }  # fmt: skip
-#: The groups of the operations in attention that are no products, by what is found in their names.
-ATTENTION = {"exponential": "exponentials", "reduce-window": "sums and maxima", "reduce_": "sums and maxima"}
 
 
 class Operation(NamedTuple):
@@ -136,8 +136,8 @@ def _operation(name: str, line: str, lines: dict[str, str], computations: dict[s
         return Operation("average over devices")
     if re.search(r" (while|call|conditional)\(", line):
         return Operation("dispatch")
-    detail = next((word for part, word in ATTENTION.items() if part in name), "rest") if scope == "attention" else ""
-    return Operation(SCOPES[scope] + (f": {detail}" if detail else ""))
+    kind = next((word for part, word in KINDS.items() if part in name), "other element-wise work")
+    return Operation(f"{SCOPES[scope]}: {kind}" if scope in ("", "attention") else SCOPES[scope])
 
 
 def _made_in(line: str, lines: dict[str, str], depth: int = 4) -> str:
@@ -195,7 +195,8 @@ def own_times(events: list[tuple[float, float, str]]) -> tuple[dict[str, float],
 def table(stored: dict[str, Any]) -> str:
     """Format one table per encoding, and how much of the ceiling a step reaches."""
     shape, ceiling = Shape(**stored["shape"]), stored["ceiling"]
-    lines = [f"{shape}, {shape.dtype}; {report.place(stored)}; float32 matmul ceiling of a core {ceiling / 1e9:.0f} GFLOP/s"]
+    core = f"float32 matmul ceiling of a core {ceiling / 1e9:.0f} GFLOP/s"
+    lines = [f"{shape}, {shape.dtype}; {report.place(stored)}; {core}"]
     for result in stored["results"]:
         step, tokens = result["milliseconds"], shape.tokens / result["devices"]
         useful = tokens * result["flops_per_token"] / step * 1e3
@@ -205,19 +206,15 @@ def table(stored: dict[str, Any]) -> str:
         lines += report.rows(head, (
             [row.group, f"{row.milliseconds:.1f}", f"{row.milliseconds / step:.1%}", f"{row.events:.0f}",
              f"{row.flops_per_second / 1e9:.0f}" if row.flops_per_second else "-"]
-            for row in map(functools.partial(_share), result["shares"]) if row.milliseconds >= 0.002 * step
+            for row in map(Share._make, result["shares"]) if row.milliseconds >= 0.002 * step
         ))  # fmt: skip
     return "\n".join(lines)
-
-
-def _share(row: list[Any]) -> Share:
-    return Share(*row)
 
 
 def draw(stored: dict[str, Any], path: Path) -> None:
     """Draw a bar for each of the largest groups of the first encoding."""
     result, shape = stored["results"][0], Shape(**stored["shape"])
-    shares = [_share(row) for row in result["shares"]][:14]
+    shares = [Share._make(row) for row in result["shares"][:14]]
     groups = {row.group: [report.Bar((row.milliseconds,) * 3, report.GREY)] for row in shares}
     lines = [f"{result['encoding']}, {shape} tokens, {result['devices']} devices"]
     report.bars(path, groups, "Time of one training step", lines, "milliseconds a step and device")

@@ -1,0 +1,40 @@
+"""`python -m benchmarks profile`: products and their sizes, scopes, own times, the table."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import profiling
+from tests.benchmarks.tables import cells
+
+
+def test_program_text_names_products_and_scopes():
+    @jax.jit
+    def program(x, w):
+        y = x @ w
+        with jax.named_scope("attention"):
+            scores = jnp.exp(y[:5] @ y[:5].T)
+        with jax.named_scope("optimizer"):
+            return scores @ scores, jnp.sqrt(w + 1)
+
+    text = program.lower(jnp.ones((6, 3)), jnp.ones((3, 4))).compile().as_text()
+    found = dict(profiling.parsed(text).values())
+    assert found["weights: products 6 x 4 over 3"] == 2 * 6 * 4 * 3
+    assert found["attention: products 5 x 5 over 4"] == 2 * 5 * 5 * 4
+    assert {"attention: exponentials", "optimizer"} <= found.keys()
+
+
+def test_own_times_leave_out_the_events_inside():
+    events = [(0.0, 10.0, "loop"), (1.0, 4.0, "dot"), (5.0, 8.0, "call"), (6.0, 7.0, "dot"), (12.0, 13.0, "exp")]
+    own, counts, wall = profiling.own_times(events)
+    assert own == {"loop": 4.0, "dot": 4.0, "call": 2.0, "exp": 1.0}
+    assert counts["dot"] == 2
+    assert wall == 13.0
+
+
+@pytest.mark.slow
+def test_profile_divides_the_whole_step(bench, capsys):
+    bench.main(["profile", "--shape=tiny", "--encodings=rope", "--steps=2"])
+    table = cells(capsys.readouterr().out)
+    assert {"dispatch", "optimizer", "cross-entropy", "attention: products 2 x 2 x 16 x 16 over 16"} <= table.keys()
+    assert sum(float(row[1].rstrip("%")) for row in table.values()) == pytest.approx(100, abs=3)
