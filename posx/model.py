@@ -13,12 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from posx.attention import Slots, attend, batch_features, causal, known, seen_by, sharding, token_map, without_empty
 from posx.attention.cache import Cache, Layer, advance, write
 from posx.config.sections import ModelConfig
-from posx.contract import Dims, Encoding, Features, Tabulated, abstract_params, distance_terms, prefixed
+from posx.contract import Dims, Encoding, Features, abstract_params, tabulated
 from posx.contract.sizes import check_params, named
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Spec
@@ -281,37 +282,38 @@ class Model:
 
             if not encoding.reads_raw_keys:
                 k = jax.eval_shape(mapped, params, k, pos, features)
-            empty = jax.tree.map(lambda slot: jnp.zeros(slot.shape, slot.dtype), (k, v, features))
+            empty = jax.tree.map(lambda slot: np.zeros(slot.shape, slot.dtype), (k, v, features))
             back = encoding.history.get("key", 0)
-            recent = jnp.zeros((batch_size, back, config.kv_heads, dims.head_dim), dtype) if back else None
+            recent = np.zeros((batch_size, back, config.kv_heads, dims.head_dim), dtype) if back else None
             return Layer(k=empty[0], v=empty[1], features=empty[2], carry=None, recent=recent)
 
-        pos = jnp.zeros(tokens, jnp.int32)
+        pos = np.zeros(tokens, np.int32)
         layers = tuple(layer(encoding) for encoding in self.encodings)
-        return Cache(layers, pos, jnp.full_like(pos, -1), jnp.zeros((), jnp.int32))
+        return Cache(layers, pos, np.full_like(pos, -1), np.zeros((), np.int32))
 
     def at_length(self, length: int) -> Model:
         """Return the model for the same weights, with every encoding set for windows of `length` tokens."""
         return dataclasses.replace(self, encodings=tuple(e.at_length(length) for e in self.encodings))
 
     def tabulated(self, params: dict[str, Any], length: int) -> tuple[Model, dict[str, Any]]:
-        """Return the model and parameters for decoding up to `length` tokens, with tables of the terms by distance."""
+        """Return the model and parameters for decoding up to `length` tokens, with tables of what depends on position.
+
+        The model depends on `length` alone, and not on the length that it was set for by `at_length`. Programs compiled
+        for it serve all texts of at most `length` tokens.
+        """
         self._decoder(params)  # refuses those of another model
         layers, shared, encodings = dict(params["layers"]), dict(params.get("shared", {})), []
         for n, encoding in enumerate(self.encodings):
             name, key = layer_name(n), shared_name(self.distinct.index(encoding))
             attention, once = layers[name]["attention"], params.get("shared", {}).get(key, {})
-            own = attention.get("position", {})
-            if not distance_terms(encoding, own | once).keys() - {"bias"}:
-                encodings.append(encoding)
-                continue
-            table = Tabulated(encoding, length)
-            merged = table.tables(own | once)
-            shared |= {key: prefixed("base", once)} if once else {}
-            position = {name: array for name, array in merged.items() if name not in prefixed("base", once)}
-            layers[name] = layers[name] | {"attention": attention | {"position": position}}
+            table, arrays = tabulated(encoding, attention.get("position", {}) | once, length)
             encodings.append(table)
+            own = {name: array for name, array in arrays.items() if name not in table.shared}
+            shared |= {key: {name: arrays[name] for name in table.shared}} if table.shared else {}
+            layers[name] = layers[name] | {"attention": attention | ({"position": own} if own else {})}
         model = dataclasses.replace(self, encodings=tuple(encodings))
+        if len(model.distinct) < len(self.distinct):  # two tables would share one set of arrays
+            return self, params
         return model, params | {"layers": layers} | ({"shared": shared} if shared else {})
 
     @property

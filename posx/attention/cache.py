@@ -23,20 +23,23 @@ class Layer(NamedTuple):
     last tokens if `key` looks back, else None.
     """
 
-    k: jax.Array
-    v: jax.Array
+    k: Any
+    v: Any
     features: Features
     carry: Any
-    recent: jax.Array | None
+    recent: Any
 
 
 class Cache(NamedTuple):
-    """The slots of all layers, their pos and idx [b, s] (idx -1 for an empty slot), and the number of filled slots."""
+    """The slots of all layers, their pos and idx [b, s] (idx -1 for an empty slot), and the number of filled slots.
+
+    An empty cache holds NumPy arrays, for which JAX compiles nothing.
+    """
 
     layers: tuple[Layer, ...]
-    pos: jax.Array
-    idx: jax.Array
-    filled: jax.Array
+    pos: Any
+    idx: Any
+    filled: Any
 
     @property
     def capacity(self) -> int:

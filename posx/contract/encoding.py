@@ -138,6 +138,14 @@ class Encoding:
         """Return the value to use for windows of `length` tokens; parameters stay the same."""
         return self._with_inner(lambda part: part.at_length(length))
 
+    def tabulated(self, params: Params, length: int) -> tuple[Encoding, Params]:
+        """Return a value and parameters that do the same at positions below `length`, for decoding.
+
+        A compiled program belongs to a value. Texts of all lengths share programs if the value depends on `length`
+        alone, and numbers that `at_length` set are in the parameters.
+        """
+        return self, params
+
     def embed(self, params: Params, x: jax.Array, pos: jax.Array) -> jax.Array:
         """Map token embeddings x [t, m] at pos [t]."""
         return x
