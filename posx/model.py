@@ -17,9 +17,10 @@ import numpy as np
 from flax import nnx
 
 from posx.attention import Slots, attend, batch_features, causal, known, seen_by, sharding, token_map, without_empty
-from posx.attention.cache import Cache, Layer, advance, write
+from posx.attention.cache import Cache, Layer, advance, heads_first, tokens_first, write
+from posx.attention.tiles import over_batch
 from posx.config.sections import ModelConfig
-from posx.contract import Dims, Encoding, Features, abstract_params, tabulated
+from posx.contract import Dims, Encoding, Features, abstract_params, tabulated, wide_dtype
 from posx.contract.sizes import check_params, named
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Spec
@@ -77,15 +78,21 @@ class Attention(nnx.Module):
         if layer is None or call.cache is None:
             o = attention(q, k, v, call.slots, x=x)
         else:
-            layer, q_features = self._remember(params, x, k, v, call, layer)
+            layer, features = self._remember(params, x, k, v, call, layer)
             o = attention(
-                q, layer.k.astype(dtype), layer.v.astype(dtype), call.slots, Slots(call.cache.pos, call.cache.idx),
-                features=(q_features, layer.features), cached=True,
+                q, tokens_first(layer.k.astype(dtype), b), tokens_first(layer.v.astype(dtype), b), call.slots,
+                Slots(call.cache.pos, call.cache.idx), features=(features, layer.features), cached=True,
             )  # fmt: skip
+            if self.encoding.revised_by & features.keys():
+                layer = self._revise(params, layer, features, call)
         return linear(o.reshape(-1, q.shape[2] * d), self.out[...], dtype), layer
 
     def _remember(self, params: Any, x: jax.Array, k: jax.Array, v: jax.Array, call: ForwardPass, layer: Layer):
-        """Return the layer's slots with the new keys, values and features written in, and these features."""
+        """Return the layer's slots with the new keys, values and features written in, and features of the queries.
+
+        If the encoding revises keys, a single token does so before it reads them: its query has nothing left to do. The
+        tokens of a chunk read them as they are, and revise them afterwards.
+        """
         encoding, (pos, idx, _), carry, recent = self.encoding, call.slots, layer.carry, layer.recent
         features: Features = {}
         if encoding.acts_on("features"):
@@ -93,9 +100,20 @@ class Attention(nnx.Module):
         seen, recent = seen_by(encoding, "key", k, idx, None, recent)
         if not encoding.reads_raw_keys:
             k = token_map(encoding, "key", params, seen, pos, features)
-        k, v, clean = without_empty((k, v, features), idx)
-        stored = {name: write(layer.features[name], new, call.start) for name, new in clean.items()}
-        return Layer(write(layer.k, k, call.start), write(layer.v, v, call.start), stored, carry, recent), features
+        k, v, features = without_empty((k, v, features), idx)
+        kept = {name: new for name, new in features.items() if name not in encoding.revised_by}
+        stored = {name: write(layer.features[name], new, call.start) for name, new in kept.items()}
+        if revises_first := encoding.revised_by and pos.shape[1] == 1:
+            layer = self._revise(params, layer, features, call)
+        keys, values = (write(x, heads_first(new), call.start) for x, new in ((layer.k, k), (layer.v, v)))
+        return Layer(keys, values, stored, carry, recent), kept if revises_first else features
+
+    def _revise(self, params: Any, layer: Layer, features: Features, call: ForwardPass) -> Layer:
+        """Return the layer's slots with keys as the tokens see them that follow the new ones."""
+        later = call.slots.idx[:, None, :] > call.cache.idx[:, :, None]  # type: ignore[union-attr]
+        keys = tokens_first(layer.k, len(later))
+        keys = over_batch(functools.partial(self.encoding.revise, params), keys, features, later)
+        return layer._replace(k=heads_first(keys))
 
 
 class Mlp(nnx.Module):
@@ -282,6 +300,10 @@ class Model:
 
             if not encoding.reads_raw_keys:
                 k = jax.eval_shape(mapped, params, k, pos, features)
+            if encoding.revised_by:  # each token rounds the keys anew
+                k = jax.ShapeDtypeStruct(k.shape, wide_dtype(dtype))
+            features = {name: x for name, x in features.items() if name not in encoding.revised_by}
+            k, v = (jax.eval_shape(heads_first, x) for x in (k, v))
             empty = jax.tree.map(lambda slot: np.zeros(slot.shape, slot.dtype), (k, v, features))
             back = encoding.history.get("key", 0)
             recent = np.zeros((batch_size, back, config.kv_heads, dims.head_dim), dtype) if back else None
