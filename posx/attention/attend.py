@@ -33,9 +33,12 @@ from posx.contract import (
     Encoding,
     Features,
     Params,
+    Tabulated,
     at_least_float32,
     distance_terms,
+    inside,
     parts,
+    prefixed,
     require_encoding,
     require_resolved,
     wide_dtype,
@@ -136,7 +139,7 @@ def attend(
         q, x, q_features = without_empty((q, x, q_features), q_at.idx)
         if not cached:
             k, v, k_features = without_empty((k, v, k_features), k_at.idx)
-    params, keys_mapped = barrier(jax.tree.map(jnp.asarray, params)), cached and not encoding.reads_raw_keys
+    params, keys_mapped = _read_params(encoding, params), cached and not encoding.reads_raw_keys
     check_call(encoding, params, Use(q, k, v, q_at.pos.dtype, x, q_features, k_features, keys_mapped, cached))
     if encoding.acts_on("features") and x is not None:
         slots = q_at._replace(idx=None) if in_order else q_at
@@ -166,6 +169,13 @@ def attend(
             raise
         raise TypeError(f"executor {executor!r} has no forward-mode derivative: give executor='dense'.") from None
     return barrier(o).swapaxes(1, 2).astype(q.dtype)
+
+
+def _read_params(encoding: Encoding, params: Params) -> Params:
+    """Return the parameters behind a barrier, except for the large tables of decoding, which it would copy."""
+    params = jax.tree.map(jnp.asarray, params)
+    tables = prefixed("by_distance", inside("by_distance", params)) if isinstance(encoding, Tabulated) else {}
+    return barrier({name: x for name, x in params.items() if name not in tables}) | tables
 
 
 def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, features: Features) -> Tokens:
