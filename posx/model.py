@@ -286,32 +286,10 @@ class Model:
 
     def empty_cache(self, batch_size: int, capacity: int) -> Cache:
         """Return an empty cache of `capacity` slots; features have the shapes that each encoding gives them."""
-        config, dims, dtype = self.config, self.dims, self.config.dtype
-        tokens = (batch_size, capacity)
-
-        def layer(encoding: Encoding) -> Layer:
-            params, pos = abstract_params(encoding, dims), jax.ShapeDtypeStruct(tokens, jnp.int32)
-            x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
-            features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
-            k = v = jax.ShapeDtypeStruct((*tokens, config.kv_heads, dims.head_dim), dtype)
-
-            def mapped(params: Any, k: Any, pos: Any, features: Any) -> jax.Array:
-                return token_map(encoding, "key", params, seen_by(encoding, "key", k, None)[0], pos, features)
-
-            if not encoding.reads_raw_keys:
-                k = jax.eval_shape(mapped, params, k, pos, features)
-            if encoding.revised_by:  # each token rounds the keys anew
-                k = jax.ShapeDtypeStruct(k.shape, wide_dtype(dtype))
-            features = {name: x for name, x in features.items() if name not in encoding.revised_by}
-            k, v = (jax.eval_shape(heads_first, x) for x in (k, v))
-            empty = jax.tree.map(lambda slot: np.zeros(slot.shape, slot.dtype), (k, v, features))
-            back = encoding.history.get("key", 0)
-            recent = np.zeros((batch_size, back, config.kv_heads, dims.head_dim), dtype) if back else None
-            return Layer(k=empty[0], v=empty[1], features=empty[2], carry=None, recent=recent)
-
-        pos = np.zeros(tokens, np.int32)
-        layers = tuple(layer(encoding) for encoding in self.encodings)
-        return Cache(layers, pos, np.full_like(pos, -1), np.zeros((), np.int32))
+        layers = (_empty_layer(self.config, self.dims, encoding, (batch_size, capacity)) for encoding in self.encodings)
+        pos = np.zeros((batch_size, capacity), np.int32)
+        empty = jax.tree.map(lambda slot: np.zeros(slot.shape, slot.dtype), tuple(layers))
+        return Cache(empty, pos, np.full_like(pos, -1), np.zeros((), np.int32))
 
     def at_length(self, length: int) -> Model:
         """Return the model for the same weights, with every encoding set for windows of `length` tokens."""
@@ -351,6 +329,29 @@ class Model:
         check_params("this model", named(params), named(nnx.to_pure_dict(state)), remedy)
         # Both trees sort their keys alike, so leaves of the same names correspond one to one.
         return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(params)))
+
+
+@functools.lru_cache(maxsize=256)  # JAX keeps a trace of every function whose shapes are asked for
+def _empty_layer(config: ModelConfig, dims: Dims, encoding: Encoding, tokens: tuple[int, int]) -> Layer:
+    """Return the shapes and types of a layer's slots, for tokens = (batch size, capacity)."""
+    dtype, params = config.dtype, abstract_params(encoding, dims)
+    pos = jax.ShapeDtypeStruct(tokens, jnp.int32)
+    x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
+    features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
+    k = v = jax.ShapeDtypeStruct((*tokens, config.kv_heads, dims.head_dim), dtype)
+
+    def mapped(params: Any, k: Any, pos: Any, features: Any) -> jax.Array:
+        return token_map(encoding, "key", params, seen_by(encoding, "key", k, None)[0], pos, features)
+
+    if not encoding.reads_raw_keys:
+        k = jax.eval_shape(mapped, params, k, pos, features)
+    if encoding.revised_by:  # each token rounds the keys anew
+        k = jax.ShapeDtypeStruct(k.shape, wide_dtype(dtype))
+    features = {name: x for name, x in features.items() if name not in encoding.revised_by}
+    k, v = (jax.eval_shape(heads_first, x) for x in (k, v))
+    back = encoding.history.get("key", 0)
+    recent = jax.ShapeDtypeStruct((tokens[0], back, config.kv_heads, dims.head_dim), dtype) if back else None
+    return Layer(k, v, features, None, recent)
 
 
 def make_model(config: ModelConfig, encoding: Spec, vocab_size: int, train_len: int) -> Model:
