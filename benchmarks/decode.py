@@ -6,8 +6,11 @@ first new token to the last, so without the prompt's prefill. Recomputing: the w
 the steps, spread evenly from the first new token to the last. Each has its exact length and a program compiled before;
 its tokens/s are the inverse of their mean.
 
-The cache's tokens are then compared with the argmax of one full pass over the whole text. They may differ only if the
-two largest logits lie within 1e-4 of each other; anything else is a wrong answer.
+`--samples=0` times the cache alone: each round continues the same text by --new tokens, so that the prompt is read
+once. `--prompt=3968 --new=16 --samples=0` is the cost of a cached token near 4,096 tokens, within minutes for all.
+
+Otherwise the cache's tokens are then compared with the argmax of one full pass over the whole text. They may differ
+only if the two largest logits lie within 1e-4 of each other; anything else is a wrong answer.
 """
 
 from __future__ import annotations
@@ -39,18 +42,24 @@ VOCAB = 257
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_rounds(parser, 5)
-    for name, default in (("prompt", 1024), ("new", 1024), ("layers", 4), ("width", 256), ("heads", 8), ("samples", 8)):
+    for name, default in (("prompt", 1024), ("new", 1024), ("layers", 4), ("width", 256), ("heads", 8)):
         parser.add_argument(f"--{name}", type=measure.positive, default=default)
+    parser.add_argument("--samples", type=int, default=8, help="steps at which recomputing is timed; 0: none")
     parser.add_argument("--scale", type=float, default=3.0, help="of all weight matrices")
 
 
 def build(encoding: str, options: argparse.Namespace) -> tuple[Model, Any]:
     """Make the model, with tables for all positions, and its parameters, matrices scaled."""
     config = ModelConfig(num_layers=options.layers, model_dim=options.width, num_heads=options.heads)
-    model = make_model(config, encoding, VOCAB, options.prompt + options.new)
+    model = make_model(config, encoding, VOCAB, options.prompt + new_tokens(options))
     params = model.init(jax.random.key(0))
     scaled = jax.tree.map(lambda x: x * options.scale if x.ndim == 2 else x, params["layers"])
     return model, params | {"layers": scaled}
+
+
+def new_tokens(options: argparse.Namespace) -> int:
+    """Return the number of new tokens of a text; a round before all others is not timed."""
+    return options.new if options.samples else options.new * (options.rounds + 1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -71,21 +80,25 @@ class Contestant:
         self.encoding, self.options = encoding, options
         self.model, self.params = build(encoding, options)
         self.prompt = np.random.default_rng(0).integers(256, size=options.prompt).astype(np.int32)
-        self.text = np.concatenate([self.prompt, *self.decode()])
+        self.running = None if options.samples else self.decode()
+        new = itertools.islice(self.running or self.decode(), options.new)
+        self.text = np.concatenate([self.prompt, *new])
         steps = np.linspace(0, options.new - 1, min(options.samples, options.new)).round().astype(int)
         self.prefixes = [jnp.asarray(self.text[None, : options.prompt + n]) for n in steps]
         for prefix in self.prefixes:
             next_token(self.model, self.params, prefix)
 
     def decode(self) -> Any:
-        return generate(self.model, self.params, [self.prompt], self.options.new, sampling=Sampling(temperature=0))
+        count = new_tokens(self.options)
+        return generate(self.model, self.params, [self.prompt], count, sampling=Sampling(temperature=0))
 
     def cached(self) -> float:
-        """Return the tokens/s after the first new one."""
-        tokens = self.decode()
-        next(tokens)
+        """Return the tokens/s after the first new one, or of the next --new tokens of the running text."""
+        tokens = self.running or self.decode()
+        if not self.running:
+            next(tokens)
         start = time.perf_counter()
-        count = sum(1 for _ in tokens)
+        count = sum(1 for _ in itertools.islice(tokens, self.options.new))
         return count / (time.perf_counter() - start)
 
     def recomputed(self) -> float:
@@ -115,15 +128,15 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
     for encoding in options.encodings:
         contestants.append(Contestant(encoding, options))
         print(f"{encoding} is ready", file=sys.stderr)
-    turns = list(itertools.chain.from_iterable((one.cached, one.recomputed) for one in contestants))
-    rates = measure.interleave(turns, options.rounds)
-    results = [
-        {"encoding": one.encoding, "cached": rates[2 * n], "recomputed": rates[2 * n + 1], **one.compare(),
+    ways = ("cached", "recomputed") if options.samples else ("cached",)
+    rates = iter(measure.interleave([getattr(one, way) for one in contestants for way in ways], options.rounds))
+    results: list[dict[str, Any]] = [
+        {"encoding": one.encoding, **{way: next(rates) for way in ways}, **(one.compare() if options.samples else {}),
          "distinct": len(np.unique(one.text[options.prompt :]))}
-        for n, one in enumerate(contestants)
+        for one in contestants
     ]  # fmt: skip
     sizes = ("prompt", "new", "layers", "width", "heads", "scale")
-    problems = [f"wrong: {row['wrong']} tokens cached with {row['encoding']}" for row in results if row["wrong"]]
+    problems = [f"wrong: {row['wrong']} tokens cached with {row['encoding']}" for row in results if row.get("wrong")]
     return {
         **{name: getattr(options, name) for name in sizes}, "samples": len(contestants[0].prefixes),
         "results": results, "problems": problems,
@@ -133,6 +146,17 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
 def table(stored: dict[str, Any]) -> str:
     """Format one row per encoding."""
     nope = next((row["cached"] for row in stored["results"] if row["encoding"] == "nope"), None)
+    size = f"{stored['layers']} layers, width {stored['width']}, {stored['heads']} heads, float32, greedy, batch 1, "
+    if not stored["samples"]:
+        body = [
+            [row["encoding"], cell(quartiles(row["cached"]), ",.0f"), cell(ratios(nope, row["cached"]), ".2f")]
+            for row in stored["results"]
+        ]
+        return "\n".join([
+            f"{size}{stored['new']} new tokens a round after {stored['prompt'] + stored['new']}; "
+            f"{report.place(stored)}; {len(stored['results'][0]['cached'])} rounds: median [quartiles]",
+            "", *report.rows(["encoding", "cached tokens/s", "time of a token / NoPE's"], body),
+        ])  # fmt: skip
     body = [
         [
             row["encoding"], cell(quartiles(row["cached"]), ",.0f"), cell(quartiles(row["recomputed"]), ",.2f"),
@@ -144,8 +168,7 @@ def table(stored: dict[str, Any]) -> str:
     head = ["encoding", "cached tokens/s", "recomputed tokens/s", "ratio", "cached / NoPE's", "same tokens", "wrong",
             "distinct tokens"]  # fmt: skip
     return "\n".join([
-        f"{stored['layers']} layers, width {stored['width']}, {stored['heads']} heads, float32, greedy, batch 1, "
-        f"prompt {stored['prompt']}, {stored['new']} new tokens; recomputing timed at {stored['samples']} steps; "
+        f"{size}prompt {stored['prompt']}, {stored['new']} new tokens; recomputing timed at {stored['samples']} steps; "
         f"{report.place(stored)}; {len(stored['results'][0]['cached'])} rounds: median [quartiles]; wrong: differs "
         f"although the two largest logits are more than {TIE:g} apart",
         "", *report.rows(head, body),
@@ -156,9 +179,10 @@ def draw(stored: dict[str, Any], path: Path) -> None:
     """Draw two bars per encoding on a logarithmic axis, the ratio at the first."""
     groups = {}
     for row in stored["results"]:
-        drawn, ratio = look.look(row["encoding"]), ratios(row["cached"], row["recomputed"])
+        drawn, ratio = look.look(row["encoding"]), ratios(row["cached"], row.get("recomputed"))
         cached = report.Bar(quartiles(row["cached"]), drawn.color, f" {ratio[0]:.3g}x" if ratio else "")
-        groups[row["encoding"]] = [cached, report.Bar(quartiles(row["recomputed"]), report.GREY)]
+        again = [report.Bar(quartiles(row["recomputed"]), report.GREY)] if stored["samples"] else []
+        groups[row["encoding"]] = [cached, *again]
     lines = [
         f"prompt {stored['prompt']}, {stored['new']} new tokens, greedy, batch 1, {stored['cores']} cores",
         "colour: key/value cache; grey: the whole prefix for every token; the number: median ratio, round by round",

@@ -60,13 +60,18 @@ def sample(logits: jax.Array, sampling: Sampling, rng: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=5)
 def _forward(model: Model, params: Any, tokens: jax.Array, pos: jax.Array, idx: jax.Array, cache: Cache):
-    return model.cached(params, tokens, pos, idx, cache)
+    """Return logits [b, v] after the last of tokens [b, t], and the cache with these appended."""
+    logits, cache = model.cached(params, tokens, pos, idx, cache)
+    return logits[:, -1], cache
 
 
-_sample = jax.jit(sample, static_argnums=1)
+@functools.partial(jax.jit, static_argnums=1)
+def _sample(logits: jax.Array, sampling: Sampling, rng: jax.Array, n: int) -> jax.Array:
+    """Return new token n of each row."""
+    return sample(logits, sampling, jax.random.fold_in(rng, n))
 
 
-def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: int = 256) -> tuple[jax.Array, Cache]:
+def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: int = 128) -> tuple[jax.Array, Cache]:
     """Return logits [b, v] of the token after each prompt, and the filled cache.
 
     Positions and arrival orders count from each prompt's own start. Chunks of one size share one compiled program.
@@ -97,7 +102,7 @@ def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: 
     for start in range(0, tokens.shape[1], chunk):
         part = slice(start, start + chunk)
         logits, cache = _forward(model, params, np.maximum(tokens[:, part], 0), pos[:, part], idx[:, part], cache)
-    return logits[:, -1], cache
+    return logits, cache
 
 
 def generate(
@@ -108,13 +113,17 @@ def generate(
     *,
     sampling: Sampling = Sampling(),
     seed: int = 0,
-    chunk: int = 256,
+    chunk: int = 128,
 ) -> Iterator[np.ndarray]:
     """Yield `num_tokens` arrays [b] of new token ids, one for each prompt.
 
     The tokens of a prompt do not depend on the other prompts, nor on their number. Its first n tokens do not depend on
     `num_tokens`. An encoding that is set for a length (`Encoding.at_length`) is the exception: it is set for the prompt
     and the new tokens together.
+
+    Few programs serve texts of all lengths. A cache has 256, 1,024, 4,096 ... slots, see `capacity_for`, and the first
+    chunk of the prompts is padded. Each capacity has one program for a chunk and one for a new token. Encodings that
+    carry sums have one more for chunks after the first, those with tables by position or distance one for the tables.
 
     Args:
       model: the model.
@@ -138,8 +147,7 @@ def generate(
     tokens = np.full((len(prompts), longest), -1, np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[longest - len(prompt) :] = prompt
-    chunk = min(chunk, rounded_up(longest))
-    capacity = rounded_up(-(-longest // chunk) * chunk + num_tokens - 1)
+    capacity = capacity_for(-(-longest // chunk) * chunk + num_tokens - 1)
     tokens = np.pad(tokens, ((0, 0), (-longest % chunk, 0)), constant_values=-1)
     model, params = model.tabulated(params, capacity)
     cache = model.empty_cache(len(prompts), capacity)
@@ -147,7 +155,7 @@ def generate(
     pos = np.array([[len(prompt)] for prompt in prompts], np.int32)
     rng = jax.random.key(seed)
     for n in range(num_tokens):
-        new = _sample(logits, sampling, jax.random.fold_in(rng, n))
+        new = _sample(logits, sampling, rng, n)
         found = np.asarray(new)
         if (found < 0).any():
             raise NonFiniteError(
@@ -156,8 +164,7 @@ def generate(
             )
         yield found
         if n + 1 < num_tokens:
-            step_logits, cache = _forward(model, params, new[:, None], pos + n, pos + n, cache)
-            logits = step_logits[:, 0]
+            logits, cache = _forward(model, params, found[:, None], pos + n, pos + n, cache)
 
 
 def _set_for(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: int) -> Model:
@@ -188,10 +195,9 @@ def _set_for(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: in
     return own[-1]
 
 
-def rounded_up(count: int) -> int:
-    """Return `count` rounded up to 32, 64, 96, 128, 160, ...: four sizes from each power of two to the next.
+def capacity_for(count: int) -> int:
+    """Return the slots of a cache for `count` tokens: 256, 1,024, 4,096, 16,384, ...
 
-    Few array sizes need few compiled programs. Each program serves all lengths up to its size.
+    A token reads all slots, filled or not. Powers of 2 would waste less time, but compile twice the programs.
     """
-    step = max(32, 2 ** (count.bit_length() - 3))
-    return -(-count // step) * step
+    return 256 * 4 ** max(0, -(-(count - 1).bit_length() // 2) - 4)

@@ -13,12 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from posx.attention import Slots, attend, batch_features, causal, known, seen_by, sharding, token_map, without_empty
-from posx.attention.cache import Cache, Layer, advance, write
+from posx.attention.cache import Cache, Layer, advance, heads_first, tokens_first, write
+from posx.attention.tiles import over_batch
 from posx.config.sections import ModelConfig
-from posx.contract import Dims, Encoding, Features, Tabulated, abstract_params, distance_terms, prefixed
+from posx.contract import Dims, Encoding, Features, abstract_params, tabulated, wide_dtype
 from posx.contract.sizes import check_params, named
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Spec
@@ -76,15 +78,21 @@ class Attention(nnx.Module):
         if layer is None or call.cache is None:
             o = attention(q, k, v, call.slots, x=x)
         else:
-            layer, q_features = self._remember(params, x, k, v, call, layer)
+            layer, features = self._remember(params, x, k, v, call, layer)
             o = attention(
-                q, layer.k.astype(dtype), layer.v.astype(dtype), call.slots, Slots(call.cache.pos, call.cache.idx),
-                features=(q_features, layer.features), cached=True,
+                q, tokens_first(layer.k.astype(dtype), b), tokens_first(layer.v.astype(dtype), b), call.slots,
+                Slots(call.cache.pos, call.cache.idx), features=(features, layer.features), cached=True,
             )  # fmt: skip
+            if self.encoding.revised_by & features.keys():
+                layer = self._revise(params, layer, features, call)
         return linear(o.reshape(-1, q.shape[2] * d), self.out[...], dtype), layer
 
     def _remember(self, params: Any, x: jax.Array, k: jax.Array, v: jax.Array, call: ForwardPass, layer: Layer):
-        """Return the layer's slots with the new keys, values and features written in, and these features."""
+        """Return the layer's slots with the new keys, values and features written in, and features of the queries.
+
+        If the encoding revises keys, a single token does so before it reads them: its query has nothing left to do. The
+        tokens of a chunk read them as they are, and revise them afterwards.
+        """
         encoding, (pos, idx, _), carry, recent = self.encoding, call.slots, layer.carry, layer.recent
         features: Features = {}
         if encoding.acts_on("features"):
@@ -92,9 +100,20 @@ class Attention(nnx.Module):
         seen, recent = seen_by(encoding, "key", k, idx, None, recent)
         if not encoding.reads_raw_keys:
             k = token_map(encoding, "key", params, seen, pos, features)
-        k, v, clean = without_empty((k, v, features), idx)
-        stored = {name: write(layer.features[name], new, call.start) for name, new in clean.items()}
-        return Layer(write(layer.k, k, call.start), write(layer.v, v, call.start), stored, carry, recent), features
+        k, v, features = without_empty((k, v, features), idx)
+        kept = {name: new for name, new in features.items() if name not in encoding.revised_by}
+        stored = {name: write(layer.features[name], new, call.start) for name, new in kept.items()}
+        if revises_first := encoding.revised_by and pos.shape[1] == 1:
+            layer = self._revise(params, layer, features, call)
+        keys, values = (write(x, heads_first(new), call.start) for x, new in ((layer.k, k), (layer.v, v)))
+        return Layer(keys, values, stored, carry, recent), kept if revises_first else features
+
+    def _revise(self, params: Any, layer: Layer, features: Features, call: ForwardPass) -> Layer:
+        """Return the layer's slots with keys as the tokens see them that follow the new ones."""
+        later = call.slots.idx[:, None, :] > call.cache.idx[:, :, None]  # type: ignore[union-attr]
+        keys = tokens_first(layer.k, len(later))
+        keys = over_batch(functools.partial(self.encoding.revise, params), keys, features, later)
+        return layer._replace(k=heads_first(keys))
 
 
 class Mlp(nnx.Module):
@@ -267,51 +286,34 @@ class Model:
 
     def empty_cache(self, batch_size: int, capacity: int) -> Cache:
         """Return an empty cache of `capacity` slots; features have the shapes that each encoding gives them."""
-        config, dims, dtype = self.config, self.dims, self.config.dtype
-        tokens = (batch_size, capacity)
-
-        def layer(encoding: Encoding) -> Layer:
-            params, pos = abstract_params(encoding, dims), jax.ShapeDtypeStruct(tokens, jnp.int32)
-            x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
-            features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
-            k = v = jax.ShapeDtypeStruct((*tokens, config.kv_heads, dims.head_dim), dtype)
-
-            def mapped(params: Any, k: Any, pos: Any, features: Any) -> jax.Array:
-                return token_map(encoding, "key", params, seen_by(encoding, "key", k, None)[0], pos, features)
-
-            if not encoding.reads_raw_keys:
-                k = jax.eval_shape(mapped, params, k, pos, features)
-            empty = jax.tree.map(lambda slot: jnp.zeros(slot.shape, slot.dtype), (k, v, features))
-            back = encoding.history.get("key", 0)
-            recent = jnp.zeros((batch_size, back, config.kv_heads, dims.head_dim), dtype) if back else None
-            return Layer(k=empty[0], v=empty[1], features=empty[2], carry=None, recent=recent)
-
-        pos = jnp.zeros(tokens, jnp.int32)
-        layers = tuple(layer(encoding) for encoding in self.encodings)
-        return Cache(layers, pos, jnp.full_like(pos, -1), jnp.zeros((), jnp.int32))
+        layers = (_empty_layer(self.config, self.dims, encoding, (batch_size, capacity)) for encoding in self.encodings)
+        pos = np.zeros((batch_size, capacity), np.int32)
+        empty = jax.tree.map(lambda slot: np.zeros(slot.shape, slot.dtype), tuple(layers))
+        return Cache(empty, pos, np.full_like(pos, -1), np.zeros((), np.int32))
 
     def at_length(self, length: int) -> Model:
         """Return the model for the same weights, with every encoding set for windows of `length` tokens."""
         return dataclasses.replace(self, encodings=tuple(e.at_length(length) for e in self.encodings))
 
     def tabulated(self, params: dict[str, Any], length: int) -> tuple[Model, dict[str, Any]]:
-        """Return the model and parameters for decoding up to `length` tokens, with tables of the terms by distance."""
+        """Return the model and parameters for decoding up to `length` tokens, with tables of what depends on position.
+
+        The model depends on `length` alone, and not on the length that it was set for by `at_length`. Programs compiled
+        for it serve all texts of at most `length` tokens.
+        """
         self._decoder(params)  # refuses those of another model
         layers, shared, encodings = dict(params["layers"]), dict(params.get("shared", {})), []
         for n, encoding in enumerate(self.encodings):
             name, key = layer_name(n), shared_name(self.distinct.index(encoding))
             attention, once = layers[name]["attention"], params.get("shared", {}).get(key, {})
-            own = attention.get("position", {})
-            if not distance_terms(encoding, own | once).keys() - {"bias"}:
-                encodings.append(encoding)
-                continue
-            table = Tabulated(encoding, length)
-            merged = table.tables(own | once)
-            shared |= {key: prefixed("base", once)} if once else {}
-            position = {name: array for name, array in merged.items() if name not in prefixed("base", once)}
-            layers[name] = layers[name] | {"attention": attention | {"position": position}}
+            table, arrays = tabulated(encoding, attention.get("position", {}) | once, length)
             encodings.append(table)
+            own = {name: array for name, array in arrays.items() if name not in table.shared}
+            shared |= {key: {name: arrays[name] for name in table.shared}} if table.shared else {}
+            layers[name] = layers[name] | {"attention": attention | ({"position": own} if own else {})}
         model = dataclasses.replace(self, encodings=tuple(encodings))
+        if len(model.distinct) < len(self.distinct):  # two tables would share one set of arrays
+            return self, params
         return model, params | {"layers": layers} | ({"shared": shared} if shared else {})
 
     @property
@@ -327,6 +329,29 @@ class Model:
         check_params("this model", named(params), named(nnx.to_pure_dict(state)), remedy)
         # Both trees sort their keys alike, so leaves of the same names correspond one to one.
         return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(params)))
+
+
+@functools.lru_cache(maxsize=256)  # JAX keeps a trace of every function whose shapes are asked for
+def _empty_layer(config: ModelConfig, dims: Dims, encoding: Encoding, tokens: tuple[int, int]) -> Layer:
+    """Return the shapes and types of a layer's slots, for tokens = (batch size, capacity)."""
+    dtype, params = config.dtype, abstract_params(encoding, dims)
+    pos = jax.ShapeDtypeStruct(tokens, jnp.int32)
+    x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
+    features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
+    k = v = jax.ShapeDtypeStruct((*tokens, config.kv_heads, dims.head_dim), dtype)
+
+    def mapped(params: Any, k: Any, pos: Any, features: Any) -> jax.Array:
+        return token_map(encoding, "key", params, seen_by(encoding, "key", k, None)[0], pos, features)
+
+    if not encoding.reads_raw_keys:
+        k = jax.eval_shape(mapped, params, k, pos, features)
+    if encoding.revised_by:  # each token rounds the keys anew
+        k = jax.ShapeDtypeStruct(k.shape, wide_dtype(dtype))
+    features = {name: x for name, x in features.items() if name not in encoding.revised_by}
+    k, v = (jax.eval_shape(heads_first, x) for x in (k, v))
+    back = encoding.history.get("key", 0)
+    recent = jax.ShapeDtypeStruct((tokens[0], back, config.kv_heads, dims.head_dim), dtype) if back else None
+    return Layer(k, v, features, None, recent)
 
 
 def make_model(config: ModelConfig, encoding: Spec, vocab_size: int, train_len: int) -> Model:

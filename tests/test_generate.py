@@ -1,7 +1,9 @@
 """Sampling with the cache gives what recomputing everything would give, for every encoding."""
 
 import collections
+import contextlib
 import dataclasses
+import gc
 
 import jax
 import jax.numpy as jnp
@@ -104,15 +106,59 @@ def test_an_encoding_set_for_a_length_refuses_unequal_prompts():
     assert made(model, params, [prompt(11)] * 2, 2, sampling=GREEDY).shape == (2, 2)
 
 
-@pytest.mark.parametrize("spec", ["rope", "t5"])
-def test_ten_prompt_lengths_need_two_programs(spec):
+@contextlib.contextmanager
+def compilations():
+    """Collect the seconds of each compilation inside the block, of single operations too."""
+    found: list[float] = []
+
+    def listen(event: str, seconds: float, **_) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+#: A table that `at_length` stretches for each length, and one that is read by distance.
+STRETCHED = {"name": "learned", "num_positions": 20, "beyond": "interpolate"}
+
+
+@pytest.mark.parametrize("spec", ["rope", STRETCHED, pytest.param("shaw", marks=pytest.mark.slow)], ids=str)
+def test_many_lengths_need_at_most_eight_programs(spec):
     model, params = trained(spec)
-    programs = posx.generate._forward._cache_size()
-    starts = [prompt(length, length) for length in range(21, 31)]
-    found = [made(model, params, [start], 3, sampling=GREEDY)[0].tolist() for start in starts]
-    assert posx.generate._forward._cache_size() - programs <= 2
-    for n in (0, 9):
-        assert found[n] == recomputed(model, params, starts[n], 3)
+    lengths = [(prompt, new) for prompt in (1, 5, 21, 64, 200, 300) for new in (1, 3, 6)]
+    with compilations() as found:
+        texts = {size: made(model, params, [prompt(size[0])], size[1], sampling=GREEDY)[0] for size in lengths}
+    assert len(found) <= 8
+    arrays = len(jax.live_arrays())
+    with compilations() as found:
+        for count in range(30, 34):
+            made(model, params, [prompt(count)], count, sampling=GREEDY)
+    assert not found and len(jax.live_arrays()) <= arrays
+    for size in ((1, 6), (21, 3)):
+        assert texts[size].tolist() == recomputed(model, params, prompt(size[0]), size[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["rope", STRETCHED], ids=str)
+def test_memory_stays_flat_over_200_lengths(spec):
+    model, params = trained(spec)
+
+    def make(counts) -> int:
+        """Return the number of objects and arrays that are left."""
+        for count in counts:
+            made(model, params, [prompt(count)], 1 + count % 7)
+        gc.collect()
+        return len(gc.get_objects()) + len(jax.live_arrays())
+
+    with compilations() as found:
+        before = make([*range(1, 20), *range(500, 520)])
+        after = make(range(20, 200))
+    assert len(found) <= 8
+    assert after - before < 1000, "each length leaves objects behind"
 
 
 def test_prefill_refuses_a_cache_that_is_too_small():

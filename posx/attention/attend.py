@@ -33,9 +33,12 @@ from posx.contract import (
     Encoding,
     Features,
     Params,
+    Tabulated,
     at_least_float32,
     distance_terms,
+    inside,
     parts,
+    prefixed,
     require_encoding,
     require_resolved,
     wide_dtype,
@@ -104,7 +107,8 @@ def attend(
       executor: "dense" (one tile, the oracle), "blockwise" (memory linear in length), "fused" (the vendor's kernel,
         for encodings that fit it), "auto", see `choose_executor`, or a function called as these three are.
       cached: k, v and features of keys come out of posx's cache: keys are mapped, unless `encoding.reads_raw_keys`, and
-        empty slots hold finite values at positions that the encoding is defined for.
+        empty slots hold finite values at positions that the encoding is defined for. Without the features of
+        `encoding.revised_by` they are revised by the tokens before the queries; if queries lack them too, by these.
 
     Raises:
       ConfigError: the encoding has an open field, was built for other sizes, or lacks its parameters. Or it does not
@@ -136,8 +140,8 @@ def attend(
         q, x, q_features = without_empty((q, x, q_features), q_at.idx)
         if not cached:
             k, v, k_features = without_empty((k, v, k_features), k_at.idx)
-    params, keys_mapped = barrier(jax.tree.map(jnp.asarray, params)), cached and not encoding.reads_raw_keys
-    check_call(encoding, params, Use(q, k, v, q_at.pos.dtype, x, q_features, k_features, keys_mapped))
+    params, keys_mapped = _read_params(encoding, params), cached and not encoding.reads_raw_keys
+    check_call(encoding, params, Use(q, k, v, q_at.pos.dtype, x, q_features, k_features, keys_mapped, cached))
     if encoding.acts_on("features") and x is not None:
         slots = q_at._replace(idx=None) if in_order else q_at
         q_features = k_features = batch_features(encoding, params, x, slots)[0]
@@ -151,7 +155,8 @@ def attend(
     if not keys_mapped:
         seen, _ = seen_by(encoding, "key", k, None if in_order else k_at.idx, k_at.segment)
         mapped_k = token_map(encoding, "key", params, seen, k_at.pos, k_features)
-    keys = _read_tokens(encoding, params, Tokens(mapped_k.swapaxes(1, 2), v, k, features=k_features), k_at)
+    stored = cached and mapped_k is k
+    keys = _read_tokens(encoding, params, Tokens(mapped_k.swapaxes(1, 2), v, k, features=k_features), k_at, stored)
 
     def run(params: Params, queries: Block, keys: Block) -> jax.Array:
         call = EXECUTORS[executor] if isinstance(executor, str) else executor
@@ -167,6 +172,13 @@ def attend(
     return barrier(o).swapaxes(1, 2).astype(q.dtype)
 
 
+def _read_params(encoding: Encoding, params: Params) -> Params:
+    """Return the parameters behind a barrier, except for the large tables of decoding, which it would copy."""
+    params = jax.tree.map(jnp.asarray, params)
+    tables = prefixed("by_distance", inside("by_distance", params)) if isinstance(encoding, Tabulated) else {}
+    return barrier({name: x for name, x in params.items() if name not in tables}) | tables
+
+
 def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, features: Features) -> Tokens:
     """Return the query side with the factor of its logits; vectors as projected still have tokens first."""
     dtype, factor = wide_dtype(q.dtype), None
@@ -178,15 +190,18 @@ def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, f
     return Tokens(scaled, None, q, mapped, factor, features=features)
 
 
-def _read_tokens(encoding: Encoding, params: Params, tokens: Tokens, slots: Slots) -> Block:
-    """Return one side, all heads first, with its token bias and without the arrays that no hook reads."""
+def _read_tokens(encoding: Encoding, params: Params, tokens: Tokens, slots: Slots, stored: bool = False) -> Block:
+    """Return one side, all heads first, with its token bias and without the arrays that no hook reads.
+
+    stored: the arrays are a cache's. A barrier would copy them, and none is constant in the eyes of the compiler.
+    """
     by_content, token_bias, dtype = encoding.acts_on("score"), None, operand_dtype(tokens.vectors.dtype)
     reads_vectors = by_content or distance_terms(encoding, params, slots.pos.dtype).keys() - {"bias"}
     if encoding.acts_on("token_bias"):
         found = over_batch(functools.partial(encoding.token_bias, params), slots.pos, tokens.features)
         token_bias = at_least_float32(found.swapaxes(1, 2))
     values, vectors = jax.tree.map(lambda x: x.swapaxes(1, 2), (tokens.values, tokens.vectors))
-    read = barrier(Tokens(
+    read = Tokens(
         mapped=tokens.mapped.astype(dtype),
         values=None if values is None else values.astype(dtype),
         vectors=vectors if reads_vectors else None,
@@ -194,8 +209,8 @@ def _read_tokens(encoding: Encoding, params: Params, tokens: Tokens, slots: Slot
         factor=tokens.factor if reads_vectors else None,
         token_bias=token_bias,
         features=tokens.features if by_content else None,
-    ))  # fmt: skip
-    return Block(read, slots)
+    )
+    return Block(read if stored else barrier(read), slots)
 
 
 def token_map(

@@ -17,26 +17,31 @@ from posx.errors import ConfigError
 
 
 class Layer(NamedTuple):
-    """The slots of one layer, k, v [b, s, g, d] and features {name: [b, s, ...]}, and its state for later tokens.
+    """The slots of one layer, k, v [b * g, s, d] and features {name: [b, s, ...]}, and its state for later tokens.
+
+    Every token reads all keys and values. In this shape they are operands of its products, and XLA copies nothing.
 
     carry: the carry that `batch_features` returned last, None at the start. recent: the raw keys [b, n, g, d] of the
     last tokens if `key` looks back, else None.
     """
 
-    k: jax.Array
-    v: jax.Array
+    k: Any
+    v: Any
     features: Features
     carry: Any
-    recent: jax.Array | None
+    recent: Any
 
 
 class Cache(NamedTuple):
-    """The slots of all layers, their pos and idx [b, s] (idx -1 for an empty slot), and the number of filled slots."""
+    """The slots of all layers, their pos and idx [b, s] (idx -1 for an empty slot), and the number of filled slots.
+
+    An empty cache holds NumPy arrays, for which JAX compiles nothing.
+    """
 
     layers: tuple[Layer, ...]
-    pos: jax.Array
-    idx: jax.Array
-    filled: jax.Array
+    pos: Any
+    idx: Any
+    filled: Any
 
     @property
     def capacity(self) -> int:
@@ -71,6 +76,16 @@ class Cache(NamedTuple):
 def write(slots: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
     """Write `new` [b, t, ...] into slots [b, s, ...], from slot `start` on."""
     return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), start, axis=1)
+
+
+def heads_first(x: jax.Array) -> jax.Array:
+    """Return [b * g, t, d] of x [b, t, g, d]."""
+    return x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3])
+
+
+def tokens_first(x: jax.Array, batch_size: int) -> jax.Array:
+    """Invert `heads_first`."""
+    return x.reshape(batch_size, -1, *x.shape[1:]).swapaxes(1, 2)
 
 
 def advance(cache: Cache, pos: jax.Array, idx: jax.Array) -> Cache:

@@ -10,17 +10,37 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from posx.attention.cpu import made_once, row_sums
+from posx.contract import rows_at
+
+
+class Table(NamedTuple):
+    """Vectors `factor` * rows [h or 1, n, d] at the distances 0 to n - 1, see `posx.contract.Tabulated`."""
+
+    rows: jax.Array
+    factor: float
+
+    def __call__(self, distance: jax.Array) -> jax.Array:
+        return rows_at(self.rows, distance).swapaxes(0, 1) * self.factor
+
+    def products(self, vectors: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+        """Return <vectors_i, term at pos_i - pos_j> [b, h, q, k]. Numbers are read by distance, and not vectors."""
+        (b, h, q, d), k = vectors.shape, k_pos.shape[1]
+        x = (vectors * jnp.asarray(self.factor, vectors.dtype)).reshape(b, self.rows.shape[0], -1, d)
+        by_distance = jnp.einsum("bgqd,gnd->bgqn", x, self.rows.astype(x.dtype)).reshape(b * h * q, -1)
+        distance = jnp.broadcast_to((q_pos[:, :, None] - k_pos[:, None, :])[:, None], (b, h, q, k))
+        return jax.vmap(functools.partial(rows_at, axis=0))(by_distance, distance.reshape(-1, k)).reshape(b, h, q, k)
+
 
 #: A term by distance of a tile. A strip has numbers [h or 1, a + n] or vectors [h or 1, a + n, d] over the distances
 #: a-1, a-2, ..., or one entry that holds for all. A function maps signed distances [n] to vectors [n, h or 1, d].
-Term = jax.Array | Callable[[jax.Array], jax.Array]
+Term = jax.Array | Table | Callable[[jax.Array], jax.Array]
 
 
 @jax.custom_vjp
@@ -179,6 +199,8 @@ def products(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array)
     """Return <vectors_i, term at pos_i - pos_j> [b, h, q, k] of vectors [b, h, q, d] and pos [b or 1, t]."""
     if not callable(term):
         return strip_products(vectors, term, k_pos.shape[1])
+    if isinstance(term, Table):
+        return term.products(vectors, q_pos, k_pos)
 
     def by_range(vectors: jax.Array) -> jax.Array:
         distances = lowest[:, None] + jnp.arange(length, dtype=lowest.dtype)[None, :]
@@ -189,7 +211,7 @@ def products(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array)
 
     if k_pos.shape[1] == 1:  # one distance for each vector: decoding, seen from the keys
         found = _broadcast_rows(jax.vmap(term)(q_pos - k_pos), vectors.shape)
-        return jnp.einsum("bhqd,bhqd->bhq", vectors, found)[..., None]
+        return row_sums(vectors * found)[..., None]
     by_query, length = functools.partial(_by_query, "bhd", "bhk", term, q_pos, k_pos), q_pos.shape[1] + k_pos.shape[1]
     if vectors.shape[2] == 1 or not jnp.issubdtype(q_pos.dtype, jnp.integer):
         return by_query(vectors)

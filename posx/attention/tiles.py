@@ -23,6 +23,7 @@ from posx.contract import (
     ByDistance,
     Encoding,
     Params,
+    Tabulated,
     Tile,
     as_float,
     at_least_float32,
@@ -263,7 +264,10 @@ def _terms(pairs: Pairs) -> dict[str, strips.Term]:
         return (found.T[..., None] if name == "scaled" else found).astype(dtype)
 
     names = distance_terms(encoding, params, pairs.pos[0].dtype)
-    return {name: functools.partial(rows, name) for name in names if name != "bias"}
+    terms: dict[str, strips.Term] = {name: functools.partial(rows, name) for name in names if name != "bias"}
+    if isinstance(encoding, Tabulated) and "query" in terms:
+        terms["query"] = strips.Table(params["by_distance.query"], 1 / math.sqrt(q.vectors.shape[-1]))
+    return terms
 
 
 def scaled_terms(encoding: Encoding, params: Params, distance: jax.Array, queries: jax.Array) -> ByDistance:

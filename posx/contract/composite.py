@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from posx.contract.encoding import Dims, Encoding, require_encoding
 from posx.contract.facts import FACTS, fact
 from posx.contract.fields import Tokens
-from posx.contract.hooks import HOOKS, ByDistance, Params, Part
+from posx.contract.hooks import HOOKS, ByDistance, Params, Part, distance_terms
 from posx.errors import ConfigError
 
 
@@ -39,6 +39,18 @@ class Composite(Encoding):
         """Return the parts by name: the encodings in fields, if a subclass does not say otherwise."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Encoding)}
+
+    def with_parts(self, parts: dict[str, Encoding]) -> Composite:
+        """Return the value with other parts, in the order of `named_parts`."""
+        return dataclasses.replace(self, **parts)
+
+    def tabulated(self, params: Params, length: int) -> tuple[Encoding, Params]:
+        """Return the value with all parts tabulated."""
+        parts = {}
+        for name, part in self.named_parts().items():
+            parts[name], own = part.tabulated(inside(name, params), length)
+            params = params | prefixed(name, own)
+        return self.with_parts(parts), params
 
     def acts_on(self, hook: str) -> bool:
         defined = getattr(type(self), hook) is not getattr(Composite, hook)
@@ -108,6 +120,9 @@ class Chain(Composite):
     def named_parts(self) -> dict[str, Encoding]:
         return {str(n): part for n, part in enumerate(self.parts)}
 
+    def with_parts(self, parts: dict[str, Encoding]) -> Composite:
+        return Chain(tuple(parts.values()))
+
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         params: Params = {}
         for own, (name, part) in zip(jax.random.split(rng, len(self.parts)), self.named_parts().items(), strict=True):
@@ -131,19 +146,37 @@ class Tabulated(Composite):
     causal_only = True
     max_position = fact(lambda self: min(n for n in (self.base.max_position, self.length - 1) if n is not None))
 
+    @functools.partial(jax.jit, static_argnums=0)
     def tables(self, params: Params) -> Params:
-        """Return one layer's params with the arrays by distance."""
+        """Return one layer's params with the arrays by distance, heads first."""
         terms = self.base.by_distance(params, jnp.arange(self.length, dtype=jnp.int32))._asdict()
-        return prefixed("base", params) | {f"by_distance.{n}": x for n, x in terms.items() if x is not None}
+        arrays = {
+            name: x if name in ("bias", "scaled") else x.swapaxes(0, 1) for name, x in terms.items() if x is not None
+        }
+        return prefixed("base", params) | prefixed("by_distance", arrays)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         return self.tables(self.base.init(rng, dims))
 
     def by_distance(self, params: Params, distance: jax.Array) -> ByDistance:
-        rows = jnp.maximum(distance.astype(jnp.int32), 0)
+        rows = {name: rows_at(table, distance) for name, table in inside("by_distance", params).items()}
+        return ByDistance(**_heads_moved(rows))
 
-        def read(name: str) -> jax.Array | None:
-            table, axis = params.get(f"by_distance.{name}"), 1 if name in ("bias", "scaled") else 0
-            return None if table is None else jnp.take(table, rows, axis=axis, mode="fill", fill_value=jnp.nan)
 
-        return ByDistance(*map(read, ByDistance._fields))
+def _heads_moved(terms: Params) -> Params:
+    """Return terms with vectors [n, h or 1, d] heads first, as products read them, or back."""
+    return {name: x if name in ("bias", "scaled") else x.swapaxes(0, 1) for name, x in terms.items()}
+
+
+def rows_at(table: jax.Array, distance: jax.Array, axis: int = 1) -> jax.Array:
+    """Return the rows of a table at distances [n], along `axis`: NaN beyond it, the row of 0 for negative ones."""
+    return jnp.take(table, jnp.maximum(distance.astype(jnp.int32), 0), axis=axis, mode="fill", fill_value=jnp.nan)
+
+
+def tabulated(encoding: Encoding, params: Params, length: int) -> tuple[Encoding, Params]:
+    """Return `Encoding.tabulated`, with arrays in place of the terms by distance other than the bias."""
+    encoding, params = encoding.tabulated(params, length)
+    if not distance_terms(encoding, params).keys() - {"bias"}:
+        return encoding, params
+    table = Tabulated(encoding, length)
+    return table, table.tables(params)

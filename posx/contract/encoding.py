@@ -94,6 +94,9 @@ class Encoding:
     #: The pairs of channels that `query` and `key` rotate, "" for none: maps that rotate the same pairs commute.
     planes: ClassVar[str] = ""
     about: ClassVar[About] = About()
+    #: Names of features by which `revise` changes cached keys. The cache keeps the keys as they are for the next token,
+    #: without these features.
+    revised_by: ClassVar[frozenset[str]] = frozenset()
     #: Names of parameters that exist once per model; all others exist once per layer.
     shared: ClassVar[frozenset[str]] = frozenset()
     #: Names of parameters that weight decay acts on, as in the method's published code.
@@ -138,6 +141,14 @@ class Encoding:
         """Return the value to use for windows of `length` tokens; parameters stay the same."""
         return self._with_inner(lambda part: part.at_length(length))
 
+    def tabulated(self, params: Params, length: int) -> tuple[Encoding, Params]:
+        """Return a value and parameters that do the same at positions below `length`, for decoding.
+
+        A compiled program belongs to a value. Texts of all lengths share programs if the value depends on `length`
+        alone, and numbers that `at_length` set are in the parameters.
+        """
+        return self, params
+
     def embed(self, params: Params, x: jax.Array, pos: jax.Array) -> jax.Array:
         """Map token embeddings x [t, m] at pos [t]."""
         return x
@@ -158,6 +169,14 @@ class Encoding:
     def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         """Map key vectors [t, g, d] to [t, g, d']."""
         return vectors
+
+    def revise(self, params: Params, keys: jax.Array, features: Features, later: jax.Array) -> jax.Array:
+        """Return cached keys [k, g, d] as the tokens that follow see them, once t tokens with `features` have arrived.
+
+        Tokens are in order of arrival. later [k, t]: token t arrived after key k. `revised_by` names the features that
+        are read here; a token with zeros in them changes no key, as an empty slot. Keys are at least float32.
+        """
+        return keys
 
     def decay(self, params: Params) -> jax.Array | None:
         """Return rates [h or 1, d'] of at least 0, nats per token, by which products of channels fall with distance.
@@ -195,6 +214,9 @@ class Encoding:
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
         """Return s [h, q, k] plus terms in nats that depend on content; s is scaled, and not masked yet.
+
+        If a cache holds revised keys, `tile.k_features` lacks the features of `revised_by`, and the tokens on the way
+        are the queries' own: those in `tile.q_features`. These lack them too if the keys are revised up to the query.
 
         A tile may be any rectangle, so entry (i, j) may depend on query i and key j alone; else declare `tiling`. The
         vendor's fused kernel cannot serve an encoding that has a score.

@@ -69,11 +69,22 @@ def _once(texts: Values, between: str) -> str:
 _ANY = Fact(Range("True or False", lambda x: isinstance(x, bool)), lambda values, _: any(values))
 _NAMES = Fact(
     Range(
-        'a frozenset of parameter names, such as frozenset({"table"})',
+        'a frozenset of names, such as frozenset({"table"})',
         lambda x: isinstance(x, Set) and all(isinstance(name, str) for name in x),
     ),
     lambda values, parts: frozenset(f"{n}.{name}" for n, names in zip(parts, values, strict=True) for name in names),
 )
+
+
+def _revised_by(values: Values, parts: Parts) -> frozenset[str]:
+    """Decide `revised_by`: keys are revised if no other part reads them, or changes products with them."""
+    reading = [
+        part for part in parts.values()
+        if part.reads_raw_keys or any(map(part.acts_on, ("query", "key", "decay", "score")))
+    ]  # fmt: skip
+    return _NAMES.join(values, parts) if len(reading) == 1 else frozenset()
+
+
 _COUNT = Range("a whole number of tokens, at least 0, or None", lambda x: x is None or _is_count(x))
 
 #: Every fact by name.
@@ -102,6 +113,7 @@ FACTS: dict[str, Fact] = {
         ),
         lambda values, _: About(_once([x.paper for x in values], ", "), _once([x.beyond for x in values], "; ")),
     ),
+    "revised_by": Fact(_NAMES.allowed, _revised_by),
     "shared": _NAMES,
     "decayed": _NAMES,
     "max_position": Fact(_COUNT, lambda values, _: min((x for x in values if x is not None), default=None)),

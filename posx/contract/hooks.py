@@ -137,6 +137,7 @@ HOOKS: dict[str, Hook] = {
     "features": Hook(("x", "pos", "carry"), "", _unite, "token"),
     "query": Hook(("vectors", "pos", "features"), "q, h, *", _compose_maps, "token"),
     "key": Hook(("vectors", "pos", "features"), "k, g, *", _compose_maps, "token"),
+    "revise": Hook(("keys", "features", "later"), "k, g, d", _compose, "token"),
     "decay": Hook((), "h or 1, d'", _fold(operator.add), "channel"),
     "logit_scale": Hook(("pos", "features"), "h or 1, q", _fold(operator.mul), "query"),
     "by_distance": Hook(("distance",), _TERMS, _fold(_add_terms), "distance"),

@@ -39,6 +39,7 @@ class Use(NamedTuple):
     q_features: Features  # {name: [...]}
     k_features: Features
     keys_mapped: bool  # k is what `key` returned
+    keys_revised: bool = False  # k may be what `revise` returned, and features may lack those of `revised_by`
 
     @property
     def heads(self) -> str:
@@ -141,6 +142,12 @@ class HookCheck:
         if use.x is not None:
             self._map("embed", self._tokens("q", use.x), pos)
         features, k_features = self._features(pos, k_pos)
+        unknown = [] if use.keys_revised else sorted(encoding.revised_by - features.keys())
+        if unknown or (encoding.acts_on("revise") > bool(encoding.revised_by) and not isinstance(encoding, Composite)):
+            raise ConfigError(
+                f"{encoding}.revised_by names {unknown or 'nothing'}: name the features that `revise` reads, out of "
+                f"{sorted(features)}."
+            )
         mapped_q = self._map("query", q, pos, features)
         mapped_k = k if use.keys_mapped else self._map("key", k, k_pos, k_features)
         width, k_width = mapped_q.shape[-1], mapped_k.shape[-1]
@@ -155,9 +162,11 @@ class HookCheck:
         scale, visible = Struct((1, sizes["q"], 1), s.dtype), Struct(s.shape[1:], jnp.bool_)
         tile = Tile._make((q, k, mapped_q, mapped_k, features, k_features, pos, k_pos, scale, visible))
         given = {"pos": pos, "q_pos": pos, "k_pos": k_pos, "distance": distance, "s": s, "tile": tile}
+        given["keys"] = self._tokens("k", Struct((sizes["g"], sizes["d"]), wide_dtype(use.k.dtype)))
+        given["later"] = Struct((sizes["k"], sizes["q"]), jnp.bool_)
         given["features"] = features
         for hook in acting(encoding):
-            if hook not in ("embed", "features", "query", "key"):
+            if hook not in ("embed", "features", "query", "key") and not (hook == "revise" and use.keys_revised):
                 self._call(hook, *(given[argument] for argument in HOOKS[hook].takes))
         return self.called
 
@@ -228,7 +237,7 @@ class HookCheck:
 
     def _expect(self, what: str, found: Any, wanted: str, d: int = 0) -> None:
         """Raise ConfigError unless `found` is floats of the `wanted` shape: letters, 1, "*" for any size."""
-        sizes: dict[str, Any] = self.sizes | {"1": 1, "*": "*", "d": d}
+        sizes: dict[str, Any] = self.sizes | {"1": 1, "*": "*"} | ({"d": d} if d else {})
         form = [[sizes[letter] for letter in axis.split(" or ")] for axis in wanted.split(", ")]
         fits = _is_float(found) and len(found.shape) == len(form)
         if not fits or not all(size in axis or "*" in axis for size, axis in zip(found.shape, form, strict=True)):

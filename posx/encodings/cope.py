@@ -50,7 +50,8 @@ class Cope(Encoding):
     def _positions(self, tile: Tile) -> jax.Array:
         """Return p [h, q, k]: gates summed from each key to the last visible key."""
         dtype, root = wide_dtype(tile.q.dtype), math.sqrt(tile.q.shape[-1])
-        products = jnp.einsum("qhd,khd->hqk", tile.q, tile.k, preferred_element_type=dtype)
+        q, k = tile.q.swapaxes(0, 1), tile.k.swapaxes(0, 1)  # heads first, as a cache has them: nothing is copied
+        products = jnp.einsum("hqd,hkd->hqk", q, k, preferred_element_type=dtype)
         gates = jnp.where(tile.visible[None], jax.nn.sigmoid(products / root), 0)
         return jnp.minimum(jax.lax.cumsum(gates, axis=2, reverse=True), self.num_positions - 1)
 

@@ -37,6 +37,7 @@ class Dape(Composite):
     width: HiddenUnits = 32
 
     fades = False  # no bound on what f adds
+    revised_by = frozenset()  # f reads products and scores apart
     tiling = fact(lambda self: "neighbours" if self.kernel > 1 else self.base.tiling)
     decayed = fact(lambda self: super().decayed | {"w_1", "w_2"})
     about = About("arXiv 2405.14722", "as far as its base; flat to 16 L over KERPLE, in its paper and our small study")

@@ -41,19 +41,34 @@ class PositionTable(Encoding):
         object.__setattr__(stretched, "stretched_to", length if self.beyond == "interpolate" else 0)
         return stretched
 
+    def tabulated(self, params: Params, length: int) -> tuple[Self, Params]:
+        """Return the value with the rows of all positions below `length`, as `at_length` stretched them."""
+        if not self.stretched_to:
+            return self, params
+        table = jnp.asarray(params["table"])
+        rows = _stretched(table, np.arange(length, dtype=np.int32), max(self.stretched_to, table.shape[0]))
+        return dataclasses.replace(self, num_positions=length), params | {"table": rows}
+
     def _rows(self, table: jax.Array, pos: jax.Array) -> jax.Array:
         """Return rows of the table at pos [t], NaN for positions without a row: no gather clamps silently."""
         table, last = jnp.asarray(table), table.shape[0] - 1
         if self.beyond == "clamp":
             return table[jnp.clip(pos, 0, last)]
         if self.stretched_to > table.shape[0]:
-            place = as_float(pos) * (last / (self.stretched_to - 1))
-            low = jnp.clip(jnp.floor(place).astype(jnp.int32), 0, max(last - 1, 0))
-            share = (place - as_float(low)).astype(table.dtype)[:, None]
-            rows = table[low] * (1 - share) + table[jnp.minimum(low + 1, last)] * share
-            has_row = (pos >= 0) & (pos < self.stretched_to)
-            return jnp.where(has_row[:, None], rows, jnp.nan)
+            return _stretched(table, pos, self.stretched_to)
         return table.at[jnp.where(pos < 0, last + 1, pos)].get(mode="fill", fill_value=jnp.nan)
+
+
+@jax.jit
+def _stretched(table: jax.Array, pos: jax.Array, length: int) -> jax.Array:
+    """Return rows for pos [t] of the table stretched over `length` positions; all lengths share a program."""
+    last = table.shape[0] - 1
+    place = as_float(pos) * (as_float(last) / jnp.maximum(as_float(length) - 1, 1))
+    low = jnp.clip(jnp.floor(place).astype(jnp.int32), 0, max(last - 1, 0))
+    share = (place - as_float(low)).astype(table.dtype)[:, None]
+    rows = table[low] * (1 - share) + table[jnp.minimum(low + 1, last)] * share
+    has_row = (pos >= 0) & (pos < length)
+    return jnp.where(has_row[:, None], rows, jnp.nan)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from posx.contract import About, Dims, Encoding, Features, Params, Tile, at_least_float32, exact_einsum, fact, normals
 from posx.contract.fields import at_least
@@ -33,7 +34,8 @@ class Path(Encoding):
     Differs: there 1e-6 is added to the squared length of w. Older versions rounded w to float16, and had one full
     matrix for W_up W_down if query heads share keys. Its forget gate is FoX's with sums inside the scale:
     path+fox(gate_scale=0.125) for d = 64. In a chain the path changes the product of q and k as projected.
-    Cached keys stay unchanged here, the paper multiplies them by H at every token. In float32 the error of 1,500
+    A cache holds keys that every new token multiplies by its H, as in the paper. In a chain with another part that maps
+    or reads keys it holds them as projected, and each token visits the whole path. In float32 the error of 1,500
     reflections is 0.001 if all w are nearly equal, 0.00003 if they are random.
     """
 
@@ -43,6 +45,7 @@ class Path(Encoding):
     tiling = "rows"
     reads_raw_keys = True
     causal_only = True
+    revised_by = frozenset({"w", "beta"})
     history = fact(lambda self: {"features": self.kernel - 1} if self.kernel > 1 else {})
     decayed = frozenset({"down", "up", "kernel", "u"})
     about = About(
@@ -62,16 +65,53 @@ class Path(Encoding):
         beta = 2 * jax.nn.sigmoid(exact_einsum("tm,mg->tg", x[:, 0], params["u"]) + params["b"][None])
         return {"w": w, "beta": beta}, carry
 
+    def revise(self, params: Params, keys: jax.Array, features: Features, later: jax.Array) -> jax.Array:
+        """Multiply keys by the H of all tokens that arrived later, the earliest first."""
+        w, beta = (features[name].astype(keys.dtype) for name in ("w", "beta"))
+        k = keys.swapaxes(0, 1)
+        blocks = tuple(_blocks(x[::-1]) for x in (w, beta, later.T))
+        moved, _ = jax.lax.scan(functools.partial(_through, k), jnp.zeros_like(k), blocks, reverse=True)
+        return (k + moved).swapaxes(0, 1)
+
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
-        (num_keys, num_heads, _), features = tile.k.shape, tile.k_features
-        q, k = at_least_float32(tile.q).swapaxes(0, 1), at_least_float32(tile.k)
-        w, beta = (jnp.repeat(features[n], num_heads // features[n].shape[1], axis=1) for n in ("w", "beta"))
+        if not tile.q_features.keys() >= self.revised_by:  # the keys have been multiplied by all H
+            return s
+        num_heads, q, k = tile.q.shape[1], at_least_float32(tile.q).swapaxes(0, 1), at_least_float32(tile.k)
         # The last token that a query sees is its own. All tokens up to there are on the path.
         on_path = jax.lax.cummax(tile.visible.astype(jnp.int32), axis=1, reverse=True) > 0
-        blocks = tuple(map(_blocks, (k, w.astype(q.dtype), beta.astype(q.dtype), on_path.T)))
-        _, terms = jax.lax.scan(functools.partial(_ut_transform, q), jnp.zeros_like(q), blocks, reverse=True)
-        terms = jnp.moveaxis(terms, 0, 2).reshape(*q.shape[:2], -1)[..., :num_keys]
+
+        def for_heads(features: Features) -> tuple[jax.Array, jax.Array]:
+            w, beta = (features[name].astype(q.dtype) for name in ("w", "beta"))
+            return tuple(jnp.repeat(x, num_heads // x.shape[1], axis=1) for x in (w, beta))  # type: ignore[return-value]
+
+        if tile.k_features.keys() >= self.revised_by:
+            terms = _path_terms(q, k, *for_heads(tile.k_features), on_path)
+        else:  # the keys have been multiplied by the H of all tokens before the queries
+            after = jnp.pad(on_path[:, 1:], ((0, 0), (0, 1)))
+            terms = _chunk_terms(q, k, *for_heads(tile.q_features), after)
         return s + tile.logit_scale * (terms / math.sqrt(q.shape[-1])).astype(s.dtype)
+
+
+def _path_terms(q: jax.Array, k: jax.Array, w: jax.Array, beta: jax.Array, on_path: jax.Array) -> jax.Array:
+    """Return the terms [h, q, k] that the path adds to q . k, for k, w [k, h, d], beta [k, h] and on_path [q, k]."""
+    blocks = tuple(map(_blocks, (k, w, beta, on_path.T)))
+    _, terms = jax.lax.scan(functools.partial(_ut_transform, q), jnp.zeros_like(q), blocks, reverse=True)
+    return jnp.moveaxis(terms, 0, 2).reshape(*q.shape[:2], -1)[..., : len(k)]
+
+
+def _chunk_terms(q: jax.Array, k: jax.Array, w: jax.Array, beta: jax.Array, after: jax.Array) -> jax.Array:
+    """Return the same if w [q, h, d] and beta [q, h] of the queries' own tokens are the path. No other token acts.
+
+        terms = -(Q W^T) T^-1 (W K^T)
+
+    after [q, k]: the query's token arrived after key k, which masks W K^T.
+    """
+    own = jnp.asarray(np.tri(len(w), dtype=bool))
+    blocks = tuple(map(_blocks, (w, beta, own.T)))
+    _, qw_t = jax.lax.scan(functools.partial(_through, q), jnp.zeros_like(q), blocks, reverse=True)
+    qw_t = jnp.moveaxis(qw_t, 0, 2).reshape(*q.shape[:2], -1)[..., : len(w)]
+    wk = jnp.where(after[None], exact_einsum("thd,khd->htk", w, k), 0)
+    return -exact_einsum("hqt,htk->hqk", qw_t, wk)
 
 
 def _blocks(x: jax.Array) -> jax.Array:
@@ -81,24 +121,35 @@ def _blocks(x: jax.Array) -> jax.Array:
     return padded.reshape(-1, size, *x.shape[1:])
 
 
+def _through(x: jax.Array, moved: jax.Array, block: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+    """Apply the H of one block, the last token's first, to the vectors x + `moved` [h, n, d].
+
+        T^-1  = (I + strictLower(D W W^T))^-1 D,  D = diag(beta)
+        moved <- moved - (X W^T) T^-1 W,          X = x + moved
+
+    block: W [c, h, d], beta [c, h] and the tokens on each vector's path [c, n], which mask X W^T. Returns the new
+    `moved`, and (X W^T) T^-1 [h, n, c].
+    """
+    w, beta, on_path = block
+    xw = jnp.where(on_path.T[None], exact_einsum("hnd,chd->hnc", x + moved, w), 0)
+    ww = jnp.tril(exact_einsum("ihd,jhd->hij", w, w), -1)
+    t_inverse = _inverse(beta.T[..., None] * ww) * beta.T[:, None]
+    xw_t = exact_einsum("hni,hij->hnj", xw, t_inverse)
+    return moved - exact_einsum("hni,ihd->hnd", xw_t, w), xw_t
+
+
 def _ut_transform(q: jax.Array, moved: jax.Array, block: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
     """Apply the H of one block to the queries q + `moved` [h, q, d], with q as projected.
 
-        T^-1  = (I + strictLower(D W W^T))^-1 D,  D = diag(beta)
-        moved <- moved - (Q W^T) T^-1 W,          Q = q + moved
-        terms =  moved K^T - (Q W^T) T^-1 strictLower(W K^T)
+        terms = moved K^T - (Q W^T) T^-1 strictLower(W K^T)
 
-    block: K and W [c, h, d], beta [c, h] and the tokens on each query's path [c, q], which mask Q W^T. Returns the new
-    `moved`, and the terms [h, q, c] that the path adds to q . k.
+    block: K [c, h, d] and the block of `_through`. Returns the new `moved`, and the terms [h, q, c] that the path adds
+    to q . k.
     """
     k, w, beta, on_path = block
-    qw = jnp.where(on_path.T[None], exact_einsum("hqd,chd->hqc", q + moved, w), 0)
-    ww = jnp.tril(exact_einsum("ihd,jhd->hij", w, w), -1)
-    t_inverse = _inverse(beta.T[..., None] * ww) * beta.T[:, None]
-    qw_t = exact_einsum("hqi,hij->hqj", qw, t_inverse)
+    after, qw_t = _through(q, moved, (w, beta, on_path))
     wk = jnp.tril(exact_einsum("ihd,jhd->hij", w, k), -1)
-    terms = exact_einsum("hqd,chd->hqc", moved, k) - exact_einsum("hqi,hij->hqj", qw_t, wk)
-    return moved - exact_einsum("hqi,ihd->hqd", qw_t, w), terms
+    return after, exact_einsum("hqd,chd->hqc", moved, k) - exact_einsum("hqi,hij->hqj", qw_t, wk)
 
 
 def _inverse(lower: jax.Array) -> jax.Array:

@@ -245,6 +245,10 @@ def check_decode(subject: CheckSubject, findings: Findings) -> None:
         findings.equal(f"{name}, token by token: outputs", singles, whole, subject.exact)
         chunk = decoded(subject, [CHUNK], cached=cached)
         findings.equal(f"{name}, a chunk: outputs", chunk, whole[:, CHUNK], subject.exact)
+    if encoding.revised_by:
+        for name, spans, tokens in (("token by token", SINGLES, slice(None)), ("a chunk", [CHUNK], CHUNK)):
+            found = decoded(subject, spans, dense, cached=True, revised=True)
+            findings.equal(f"keys as revised, {name}: outputs", found, whole[:, tokens], subject.exact)
     findings.holds(
         encoding.reads_raw_keys or not _reads_raw_keys(subject),
         "reads_raw_keys = False, but `score` or `by_distance` reads keys as projected, and a chain's cache may hold "
@@ -286,7 +290,23 @@ def _tokens(subject: CheckSubject) -> dict[str, Any]:
     return in_float64(subject.compiled("contents", contents), subject.weights, subject.floats)
 
 
-def decoded(subject: CheckSubject, spans: list[slice], executor: Any = small_tiles, cached: bool = False) -> np.ndarray:
+def _revised(subject: CheckSubject, tokens: dict[str, Any], span: slice) -> dict[str, Any]:
+    """Return the contents of a cache with keys as the tokens in `span` find them: a single one has revised them too."""
+    encoding, idx, features = subject.encoding, subject.unpacked.idx, tokens["features"]
+    arrived = np.arange(LENGTH) < (span.stop if span.stop - span.start == 1 else span.start)
+    only = {n: np.where(arrived.reshape(1, -1, *[1] * (x.ndim - 2)), x, 0) for n, x in features.items()}
+    revise = subject.compiled("revise", jax.vmap(encoding.revise, in_axes=(None, 0, 0, 0)))
+    later = idx[:, None, :] > idx[:, :, None]
+    return tokens | {"k": in_float64(revise, subject.floats.params, tokens["k"], only, later)}
+
+
+def decoded(
+    subject: CheckSubject,
+    spans: list[slice],
+    executor: Any = small_tiles,
+    cached: bool = False,
+    revised: bool = False,
+) -> np.ndarray:
     """Return outputs [b, t, h, d] of the tokens in `spans`, all of one length, each from a cache filled so far."""
     tokens, (pos, idx, _) = _tokens(subject), subject.unpacked
 
@@ -303,9 +323,15 @@ def decoded(subject: CheckSubject, spans: list[slice], executor: Any = small_til
     found = []
     for span in spans:
         queries = jax.tree.map(lambda a, span=span: a[:, span], tokens)
-        keys = jax.tree.map(lambda a, span=span: filled(a, span.stop), tokens)
+        seen = tokens
+        if revised:
+            seen, names = _revised(subject, tokens, span), subject.encoding.revised_by
+            seen["features"] = {n: x for n, x in tokens["features"].items() if n not in names}
+            if span.stop - span.start == 1:
+                queries["features"] = {n: x for n, x in queries["features"].items() if n not in names}
+        keys = jax.tree.map(lambda a, span=span: filled(a, span.stop), seen)
         found.append(in_float64(
-            subject.compiled(("decode", executor, cached), run),
+            subject.compiled(("decode", executor, cached, revised), run),
             subject.floats.params, queries["q"], keys[k], keys["v"], Slots(pos[:, span], idx[:, span]),
             Slots(filled(pos, span.stop), filled(idx, span.stop, -1)), (queries["features"], keys["features"]),
         ))  # fmt: skip

@@ -55,3 +55,10 @@ def test_wrong_tokens_fail_the_bench(bench, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="wrong: 1 tokens cached with rope"):
         bench.main([*WORDS, "--encodings=rope"])
     assert cells(capsys.readouterr().out)["rope"][4:6] == ["3 of 5", "1"]
+
+
+def test_the_cache_alone_continues_one_text(bench, capsys):
+    words = [word for word in WORDS if not word.startswith("--samples")]
+    bench.main([*words, "--samples=0", "--rounds=2", "--encodings=nope"])
+    shown = capsys.readouterr().out
+    assert "5 new tokens a round after 11" in shown and cells(shown)["nope"][1] == "1.00 [1.00, 1.00]"

@@ -340,7 +340,7 @@ ACTING = {
     "dape": ("by_distance", "score"),  # its base acts by distance: the bias is read in `score`
     "inkling": ("features", "score"),
     "grape_a": ("score",),
-    "path": ("features", "score"),
+    "path": ("features", "revise", "score"),
     "kerple": ("by_distance",),
     "bam": ("by_distance",),
     "sandwich": ("by_distance",),

@@ -1,5 +1,8 @@
 """Products of I - beta w w^T along the path: none, reflections, one direction over and over, many blocks."""
 
+import dataclasses
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +10,11 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
+from posx.config.sections import ModelConfig
 from posx.encodings import Chain, Fox, Nope, Path, Rope
 from posx.encodings.path import BLOCK
 from posx.errors import ConfigError
+from posx.model import make_model
 from posx.testing import check_encoding
 from tests.encodings.cases import CASES, reference_of
 from tests.encodings.probes import attention_weights, vectors
@@ -148,3 +153,64 @@ def test_what_it_cannot_serve_is_refused():
         attention_weights(Path(), params_of(), Q, K, np.arange(T), mask=posx.full(), x=X)
     with pytest.raises(ConfigError, match="^path: rank=0 must be at least 1"):
         Path(rank=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "revised"),
+    [
+        ("path", {"w", "beta"}), ("path+alibi", {"0.w", "0.beta"}), ("fox+path", {"1.w", "1.beta"}),
+        ("path+log_length", {"0.w", "0.beta"}), ("path+rope", set()), ("path+cope", set()), ("dape(base=path)", set()),
+    ],
+)  # fmt: skip
+def test_keys_are_revised_unless_another_part_reads_them(spec, revised):
+    assert posx.build(spec, posx.Dims(12, 2, 6, 1, 16)).revised_by == revised
+
+
+def through_cache(model, params, tokens, idx, sizes):
+    """Return logits [b, t, v] of chunks of the given sizes in turn."""
+    step, cache, found, start = jax.jit(model.cached), model.empty_cache(*tokens.shape), [], 0
+    for size in itertools.cycle(sizes):
+        part = slice(start, start := min(start + size, tokens.shape[1]))
+        logits, cache = step(params, tokens[:, part], np.maximum(idx, 0)[:, part], idx[:, part], cache)
+        found.append(logits)
+        if start == tokens.shape[1]:
+            return np.concatenate(found, axis=1)
+
+
+def strong_model(spec, length):
+    """A model with large weights, two rows of text, 7 empty slots before the second, and the full pass over them."""
+    model = make_model(ModelConfig(num_layers=1, model_dim=16, num_heads=4, num_kv_heads=2), spec, 19, 32)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda a: a + jnp.asarray(0.5 * rng.standard_normal(a.shape), a.dtype), model.init(jax.random.key(0))
+    )
+    tokens = rng.integers(0, 19, (2, length)).astype(np.int32)
+    idx = np.arange(length, dtype=np.int32) - np.array([[0], [7]], np.int32)
+    idx = np.maximum(idx, -1)
+    whole = jax.jit(lambda *given: model(*given[:3], idx=given[3]))(params, tokens, np.maximum(idx, 0), idx)
+    return model, params, tokens, idx, np.where(idx[..., None] < 0, 0, whole)
+
+
+@pytest.mark.parametrize("spec", ["path+alibi", pytest.param("path+fox", marks=pytest.mark.slow)])
+def test_revised_keys_give_the_full_pass(spec):
+    """In single tokens and chunks of more than a block, with empty slots in both."""
+    model, params, tokens, idx, whole = strong_model(spec, 84)
+    found = through_cache(model, params, tokens, idx, [1, 1, 40])
+    assert_allclose(np.where(idx[..., None] < 0, 0, found), whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [700, pytest.param(4000, marks=pytest.mark.slow)])
+def test_keys_stay_exact_over_thousands_of_revisions(length):
+    model, params, tokens, idx, whole = strong_model("path", length)
+    found = through_cache(model, params, tokens, idx, [1])
+    assert_allclose(np.where(idx[..., None] < 0, 0, found), whole, rtol=1e-3, atol=1e-3)
+
+
+def test_a_reviser_that_names_no_feature_is_an_error():
+    @dataclasses.dataclass(frozen=True)
+    class Silent(posx.Encoding):
+        def revise(self, params, keys, features, later):
+            return keys
+
+    with pytest.raises(ConfigError, match="revised_by names nothing: name the features that `revise` reads"):
+        posx.build(Silent(), posx.Dims(12, 2, 6, 1, 16))
