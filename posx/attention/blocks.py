@@ -20,6 +20,10 @@ from posx.contract import ByDistance, Encoding, at_least_float32, of_kinds
 #: more than skipping saves, and it would leave larger machines idle.
 SKIP_FROM = 1024
 
+#: Scores in a tile of whole rows on a CPU core, 512 KiB of float32, and the fewest queries of it. `score` makes arrays
+#: of many times that size. DAPE's gradients took twice as long in tiles of 1 MiB.
+IN_CACHE, FEWEST_QUERIES = 2**17, 64
+
 
 class Tiling(NamedTuple):
     """The tiles that are asked for.
@@ -73,6 +77,8 @@ def make_plan(pairs: Pairs, terms: set[str], in_order: bool, offset: int | None,
     query_block, key_block = tiling.query_block or sizes[0], tiling.key_block or sizes[1]
     if encoding.tiling != "any":
         key_block = num_keys
+        if sharding.is_one_core() and not tiling.query_block:
+            query_block = _even(num_queries, max(FEWEST_QUERIES, IN_CACHE // (h * num_keys)))
     in_order = in_order and (key_block % query_block == 0 or key_block >= num_keys)
     plan = Plan(
         encoding, mask, in_order, count_blocks(num_queries, query_block), query_block, key_block,
@@ -151,6 +157,19 @@ def split_into_blocks(side: Block, block: int) -> Block:
     segment = None if slots.segment is None else split(slots.segment, 1)
     where = Slots(split(slots.pos, 1, mode="edge"), split(slots.idx, 1, constant_values=-1), segment)
     return Block(vectors._replace(features=features), where, jnp.arange(where.idx.shape[0]))
+
+
+def tokens_of(pairs: Pairs, first: int, last: int) -> Pairs:
+    """Return the pairs of queries `first` to `last` - 1 with the keys before `last`."""
+
+    def part(side: Block, first: int) -> Block:
+        def along(axis: int, tree: Any) -> Any:
+            return jax.tree.map(lambda x: jax.lax.slice_in_dim(x, first, last, axis=axis), tree)
+
+        features, slots = along(1, (side.tokens.features, side.slots))
+        return Block(along(2, side.tokens._replace(features=None))._replace(features=features), slots)
+
+    return pairs._replace(q=part(pairs.q, first), k=part(pairs.k, 0))
 
 
 def joined(x: jax.Array) -> jax.Array:

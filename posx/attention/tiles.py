@@ -96,7 +96,7 @@ class Pairs(NamedTuple):
 def over_batch(function: Callable[..., Any], *arrays: Any, in_turn: bool = False) -> Any:
     """Map `function` of one sequence over first axes, which are b, or 1 for what all sequences share.
 
-    in_turn: in a loop, whose derivative recomputes each sequence's intermediate arrays.
+    in_turn: in a loop.
     """
     leaves, tree = jax.tree.flatten(arrays)
     size = max(x.shape[0] for x in leaves)
@@ -106,7 +106,9 @@ def over_batch(function: Callable[..., Any], *arrays: Any, in_turn: bool = False
         each = iter(own)
         return function(*jax.tree.unflatten(tree, [next(each) if x.shape[0] == size else x[0] for x in leaves]))
 
-    return jax.lax.map(jax.checkpoint(one, prevent_cse=False), own) if in_turn else jax.vmap(one)(own)
+    if size == 1:  # a condition then stays one, which `vmap` evaluates both ways
+        return jax.tree.map(lambda x: x[None], one([x[0] for x in own]))
+    return jax.lax.map(one, own) if in_turn else jax.vmap(one)(own)
 
 
 def visible_pairs(mask: Mask, q: Slots, k: Slots) -> jax.Array:
@@ -293,5 +295,9 @@ def adjusted(pairs: Pairs, s: jax.Array, visible: jax.Array) -> jax.Array:
     k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
     factor = jnp.ones((1, 1, 1, 1), s.dtype) if q.factor is None else q.factor
     tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, factor, visible)
-    in_turn = sharding.is_one_core() and s.shape[0] > 1 and s.size >= LARGE  # all at once would leave the core's cache
-    return over_batch(one, s, tile, in_turn=in_turn)
+    return over_batch(one, s, tile, in_turn=s.shape[0] > 1 and scores_in_turn(s.size))
+
+
+def scores_in_turn(pairs: int) -> bool:
+    """Return whether sequences go through `score` one by one: so many scores would leave the core's cache."""
+    return sharding.is_one_core() and pairs >= LARGE

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from posx.contract import About, Dims, Encoding, Params, Tile, at_least_float32, fact, wide_dtype
 from posx.contract.fields import at_least
+from posx.encodings.along_keys import interpolated, sums_from_each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +54,9 @@ class Cope(Encoding):
         q, k = tile.q.swapaxes(0, 1), tile.k.swapaxes(0, 1)  # heads first, as a cache has them: nothing is copied
         products = jnp.einsum("hqd,hkd->hqk", q, k, preferred_element_type=dtype)
         gates = jnp.where(tile.visible[None], jax.nn.sigmoid(products / root), 0)
-        return jnp.minimum(jax.lax.cumsum(gates, axis=2, reverse=True), self.num_positions - 1)
+        return jnp.minimum(sums_from_each(gates), self.num_positions - 1)
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
-        p = self._positions(tile)
         logits = jnp.einsum("qhd,pd->hqp", at_least_float32(tile.q), params["table"])
-        low = jax.lax.stop_gradient(p).astype(jnp.int32)  # the gradient flows through the fraction alone
-        high = jnp.minimum(low + 1, self.num_positions - 1)
-        z_low, z_high = (jnp.take_along_axis(logits, index, axis=2) for index in (low, high))
-        z = z_low + (p - low.astype(p.dtype)) * (z_high - z_low)
+        z = interpolated(logits, self._positions(tile))
         return s + (tile.logit_scale * z / math.sqrt(tile.q.shape[-1]) if self.scaled else z)

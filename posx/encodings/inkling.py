@@ -4,10 +4,10 @@ import dataclasses
 from typing import Annotated, Any, Self
 
 import jax
-import jax.numpy as jnp
 
 from posx.contract import About, Dims, Encoding, Features, Params, Tile, at_least_float32, exact_einsum, normals
 from posx.contract.fields import at_least
+from posx.encodings.along_keys import by_distance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,4 @@ class Inkling(Encoding):
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
         distance = tile.q_pos[:, None] - tile.k_pos[None, :]
-        # Each query has one bias by distance [h, q, extent], which its keys read: no array is [q, k, rank].
-        by_query = exact_einsum("qhr,re->hqe", tile.q_features["r"], params["bank"])
-        bias = jnp.take_along_axis(by_query, jnp.clip(distance, 0, self.extent - 1)[None], axis=2)
-        return s + jnp.where(((distance >= 0) & (distance < self.extent))[None], bias, 0)
+        return s + by_distance(tile.q_features["r"], params["bank"], distance)
