@@ -1,4 +1,4 @@
-"""Where one training step goes, per encoding: products by shape, attention, norms, cross-entropy, optimizer, dispatch.
+"""The time of one training step by kinds of work: products by shape, attention, layers, optimizer, dispatch.
 
 The steps run under jax.profiler, with a device per core as in `posx train`. Each operation of XLA's CPU backend leaves
 an event with its name in the compiled program. Its own time is its duration less the events inside it. The program's
