@@ -1,4 +1,4 @@
-"""The time of one training step by kinds of work: products by shape, attention, layers, optimizer, dispatch.
+"""Measure how a training step divides into products, attention, layers and dispatch.
 
 The steps run under jax.profiler, with a device per core as in `posx train`. Each operation of XLA's CPU backend leaves
 an event with its name in the compiled program. Its own time is its duration less the events inside it. The program's
