@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
 
 
 def profile(sizes: dict[str, Any], encoding: str, steps: int) -> dict[str, Any]:
-    """Profile the steps of one encoding: the milliseconds of a step, and its `Share`s, the largest first."""
+    """Return the milliseconds of a step, and its `Share`s, the largest first."""
     shape = Shape(**sizes)
     model, config = step_parts(encoding, shape)
     devices = devices_for(shape.batch, shape.tokens * flops_per_token(model, shape.length))
