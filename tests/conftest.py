@@ -1,11 +1,17 @@
-"""One strict JAX for the whole suite, CPU, float32, no silent broadcasting between ranks, no silent mixing of types;
-and the run that tests share."""
+"""One strict JAX for the whole suite, float32, no silent broadcasting between ranks, no silent mixing of types; and the
+run that tests share.
+
+It is on CPUs unless JAX_PLATFORMS says otherwise. An accelerator then computes float32 products in float32, so that the
+tolerances of CPUs hold, and programs are compiled as users' are.
+"""
 
 import gc
 import os
 from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+ON_CPU = os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu"
+if not ON_CPU:
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 
 import jax
 import pytest
@@ -23,7 +29,8 @@ gc.freeze()
 gc.set_threshold(200_000, 50, 1000)
 
 # The processes that tests start inherit this; where it is the point how users' programs are compiled, a test says so.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {cheap.FLAGS}".strip()
+if ON_CPU:
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {cheap.FLAGS}".strip()
 jax.devices()  # reads the flags
 
 
