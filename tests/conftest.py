@@ -9,9 +9,7 @@ import gc
 import os
 from pathlib import Path
 
-ON_CPU = os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu"
-if not ON_CPU:
-    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import pytest
@@ -22,6 +20,8 @@ from tests import cheap
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_enable_x64", False)
+if os.environ["JAX_PLATFORMS"] != "cpu":
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 # Tracing makes millions of objects, hardly any of them in cycles: going through them all again and again was a tenth of
 # what the suite costs.
@@ -29,7 +29,7 @@ gc.freeze()
 gc.set_threshold(200_000, 50, 1000)
 
 # The processes that tests start inherit this; where it is the point how users' programs are compiled, a test says so.
-if ON_CPU:
+if os.environ["JAX_PLATFORMS"] == "cpu":
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {cheap.FLAGS}".strip()
 jax.devices()  # reads the flags
 

@@ -175,7 +175,8 @@ class CheckSubject:
         self.wide = not isinstance(found, ConfigError) and all(kinds <= {"float64"} for kinds in found.values())
         #: The tolerances of float64 and float32. Accelerators round the operands of float32 products too, unless
         #: they are asked not to.
-        is_precise = on_cpu() or jax.config.jax_default_matmul_precision in ("highest", "float32")
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        is_precise = on_cpu() or precision in ("highest", "float32")
         self.exact, self.rough = 1e-10 if self.wide else 1e-5, 1e-5 if is_precise else 1e-2
 
     def params(self, seed: int = 0) -> Params:
