@@ -64,11 +64,13 @@ fi
 
 stage doctor 120 "$python" -m posx.cli doctor
 bench ceiling 120 ceiling --rounds=3
-stage tests 900 "$python" -m pytest -p no:cacheprovider "${tests[@]}"
+stage tests 600 "$python" -m pytest -p no:cacheprovider "${tests[@]}"
 bench attention 600 attention --dtype=bfloat16 --encodings=$some --contestants=$ours,$rivals "${lengths[@]}"
 bench train 600 train --dtype=bfloat16 --encodings=$some --contestants=$forms "${shape[@]}"
 bench attention_all 300 attention --dtype=bfloat16 --contestants=posx,posx-wide-tiles "${long[@]}"
 bench train_all 300 train --dtype=bfloat16 --contestants=posx "${steps[@]}"
-bench decode 400 decode "${decode[@]}"
-stage study 900 "$python" -m posx.cli sweep --workdir "$out/study" "${study[@]}"
+# In full float32, so that cached and recomputed logits agree.
+stage decode 400 env JAX_DEFAULT_MATMUL_PRECISION=highest \
+  "$python" -m benchmarks decode "${decode[@]}" --out="$out/decode.json"
+stage study 720 "$python" -m posx.cli sweep --workdir "$out/study" "${study[@]}"
 "$python" -m benchmarks.stages "$out"

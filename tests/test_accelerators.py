@@ -14,10 +14,10 @@ import optax  # noqa: F401  mixes types when it is imported under strict promoti
 import pytest
 
 import posx
-from posx.attention import causal, refusal
+from posx.attention import causal, refusal, strips
 from posx.config import TrainConfig
 from posx.config.sections import ModelConfig
-from posx.contract import abstract_params
+from posx.contract import abstract_params, distance_terms
 from posx.machine.platforms import platform, traced_for
 from posx.model import make_model
 from posx.testing.subject import KNOWN, LENGTH, even_tiles
@@ -34,13 +34,14 @@ every_encoding = pytest.mark.parametrize("case", first(CASES, posx.ENCODINGS))
 every_accelerator = pytest.mark.parametrize("platform", ACCELERATORS)
 
 
-def attention(encoding, executor, params, q, k, v, x, slots):
+def attention(encoding, executor, params, q, k, v, x, slots, mask=posx.causal()):
     """The outputs and all gradients."""
 
     def loss(params, q, k, v, x):
         embedded = x if x is None else jax.vmap(encoding.embed, in_axes=(None, 0, None))(params, x, jnp.asarray(KNOWN))
         reads = embedded if encoding.acts_on("features") else None
-        o = posx.attend(encoding, params, q, k, v, KNOWN if slots is None else slots, x=reads, executor=executor)
+        at = KNOWN if slots is None else slots
+        o = posx.attend(encoding, params, q, k, v, at, x=reads, executor=executor, mask=mask)
         return jnp.sum(o.astype(jnp.float32)) + (0 if embedded is None else jnp.sum(embedded)), o
 
     return jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(params, q, k, v, x)
@@ -107,6 +108,29 @@ def test_the_fused_executor_calls_cudnn_wherever_it_fits(tmp_path):
     assert len(SIZES) == 4
 
 
+@every_encoding
+def test_numbers_by_position_are_not_rounded(case):
+    """Accelerators round the operands of float32 products, unless the product asks for the highest precision."""
+    encoding, pos, many = CASES[case], shape_of(LENGTH, dtype="int32"), shape_of(ROWS, LENGTH, dtype="int32")
+    params, calls = abstract_params(encoding, DIMS), []
+    if encoding.acts_on("by_distance"):
+        calls.append((encoding.by_distance, params, pos))
+    if encoding.acts_on("bias"):
+        calls.append((encoding.bias, params, pos, pos))
+    if "scaled" in distance_terms(encoding, params):
+
+        def scaled(params, q_pos, k_pos):
+            return strips.numbers(lambda r: encoding.by_distance(params, r).scaled.T[..., None], q_pos, k_pos)
+
+        calls.append((scaled, params, many, many))
+    for call in calls:
+        rounded = [
+            line for line in lowered(call[0], "tpu", *call[1:]).splitlines()
+            if "stablehlo.dot_general" in line and "precision = [HIGHEST, HIGHEST]" not in line
+        ]  # fmt: skip
+        assert not rounded, call[0]
+
+
 @pytest.mark.parametrize("case", ["shaw", "t5"])
 def test_the_forms_of_accelerators_agree_with_those_of_cpus(case):
     encoding = CASES[case]
@@ -121,7 +145,8 @@ def test_the_forms_of_accelerators_agree_with_those_of_cpus(case):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
 
 
-def test_padding_for_cudnn_changes_no_number(monkeypatch):
+@pytest.mark.parametrize("mask", [posx.causal(), posx.full(), posx.window(5)], ids=["causal", "full", "window"])
+def test_padding_for_cudnn_changes_no_number(mask, monkeypatch):
     """At an odd length and width the kernel gets padded operands; here its XLA form stands in for it."""
     kernel, widths = jax.nn.dot_product_attention, []
 
@@ -131,12 +156,12 @@ def test_padding_for_cudnn_changes_no_number(monkeypatch):
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
     monkeypatch.setattr("posx.attention.fused.is_native", lambda vectors: True)
-    encoding = CASES["t5"]
+    encoding = CASES["t5-bidirectional"]
     rng = np.random.default_rng(0)
     params = {name: rng.standard_normal(a.shape, np.float32) for name, a in abstract_params(encoding, DIMS).items()}
     vectors = [rng.standard_normal(a.shape, np.float32) for a in VECTORS]
-    run = jax.jit(attention, static_argnums=(0, 1))
-    found, wanted = (run(encoding, executor, params, *vectors, None, None) for executor in ("fused", "dense"))
+    run = jax.jit(attention, static_argnums=(0, 1, 8))
+    found, wanted = (run(encoding, executor, params, *vectors, None, None, mask) for executor in ("fused", "dense"))
     assert {*widths} == {("cudnn", LENGTH + 1, 8)}
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
