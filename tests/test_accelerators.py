@@ -23,7 +23,7 @@ from posx.model import make_model
 from posx.testing.subject import KNOWN, LENGTH, even_tiles
 from posx.training.step import init_state, train_step, train_steps
 from tests.encodings.cases import CASES, DIMS, SPECS, first
-from tests.lowered import ACCELERATORS, SIZES, faults, lowered, shape_of
+from tests.lowered import ACCELERATORS, EVERY, SIZES, faults, lowered, shape_of
 from tests.test_architecture import FILES
 from tests.tiny import environment
 
@@ -101,11 +101,11 @@ def test_the_fused_executor_calls_cudnn_wherever_it_fits(tmp_path):
     found = json.loads(done.stdout)
     assert len(found) > 15
     for name, of_sizes in found.items():
-        bias = "ScaleBias" if posx.build(name, DIMS).acts_on("by_distance") else ""
+        encoding = posx.build(name, DIMS)
+        bias = "ScaleBias" if encoding.acts_on("by_distance") or encoding.acts_on("bias") else ""
         both = [f"__cudnn$fmha{bias}Softmax", f"__cudnn$fmha{bias}SoftmaxBackward"]
-        wide = "tupe" in name  # its vectors are twice as wide
-        assert of_sizes == {"even": both, "odd": both, "too wide": [], "too precise": []}, (name, wide)
-    assert len(SIZES) == 4
+        assert of_sizes == {case: both if case in EVERY else [] for case in of_sizes}, name
+    assert {*found["nope"]} == {*SIZES}
 
 
 @every_encoding
