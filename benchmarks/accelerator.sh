@@ -59,7 +59,8 @@ if [ -n "${TINY:-}" ]; then
   shape=(--shape=tiny --rounds=1 --steps=2)
   steps=("${shape[@]}" --encodings=nope,shaw)
   decode=(--prompt=8 --new=8 --layers=1 --width=32 --heads=2 --rounds=1 --samples=2 --encodings=nope,rope)
-  study=(--config smoke --config.train.steps=8 --config.sweep.encodings=rope --config.eval.num_targets=512)
+  study=(--config smoke --config.train.steps=8 --config.train.warmup_steps=2 --config.train.checkpoint_steps=8
+    --config.sweep.encodings=rope --config.eval.num_targets=512)
 fi
 
 stage doctor 120 "$python" -m posx.cli doctor
