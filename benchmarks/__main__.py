@@ -7,6 +7,7 @@
     python -m benchmarks decode --out=decode.json
     python -m benchmarks compile --out=compile.json
     python -m benchmarks profile --shape=medium --encodings=nope,rope --out=profile.json
+    python -m benchmarks ceiling --out=ceiling.json
     python -m benchmarks sweep --config=configs/quick.py --baseline=3891e0e --out=sweep.json
     python -m benchmarks cost --train=t128.json,t512.json --attention=a.json --memory=m.json --figure=cost.png
 
@@ -25,6 +26,8 @@ The thread pools of JAX and torch sleep when they have no work. The untimed star
 milliseconds for which the other pool still spins. Contestants live side by side, in processes of their own if devices,
 cores or code differ. --cores=N runs all of them on the first N usable cores.
 
+`benchmarks/accelerator.sh` runs all that a GPU is needed for, and collects the reports in one file.
+
 Exit code 1: a contestant gave a wrong answer; the last lines say which.
 """
 
@@ -36,7 +39,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attention, compiling, cost, decode, measure, memory, profiling, sweeps, train
+from benchmarks import attention, ceiling, compiling, cost, decode, measure, memory, profiling, sweeps, train
 from posx.encodings import ENCODINGS, spec_text
 from posx.errors import ConfigError
 from posx.fields import split
@@ -45,7 +48,7 @@ from posx.fields import split
 #: `save` writes that part so far, for a benchmark that can resume. "problems" in it are wrong answers.
 BENCHES = {
     "train": train, "attention": attention, "memory": memory, "decode": decode, "compile": compiling, "sweep": sweeps,
-    "profile": profiling,
+    "profile": profiling, "ceiling": ceiling,
 }  # fmt: skip
 
 

@@ -25,8 +25,10 @@ from posx.machine.devices import mesh, on_devices
 
 #: The library's own executors.
 LIBRARY = tuple(EXECUTORS)
-#: Blockwise that skips no tiles, beside that which does where an encoding fades.
+#: Blockwise that skips no tiles, beside that which does where an encoding fades. And blockwise with the larger tiles
+#: that accelerators may want.
 EXECUTORS["every-tile"] = functools.partial(blockwise, tiling=Tiling(skip=False))
+EXECUTORS["wide-tiles"] = functools.partial(blockwise, tiling=Tiling(512, 1024))
 
 Arrays = dict[str, np.ndarray]
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
@@ -137,6 +139,7 @@ def stock_call(case: Case, library: str) -> Call | None:
     has_bias = "bias" in terms or encoding.acts_on("bias")
     fixed = content_free_bias(encoding, {}, pos[None], pos[None]) if has_bias and not case.params else None
     mask = nnx.make_causal_mask(pos[None]).astype(bool) if library == "flax.nnx" else None
+    kernel = "cudnn" if library == "jax.nn-cudnn" else "xla"
 
     def attention(params, q, k, v, bias, mask):
         q = jax.vmap(lambda q: encoding.query(params, q, pos, {}))(q)
@@ -147,7 +150,7 @@ def stock_call(case: Case, library: str) -> Call | None:
             bias = content_free_bias(encoding, params, pos[None], pos[None])
         if library == "flax.nnx":
             return nnx.dot_product_attention(q, k, v, bias=bias, mask=mask)
-        return jax.nn.dot_product_attention(q, k, v, bias=bias, is_causal=True, implementation="xla")
+        return jax.nn.dot_product_attention(q, k, v, bias=bias, is_causal=True, implementation=kernel)
 
     return jax_call(attention, case, fixed, mask)
 
@@ -159,21 +162,23 @@ def contestants() -> dict[str, Callable[[Case], Call | None]]:
     """
     ours = {"posx": lambda case: posx_call(case, "auto", jax.device_count())}  # asked late: names alone start no JAX
     ours |= {f"posx-{name}": functools.partial(posx_call, executor=name) for name in (*LIBRARY, "auto")}
+    ours["posx-wide-tiles"] = lambda case: posx_call(case, "wide-tiles")
     ours["posx-every-tile"] = lambda case: posx_call(case, "every-tile") if case.value.fades else None
-    stock = {name: functools.partial(stock_call, library=name) for name in ("jax.nn", "flax.nnx")}
+    stock = {name: functools.partial(stock_call, library=name) for name in ("jax.nn", "jax.nn-cudnn", "flax.nnx")}
     return ours | stock | {name: functools.partial(calls_torch.call, name=name) for name in calls_torch.NAMES}
 
 
 def separate() -> list[str]:
-    """List all contestants but "posx-auto", which is one of the others."""
-    return [name for name in contestants() if name != "posx-auto"]
+    """List all contestants of a CPU but "posx-auto", which is one of the others."""
+    return [name for name in contestants() if name not in ("posx-auto", "posx-wide-tiles", "jax.nn-cudnn")]
 
 
 def is_quadratic(contestant: str, encoding: str) -> bool:
     """Return whether memory grows with the square of the length by construction."""
     flash = contestant in ("torch-sdpa", "torch-sdpa-compiled") and encoding in calls_torch.WITHOUT_BIAS
-    linear = ("posx", "posx-blockwise", "posx-fused", "posx-auto", "posx-every-tile", "torch-sdpa-column", "torch-flex")
-    return not flash and contestant not in linear
+    flash |= contestant == "jax.nn-cudnn" and encoding in calls_torch.WITHOUT_BIAS
+    linear = ("posx", "posx-blockwise", "posx-fused", "posx-auto", "posx-every-tile", "posx-wide-tiles")
+    return not flash and contestant not in (*linear, "torch-sdpa-column", "torch-flex")
 
 
 def in_attention(encodings: list[str]) -> list[str]:

@@ -7,6 +7,8 @@
 * `torch-sdpa-compiled` is SDPA and the making of its arguments as one compiled function.
 * `torch-flex` is flex attention compiled, with a block mask, forward only on CPUs.
 
+All run on the GPU that torch finds, else on the CPU. Each call waits for its end.
+
 Encodings that torch users have no short code for are left out.
 """
 
@@ -40,32 +42,53 @@ def call(case: Case, name: str) -> Call | None:
 
     torch.set_num_threads(measure.cores())
     arrays, dtype = case.arrays(), getattr(torch, case.dtype)
-    cotangent, *qkv = (_heads_first(arrays[x]).to(dtype) for x in ("cotangent", "q", "k", "v"))
-    params = {key: torch.tensor(np.asarray(x)) for key, x in case.params.items()} if case.encoding == "t5" else {}
+    with torch.device(device()):
+        cotangent, *qkv = (_heads_first(arrays[x]).to(dtype) for x in ("cotangent", "q", "k", "v"))
+        params = {key: torch.tensor(np.asarray(x)) for key, x in case.params.items()} if case.encoding == "t5" else {}
+        attention = _attention(case, name.removesuffix("-compiled"), params)
     leaves = [x.requires_grad_() for x in (*qkv, *params.values())]
-    attention = _attention(case, name.removesuffix("-compiled"), params)
     attention = compiled(attention) if name.endswith("-compiled") else attention
 
     def forward() -> Any:
         with torch.no_grad():
-            return attention(*(x.detach() for x in qkv))
+            return finished(attention(*(x.detach() for x in qkv)))
 
     def gradient() -> Any:
         o = attention(*qkv)
-        return o, torch.autograd.grad(o, leaves, cotangent)
+        return finished((o, torch.autograd.grad(o, leaves, cotangent)))
 
     def answers() -> dict[str, np.ndarray]:
         o = forward()
         try:
             grads = gradient()[1]
         except NotImplementedError:
-            return {"o": np.asarray(o.double().transpose(1, 2))}
-        vectors = [np.asarray(x.detach().double().transpose(1, 2)) for x in (o, *grads[:3])]
+            return {"o": _host(o.transpose(1, 2))}
+        vectors = [_host(x.transpose(1, 2)) for x in (o, *grads[:3])]
         return dict(zip("oqkv", vectors, strict=True)) | {
-            key: np.asarray(grad.double()) for key, grad in zip(params, grads[3:], strict=True)
+            key: _host(grad) for key, grad in zip(params, grads[3:], strict=True)
         }
 
     return Call(forward, gradient, answers)
+
+
+def device() -> str:
+    """Return torch's name of the device that all its contestants use."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def finished(result: Any) -> Any:
+    """Return `result` when the device has computed it."""
+    import torch
+
+    if device() == "cuda":
+        torch.cuda.synchronize()
+    return result
+
+
+def _host(x: Any) -> np.ndarray:
+    return x.detach().double().cpu().numpy()
 
 
 def _heads_first(x: np.ndarray) -> Any:
@@ -107,9 +130,10 @@ def _flex(case: Case, params: dict[str, Any], turn: Callable[[Any], Any]) -> Cal
     if case.encoding == "alibi":
         change = lambda s, b, h, i, j: s - slopes[h] * (i - j)  # noqa: E731
     if case.encoding == "t5":
-        buckets, table = _buckets(case), params["table"].detach()
+        buckets, table = _buckets(case), params["table"]
+        table = table.detach() if device() == "cpu" else table  # there it has no gradients
         change = lambda s, b, h, i, j: s + table[buckets[(i - j).clamp(min=0)], h]  # noqa: E731
-    causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, case.length, case.length, device="cpu")
+    causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, case.length, case.length, device=device())
     call: Callable[..., Any] = compiled(flex_attention)
     return lambda q, k, v: call(turn(q), turn(k), v, score_mod=change, block_mask=causal)
 

@@ -62,8 +62,9 @@ def cell(value: Spread | None, form: str) -> str:
 
 def place(report: dict[str, Any]) -> str:
     """Describe the machine of a report and its load, for the line over its table."""
-    loads = report["load_average"]
-    return f"{report['cpu']}, {report['cores']} cores, load {loads[0][0]} before and {loads[-1][0]} after"
+    loads, device = report["load_average"], report.get("device", "cpu")
+    where = report["cpu"] if device == "cpu" else f"{device}, {report['cpu']}"
+    return f"{where}, {report['cores']} cores, load {loads[0][0]} before and {loads[-1][0]} after"
 
 
 def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:

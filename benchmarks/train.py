@@ -2,7 +2,8 @@
 
 Measures the whole step (forward, backward, clipping, AdamW) on batches already in memory, no dropout, causal. Shape
 `small`: 4 layers, width 128, 4 heads, GELU MLP of 512, 257 byte tokens, 32 windows of L = 128. `medium`: 6 layers,
-width 256, 8 heads, 8 windows of L = 512. Both 4096 tokens a step, at another --length too. `tiny` is for tests.
+width 256, 8 heads, 8 windows of L = 512. Both 4096 tokens a step, at another --length too. `large`, for accelerators:
+12 layers, width 768, 12 heads, 32 windows of L = 1024. `tiny` is for tests.
 Share = tokens/s x FLOPs per token (matmuls and causal-exact attention only) / the float32 ceiling.
 
 Contestants:
@@ -89,7 +90,12 @@ class Shape:
         return f"{self.layers} layers, width {self.width}, {self.heads} heads, {self.batch} windows of {self.length}"
 
 
-SHAPES = {"small": Shape(4, 128, 4, 32, 128), "medium": Shape(6, 256, 8, 8, 512), "tiny": Shape(1, 32, 2, 2, 16)}
+SHAPES = {
+    "small": Shape(4, 128, 4, 32, 128),
+    "medium": Shape(6, 256, 8, 8, 512),
+    "large": Shape(12, 768, 12, 32, 1024),
+    "tiny": Shape(1, 32, 2, 2, 16),
+}
 
 
 @dataclasses.dataclass

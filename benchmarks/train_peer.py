@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure
-from benchmarks.calls_torch import compiled
+from benchmarks.calls_torch import compiled, device, finished
 from benchmarks.train import LEARNING_RATE, VOCAB, Contestant, Shape
 from posx.config import TrainConfig
 
@@ -44,8 +44,8 @@ def peer_contestant(
 ) -> Contestant | None:
     """Make the rival; None if x-transformers has no such encoding. Raises its exception if it refuses the form.
 
-    The dtype of posx is torch's autocast. The model and the loss are compiled as one function, forward and backward.
-    The optimizer is torch's fused one.
+    It is trained on the GPU that torch finds, else on the CPU. The dtype of posx is torch's autocast. The model and the
+    loss are compiled as one function, forward and backward. The optimizer is torch's fused one.
     """
     options = peer_options(encoding, shape, "flash" in form)
     if options is None:
@@ -54,17 +54,17 @@ def peer_contestant(
 
     torch.set_num_threads(measure.cores())
     torch.manual_seed(0)
-    model, ours = peer_model(shape, *options), TrainConfig()
+    model, ours, place = peer_model(shape, *options).to(device()), TrainConfig(), device()
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.ndim == 2], "weight_decay": ours.weight_decay},
         {"params": [p for p in parameters if p.ndim != 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(ours.beta1, ours.beta2), fused=True)
-    tokens = [torch.from_numpy(batch).long() for batch in batches]
+    tokens = [torch.from_numpy(batch).long().to(place) for batch in batches]
 
     def loss_of(rows: Any) -> Any:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=shape.dtype == "bfloat16"):
+        with torch.autocast(place, dtype=torch.bfloat16, enabled=shape.dtype == "bfloat16"):
             logits = model(rows[:, :-1])
         return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
@@ -79,6 +79,6 @@ def peer_contestant(
         return loss.detach()
 
     def advance(n: int, count: int) -> list[Any]:
-        return [step(n + i) for i in range(count)]
+        return finished([step(n + i) for i in range(count)])
 
     return Contestant(sum(p.numel() for p in parameters), advance, {"options": list(options)})

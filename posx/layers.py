@@ -14,6 +14,7 @@ import numpy as np
 
 from posx.errors import ConfigError
 from posx.machine.guard import barrier
+from posx.machine.platforms import on_cpu
 
 
 def linear(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
@@ -30,12 +31,12 @@ def _product(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
 
 
 def _transposed(x: jax.Array) -> jax.Array:
-    """Return x.T, stored in that layout.
+    """Return x.T, on CPUs stored in that layout.
 
     Without the barrier XLA folds the transpose into the product. Its CPU backend is slower if it contracts the rows of
     the left operand.
     """
-    return jax.lax.optimization_barrier(x.T)
+    return jax.lax.optimization_barrier(x.T) if on_cpu() else x.T
 
 
 _linear = jax.custom_jvp(_product, nondiff_argnums=(2,))

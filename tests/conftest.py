@@ -1,5 +1,9 @@
-"""One strict JAX for the whole suite, CPU, float32, no silent broadcasting between ranks, no silent mixing of types;
-and the run that tests share."""
+"""One strict JAX for the whole suite, float32, no silent broadcasting between ranks, no silent mixing of types; and the
+run that tests share.
+
+It is on CPUs unless JAX_PLATFORMS says otherwise. An accelerator then computes float32 products in float32, so that the
+tolerances of CPUs hold, and programs are compiled as users' are.
+"""
 
 import gc
 import os
@@ -16,6 +20,8 @@ from tests import cheap
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_enable_x64", False)
+if os.environ["JAX_PLATFORMS"] != "cpu":
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 # Tracing makes millions of objects, hardly any of them in cycles: going through them all again and again was a tenth of
 # what the suite costs.
@@ -23,7 +29,8 @@ gc.freeze()
 gc.set_threshold(200_000, 50, 1000)
 
 # The processes that tests start inherit this; where it is the point how users' programs are compiled, a test says so.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {cheap.FLAGS}".strip()
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {cheap.FLAGS}".strip()
 jax.devices()  # reads the flags
 
 

@@ -145,9 +145,6 @@ def attend(
     if encoding.acts_on("features") and x is not None:
         slots = q_at._replace(idx=None) if in_order else q_at
         q_features = k_features = batch_features(encoding, params, x, slots)[0]
-    if isinstance(executor, str):
-        sizes, segments = (q.shape[1], k.shape[1]), q_at.segment is not None
-        executor = choose_executor(executor, encoding, params, mask, sizes, in_order, segments, q.dtype)
     offset = consecutive_offset(q_at.pos, k_at.pos) if in_order else None
     q_at, k_at = (jax.tree.map(lambda x: jnp.atleast_2d(jnp.asarray(x)), at) for at in (q_at, k_at))
     queries = _read_tokens(encoding, params, _queries(encoding, params, q, q_at.pos, q_features), q_at)
@@ -157,6 +154,12 @@ def attend(
         mapped_k = token_map(encoding, "key", params, seen, k_at.pos, k_features)
     stored = cached and mapped_k is k
     keys = _read_tokens(encoding, params, Tokens(mapped_k.swapaxes(1, 2), v, k, features=k_features), k_at, stored)
+
+    if isinstance(executor, str):
+        sizes, segments = (q.shape[1], k.shape[1]), q_at.segment is not None
+        executor = choose_executor(
+            executor, encoding, params, mask, sizes, in_order, segments, queries.tokens.mapped
+        )  # fmt: skip
 
     def run(params: Params, queries: Block, keys: Block) -> jax.Array:
         call = EXECUTORS[executor] if isinstance(executor, str) else executor
@@ -251,11 +254,14 @@ def choose_executor(
     sizes: tuple[int, int],
     in_order: bool,
     segments: bool = False,
-    dtype: Any = np.float32,
+    vectors: Any = None,
 ) -> str:
-    """Return the name of the executor behind "auto"; sizes are queries and keys, dtype is that of q."""
+    """Return the name of the executor behind "auto".
+
+    sizes: queries and keys. vectors: mapped queries [..., d], or their shape and type; None if no kernel serves them.
+    """
     if executor != "auto":
         return executor
-    if is_native(dtype) and not refusal(encoding, params, mask, in_order, segments):
+    if vectors is not None and is_native(vectors) and not refusal(encoding, params, mask, in_order, segments):
         return "fused"
     return "dense" if math.prod(sizes) <= DENSE_PAIRS and not in_order else "blockwise"

@@ -29,7 +29,7 @@ from posx.attention.tiles import (
     visible_pairs,
     weighted,
 )
-from posx.contract import wide_dtype
+from posx.contract import at_least_float32, wide_dtype
 
 
 def backward(plan: Plan, saved: Any, o_grad: jax.Array):
@@ -102,8 +102,9 @@ def _tile_gradients(plan: Plan, pairs: Pairs, back: Any, transposed: Any, masked
         table_grads = _add(table_grads, extra_grad)
     k_grads = _transposed(k_grads)._replace(values=transposed_products(o_transposed, p))
     if not decays:
-        q_grads = q_grads._replace(mapped=q_grads.mapped + weighted(s_grad, k.mapped))
-        k_grads = k_grads._replace(mapped=k_grads.mapped + transposed_products(q_transposed, s_grad))
+        of_q, of_k = map(at_least_float32, (q_grads.mapped, k_grads.mapped))
+        q_grads = q_grads._replace(mapped=of_q + weighted(s_grad, k.mapped))
+        k_grads = k_grads._replace(mapped=of_k + transposed_products(q_transposed, s_grad))
     return table_grads, k_grads, q_grads
 
 

@@ -15,6 +15,7 @@ from posx.attention.cpu import made_once
 from posx.attention.masks import Mask
 from posx.attention.tiles import Block, Pairs, Tables, Tokens, finite, scaled_terms, visible_pairs
 from posx.contract import ByDistance, Encoding, at_least_float32, of_kinds
+from posx.machine.platforms import on_cpu
 
 #: Keys from which on an encoding that fades skips tiles, on CPUs. At shorter lengths one head after the other costs
 #: more than skipping saves, and it would leave larger machines idle.
@@ -68,7 +69,7 @@ def make_plan(pairs: Pairs, terms: set[str], in_order: bool, offset: int | None,
     (b, h), groups, (num_queries, num_keys) = q.tokens.mapped.shape[:2], k.tokens.mapped.shape[1], pairs.sizes
     skip, vectors = tiling.skip, bool(terms - {"bias"})
     if skip is None:
-        skip = encoding.fades and num_keys >= SKIP_FROM and jax.default_backend() == "cpu"
+        skip = encoding.fades and num_keys >= SKIP_FROM and on_cpu()
     # Queries must see themselves. A `bias` of both positions has no bound.
     falls = offset is not None if "bias" in terms else encoding.acts_on("token_bias")
     bounded = falls and not vectors and not of_kinds(encoding, "pair", "channel", "tile")

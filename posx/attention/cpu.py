@@ -1,4 +1,7 @@
-"""Forms of attention's operations that suit XLA's CPU backend. Elsewhere they cost nothing."""
+"""Forms of attention's operations that suit XLA's CPU backend. Accelerators get the plain operations.
+
+There a barrier would forbid a fusion, and a sum by a product would round its operands.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from posx.contract import wide_dtype
+from posx.machine.platforms import on_cpu
 
-#: An optimisation barrier. XLA makes an array behind it once, in the layout that is written. Without it, XLA folds
-#: transposes and gathers into each product that reads them.
-made_once = jax.lax.optimization_barrier
+
+def made_once(tree: Any) -> Any:
+    """Return `tree` behind an optimisation barrier: XLA makes its arrays once, in the layout that is written.
+
+    Without it, XLA's CPU backend folds transposes and gathers into each product that reads them.
+    """
+    return jax.lax.optimization_barrier(tree) if on_cpu() else tree
 
 
 def operand_dtype(dtype: Any) -> Any:
@@ -21,7 +29,7 @@ def operand_dtype(dtype: Any) -> Any:
     On CPUs bfloat16 becomes float32: these narrow batched products run slower in bfloat16 there, and some of their
     forms not at all.
     """
-    return wide_dtype(dtype) if jax.default_backend() == "cpu" else dtype
+    return wide_dtype(dtype) if on_cpu() else dtype
 
 
 def row_maxima(x: jax.Array, columns: int = 32) -> jax.Array:
@@ -29,15 +37,15 @@ def row_maxima(x: jax.Array, columns: int = 32) -> jax.Array:
 
     A reduction of all columns takes six times as long on XLA's CPU backend.
     """
-    if x.shape[-1] % columns:
+    if x.shape[-1] % columns or not on_cpu():
         return x.max(axis=-1)
     blocks = [x[..., n : n + columns] for n in range(0, x.shape[-1], columns)]
     return functools.reduce(jnp.maximum, blocks).max(axis=-1)
 
 
 def row_sums(x: jax.Array) -> jax.Array:
-    """Sum over the last axis by a product, since the layout of x may have another axis innermost."""
-    return x @ jnp.ones(x.shape[-1], x.dtype)
+    """Sum over the last axis, by a product since the layout of x may have another axis innermost."""
+    return x @ jnp.ones(x.shape[-1], x.dtype) if on_cpu() else x.sum(axis=-1)
 
 
 @jax.custom_jvp
@@ -49,6 +57,8 @@ def plus_shared(s: jax.Array, term: jax.Array) -> jax.Array:
 @plus_shared.defjvp
 def _plus_shared_tangent(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]):
     (s, term), (s_tangent, term_tangent) = primals, tangents
+    if not on_cpu():
+        return plus_shared(s, term), s_tangent + term_tangent
     # Repeated by a product, so that the gradient is a sum by a product. XLA's CPU backend is twenty times slower at
     # sums over any axis but the last.
     repeated = jnp.ones((s.shape[0], 1), s.dtype) @ term_tangent.reshape(1, -1)

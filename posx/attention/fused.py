@@ -2,12 +2,14 @@
 
 It serves token maps (RoPE, absolute encodings, NoPE), logit scales, and biases that depend on positions alone. A bias
 becomes one slab [1, h, q, k] at training lengths. At greater lengths there is one slab for each block of queries, one
-after the other. On a GPU with 16-bit operands the kernel is cuDNN. Elsewhere it is the XLA form of the same call, so
-that it can be tested without a GPU.
+after the other. On an NVIDIA GPU with 16-bit operands the kernel is cuDNN. Elsewhere it is the XLA form of the same
+call, so that it can be tested without a GPU.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import jax
@@ -17,10 +19,14 @@ from posx.attention.blocks import joined, split_into_blocks
 from posx.attention.masks import Mask
 from posx.attention.tiles import Block, Pairs, content_free_bias, visible_pairs
 from posx.contract import Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
+from posx.machine.platforms import platform
 
 #: The most query-key pairs of one slab: 1 GB for 8 heads in float32. Biases stay in float32 beside 16-bit operands too.
 #: XLA's cuDNN call accepts that since openxla/xla pull request 32985 (October 2025).
 SLAB_PAIRS = 8192 * 4096
+
+#: The compute capability from which on cuDNN's kernel takes heads of 256 channels, instead of 128.
+HOPPER = 9.0
 
 
 def refusal(encoding: Encoding, params: Params, mask: Mask, in_order: bool, segments: bool) -> str | None:
@@ -44,9 +50,12 @@ def refusal(encoding: Encoding, params: Params, mask: Mask, in_order: bool, segm
     return None
 
 
-def is_native(dtype: Any) -> bool:
-    """Return whether the vendor's kernel runs here, for operands of this type."""
-    return jax.default_backend() in ("gpu", "cuda", "rocm") and jnp.dtype(dtype).itemsize == 2
+def is_native(vectors: Any) -> bool:
+    """Return whether the vendor's kernel serves vectors of this type and shape [..., d] on the platform traced for."""
+    if platform() != "cuda" or jnp.dtype(vectors.dtype).itemsize != 2:
+        return False
+    capability = float(getattr(jax.devices()[0], "compute_capability", 0))
+    return vectors.shape[-1] <= (256 if capability >= HOPPER else 128)
 
 
 def fused(pairs: Pairs, *, in_order: bool = False, slab_pairs: int = SLAB_PAIRS, **_: Any) -> jax.Array:
@@ -58,31 +67,49 @@ def fused(pairs: Pairs, *, in_order: bool = False, slab_pairs: int = SLAB_PAIRS,
     encoding, mask, tables, q, k = pairs
     if why := refusal(encoding, tables.params, mask, in_order, q.slots.segment is not None):
         raise ValueError(f"executor 'fused' cannot serve this call: {why}. Give executor='blockwise'.")
-    keys, values, (num_queries, num_keys) = k.tokens.mapped, k.tokens.values, pairs.sizes
-    # The kernel needs keys and values of one width.
-    values = jnp.pad(values, [(0, 0)] * 3 + [(0, max(0, keys.shape[-1] - values.shape[-1]))])
-    has_bias = encoding.acts_on("bias") or encoding.acts_on("by_distance")
-    blocks = -(-num_queries * num_keys // slab_pairs) if has_bias else 1
+    has_bias, native = encoding.acts_on("bias") or encoding.acts_on("by_distance"), is_native(q.tokens.mapped)
+    blocks, num_queries = -(-math.prod(pairs.sizes) // slab_pairs) if has_bias else 1, pairs.sizes[0]
+    # cuDNN takes keys and values of one width, a multiple of 8. JAX's call has gradients for even lengths alone.
+    width, multiple = max(k.tokens.mapped.shape[-1], k.tokens.values.shape[-1]), 2 if native else 1
+    width += -width % 8 if native else 0
+    keys, values = (_vectors(x, width, multiple) for x in (k.tokens.mapped, k.tokens.values))
 
-    def kernel(q: Block, **visible: Any) -> jax.Array:
+    def kernel(q: Block, visible: jax.Array | None = None, **options: Any) -> jax.Array:
         bias = content_free_bias(encoding, tables.params, q.slots.pos, k.slots.pos)
+        if visible is None and not mask.causal and keys.shape[1] > pairs.sizes[1]:
+            visible = jnp.ones((1, 1, *pairs.sizes), bool)
         with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes types
-            return jax.nn.dot_product_attention(
-                q.tokens.mapped.swapaxes(1, 2), keys.swapaxes(1, 2), values.swapaxes(1, 2),
-                bias=None if bias is None else at_least_float32(bias),
+            o = jax.nn.dot_product_attention(
+                _vectors(q.tokens.mapped, width, multiple), keys, values,
+                bias=None if bias is None else _even(_even(at_least_float32(bias), 2, multiple), 3, multiple),
+                # Padded keys are seen by nobody, and a padded query sees the others. Causal masks need no more.
+                mask=None if visible is None else _even(_even(visible, 2, multiple, True), 3, multiple, False),
                 scale=1.0,  # queries are already scaled
-                implementation="cudnn" if is_native(q.tokens.mapped.dtype) else "xla",
-                **visible,
-            ).swapaxes(1, 2)  # fmt: skip
+                implementation="cudnn" if native else "xla",
+                **options,
+            )  # fmt: skip
+        return o[:, : q.slots.pos.shape[-1]].swapaxes(1, 2)
 
-    @jax.checkpoint  # else the gradient would keep all slabs
+    @functools.partial(jax.checkpoint, prevent_cse=False)  # else the gradient would keep all slabs
     def slab(part: Block) -> jax.Array:
         # Padding of the last block sees every key, because kernels differ in the output of a row without keys.
         visible = visible_pairs(mask, part.slots, k.slots) | (part.slots.idx < 0)[..., None]
-        return kernel(part, mask=visible[:, None])
+        return kernel(part, visible[:, None])
 
     if blocks == 1:
         o = kernel(q, is_causal=mask.causal, local_window_size=(mask.window - 1, 0) if mask.window else None)
     else:
         o = joined(jax.lax.map(slab, split_into_blocks(q, -(-num_queries // blocks))))[:, :, :num_queries]
     return o[..., : k.tokens.values.shape[-1]]
+
+
+def _even(x: jax.Array, axis: int, multiple: int, value: Any = 0) -> jax.Array:
+    """Return x with an axis padded to a multiple."""
+    pad = [(0, -n % multiple if axis == place else 0) for place, n in enumerate(x.shape)]
+    return jnp.pad(x, pad, constant_values=value)
+
+
+def _vectors(x: jax.Array, width: int, multiple: int) -> jax.Array:
+    """Return vectors [b, h, t, d] as the kernel takes them, [b, t, h, width], with padded tokens."""
+    x = jnp.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])])
+    return _even(x.swapaxes(1, 2), 1, multiple)

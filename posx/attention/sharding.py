@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from posx.machine.cores import usable_cores
 from posx.machine.devices import DATA, MODEL
+from posx.machine.platforms import on_cpu
 
 
 def _size(axis: str) -> int:
@@ -26,9 +27,7 @@ def _size(axis: str) -> int:
 
 def is_one_core() -> bool:
     """Return whether one CPU core computes the traced function: a device's shard, or all of it on one core."""
-    return jax.default_backend() == "cpu" and (
-        DATA in jax.sharding.get_abstract_mesh().axis_names or len(usable_cores()) == 1
-    )
+    return on_cpu() and (DATA in jax.sharding.get_abstract_mesh().axis_names or len(usable_cores()) == 1)
 
 
 def shards_sequences(num_sequences: int) -> bool:

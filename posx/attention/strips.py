@@ -232,7 +232,8 @@ def numbers(term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     if not callable(term):
         return toeplitz(term, q_pos.shape[1])[None]
     one, b = term(jnp.zeros(1, q_pos.dtype)), max(q_pos.shape[0], k_pos.shape[0])
-    return products(jnp.ones((b, one.shape[1], q_pos.shape[1], 1), one.dtype), term, q_pos, k_pos)
+    with jax.default_matmul_precision("highest"):  # accelerators would round numbers as they round vectors
+        return products(jnp.ones((b, one.shape[1], q_pos.shape[1], 1), one.dtype), term, q_pos, k_pos)
 
 
 def mirrored(term: Term) -> Term:

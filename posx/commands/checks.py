@@ -23,6 +23,7 @@ from posx.data.store import cache_folder
 from posx.encodings import ENCODINGS, Dims, Encoding, build
 from posx.errors import ConfigError, PosxError
 from posx.fields import items_of
+from posx.machine import platforms
 from posx.machine.compile_cache import most_bytes
 from posx.machine.cores import usable_cores
 from posx.machine.devices import use_every_core
@@ -85,7 +86,7 @@ def facts() -> Iterator[tuple[str, str]]:
     versions = ", ".join(f"{name} {version(name)}" for name in (*PACKAGES, "matplotlib"))
     yield "versions", f"python {platform.python_version()}, {versions}"
     kinds = ", ".join(sorted({device.device_kind for device in jax.devices()}))
-    devices = f"{jax.device_count()} {jax.default_backend()} ({kinds})"
+    devices = f"{jax.device_count()} {platforms.platform()} ({kinds})"
     yield "devices", f"{devices}, {len(usable_cores())} cores usable"
     yield "XLA_FLAGS", os.environ.get("XLA_FLAGS", "") or "(none)"
     yield "compiler", guard().text

@@ -23,6 +23,7 @@ from posx.files.atomic import write_json
 from posx.files.lines import parsed
 from posx.machine.cores import equal_parts, usable_cores, usable_memory
 from posx.machine.guard import add_flags, jax_has_started
+from posx.machine.platforms import on_cpu
 
 #: The axes of meshes. Rows and other large axes are sharded over the first, heads and hidden units over the second.
 DATA, MODEL = "data", "model"
@@ -41,8 +42,10 @@ PATIENCE = {
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 10**8,
 }
 
-#: The rows and columns of the matrix product whose speed is measured.
-SIZE = 2048
+#: The rows and columns of the matrix products whose speed is measured, and their number in one call. An accelerator
+#: needs larger products, and several, or it shows how fast calls begin.
+SIZE, PRODUCTS = 2048, 1
+ACCELERATOR_SIZE, ACCELERATOR_PRODUCTS = 8192, 16
 
 
 def use_every_core(least: int = 1) -> None:
@@ -62,7 +65,7 @@ def use_every_core(least: int = 1) -> None:
 def worth(flops: float) -> int:
     """Return over how many devices work of `flops` is worth sharding: all accelerators, or CPUs by LEAST_FLOPS."""
     most = jax.device_count()
-    return most if jax.default_backend() != "cpu" else max(1, min(most, int(flops / LEAST_FLOPS)))
+    return max(1, min(most, int(flops / LEAST_FLOPS))) if on_cpu() else most
 
 
 def devices_for(rows: int, flops: float, copy: float = 0.0) -> int:
@@ -71,7 +74,7 @@ def devices_for(rows: int, flops: float, copy: float = 0.0) -> int:
     copy: bytes that are replicated on every device. CPU devices share one memory, a quarter of which is for all copies.
     """
     most = min(worth(flops), rows)
-    if copy and jax.default_backend() == "cpu":
+    if copy and on_cpu():
         most = max(1, int(min(most, COPIES_SHARE * usable_memory() / copy)))
     return equal_parts(rows, most)
 
@@ -130,7 +133,7 @@ def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: b
       max_age: seconds after which it is measured again, as others may have been at work. The best of all times counts.
       keep: whether a measurement is stored.
     """
-    units = jax.process_count() if jax.default_backend() == "cpu" else jax.device_count()
+    units = jax.process_count() if on_cpu() else jax.device_count()
     kind = f"{jax.devices()[0].device_kind}-{len(usable_cores())}-{dtype}"
     path, known = folder / f"ceiling-{kind}.json".replace(" ", "_").replace("/", "_"), 0.0
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -147,12 +150,23 @@ def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: b
 
 def _measure(dtype: str) -> float:
     """Return the best of several products: a ceiling shows the machine, not the others that use it meanwhile."""
-    a = jnp.ones((SIZE, SIZE), dtype)
-    product = jax.jit(lambda a: jnp.dot(a, a, preferred_element_type=jnp.float32))
-    product(a).block_until_ready()
+    size, count = (SIZE, PRODUCTS) if on_cpu() else (ACCELERATOR_SIZE, ACCELERATOR_PRODUCTS)
+    a = jnp.ones((size, size), dtype)
+
+    @jax.jit
+    def products(a: jax.Array) -> jax.Array:
+        def product(b: jax.Array) -> jax.Array:
+            return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+        if count == 1:
+            return product(a)
+        # Each product reads the one before, divided so that numbers stay finite.
+        return jax.lax.fori_loop(0, count, lambda _, b: (product(b) / size).astype(dtype), a)
+
+    products(a).block_until_ready()
     seconds = []
     for _ in range(8):
         start = time.perf_counter()
-        product(a).block_until_ready()
+        products(a).block_until_ready()
         seconds.append(time.perf_counter() - start)
-    return 2.0 * SIZE**3 / min(seconds)
+    return count * 2.0 * size**3 / min(seconds)

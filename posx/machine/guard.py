@@ -86,10 +86,10 @@ def _guard() -> Guard:
     if (fused := _fuses_reductions(_flags())) is not None:
         return Guard(fused, f"XLA_FLAGS {'lets' if fused else 'keeps'} {fault} {'in' if fused else 'out'}")
     if jax_has_started():
-        import jax
+        from posx.machine.platforms import on_cpu, platform
 
-        if jax.default_backend() != "cpu":
-            return Guard(False, f"{fault} cannot reach {jax.default_backend()} programs")
+        if not on_cpu():
+            return Guard(False, f"{fault} cannot reach {platform()} programs")
         return Guard(True, f"JAX was started before posx could keep out {fault}")
     if _names_file():
         return Guard(True, f"XLA_FLAGS names a file, which lets {fault} in")
@@ -130,7 +130,9 @@ def barrier(tree: Any) -> Any:
     """
     import jax
 
-    if jax.default_backend() != "cpu":
+    from posx.machine.platforms import on_cpu
+
+    if not on_cpu():
         return tree
 
     def one(x: Any) -> Any:

@@ -8,8 +8,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-import jax
-
 from posx.attention import causal, refusal
 from posx.config import SECTIONS, EvalConfig, RunConfig
 from posx.contract import abstract_params
@@ -19,6 +17,7 @@ from posx.encodings import spec_text
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, in_one_line
 from posx.evaluation import protocols
 from posx.machine.cores import own_memory
+from posx.machine.platforms import on_cpu
 from posx.progress import say, size
 from posx.runs.folder import RunFolder
 
@@ -146,7 +145,7 @@ def check_memory(num_params: int) -> None:
     XLA would crash, or the system kill the process. Activations come on top and are not counted.
     """
     needed, have = 16 * num_params, own_memory()
-    if jax.default_backend() == "cpu" and needed > have:
+    if on_cpu() and needed > have:
         raise OutOfMemoryError(
             f"weights, gradients and moments of this model take {size(needed)} of memory, but this process may "
             f"use {size(have)}. Lower the model's sizes."

@@ -7,7 +7,6 @@ import functools
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 
 from posx.attention import causal, choose_executor
 from posx.config import RunConfig
@@ -17,6 +16,7 @@ from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
 from posx.evaluation.protocols import run_protocols
 from posx.machine.devices import DATA, MODEL, devices_for, mesh_of
+from posx.machine.platforms import platform
 from posx.progress import say, size
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def notice_of_code(run: RunConfig, name: str) -> None:
 def executor_of(run: RunConfig, encoding: Encoding) -> str:
     """Return the attention executor that trains `encoding`, also if the config says "auto"."""
     params, sizes = abstract_params(encoding, run.dims), (run.train.length, run.train.length)
-    dtype = jnp.dtype(run.model.dtype)
-    return choose_executor(run.train.executor, encoding, params, causal(), sizes, in_order=True, dtype=dtype)
+    vectors = jax.ShapeDtypeStruct((run.dims.head_dim,), run.model.dtype)
+    return choose_executor(run.train.executor, encoding, params, causal(), sizes, in_order=True, vectors=vectors)
 
 
 def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout:
@@ -79,7 +79,7 @@ def opening(run: RunConfig, layout: Layout) -> str:
     model = _model_of(run)
     most = "up to " if run.data.tokenizer == "bpe" else ""  # a short text has fewer tokens
     executors = dict.fromkeys(executor_of(run, encoding) for encoding in model.distinct)
-    backend, number = jax.default_backend(), layout.num_devices
+    backend, number = platform(), layout.num_devices
     kinds = sorted({device.device_kind for device in jax.devices()[:number]} - {backend})
     words = [f"{layout} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in kinds)]
     words += [f"of {jax.process_count()} processes"] * (jax.process_count() > 1)

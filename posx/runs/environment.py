@@ -16,6 +16,7 @@ import posx
 from posx.data import Dataset
 from posx.files.atomic import write_json
 from posx.files.lines import parsed
+from posx.machine import platforms
 from posx.machine.cores import cpu_name, usable_cores
 from posx.machine.devices import PATIENCE
 from posx.machine.guard import options
@@ -86,7 +87,7 @@ def environment(dataset: Dataset, layout: Layout) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions(),
         "git": _git_state(),
-        "backend": jax.default_backend(),
+        "backend": platforms.platform(),
         "device": device.device_kind,
         "num_devices": layout.num_devices,
         "layout": str(layout),

@@ -24,6 +24,7 @@ from posx.attention.masks import Mask
 from posx.contract import Dims, Encoding, Params, abstract_params
 from posx.contract.shapes import check_hooks
 from posx.errors import ConfigError
+from posx.machine.platforms import on_cpu
 
 #: Every size differs from every other size, so that no two axes can be mistaken for each other.
 DIMS = Dims(model_dim=12, num_heads=4, head_dim=6, num_layers=2, train_len=32, num_kv_heads=2)
@@ -172,8 +173,11 @@ class CheckSubject:
         found = self.types["float64"]
         #: Whether float64 surely stays float64 in every hook. Mixed types may round it on the way.
         self.wide = not isinstance(found, ConfigError) and all(kinds <= {"float64"} for kinds in found.values())
-        #: The tolerances of float64 and float32. Accelerators round the operands of float32 products too.
-        self.exact, self.rough = 1e-10 if self.wide else 1e-5, 1e-5 if jax.default_backend() == "cpu" else 1e-2
+        #: The tolerances of float64 and float32. Accelerators round the operands of float32 products too, unless
+        #: they are asked not to.
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        is_precise = on_cpu() or precision in ("highest", "float32")
+        self.exact, self.rough = 1e-10 if self.wide else 1e-5, 1e-5 if is_precise else 1e-2
 
     def params(self, seed: int = 0) -> Params:
         """Return large random arrays in the shapes of `init`: each one changes the outputs well above rounding."""

@@ -1,0 +1,41 @@
+"""The platform that functions are traced for. Every choice between a CPU and an accelerator asks here.
+
+JAX traces a function once and reuses the result, so the answer must be one that JAX's caches know. `traced_for` is a
+user context of JAX, which is part of their keys.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import jax
+from jax.export import default_export_platform
+
+#: The names of platforms, as `jax.export` has them.
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+_stated = jax.make_user_context(None)
+
+
+def platform() -> str:
+    """Return the platform that functions are traced for, one of PLATFORMS.
+
+    It is the platform of `traced_for`, else of `jax.default_device`, else of JAX's devices.
+    """
+    if _stated.value:
+        return _stated.value
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    kind = getattr(device, "platform", device)  # "gpu" for both kinds of GPU
+    return kind if kind in ("cpu", "tpu") else default_export_platform()
+
+
+def on_cpu() -> bool:
+    """Return whether functions are traced for CPUs."""
+    return platform() == "cpu"
+
+
+def traced_for(name: str) -> AbstractContextManager:
+    """Return a context in which functions are traced for another platform than this machine's, to be exported."""
+    if name not in PLATFORMS:
+        raise ValueError(f"platform {name!r} is unknown; allowed: {', '.join(PLATFORMS)}.")
+    return _stated(name)

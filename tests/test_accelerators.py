@@ -1,0 +1,194 @@
+"""Every encoding and executor is lowered for accelerators: no float64, no callback, no form that is for CPUs alone."""
+
+import ast
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax  # noqa: F401  mixes types when it is imported under strict promotion
+import pytest
+
+import posx
+from posx.attention import causal, refusal, strips
+from posx.config import TrainConfig
+from posx.config.sections import ModelConfig
+from posx.contract import abstract_params, distance_terms
+from posx.machine.platforms import platform, traced_for
+from posx.model import make_model
+from posx.testing.subject import KNOWN, LENGTH, even_tiles
+from posx.training.step import init_state, train_step, train_steps
+from tests.encodings.cases import CASES, DIMS, SPECS, first
+from tests.lowered import ACCELERATORS, EVERY, SIZES, faults, lowered, shape_of
+from tests.test_architecture import FILES
+from tests.tiny import environment
+
+ROWS = 2
+VECTORS = [shape_of(ROWS, LENGTH, heads, DIMS.head_dim) for heads in (4, 2, 2)]
+SLOTS = posx.Slots(*[shape_of(ROWS, LENGTH, dtype="int32")] * 3)
+every_encoding = pytest.mark.parametrize("case", first(CASES, posx.ENCODINGS))
+every_accelerator = pytest.mark.parametrize("platform", ACCELERATORS)
+
+
+def attention(encoding, executor, params, q, k, v, x, slots, mask=posx.causal()):
+    """The outputs and all gradients."""
+
+    def loss(params, q, k, v, x):
+        embedded = x if x is None else jax.vmap(encoding.embed, in_axes=(None, 0, None))(params, x, jnp.asarray(KNOWN))
+        reads = embedded if encoding.acts_on("features") else None
+        at = KNOWN if slots is None else slots
+        o = posx.attend(encoding, params, q, k, v, at, x=reads, executor=executor, mask=mask)
+        return jnp.sum(o.astype(jnp.float32)) + (0 if embedded is None else jnp.sum(embedded)), o
+
+    return jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(params, q, k, v, x)
+
+
+@every_accelerator
+@every_encoding
+def test_attention_is_lowered_for_accelerators(case, platform):
+    encoding = CASES[case]
+    params = abstract_params(encoding, DIMS)
+    x = shape_of(ROWS, LENGTH, DIMS.model_dim) if encoding.acts_on("features") or encoding.acts_on("embed") else None
+    # Traced slots and known positions take different ways through the formula. CPUs widen bfloat16.
+    ways = [("dense", "float32", SLOTS), (even_tiles, "bfloat16", None)]
+    if not refusal(encoding, params, causal(), in_order=True, segments=False):
+        ways.append(("fused", "float32", None))
+    for executor, dtype, slots in ways:
+        vectors = [shape_of(*a.shape, dtype=dtype) for a in VECTORS]
+        function = functools.partial(attention, encoding, executor)
+        assert not faults(lowered(function, platform, params, *vectors, x, slots)), executor
+
+
+@every_accelerator
+@every_encoding
+def test_a_cached_step_is_lowered_for_accelerators(case, platform):
+    model = make_model(ModelConfig(1, 16, 2), SPECS[case], 7, 32)
+
+    def step(params, tokens, cache):
+        return model.cached(params, tokens, cache.filled[None], cache.filled[None], cache)
+
+    cache = jax.eval_shape(lambda: model.empty_cache(ROWS, LENGTH))
+    assert not faults(lowered(step, platform, model.abstract(), shape_of(ROWS, 1, dtype="int32"), cache))
+
+
+@every_accelerator
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_is_lowered_for_accelerators(dtype, platform):
+    model = make_model(ModelConfig(2, 16, 2, dtype=dtype, dropout=0.1), ["rope", "shaw"], 7, LENGTH)
+    config = TrainConfig(length=LENGTH, batch_size=4, steps=9, accumulation=2, executor="blockwise")
+    state, rows = jax.eval_shape(lambda: init_state(model, config)), (4, LENGTH + 1)
+    one, several = (functools.partial(step, model, config) for step in (train_step, train_steps))
+    with jax.numpy_dtype_promotion("standard"):  # Optax mixes types
+        assert not faults(lowered(one, platform, state, shape_of(*rows, dtype="int32")))
+        many, count = shape_of(3, *rows, dtype="int32"), shape_of(dtype="int32")
+        assert not faults(lowered(several, platform, state, many, count))
+
+
+def test_the_fused_executor_calls_cudnn_wherever_it_fits(tmp_path):
+    """The calls are in the lowered text of every encoding that the kernel serves, if cuDNN can take its operands."""
+    (plugin := tmp_path / "jax_cuda12_plugin").mkdir()
+    (plugin / "__init__.py").touch()
+    (plugin / "_versions.py").write_text("def cudnn_get_version(): return 91002\n")
+    path = os.pathsep.join([str(tmp_path), os.getcwd()])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.lowered"], text=True, capture_output=True, check=True, cwd=os.getcwd(),
+        env=environment() | {"PYTHONPATH": path},
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert len(found) > 15
+    for name, of_sizes in found.items():
+        encoding = posx.build(name, DIMS)
+        bias = "ScaleBias" if encoding.acts_on("by_distance") or encoding.acts_on("bias") else ""
+        both = [f"__cudnn$fmha{bias}Softmax", f"__cudnn$fmha{bias}SoftmaxBackward"]
+        assert of_sizes == {case: both if case in EVERY else [] for case in of_sizes}, name
+    assert {*found["nope"]} == {*SIZES}
+
+
+@every_encoding
+def test_numbers_by_position_are_not_rounded(case):
+    """Accelerators round the operands of float32 products, unless the product asks for the highest precision."""
+    encoding, pos, many = CASES[case], shape_of(LENGTH, dtype="int32"), shape_of(ROWS, LENGTH, dtype="int32")
+    params, calls = abstract_params(encoding, DIMS), []
+    if encoding.acts_on("by_distance"):
+        calls.append((encoding.by_distance, params, pos))
+    if encoding.acts_on("bias"):
+        calls.append((encoding.bias, params, pos, pos))
+    if "scaled" in distance_terms(encoding, params):
+
+        def scaled(params, q_pos, k_pos):
+            return strips.numbers(lambda r: encoding.by_distance(params, r).scaled.T[..., None], q_pos, k_pos)
+
+        calls.append((scaled, params, many, many))
+    for call in calls:
+        rounded = [
+            line for line in lowered(call[0], "tpu", *call[1:]).splitlines()
+            if "stablehlo.dot_general" in line and "precision = [HIGHEST, HIGHEST]" not in line
+        ]  # fmt: skip
+        assert not rounded, call[0]
+
+
+@pytest.mark.parametrize("case", ["shaw", "t5"])
+def test_the_forms_of_accelerators_agree_with_those_of_cpus(case):
+    encoding = CASES[case]
+    rng = np.random.default_rng(0)
+    params = {name: rng.standard_normal(a.shape, np.float32) for name, a in abstract_params(encoding, DIMS).items()}
+    vectors = [rng.standard_normal(a.shape, np.float32) for a in VECTORS]
+    run, both = jax.jit(attention, static_argnums=(0, 1)), []
+    for name in ("cpu", "tpu"):
+        with traced_for(name):
+            both.append(run(encoding, even_tiles, params, *vectors, None, None))
+    for a, b in zip(*map(jax.tree.leaves, both), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mask", [posx.causal(), posx.full(), posx.window(5)], ids=["causal", "full", "window"])
+def test_padding_for_cudnn_changes_no_number(mask, monkeypatch):
+    """At an odd length and width the kernel gets padded operands; here its XLA form stands in for it."""
+    kernel, widths = jax.nn.dot_product_attention, []
+
+    def stand_in(q, *rest, implementation, **options):
+        widths.append((implementation, *q.shape[1::2]))
+        return kernel(q, *rest, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr("posx.attention.fused.is_native", lambda vectors: True)
+    encoding = CASES["t5-bidirectional"]
+    rng = np.random.default_rng(0)
+    params = {name: rng.standard_normal(a.shape, np.float32) for name, a in abstract_params(encoding, DIMS).items()}
+    vectors = [rng.standard_normal(a.shape, np.float32) for a in VECTORS]
+    run = jax.jit(attention, static_argnums=(0, 1, 8))
+    found, wanted = (run(encoding, executor, params, *vectors, None, None, mask) for executor in ("fused", "dense"))
+    assert {*widths} == {("cudnn", LENGTH + 1, 8)}
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_functions_are_traced_anew_for_another_platform():
+    traced = []
+
+    @jax.jit
+    def function(x):
+        traced.append(platform())
+        return x
+
+    for name in ("cuda", "tpu", "cuda"):
+        with traced_for(name):
+            jax.export.export(function, platforms=[name])(shape_of(3))
+    function(jnp.ones(3))
+    with jax.default_device(jax.devices("cpu")[0]):
+        function(jnp.ones(3))
+    assert traced[:2] == ["cuda", "tpu"] and {*traced[2:]} == {"cpu"}
+    with pytest.raises(ValueError, match="platform 'gpu' is unknown; allowed: cpu, cuda, rocm, tpu"):
+        traced_for("gpu")
+
+
+def test_one_function_alone_asks_for_the_platform():
+    askers = {
+        name for name, tree in FILES.items() for node in ast.walk(tree)
+        if getattr(node, "attr", getattr(node, "id", "")) in ("default_backend", "default_export_platform")
+    }  # fmt: skip
+    assert askers == {"machine/platforms"}
