@@ -7,12 +7,13 @@ message. On jaxlib 0.10.2 and 0.12.0.1, 137 of 1,324 random programs of products
 reductions were wrong, all with this pattern. With reductions kept out of these kernels 169 fixed programs, 32 of them
 wrong before, and the first 169 random ones were right.
 
-Two guards are needed, as neither covers everything:
+There are two guards:
 
-* `barrier` is put around posx's own products and makes the pattern impossible there, whatever the flags.
 * Importing posx adds --xla_cpu_experimental_ynn_fusion_type=-reduce to XLA_FLAGS: no reductions in these kernels. It
-  covers the hooks of a user's encoding and a user's own model, which `barrier` does not reach. A value of the flag that
-  is already there stays. `python -m benchmarks.guard_cost` measures what the flag costs.
+  covers the hooks of a user's encoding and a user's own model too. A value of the flag that is already there stays.
+  `python -m benchmarks.guard_cost` measures what the flag costs.
+* If the flag cannot be set, or is not known to this jaxlib, `barrier` stands around posx's own products and makes the
+  pattern impossible there. It costs 2 to 3 % of a training step, so it is left out if the flag is set.
 
 The flag is set only for versions of jaxlib that were tested to have the fault and to know it. XLA ends the process over
 an unknown name. Processes started from this one inherit the flag. Nothing is compiled and no JAX is imported for this.
@@ -60,10 +61,15 @@ RECORDED = (
 
 
 class Guard(NamedTuple):
-    """The state of this process. open: the fault can strike outside of posx's own products."""
+    """The state of this process.
+
+    open: the fault can strike outside of posx's own products. flag_set: no reductions are in these kernels, so that
+    `barrier` is not needed.
+    """
 
     open: bool
     text: str
+    flag_set: bool = False
 
 
 @functools.cache
@@ -84,7 +90,7 @@ def _guard() -> Guard:
         return Guard(False, f"jaxlib {jaxlib.__version__} is not known to have the fault, no flag is set")
     fault = f"a fault of jaxlib {jaxlib.__version__} on CPUs"
     if (fused := _fuses_reductions(_flags())) is not None:
-        return Guard(fused, f"XLA_FLAGS {'lets' if fused else 'keeps'} {fault} {'in' if fused else 'out'}")
+        return Guard(fused, f"XLA_FLAGS {'lets' if fused else 'keeps'} {fault} {'in' if fused else 'out'}", not fused)
     if jax_has_started():
         from posx.machine.platforms import on_cpu, platform
 
@@ -96,7 +102,7 @@ def _guard() -> Guard:
     if _libtpu_reads_flags():
         return Guard(False, f"{fault} cannot reach TPUs; libtpu reads XLA_FLAGS too and may not know the flag")
     add_flags({FLAG: "-reduce"})
-    return Guard(False, f"posx set {SAFE}, which keeps out {fault}")
+    return Guard(False, f"posx set {SAFE}, which keeps out {fault}", True)
 
 
 def _flags() -> str:
@@ -124,6 +130,8 @@ def _fuses_reductions(flags: str) -> bool | None:
 def barrier(tree: Any) -> Any:
     """Return `tree` bit for bit, behind a barrier that XLA's CPU compiler neither looks through nor fuses across.
 
+    It returns `tree` itself on other platforms, and if `Guard.flag_set`.
+
     It is for the operands of products, so that none is seen to be constant along an axis, and for results that may be
     summed. XLA's own barrier is removed before kernels are formed (jaxlib 0.10.2 and 0.11.0; not from 0.11.2 on), and
     rounding alone lets constants through. Derivatives of every kind and order pass, behind a barrier too.
@@ -132,7 +140,7 @@ def barrier(tree: Any) -> Any:
 
     from posx.machine.platforms import on_cpu
 
-    if not on_cpu():
+    if guard().flag_set or not on_cpu():
         return tree
 
     def one(x: Any) -> Any:

@@ -100,7 +100,7 @@ ZERO_BIAS = "return jnp.zeros((4, q_pos.shape[0], k_pos.shape[0]))"
         ("tiling = 'neighbour'", r"^Mine\.tiling='neighbour' must be 'any' or 'rows' or 'neighbours'$"),
         ("shift_invariant = 'no'", r"^Mine\.shift_invariant='no' must be True or False$"),
         ("fades = 1", r"Mine\.fades=1 must be True or False"),
-        ("shared = 'a'", r"Mine\.shared='a' must be a frozenset of parameter names"),
+        ("shared = 'a'", r"Mine\.shared='a' must be a frozenset of names"),
         ("reach = -1", r"Mine\.reach=-1 must be a whole number of tokens, at least 0, or None"),
         ("max_position = 8.5", r"Mine\.max_position=8\.5 must be a whole number"),
         ("planes = 2", r"Mine\.planes=2 must be a text"),
@@ -192,7 +192,7 @@ def test_other_members_of_a_class_are_left_alone():
         def rows(self, distance):
             return jnp.clip(distance, 0, self.max_distance)
 
-        def tabulate(self, params):
+        def spread_out(self, params):
             return params
 
         def _helper(self, params, distance):

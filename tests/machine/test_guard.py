@@ -10,7 +10,8 @@ import jaxlib
 import numpy as np
 import pytest
 
-from posx.machine.guard import FAULTY, FLAG, SAFE, barrier
+from posx.machine import guard
+from posx.machine.guard import FAULTY, FLAG, SAFE, Guard, barrier
 from tests.tiny import environment
 
 STRUCK = jaxlib.__version__ in FAULTY
@@ -59,7 +60,7 @@ import jaxlib, posx
 def flags(given, version=posx.machine.guard.FAULTY[0]):
     os.environ["XLA_FLAGS"], jaxlib.__version__ = given, version
     guard = importlib.reload(posx.machine.guard).guard()
-    print(os.environ["XLA_FLAGS"] or "none", guard.open)
+    print(os.environ["XLA_FLAGS"] or "none", "->", guard.open, guard.flag_set)
 
 print("start", file=sys.stderr)
 for given in sys.argv[1:]:
@@ -70,27 +71,41 @@ flags("", "99.0")
     safe_file.write_text(f"--xla_cpu_multi_thread_eigen=true\n{SAFE}\n")
     other_file.write_text("--xla_cpu_multi_thread_eigen=true")
     asked = {
-        "": (SAFE, "False"),
-        "--xla_dump_max_hlo_modules=1": (f"--xla_dump_max_hlo_modules=1 {SAFE}", "False"),
-        f"{FLAG}=": (f"{FLAG}=", "False"),
-        f"{FLAG}=-eltwise,-reduce": (f"{FLAG}=-eltwise,-reduce", "False"),
-        f"{FLAG}=+reduce {SAFE}": (f"{FLAG}=+reduce {SAFE}", "False"),
-        str(safe_file): (str(safe_file), "False"),
-        f"{FLAG}=-individual_dot": (f"{FLAG}=-individual_dot", "True"),
-        f"{FLAG}=individual_dot,reduce": (f"{FLAG}=individual_dot,reduce", "True"),
-        f"{SAFE} {FLAG}=+reduce": (f"{SAFE} {FLAG}=+reduce", "True"),
-        str(other_file): (str(other_file), "True"),
+        "": (SAFE, "False True"),
+        "--xla_dump_max_hlo_modules=1": (f"--xla_dump_max_hlo_modules=1 {SAFE}", "False True"),
+        f"{FLAG}=": (f"{FLAG}=", "False True"),
+        f"{FLAG}=-eltwise,-reduce": (f"{FLAG}=-eltwise,-reduce", "False True"),
+        f"{FLAG}=+reduce {SAFE}": (f"{FLAG}=+reduce {SAFE}", "False True"),
+        str(safe_file): (str(safe_file), "False True"),
+        f"{FLAG}=-individual_dot": (f"{FLAG}=-individual_dot", "True False"),
+        f"{FLAG}=individual_dot,reduce": (f"{FLAG}=individual_dot,reduce", "True False"),
+        f"{SAFE} {FLAG}=+reduce": (f"{SAFE} {FLAG}=+reduce", "True False"),
+        str(other_file): (str(other_file), "True False"),
     }
     given = {name: value for name, value in environment().items() if name != "XLA_FLAGS"}
     process = subprocess.run(
         [sys.executable, "-c", script, *asked], text=True, capture_output=True, check=True, env=given
     )
-    assert [tuple(line.rsplit(" ", 1)) for line in process.stdout.splitlines()] == [*asked.values(), ("none", "False")]
+    found = [tuple(line.split(" -> ")) for line in process.stdout.splitlines()]
+    assert found == [*asked.values(), ("none", "False False")]
     said = process.stderr.splitlines()
     notices = said[said.index("start") + 1 :]
     assert len(notices) == 4 and all(line.startswith("notice: XLA_FLAGS ") for line in notices)
 
 
+@pytest.fixture
+def without_flag(monkeypatch):
+    monkeypatch.setattr(guard, "guard", lambda: Guard(open=True, text="", flag_set=False))
+
+
+@pytest.mark.parametrize("flag_set", [True, False])
+def test_barrier_is_left_out_if_the_flag_is_set(monkeypatch, flag_set):
+    monkeypatch.setattr(guard, "guard", lambda: Guard(open=False, text="", flag_set=flag_set))
+    traced = str(jax.make_jaxpr(lambda x: barrier(x))(jnp.ones(3)))  # JAX remembers how it traced a function
+    assert ("optimization_barrier" not in traced) == flag_set
+
+
+@pytest.mark.usefixtures("without_flag")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_barrier_returns_its_input_bit_for_bit(dtype):
     info = jnp.finfo(dtype)
@@ -101,6 +116,7 @@ def test_barrier_returns_its_input_bit_for_bit(dtype):
         np.testing.assert_array_equal(np.asarray(found).view(bits), np.asarray(x).view(bits))
 
 
+@pytest.mark.usefixtures("without_flag")
 def test_barrier_has_derivatives_of_every_kind():
     def f(x, pass_through):
         return jnp.sum(jnp.sin(pass_through({"x": x})["x"]) ** 3)
