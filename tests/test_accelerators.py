@@ -31,7 +31,10 @@ ROWS = 2
 VECTORS = [shape_of(ROWS, LENGTH, heads, DIMS.head_dim) for heads in (4, 2, 2)]
 SLOTS = posx.Slots(*[shape_of(ROWS, LENGTH, dtype="int32")] * 3)
 every_encoding = pytest.mark.parametrize("case", first(CASES, posx.ENCODINGS))
-every_accelerator = pytest.mark.parametrize("platform", ACCELERATORS)
+#: CUDA programs have the forms of TPUs too, but for the vendor's kernel.
+every_accelerator = pytest.mark.parametrize(
+    "platform", [pytest.param(name, marks=() if name == "cuda" else pytest.mark.slow) for name in ACCELERATORS]
+)
 
 
 def attention(encoding, executor, params, q, k, v, x, slots, mask=posx.causal()):
