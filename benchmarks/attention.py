@@ -216,18 +216,17 @@ def table(stored: dict[str, Any]) -> str:
 
 
 def against_torch(rows: list[dict[str, Any]]) -> list[str]:
-    """Compare posx with every form of torch. The best form of a call is marked and has the target."""
+    """Compare posx with every form of torch. The best form of a call is marked."""
     ours = next((name for name in OURS if any(row["contestant"] == name for row in rows)), None)
     body = []
     for row in rows:
         for who, ratio in sorted(row["over"].items()) if row["contestant"] == ours else ():
-            asked = report.ATTENTION.get((row["kind"], row["length"]), {}).get(row["encoding"])
             best = who == row["best"]
             body.append([
                 str(row["length"]), KIND_NAMES[row["kind"]], row["encoding"], f"{who}{', best' if best else ''}",
-                cell(ratio, ".2f"), report.target(asked if best else None),
+                cell(ratio, ".2f"),
             ])  # fmt: skip
-    head = ["length", "kind", "encoding", "rival", f"{ours} is faster by", "target"]
+    head = ["length", "kind", "encoding", "rival", f"{ours} is faster by"]
     return ["", f"{ours} against torch", "", *report.rows(head, body)] if body else []
 
 

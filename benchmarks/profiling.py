@@ -60,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="medium")
     parser.add_argument("--length", type=measure.positive, help="another window length, as many tokens a step")
     parser.add_argument("--steps", type=measure.positive, default=8, help="profiled steps")
-    parser.set_defaults(encodings=["nope", "rope"])
 
 
 def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import measure, report
-from benchmarks.report import cell, quartiles, ratios, target
+from benchmarks.report import cell, quartiles, ratios
 from benchmarks.workers import ROOT, checkout, worker_environment
 
 OURS = "posx"
@@ -137,8 +137,7 @@ def table(stored: dict[str, Any]) -> str:
         f"posx sweep --config={stored['config']} {stored['words']}".strip() + f", compile cache {stored['cache']}; "
         f"{report.place(stored)}",
         "", *report.rows(["contestant", "seconds: median [quartiles]", "results", "runs"], body), "",
-        f"the best baseline's seconds over posx's: {cell(found['ratio'], '.2f')}, target "
-        f"{target(report.SWEEP.get(stored['cores']))}",
+        f"the best baseline's seconds over posx's: {cell(found['ratio'], '.2f')}",
     ]  # fmt: skip
     return "\n".join(lines + [f"failed: {row['contestant']}: {row['why']}" for row in stored["runs"] if "why" in row])
 

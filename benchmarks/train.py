@@ -18,10 +18,6 @@ The rival has posx's architecture: RMSNorm, no biases, embeddings tied or not as
 T5 has posx's buckets. `sinusoidal` is its scaled one, GELU its exact form; posx has the tanh form. It runs on all cores
 with torch's fused AdamW, with --dtype=bfloat16 under torch.autocast. All contestants see the same batches at the same
 constant learning rate: the last table shows that they learn, and with how many parameters.
-
-This measures the cost of positions at long windows, above no positions and over NoPE's step at an older commit:
-
-    python -m benchmarks train --length=2048 --contestants=posx,baseline --baseline=3891e0e
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ import jax
 import numpy as np
 
 from benchmarks import measure, report, workers
-from benchmarks.report import cell, quartiles, ratios, target
+from benchmarks.report import cell, quartiles, ratios
 from benchmarks.workers import Worker, WorkerError, checkout
 from posx.config import TrainConfig
 from posx.config.sections import ModelConfig
@@ -249,8 +245,7 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
 def summarise(stored: dict[str, Any]) -> list[Row]:
     """Return one row per encoding from a report's stored numbers.
 
-    `others` holds the other contestants by library, `best` the library of the fastest rival or None. `above_nope` is
-    the time a step takes above NoPE's, over NoPE's step at the baseline: {library: ...}.
+    `others` holds the other contestants by library, `best` the library of the fastest rival or None.
     """
     results = {(row["library"], row["encoding"]): row for row in stored["results"]}
     rates = {key: row["tokens_per_second"] for key, row in results.items()}
@@ -269,17 +264,8 @@ def summarise(stored: dict[str, Any]) -> list[Row]:
             "best": max(rivals, key=lambda name: others[name]["rate"][0], default=None),
             "share": rate[0] * ours["flops_per_token"] / ceiling,
             "step_time_to_nope": ratios(rates.get((OURS, "nope")), rates[OURS, encoding]),
-            "above_nope": {name: _above_nope(rates, name, encoding) for name in (OURS, BASELINE)},
         })  # fmt: skip
     return rows
-
-
-def _above_nope(rates: dict[tuple[str, str], list[float]], library: str, encoding: str) -> report.Spread | None:
-    """Compare step times per round, as inverse rates."""
-    needed = [rates.get(key) for key in ((library, encoding), (library, "nope"), (BASELINE, "nope"))]
-    if any(part is None for part in needed):
-        return None
-    return quartiles(base / own - base / nope for own, nope, base in zip(*needed, strict=True))
 
 
 def table(stored: dict[str, Any]) -> str:
@@ -291,10 +277,9 @@ def table(stored: dict[str, Any]) -> str:
         f"{shape}, {shape.tokens} tokens a step, {shape.dtype}; {report.place(stored)}; float32 matmul ceiling "
         f"{ceiling} GFLOP/s; {len(stored['ceiling'])} rounds of {stored['steps']} steps: median [quartiles]{baseline}"
     ]
-    sizes = shape.layers, shape.width, shape.length
-    forms = _columns(rows, {name: ("rate",) for name in FORMS.values()}, {})
-    tables = [_speed(rows, target(report.RIVAL.get((*sizes, stored["cores"]))))]
-    tables += [_arrangements(rows, sizes, stored["cores"]), forms, _fairness(rows, stored["steps"])]
+    forms = _columns(rows, {name: ("rate",) for name in FORMS.values()})
+    arrangements = _columns(rows, dict.fromkeys((ONE_DEVICE, PINNED, BASELINE), ("rate", "ratio")))
+    tables = [_speed(rows), arrangements, forms, _fairness(rows, stored["steps"])]
     for head, *body in tables:
         if len(head) > 1:
             lines += ["", *report.rows(head, body)]
@@ -307,41 +292,26 @@ def _of(row: Row, library: str | None, key: str) -> str:
     return cell(row["others"].get(library, {}).get(key), ",.0f" if key == "rate" else ".2f")
 
 
-def _speed(rows: list[Row], asked: str) -> list[list[str]]:
+def _speed(rows: list[Row]) -> list[list[str]]:
     head = ["encoding", f"{OURS} tokens/s", "share of float32 ceiling", "step time / NoPE's", "best rival",
-            "its tokens/s", f"{OURS} / best rival", "target"]  # fmt: skip
+            "its tokens/s", f"{OURS} / best rival"]  # fmt: skip
     return [head, *(
         [
             row["encoding"], cell(row["rate"], ",.0f"), f"{row['share']:.2f}", cell(row["step_time_to_nope"], ".2f"),
             (row["best"] or "-").removeprefix(f"{PEER}, "), _of(row, row["best"], "rate"),
-            _of(row, row["best"], "ratio"), asked if row["best"] else "-",
+            _of(row, row["best"], "ratio"),
         ]
         for row in rows
     )]  # fmt: skip
 
 
-def _columns(rows: list[Row], keys: dict[str, Sequence[str]], asked: dict[str, float | None]) -> list[list[str]]:
-    """Make columns of the rates and ratios of the contestants that took part, with their targets."""
+def _columns(rows: list[Row], keys: dict[str, Sequence[str]]) -> list[list[str]]:
+    """Make columns of the rates and ratios of the contestants that took part."""
     lines = [["encoding"], *([row["encoding"]] for row in rows)]
     for name in [name for name in keys if any(name in row["others"] for row in rows)]:
         lines[0] += [{"rate": f"{name} tokens/s", "ratio": f"{OURS} / it"}[key] for key in keys[name]]
-        lines[0] += ["target"] if name in asked else []
         for row, line in zip(rows, lines[1:], strict=True):
             line += [_of(row, name, key) for key in keys[name]]
-            line += [target(asked[name])] if name in asked else []
-    return lines
-
-
-def _arrangements(rows: list[Row], sizes: tuple[int, int, int], cores: int) -> list[list[str]]:
-    """Compare posx with one device, with pinned processes, and with itself at the baseline."""
-    asked = {PINNED: report.PINNED, BASELINE: report.BASELINE.get((*sizes, cores))}
-    lines = _columns(rows, dict.fromkeys((ONE_DEVICE, PINNED, BASELINE), ("rate", "ratio")), asked)
-    if any(BASELINE in row["others"] for row in rows):
-        lines[0] += ["step above NoPE's / baseline's NoPE", "target", "the same, baseline"]
-        for row, line in zip(rows, lines[1:], strict=True):
-            above = report.ABOVE_NOPE.get(sizes, {}).get(row["encoding"])
-            found = row["above_nope"]
-            line += [cell(found[OURS], ".2f"), target(above, "<="), cell(found[BASELINE], ".2f")]
     return lines
 
 
