@@ -18,12 +18,13 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import scipy.optimize
 import scipy.stats
 
+from benchmarks.memory import summarise
+from experiments.cost.cost import REPORTS
 from experiments.leaderboard.leaderboard import (
     Entry,
     difference,
@@ -139,17 +140,11 @@ def chance(ours: Sequence[Row], theirs: Sequence[Row]) -> float:
     return float(scipy.optimize.brentq(room, 1e-12, 1 - 1e-9))
 
 
-def report(name: str) -> dict[str, Any]:
-    """Return one report of the cost study."""
-    (found,) = (one for one in load("cost", file="measurements.jsonl") if one["name"] == name)
-    return found
-
-
 def over_nope(names: Iterable[str], field: str, value: Callable[[float, float], float]) -> dict[str, str]:
     """Return by encoding the median and the quartiles of `value` of NoPE's and its own; later reports count."""
     found = {}
     for name in names:
-        speeds = {one["encoding"]: one[field] for one in report(name)["results"]}
+        speeds = {one["encoding"]: one[field] for one in REPORTS[name]["results"]}
         for encoding, rounds in speeds.items():
             found[encoding] = spread(value(*pair) for pair in zip(speeds["nope"], rounds, strict=True))
     return found | {"nope": "1"}
@@ -157,19 +152,15 @@ def over_nope(names: Iterable[str], field: str, value: Callable[[float, float], 
 
 def memory_over_nope(length: int = 16384) -> dict[str, str]:
     """Return by encoding the peak memory of one attention with gradients over NoPE's, each above that at 64 tokens."""
-    found = {}
-    for name in ("memory", "memory_all", "memory_path"):
-        sizes = {(p["encoding"], p["length"]): p["value"] for p in report(name)["points"] if p["kind"] == "gradient"}
-        of = {encoding: sizes[encoding, length] - sizes[encoding, 64] for encoding, n in sizes if n == length}
-        found |= {encoding: f"{size / of['nope']:.1f}" for encoding, size in of.items()}
-    return found
+    rows = {row["encoding"]: row["bytes"] for row in summarise(REPORTS["memory"]) if row["kind"] == "gradient"}
+    return {name: f"{sizes[length] / rows['nope'][length]:.1f}" for name, sizes in rows.items()}
 
 
 def costs(entries: dict[str, Entry]) -> str:
     """Return the table of costs, each over NoPE's in the same report."""
     at_64 = step_times(load("leaderboard", file="steps.jsonl"))
-    at_512 = over_nope(("train_all_512", "train_scores_512", "train_path_512"), "tokens_per_second", lambda n, x: n / x)
-    decoding = over_nope(("decode", "decode_newer", "decode_path"), "cached", lambda n, x: x / n)
+    at_512 = over_nope(["train_512"], "tokens_per_second", lambda n, x: n / x)
+    decoding = over_nope((name for name in REPORTS if name.startswith("decode")), "cached", lambda n, x: x / n)
     memory, least = memory_over_nope(), entries["rope"].cells[0]["num_params"]
     body = [
         [
