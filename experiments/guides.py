@@ -159,7 +159,7 @@ def memory_over_nope(length: int = 16384) -> dict[str, str]:
 def costs(entries: dict[str, Entry]) -> str:
     """Return the table of costs, each over NoPE's in the same report."""
     at_64 = step_times(load("leaderboard", file="steps.jsonl"))
-    at_512 = over_nope(["train_512"], "tokens_per_second", lambda n, x: n / x)
+    at_512 = over_nope(("train_512", "train_512_v2"), "tokens_per_second", lambda n, x: n / x)
     decoding = over_nope((name for name in REPORTS if name.startswith("decode")), "cached", lambda n, x: x / n)
     memory, least = memory_over_nope(), entries["rope"].cells[0]["num_params"]
     body = [

@@ -143,13 +143,13 @@ def generate(
         np.asarray(token_ids(prompt, "[t]", name=f"prompts[{n}]", vocab_size=model.vocab_size))
         for n, prompt in enumerate(prompts)
     ]
-    model, longest = _set_for(model, prompts, num_tokens, chunk), max(map(len, prompts))
+    encodings, longest = _set_for(model, prompts, num_tokens, chunk).encodings, max(map(len, prompts))
     tokens = np.full((len(prompts), longest), -1, np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[longest - len(prompt) :] = prompt
     capacity = capacity_for(-(-longest // chunk) * chunk + num_tokens - 1)
     tokens = np.pad(tokens, ((0, 0), (-longest % chunk, 0)), constant_values=-1)
-    model, params = model.tabulated(params, capacity)
+    model, params = model.tabulated(params, capacity, encodings)
     cache = model.empty_cache(len(prompts), capacity)
     logits, cache = prefill(model, params, tokens, cache, chunk)
     pos = np.array([[len(prompt)] for prompt in prompts], np.int32)

@@ -295,25 +295,31 @@ class Model:
         """Return the model for the same weights, with every encoding set for windows of `length` tokens."""
         return dataclasses.replace(self, encodings=tuple(e.at_length(length) for e in self.encodings))
 
-    def tabulated(self, params: dict[str, Any], length: int) -> tuple[Model, dict[str, Any]]:
+    def tabulated(
+        self, params: dict[str, Any], length: int, encodings: tuple[Encoding, ...] = ()
+    ) -> tuple[Model, dict[str, Any]]:
         """Return the model and parameters for decoding up to `length` tokens, with tables of what depends on position.
 
-        The model depends on `length` alone, and not on the length that it was set for by `at_length`. Programs compiled
-        for it serve all texts of at most `length` tokens.
+        The model depends on `length` alone. Programs compiled for it serve all texts of at most `length` tokens.
+
+        Args:
+          params: those of this model.
+          length: tokens.
+          encodings: the encodings of the layers as `at_length` set them for a text; () for those of this model.
         """
         self._decoder(params)  # refuses those of another model
-        layers, shared, encodings = dict(params["layers"]), dict(params.get("shared", {})), []
-        for n, encoding in enumerate(self.encodings):
-            name, key = layer_name(n), shared_name(self.distinct.index(encoding))
+        layers, shared, tables = dict(params["layers"]), dict(params.get("shared", {})), []
+        for n, (own_encoding, encoding) in enumerate(zip(self.encodings, encodings or self.encodings, strict=True)):
+            name, key = layer_name(n), shared_name(self.distinct.index(own_encoding))
             attention, once = layers[name]["attention"], params.get("shared", {}).get(key, {})
             table, arrays = tabulated(encoding, attention.get("position", {}) | once, length)
-            encodings.append(table)
+            tables.append(table)
             own = {name: array for name, array in arrays.items() if name not in table.shared}
             shared |= {key: {name: arrays[name] for name in table.shared}} if table.shared else {}
             layers[name] = layers[name] | {"attention": attention | ({"position": own} if own else {})}
-        model = dataclasses.replace(self, encodings=tuple(encodings))
+        model = dataclasses.replace(self, encodings=tuple(tables))
         if len(model.distinct) < len(self.distinct):  # two tables would share one set of arrays
-            return self, params
+            return dataclasses.replace(self, encodings=encodings or self.encodings), params
         return model, params | {"layers": layers} | ({"shared": shared} if shared else {})
 
     @property

@@ -47,6 +47,16 @@ def _shares(name: str, encoding: str) -> dict[str, Share]:
     return {row[0]: Share._make(row) for row in result["shares"]}
 
 
+def turns() -> str:
+    """Return the training speed over that before the work on speed, in turns."""
+    found = [
+        {row["encoding"]: row["others"][train.BASELINE]["ratio"] for row in train.summarise(REPORTS[f"turns_{shape}"])}
+        for shape in ("small", "medium")
+    ]
+    body = [[name, *(cell(one[name], ".2f") for one in found)] for name in found[0]]
+    return markdown(["encoding", "L = 128", "L = 512"], body)
+
+
 def rivals(shape: str) -> str:
     """Return tokens/s of posx and of the fastest form of x-transformers."""
     body = []
@@ -61,10 +71,10 @@ def rivals(shape: str) -> str:
 def steps() -> str:
     """Return the time of a training step over NoPE's, of all encodings."""
     found = [
-        {row["encoding"]: row["step_time_to_nope"] for row in train.summarise(REPORTS[name])}
+        {row["encoding"]: row["step_time_to_nope"] for one in _parts(name) for row in train.summarise(one)}
         for name in ("train_128", "train_512")
     ]
-    body = [[name, *(cell(one.get(name), ".2f") for one in found)] for name in found[1]]
+    body = [[name, *(cell(one[name], ".2f") for one in found)] for name in found[1]]
     return markdown(["encoding", "L = 128", "L = 512"], body)
 
 
@@ -144,6 +154,7 @@ def runs() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "A step of 4 layers, width 128, L = 128": lambda: profile("small"),
     "A step of 6 layers, width 256, L = 512": lambda: profile("medium"),
+    "Speed over that before": turns,
     "Against x-transformers, 4 layers, width 128, L = 128": lambda: rivals("small"),
     "Against x-transformers, 6 layers, width 256, L = 512": lambda: rivals("medium"),
     "A training step over NoPE's": steps,

@@ -194,6 +194,8 @@ def _decayed(rate: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, 
         nothing = jnp.zeros((*q.shape[:3], k.shape[2]), wide)
         return jax.lax.scan(add, nothing, tuple(each))[0]
 
+    if q.shape[2] == 1 and q.dtype != jnp.float16:  # decoding: powers are relative to the query itself
+        return of_block()
     return jax.lax.cond(widest < (SAFE_HALF if q.dtype == jnp.float16 else SAFE), of_block, of_pairs)
 
 
