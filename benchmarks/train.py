@@ -195,7 +195,7 @@ def start(words: list[str], shape: Shape, baseline: str | None, stack: contextli
         OURS: lambda: [make(devices=len(cores))],
         "one_device": lambda: [make(devices=1)],
         "pinned": lambda: [make(cpus=[core], devices=1) for core in cores],
-        "baseline": lambda: [make(code=stack.enter_context(checkout(str(baseline))))],
+        "baseline": lambda: [make(code=stack.enter_context(checkout(str(baseline))), devices=len(cores))],
     }
     found: dict[str, list[Worker]] = {}
     for word in words:

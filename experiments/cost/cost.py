@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from benchmarks import attention, compiling, memory, train
+from benchmarks import attention, memory, train
 from benchmarks.profiling import Share
 from benchmarks.report import Spread, cell, ratios
 from experiments.tables import load, markdown
@@ -133,24 +133,6 @@ def _parts(name: str) -> list[Report]:
     return [report for key, report in REPORTS.items() if key.startswith(name)]
 
 
-def compiled() -> str:
-    """Return the seconds until a training step is compiled, with an empty cache and with a full one."""
-    body = [
-        [row["encoding"], *(f"{row[name][0]:.1f}" for name in ("cold", "warm", "first_cold", "first_warm"))]
-        for row in compiling.summarise(REPORTS["compile"])
-    ]
-    return markdown(["encoding", "compile, cold", "compile, warm", "first step, cold", "first step, warm"], body)
-
-
-def runs() -> str:
-    """Return the seconds of whole runs, timed in turns: with the code before the work on speed, and now."""
-    body = []
-    for what, (before, now) in REPORTS["whole_runs"]["seconds"].items():
-        spreads = (", ".join(f"{second:.0f}" for second in side) for side in (before, now))
-        body.append([what, *spreads, f"{statistics.median(now) / statistics.median(before):.2f}"])
-    return markdown(["command", "before, s", "now, s", "ratio"], body)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "A step of 4 layers, width 128, L = 128": lambda: profile("small"),
     "A step of 6 layers, width 256, L = 512": lambda: profile("medium"),
@@ -161,8 +143,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "Attention against torch's fused kernels": kernels,
     "Memory of one attention": held,
     "A cached token": decoding,
-    "Compiling": compiled,
-    "Whole runs": runs,
 }
 
 
