@@ -24,7 +24,7 @@ def test_tables_and_stored_numbers_agree(bench, tmp_path, capsys):
         assert middle(row[0]) == round(rate)
         assert float(row[1]) == round(rate * stored["posx", name]["flops_per_token"] / ceiling, 2)
         assert middle(row[2]) == pytest.approx(rates["posx", "nope"] / rate, abs=0.0051)
-        assert row[3:] == ["-"] * 4, "no rival"
+        assert row[3:] == ["-"] * 3, "no rival"
         assert len(stored["posx", name]["losses"]) == 1 + 2 + 1 + 1, "first, settling, untimed and timed steps"
         assert f"| {name} | {rates['posx, one device', name]:,.0f} [" in text
     assert report["versions"]["jax"] and report["cores"] >= 1 and len(report["load_average"]) == 2
