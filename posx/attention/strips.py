@@ -57,7 +57,7 @@ def skew(x: jax.Array) -> jax.Array:
 def unskew(w: jax.Array) -> jax.Array:
     """Apply the transpose of `skew` to w [..., a, n]: row i is a slice of w's row between zeros, from i + 1 on.
 
-    A gather number by number takes four times as long, and padding a flattened array twelve times.
+    On one CPU core a gather number by number took 2.6 times as long.
     """
     a, n = w.shape[-2:]
     padded = made_once(jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(a, a)]))

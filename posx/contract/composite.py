@@ -150,9 +150,7 @@ class Tabulated(Composite):
     def tables(self, params: Params) -> Params:
         """Return one layer's params with the arrays by distance, heads first."""
         terms = self.base.by_distance(params, jnp.arange(self.length, dtype=jnp.int32))._asdict()
-        arrays = {
-            name: x if name in ("bias", "scaled") else x.swapaxes(0, 1) for name, x in terms.items() if x is not None
-        }
+        arrays = _heads_moved({name: x for name, x in terms.items() if x is not None})
         return prefixed("base", params) | prefixed("by_distance", arrays)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:

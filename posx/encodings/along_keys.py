@@ -16,7 +16,7 @@ def sums_from_each(x: jax.Array) -> jax.Array:
     """Return the sums of x [..., n] from each entry to the last one.
 
     They are products with a triangle of ones, block by block, and the sums of all later blocks. XLA's own cumulative
-    sum takes three times as long on CPUs.
+    sum took 2.4 to 2.8 times as long on one CPU core.
     """
     n = x.shape[-1]
     size = min(n, BLOCK)
