@@ -69,7 +69,7 @@ def test_attention_is_lowered_for_accelerators(case, platform):
 @every_accelerator
 @every_encoding
 def test_a_cached_step_is_lowered_for_accelerators(case, platform):
-    model = make_model(ModelConfig(1, 16, 2), SPECS[case], 7, 32)
+    model = make_model(ModelConfig(1, DIMS.model_dim, DIMS.num_heads), SPECS[case], 7, 32)
 
     def step(params, tokens, cache):
         return model.cached(params, tokens, cache.filled[None], cache.filled[None], cache)

@@ -53,7 +53,8 @@ def _consecutive(distance: jax.Array) -> jax.Array:
 def _rows(strip: jax.Array, distance: jax.Array) -> jax.Array:
     """Return [h, q, k] of numbers [h, q, q + k] at the distances from the largest one down, as slices."""
     h, num_queries, width = strip.shape
-    firsts = jnp.broadcast_to((distance[-1, 0] - distance[:, 0])[None], (h, num_queries)).reshape(-1)
+    firsts = (distance[-1, 0] - distance[:, 0]).astype(jnp.int32)  # positions may be floats
+    firsts = jnp.broadcast_to(firsts[None], (h, num_queries)).reshape(-1)
     of_row = jax.vmap(lambda row, first: jax.lax.dynamic_slice_in_dim(row, first, distance.shape[1]))
     return of_row(strip.reshape(-1, width), firsts).reshape(h, *distance.shape)
 
