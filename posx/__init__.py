@@ -13,7 +13,7 @@ from posx.machine.guard import guard
 if TYPE_CHECKING:
     from posx.attention import Slots, attend, causal, full, window
     from posx.contract import About, ByDistance, Chain, Dims, Encoding, Tile, as_float
-    from posx.encodings import ENCODINGS, build
+    from posx.encodings import ENCODINGS, FrequencyRule, build
     from posx.evaluation import evaluate
     from posx.runs.load import load
 
@@ -26,7 +26,7 @@ _module = modules_of(__name__)
 _PLACES = {
     **dict.fromkeys(("Slots", "attend", "causal", "full", "window"), "posx.attention"),
     **dict.fromkeys(("About", "ByDistance", "Chain", "Dims", "Encoding", "Tile", "as_float"), "posx.contract"),
-    **dict.fromkeys(("ENCODINGS", "build"), "posx.encodings"),
+    **dict.fromkeys(("ENCODINGS", "FrequencyRule", "build"), "posx.encodings"),
     "evaluate": "posx.evaluation",
     "load": "posx.runs.load",
 }
@@ -45,6 +45,6 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "ENCODINGS", "About", "ByDistance", "Chain", "Dims", "Encoding", "Slots", "Tile", "as_float", "attend", "build",
-    "causal", "evaluate", "full", "load", "window",
+    "ENCODINGS", "About", "ByDistance", "Chain", "Dims", "Encoding", "FrequencyRule", "Slots", "Tile", "as_float",
+    "attend", "build", "causal", "evaluate", "full", "load", "window",
 ]  # fmt: skip

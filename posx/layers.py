@@ -129,9 +129,9 @@ def embedded(table: jax.Array, tokens: Any) -> jax.Array:
     return table.at[jnp.where(tokens < 0, table.shape[0], tokens)].get(mode="fill", fill_value=jnp.nan)
 
 
-def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Divide x by its root mean square over the last axis, and multiply it by `scale`."""
-    spread = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """Divide x by the root of its mean square over the last axis plus `eps`, and multiply it by `scale`."""
+    spread = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     return x * spread * jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
 
 

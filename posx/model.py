@@ -16,11 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from posx.attention import Slots, attend, batch_features, causal, known, seen_by, sharding, token_map, without_empty
-from posx.attention.cache import Cache, Layer, advance, heads_first, tokens_first, write
-from posx.attention.tiles import over_batch
+from posx.attention import Mask, Slots, attend, known, sharding
+from posx.attention.cache import Cache, Layer, advance, empty_layer, remember, revised, tokens_first
 from posx.config.sections import ModelConfig
-from posx.contract import Dims, Encoding, Features, abstract_params, tabulated, wide_dtype
+from posx.contract import Dims, Encoding, tabulated
 from posx.contract.sizes import check_params, named
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Spec
@@ -50,13 +49,16 @@ def position_arrays(encoding: Encoding, dims: Dims, rngs: nnx.Rngs) -> dict[str,
 class Attention(nnx.Module):
     """Projections around `attend`, and this layer's own position parameters."""
 
-    def __init__(self, config: ModelConfig, encoding: Encoding, dims: Dims, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, encoding: Encoding, mask: Mask, dims: Dims, rngs: nnx.Rngs):
         m, h, g, d = dims.model_dim, dims.num_heads, config.kv_heads, dims.head_dim
-        self.config, self.encoding, self.dims = config, encoding, dims
+        self.config, self.encoding, self.mask, self.dims = config, encoding, mask, dims
         self.query = weight(rngs, (m, h * d), m**-0.5)
         self.key = weight(rngs, (m, g * d), m**-0.5)
         self.value = weight(rngs, (m, g * d), m**-0.5)
         self.out = weight(rngs, (h * d, m), (h * d) ** -0.5 / math.sqrt(2 * config.num_layers))
+        if config.qkv_bias:
+            for name, heads in (("query_bias", h), ("key_bias", g), ("value_bias", g)):
+                setattr(self, name, nnx.Param(jnp.zeros((heads * d,), jnp.float32)))
         if config.qk_norm:
             self.query_norm = nnx.Param(jnp.ones((d,), jnp.float32))
             self.key_norm = nnx.Param(jnp.ones((d,), jnp.float32))
@@ -67,53 +69,28 @@ class Attention(nnx.Module):
         t, d, dtype = call.slots.pos.shape[-1], self.dims.head_dim, self.config.dtype
         b = x.shape[0] // t
 
-        def heads(w: nnx.Param, norm: str) -> jax.Array:
-            y = linear(x, w[...], dtype).reshape(b, t, w[...].shape[1] // d, d)
-            return (rms_norm(y, getattr(self, norm)[...]) if self.config.qk_norm and norm else y).astype(dtype)
+        def heads(name: str) -> jax.Array:
+            y, config = linear(x, getattr(self, name)[...], dtype), self.config
+            y = y + getattr(self, f"{name}_bias")[...][None] if config.qkv_bias else y
+            y = y.reshape(b, t, -1, d)
+            normed = config.qk_norm and name != "value"
+            return (rms_norm(y, getattr(self, f"{name}_norm")[...], config.norm_eps) if normed else y).astype(dtype)
 
-        q, k, v = heads(self.query, "query_norm"), heads(self.key, "key_norm"), heads(self.value, "")
+        q, k, v = heads("query"), heads("key"), heads("value")
         params = shared | (self.position.get_value() if self.position is not None else {})
-        attention = functools.partial(attend, self.encoding, params, mask=causal(), executor=call.executor)
+        attention = functools.partial(attend, self.encoding, params, mask=self.mask, executor=call.executor)
         x = x.reshape(b, t, -1)
         if layer is None or call.cache is None:
             o = attention(q, k, v, call.slots, x=x)
         else:
-            layer, features = self._remember(params, x, k, v, call, layer)
+            layer, features = remember(self.encoding, params, layer, call.cache, call.slots, call.start, x, k, v)
             o = attention(
                 q, tokens_first(layer.k.astype(dtype), b), tokens_first(layer.v.astype(dtype), b), call.slots,
                 Slots(call.cache.pos, call.cache.idx), features=(features, layer.features), cached=True,
             )  # fmt: skip
             if self.encoding.revised_by & features.keys():
-                layer = self._revise(params, layer, features, call)
+                layer = revised(self.encoding, params, layer, features, call.cache, call.slots)
         return linear(o.reshape(-1, q.shape[2] * d), self.out[...], dtype), layer
-
-    def _remember(self, params: Any, x: jax.Array, k: jax.Array, v: jax.Array, call: ForwardPass, layer: Layer):
-        """Return the layer's slots with the new keys, values and features written in, and features of the queries.
-
-        If the encoding revises keys, a single token does so before it reads them: its query has nothing left to do. The
-        tokens of a chunk read them as they are, and revise them afterwards.
-        """
-        encoding, (pos, idx, _), carry, recent = self.encoding, call.slots, layer.carry, layer.recent
-        features: Features = {}
-        if encoding.acts_on("features"):
-            features, carry = batch_features(encoding, params, without_empty(x, idx), call.slots, carry)
-        seen, recent = seen_by(encoding, "key", k, idx, None, recent)
-        if not encoding.reads_raw_keys:
-            k = token_map(encoding, "key", params, seen, pos, features)
-        k, v, features = without_empty((k, v, features), idx)
-        kept = {name: new for name, new in features.items() if name not in encoding.revised_by}
-        stored = {name: write(layer.features[name], new, call.start) for name, new in kept.items()}
-        if revises_first := encoding.revised_by and pos.shape[1] == 1:
-            layer = self._revise(params, layer, features, call)
-        keys, values = (write(x, heads_first(new), call.start) for x, new in ((layer.k, k), (layer.v, v)))
-        return Layer(keys, values, stored, carry, recent), kept if revises_first else features
-
-    def _revise(self, params: Any, layer: Layer, features: Features, call: ForwardPass) -> Layer:
-        """Return the layer's slots with keys as the tokens see them that follow the new ones."""
-        later = call.slots.idx[:, None, :] > call.cache.idx[:, :, None]  # type: ignore[union-attr]
-        keys = tokens_first(layer.k, len(later))
-        keys = over_batch(functools.partial(self.encoding.revise, params), keys, features, later)
-        return layer._replace(k=heads_first(keys))
 
 
 class Mlp(nnx.Module):
@@ -134,18 +111,18 @@ class Mlp(nnx.Module):
 class DecoderBlock(nnx.Module):
     """Pre-norm attention and MLP, each with a residual connection."""
 
-    def __init__(self, config: ModelConfig, encoding: Encoding, dims: Dims, rngs: nnx.Rngs):
-        self.rate = config.dropout
+    def __init__(self, config: ModelConfig, encoding: Encoding, mask: Mask, dims: Dims, rngs: nnx.Rngs):
+        self.rate, self.eps = config.dropout, config.norm_eps
         self.attention_norm = nnx.Param(jnp.ones((dims.model_dim,), jnp.float32))
-        self.attention = Attention(config, encoding, dims, rngs)
+        self.attention = Attention(config, encoding, mask, dims, rngs)
         self.mlp_norm = nnx.Param(jnp.ones((dims.model_dim,), jnp.float32))
         self.mlp = Mlp(config, rngs)
 
     def __call__(self, x, shared, call: ForwardPass, layer: Layer | None, rng: jax.Array | None):
         x = sharding.shard(x)
-        y, layer = self.attention(rms_norm(x, self.attention_norm[...]), shared, call, layer)
+        y, layer = self.attention(rms_norm(x, self.attention_norm[...], self.eps), shared, call, layer)
         x = x + dropout(y, self.rate, fold_in(rng, 0))
-        y = self.mlp(rms_norm(x, self.mlp_norm[...]))
+        y = self.mlp(rms_norm(x, self.mlp_norm[...], self.eps))
         return x + dropout(y, self.rate, fold_in(rng, 1)), layer
 
 
@@ -166,7 +143,8 @@ class Decoder(nnx.Module):
         config, dims = model.config, model.dims
         self.model = model
         self.embedding = weight(rngs, (model.vocab_size, dims.model_dim), 0.02)
-        layers = [DecoderBlock(config, encoding, dims, rngs) for encoding in model.encodings]
+        each = zip(model.encodings, config.masks, strict=True)
+        layers = [DecoderBlock(config, encoding, mask, dims, rngs) for encoding, mask in each]
         self.layers = nnx.Dict({layer_name(n): layer for n, layer in enumerate(layers)})
         self.final_norm = nnx.Param(jnp.ones((dims.model_dim,), jnp.float32))
         self.unembedding = None if config.tied else weight(rngs, (dims.model_dim, model.vocab_size), 0.02)
@@ -200,7 +178,7 @@ class Decoder(nnx.Module):
             )
             x, layer = (jax.checkpoint(run) if model.config.remat == "layer" else run)(x)
             kept.append(layer)
-        return rms_norm(x, self.final_norm[...]).reshape(*tokens.shape, -1), tuple(kept)
+        return rms_norm(x, self.final_norm[...], model.config.norm_eps).reshape(*tokens.shape, -1), tuple(kept)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Return logits [b, t, v], float32, of hidden [b, t, m]."""
@@ -286,7 +264,8 @@ class Model:
 
     def empty_cache(self, batch_size: int, capacity: int) -> Cache:
         """Return an empty cache of `capacity` slots; features have the shapes that each encoding gives them."""
-        layers = (_empty_layer(self.config, self.dims, encoding, (batch_size, capacity)) for encoding in self.encodings)
+        sizes = self.dims, self.config.dtype, (batch_size, capacity)
+        layers = (empty_layer(encoding, *sizes) for encoding in self.encodings)
         pos = np.zeros((batch_size, capacity), np.int32)
         empty = jax.tree.map(lambda slot: np.zeros(slot.shape, slot.dtype), tuple(layers))
         return Cache(empty, pos, np.full_like(pos, -1), np.zeros((), np.int32))
@@ -335,29 +314,6 @@ class Model:
         check_params("this model", named(params), named(nnx.to_pure_dict(state)), remedy)
         # Both trees sort their keys alike, so leaves of the same names correspond one to one.
         return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(params)))
-
-
-@functools.lru_cache(maxsize=256)  # JAX keeps a trace of every function whose shapes are asked for
-def _empty_layer(config: ModelConfig, dims: Dims, encoding: Encoding, tokens: tuple[int, int]) -> Layer:
-    """Return the shapes and types of a layer's slots, for tokens = (batch size, capacity)."""
-    dtype, params = config.dtype, abstract_params(encoding, dims)
-    pos = jax.ShapeDtypeStruct(tokens, jnp.int32)
-    x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
-    features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
-    k = v = jax.ShapeDtypeStruct((*tokens, config.kv_heads, dims.head_dim), dtype)
-
-    def mapped(params: Any, k: Any, pos: Any, features: Any) -> jax.Array:
-        return token_map(encoding, "key", params, seen_by(encoding, "key", k, None)[0], pos, features)
-
-    if not encoding.reads_raw_keys:
-        k = jax.eval_shape(mapped, params, k, pos, features)
-    if encoding.revised_by:  # each token rounds the keys anew
-        k = jax.ShapeDtypeStruct(k.shape, wide_dtype(dtype))
-    features = {name: x for name, x in features.items() if name not in encoding.revised_by}
-    k, v = (jax.eval_shape(heads_first, x) for x in (k, v))
-    back = encoding.history.get("key", 0)
-    recent = jax.ShapeDtypeStruct((tokens[0], back, config.kv_heads, dims.head_dim), dtype) if back else None
-    return Layer(k, v, features, None, recent)
 
 
 def make_model(config: ModelConfig, encoding: Spec, vocab_size: int, train_len: int) -> Model:

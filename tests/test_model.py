@@ -17,6 +17,7 @@ from posx.encodings import Dims, Encoding
 from posx.encodings.rates import Rate
 from posx.encodings.shaw import Shaw
 from posx.errors import ConfigError
+from posx.generate import Sampling, generate
 from posx.layers import dropout, linear, sequential
 from posx.model import Model, make_model
 from posx.runs.load import Apply
@@ -152,6 +153,44 @@ def test_layer_policy_cycles_and_decides_the_layer():
     everywhere, nowhere = small("rope", num_layers=5), small("nope", num_layers=5)
     outputs = [np.asarray(logits_of(m, params, tokens, pos)) for m in (model, everywhere, nowhere)]
     assert not np.allclose(outputs[0], outputs[1]) and not np.allclose(outputs[0], outputs[2])
+
+
+def test_mask_policy_cycles_and_hides_tokens():
+    model = small("rope", mask_policy=("window(size=4, sinks=2)",), num_layers=1)
+    params, tokens, pos = start(model), text(), sequential(LENGTH)
+    plain = np.asarray(logits_of(model, params, tokens, pos))
+    for place, moved in ((0, range(LENGTH)), (1, range(1, LENGTH)), (5, range(5, 9)), (12, range(12, LENGTH))):
+        changed = tokens.copy()
+        changed[:, place] = (changed[:, place] + 1) % VOCAB
+        differs = np.abs(np.asarray(logits_of(model, params, changed, pos)) - plain).max(axis=(0, 2)) > 1e-6
+        assert list(np.flatnonzero(differs)) == list(moved), place
+    wide = small("rope", mask_policy=(f"window(size={LENGTH})",))
+    np.testing.assert_allclose(
+        logits_of(wide, params2 := start(wide), tokens, pos), logits_of(small("rope"), params2, tokens, pos), atol=1e-6
+    )
+    pattern = small("rope", mask_policy=("window(size=4)", "causal"), num_layers=3).config.masks
+    assert pattern == (posx.window(4), posx.causal(), posx.window(4))
+
+
+def test_windows_and_sinks_are_those_of_the_text_in_the_cache():
+    """The sinks of a left-padded prompt are its own first tokens, not the first slots."""
+    model = small("rope", mask_policy=("window(size=4, sinks=2)", "causal"))
+    params = start(model)
+    prompts = [np.asarray(text())[0, :11], np.asarray(text())[1, :3]]
+    found = np.stack(list(generate(model, params, prompts, 9, sampling=Sampling(temperature=0), chunk=4)))
+    for row, prompt in enumerate(prompts):
+        whole = np.concatenate([prompt, found[:, row]])
+        logits = logits_of(model, params, jnp.asarray(whole[None]), sequential(len(whole)))
+        np.testing.assert_array_equal(np.argmax(logits[0, len(prompt) - 1 : -1], axis=-1), found[:, row])
+
+
+@pytest.mark.parametrize(
+    ("masks", "problem"),
+    [(("window",), "size must be at least 1"), (("windw(size=3)",), "mask 'windw(size=3)' is unknown"), ((), "empty")],
+)
+def test_wrong_masks_are_refused(masks, problem):
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        small("rope", mask_policy=masks)
 
 
 def test_absolute_encoding_is_added_once_for_all_layers():

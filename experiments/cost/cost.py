@@ -7,11 +7,13 @@ A cell "median [lower quartile, upper quartile]" is over rounds. Ratios are form
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks import attention, memory, train
+from benchmarks.compiling import summarise
 from benchmarks.profiling import Share
 from benchmarks.report import Spread, cell, ratios
 from experiments.tables import load, markdown
@@ -47,20 +49,37 @@ def _shares(name: str, encoding: str) -> dict[str, Share]:
     return {row[0]: Share._make(row) for row in result["shares"]}
 
 
-def turns() -> str:
+def turns(*names: str) -> str:
     """Return the training speed over that before the work on speed, in turns."""
     found = [
-        {row["encoding"]: row["others"][train.BASELINE]["ratio"] for row in train.summarise(REPORTS[f"turns_{shape}"])}
-        for shape in ("small", "medium")
+        {row["encoding"]: row["others"][train.BASELINE]["ratio"] for row in train.summarise(REPORTS[name])}
+        for name in names
     ]
     body = [[name, *(cell(one[name], ".2f") for one in found)] for name in found[0]]
-    return markdown(["encoding", "L = 128", "L = 512"], body)
+    return markdown(["encoding", *(f"L = {REPORTS[name]['shape']['length']}" for name in names)], body)
+
+
+def quickstart() -> str:
+    """Return the seconds of the quickstart's sweep, before and now, in turns."""
+    seconds = REPORTS["quick"]["seconds"]
+    body = [[when, *(f"{took:.0f}" for took in seconds[when])] for when in ("before", "now")]
+    body.append(["ratio", *(f"{b / a:.2f}" for a, b in zip(seconds["before"], seconds["now"], strict=True))])
+    return markdown(["posx sweep --config quick", "first turn, s", "second turn, s"], body)
+
+
+def compiling() -> str:
+    """Return the seconds to compile a training step, before and now."""
+    before, now = ({row["encoding"]: row["cold"] for row in summarise(REPORTS[name])} for name in
+                   ("compile_before", "compile"))  # fmt: skip
+    body = [[name, cell(before[name], ".1f"), cell(now[name], ".1f"), f"{now[name][0] / before[name][0]:.2f}"]
+            for name in before]  # fmt: skip
+    return markdown(["encoding", "before, s", "now, s", "ratio"], body)
 
 
 def rivals(shape: str) -> str:
     """Return tokens/s of posx and of the fastest form of x-transformers."""
     body = []
-    for row in train.summarise(REPORTS[f"rivals_{shape}"]):
+    for row in itertools.chain(*map(train.summarise, _parts(f"rivals_{shape}"))):
         best = row["others"][row["best"]]
         form = row["best"].removeprefix(train.PEER).removeprefix(", ") or "eager"
         cells = [cell(row["rate"], ",.0f"), f"{row['share']:.2f}", form, cell(best["rate"], ",.0f")]
@@ -136,7 +155,10 @@ def _parts(name: str) -> list[Report]:
 TABLES: dict[str, Callable[[], str]] = {
     "A step of 4 layers, width 128, L = 128": lambda: profile("small"),
     "A step of 6 layers, width 256, L = 512": lambda: profile("medium"),
-    "Speed over that before": turns,
+    "Speed over that before": lambda: turns("turns_small", "turns_medium"),
+    "Speed over that before at the leaderboard's shape": lambda: turns("turns_64"),
+    "The quickstart": quickstart,
+    "Compiling a training step": compiling,
     "Against x-transformers, 4 layers, width 128, L = 128": lambda: rivals("small"),
     "Against x-transformers, 6 layers, width 256, L = 512": lambda: rivals("medium"),
     "A training step over NoPE's": steps,

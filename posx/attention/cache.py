@@ -5,14 +5,18 @@ Empty slots and slots of padding hold zeros, so that `attend` does not have to c
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention.arguments import without_empty
-from posx.contract import Features
+from posx.attention.arguments import Slots, without_empty
+from posx.attention.attend import batch_features, token_map
+from posx.attention.history import seen_by
+from posx.attention.tiles import over_batch
+from posx.contract import Dims, Encoding, Features, Params, abstract_params, wide_dtype
 from posx.errors import ConfigError
 
 
@@ -100,3 +104,74 @@ def advance(cache: Cache, pos: jax.Array, idx: jax.Array) -> Cache:
         idx=write(cache.idx, idx, cache.filled),
         filled=cache.filled + pos.shape[1],
     )
+
+
+def remember(
+    encoding: Encoding,
+    params: Params,
+    layer: Layer,
+    cache: Cache,
+    slots: Slots,
+    start: jax.Array,
+    x: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+) -> tuple[Layer, Features]:
+    """Return the layer's slots with new tokens written in from slot `start` on, and the features of their queries.
+
+    If the encoding revises keys, a single token does so before it reads them: its query has nothing left to do. The
+    tokens of a chunk read them as they are, and revise them afterwards.
+
+    Args:
+      encoding, params: of the layer.
+      layer: its slots before.
+      cache: all slots, with the new tokens' positions in it.
+      slots: the positions and orders of the new tokens [b, t].
+      start: the first slot of the new tokens.
+      x: the layer's input [b, t, m].
+      k, v: keys and values [b, t, g, d] as projected.
+    """
+    (pos, idx, _), carry, recent = slots, layer.carry, layer.recent
+    features: Features = {}
+    if encoding.acts_on("features"):
+        features, carry = batch_features(encoding, params, without_empty(x, idx), slots, carry)
+    seen, recent = seen_by(encoding, "key", k, idx, None, recent)
+    if not encoding.reads_raw_keys:
+        k = token_map(encoding, "key", params, seen, pos, features)
+    k, v, features = without_empty((k, v, features), idx)
+    kept = {name: new for name, new in features.items() if name not in encoding.revised_by}
+    stored = {name: write(layer.features[name], new, start) for name, new in kept.items()}
+    if revises_first := encoding.revised_by and pos.shape[1] == 1:
+        layer = revised(encoding, params, layer, features, cache, slots)
+    keys, values = (write(old, heads_first(new), start) for old, new in ((layer.k, k), (layer.v, v)))
+    return Layer(keys, values, stored, carry, recent), kept if revises_first else features
+
+
+def revised(encoding: Encoding, params: Params, layer: Layer, features: Features, cache: Cache, slots: Slots) -> Layer:
+    """Return the layer's slots with keys as the tokens see them that follow the new ones, at `slots`."""
+    later = slots.idx[:, None, :] > cache.idx[:, :, None]
+    keys = over_batch(functools.partial(encoding.revise, params), tokens_first(layer.k, len(later)), features, later)
+    return layer._replace(k=heads_first(keys))
+
+
+@functools.lru_cache(maxsize=256)  # JAX keeps a trace of every function whose shapes are asked for
+def empty_layer(encoding: Encoding, dims: Dims, dtype: str, tokens: tuple[int, int]) -> Layer:
+    """Return the shapes and types of a layer's slots, for tokens = (batch size, capacity)."""
+    params = abstract_params(encoding, dims)
+    pos = jax.ShapeDtypeStruct(tokens, jnp.int32)
+    x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
+    features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
+    k = v = jax.ShapeDtypeStruct((*tokens, dims.kv_heads, dims.head_dim), dtype)
+
+    def mapped(params: Params, k: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        return token_map(encoding, "key", params, seen_by(encoding, "key", k, None)[0], pos, features)
+
+    if not encoding.reads_raw_keys:
+        k = jax.eval_shape(mapped, params, k, pos, features)
+    if encoding.revised_by:  # each token rounds the keys anew
+        k = jax.ShapeDtypeStruct(k.shape, wide_dtype(dtype))
+    features = {name: x for name, x in features.items() if name not in encoding.revised_by}
+    k, v = (jax.eval_shape(heads_first, x) for x in (k, v))
+    back = encoding.history.get("key", 0)
+    recent = jax.ShapeDtypeStruct((tokens[0], back, dims.kv_heads, dims.head_dim), dtype) if back else None
+    return Layer(k, v, features, None, recent)

@@ -68,7 +68,11 @@ _OWN: dict[str, Command] = {
     "train": Command(
         "train one run and evaluate it; the same command resumes",
         ("Stopping and resuming", "docs/guides/resuming.md"),
-        {**_TOGETHER, "stop_with_stdin": _STOP},
+        {
+            "from": ("", "a run to start from: its weights where they fit, at step 0 of a new schedule"),
+            **_TOGETHER,
+            "stop_with_stdin": _STOP,
+        },
         takes_config=True,
     ),
     "sweep": Command(
@@ -90,6 +94,11 @@ _OWN: dict[str, Command] = {
         ("Protocols and intervals", "docs/guides/protocols.md"),
         {
             **MEASURING,
+            "encoding": ("", "encodings to put in place of the trained one, as 'rope(frequencies=yarn(factor=4))'"),
+            "masks": (
+                "",
+                "masks to put in place of the trained ones, as model.mask_policy: 'window(size=64, sinks=4)'",
+            ),
             **_TOGETHER,
             "jobs": _JOBS,
             "json": (False, "print the rows as JSON lines; draw nothing"),
@@ -101,9 +110,17 @@ _OWN: dict[str, Command] = {
         "figures from stored rows", ("Sweeps", "docs/guides/sweeps.md"), {"what": ("all", ", ".join(FIGURES))}
     ),
     "export": Command(
-        "a trained run as one file, for posx.load and others",
+        "a trained run as one file, or as a folder of Hugging Face's",
         ("Reproducing a run", "docs/guides/reproducing.md"),
-        {"to": ("", "a file that ends with .safetensors")},
+        {"to": ("", "a file that ends with .safetensors, or a folder in Hugging Face's format")},
+    ),
+    "import": Command(
+        "a model of Hugging Face's format as a run",
+        ("Stretch a trained model", "docs/guides/models.md"),
+        {
+            "from": ("", "a folder with config.json, safetensors and tokenizer.json, or a .gguf file"),
+            "to": ("", "the new run's folder"),
+        },
     ),
     "generate": Command(
         "continue a prompt with a trained run",
@@ -152,7 +169,10 @@ _OWN: dict[str, Command] = {
 COMMANDS = {name: command._replace(flags={**COMMON, **command.flags}) for name, command in _OWN.items()}
 
 #: The files of commands that share one; that of another command has its name.
-FILES = {**dict.fromkeys(("plot", "export", "generate"), "results"), **dict.fromkeys(("check", "doctor"), "checks")}
+FILES = {
+    **dict.fromkeys(("plot", "export", "import", "generate"), "results"),
+    **dict.fromkeys(("check", "doctor"), "checks"),
+}
 
 
 def function_of(name: str) -> Callable[..., Callable[[], object] | None]:

@@ -17,7 +17,7 @@ from typing import Any
 from posx.attention import causal, refusal
 from posx.commands import COMMANDS, work_folder
 from posx.config.sections import ModelConfig
-from posx.contract import abstract_params, acting
+from posx.contract import Value, abstract_params, acting
 from posx.contract.fields import hints_of
 from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, from_spec, spec_text
 from posx.encodings.grammar import value_text
@@ -188,7 +188,7 @@ def fields_of(encoding: Encoding, asked: Encoding, prefix: str = "") -> Iterator
         if not field.init:
             continue
         value, given, path = getattr(encoding, field.name), getattr(asked, field.name), prefix + field.name
-        nested = isinstance(value, Encoding)
+        nested = isinstance(value, Value)
         if nested and type(given) is not type(value):  # it was set from the sizes
             given = value
         note = ""
@@ -212,7 +212,7 @@ def _unit(hint: Any) -> str:
 
 def _shown(value: Any) -> str:
     """Return the value of a field as it can be typed."""
-    if isinstance(value, Encoding):
+    if isinstance(value, Value):
         return spec_text(value)
     if isinstance(value, float) and not math.isfinite(value):  # the default of a user's class, which has no spelling
         return str(value)

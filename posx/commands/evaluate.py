@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from posx.config.flags import set_anew
 from posx.config.overrides import setting_of
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, WorkdirError
-from posx.fields import items_of, typed
+from posx.fields import items_of, split, typed
 from posx.files.atomic import finite
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
@@ -49,6 +49,8 @@ def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
     use_every_core(math.prod(mesh_of(values["mesh"])) if values["mesh"] else 1)
     workdir = unpacked(work_folder(values))
     requests, failed = _requests(values, workdir)
+    if (values["encoding"] or values["masks"]) and RunFolder(workdir).config_file.exists():
+        workdir = workdir.parent  # where the runs under other encodings are
     for line in by_reason(failed.items()):
         say(line)
     if not values["stop_with_stdin"]:  # else the process that started this one has said it
@@ -83,7 +85,7 @@ def _requests(values: dict[str, Any], workdir: Path) -> tuple[list[Request], dic
     failed: dict[str, str] = {}
     for folder in folders:
         try:
-            requests.append(_request(values, folder))
+            requests += [_request(values, *found) for found in _under(values, folder)]
         except WorkdirError as error:
             if len(folders) == 1:
                 raise
@@ -91,8 +93,22 @@ def _requests(values: dict[str, Any], workdir: Path) -> tuple[list[Request], dic
     return requests, failed
 
 
-def _request(values: dict[str, Any], folder: RunFolder) -> Request:
-    run = folder.read_config()
+def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolder, RunConfig]]:
+    """Yield a run, or the runs that have its weights under the encodings and masks that the flags name."""
+    texts, masks = split(values["encoding"]), tuple(split(values["masks"]))
+    if not texts and not masks:
+        yield folder, folder.read_config()
+    elif work_folder(values).is_file():
+        raise ConfigError(f"--encoding, --masks: {values['workdir']} is an exported file. Name the folder of a run.")
+    elif not folder.is_borrowed:
+        for text in texts or [""]:
+            child, run = folder.under(text, masks)
+            if not values["dry_run"]:
+                child.take_weights(folder, run)
+            yield child, run
+
+
+def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig) -> Request:
     settings = set_anew(run, values["overrides"], COMMANDS["evaluate"].sections)
     for name in {"tokenizer", "vocab_size"} & set(settings["data"]):
         raise ConfigError(

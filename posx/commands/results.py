@@ -16,7 +16,7 @@ from posx.errors import ConfigError, nearest
 from posx.generate import Sampling, generate
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.guard import start_devices
-from posx.runs.folder import run_folders, run_in
+from posx.runs.folder import RunFolder, run_folders, run_in
 from posx.runs.load import SUFFIX, export, load_model, unpacked
 
 #: The sign in a decoded text for bytes that are no character, or not yet.
@@ -48,14 +48,40 @@ def run_export(values: dict[str, Any], _: None) -> None:
     if not values["to"]:
         raise ConfigError("--to is missing. Name the file, for example --to model.safetensors")
     target = Path(values["to"]).expanduser()
-    if target.suffix != SUFFIX:
-        raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}.")
+    if target.suffix not in (SUFFIX, ""):
+        raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}. A folder's has no end.")
     folder = run_in(work_folder(values))
     if values["dry_run"]:
         print(f"would write {folder.path.name} to {target}")
         return
+    if not target.suffix:
+        from posx.runs.exchange import export_model
+
+        print(f"{target}  {folder.path.name} at step {export_model(folder, target)}, as transformers reads it")
+        return
     step = export(folder, target)
     print(f"{target}  {folder.path.name} at step {step}, {target.stat().st_size:,} bytes")
+
+
+def run_import(values: dict[str, Any], _: None) -> None:
+    """Make a run out of a model. Raises ConfigError if it does not fit, WorkdirError for a damaged file."""
+    for flag in ("from", "to"):
+        if not values[flag]:
+            raise ConfigError(f"--{flag} is missing. Give the model and the run: --from FOLDER --to runs/NAME")
+    start_devices()
+    from posx.runs.exchange import import_model, read, run_of  # Flax, Orbax: once the flags are known to be right
+
+    path, target = Path(values["from"]).expanduser().resolve(), Path(values["to"]).expanduser().resolve()
+    source, folder = read(path), RunFolder(target)
+    if values["dry_run"]:
+        run = run_of(source, path.name, folder)
+        print(f"would make {target} of {path.name}: {run.model}, {run.encoding}")
+        return
+    run = import_model(source, path.name, folder)
+    print(
+        f"{target}  {path.name}: {run.encoding}, {run.model.num_layers} layers of {run.model.model_dim}, "
+        f"{run.train.length:,} positions\nnext: posx evaluate --workdir {values['to']} --config.data.source=TEXT"
+    )
 
 
 def run_generate(values: dict[str, Any], _: None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import shlex
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -25,7 +27,7 @@ from posx.progress import say
 from posx.runs import environment
 from posx.runs.checks import check_work_folder, checked, say_unused
 from posx.runs.describe import describe
-from posx.runs.folder import RunFolder
+from posx.runs.folder import RunFolder, run_in
 
 
 def run_train(values: dict[str, Any], config: ConfigDict) -> None:
@@ -44,7 +46,7 @@ def run_train(values: dict[str, Any], config: ConfigDict) -> None:
 
     use_compile_cache(cache_folder(run.data))
     try:
-        rows = train_and_evaluate(run, folder, values["mesh"])
+        rows = train_and_evaluate(run, folder, values["mesh"], _parent(values))
         if values["processes"] != 1:  # a sweep says its own summary
             say(_summary(run, rows, values["workdir"]))
     except PosxError as error:
@@ -66,9 +68,17 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
     run = earlier_run(values["config_json"]) if repeats else run_config(config)
     if values["workdir"]:
         check_work_folder(work_folder(values), sweep=False)
+    if parent := _parent(values):
+        held = parent.read_config()
+        run = dataclasses.replace(run, parent={"encoding": held.encoding, "hash": held.hash})
     run = checked(run)
     say_unused([run], names)
     return run
+
+
+def _parent(values: dict[str, Any]) -> RunFolder | None:
+    """Return the run that `--from` names."""
+    return run_in(Path(values["from"]).expanduser().resolve()) if values["from"] else None
 
 
 def _least_devices(values: dict[str, Any], folder: RunFolder) -> int:

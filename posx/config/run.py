@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 from posx.config.sections import SECTIONS, DataConfig, EvalConfig, ModelConfig, TrainConfig, sweep_section
+from posx.contract import Value, abstract_params
 from posx.encodings import CHAIN, Chain, Dims, Encoding, code_of, encoding_name, from_spec, spec_of, spec_text
 from posx.encodings.rates import Rates, from_json, multipliers_in_rows, rates_of_layers, to_json
 from posx.errors import ConfigError, in_one_line
@@ -23,7 +24,7 @@ from posx.fields import typed_fields
 T = TypeVar("T")
 
 #: The version of `config.json`. A file of another version is an error.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 #: Settings of training that change no weight.
 _FREE = ("dispatch_steps", "log_steps", "checkpoint_steps", "keep_checkpoints")
@@ -34,8 +35,9 @@ class RunConfig:
     """All settings of one run, with nothing left open.
 
     layers: the encoding of each layer. rates: how the parameters of each are trained. code: digests of the user's own
-    classes among them, by name. text: the digest of text, split and tokenizer, "" until the text is read. asked: the
-    sections of the config as they were given, for the reader.
+    classes among them, by name. text: the digest of text, split and tokenizer, "" until the text is read. parent: the
+    encoding and the hash of the run whose weights this one has, if they are not its own. asked: the sections of the
+    config as they were given, for the reader.
     """
 
     layers: tuple[Encoding, ...]
@@ -46,6 +48,7 @@ class RunConfig:
     rates: Rates
     code: Mapping[str, str]
     text: str = ""
+    parent: Mapping[str, str] = dataclasses.field(default_factory=dict)
     asked: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -76,6 +79,7 @@ class RunConfig:
         specs = _plain_values([spec_of(encoding) for encoding in cycle_of(self.layers)])
         found |= dict(_leaves(specs[0], "encoding") if len(specs) == 1 else _leaves(specs, "layers"))
         found |= {f"code.{name}": digest for name, digest in self.code.items()}
+        found |= {f"parent.{name}": value for name, value in self.parent.items()}
         found |= {"data": self.text} if self.text else {f"data.{name}": v for name, v in self.data.named().items()}
         return _plain_values(found)
 
@@ -89,6 +93,29 @@ class RunConfig:
         a, b = self.settings, other.settings
         paths = sorted(path for path in a.keys() | b.keys() if a.get(path) != b.get(path))
         return [f"{path}: {a.get(path)!r} -> {b.get(path)!r}" for path in paths]
+
+    def under(self, encoding: str, masks: tuple[str, ...] = ()) -> RunConfig:
+        """Return the run that has the weights of this one under another encoding and other masks, as texts.
+
+        Raises ConfigError if a text is wrong, or if the parameters of the encodings do not fit each other.
+        """
+        asked = {**self.asked, "encoding": _plain_values(encoding_section(encoding or self.encoding).to_dict())}
+        model = dataclasses.replace(self.model, mask_policy=masks or self.model.mask_policy)
+        if problems := model.problems():
+            raise ConfigError(in_one_line(problems))
+        asked["model"] = {**asked["model"], "mask_policy": list(model.mask_policy)}
+        layers = self.model.encodings(asked["encoding"], self.train.length)
+        for new, old in dict.fromkeys(zip(layers, self.layers, strict=True)):
+            wanted, given = (_shapes(one, self.dims) for one in (new, old))
+            if wanted != given:
+                raise ConfigError(
+                    f"{spec_text(encoding)} needs the parameters {wanted or 'none'}, but {self.encoding} has learned "
+                    f"{given or 'none'}. Use an encoding with the same parameters."
+                )
+        rates = rates_of_layers(layers, self.dims, self.train.position_lr_multiplier)
+        parent = {"encoding": self.encoding, "hash": self.hash}
+        changed: dict[str, Any] = {"layers": layers, "model": model.resolved(), "rates": rates, "code": code_of(layers)}
+        return dataclasses.replace(self, **changed, asked=asked, parent=parent)
 
     def code_changes(self) -> str:
         """Say which of a stored run's own encodings have other code by now; "" if none has."""
@@ -104,7 +131,7 @@ class RunConfig:
         """Return what `config.json` holds."""
         sections = {name: vars(getattr(self, name)) for name in SECTIONS}
         resolved = {"layers": list(map(spec_of, self.layers)), "rates": to_json(self.rates), "code": dict(self.code)}
-        head = {"schema_version": SCHEMA_VERSION, "hash": self.hash, "text": self.text}
+        head = {"schema_version": SCHEMA_VERSION, "hash": self.hash, "text": self.text, "parent": dict(self.parent)}
         return _plain_values(head | {"asked": dict(self.asked)} | sections | resolved)
 
     @staticmethod
@@ -122,14 +149,15 @@ class RunConfig:
         sections = typed_sections(values)
         try:
             layers, rates = tuple(map(from_spec, values["layers"])), from_json(values["rates"])
-            asked, code, text = dict(values["asked"]), dict(values["code"]), str(values["text"])
+            asked, code, parent = (dict(values[name]) for name in ("asked", "code", "parent"))
+            text = str(values["text"])
             spec_text(asked["encoding"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"its settings are damaged: {type(error).__name__}: {error}") from None
         typed_sections(asked)
         if len(layers) != sections["model"].num_layers or len(rates) != len(layers):
             raise ConfigError(f"layers and rates must have {sections['model'].num_layers} entries, one for each layer")
-        run = RunConfig(layers, rates=rates, code=code, text=text, asked=asked, **sections)
+        run = RunConfig(layers, rates=rates, code=code, text=text, parent=parent, asked=asked, **sections)
         for layer, stored in zip(layers, values["layers"], strict=True):
             if _plain_values(spec_of(layer)) != stored:
                 raise ConfigError(
@@ -193,6 +221,12 @@ def encoding_section(text: str) -> ConfigDict:
     return ConfigDict({"name": encoding_name(value), **fields}, type_safe=False)
 
 
+def _shapes(encoding: Encoding, dims: Dims) -> dict[str, Any]:
+    """Return the shapes of an encoding's parameters by name; those of all layers together are named "shared NAME"."""
+    arrays = abstract_params(encoding, dims)
+    return {f"shared {name}" if name in encoding.shared else name: array.shape for name, array in arrays.items()}
+
+
 def cycle_of(layers: tuple[T, ...]) -> tuple[T, ...]:
     """Return the shortest sequence that repeats to `layers`, with its last round cut short."""
     sizes = range(1, len(layers) + 1)
@@ -202,7 +236,7 @@ def cycle_of(layers: tuple[T, ...]) -> tuple[T, ...]:
 def _typable(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_typable, value))
-    return "auto" if value is None else spec_text(value) if isinstance(value, Encoding) else value
+    return "auto" if value is None else spec_text(value) if isinstance(value, Value) else value
 
 
 def _plain_values(value: Any) -> Any:

@@ -9,9 +9,12 @@ from typing import Annotated, Any, Literal
 
 from ml_collections import ConfigDict
 
+from posx.attention.masks import Mask, causal, window
 from posx.contract.fields import above, at_least, at_most, below, problems_of
 from posx.encodings import Dims, Encoding, Spec, build
+from posx.encodings.grammar import parse
 from posx.errors import ConfigError, in_one_line
+from posx.fields import typed
 
 #: Settings that may name a file or folder.
 PLACES = ("source", "validation", "tokenizer", "cache_dir")
@@ -20,6 +23,9 @@ PLACES = ("source", "validation", "tokenizer", "cache_dir")
 CLASSIC = (
     "nope", "sinusoidal", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi",
 )  # fmt: skip
+
+#: The masks of `model.mask_policy`, and their fields.
+MASKS = {"causal": (), "window": ("size", "sinks")}
 
 #: The settings that the lists of a sweep stand for.
 LISTS = {"train_lens": "train.length", "encodings": "encoding", "seeds": "train.seed"}
@@ -30,12 +36,15 @@ class ModelConfig:
     """Every choice of the architecture; 0 leaves a size to its rule.
 
     `tied` embeddings are a strong path from token to token beside attention, so extrapolation failures show less.
-    `num_kv_heads` 0: as many as heads. `mlp_dim` 0: 4m for GELU, 8m/3 for SwiGLU (the same number of weights).
+    `num_kv_heads` 0: as many as heads. `head_dim` 0: the model's width over the heads. `mlp_dim` 0: 4m for GELU, 8m/3
+    for SwiGLU (the same number of weights). `vocab_size` 0: the tokenizer's; a model may have more rows.
+    `qkv_bias` adds learned vectors to queries, keys and values. `norm_eps` is added to mean squares.
     `dtype` is the type of the operands of the forward matrix products; parameters and all else stay float32.
     `remat` "layer" keeps only the input of every layer for the backward pass and computes the rest of it again: memory
     of about one layer instead of all, for a third more work. XLA's CPU backend merges the two and keeps all (0.10.2).
     `layer_policy` is cycled over the layers; "encoding" stands for the run's encoding, other words are
-    specs of their own: nope, rope(base=50)+alibi.
+    specs of their own: nope, rope(base=50)+alibi. `mask_policy` is cycled too: causal, window(size=512), or
+    window(size=512, sinks=4), whose first 4 tokens of the text stay visible.
     """
 
     # Beyond the bounds a model is a slip of the finger, and its description alone would take minutes.
@@ -43,19 +52,24 @@ class ModelConfig:
     model_dim: Annotated[int, at_least(1), at_most(2**20)] = 128
     num_heads: Annotated[int, at_least(1), at_most(2**16)] = 4
     num_kv_heads: Annotated[int, at_least(0)] = 0
+    head_dim: Annotated[int, at_least(0), at_most(2**20)] = 0
+    vocab_size: Annotated[int, at_least(0), at_most(2**31 - 1)] = 0
     mlp: Literal["gelu", "swiglu"] = "gelu"
     mlp_dim: Annotated[int, at_least(0)] = 0
     tied: bool = False
     dropout: Annotated[float, at_least(0), below(1)] = 0.0
     qk_norm: bool = False
+    qkv_bias: bool = False
+    norm_eps: Annotated[float, above(0)] = 1e-6
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["none", "layer"] = "none"
     layer_policy: tuple[str, ...] = ("encoding",)
+    mask_policy: tuple[str, ...] = ("causal",)
 
     def problems(self) -> list[str]:
         """Return the problems of these fields, one line each."""
         found = [f"model.{problem}" for problem in problems_of(self)]
-        if not found and self.model_dim % self.num_heads:
+        if not found and not self.head_dim and self.model_dim % self.num_heads:
             fits = [h for h in range(1, self.model_dim + 1) if self.model_dim % h == 0]
             near = min(fits, key=lambda h: abs(h - self.num_heads))
             found.append(
@@ -66,8 +80,14 @@ class ModelConfig:
                 f"model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}. Choose a "
                 "divisor of it."
             )
-        if not self.layer_policy:
-            found.append("model.layer_policy is empty. The default is ('encoding',).")
+        for name, default in (("layer_policy", "encoding"), ("mask_policy", "causal")):
+            if not getattr(self, name):
+                found.append(f"model.{name} is empty. The default is ({default!r},).")
+        for text in self.mask_policy:
+            try:
+                mask_of(text)
+            except ConfigError as error:
+                found.append(f"model.mask_policy: {error}")
         never = dict.fromkeys(name for name in self.layer_policy if name not in self.layer_policy[: self.num_layers])
         if not found and never:
             found.append(
@@ -86,11 +106,21 @@ class ModelConfig:
 
     def resolved(self) -> ModelConfig:
         """Return the same with every size set."""
-        return dataclasses.replace(self, num_kv_heads=self.kv_heads, mlp_dim=self.hidden_dim)
+        head_dim = self.head_dim or self.model_dim // self.num_heads
+        masks = tuple(mask_text(mask_of(text)) for text in self.mask_policy)
+        return dataclasses.replace(
+            self, num_kv_heads=self.kv_heads, head_dim=head_dim, mlp_dim=self.hidden_dim, mask_policy=masks
+        )
 
     def layers(self, encoding: Spec) -> tuple[Spec, ...]:
         """Return the spec of each layer of a run of `encoding`."""
         cycle = [encoding if name == "encoding" else name for name in self.layer_policy]
+        return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """The mask of each layer."""
+        cycle = tuple(map(mask_of, self.mask_policy))
         return tuple(cycle[n % len(cycle)] for n in range(self.num_layers))
 
     def encodings(self, encoding: Spec, train_len: int) -> tuple[Encoding, ...]:
@@ -102,8 +132,30 @@ class ModelConfig:
         """Return the sizes that encodings are resolved from. Raises ConfigError."""
         if problems := self.problems():
             raise ConfigError(in_one_line(problems))
-        head_dim = self.model_dim // self.num_heads
+        head_dim = self.head_dim or self.model_dim // self.num_heads
         return Dims(self.model_dim, self.num_heads, head_dim, self.num_layers, train_len, self.kv_heads)
+
+
+def mask_of(text: str) -> Mask:
+    """Return the mask that a text names: causal, window(size=512), window(size=512, sinks=4). Raises ConfigError."""
+    spec = parse(text)
+    name, given = (
+        (spec["name"], {key: spec[key] for key in spec if key != "name"}) if isinstance(spec, dict) else ("", {})
+    )
+    if name not in MASKS or given.keys() - set(MASKS[name]):
+        raise ConfigError(f"mask {text!r} is unknown. The masks are: causal, window(size=512, sinks=4).")
+    if name == "causal":
+        return causal()
+    size, sinks = (typed(given.get(key, 0), int, f"mask {text!r}: {key}") for key in MASKS[name])
+    if size < 1:
+        raise ConfigError(f"mask {text!r}: size must be at least 1. Give window(size=512).")
+    return window(size, sinks)
+
+
+def mask_text(mask: Mask) -> str:
+    """Return the text that `mask_of` reads."""
+    sinks = f", sinks={mask.sinks}" if mask.sinks else ""
+    return f"window(size={mask.window}{sinks})" if mask.window else "causal"
 
 
 @dataclasses.dataclass(frozen=True)

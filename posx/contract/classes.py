@@ -22,25 +22,25 @@ METHOD_LIKE, VALUE_LIKE = 0.8, 0.8
 
 def check_class(cls: type, contract: type) -> None:
     """Raise ConfigError if a member that `cls` or a mixin adds to `contract` is not as the contract says."""
-    lineage = [part for part in cls.__mro__ if part is not object]
+    lineage, defined = [part for part in cls.__mro__ if part is not object], _defined(contract)
     place = lineage.index(contract)
-    for part in lineage[place + 1 :]:
-        if hidden := next((name for name in _members(part) if name in vars(contract)), None):
+    for part in set(lineage[place + 1 :]) - set(contract.__mro__):
+        if hidden := next((name for name in _members(part) if name in defined), None):
             raise ConfigError(
                 f"{cls.__name__}: {part.__name__}.{hidden} is hidden by {contract.__name__}, which comes before it. "
                 f"Write class {cls.__name__}({part.__name__}, ..., {contract.__name__})."
             )
     for part in lineage[:place]:
         fields = inspect.get_annotations(part)
-        for name in _members(contract):
+        for name in _public(defined):
             if name in fields and name not in vars(part):
                 raise ConfigError(f"{part.__name__}.{name} belongs to every encoding. Give the field another name.")
         for name, member in _members(part).items():
             where = f"{part.__name__}.{name}"
-            if name not in vars(contract):
+            if name not in defined:
                 _check_unknown(where, name, member, name in fields, contract)
             elif name not in FACTS:
-                _check_method(where, name, member, vars(contract)[name])
+                _check_method(where, name, member, defined[name])
             elif _is_function(member):
                 raise ConfigError(f"{where} is a fact, not a method. Write @property above it, or {name} = ...")
             elif not _is_property(member):
@@ -58,9 +58,19 @@ def check_decorated(cls: type) -> None:
         )
 
 
+def _defined(contract: type) -> dict[str, Any]:
+    """Return all names in the bodies of `contract` and its bases."""
+    return {name: thing for cls in reversed(contract.__mro__[:-1]) for name, thing in vars(cls).items()}
+
+
 def _members(cls: type) -> dict[str, Any]:
-    """Return the public names in the body of `cls`, without slots, which are fields."""
-    return {n: thing for n, thing in vars(cls).items() if n[0] != "_" and not inspect.ismemberdescriptor(thing)}
+    """Return the public names in the body of `cls`."""
+    return _public(dict(vars(cls)))
+
+
+def _public(names: dict[str, Any]) -> dict[str, Any]:
+    """Return the public names, without slots, which are fields."""
+    return {n: thing for n, thing in names.items() if n[0] != "_" and not inspect.ismemberdescriptor(thing)}
 
 
 def _is_function(thing: Any) -> bool:
@@ -86,7 +96,7 @@ def _parameters(thing: Any) -> tuple[str, ...]:
 @functools.cache
 def _methods(contract: type) -> dict[str, tuple[str, ...]]:
     """Return the contract's methods and the names of their parameters."""
-    return {name: _parameters(thing) for name, thing in _members(contract).items() if name not in FACTS}
+    return {name: _parameters(thing) for name, thing in _public(_defined(contract)).items() if name not in FACTS}
 
 
 def _check_method(where: str, name: str, member: Any, given: Any) -> None:
@@ -108,7 +118,7 @@ def _check_method(where: str, name: str, member: Any, given: Any) -> None:
 
 def _check_unknown(where: str, name: str, member: Any, is_field: bool, contract: type) -> None:
     """Refuse a helper or a field that looks like a hook or a fact of the contract."""
-    facts, methods = {fact: vars(contract)[fact] for fact in FACTS}, _methods(contract)
+    facts, methods = {fact: _defined(contract)[fact] for fact in FACTS}, _methods(contract)
     if _is_function(member):
         try:
             wanted = _parameters(member)

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posx.contract.encoding import Dims, Encoding, require_encoding
+from posx.contract.encoding import Encoding, require_encoding
 from posx.contract.facts import FACTS, fact
 from posx.contract.fields import Tokens
 from posx.contract.hooks import HOOKS, ByDistance, Params, Part, distance_terms
+from posx.contract.value import Dims
 from posx.errors import ConfigError
 
 

@@ -4,47 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import jax
 
-from posx.contract.classes import check_class, check_decorated
+from posx.contract.classes import check_class
 from posx.contract.facts import About
-from posx.contract.fields import check_fields, hints_of
 from posx.contract.hooks import ByDistance, Features, Params, Tile
-from posx.errors import ConfigError, UndefinedLength
-
-
-@dataclasses.dataclass(frozen=True)
-class Dims:
-    """The sizes an encoding is resolved against; `train_len` in tokens, `num_kv_heads` None for one per query head."""
-
-    model_dim: int
-    num_heads: int
-    head_dim: int
-    num_layers: int
-    train_len: int
-    num_kv_heads: int | None = None
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            size = getattr(self, field.name)
-            if size is not None and size < 1:
-                raise ConfigError(f"{field.name}={size}: every size must be at least 1.")
-        if self.num_heads % (self.num_kv_heads or self.num_heads):
-            raise ConfigError(
-                f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}. Choose a divisor of it."
-            )
-
-    @property
-    def kv_heads(self) -> int:
-        """The number of key/value heads."""
-        return self.num_kv_heads or self.num_heads
+from posx.contract.value import Dims, Value, require, values_in
+from posx.errors import UndefinedLength
 
 
 @dataclasses.dataclass(frozen=True, init=False)
-class Encoding:
+class Encoding(Value):
     """A position encoding: a frozen dataclass of hyper-parameters, whose hooks are pure functions.
 
         @dataclasses.dataclass(frozen=True)
@@ -68,8 +41,8 @@ class Encoding:
     `query` and `key` may differ from d, but not from each other. An empty slot has zeros, and the position of another
     slot of its row.
 
-    A field named as in `Dims` is set from the sizes if it is None. It is needed only if a hook reads it. Every use
-    compares such fields, the shapes of the parameters, and the shapes that hooks return with the sizes of q, k and v.
+    A field named as in `Dims` is needed only if a hook reads it. Every use compares such fields, the shapes of the
+    parameters, and the shapes that hooks return with the sizes of q, k and v.
     """
 
     #: Adding one constant to all positions changes nothing.
@@ -110,36 +83,12 @@ class Encoding:
         super().__init_subclass__(**options)
         check_class(cls, Encoding)
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        if type(self) is not Encoding:  # a dataclass brings its own __init__
-            check_decorated(type(self))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        hints = hints_of(type(self))  # type: ignore[arg-type]
-        for field in dataclasses.fields(self):
-            if isinstance(hint := hints.get(field.name), type) and issubclass(hint, Encoding):
-                require_encoding(getattr(self, field.name), f"{type(self).__name__}: {field.name}")
-
     def init(self, rng: jax.Array, dims: Dims) -> Params:
         """Return the learned arrays by name, floats, all that one layer sees; {} if nothing is learned.
 
         Shared arrays are among them: the model keeps one copy.
         """
         return {}
-
-    def resolve(self, dims: Dims) -> Self:
-        """Return the value with every open (None) field set. Raises ConfigError if the sizes do not fit the method.
-
-        This default sets fields named as in `Dims` and resolves encodings in fields. An override calls `super()` first.
-        """
-        sizes = dataclasses.asdict(dims) | {"num_kv_heads": dims.kv_heads}
-        own = {field.name: sizes[field.name] for field in dataclasses.fields(self) if field.name in sizes}
-        return self._with_inner(lambda part: part.resolve(dims)).fill_open(**own)
-
-    def at_length(self, length: int) -> Self:
-        """Return the value to use for windows of `length` tokens; parameters stay the same."""
-        return self._with_inner(lambda part: part.at_length(length))
 
     def tabulated(self, params: Params, length: int) -> tuple[Encoding, Params]:
         """Return a value and parameters that do the same at positions below `length`, for decoding.
@@ -227,17 +176,6 @@ class Encoding:
         """Return whether this encoding defines `hook`. It is known before tracing: an inactive hook costs nothing."""
         return getattr(type(self), hook) is not getattr(Encoding, hook)
 
-    def fill_open(self, **defaults: Any) -> Self:
-        """Return the value with `defaults` in those of the named fields that are None."""
-        opened = {name: value for name, value in defaults.items() if getattr(self, name) is None}
-        return dataclasses.replace(self, **opened) if opened else self
-
-    def _with_inner(self, change: Callable[[Encoding], Encoding]) -> Self:
-        """Return the value with `change` applied to the encodings in its fields."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
-        found = jax.tree.map(lambda value: change(value) if isinstance(value, Encoding) else value, given)
-        return self if found == given else dataclasses.replace(self, **found)
-
 
 def abstract_params(encoding: Encoding, dims: Dims) -> Params:
     """Return the shapes and types of the parameters that `init` returns."""
@@ -246,25 +184,12 @@ def abstract_params(encoding: Encoding, dims: Dims) -> Params:
 
 def parts(encoding: Encoding) -> Iterator[Encoding]:
     """Yield the encoding and the encodings in its fields, at any depth."""
-    yield encoding
-    for field in dataclasses.fields(encoding):
-        for part in jax.tree.leaves(getattr(encoding, field.name)):
-            if isinstance(part, Encoding):
-                yield from parts(part)
+    return (part for part in values_in(encoding) if isinstance(part, Encoding))
 
 
 def require_encoding(given: Any, where: str) -> None:
     """Raise ConfigError unless `given` is an encoding's value. A spec needs the model's sizes to become one."""
-    if not isinstance(given, Encoding):
-        raise ConfigError(f"{where}={given!r} is no encoding's value. Give posx.build({given!r}, dims) instead.")
-
-
-def require_resolved(encoding: Encoding) -> None:
-    """Raise ConfigError that names the open fields of the encoding, or of an encoding in its fields."""
-    for part in parts(encoding):
-        if unset := [field.name for field in dataclasses.fields(part) if getattr(part, field.name) is None]:
-            where = f"{type(part).__name__}.{unset[0]}"
-            raise ConfigError(f"{where} is not set. Call resolve(dims) or build(...), or give {unset}.")
+    require(Encoding, given, where)
 
 
 def check_defined(encoding: Encoding, first: int, last: int) -> None:

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 from posx.contract.arrays import wide_dtype
 from posx.contract.classes import check_decorated
 from posx.contract.composite import Composite
-from posx.contract.encoding import Dims, Encoding, abstract_params, parts, require_resolved
+from posx.contract.encoding import Encoding, abstract_params
 from posx.contract.facts import FACTS, check_fact
 from posx.contract.hooks import HOOKS, ByDistance, Features, Params, Tile, acting
+from posx.contract.value import Dims, require_resolved, values_in
 from posx.errors import ConfigError, PosxError, nearest
 
 Struct = jax.ShapeDtypeStruct
@@ -50,10 +51,10 @@ class Use(NamedTuple):
 def check_value(encoding: Encoding, dims: Dims) -> None:
     """Raise ConfigError if `encoding`, resolved for `dims`, cannot be used as a value or a hook does not fit.
 
-    Encodings in its fields, such as the parts of a chain, come first. It costs a trace of every hook, milliseconds, and
+    Values in its fields, such as the parts of a chain, come first. It costs a trace of every hook, milliseconds, and
     is remembered.
     """
-    for part in reversed(list(parts(encoding))):
+    for part in reversed(list(values_in(encoding))):
         check_decorated(type(part))
         for field in dataclasses.fields(part):
             where, value = f"{type(part).__name__}.{field.name}", getattr(part, field.name)
@@ -69,7 +70,8 @@ def check_value(encoding: Encoding, dims: Dims) -> None:
                     f"{where} has compare=False, so two values that differ in it would be equal. Remove compare=False."
                 )
         require_resolved(part)
-        _check_value(part, dims)
+        if isinstance(part, Encoding):
+            _check_value(part, dims)
 
 
 @functools.lru_cache(maxsize=1024)

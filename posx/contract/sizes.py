@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posx.contract.encoding import Dims, Encoding, abstract_params, parts
+from posx.contract.encoding import Encoding, abstract_params
 from posx.contract.hooks import Params
 from posx.contract.shapes import HookCheck, Struct, Use, with_history
+from posx.contract.value import Dims, values_in
 from posx.errors import ConfigError, other_names
 
 #: Shapes of arrays by name; "*" is any size.
@@ -35,7 +36,7 @@ def check_call(encoding: Encoding, params: Params, use: Use) -> None:
 def _check_call(encoding: Encoding, leaves: tuple[Any, ...], tree: Any) -> None:
     params, use = tree.unflatten(leaves)
     sizes = dict(zip(("num_heads", "head_dim", "num_kv_heads"), (*use.q.shape, use.k.shape[0]), strict=True))
-    for part in parts(encoding):
+    for part in values_in(encoding):
         for name, size in sizes.items():
             if (built_for := getattr(part, name, None)) and built_for != size:
                 raise ConfigError(f"{part} was built for {name}={built_for}, but {use.heads}")

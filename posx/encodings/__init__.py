@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from posx.contract import HOOKS, About, ByDistance, Chain, Dims, Encoding, Features, Params, Tile, parts
+from posx.contract import HOOKS, About, ByDistance, Chain, Dims, Encoding, Features, Params, Tile, Value, values_in
 from posx.contract.classes import check_decorated
 from posx.contract.fields import snake_case
 from posx.contract.shapes import check_value
@@ -22,6 +22,7 @@ from posx.encodings.dynamic_bias import DynamicBias
 from posx.encodings.fire import Fire
 from posx.encodings.fope import Fope
 from posx.encodings.fox import Fox
+from posx.encodings.frequencies import RULES, FrequencyRule
 from posx.encodings.grammar import parse, unparse
 from posx.encodings.grape_a import GrapeA
 from posx.encodings.inkling import Inkling
@@ -59,7 +60,12 @@ ENCODINGS: dict[str, type[Encoding]] = {snake_case(cls): cls for cls in (
 #: The name of a combination of encodings in a mapping. A text has + instead.
 CHAIN = "chain"
 
-Spec = str | Mapping[str, Any] | Sequence[Any] | Encoding
+#: What each kind of value is named by, and its noun in messages.
+_REGISTRIES: dict[type[Value], tuple[Mapping[str, type[Value]], str]] = {
+    Encoding: (ENCODINGS, "encoding"), FrequencyRule: (RULES, "frequency rule"),
+}  # fmt: skip
+
+Spec = str | Mapping[str, Any] | Sequence[Any] | Value
 
 
 __getattr__ = modules_of(__name__)
@@ -67,27 +73,31 @@ __getattr__ = modules_of(__name__)
 
 def encoding_class(name: str) -> type[Encoding]:
     """Return the class of a registry name, or of a user's "package.module:Class". Raises ConfigError."""
-    if name in ENCODINGS:
-        return ENCODINGS[name]
-    if name == CHAIN:
-        return Chain
+    return Chain if name == CHAIN else _class_of(name, Encoding)
+
+
+def _class_of(name: str, kind: type[Value]) -> Any:
+    """Return the class that is named in a field of `kind`: of the registry, or a user's own."""
+    registry, noun = _REGISTRIES[kind]
+    if name in registry:
+        return registry[name]
     if ":" not in name:
         raise ConfigError(
-            f"encoding {name!r} is unknown. {nearest(name, list(ENCODINGS))}The encodings are: {', '.join(ENCODINGS)}."
+            f"{noun} {name!r} is unknown. {nearest(name, list(registry))}The {noun}s are: {', '.join(registry)}."
         )
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except ConfigError as error:  # from the class itself, see `posx.contract.classes`
-        raise ConfigError(f"encoding {name!r}: {error}") from None
+        raise ConfigError(f"{noun} {name!r}: {error}") from None
     except (Exception, SystemExit) as error:  # importing runs the user's own code
         meant = f". Did you mean {module_name[:-3]}:{class_name}?" if module_name.endswith(".py") else ""
         if not meant and isinstance(error, ModuleNotFoundError) and error.name == module_name:
             meant = f". Run posx in the folder of {module_name}.py, or put that folder on PYTHONPATH."
-        raise ConfigError(f"encoding {name!r} cannot be imported: {type(error).__name__}: {error}{meant}") from None
-    if not (isinstance(found, type) and issubclass(found, Encoding)):
+        raise ConfigError(f"{noun} {name!r} cannot be imported: {type(error).__name__}: {error}{meant}") from None
+    if not (isinstance(found, type) and issubclass(found, kind)):
         raise ConfigError(
-            f"encoding {name!r} is not a frozen dataclass that derives from posx.Encoding. Write "
+            f"{noun} {name!r} is not a frozen dataclass that derives from posx.{kind.__name__}. Write "
             "@dataclasses.dataclass(frozen=True) above it, and derive it."
         )
     check_decorated(found)
@@ -95,12 +105,12 @@ def encoding_class(name: str) -> type[Encoding]:
     return found
 
 
-def encoding_name(encoding: Encoding) -> str:
+def encoding_name(encoding: Value) -> str:
     """Return the registry name of a value's class, "a+b" for a chain, "package.module:Class" for a user's class."""
     if isinstance(encoding, Chain):
         return "+".join(map(encoding_name, encoding.parts))
-    cls = type(encoding)
-    return next((name for name, known in ENCODINGS.items() if known is cls), f"{cls.__module__}:{cls.__qualname__}")
+    cls, known = type(encoding), {**ENCODINGS, **RULES}
+    return next((name for name in known if known[name] is cls), f"{cls.__module__}:{cls.__qualname__}")
 
 
 def spec_text(spec: Spec) -> str:
@@ -131,31 +141,36 @@ def build(spec: Spec, dims: Dims) -> Encoding:
     return resolved
 
 
-def from_spec(spec: Spec) -> Encoding:
-    """Return the value that `spec` names, with its open fields still open. Raises ConfigError as `build` does."""
-    if isinstance(spec, Encoding):
+def from_spec(spec: Spec, kind: type[Value] = Encoding) -> Any:
+    """Return the value of a kind that `spec` names, with its open fields still open. Raises ConfigError as `build`."""
+    if isinstance(spec, Value):
         return spec
     if isinstance(spec, str):
         spec = parse(spec)
+    noun = _REGISTRIES[kind][1]
     if isinstance(spec, Mapping):
         name = _name(spec)
         if spec == {"name": CHAIN}:
             raise ConfigError(f"{CHAIN!r} alone is no encoding. Write the parts of a chain with +, such as rope+alibi")
-        return _called(f"encoding {name!r}", encoding_class(name), **given_fields(spec))
-    if isinstance(spec, Sequence):
+        cls = encoding_class(name) if kind is Encoding else _class_of(name, kind)
+        return _called(f"{noun} {name!r}", cls, **_fields_of(cls, noun, spec))
+    if isinstance(spec, Sequence) and kind is Encoding:
         return Chain(tuple(from_spec(part) for part in spec))
-    raise ConfigError(f"an encoding is a name, a mapping or a list, not {type(spec).__name__}")
+    forms = "an encoding is a name, a mapping or a list" if kind is Encoding else f"a {noun} is a name or a mapping"
+    raise ConfigError(f"{forms}, not {type(spec).__name__}")
 
 
 def given_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a mapping sets, with their types, and encodings as values. Open fields are left out.
+    """Return the fields that an encoding's mapping sets, with their types, and values of specs. Open ones are left out.
 
     Raises ConfigError.
     """
-    name = _name(spec)
-    cls = encoding_class(name)
+    return _fields_of(encoding_class(_name(spec)), "encoding", spec)
+
+
+def _fields_of(cls: type, noun: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in spec.items() if key != "name"}
-    typed = typed_fields(cls, given, f"encoding {name!r}", "encoding.")
+    typed = typed_fields(cls, given, f"{noun} {spec['name']!r}", "encoding.")
     hints = typing.get_type_hints(cls)
     return {key: _nested(value, hints[key]) for key, value in typed.items()}
 
@@ -170,7 +185,7 @@ def code_of(layers: Iterable[Encoding]) -> dict[str, str]:
 
     Encodings of posx have no digest, see `posx.files.sources`.
     """
-    values = [part for encoding in dict.fromkeys(layers) for part in parts(encoding)]
+    values = [part for encoding in dict.fromkeys(layers) for part in values_in(encoding)]
     digests = {encoding_name(value): source_digest(type(value)) for value in values}
     return {name: digest for name, digest in sorted(digests.items()) if digest}
 
@@ -181,7 +196,7 @@ def _spec(value: Any, every: bool) -> Any:
         return [_spec(part, every) for part in value.parts]
     if isinstance(value, tuple):
         return tuple(_spec(item, every) for item in value)
-    if not isinstance(value, Encoding):
+    if not isinstance(value, Value):
         return value
     given = {field: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
     shown = {f.name: _spec(x, every) for f, x in given.items() if every or (x is not None and x != f.default)}
@@ -195,13 +210,14 @@ def _name(spec: Mapping[str, Any]) -> str:
 
 
 def _nested(value: Any, hint: Any) -> Any:
-    """Return the value of a field of type `hint`. Specs in it become encodings."""
-    kinds = (hint, *typing.get_args(hint))
-    if not any(isinstance(kind, type) and issubclass(kind, Encoding) for kind in kinds):
+    """Return the value of a field of type `hint`. Specs in it become values."""
+    kinds = [kind for kind in (hint, *typing.get_args(hint)) if isinstance(kind, type) and issubclass(kind, Value)]
+    if not kinds:
         return value
+    registry = FrequencyRule if issubclass(kinds[0], FrequencyRule) else Encoding
     if typing.get_origin(hint) is tuple:
-        return tuple(map(from_spec, value))
-    made = from_spec(value)
+        return tuple(from_spec(item, registry) for item in value)
+    made = from_spec(value, registry)
     if isinstance(hint, type) and not isinstance(made, hint):
         raise ConfigError(f"{encoding_name(made)!r} is given, but an encoding of the kind {hint.__name__} is expected.")
     return made
@@ -218,9 +234,56 @@ def _called(name: str, function: Callable, /, *args: Any, **fields: Any) -> Any:
 
 
 __all__ = [
-    "CHAIN", "ENCODINGS", "HOOKS", "T5", "About", "AdaptiveTemperature", "Alibi", "Bam", "ByDistance", "Chain", "Cope",
-    "Dape", "Deberta", "Dims", "DynamicBias", "Encoding", "Features", "Fire", "Fope", "Fox", "GrapeA", "Inkling",
-    "Kerple", "KeyOffset", "Learned", "Llama4Temperature", "LogLength", "Nape", "Nope", "Params", "Path", "Pope",
-    "Rope", "Sandwich", "SelectiveRope", "Shaw", "Sinusoidal", "Ssmax", "Tile", "TransformerXL", "Tupe", "Xpos",
-    "build", "code_of", "encoding_class", "encoding_name", "from_spec", "given_fields", "spec_of", "spec_text",
+    "CHAIN",
+    "ENCODINGS",
+    "HOOKS",
+    "RULES",
+    "T5",
+    "About",
+    "AdaptiveTemperature",
+    "Alibi",
+    "Bam",
+    "ByDistance",
+    "Chain",
+    "Cope",
+    "Dape",
+    "Deberta",
+    "Dims",
+    "DynamicBias",
+    "Encoding",
+    "Features",
+    "Fire",
+    "Fope",
+    "Fox",
+    "FrequencyRule",
+    "GrapeA",
+    "Inkling",
+    "Kerple",
+    "KeyOffset",
+    "Learned",
+    "Llama4Temperature",
+    "LogLength",
+    "Nape",
+    "Nope",
+    "Params",
+    "Path",
+    "Pope",
+    "Rope",
+    "Sandwich",
+    "SelectiveRope",
+    "Shaw",
+    "Sinusoidal",
+    "Ssmax",
+    "Tile",
+    "TransformerXL",
+    "Tupe",
+    "Xpos",
+    "build",
+    "code_of",
+    "encoding_class",
+    "encoding_name",
+    "from_spec",
+    "given_fields",
+    "spec_of",
+    "spec_text",
 ]  # fmt: skip

@@ -48,8 +48,9 @@ def angles(pos: jax.Array, frequencies: np.ndarray) -> jax.Array:
 
 
 def sin_cos(pos: jax.Array, frequencies: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """Return sines and cosines of `angles`, each [n, c], in at least float32."""
-    found = angles(pos, frequencies)
+    """Return sines and cosines of `angles`, each [n, ...] for frequencies [...], in at least float32."""
+    found = angles(pos, frequencies.ravel())
+    found = found.reshape(len(found), *frequencies.shape)
     return jnp.sin(found), jnp.cos(found)
 
 

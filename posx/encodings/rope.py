@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, fact
 from posx.contract.fields import Base, even
-from posx.encodings.angles import inverse_frequencies, sin_cos
+from posx.encodings.angles import sin_cos
+from posx.encodings.frequencies import FrequencyRule, Geometric
 from posx.errors import ConfigError
 
 
@@ -18,7 +19,8 @@ class Rope(Encoding):
 
     Logits then depend on i - j only. `layout` is "half_split" (GPT-NeoX, Llama in HF) or "interleaved" (the paper,
     GPT-J). One fixed permutation of the projections' channels turns one layout into the other. The first `rotary_dim`
-    channels are rotated, by default all d. The rest pass unchanged.
+    channels are rotated, by default all d. The rest pass unchanged. `frequencies` is a rule for other theta, which
+    may also multiply cosines and sines: see `posx.encodings.frequencies`.
 
     Reference: Su et al. 2021, arXiv 2104.09864, equations 15 and 34.
     Differs: x-transformers rotates only half of the head by default.
@@ -27,6 +29,7 @@ class Rope(Encoding):
     base: Base = 10000.0
     layout: Literal["half_split", "interleaved"] = "half_split"
     rotary_dim: Annotated[int, "channels", even(2)] | None = None
+    frequencies: FrequencyRule = Geometric()  # noqa: RUF009 (a value)
 
     planes = fact(lambda self: self.layout if self.layout == "interleaved" else f"{self.layout} of {self.rotary_dim}")
     about = About("arXiv 2104.09864", "no: slow planes meet unseen angles beyond 1.2 to 2 L")
@@ -34,10 +37,13 @@ class Rope(Encoding):
     def resolve(self, dims: Dims) -> Self:
         if self.rotary_dim is not None and self.rotary_dim > dims.head_dim:
             raise ConfigError(f"rope: rotary_dim={self.rotary_dim} is more than head_dim={dims.head_dim}")
-        return self.fill_open(rotary_dim=dims.head_dim)
+        return super().resolve(dims).fill_open(rotary_dim=dims.head_dim)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        sin, cos = sin_cos(pos, inverse_frequencies(self.base, self.rotary_dim))
+        theta = self.frequencies.frequencies(self.base, self.rotary_dim)
+        sin, cos = (self.frequencies.magnitude * wave for wave in sin_cos(pos, theta))
+        if theta.ndim == 2:  # key heads with frequencies of their own
+            sin, cos = (jnp.repeat(wave, vectors.shape[1] // len(theta), axis=1) for wave in (sin, cos))
         return rotate(vectors, sin, cos, self.layout)
 
     key = query

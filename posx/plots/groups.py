@@ -10,10 +10,14 @@ from typing import Any
 
 from posx.plots import look
 from posx.plots.look import Look
-from posx.plots.rows import OF_ENCODINGS, PER_POSITION, Row, Run, by_stride, diverged
+from posx.plots.rows import OF_ENCODINGS, PER_POSITION, SEED, Row, Run, by_stride, diverged
 
 #: Settings of the model that are resolved from others if they are left open.
-_RESOLVED_FROM = {"model.mlp_dim": ("model.model_dim", "model.mlp"), "model.num_kv_heads": ("model.num_heads",)}
+_RESOLVED_FROM = {
+    "model.mlp_dim": ("model.model_dim", "model.mlp"),
+    "model.num_kv_heads": ("model.num_heads",),
+    "model.head_dim": ("model.model_dim", "model.num_heads"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +188,7 @@ def _differing(runs: Sequence[Run], on_axes: Collection[str]) -> list[str]:
 
     Text is told apart by the settings of the data, by its digest only if these are the same.
     """
-    names = {name for run in runs for name in run.settings} - {"train.seed", *on_axes}
+    names = {name for run in runs for name in run.settings} - {*SEED, *on_axes}
     found = [name for name in sorted(names) if _differs(name, runs)]
     named = {name for name in names if name.startswith("data.")} - {"data.text"}
     hidden = {"data.text"} if named.intersection(found) else set()

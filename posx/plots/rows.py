@@ -42,6 +42,8 @@ _SCORED = (
 #: Settings that belong to an encoding or are resolved for it. They say nothing beside its text, unless posx resolved
 #: the same text in another way.
 OF_ENCODINGS = ("encoding.", "layers.", "code.", "train.position_lr_multiplier", "train.decayed")
+#: Settings in which the runs of one curve differ.
+SEED = ("train.seed", "parent.hash")
 #: The settings of the data, and the fields of a row that hold them as they were when it was measured.
 _MEASURED_ON = {"data.text": "data_digest", "data.source": "data_source", "data.tokenizer": "tokenizer"}
 _LOG = logging.getLogger(__name__)
@@ -65,14 +67,14 @@ class Run:
 
     @functools.cached_property
     def kind(self) -> str:
-        """All settings but the seed. The text counts by its digest."""
+        """All settings but the seed. The text counts by its digest, a parent by its encoding."""
         text = [name for name in self.settings if name.startswith("data.") and name != "data.text"]
-        return self._without("train.seed", *text)
+        return self._without(*SEED, *text)
 
     @functools.cached_property
     def around(self) -> str:
         """All settings but those of the encodings, of the data, the seed and the training length."""
-        return self._without("train.seed", "train.length", "data.", *OF_ENCODINGS)
+        return self._without(*SEED, "train.length", "data.", *OF_ENCODINGS)
 
     def _without(self, *starts: str) -> str:
         kept = {name: value for name, value in self.settings.items() if not name.startswith(starts)}

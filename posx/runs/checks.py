@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from posx.attention import causal, refusal
+from posx.attention import refusal
 from posx.config import SECTIONS, EvalConfig, RunConfig
 from posx.contract import abstract_params
 from posx.data import Dataset
@@ -33,8 +33,8 @@ def checked(run: RunConfig) -> RunConfig:
 
 
 def _encoding_problems(run: RunConfig) -> Iterator[str]:
-    layers, last = dict.fromkeys(run.layers), run.train.length - 1
-    for encoding in layers:
+    layers, last = dict.fromkeys(zip(run.layers, run.model.masks, strict=True)), run.train.length - 1
+    for encoding in dict.fromkeys(run.layers):
         if encoding.max_position is not None and encoding.max_position < last:
             yield (
                 f"{spec_text(encoding)} is defined for positions 0 to {encoding.max_position}, but windows of "
@@ -42,9 +42,9 @@ def _encoding_problems(run: RunConfig) -> Iterator[str]:
                 "--config.train.length."
             )
     for section, executor in (("train", run.train.executor), ("eval", run.eval.executor)):
-        for encoding in layers if executor == "fused" else ():
+        for encoding, mask in layers if executor == "fused" else ():
             params = abstract_params(encoding, run.dims)
-            if why := refusal(encoding, params, causal(), in_order=True, segments=False):
+            if why := refusal(encoding, params, mask, in_order=True, segments=False):
                 yield (
                     f"{section}.executor='fused' cannot serve {encoding}: {why}. Use "
                     f"--config.{section}.executor=blockwise or auto."

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from posx.attention import causal, choose_executor
+from posx.attention import Mask, choose_executor
 from posx.config import RunConfig
 from posx.contract import Dims, abstract_params, distance_terms, of_kinds
 from posx.cross_entropy import LARGEST_LOGITS
 from posx.data import ByteTokenizer, load_tokenizer
 from posx.encodings import Encoding
+from posx.errors import ConfigError
 from posx.evaluation.protocols import run_protocols
 from posx.machine.devices import DATA, MODEL, devices_for, mesh_of
 from posx.machine.platforms import platform
@@ -34,10 +35,15 @@ SUMS = 6
 
 
 def model_of(run: RunConfig, vocab_size: int) -> Model:
-    """Return the model that a run trains."""
+    """Return the model that a run trains, with a row for each id below `vocab_size`, or for more if its config says so.
+
+    Raises ConfigError for fewer rows.
+    """
+    if run.model.vocab_size and run.model.vocab_size < vocab_size:
+        raise ConfigError(f"model.vocab_size={run.model.vocab_size} is less than the tokenizer's {vocab_size} ids.")
     from posx.model import Model  # and Flax, which settings are checked without
 
-    return Model(run.model, run.layers, vocab_size, run.dims)
+    return Model(run.model, run.layers, run.model.vocab_size or vocab_size, run.dims)
 
 
 def notice_of_code(run: RunConfig, name: str) -> None:
@@ -49,11 +55,11 @@ def notice_of_code(run: RunConfig, name: str) -> None:
         )
 
 
-def executor_of(run: RunConfig, encoding: Encoding) -> str:
-    """Return the attention executor that trains `encoding`, also if the config says "auto"."""
+def executor_of(run: RunConfig, encoding: Encoding, mask: Mask) -> str:
+    """Return the attention executor that trains a layer, also if the config says "auto"."""
     params, sizes = abstract_params(encoding, run.dims), (run.train.length, run.train.length)
     vectors = jax.ShapeDtypeStruct((run.dims.head_dim,), run.model.dtype)
-    return choose_executor(run.train.executor, encoding, params, causal(), sizes, in_order=True, vectors=vectors)
+    return choose_executor(run.train.executor, encoding, params, mask, sizes, in_order=True, vectors=vectors)
 
 
 def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout:
@@ -78,7 +84,8 @@ def opening(run: RunConfig, layout: Layout) -> str:
     """Return one line on the model and the devices of a run that is about to start."""
     model = _model_of(run)
     most = "up to " if run.data.tokenizer == "bpe" else ""  # a short text has fewer tokens
-    executors = dict.fromkeys(executor_of(run, encoding) for encoding in model.distinct)
+    layers = zip(model.encodings, run.model.masks, strict=True)
+    executors = dict.fromkeys(executor_of(run, *layer) for layer in dict.fromkeys(layers))
     backend, number = platform(), layout.num_devices
     kinds = sorted({device.device_kind for device in jax.devices()[:number]} - {backend})
     words = [f"{layout} {backend} device{'s' * (number > 1)}", *(f"({kind})" for kind in kinds)]

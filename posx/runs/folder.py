@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -60,7 +61,7 @@ class RunFolder:
     log_file = _file("log.txt")  # of the processes that a sweep has started
     done_file = _file("DONE")
     status_file = _file("status.json")  # why the last process that ran here failed
-    exported = _file("exported.txt")  # the path of the file that a run was unpacked from
+    parent_file = _file("parent.txt")  # the path of the exported file or the run whose weights this run has or had
 
     @property
     def is_written(self) -> bool:
@@ -166,6 +167,41 @@ class RunFolder:
 
         processes.first(mark)
 
+    def under(self, encoding: str, masks: tuple[str, ...] = ()) -> tuple[RunFolder, RunConfig]:
+        """Return the folder and the settings of the run that has this run's weights under another encoding and masks.
+
+        The folder lies beside this one. Raises ConfigError if the encoding's parameters do not fit, WorkdirError.
+        """
+        run = self.read_config().under(encoding, masks)
+        changes = "+".join([run.encoding] * bool(encoding) + list(masks))
+        return RunFolder(self.path.with_name(safe_name(f"{self.path.name}@{changes}"))), run
+
+    @property
+    def parent(self) -> RunFolder | None:
+        """The run whose weights this run has or started from, if another one is named."""
+        if not self.parent_file.exists():
+            return None
+        return RunFolder((self.path / self.parent_file.read_text("utf-8")).resolve())
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether this run has the weights of another one, and none of its own."""
+        return self.parent_file.exists() and not any(self.checkpoints.glob("*.json"))
+
+    def write_parent(self, parent: RunFolder) -> None:
+        """Name the run whose weights this one has. The folders may be moved together."""
+        self.parent_file.write_text(os.path.relpath(parent.path, self.path), "utf-8")
+
+    def take_weights(self, parent: RunFolder, run: RunConfig) -> None:
+        """Make this the folder of `run`, whose weights are those of `parent`, unless it is. Raises WorkdirError."""
+        if not self.config_file.exists():
+            with self.held():
+                self.tokenizer_file.write_bytes(parent.tokenizer_file.read_bytes())
+                self.write_parent(parent)
+                self.write_config(run)
+        elif self.read_config().hash != run.hash:
+            raise WorkdirError(f"{self.path} holds another run than these weights under {run.encoding}. Rename it.")
+
     def write_config(self, run: RunConfig, **facts: Any) -> None:
         """Write the settings, with `facts` beside them."""
         write_json(self.config_file, run.to_json() | facts)
@@ -203,6 +239,12 @@ class RunFolder:
         with contextlib.ExitStack() as stack:
             processes.first(hold)
             yield
+
+
+def safe_name(text: str) -> str:
+    """Return `text` as a name for shells and file systems: rope(base=500000)+my:A is rope-base=500000+my.A."""
+    text = re.sub(r"\(|, *", "-", text.replace("=(", "=").replace(":", "."))
+    return re.sub(r"[^\w.+=@-]", "", text, flags=re.ASCII)
 
 
 def run_folders(workdir: Path, holding: str) -> list[Path]:

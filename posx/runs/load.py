@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from posx.config import RunConfig
 from posx.data import Tokenizer
 from posx.errors import PosxError, WorkdirError, other_names
 from posx.files.atomic import disk_errors, write_bytes
@@ -81,11 +83,14 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
     tokenizer = saved_tokenizer(folder)
     model = model_of(run, tokenizer.vocab_size)
     abstract = layout.placed(model.abstract()) if layout else model.abstract()
-    if folder.exported.exists():
-        step, params = _arrays(Path(folder.exported.read_text("utf-8")), abstract)
+    if (parent := folder.parent) and parent.path.is_file():
+        step, params = _arrays(parent.path, abstract)
         return model, params, tokenizer, step
     from posx.training.checkpoints import Checkpoints
 
+    if parent and folder.is_borrowed:
+        check_parent(run, parent)
+        folder = parent
     restored = Checkpoints(folder.checkpoints).restore({"params": abstract}, notice=say)
     if restored is None and (last := folder.ended_with_nan()) is not None:
         raise WorkdirError(
@@ -96,6 +101,36 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
         raise WorkdirError(f"{folder.path} holds no checkpoint yet. Run `posx train` with this --workdir first.")
     step, state = restored
     return model, jax.tree.map(jnp.asarray, state["params"]), tokenizer, step
+
+
+def check_parent(run: RunConfig, parent: RunFolder) -> None:
+    """Raise WorkdirError unless the folder holds the run whose weights `run` has or starts from."""
+    if (found := parent.read_config().hash) != (wanted := run.parent.get("hash")):
+        raise WorkdirError(f"{parent.path} holds the run {found}, not {wanted}, whose weights are needed. Restore it.")
+
+
+def taken_over(params: dict[str, Any], run: RunConfig, tokenizer: Tokenizer, parent: RunFolder) -> dict[str, Any]:
+    """Return fresh parameters with the arrays of a parent run in place of those of equal name and shape.
+
+    Says which arrays are kept, fresh and dropped. Raises WorkdirError if the parent is another run or has another
+    tokenizer.
+    """
+    from posx.training.checkpoints import flatten
+
+    check_parent(run, parent)
+    _, trained, theirs, step = load_model(parent)
+    if theirs.digest != tokenizer.digest:
+        raise WorkdirError(
+            f"{parent.path} was trained with another tokenizer. Give --config.data.tokenizer={parent.tokenizer_file}"
+        )
+    fresh, old = flatten(params), flatten(trained)
+    kept = {name: old[name] for name in fresh if name in old and old[name].shape == fresh[name].shape}
+    say(f"{parent.path.name} at step {step}: {len(kept)} of {len(old)} arrays kept")
+    for what, names in (("fresh", fresh.keys() - kept.keys()), ("dropped", old.keys() - kept.keys())):
+        if found := sorted({re.sub(r"layer_\d+", "layer_*", name) for name in names}):
+            say(f"{what}: {', '.join(found)}")
+    leaves = [kept.get(name, leaf) for name, leaf in fresh.items()]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
 def export(folder: RunFolder, target: Path) -> int:
@@ -143,7 +178,7 @@ def _unpacked(path: Path) -> RunFolder:
         folder.path.mkdir()
         folder.config_file.write_text(header["config"], "utf-8")
         folder.tokenizer_file.write_bytes(header["tokenizer"].encode())
-        folder.exported.write_text(str(path), "utf-8")
+        folder.parent_file.write_text(str(path), "utf-8")
     return folder
 
 

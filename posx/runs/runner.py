@@ -16,14 +16,18 @@ from posx.runs.checks import check_disk, check_memory, check_stream, check_writa
 from posx.runs.describe import count, executor_of, layout, model_of, opening
 from posx.runs.evaluate import evaluate_run
 from posx.runs.folder import RunFolder
+from posx.runs.load import taken_over
 from posx.training.layout import Layout
 from posx.training.loop import train
 
 
-def train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str = "") -> list[dict[str, Any]]:
+def train_and_evaluate(
+    run: RunConfig, folder: RunFolder, mesh: str = "", parent: RunFolder | None = None
+) -> list[dict[str, Any]]:
     """Train, evaluate and mark `folder` done; return the rows. Every finished part is kept and not done again.
 
-    mesh: "DATAxMODEL" to shard the state over devices too, see `posx.training.layout`.
+    mesh: "DATAxMODEL" to shard the state over devices too, see `posx.training.layout`. parent: the run whose weights
+    this one starts from, if `run.parent` names one.
     """
     run, how, dataset = _prepared(run, folder, mesh)
     facts = {
@@ -35,12 +39,17 @@ def train_and_evaluate(run: RunConfig, folder: RunFolder, mesh: str = "") -> lis
     def begin() -> None:
         folder.check_resumes(run)  # another process may have started one here meanwhile
         environment.record(folder, dataset, how)
-        executors = [executor_of(run, encoding) for encoding in model.encodings]
+        executors = [executor_of(run, *layer) for layer in zip(model.encodings, run.model.masks, strict=True)]
         folder.write_config(run, num_params=count(model), executors=executors)
         dataset.tokenizer.save(folder.tokenizer_file)
+        if parent:
+            folder.write_parent(parent)
+
+    def first(params: dict[str, Any]) -> dict[str, Any]:
+        return taken_over(params, run, dataset.tokenizer, parent) if parent else params
 
     with folder.held(facts, begin):
-        state = train(run, model, dataset, folder, how)
+        state = train(run, model, dataset, folder, how, first)
         rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps, how)
         failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
         if failed:

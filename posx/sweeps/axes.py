@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from posx.encodings import encoding_class, spec_text
 from posx.encodings.grammar import parse
 from posx.errors import ConfigError
 from posx.fields import typed_fields
+from posx.runs.folder import safe_name
 
 MOST_LETTERS = 120  # of a folder's name
 MOST_RUNS = 1000
@@ -137,18 +137,12 @@ def names_of(points: Sequence[Point]) -> list[str]:
     for point in points:
         main = f"{text_of('encoding', point['encoding'])}-L{point['train.length']}-s{point['train.seed']}"
         names.append("-".join([main, *(f"{shown[s]}={text_of(s, point[s])}" for s in varying)]))
-    safe = [_safe(name) for name in names]
+    safe = [safe_name(name) for name in names]
     hashes = [hashlib.sha256(name.encode()).hexdigest()[:6] for name in names]
     return [
         short if safe.count(short) == 1 and len(short) <= MOST_LETTERS else f"{short[:MOST_LETTERS]}-{digest}"
         for short, digest in zip(safe, hashes, strict=True)
     ]
-
-
-def _safe(text: str) -> str:
-    """Return `text` as a name for shells and file systems: rope(base=500000)+my:A is rope-base=500000+my.A."""
-    text = re.sub(r"\(|, *", "-", text.replace("=(", "=").replace(":", "."))
-    return re.sub(r"[^\w.+=-]", "", text, flags=re.ASCII)
 
 
 def text_of(setting: str, value: Any) -> str:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,17 @@ from posx.training.watchdog import Watchdog
 SHOWN = ("loss", "ppl", "grad_norm", "learning_rate", "tokens_per_second", "mfu")
 
 
-def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, layout: Layout = Layout()) -> State:
+def train(
+    run: RunConfig,
+    model: Model,
+    dataset: Dataset,
+    folder: RunFolder,
+    layout: Layout = Layout(),
+    first: Callable[[dict[str, Any]], dict[str, Any]] = lambda params: params,
+) -> State:
     """Train to `train.steps` from the newest good checkpoint in `folder`, or from step 0; return the final state.
+
+    first: maps fresh parameters to those of step 0.
 
     Resumes bit for bit as if never interrupted: the state holds all that changes, batches and dropout are functions of
     the step. Raises NonFiniteError with the step; the last good checkpoint stays.
@@ -54,6 +63,7 @@ def train(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, lay
         restored = checkpoints.restore(layout.abstract(model, config), notice=say)
         if restored is None:
             state = layout.init(model, config)
+            state = state | {"params": layout.put(first(state["params"]))}
         else:
             step, saved = restored
             state = layout.put(jax.tree.map(jnp.asarray, saved))

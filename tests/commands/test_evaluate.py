@@ -202,3 +202,44 @@ def test_the_bar_of_an_evaluation_weighs_windows_by_cost(capsys, workdir, monkey
     costs = [(one[-1][1] - one[0][1]) for one in passes]
     short, long = costs[:2]  # of as many tokens
     assert short < long < 2 * short and all(len(one) > 2 for one in passes)
+
+
+def test_evaluate_puts_other_encodings_on_trained_weights(capsys, workdir):
+    """Each is a run of its own beside the trained one. Its rows name the run whose weights they measure."""
+    before = {path: path.read_bytes() for path in workdir.glob("*.json*")}
+    trained = tiny.rows(workdir / "eval.jsonl")
+    buckets = json.loads((workdir / "config.json").read_text())["layers"][0]["num_buckets"]
+    own, other = f"t5(num_buckets={buckets})", f"t5(num_buckets={buckets}, max_distance=40)"
+    asked = ["evaluate", f"--workdir={workdir}", f"--encoding={own}, {other}", "--protocol=nonoverlapping"]
+    code, out, _ = tiny.call(capsys, *asked, "--dry_run")
+    assert code == 0 and out.count("nonoverlapping at (16, 32)") == 2 and list(workdir.parent.iterdir()) == [workdir]
+    code, out, err = tiny.call(capsys, *asked)
+    assert code == 0, err
+    assert f"| {own} |" in out and f"| {other} |" in out
+    assert {path: path.read_bytes() for path in before} == before
+    same, moved = (
+        tiny.rows(workdir.parent / f"{workdir.name}@t5-num_buckets={buckets}{rest}" / "eval.jsonl")
+        for rest in ("", "-max_distance=40")
+    )
+    scored = [row for row in trained if row["protocol"] == "nonoverlapping"]
+    assert [row["nll"] for row in same] == [row["nll"] for row in scored]
+    assert all(a["nll"] != b["nll"] for a, b in zip(moved, scored, strict=True))
+    assert {row["settings"]["parent.encoding"] for row in moved} == {"t5"}
+    assert {row["settings"]["parent.hash"] for row in moved} == {trained[0]["hash"]}
+    code, out, _ = tiny.call(capsys, "plot", f"--workdir={workdir.parent}", "--what=extrapolation")
+    assert code == 0
+    code, out, err = tiny.call(capsys, "generate", f"--workdir={workdir.parent / moved[0]['run_id']}", "--prompt=ka")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("alibi", "needs the parameters none, but t5 has learned"),
+        ("t5(per_layer=true)", "Use an encoding with the same parameters"),
+        ("rope(frequencies=yarm)", "Did you mean 'yarn'"),
+    ],
+)
+def test_encodings_that_do_not_fit_the_weights_are_refused(capsys, workdir, text, problem):
+    refused(capsys, 2, ["evaluate", f"--workdir={workdir}", f"--encoding={text}"], problem)
+    assert list(workdir.parent.iterdir()) == [workdir]

@@ -1,0 +1,126 @@
+"""RoPE as Hugging Face's configs write it: `rope_parameters`, or `rope_scaling` and `rope_theta` in older ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from posx.encodings import frequencies
+from posx.encodings.frequencies import FrequencyRule
+from posx.encodings.rope import Rope
+from posx.errors import ConfigError, nearest
+
+_ORIGINAL = "original_max_position_embeddings"
+_SHARE = "partial_rotary_factor"
+
+#: {rope_type: the rule, {its field: the key}}.
+_TYPES: dict[str, tuple[type[FrequencyRule], dict[str, str]]] = {
+    "default": (frequencies.Geometric, {}),
+    "linear": (frequencies.Linear, {"factor": "factor"}),
+    "dynamic": (frequencies.DynamicNtk, {"factor": "factor"}),
+    "yarn": (
+        frequencies.Yarn,
+        {"factor": "factor", "original_len": _ORIGINAL, "fast": "beta_fast", "slow": "beta_slow"}
+        | {name: name for name in ("attention_factor", "truncate", "mscale", "mscale_all_dim")},
+    ),
+    "longrope": (
+        frequencies.Longrope,
+        {"factor": "factor", "original_len": _ORIGINAL, "attention_factor": "attention_factor"}
+        | {"short_factors": "short_factor", "long_factors": "long_factor"},
+    ),
+    "llama3": (
+        frequencies.Llama3,
+        {"original_len": _ORIGINAL} | {name: name for name in ("factor", "low_freq_factor", "high_freq_factor")},
+    ),
+    "proportional": (frequencies.Proportional, {"share": _SHARE, "factor": "factor"}),
+}
+
+
+def ropes_of(config: Mapping[str, Any]) -> dict[str, Rope]:
+    """Return the RoPE of each layer type of a model's config; {"": rope} if all layers have one.
+
+    Args:
+      config: the contents of a `config.json` of Hugging Face's transformers.
+
+    Raises:
+      ConfigError: a rule or a key that posx does not know, or that is missing.
+    """
+    head_dim = config.get("head_dim") or _needed(config, "hidden_size") // _needed(config, "num_attention_heads")
+    given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    outer = {key: config[key] for key in ("rope_theta", _SHARE) if config.get(key) is not None}
+    nested = {kind: inner for kind, inner in given.items() if isinstance(inner, Mapping)}
+    flat = nested or {"": given}
+    sizes = head_dim, _needed(config, "max_position_embeddings"), config.get(_ORIGINAL)
+    return {kind: rope_of({**outer, **inner}, *sizes) for kind, inner in flat.items()}
+
+
+def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int, original_len: int | None = None) -> Rope:
+    """Return the resolved RoPE of one dictionary of `rope_parameters`.
+
+    Args:
+      parameters: keys such as rope_type, rope_theta, factor.
+      head_dim: the channels of a head.
+      max_positions: the model's max_position_embeddings in tokens.
+      original_len: the model's own original_max_position_embeddings, if the dictionary has none.
+
+    Raises:
+      ConfigError: a rule or a key that posx does not know, or that is missing.
+    """
+    found = {key: value for key, value in parameters.items() if value is not None}
+    if "type" in found:  # of older configs
+        found.setdefault("rope_type", found.pop("type"))
+    kind = found.pop("rope_type", "default")
+    if kind not in _TYPES:
+        raise ConfigError(f"rope_type={kind!r} is unknown. {nearest(str(kind), list(_TYPES))}posx reads {_listed()}.")
+    rule, keys = _TYPES[kind]
+    base, share = found.pop("rope_theta", 10000.0), found.get(_SHARE, 1.0)
+    if _SHARE not in keys.values():
+        found.pop(_SHARE, None)
+    if _ORIGINAL in keys.values():
+        found.setdefault(_ORIGINAL, original_len or max_positions)
+        found.setdefault("factor", max_positions / found[_ORIGINAL])
+    else:
+        found.pop(_ORIGINAL, None)
+    if extra := sorted(found.keys() - set(keys.values())):
+        raise ConfigError(f"rope_type={kind!r} has the key {extra[0]!r}, which posx does not know.")
+    if (factor := keys.get("factor")) and kind != "proportional":
+        _needed(found, factor)
+    fields = {field: found[key] for field, key in keys.items() if key in found}
+    fields = {field: tuple(value) if isinstance(value, list) else value for field, value in fields.items()}
+    if rule is frequencies.DynamicNtk:
+        fields["original_len"] = max_positions
+    rotary_dim = head_dim if rule is frequencies.Proportional else int(head_dim * share)
+    return Rope(base=float(base), rotary_dim=rotary_dim, frequencies=rule(**fields))
+
+
+def parameters_of(rope: Rope, head_dim: int) -> dict[str, Any]:
+    """Return the dictionary that `rope_of` reads as this RoPE, without what is open.
+
+    Raises:
+      ConfigError: Hugging Face has no such rule, layout or form of it.
+    """
+    rule = rope.frequencies
+    kind = next((kind for kind, (cls, _) in _TYPES.items() if cls is type(rule)), "")
+    if not kind:
+        raise ConfigError(f"{rule}: Hugging Face has no such rule. It has {_listed()}.")
+    if rope.layout != "half_split" or getattr(rule, "ramp", "index") != "index":
+        raise ConfigError(f"{rope}: Hugging Face has neither interleaved planes nor YaRN's ramp over turns.")
+    keys, values = _TYPES[kind][1], {"rope_type": kind, "rope_theta": rope.base}
+    if rope.rotary_dim not in (None, head_dim):
+        values[_SHARE] = rope.rotary_dim / head_dim
+    for field in dataclasses.fields(rule):
+        value = getattr(rule, field.name)
+        if field.name in keys and value is not None and (value != field.default or field.name == "factor"):
+            values[keys[field.name]] = list(value) if isinstance(value, tuple) else value
+    return values
+
+
+def _needed(mapping: Mapping[str, Any], key: str) -> Any:
+    if mapping.get(key) is None:
+        raise ConfigError(f"the config has no {key!r}, which RoPE needs here.")
+    return mapping[key]
+
+
+def _listed() -> str:
+    return ", ".join(_TYPES)
