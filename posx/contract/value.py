@@ -9,7 +9,7 @@ from typing import Any, Self
 import jax
 
 from posx.contract.classes import check_decorated
-from posx.contract.fields import check_fields, hints_of
+from posx.contract.fields import check_fields, hints_of, snake_case
 from posx.errors import ConfigError
 
 
@@ -94,7 +94,8 @@ def values_in(value: Value) -> Iterator[Value]:
 def require(kind: type, given: Any, where: str) -> None:
     """Raise ConfigError unless `given` is a value of the kind. A spec needs the model's sizes to become one."""
     if not isinstance(given, kind):
-        noun = kind.__name__.lower()
+        family = kind.__mro__[kind.__mro__.index(Value) - 1]  # Encoding, of any encoding
+        noun = snake_case(family).replace("_", " ")
         raise ConfigError(f"{where}={given!r} is no {noun}'s value. Give posx.build({given!r}, dims) instead.")
 
 

@@ -60,7 +60,7 @@ ENCODINGS: dict[str, type[Encoding]] = {snake_case(cls): cls for cls in (
 #: The name of a combination of encodings in a mapping. A text has + instead.
 CHAIN = "chain"
 
-#: What each kind of value is named by, and its noun in messages.
+#: The registry of each kind of value, and its noun in messages.
 _REGISTRIES: dict[type[Value], tuple[Mapping[str, type[Value]], str]] = {
     Encoding: (ENCODINGS, "encoding"), FrequencyRule: (RULES, "frequency rule"),
 }  # fmt: skip

@@ -25,8 +25,8 @@ Length = Annotated[int, "tokens", at_least(1)]
 class FrequencyRule(Value):
     """A rule for the frequencies of RoPE's planes.
 
-    A field `original_len` is the training length if it is None. Of a rule that changes with the length of the text, a
-    field `length` is the length to serve.
+    A field `original_len` is the training length if it is None. A rule that changes with the length of the text has a
+    field `length`, which `at_length` sets.
     """
 
     def frequencies(self, base: float, width: int) -> np.ndarray:

@@ -37,6 +37,10 @@ _TYPES: dict[str, tuple[type[FrequencyRule], dict[str, str]]] = {
 }
 
 
+#: Fields that a dictionary may leave out, if they have their defaults.
+_OPTIONAL = ("truncate", "mscale", "mscale_all_dim")
+
+
 def ropes_of(config: Mapping[str, Any]) -> dict[str, Rope]:
     """Return the RoPE of each layer type of a model's config; {"": rope} if all layers have one.
 
@@ -56,7 +60,7 @@ def ropes_of(config: Mapping[str, Any]) -> dict[str, Rope]:
 
 
 def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int, original_len: int | None = None) -> Rope:
-    """Return the resolved RoPE of one dictionary of `rope_parameters`.
+    """Return the RoPE of one dictionary of `rope_parameters`; `resolve` sets what it leaves open.
 
     Args:
       parameters: keys such as rope_type, rope_theta, factor.
@@ -90,7 +94,7 @@ def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int, or
     fields = {field: tuple(value) if isinstance(value, list) else value for field, value in fields.items()}
     if rule is frequencies.DynamicNtk:
         fields["original_len"] = max_positions
-    rotary_dim = head_dim if rule is frequencies.Proportional else int(head_dim * share)
+    rotary_dim = None if share == 1 or rule is frequencies.Proportional else int(head_dim * share)
     return Rope(base=float(base), rotary_dim=rotary_dim, frequencies=rule(**fields))
 
 
@@ -111,7 +115,7 @@ def parameters_of(rope: Rope, head_dim: int) -> dict[str, Any]:
         values[_SHARE] = rope.rotary_dim / head_dim
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
-        if field.name in keys and value is not None and (value != field.default or field.name == "factor"):
+        if field.name in keys and value is not None and not (field.name in _OPTIONAL and value == field.default):
             values[keys[field.name]] = list(value) if isinstance(value, tuple) else value
     return values
 
