@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 class Sampling:
     """The settings of sampling. `temperature` 0 takes the most likely token, `top_k` 0 samples from all tokens.
 
+    `vocab_size` leaves out ids from it on, which a model may have rows for and its tokenizer not; 0 leaves out none.
     A temperature below 1.2e-38 counts as 0, because float32 cannot divide by it. Negative, infinite and NaN values
     raise ConfigError.
     """
 
     temperature: float = 1.0
     top_k: int = 0
+    vocab_size: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf") or self.top_k < 0:
@@ -43,6 +45,7 @@ def sample(logits: jax.Array, sampling: Sampling, rng: jax.Array) -> jax.Array:
 
     Row n draws with its own key, made of `rng` and n. The contents and the number of the other rows change nothing.
     """
+    logits = logits[:, : sampling.vocab_size or None]
     best = logits.max(axis=-1, keepdims=True)
     numbers = jnp.finfo(logits.dtype)
     if sampling.temperature < float(numbers.tiny):

@@ -29,11 +29,10 @@ from posx.layers import dropout, embedded, fold_in, gelu, linear, rms_norm, toke
 
 @dataclasses.dataclass(frozen=True)
 class ForwardPass:
-    """The arguments of one forward pass for every layer; `start` is the first cache slot of the new tokens."""
+    """The arguments of one forward pass for every layer."""
 
     slots: Slots
     cache: Cache | None
-    start: Any
     executor: str
 
 
@@ -83,7 +82,7 @@ class Attention(nnx.Module):
         if layer is None or call.cache is None:
             o = attention(q, k, v, call.slots, x=x)
         else:
-            layer, features = remember(self.encoding, params, layer, call.cache, call.slots, call.start, x, k, v)
+            layer, features = remember(self.encoding, params, layer, call.cache, call.slots, x, k, v)
             o = attention(
                 q, tokens_first(layer.k.astype(dtype), b), tokens_first(layer.v.astype(dtype), b), call.slots,
                 Slots(call.cache.pos, call.cache.idx), features=(features, layer.features), cached=True,
@@ -232,7 +231,7 @@ class Model:
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
         decoder = self._decoder(params)
-        call = ForwardPass(Slots(pos, idx, segment), None, None, executor)
+        call = ForwardPass(Slots(pos, idx, segment), None, executor)
         return decoder.logits(decoder(tokens, call, dropout_rng)[0])
 
     def log_probs(
@@ -241,7 +240,7 @@ class Model:
         """Return log-probabilities [b, t] (nats, float32) of the next tokens in [b, t + 1]; positions [t] or [b, t]."""
         tokens = token_ids(tokens, "[b, t + 1]", vocab_size=self.vocab_size)
         decoder = self._decoder(params)
-        hidden, _ = decoder(tokens[:, :-1], ForwardPass(Slots(pos), None, None, executor), dropout_rng)
+        hidden, _ = decoder(tokens[:, :-1], ForwardPass(Slots(pos), None, executor), dropout_rng)
         return token_log_probs(decoder.logits, hidden, tokens[:, 1:], self.vocab_size)
 
     def cached(
@@ -257,9 +256,9 @@ class Model:
         if (rows := cache.idx.shape[0]) != len(tokens):
             raise ConfigError(f"tokens have {len(tokens)} rows, but the cache has {rows}. Make it with as many rows.")
         pos, idx = (jnp.broadcast_to(known(n, x, tokens.shape), tokens.shape) for n, x in (("pos", pos), ("idx", idx)))
-        start, cache = cache.filled, advance(cache, pos, idx)
+        cache = advance(cache, pos, idx)
         decoder = self._decoder(params)
-        hidden, layers = decoder(tokens, ForwardPass(Slots(pos, idx), cache, start, "auto"), None)
+        hidden, layers = decoder(tokens, ForwardPass(Slots(pos, idx), cache, "auto"), None)
         return cache.or_nan(decoder.logits(hidden)), cache._replace(layers=layers)
 
     def empty_cache(self, batch_size: int, capacity: int) -> Cache:

@@ -69,7 +69,9 @@ def test_attention_is_lowered_for_accelerators(case, platform):
 @every_accelerator
 @every_encoding
 def test_a_cached_step_is_lowered_for_accelerators(case, platform):
-    model = make_model(ModelConfig(1, DIMS.model_dim, DIMS.num_heads), SPECS[case], 7, 32)
+    model = make_model(
+        ModelConfig(1, DIMS.model_dim, DIMS.num_heads, DIMS.num_kv_heads, DIMS.head_dim), SPECS[case], 7, 32
+    )
 
     def step(params, tokens, cache):
         return model.cached(params, tokens, cache.filled[None], cache.filled[None], cache)

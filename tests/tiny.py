@@ -22,6 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
+from posx.data import train_bpe
 from posx.files.locks import lock
 
 #: The repository.
@@ -59,6 +63,19 @@ def write_text(folder: Path) -> Path:
     for number in range(24):
         text = " ".join(words[int(rng.random() ** 2 * len(words))] for _ in range(120))
         (folder / f"{number:02d}.txt").write_text(text + ".\n")
+    return folder
+
+
+def write_model(folder: Path) -> Path:
+    """Write a folder of Hugging Face with a config of Llama and a tokenizer, but hardly any weights."""
+    folder.mkdir()
+    config = {
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 300,
+        "num_attention_heads": 4, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    train_bpe(["some words and other words"], 257).save(folder / "tokenizer.json")
+    save_file({"model.norm.weight": np.ones(32, np.float32)}, folder / "model.safetensors")
     return folder
 
 

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,27 +48,30 @@ class Subject(NamedTuple):
     rules: dict[str, tuple[str, str]]  # {name: (encoding, masks)}
 
 
-def rules(base: int, length: int, factors: Sequence[int]) -> dict[str, tuple[str, str]]:
-    """Return the changes of a RoPE model of this base and training length."""
+def rules(base: int, length: int, factors: Mapping[str, Sequence[int]]) -> dict[str, tuple[str, str]]:
+    """Return the changes of a RoPE model of this base and training length. factors: of each rule that has one."""
 
     def rope(rule: str = "") -> str:
         return spec_text(f"rope(base={base}{rule and f', frequencies={rule}'})")
 
     found = {AS_TRAINED: (rope(), "")}
-    for rule in ("linear", "ntk", "yarn"):
-        found |= {f"{rule}, f = {f}": (rope(f"{rule}(factor={f})"), "") for f in factors}
+    for rule, values in factors.items():
+        found |= {f"{rule}, f = {f}": (rope(f"{rule}(factor={f})"), "") for f in values}
     return found | {
-        "dynamic_ntk, f = 2": (rope("dynamic_ntk(factor=2)"), ""),
         "whole_turns": (rope("whole_turns"), ""),
         "window and sinks": (rope(), f"window(size={length - 4}, sinks=4)"),
         "RoPE removed": ("nope", ""),
     }
 
 
-OWN = Subject("own", "4 layers, width 128, L = 64", 64, (64, 128, 256, 512, 1024), 262144, rules(10000, 64, (2, 4, 16)))
+OWN = Subject(
+    "own", "4 layers, width 128, L = 64", 64, (64, 128, 256, 512, 1024), 262144,
+    rules(10000, 64, {"linear": (2, 4, 16), "ntk": (2, 4, 16), "yarn": (2, 4, 16), "dynamic_ntk": (1, 2)}),
+)  # fmt: skip
 SMOLLM2 = Subject(
-    "smollm2", "SmolLM2-135M-Instruct, L = 8,192", 8192, (2048, 8192, 16384), 32768, rules(100000, 8192, (2,))
-)
+    "smollm2", "SmolLM2-135M-Instruct, L = 8,192", 8192, (2048, 8192, 16384), 16384,
+    rules(100000, 8192, {"yarn": (2, 4), "ntk": (2,), "linear": (2,), "dynamic_ntk": (2,)}),
+)  # fmt: skip
 SUBJECTS = {subject.name: subject for subject in (OWN, SMOLLM2)}
 
 

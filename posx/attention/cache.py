@@ -112,12 +112,11 @@ def remember(
     layer: Layer,
     cache: Cache,
     slots: Slots,
-    start: jax.Array,
     x: jax.Array,
     k: jax.Array,
     v: jax.Array,
 ) -> tuple[Layer, Features]:
-    """Return the layer's slots with new tokens written in from slot `start` on, and the features of their queries.
+    """Return the layer's slots with the last tokens of `cache` written in, and the features of their queries.
 
     If the encoding revises keys, a single token does so before it reads them: its query has nothing left to do. The
     tokens of a chunk read them as they are, and revise them afterwards.
@@ -125,13 +124,13 @@ def remember(
     Args:
       encoding, params: of the layer.
       layer: its slots before.
-      cache: all slots, with the new tokens' positions in it.
+      cache: what `advance` returned for the new tokens.
       slots: the positions and orders of the new tokens [b, t].
-      start: the first slot of the new tokens.
       x: the layer's input [b, t, m].
       k, v: keys and values [b, t, g, d] as projected.
     """
     (pos, idx, _), carry, recent = slots, layer.carry, layer.recent
+    start = cache.filled - pos.shape[1]
     features: Features = {}
     if encoding.acts_on("features"):
         features, carry = batch_features(encoding, params, without_empty(x, idx), slots, carry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -98,6 +99,7 @@ def run_generate(values: dict[str, Any], _: None) -> None:
     use_compile_cache(cache_folder(folder.read_config().data))
     model, params, tokenizer, _step = load_model(folder)
     prompt = np.concatenate([[tokenizer.eos], tokenizer.encode(values["prompt"])])
+    sampling = dataclasses.replace(sampling, vocab_size=tokenizer.vocab_size)
     steps = generate(model, params, [prompt], values["num_tokens"], sampling=sampling, seed=values["seed"])
     try:
         first = next(steps)

@@ -176,7 +176,6 @@ class Measured:
     def _score(self, windows: np.ndarray, length: int) -> Scored:
         """Score the windows in order. The batch is halved as long as memory runs out."""
         batch_size, batches = max(1, self.batch_tokens // length), list[np.ndarray]()
-        batch_size = -(-len(windows) // -(-len(windows) // batch_size))  # as many batches, of equal sizes
         while not batches:
             try:
                 self.on_windows(length, 0)

@@ -53,7 +53,7 @@ FAMILIES = {
 }
 
 
-class Source(NamedTuple):
+class ForeignModel(NamedTuple):
     """A model that was read: its config, its arrays by name, the text of its tokenizer, and the digest of its files."""
 
     config: Mapping[str, Any]
@@ -63,24 +63,23 @@ class Source(NamedTuple):
     digest: str
 
 
-def read(path: Path) -> Source:
+def read(path: Path) -> ForeignModel:
     """Read a folder of Hugging Face, or a GGUF file. Arrays are read when they are asked for.
 
     Raises WorkdirError for a missing or damaged file, ConfigError for a GGUF file without the extra `hf`.
     """
-    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
-    if path.suffix == ".gguf" or (files and not (path / "config.json").exists()):
-        return _read_gguf(files[0])
-    if not path.is_dir():
+    if not path.is_dir() and not (path.suffix == ".gguf" and path.is_file()):
         raise WorkdirError(f"--from={path}: there is no such folder. Name one with a config.json, or a .gguf file.")
+    if path.is_file():
+        return _read_gguf(path)
     config = _parsed_file(path / "config.json")
     tokenizer = load_tokenizer(path / "tokenizer.json").text
     places = _places(path)
     digest = _digest([path / "config.json", *sorted(set(places.values()))])
-    return Source(config, lambda name: _array(places[name], name), frozenset(places), tokenizer, digest)
+    return ForeignModel(config, lambda name: _array(places[name], name), frozenset(places), tokenizer, digest)
 
 
-def import_model(source: Source, whose: str, folder: RunFolder) -> RunConfig:
+def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
     """Write a run with the weights of a model into an empty folder; return its settings.
 
     whose: the name of the model in messages and labels.
@@ -115,7 +114,7 @@ def import_model(source: Source, whose: str, folder: RunFolder) -> RunConfig:
     return run
 
 
-def run_of(source: Source, whose: str, folder: RunFolder) -> RunConfig:
+def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
     """Return the settings of a model as a run. Raises ConfigError for the first thing that does not fit."""
     config, family = source.config, source.config.get("model_type")
     if family not in FAMILIES:
@@ -147,7 +146,7 @@ def run_of(source: Source, whose: str, folder: RunFolder) -> RunConfig:
     return dataclasses.replace(run, parent={"encoding": f"{family} {whose}", "hash": source.digest})
 
 
-def params_of(source: Source, run: RunConfig) -> dict[str, Any]:
+def params_of(source: ForeignModel, run: RunConfig) -> dict[str, Any]:
     """Return the parameters of a model in the names and shapes of posx, float32. Raises WorkdirError."""
     used: set[str] = set()
 
@@ -220,6 +219,7 @@ def config_of(run: RunConfig) -> dict[str, Any]:
     }.items():
         if wrong:
             raise ConfigError(f"this model does not have Llama's shape: {problem}. Export it to a .safetensors file.")
+    assert isinstance(rope, Rope)  # or it was refused
     family = next(n for n, x in FAMILIES.items() if (x.qk_norm, x.qkv_bias) == (model.qk_norm, model.qkv_bias))
     return {
         "model_type": family, "architectures": [f"{family.capitalize()}ForCausalLM"], "hidden_act": "silu",
@@ -250,16 +250,17 @@ def arrays_of(params: dict[str, Any], model: ModelConfig) -> Iterator[tuple[str,
         yield "lm_head.weight", np.asarray(params["unembedding"]).T
 
 
-def _read_gguf(path: Path) -> Source:
+def _read_gguf(path: Path) -> ForeignModel:
     """Read a GGUF file through transformers, which dequantises it."""
     try:
+        import accelerate  # noqa: F401
         import gguf  # noqa: F401
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
     except ImportError as error:
         raise ConfigError(f"{path.name}: GGUF files need {error.name}. Install it: pip install 'posx[hf]'") from None
-    if not path.exists():
-        raise WorkdirError(f"--from={path}: there is no such file.")
+    logging.disable_progress_bar()
     try:
         made = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
@@ -267,7 +268,7 @@ def _read_gguf(path: Path) -> Source:
         raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
     arrays = made.state_dict()
     digest, text = _digest([path]), tokenizer.backend_tokenizer.to_str()
-    return Source(made.config.to_dict(), lambda name: arrays[name].numpy(), frozenset(arrays), text, digest)
+    return ForeignModel(made.config.to_dict(), lambda name: arrays[name].numpy(), frozenset(arrays), text, digest)
 
 
 def _places(path: Path) -> dict[str, Path]:

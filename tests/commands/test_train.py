@@ -84,7 +84,9 @@ def test_token_ids_beyond_the_vocabulary_are_refused(capsys, site, tmp_path, mon
 def test_checkpoints_of_another_model_are_refused(capsys, site, workdir):
     folder = RunFolder(workdir)
     run = folder.read_config()
-    folder.write_config(dataclasses.replace(run, model=dataclasses.replace(run.model, model_dim=64, mlp_dim=256)))
+    folder.write_config(
+        dataclasses.replace(run, model=dataclasses.replace(run.model, model_dim=64, head_dim=32, mlp_dim=256))
+    )
     refused(
         capsys, 4, ["evaluate", f"--workdir={workdir}", "--lengths=16,64"], "another model", "embedding", "[257, 32]"
     )

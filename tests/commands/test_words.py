@@ -213,6 +213,9 @@ def test_print_config_and_dry_run_write_nothing(capsys, site, whole, tmp_path, m
         words = [*(["t5"] if COMMANDS[command].operand else []), f"--workdir={whole}"]
     if command == "export":
         words += ["--to=model.safetensors"]
+    if command == "import":
+        source = tiny.write_model(tmp_path.parent / f"{tmp_path.name}-model")
+        words = [f"--from={source}", "--to=run"]
     code, out, err = tiny.call(capsys, command, *words, flag)
     assert code == 0 and out.strip() and not err, err
     assert list(tmp_path.iterdir()) == []

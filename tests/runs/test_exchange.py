@@ -154,7 +154,7 @@ def test_models_that_do_not_fit_are_refused(capsys, folder, tmp_path):
     refused(capsys, 2, ["import", f"--to={tmp_path / 'run'}"], "--from is missing")
 
 
-def test_models_of_another_shape_are_not_exported_to_hugging_face(capsys, whole, tmp_path):
+def test_other_shapes_are_not_exported_to_hugging_face(capsys, whole, tmp_path):
     words = ["export", f"--workdir={whole}"]
     refused(capsys, 2, [*words, f"--to={tmp_path / 'out'}"], "does not have Llama's shape", "SwiGLU")
     refused(capsys, 2, [*words, f"--to={tmp_path / 'out.bin'}"], "must end with .safetensors")
@@ -163,13 +163,13 @@ def test_models_of_another_shape_are_not_exported_to_hugging_face(capsys, whole,
 def test_training_starts_from_the_weights_of_another_run(capsys, site, tmp_path):
     """Arrays of equal name and shape are kept, others are fresh or dropped; the same command resumes."""
     words = ["train", f"--config={site / 'tiny.py'}:nope", f"--from={site / 'whole'}", f"--workdir={tmp_path / 'run'}"]
-    words += ["--config.train.steps=4", "--config.train.learning_rate=1e-9"]
+    words += ["--config.train.steps=4", "--config.train.learning_rate=1e-9", "--config.train.final_learning_rate=0"]
     code, _, err = tiny.call(capsys, *words)
     assert code == 0, err
     assert "dropped: params.shared" in err or "dropped: shared" in err
     _, trained, _, _ = load_model(RunFolder(site / "whole"))
     _, params, _, _ = load_model(RunFolder(tmp_path / "run"))
-    trained = trained | {"shared": params["shared"]}
+    trained.pop("shared")  # T5's table
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, trained)
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["parent"]["encoding"] == "t5"
