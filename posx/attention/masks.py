@@ -30,9 +30,9 @@ class Mask:
         raise ConfigError(f"{cls.__name__}: a mask is posx.causal(), full() or window(). It cannot be subclassed.")
 
     def __post_init__(self) -> None:
-        if self.window < 0 or self.sinks < 0:
+        if not (0 <= self.window < 2**31 and 0 <= self.sinks < 2**31):
             raise ConfigError(
-                f"mask: window={self.window}, sinks={self.sinks}: neither may be negative. Give 0 or more."
+                f"mask: window={self.window}, sinks={self.sinks}: both must be at least 0 and below 2**31."
             )
         if self.window and not self.causal:
             raise ConfigError(

@@ -36,12 +36,16 @@ Measured = Mapping[RunFolder, Sequence[dict[str, Any]]]
 
 
 class Request(NamedTuple):
-    """A stored run, and its settings with the requested ones. text: the settings of its text that are replaced."""
+    """A stored run, and its settings with the requested ones.
+
+    text: the settings of its text that are replaced. parent: the run whose weights it has under another encoding.
+    """
 
     folder: RunFolder
     run: RunConfig
     asked: RunConfig
     text: Mapping[str, Any]
+    parent: RunFolder | None = None
 
 
 def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
@@ -58,6 +62,10 @@ def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
         words |= {f"--stride={values['stride']}": "eval.stride"} if values["stride"] is not None else {}
         say_unused((request.asked for request in requests), words)
     measured: Measured = {}
+    if not values["dry_run"]:
+        for request in requests:
+            if request.parent:
+                request.folder.take_weights(request.parent, request.run)
     if values["dry_run"]:
         for request in requests:
             name, config = name_of(request.folder.path, workdir), request.asked.eval
@@ -76,39 +84,44 @@ def _requests(values: dict[str, Any], workdir: Path) -> tuple[list[Request], dic
     Raises ConfigError for wrong settings, so that nothing starts.
     """
     folders = runs_in(workdir)
-    if len(folders) > 1 and (values["mesh"] or (values["processes"] or 1) > 1):
-        raise ConfigError(
-            f"--workdir={values['workdir']} holds {len(folders)} runs, but several processes evaluate one run. "
-            f"Name one: --workdir={folders[0].path}"
-        )
-    requests: list[Request] = []
+    requests: dict[Path, Request] = {}
     failed: dict[str, str] = {}
+    errors = []
     for folder in folders:
         try:
-            requests += [_request(values, *found) for found in _under(values, folder)]
-        except WorkdirError as error:
-            if len(folders) == 1:
-                raise
+            requests |= {found[0].path: _request(values, *found) for found in _under(values, folder)}
+        except (ConfigError, WorkdirError) as error:
+            errors.append(error)
             failed[name_of(folder.path, workdir)] = str(error)
-    return requests, failed
+    if errors and not requests:
+        raise errors[0]
+    if not requests:
+        raise ConfigError(f"--workdir={values['workdir']} has the weights of another run. Name that run.")
+    if len(requests) > 1 and (values["mesh"] or (values["processes"] or 1) > 1):
+        first = next(iter(requests))
+        raise ConfigError(
+            f"--workdir={values['workdir']}: there are {len(requests)} runs to evaluate, but several processes "
+            f"evaluate one run. Name one: --workdir={first}"
+        )
+    return list(requests.values()), failed
 
 
-def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolder, RunConfig]]:
-    """Yield a run, or the runs that have its weights under the encodings and masks that the flags name."""
+def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolder, RunConfig, RunFolder | None]]:
+    """Yield a run, or those with its weights under the encodings and masks that the flags name, and their parent."""
     texts, masks = split(values["encoding"]), tuple(split(values["masks"]))
+    for flag, found in (("encoding", texts), ("masks", masks)):
+        if values[flag] and not found:
+            raise ConfigError(f"--{flag}={values[flag]} names nothing. Give one, as --{flag}=...")
     if not texts and not masks:
-        yield folder, folder.read_config()
+        yield folder, folder.read_config(), None
     elif work_folder(values).is_file():
         raise ConfigError(f"--encoding, --masks: {values['workdir']} is an exported file. Name the folder of a run.")
     elif not folder.is_borrowed:
         for text in texts or [""]:
-            child, run = folder.under(text, masks)
-            if not values["dry_run"]:
-                child.take_weights(folder, run)
-            yield child, run
+            yield *folder.under(text, masks), folder
 
 
-def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig) -> Request:
+def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: RunFolder | None) -> Request:
     settings = set_anew(run, values["overrides"], COMMANDS["evaluate"].sections)
     for name in {"tokenizer", "vocab_size"} & set(settings["data"]):
         raise ConfigError(
@@ -123,7 +136,7 @@ def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig) -> Reque
     config, data = dataclasses.replace(run.eval, **settings["eval"] | given), settings["data"]
     asked = dataclasses.replace(run, eval=config, data=dataclasses.replace(run.data, **data))
     checked(asked)
-    return Request(folder, run, asked, data)
+    return Request(folder, run, asked, data, parent)
 
 
 def _evaluate(values: dict[str, Any], request: Request) -> list[dict[str, Any]]:

@@ -69,8 +69,14 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
     if values["workdir"]:
         check_work_folder(work_folder(values), sweep=False)
     if parent := _parent(values):
-        held = parent.read_config()
-        run = dataclasses.replace(run, parent={"encoding": held.encoding, "hash": held.hash})
+        if (step := parent.newest_step) is None:
+            raise WorkdirError(f"--from={values['from']}: {parent.path} has no checkpoint of its own.")
+        run = dataclasses.replace(run, parent=parent.read_config().as_parent() | {"step": str(step)})
+    elif run.parent:
+        raise ConfigError(
+            f"--config_json: that run has or starts from the weights of the run {run.parent['hash']} "
+            f"({run.parent['encoding']}). Name that run with --from."
+        )
     run = checked(run)
     say_unused([run], names)
     return run

@@ -10,18 +10,24 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from posx.config.sections import SECTIONS, DataConfig, EvalConfig, ModelConfig, TrainConfig, sweep_section
+from posx.config.sections import (
+    SECTIONS,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    TrainConfig,
+    cycle_of,
+    sweep_section,
+)
 from posx.contract import Value, abstract_params
 from posx.encodings import CHAIN, Chain, Dims, Encoding, code_of, encoding_name, from_spec, spec_of, spec_text
 from posx.encodings.rates import Rates, from_json, multipliers_in_rows, rates_of_layers, to_json
 from posx.errors import ConfigError, in_one_line
 from posx.fields import typed_fields
-
-T = TypeVar("T")
 
 #: The version of `config.json`. A file of another version is an error.
 SCHEMA_VERSION = 4
@@ -35,9 +41,9 @@ class RunConfig:
     """All settings of one run, with nothing left open.
 
     layers: the encoding of each layer. rates: how the parameters of each are trained. code: digests of the user's own
-    classes among them, by name. text: the digest of text, split and tokenizer, "" until the text is read. parent: the
-    encoding and the hash of the run whose weights this one has, if they are not its own. asked: the sections of the
-    config as they were given, for the reader.
+    classes among them, by name. text: the digest of text, split and tokenizer, "" until the text is read, or "imported"
+    and the digest of an imported model. parent: see `as_parent`, of the run whose weights this one has or starts from.
+    asked: the sections of the config as they were given, for the reader.
     """
 
     layers: tuple[Encoding, ...]
@@ -86,7 +92,17 @@ class RunConfig:
     @functools.cached_property
     def hash(self) -> str:
         """The name of the run: a hash of `settings`."""
-        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:8]
+        return _digest(self.settings)
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the weights are those of a model from elsewhere, so that the run has no text of its own."""
+        return self.text.startswith("imported")
+
+    def as_parent(self) -> dict[str, str]:
+        """Return what a run says of the one whose weights it has: `kind` is alike for runs of other seeds."""
+        own = {name: value for name, value in self.settings.items() if name not in ("train.seed", "parent.hash")}
+        return {"encoding": self.encoding, "kind": _digest(own), "hash": self.hash}
 
     def differences(self, other: RunConfig) -> list[str]:
         """Return the settings in which another run differs from this one, as "path: old -> new"."""
@@ -99,6 +115,10 @@ class RunConfig:
 
         Raises ConfigError if a text is wrong, or if the parameters of the encodings do not fit each other.
         """
+        if encoding and "encoding" not in self.model.layer_policy:
+            raise ConfigError(
+                f"{encoding} would be in no layer: model.layer_policy={','.join(self.model.layer_policy)}."
+            )
         asked = {**self.asked, "encoding": _plain_values(encoding_section(encoding or self.encoding).to_dict())}
         model = dataclasses.replace(self.model, mask_policy=masks or self.model.mask_policy)
         if problems := model.problems():
@@ -113,9 +133,8 @@ class RunConfig:
                     f"{given or 'none'}. Use an encoding with the same parameters."
                 )
         rates = rates_of_layers(layers, self.dims, self.train.position_lr_multiplier)
-        parent = {"encoding": self.encoding, "hash": self.hash}
         changed: dict[str, Any] = {"layers": layers, "model": model.resolved(), "rates": rates, "code": code_of(layers)}
-        return dataclasses.replace(self, **changed, asked=asked, parent=parent)
+        return dataclasses.replace(self, **changed, asked=asked, parent=self.as_parent())
 
     def code_changes(self) -> str:
         """Say which of a stored run's own encodings have other code by now; "" if none has."""
@@ -221,16 +240,14 @@ def encoding_section(text: str) -> ConfigDict:
     return ConfigDict({"name": encoding_name(value), **fields}, type_safe=False)
 
 
+def _digest(settings: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+
 def _shapes(encoding: Encoding, dims: Dims) -> dict[str, Any]:
     """Return the shapes of an encoding's parameters by name; those of all layers together are named "shared NAME"."""
     arrays = abstract_params(encoding, dims)
     return {f"shared {name}" if name in encoding.shared else name: array.shape for name, array in arrays.items()}
-
-
-def cycle_of(layers: tuple[T, ...]) -> tuple[T, ...]:
-    """Return the shortest sequence that repeats to `layers`, with its last round cut short."""
-    sizes = range(1, len(layers) + 1)
-    return layers[: next(n for n in sizes if all(one == layers[i % n] for i, one in enumerate(layers)))]
 
 
 def _typable(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from ml_collections import ConfigDict
 
@@ -15,6 +15,8 @@ from posx.encodings import Dims, Encoding, Spec, build
 from posx.encodings.grammar import parse
 from posx.errors import ConfigError, in_one_line
 from posx.fields import typed
+
+T = TypeVar("T")
 
 #: Settings that may name a file or folder.
 PLACES = ("source", "validation", "tokenizer", "cache_dir")
@@ -88,12 +90,14 @@ class ModelConfig:
                 mask_of(text)
             except ConfigError as error:
                 found.append(f"model.mask_policy: {error}")
-        never = dict.fromkeys(name for name in self.layer_policy if name not in self.layer_policy[: self.num_layers])
-        if not found and never:
-            found.append(
-                f"model.layer_policy={','.join(self.layer_policy)}: {' and '.join(never)} would be in none of the "
-                f"{self.num_layers} layers. Shorten the pattern, or raise model.num_layers."
-            )
+        for policy in ("layer_policy", "mask_policy"):
+            pattern = getattr(self, policy)
+            never = dict.fromkeys(name for name in pattern if name not in pattern[: self.num_layers])
+            if not found and never:
+                found.append(
+                    f"model.{policy}={','.join(pattern)}: {' and '.join(never)} would be in none of the "
+                    f"{self.num_layers} layers. Shorten the pattern, or raise model.num_layers."
+                )
         return found
 
     @property
@@ -107,7 +111,7 @@ class ModelConfig:
     def resolved(self) -> ModelConfig:
         """Return the same with every size set."""
         head_dim = self.head_dim or self.model_dim // self.num_heads
-        masks = tuple(mask_text(mask_of(text)) for text in self.mask_policy)
+        masks = cycle_of(tuple(map(mask_text, self.masks)))
         return dataclasses.replace(
             self, num_kv_heads=self.kv_heads, head_dim=head_dim, mlp_dim=self.hidden_dim, mask_policy=masks
         )
@@ -134,6 +138,12 @@ class ModelConfig:
             raise ConfigError(in_one_line(problems))
         head_dim = self.head_dim or self.model_dim // self.num_heads
         return Dims(self.model_dim, self.num_heads, head_dim, self.num_layers, train_len, self.kv_heads)
+
+
+def cycle_of(layers: tuple[T, ...]) -> tuple[T, ...]:
+    """Return the shortest sequence that repeats to `layers`, with its last round cut short."""
+    sizes = range(1, len(layers) + 1)
+    return layers[: next(n for n in sizes if all(one == layers[i % n] for i, one in enumerate(layers)))]
 
 
 def mask_of(text: str) -> Mask:

@@ -25,8 +25,8 @@ Length = Annotated[int, "tokens", at_least(1)]
 class FrequencyRule(Value):
     """A rule for the frequencies of RoPE's planes.
 
-    A field `original_len` is the training length if it is None. A rule that changes with the length of the text has a
-    field `length`, which `at_length` sets.
+    Fields `original_len` and `length` are the training length if they are None. A rule that changes with the length of
+    the text has a `length`, which `at_length` sets.
     """
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
@@ -39,9 +39,8 @@ class FrequencyRule(Value):
         return 1.0
 
     def resolve(self, dims: Dims) -> Self:
-        found = super().resolve(dims)
         names = {field.name for field in dataclasses.fields(self)} & {"original_len", "length"}
-        return found.fill_open(**dict.fromkeys(names, getattr(found, "original_len", None) or dims.train_len))
+        return super().resolve(dims).fill_open(**dict.fromkeys(names, dims.train_len))
 
     def at_length(self, length: int) -> Self:
         """Return the rule for texts of `length` tokens."""

@@ -51,7 +51,7 @@ def ropes_of(config: Mapping[str, Any]) -> dict[str, Rope]:
       ConfigError: a rule or a key that posx does not know, or that is missing.
     """
     head_dim = config.get("head_dim") or _needed(config, "hidden_size") // _needed(config, "num_attention_heads")
-    given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    given = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})  # transformers' own order
     outer = {key: config[key] for key in ("rope_theta", _SHARE) if config.get(key) is not None}
     nested = {kind: inner for kind, inner in given.items() if isinstance(inner, Mapping)}
     flat = nested or {"": given}
@@ -88,8 +88,9 @@ def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int, or
         found.pop(_ORIGINAL, None)
     if extra := sorted(found.keys() - set(keys.values())):
         raise ConfigError(f"rope_type={kind!r} has the key {extra[0]!r}, which posx does not know.")
-    if (factor := keys.get("factor")) and kind != "proportional":
-        _needed(found, factor)
+    if kind != "proportional":
+        for field in {"factor", "low_freq_factor", "high_freq_factor"} & keys.keys():
+            _needed(found, keys[field])
     fields = {field: found[key] for field, key in keys.items() if key in found}
     fields = {field: tuple(value) if isinstance(value, list) else value for field, value in fields.items()}
     if rule is frequencies.DynamicNtk:

@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from posx.config.run import cycle_of
+from posx.config.sections import cycle_of
 from posx.errors import WorkdirError
 from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
@@ -41,7 +41,9 @@ _SCORED = (
 )  # fmt: skip
 #: Settings that belong to an encoding or are resolved for it. They say nothing beside its text, unless posx resolved
 #: the same text in another way.
-OF_ENCODINGS = ("encoding.", "layers.", "code.", "train.position_lr_multiplier", "train.decayed")
+OF_ENCODINGS = (
+    "encoding.", "layers.", "code.", "model.mask_policy", "train.position_lr_multiplier", "train.decayed"
+)  # fmt: skip
 #: Settings in which the runs of one curve differ.
 SEED = ("train.seed", "parent.hash")
 #: The settings of the data, and the fields of a row that hold them as they were when it was measured.
@@ -99,8 +101,9 @@ def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
     trained = {name: value for name, value in row["settings"].items() if name.startswith("code.")}
     trained |= {"data.text": row["settings"]["data"]} if "data" in row["settings"] else {}
     settings |= {f"trained.{name}": value for name, value in trained.items() if settings.get(name) != value}
-    layers = row.get("layers", [])
+    layers, masks = row.get("layers", []), row["settings"].get("model.mask_policy", ["causal"])
     text = ", ".join(layers if len(set(layers)) > 1 else layers[:1] or [row["encoding"]])
+    text += f" under {', '.join(masks)}" if masks != ["causal"] else ""
     return Run(path, text, row["train_len"], settings, **others)
 
 

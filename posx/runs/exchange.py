@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from posx.attention import causal
 from posx.config import ModelConfig, RunConfig, base_config, run_config
 from posx.contract.sizes import named
 from posx.data import load_tokenizer
 from posx.data.tokenizers import BpeTokenizer
 from posx.encodings import Rope, spec_text
+from posx.encodings.frequencies import DynamicNtk
 from posx.encodings.hugging_face import parameters_of, ropes_of
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, other_names
+from posx.fields import typed
 from posx.files.atomic import disk_errors, write_json
 from posx.files.lines import parsed
 from posx.machine.cores import own_memory
@@ -37,20 +38,29 @@ _PROJECTIONS = {"query": "q", "key": "k", "value": "v", "out": "o"}
 
 
 class Family(NamedTuple):
-    """A model type of transformers. unless: {key of its config: the value that posx has}, if the key is there."""
+    """A model type of transformers.
 
-    unless: Mapping[str, Any]
+    needed: {key of its config: the value that posx has}, which is also the default of transformers. window: the default
+    of `sliding_window`, if the family has one.
+    """
+
+    needed: Mapping[str, Any]
     qkv_bias: bool = False
     qk_norm: bool = False
+    window: int | None = None
 
 
-_LLAMA = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
 FAMILIES = {
-    "llama": Family(_LLAMA),
-    "mistral": Family({"hidden_act": "silu", "sliding_window": None}),
+    "llama": Family({"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}),
+    "mistral": Family({"hidden_act": "silu"}, window=4096),
     "qwen2": Family({"hidden_act": "silu", "use_sliding_window": False}, qkv_bias=True),
     "qwen3": Family({"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False}, qk_norm=True),
 }
+#: The sizes that a config must have, and optional numbers with the defaults of transformers.
+SIZES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings",
+)  # fmt: skip
 
 
 class ForeignModel(NamedTuple):
@@ -73,10 +83,12 @@ def read(path: Path) -> ForeignModel:
     if path.is_file():
         return _read_gguf(path)
     config = _parsed_file(path / "config.json")
-    tokenizer = load_tokenizer(path / "tokenizer.json").text
+    tokenizer = load_tokenizer(path / "tokenizer.json")
+    if not isinstance(tokenizer, BpeTokenizer):
+        raise WorkdirError(f"{path / 'tokenizer.json'} is of posx's bytes, not of Hugging Face.")
     places = _places(path)
-    digest = _digest([path / "config.json", *sorted(set(places.values()))])
-    return ForeignModel(config, lambda name: _array(places[name], name), frozenset(places), tokenizer, digest)
+    digest = _digest([path / "config.json", path / "tokenizer.json", *sorted(set(places.values()))])
+    return ForeignModel(config, lambda name: _array(places[name], name), frozenset(places), tokenizer.text, digest)
 
 
 def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
@@ -116,34 +128,57 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
 
 def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
     """Return the settings of a model as a run. Raises ConfigError for the first thing that does not fit."""
-    config, family = source.config, source.config.get("model_type")
-    if family not in FAMILIES:
-        raise ConfigError(f"{whose}: model_type={family!r} is unknown to posx. It reads {', '.join(FAMILIES)}.")
-    for key, value in FAMILIES[family].unless.items():
+    config, name = source.config, source.config.get("model_type")
+    if name not in FAMILIES:
+        raise ConfigError(f"{whose}: model_type={name!r} is unknown to posx. It reads {', '.join(FAMILIES)}.")
+    family = FAMILIES[name]
+    for key, value in family.needed.items():
         if config.get(key, value) != value:
             raise ConfigError(f"{whose}: {key}={config[key]!r}, but posx has {value!r}.")
+    sizes = {key: _size(config.get(key), key) for key in SIZES}
+    heads = sizes["num_attention_heads"]
     if len(ropes := ropes_of(config)) > 1:
         raise ConfigError(f"{whose}: layer types with several RoPEs ({', '.join(ropes)}) are not supported.")
-    tokenizer = BpeTokenizer(source.tokenizer)
-    rows, length = config["vocab_size"], config["max_position_embeddings"]
+    (rope,) = ropes.values()
+    if rope.rotary_dim is not None:
+        raise ConfigError(f"{whose}: partial_rotary_factor has no effect in transformers' {name}, so posx refuses it.")
+    tokenizer, rows, length = BpeTokenizer(source.tokenizer), sizes["vocab_size"], sizes["max_position_embeddings"]
     if tokenizer.vocab_size > rows:
         raise DataError(f"{whose}: the tokenizer has {tokenizer.vocab_size:,} ids, but the model {rows:,} rows.")
-    (rope,) = ropes.values()
     settings = base_config(spec_text(rope))
-    heads = config["num_attention_heads"]
     settings.model.update({
-        "num_layers": config["num_hidden_layers"], "model_dim": config["hidden_size"], "num_heads": heads,
-        "num_kv_heads": config.get("num_key_value_heads") or heads, "head_dim": config.get("head_dim") or 0,
-        "vocab_size": rows, "mlp": "swiglu", "mlp_dim": config["intermediate_size"],
-        "tied": bool(config.get("tie_word_embeddings", False)), "norm_eps": float(config["rms_norm_eps"]),
-        "qk_norm": FAMILIES[family].qk_norm, "qkv_bias": FAMILIES[family].qkv_bias,
+        "num_layers": sizes["num_hidden_layers"], "model_dim": sizes["hidden_size"], "num_heads": heads,
+        "num_kv_heads": _size(config.get("num_key_value_heads") or heads, "num_key_value_heads"),
+        "head_dim": _size(config.get("head_dim") or sizes["hidden_size"] // heads, "head_dim"),
+        "vocab_size": rows, "mlp": "swiglu", "mlp_dim": sizes["intermediate_size"],
+        "tied": bool(config.get("tie_word_embeddings", False)),
+        "norm_eps": typed(config.get("rms_norm_eps", 1e-6), float, "rms_norm_eps"),
+        "qk_norm": family.qk_norm, "qkv_bias": family.qkv_bias, "mask_policy": _masks(config, family, whose),
     })  # fmt: skip
     settings.data.tokenizer = str(folder.tokenizer_file)
     settings.train.length, settings.train.batch_size = length, 1
     settings.eval.lengths = tuple(sorted({max(length // 4, 1), max(length // 2, 1), length}))
     settings.eval.num_targets = max(length, 16384)
-    run = run_config(settings)
-    return dataclasses.replace(run, parent={"encoding": f"{family} {whose}", "hash": source.digest})
+    return dataclasses.replace(run_config(settings), text=f"imported {source.digest}")
+
+
+def _size(value: Any, key: str) -> int:
+    found = typed(value, int, key)
+    if found < 1:
+        raise ConfigError(f"{key}={value}: a size must be at least 1.")
+    return found
+
+
+def _masks(config: Mapping[str, Any], family: Family, whose: str) -> tuple[str, ...]:
+    """Return the mask of each layer: the last `sliding_window` tokens, if the family has a window."""
+    if other := {*(config.get("layer_types") or ())} - {"full_attention", "sliding_attention"}:
+        raise ConfigError(f"{whose}: layer_types has {sorted(other)[0]!r}, which posx does not know.")
+    size = config.get("sliding_window", family.window) if family.window else None
+    local = "causal" if size is None else f"window(size={_size(size, 'sliding_window')})"
+    types = config.get("layer_types") or ["sliding_attention" if family.window else "full_attention"]
+    if size is None and "sliding_attention" in types and not family.window:
+        raise ConfigError(f"{whose}: layer_types has 'sliding_attention', but this family has no window in posx.")
+    return tuple(local if kind == "sliding_attention" else "causal" for kind in types)
 
 
 def params_of(source: ForeignModel, run: RunConfig) -> dict[str, Any]:
@@ -196,7 +231,7 @@ def export_model(folder: RunFolder, target: Path) -> int:
         raise WorkdirError(f"--to={target} holds something. Name a new folder, or a file that ends with .safetensors.")
     config = config_of(folder.read_config())
     model, params, tokenizer, step = load_model(folder)
-    config["vocab_size"] = model.vocab_size
+    config |= {"vocab_size": model.vocab_size, "eos_token_id": tokenizer.eos, "bos_token_id": tokenizer.eos}
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays_of(params, model.config)}
     with disk_errors(target):
         target.mkdir(parents=True, exist_ok=True)
@@ -214,14 +249,23 @@ def config_of(run: RunConfig) -> dict[str, Any]:
         "the MLP is not SwiGLU": model.mlp != "swiglu",
         "layers have different encodings": len(set(run.layers)) > 1,
         f"{rope} is not rope": not isinstance(rope, Rope),
-        "masks have windows": {*model.masks} != {causal()},
+        "the masks are neither causal nor one window without sinks": len({*model.masks}) > 1 or model.masks[0].sinks,
+        "some channels are not rotated": isinstance(rope, Rope) and rope.rotary_dim != run.dims.head_dim,
+        "dynamic_ntk has an original_len of its own": (
+            isinstance(rope, Rope)
+            and isinstance(rope.frequencies, DynamicNtk)
+            and rope.frequencies.original_len != run.train.length
+        ),
+        "windows go with neither qk_norm nor qkv_bias": model.masks[0].window and (model.qk_norm or model.qkv_bias),
         "qk_norm and qkv_bias go together in no family": model.qk_norm and model.qkv_bias,
     }.items():
         if wrong:
             raise ConfigError(f"this model does not have Llama's shape: {problem}. Export it to a .safetensors file.")
     assert isinstance(rope, Rope)  # or it was refused
+    window = model.masks[0].window or None
     family = next(n for n, x in FAMILIES.items() if (x.qk_norm, x.qkv_bias) == (model.qk_norm, model.qkv_bias))
-    return {
+    family = "mistral" if window else family
+    return ({"sliding_window": window} if window else {}) | {
         "model_type": family, "architectures": [f"{family.capitalize()}ForCausalLM"], "hidden_act": "silu",
         "hidden_size": model.model_dim, "intermediate_size": model.hidden_dim, "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads, "num_key_value_heads": model.kv_heads, "head_dim": run.dims.head_dim,
@@ -277,7 +321,13 @@ def _places(path: Path) -> dict[str, Path]:
 
     index = path / "model.safetensors.index.json"
     if index.exists():
-        return {name: path / file for name, file in _parsed_file(index)["weight_map"].items()}
+        names = _parsed_file(index).get("weight_map")
+        if not isinstance(names, Mapping):
+            raise WorkdirError(f"{index} has no weight_map.")
+        places = {str(name): path / str(file) for name, file in names.items()}
+        if gone := sorted(str(file) for file in {*places.values()} if not file.is_file()):
+            raise WorkdirError(f"{gone[0]} is missing, which {index.name} names.")
+        return places
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise WorkdirError(f"{path} holds no .safetensors file.")
@@ -312,7 +362,10 @@ def _digest(files: Iterable[Path]) -> str:
 
 def _parsed_file(path: Path) -> Any:
     try:
-        return parsed(path.read_text("utf-8"))
+        found = parsed(path.read_text("utf-8"))
+        if not isinstance(found, Mapping):
+            raise ValueError("it holds no object")
+        return found
     except FileNotFoundError:
         raise WorkdirError(f"{path.parent} holds no {path.name}.") from None
     except (OSError, ValueError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import re
 import statistics
@@ -24,6 +25,8 @@ from posx.machine.compile_cache import process_seconds
 
 #: The places of a run's files in a work folder, which is a run, a sweep, or a folder of sweeps.
 _LEVELS = ("{}", "*/{}", "*/*/{}")
+#: The letters of a folder's name.
+MOST_LETTERS = 120
 #: How many runs a message lists.
 _MOST_NAMES = 12
 
@@ -61,7 +64,7 @@ class RunFolder:
     log_file = _file("log.txt")  # of the processes that a sweep has started
     done_file = _file("DONE")
     status_file = _file("status.json")  # why the last process that ran here failed
-    parent_file = _file("parent.txt")  # the path of the exported file or the run whose weights this run has or had
+    weights_file = _file("weights.txt")  # the path of the exported file or the run whose weights this run has
 
     @property
     def is_written(self) -> bool:
@@ -173,33 +176,39 @@ class RunFolder:
         The folder lies beside this one. Raises ConfigError if the encoding's parameters do not fit, WorkdirError.
         """
         run = self.read_config().under(encoding, masks)
-        changes = "+".join([run.encoding] * bool(encoding) + list(masks))
-        return RunFolder(self.path.with_name(safe_name(f"{self.path.name}@{changes}"))), run
+        changes = [*([run.encoding] if encoding else []), *(run.model.mask_policy if masks else [])]
+        return RunFolder(self.path.with_name(safe_name(f"{self.path.name}@{'+'.join(changes)}"))), run
 
     @property
-    def parent(self) -> RunFolder | None:
-        """The run whose weights this run has or started from, if another one is named."""
-        if not self.parent_file.exists():
-            return None
-        return RunFolder((self.path / self.parent_file.read_text("utf-8")).resolve())
+    def weights(self) -> Path:
+        """The folder or the exported file that holds this run's weights: another run's if it has none of its own."""
+        if not self.is_borrowed:
+            return self.path
+        return (self.path / self.weights_file.read_text("utf-8")).resolve()
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether this run has the weights of another one, and none of its own."""
-        return self.parent_file.exists() and not any(self.checkpoints.glob("*.json"))
+        """Whether this run has the weights of another one, or of a file."""
+        return self.weights_file.exists()
 
-    def write_parent(self, parent: RunFolder) -> None:
-        """Name the run whose weights this one has. The folders may be moved together."""
-        self.parent_file.write_text(os.path.relpath(parent.path, self.path), "utf-8")
+    @property
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, None if there is none."""
+        steps = [int(path.stem) for path in self.checkpoints.glob("*.json") if path.stem.isdigit()]
+        return max(steps, default=None)
 
     def take_weights(self, parent: RunFolder, run: RunConfig) -> None:
         """Make this the folder of `run`, whose weights are those of `parent`, unless it is. Raises WorkdirError."""
-        if not self.config_file.exists():
-            with self.held():
+
+        def make() -> None:
+            if not self.config_file.exists():
                 self.tokenizer_file.write_bytes(parent.tokenizer_file.read_bytes())
-                self.write_parent(parent)
+                self.weights_file.write_text(os.path.relpath(parent.path, self.path), "utf-8")
                 self.write_config(run)
-        elif self.read_config().hash != run.hash:
+
+        with self.held():
+            processes.first(make)
+        if self.read_config().hash != run.hash:
             raise WorkdirError(f"{self.path} holds another run than these weights under {run.encoding}. Rename it.")
 
     def write_config(self, run: RunConfig, **facts: Any) -> None:
@@ -242,9 +251,18 @@ class RunFolder:
 
 
 def safe_name(text: str) -> str:
-    """Return `text` as a name for shells and file systems: rope(base=500000)+my:A is rope-base=500000+my.A."""
-    text = re.sub(r"\(|, *", "-", text.replace("=(", "=").replace(":", "."))
-    return re.sub(r"[^\w.+=@-]", "", text, flags=re.ASCII)
+    """Return `text` as a name for shells and file systems: rope(base=500000)+my:A is rope-base=500000+my.A.
+
+    A long name ends with a digest in place of the rest.
+    """
+    safe = re.sub(r"\(|, *", "-", text.replace("=(", "=").replace(":", "."))
+    safe = re.sub(r"[^\w.+=@-]", "", safe, flags=re.ASCII)
+    return safe if len(safe) <= MOST_LETTERS else f"{safe[:MOST_LETTERS]}-{short_digest(text)}"
+
+
+def short_digest(text: str) -> str:
+    """Return six letters that tell `text` from others."""
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def run_folders(workdir: Path, holding: str) -> list[Path]:

@@ -83,14 +83,15 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
     tokenizer = saved_tokenizer(folder)
     model = model_of(run, tokenizer.vocab_size)
     abstract = layout.placed(model.abstract()) if layout else model.abstract()
-    if (parent := folder.parent) and parent.path.is_file():
-        step, params = _arrays(parent.path, abstract)
+    if folder.weights.is_file():
+        step, params = _arrays(folder.weights, abstract)
         return model, params, tokenizer, step
     from posx.training.checkpoints import Checkpoints
 
-    if parent and folder.is_borrowed:
-        check_parent(run, parent)
-        folder = parent
+    if folder.is_borrowed:
+        parent = check_parent(run, RunFolder(folder.weights), folder.path.name)
+        notice_of_code(parent, folder.weights.name)
+        folder = RunFolder(folder.weights)
     restored = Checkpoints(folder.checkpoints).restore({"params": abstract}, notice=say)
     if restored is None and (last := folder.ended_with_nan()) is not None:
         raise WorkdirError(
@@ -103,33 +104,54 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
     return model, jax.tree.map(jnp.asarray, state["params"]), tokenizer, step
 
 
-def check_parent(run: RunConfig, parent: RunFolder) -> None:
-    """Raise WorkdirError unless the folder holds the run whose weights `run` has or starts from."""
-    if (found := parent.read_config().hash) != (wanted := run.parent.get("hash")):
-        raise WorkdirError(f"{parent.path} holds the run {found}, not {wanted}, whose weights are needed. Restore it.")
+def check_parent(run: RunConfig, parent: RunFolder, whose: str) -> RunConfig:
+    """Return the settings of the run whose weights `run` has or starts from. Raises WorkdirError if it is not there."""
+    if not parent.config_file.exists():
+        raise WorkdirError(f"{whose} has the weights of {parent.path}, where no run is. Put that run back.")
+    found = parent.read_config()
+    if found.hash != run.parent.get("hash"):
+        raise WorkdirError(
+            f"{whose} has the weights of the run {run.parent.get('hash')}, but {parent.path} holds {found.hash}. "
+            "Restore that run."
+        )
+    return found
 
 
 def taken_over(params: dict[str, Any], run: RunConfig, tokenizer: Tokenizer, parent: RunFolder) -> dict[str, Any]:
     """Return fresh parameters with the arrays of a parent run in place of those of equal name and shape.
 
-    Says which arrays are kept, fresh and dropped. Raises WorkdirError if the parent is another run or has another
-    tokenizer.
+    Arrays of an encoding are kept if both runs have that encoding there, whatever its fields. Says which arrays are
+    kept, fresh and dropped. Raises WorkdirError if the parent is another run, or has another tokenizer.
     """
     from posx.training.checkpoints import flatten
 
-    check_parent(run, parent)
-    _, trained, theirs, step = load_model(parent)
-    if theirs.digest != tokenizer.digest:
+    theirs = check_parent(run, parent, "this run")
+    _, trained, own_tokenizer, step = load_model(parent)
+    if str(step) != run.parent["step"]:
+        raise WorkdirError(f"{parent.path} is at step {step}, but this run starts from step {run.parent['step']}.")
+    if own_tokenizer.digest != tokenizer.digest:
         raise WorkdirError(
             f"{parent.path} was trained with another tokenizer. Give --config.data.tokenizer={parent.tokenizer_file}"
         )
     fresh, old = flatten(params), flatten(trained)
-    kept = {name: old[name] for name in fresh if name in old and old[name].shape == fresh[name].shape}
+
+    def fits(name: str) -> bool:
+        if name not in old or old[name].shape != fresh[name].shape:
+            return False
+        word = next(iter(re.findall(r"layer_(\d+)\.attention\.position|shared\.encoding_(\d+)", name)), None)
+        if word is None:
+            return True
+        layers = [(one.layers if word[0] else list(dict.fromkeys(one.layers))) for one in (run, theirs)]
+        one, other = (found[int(word[0] or word[1])] for found in layers)
+        return type(one) is type(other)
+
+    kept = {name: old[name] for name in fresh if fits(name)}
     say(f"{parent.path.name} at step {step}: {len(kept)} of {len(old)} arrays kept")
     for what, names in (("fresh", fresh.keys() - kept.keys()), ("dropped", old.keys() - kept.keys())):
         if found := sorted({re.sub(r"layer_\d+", "layer_*", name) for name in names}):
             say(f"{what}: {', '.join(found)}")
-    leaves = [kept.get(name, leaf) for name, leaf in fresh.items()]
+    leaves = [jax.device_put(kept[n], leaf.sharding) if n in kept else leaf for n, leaf in
+              zip(fresh, jax.tree.leaves(params), strict=True)]  # fmt: skip
     return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
@@ -178,7 +200,7 @@ def _unpacked(path: Path) -> RunFolder:
         folder.path.mkdir()
         folder.config_file.write_text(header["config"], "utf-8")
         folder.tokenizer_file.write_bytes(header["tokenizer"].encode())
-        folder.parent_file.write_text(str(path), "utf-8")
+        folder.weights_file.write_text(str(path), "utf-8")
     return folder
 
 

@@ -9,7 +9,7 @@ import jax
 
 from posx.config import RunConfig
 from posx.data import Dataset, check_length, corpus, prepare
-from posx.errors import DataError, PartialFailure
+from posx.errors import DataError, PartialFailure, WorkdirError
 from posx.progress import say
 from posx.runs import environment, text
 from posx.runs.checks import check_disk, check_memory, check_stream, check_writable
@@ -42,8 +42,6 @@ def train_and_evaluate(
         executors = [executor_of(run, *layer) for layer in zip(model.encodings, run.model.masks, strict=True)]
         folder.write_config(run, num_params=count(model), executors=executors)
         dataset.tokenizer.save(folder.tokenizer_file)
-        if parent:
-            folder.write_parent(parent)
 
     def first(params: dict[str, Any]) -> dict[str, Any]:
         return taken_over(params, run, dataset.tokenizer, parent) if parent else params
@@ -61,6 +59,8 @@ def train_and_evaluate(
 def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, Layout, Dataset]:
     """Return the run with the digest of its text, its layout on devices and its text. Raises PosxError."""
     check_writable(folder.path)
+    if folder.is_borrowed:
+        raise WorkdirError(f"{folder.path} has the weights of another run, so it is not trained. Name a new folder.")
     if folder.config_file.exists():
         run = text.at_known_places(run, folder.read_config())
     folder.check_resumes(run)

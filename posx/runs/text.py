@@ -67,7 +67,7 @@ def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Data
     """
     tokenizer = saved_tokenizer(folder)
     named = set(asked) - {"cache_dir"}
-    if not run.text and not named:
+    if run.is_imported and not named:
         raise WorkdirError(
             f"{folder.path} was imported, so posx does not know its text. Name a text with --config.data.source=PATH"
         )
@@ -78,7 +78,7 @@ def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Data
     if not named:
         corpus.check_there(data, folder.path.name)
     dataset = prepare(data, log=say)
-    if not run.text or (dataset.digest == run.text and dataset.tokenizer.digest == tokenizer.digest):
+    if run.is_imported or (dataset.digest == run.text and dataset.tokenizer.digest == tokenizer.digest):
         return dataset
     digests = f"digest {run.text[:12]}, now {dataset.digest[:12]}"
     if not named:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,8 @@ from posx.encodings import encoding_class, spec_text
 from posx.encodings.grammar import parse
 from posx.errors import ConfigError
 from posx.fields import typed_fields
-from posx.runs.folder import safe_name
+from posx.runs.folder import safe_name, short_digest
 
-MOST_LETTERS = 120  # of a folder's name
 MOST_RUNS = 1000
 
 #: A value on each axis: {"train.length": 64, "encoding": "rope(base=500000)", "train.seed": 0}.
@@ -138,10 +136,9 @@ def names_of(points: Sequence[Point]) -> list[str]:
         main = f"{text_of('encoding', point['encoding'])}-L{point['train.length']}-s{point['train.seed']}"
         names.append("-".join([main, *(f"{shown[s]}={text_of(s, point[s])}" for s in varying)]))
     safe = [safe_name(name) for name in names]
-    hashes = [hashlib.sha256(name.encode()).hexdigest()[:6] for name in names]
     return [
-        short if safe.count(short) == 1 and len(short) <= MOST_LETTERS else f"{short[:MOST_LETTERS]}-{digest}"
-        for short, digest in zip(safe, hashes, strict=True)
+        short if safe.count(short) == 1 else f"{short}-{short_digest(name)}"
+        for short, name in zip(safe, names, strict=True)
     ]
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -230,6 +231,23 @@ def test_evaluate_puts_other_encodings_on_trained_weights(capsys, workdir):
     assert code == 0
     code, out, err = tiny.call(capsys, "generate", f"--workdir={workdir.parent / moved[0]['run_id']}", "--prompt=ka")
     assert code == 0, err
+
+
+def test_masks_of_trained_weights_are_in_labels(capsys, workdir):
+    asked = ["evaluate", f"--workdir={workdir}", "--protocol=nonoverlapping", "--lengths=16,32"]
+    code, out, err = tiny.call(capsys, *asked, "--masks=window(sinks=2, size=4)")
+    assert code == 0 and "| t5 under window(size=4, sinks=2) |" in out, err
+    child = workdir.parent / f"{workdir.name}@window-size=4-sinks=2"
+    assert tiny.call(capsys, *asked, "--masks=window(size=4, sinks=2)")[0] == 0
+    assert {*workdir.parent.iterdir()} == {workdir, child}
+    refused(capsys, 2, [*asked, "--masks=causal,window(size=4)"], "would be in none of the 1 layers")
+    refused(capsys, 2, [*asked, "--masks=window(size=5000000000)"], "below 2**31")
+    refused(capsys, 2, [*asked[:1], f"--workdir={child}", "--masks=causal"], "Name that run")
+    refused(capsys, 2, [*asked, "--encoding=,"], "names nothing")
+    refused(capsys, 2, [*asked[:2], "--lengths=abc", "--masks=window(size=2)"], "not a whole number")
+    assert {*workdir.parent.iterdir()} == {workdir, child}
+    shutil.rmtree(workdir)
+    refused(capsys, 4, [*asked[:1], f"--workdir={child}", "--lengths=64"], "Put that run back")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ MODELS = {
     "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
     "llama-wide": ("LlamaConfig", {"head_dim": 16}),
     "mistral": ("MistralConfig", {"sliding_window": None}),
+    "mistral-window": ("MistralConfig", {"sliding_window": 8}),
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 16}),
 }
@@ -149,6 +150,9 @@ def test_an_imported_run_is_a_run(capsys, folder, site, tmp_path):
     asked = "--encoding=rope(frequencies=linear(factor=2)), rope(frequencies=yarn(factor=2))"
     code, out, err = tiny.call(capsys, *words, f"--workdir={run}", "--protocol=nonoverlapping", asked)
     assert code == 0 and "rope(frequencies=yarn(factor=2))" in out, err
+    assert tiny.call(capsys, "import", f"--from={source}", f"--to={tmp_path / 'twin'}")[0] == 0
+    one, other = (json.loads((folder / "config.json").read_text())["hash"] for folder in (run, tmp_path / "twin"))
+    assert one == other
     code, out, err = tiny.call(capsys, "generate", f"--workdir={run}", "--prompt=some words", "--num_tokens=3")
     assert code == 0, err
     file = tmp_path / "run.safetensors"
@@ -183,6 +187,10 @@ def test_models_that_do_not_fit_are_refused(capsys, folder, tmp_path):
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type='spiral' is unknown"),
         ({"num_hidden_layers": 3}, "model.layers.2.self_attn.q_proj.weight is missing"),
         ({"num_hidden_layers": 1}, "no place"),
+        ({"vocab_size": None}, "vocab_size=None: not a whole number"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "no window"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_size": 1 << 19, "head_dim": 1 << 17}, "of memory"),
     ):
         changed(**values)
@@ -222,3 +230,8 @@ def test_training_starts_from_the_weights_of_another_run(capsys, site, tmp_path)
     assert tiny.call(capsys, *words)[0] == 0
     without = [word for word in words if not word.startswith("--from")]
     refused(capsys, 4, without, "parent.hash")
+    again = ["train", f"--config_json={tmp_path / 'run' / 'config.json'}", f"--workdir={tmp_path / 'again'}"]
+    refused(capsys, 2, again, "starts from the weights", "Name that run with --from")
+    # Before its first checkpoint the run has no weights, not those of the other.
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    refused(capsys, 4, ["evaluate", f"--workdir={tmp_path / 'run'}", "--lengths=16,64"], "no checkpoint")
