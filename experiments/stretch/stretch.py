@@ -80,13 +80,13 @@ def posx(*words: str) -> None:
 
 
 def own(folder: Path, text: str) -> None:
-    """Train the small model for 20 M bytes and on without RoPE for 2 M, and evaluate both."""
+    """Train the small model for 4.9 M bytes and on without RoPE for 0.5 M, and evaluate both."""
     lengths = f"--config.eval.lengths={','.join(map(str, OWN.lengths))}"
     words = [f"--config.data.source={text}", lengths, f"--config.eval.num_targets={OWN.targets}"]
     words += ["--config.eval.protocols=nonoverlapping"]
     trained, dropped = folder / OWN.name, folder / "own_drope"
-    posx("train", "--config=novels_cpu:rope", f"--workdir={trained}", "--config.train.steps=4900", *words)
-    more = ["--config.train.steps=490", "--config.train.learning_rate=1e-3"]
+    posx("train", "--config=novels_cpu:rope", f"--workdir={trained}", *words)
+    more = ["--config.train.steps=120", "--config.train.learning_rate=1e-3"]
     posx("train", "--config=novels_cpu:nope", f"--workdir={dropped}", f"--from={trained}", *more, *words)
     measure(folder, text, OWN)
 

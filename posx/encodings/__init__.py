@@ -38,6 +38,7 @@ from posx.encodings.pope import Pope
 from posx.encodings.rope import Rope
 from posx.encodings.sandwich import Sandwich
 from posx.encodings.selective_rope import SelectiveRope
+from posx.encodings.self_extend import SelfExtend
 from posx.encodings.shaw import Shaw
 from posx.encodings.sinusoidal import Sinusoidal
 from posx.encodings.ssmax import Ssmax
@@ -53,8 +54,8 @@ from posx.lazy import modules_of
 #: Every encoding by name, its class in snake case.
 ENCODINGS: dict[str, type[Encoding]] = {snake_case(cls): cls for cls in (
     Nope, Sinusoidal, Learned, Shaw, TransformerXL, T5, Tupe, Deberta, Rope, Xpos, Pope, Fope, SelectiveRope,
-    KeyOffset, Alibi, Fox, Cope, Dape, Inkling, GrapeA, Path, Kerple, Bam, Sandwich, Fire, DynamicBias, Nape,
-    LogLength, Ssmax, Llama4Temperature, AdaptiveTemperature,
+    SelfExtend, KeyOffset, Alibi, Fox, Cope, Dape, Inkling, GrapeA, Path, Kerple, Bam, Sandwich, Fire, DynamicBias,
+    Nape, LogLength, Ssmax, Llama4Temperature, AdaptiveTemperature,
 )}  # fmt: skip
 
 #: The name of a combination of encodings in a mapping. A text has + instead.
@@ -237,6 +238,7 @@ __all__ = [
     "CHAIN", "ENCODINGS", "HOOKS", "RULES", "T5", "About", "AdaptiveTemperature", "Alibi", "Bam", "ByDistance", "Chain",
     "Cope", "Dape", "Deberta", "Dims", "DynamicBias", "Encoding", "Features", "Fire", "Fope", "Fox", "FrequencyRule",
     "GrapeA", "Inkling", "Kerple", "KeyOffset", "Learned", "Llama4Temperature", "LogLength", "Nape", "Nope", "Params",
-    "Path", "Pope", "Rope", "Sandwich", "SelectiveRope", "Shaw", "Sinusoidal", "Ssmax", "Tile", "TransformerXL", "Tupe",
-    "Xpos", "build", "code_of", "encoding_class", "encoding_name", "from_spec", "given_fields", "spec_of", "spec_text",
+    "Path", "Pope", "Rope", "Sandwich", "SelectiveRope", "SelfExtend", "Shaw", "Sinusoidal", "Ssmax", "Tile",
+    "TransformerXL", "Tupe", "Xpos", "build", "code_of", "encoding_class", "encoding_name", "from_spec", "given_fields",
+    "spec_of", "spec_text",
 ]  # fmt: skip

@@ -47,6 +47,8 @@ SPECS: dict[str, Any] = {
     "fope-learned": {"name": "fope", "base": 50.0, "dropped": "plain", "learned": True},
     "selective_rope": "selective_rope",
     "selective_rope-gated": {"name": "selective_rope", "base": 50.0, "kernel": 2, "drift": True, "gated": True},
+    "self_extend": {"name": "self_extend", "window": 4, "group": 3},
+    "self_extend-rerope": {"name": "self_extend", "window": 4, "group": 0, "rope": {"name": "rope", "rotary_dim": 4}},
     "key_offset": "key_offset",
     "key_offset-rope": ["key_offset", {"name": "rope", "rotary_dim": 2}],
     "alibi": "alibi",

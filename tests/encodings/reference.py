@@ -175,6 +175,15 @@ def rope(encoding, params, q, k, i, j, h):
     return total / math.sqrt(len(q))
 
 
+def self_extend(encoding, params, q, k, i, j, h):
+    """Beyond the window RoPE at positions of groups, or at the distance of the window."""
+    w, group = encoding.window, encoding.group
+    if i - j < w:
+        return rope(encoding.rope, {}, q, k, i, j, h)
+    r = math.floor(i / group) - math.floor(j / group) + w - math.floor(w / group) if group else w
+    return rope(encoding.rope, {}, q, k, r, 0, h)
+
+
 def xpos(encoding, params, q, k, i, j, h):
     """As rope, plane c times zeta_c to the power of the distance over the scale base."""
     width, layout = encoding.rope.rotary_dim, encoding.rope.layout
@@ -358,6 +367,7 @@ LOGITS = {
     "deberta": deberta,
     "rope": rope,
     "xpos": xpos,
+    "self_extend": self_extend,
     "pope": pope,
     "fope": fope,
     "alibi": alibi,

@@ -190,8 +190,8 @@ def transformer_xl(encoding, params, tokens):
 
 
 MAPS = {
-    "rope": rope, "xpos": xpos, "pope": pope, "fope": fope, "selective_rope": selective_rope, "key_offset": key_offset,
-    "transformer_xl": transformer_xl_map,
+    "rope": rope, "xpos": xpos, "self_extend": xpos, "pope": pope, "fope": fope, "selective_rope": selective_rope,
+    "key_offset": key_offset, "transformer_xl": transformer_xl_map,
 }  # fmt: skip
 INSIDE = {
     "shaw": of_vectors(reference.shaw, lambda _: 1),
@@ -292,4 +292,11 @@ def dape(encoding, params, tokens, logit_scale, s):
     return s + b + np.einsum("cij,co->oij", np.where(hidden > 0, hidden, 0.01 * hidden), params["w_2"][0])
 
 
-SCORES = {"cope": cope, "grape_a": grape_a, "inkling": inkling, "path": path, "dape": dape}
+def self_extend(encoding, params, tokens, logit_scale, s):
+    near = tokens.alone(lambda own, *pair: reference.rope(own.rope, *pair), encoding, params)
+    return s + logit_scale * (tokens.alone(reference.self_extend, encoding, params) - near)
+
+
+SCORES = {
+    "cope": cope, "grape_a": grape_a, "inkling": inkling, "path": path, "dape": dape, "self_extend": self_extend
+}  # fmt: skip

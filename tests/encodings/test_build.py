@@ -334,6 +334,7 @@ ACTING = {
     "pope": ("query", "key"),
     "fope": ("query", "key"),
     "selective_rope": ("features", "query", "key"),
+    "self_extend": ("query", "key", "score"),
     "key_offset": ("key",),
     "alibi": ("by_distance",),
     "cope": ("score",),

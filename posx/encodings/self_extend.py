@@ -1,0 +1,54 @@
+"""Distances of RoPE, remapped beyond a window: Self-Extend and ReRoPE."""
+
+import dataclasses
+import math
+from typing import Annotated, Self
+
+import jax
+import jax.numpy as jnp
+
+from posx.contract import About, Composite, Dims, Params, Tile, fact
+from posx.contract.fields import at_least
+from posx.encodings.rope import Rope
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfExtend(Composite):
+    """RoPE at the distance r = i - j if r < w, else at floor(i / G) - floor(j / G) + w - floor(w / G).
+
+    w is `window`, by default a quarter of the training length. G is `group`: tokens beyond w share positions in groups.
+    No distance is then larger than those of texts of L tokens, up to (L - w) G + w tokens. G = 0 stands for one group
+    of all, so that every distance beyond w is w: ReRoPE. It has no parameters, and is meant for trained RoPE models.
+
+    Each query is compared three times with each key, so attention takes longer than RoPE's.
+
+    Reference: Jin et al. 2024, arXiv 2401.01325; ReRoPE: Su 2023, kexue.fm/archives/9708.
+    Differs: Left out is Leaky ReRoPE, which has fractions in place of groups.
+    """
+
+    rope: Rope = Rope()  # noqa: RUF009 (a value)
+    window: Annotated[int, "tokens", at_least(1)] | None = None
+    group: Annotated[int, "tokens", at_least(0)] = 4
+
+    reads_raw_keys = True
+    integer_positions = True
+    shift_invariant = fact(lambda self: self.group < 2)  # groups begin at position 0
+    about = About("arXiv 2401.01325", "on a trained RoPE model yes, up to (L - w) G + w tokens in its paper")
+
+    def resolve(self, dims: Dims) -> Self:
+        return super().resolve(dims).fill_open(window=max(dims.train_len // 4, 1))
+
+    def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
+        w, g = self.window, self.group
+        if g:
+            q_pos, k_pos = tile.q_pos // g + (w - w // g), tile.k_pos // g
+        else:
+            q_pos, k_pos = jnp.full_like(tile.q_pos, w), jnp.zeros_like(tile.k_pos)
+
+        def products(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+            q, k = (self.rope.query(params, x, pos, {}) for x, pos in ((tile.q, q_pos), (tile.k, k_pos)))
+            return jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=s.dtype)
+
+        moved = products(q_pos, k_pos) - products(tile.q_pos, tile.k_pos)
+        added = moved * (tile.logit_scale / math.sqrt(tile.q.shape[-1]))
+        return s + jnp.where((tile.q_pos[:, None] - tile.k_pos[None, :] >= w)[None], added, 0)
