@@ -48,8 +48,13 @@ class Subject(NamedTuple):
     rules: dict[str, tuple[str, str]]  # {name: (encoding, masks)}
 
 
-def rules(base: int, length: int, factors: Mapping[str, Sequence[int]]) -> dict[str, tuple[str, str]]:
-    """Return the changes of a RoPE model of this base and training length. factors: of each rule that has one."""
+def rules(
+    base: int, length: int, factors: Mapping[str, Sequence[int]], remaps: Mapping[str, int] = {}
+) -> dict[str, tuple[str, str]]:
+    """Return the changes of a RoPE model of this base and training length.
+
+    factors: of each rule that has one. remaps: names and groups of Self-Extend.
+    """
 
     def rope(rule: str = "") -> str:
         return spec_text(f"rope(base={base}{rule and f', frequencies={rule}'})")
@@ -57,16 +62,21 @@ def rules(base: int, length: int, factors: Mapping[str, Sequence[int]]) -> dict[
     found = {AS_TRAINED: (rope(), "")}
     for rule, values in factors.items():
         found |= {f"{rule}, f = {f}": (rope(f"{rule}(factor={f})"), "") for f in values}
-    return found | {
-        "whole_turns": (rope("whole_turns"), ""),
-        "window and sinks": (rope(), f"window(size={length - 4}, sinks=4)"),
-        "RoPE removed": ("nope", ""),
-    }
+    return (
+        found
+        | {
+            "whole_turns": (rope("whole_turns"), ""),
+            "window and sinks": (rope(), f"window(size={length - 4}, sinks=4)"),
+            "RoPE removed": ("nope", ""),
+        }
+        | {f"{title}, w = L/4": (f"self_extend(rope={rope()}, group={group})", "") for title, group in remaps.items()}
+    )
 
 
 OWN = Subject(
     "own", "4 layers, width 128, L = 64", 64, (64, 128, 256, 512, 1024), 262144,
-    rules(10000, 64, {"linear": (2, 4, 16), "ntk": (2, 4, 16), "yarn": (2, 4, 16), "dynamic_ntk": (1, 2)}),
+    rules(10000, 64, {"linear": (2, 4, 16), "ntk": (2, 4, 16), "yarn": (2, 4, 16), "dynamic_ntk": (1, 2)},
+          {"Self-Extend, G = 4": 4, "Self-Extend, G = 16": 16, "ReRoPE": 0}),
 )  # fmt: skip
 SMOLLM2 = Subject(
     "smollm2", "SmolLM2-135M-Instruct, L = 8,192", 8192, (2048, 8192, 16384), 16384,
@@ -160,7 +170,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     found = []
     for subject in SUBJECTS.values():
         texts = {(encoding, (masks or "causal",)): name for name, (encoding, masks) in subject.rules.items()}
-        for path in sorted(folder.glob(f"{subject.name}@*/eval.jsonl")):
+        for path in sorted({*folder.glob(f"{subject.name}/eval.jsonl"), *folder.glob(f"{subject.name}@*/eval.jsonl")}):
             for row in lines.read(path):
                 key = row["encoding"], tuple(row["settings"]["model.mask_policy"])
                 found.append({"subject": subject.name, "rule": texts[key]} | row)

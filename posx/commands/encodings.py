@@ -17,9 +17,10 @@ from typing import Any
 from posx.attention import causal, refusal
 from posx.commands import COMMANDS, work_folder
 from posx.config.sections import ModelConfig
-from posx.contract import Value, abstract_params, acting
+from posx.contract import Value, abstract_params, acting, values_in
 from posx.contract.fields import hints_of
-from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, from_spec, spec_text
+from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, encoding_name, from_spec, spec_text
+from posx.encodings.frequencies import Geometric
 from posx.encodings.grammar import value_text
 from posx.encodings.rates import multipliers_in_rows, rates_of
 from posx.errors import ConfigError, in_one_line
@@ -155,6 +156,9 @@ def _page(spec: str, encoding: Encoding, dims: Dims) -> str:
     for n, (part, given) in enumerate(zip(_parts(encoding), _parts(asked), strict=True)):
         heading = [f"{n}. {spec_text(given)}"] if isinstance(encoding, Chain) else []
         lines += ["", *heading, inspect.getdoc(type(part)) or ""]
+        for inner in values_in(part):
+            if not isinstance(inner, Encoding | Geometric):
+                lines += ["", f"{encoding_name(inner)}: {inspect.getdoc(type(inner)) or ''}"]
     rates, arrays = dict(rates_of(encoding, dims)), {}
     for name, array in abstract_params(encoding, dims).items():
         scope = "once per model" if name in encoding.shared else "in each layer"

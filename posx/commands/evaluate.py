@@ -117,8 +117,11 @@ def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolde
     elif work_folder(values).is_file():
         raise ConfigError(f"--encoding, --masks: {values['workdir']} is an exported file. Name the folder of a run.")
     elif not folder.is_borrowed:
+        own = folder.read_config()
         for text in texts or [""]:
-            yield *folder.under(text, masks), folder
+            child, run = folder.under(text, masks)
+            same = (run.layers, run.model) == (own.layers, own.model)
+            yield (folder, own, None) if same else (child, run, folder)
 
 
 def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: RunFolder | None) -> Request:

@@ -47,7 +47,7 @@ def run_plot(values: dict[str, Any], _: None) -> None:
 def run_export(values: dict[str, Any], _: None) -> None:
     """Write a trained run to one file. Raises ConfigError for a wrong name, WorkdirError if there is no such run."""
     if not values["to"]:
-        raise ConfigError("--to is missing. Name the file, for example --to model.safetensors")
+        raise ConfigError("--to is missing. Name a file, as --to model.safetensors, or a folder for transformers")
     target = Path(values["to"]).expanduser()
     if target.suffix not in (SUFFIX, ""):
         raise ConfigError(f"--to={values['to']}: the file's name must end with {SUFFIX}. A folder's has no end.")

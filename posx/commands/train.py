@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from posx.config import RunConfig, run_config
 from posx.config.flags import earlier_run
 from posx.config.overrides import setting_of
 from posx.config.sections import LISTS
+from posx.contract import Value, values_in
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.files.atomic import write_json
@@ -70,8 +73,17 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
         check_work_folder(work_folder(values), sweep=False)
     if parent := _parent(values):
         if (step := parent.newest_step) is None:
-            raise WorkdirError(f"--from={values['from']}: {parent.path} has no checkpoint of its own.")
-        run = dataclasses.replace(run, parent=parent.read_config().as_parent() | {"step": str(step)})
+            raise WorkdirError(
+                f"--from={values['from']}: {parent.path} has no checkpoint of its own. Import a model of Hugging Face "
+                "first: posx import --from FOLDER --to runs/NAME"
+            )
+        held = parent.read_config()
+        run = dataclasses.replace(run, parent=held.as_parent() | {"step": str(step)})
+        if any(getattr(value, "original_len", held.train.length) > held.train.length for value in _values(run)):
+            say(
+                f"notice: original_len is {run.train.length} tokens, the new training length. --from was trained at "
+                f"{held.train.length}: for that, write original_len={held.train.length}"
+            )
     elif run.parent:
         raise ConfigError(
             f"--config_json: that run has or starts from the weights of the run {run.parent['hash']} "
@@ -80,6 +92,11 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
     run = checked(run)
     say_unused([run], names)
     return run
+
+
+def _values(run: RunConfig) -> Iterator[Value]:
+    """Yield the encodings of a run and the values in their fields."""
+    return itertools.chain.from_iterable(map(values_in, dict.fromkeys(run.layers)))
 
 
 def _parent(values: dict[str, Any]) -> RunFolder | None:

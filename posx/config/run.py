@@ -130,7 +130,7 @@ class RunConfig:
             if wanted != given:
                 raise ConfigError(
                     f"{spec_text(encoding)} needs the parameters {wanted or 'none'}, but {self.encoding} has learned "
-                    f"{given or 'none'}. Use an encoding with the same parameters."
+                    f"{given or 'none'}. Use an encoding with the same parameters, or train on with posx train --from."
                 )
         rates = rates_of_layers(layers, self.dims, self.train.position_lr_multiplier)
         changed: dict[str, Any] = {"layers": layers, "model": model.resolved(), "rates": rates, "code": code_of(layers)}

@@ -158,7 +158,7 @@ def mask_of(text: str) -> Mask:
         return causal()
     size, sinks = (typed(given.get(key, 0), int, f"mask {text!r}: {key}") for key in MASKS[name])
     if size < 1:
-        raise ConfigError(f"mask {text!r}: size must be at least 1. Give window(size=512).")
+        raise ConfigError(f"mask {text!r}: size must be at least 1. Give window(size=512, sinks={sinks}).")
     return window(size, sinks)
 
 

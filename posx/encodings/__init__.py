@@ -83,6 +83,8 @@ def _class_of(name: str, kind: type[Value]) -> Any:
     if name in registry:
         return registry[name]
     if ":" not in name:
+        if name in RULES:
+            raise ConfigError(f"{name!r} is a rule for RoPE's frequencies. Write rope(frequencies={name}).")
         raise ConfigError(
             f"{noun} {name!r} is unknown. {nearest(name, list(registry))}The {noun}s are: {', '.join(registry)}."
         )
@@ -172,6 +174,9 @@ def given_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _fields_of(cls: type, noun: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in spec.items() if key != "name"}
     typed = typed_fields(cls, given, f"{noun} {spec['name']!r}", "encoding.")
+    needed = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING and field.init]
+    if missing := [name for name in needed if name not in typed]:
+        raise ConfigError(f"{noun} {spec['name']!r} needs {missing[0]}. Write {spec['name']}({missing[0]}=...).")
     hints = typing.get_type_hints(cls)
     return {key: _nested(value, hints[key]) for key, value in typed.items()}
 

@@ -30,8 +30,21 @@ class FrequencyRule(Value):
     """
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
-        """Return theta [c] in radians per token, or [g, c] if key heads differ, for `width` rotated channels."""
-        return inverse_frequencies(base, width)
+        """Return theta [c] in radians per token, or [g, c] if key heads differ, for `width` rotated channels.
+
+        It is a NumPy array, computed before tracing.
+        """
+        raise ConfigError(f"{type(self).__name__} does not define frequencies(base, width).")
+
+    def checked(self, base: float, width: int) -> np.ndarray:
+        """Return `frequencies`. Raises ConfigError for another type or shape."""
+        found = self.frequencies(base, width)
+        if not isinstance(found, np.ndarray) or found.ndim not in (1, 2) or found.shape[-1] != width // 2:
+            given = f"{type(found).__name__} {list(getattr(found, 'shape', ()))}"
+            raise ConfigError(
+                f"{type(self).__name__}.frequencies must return a NumPy array of {width // 2} numbers, not {given}."
+            )
+        return found
 
     @property
     def magnitude(self) -> float:
@@ -55,6 +68,9 @@ class Geometric(FrequencyRule):
     Reference: Su et al. 2021, arXiv 2104.09864.
     """
 
+    def frequencies(self, base: float, width: int) -> np.ndarray:
+        return inverse_frequencies(base, width)
+
 
 @dataclasses.dataclass(frozen=True)
 class Linear(FrequencyRule):
@@ -63,7 +79,7 @@ class Linear(FrequencyRule):
     Reference: Chen et al. 2023, arXiv 2306.15595.
     """
 
-    factor: Factor = 1.0
+    factor: Factor
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
         return inverse_frequencies(base, width) / self.factor
@@ -76,7 +92,7 @@ class Ntk(FrequencyRule):
     Reference: bloc97 2023, "NTK-aware scaled RoPE"; Peng et al. 2023, arXiv 2309.00071, section 3.1.
     """
 
-    factor: Factor = 1.0
+    factor: Factor
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
         return _ntk(base, width, self.factor)
@@ -91,7 +107,7 @@ class DynamicNtk(FrequencyRule):
     have one set of frequencies. Hugging Face caches keys that were rotated at shorter lengths.
     """
 
-    factor: Factor = 1.0
+    factor: Factor
     original_len: Length | None = None
     length: Tokens | None = None
 
@@ -109,7 +125,7 @@ class NtkByParts(FrequencyRule):
     Reference: Peng et al. 2023, arXiv 2309.00071, section 3.2.
     """
 
-    factor: Factor = 1.0
+    factor: Factor
     original_len: Length | None = None
     slow: Annotated[float, "turns", at_least(0)] = 1.0
     fast: Annotated[float, "turns", at_least(0)] = 32.0
@@ -156,7 +172,7 @@ class Yarn(FrequencyRule):
     Differs: Hugging Face reads `truncate` outside of parameters that are nested by layer type.
     """
 
-    factor: Factor = 1.0
+    factor: Factor
     original_len: Length | None = None
     slow: Annotated[float, "turns", above(0)] = 1.0
     fast: Annotated[float, "turns", above(0)] = 32.0

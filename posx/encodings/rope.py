@@ -40,7 +40,7 @@ class Rope(Encoding):
         return super().resolve(dims).fill_open(rotary_dim=dims.head_dim)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        theta = self.frequencies.frequencies(self.base, self.rotary_dim)
+        theta = self.frequencies.checked(self.base, self.rotary_dim)
         sin, cos = (self.frequencies.magnitude * wave for wave in sin_cos(pos, theta))
         if theta.ndim == 2:  # key heads with frequencies of their own
             sin, cos = (jnp.repeat(wave, vectors.shape[1] // len(theta), axis=1) for wave in (sin, cos))

@@ -104,6 +104,7 @@ def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
     layers, masks = row.get("layers", []), row["settings"].get("model.mask_policy", ["causal"])
     text = ", ".join(layers if len(set(layers)) > 1 else layers[:1] or [row["encoding"]])
     text += f" under {', '.join(masks)}" if masks != ["causal"] else ""
+    text += f" from {row['settings']['parent.encoding']}" if "parent.step" in row["settings"] else ""
     return Run(path, text, row["train_len"], settings, **others)
 
 

@@ -27,7 +27,7 @@ from posx.fields import typed
 from posx.files.atomic import disk_errors, write_json
 from posx.files.lines import parsed
 from posx.machine.cores import own_memory
-from posx.progress import size
+from posx.progress import say, size
 from posx.runs.checks import check_disk
 from posx.runs.describe import count, model_of
 from posx.runs.folder import RunFolder
@@ -79,10 +79,15 @@ def read(path: Path) -> ForeignModel:
     Raises WorkdirError for a missing or damaged file, ConfigError for a GGUF file without the extra `hf`.
     """
     if not path.is_dir() and not (path.suffix == ".gguf" and path.is_file()):
-        raise WorkdirError(f"--from={path}: there is no such folder. Name one with a config.json, or a .gguf file.")
+        raise WorkdirError(
+            f"--from={path}: there is no such folder. Name one with a config.json, or a .gguf file. "
+            "posx downloads no models."
+        )
     if path.is_file():
         return _read_gguf(path)
     config = _parsed_file(path / "config.json")
+    if not (path / "tokenizer.json").exists():
+        raise WorkdirError(f"{path} holds no tokenizer.json. Save one with a fast tokenizer's save_pretrained.")
     tokenizer = load_tokenizer(path / "tokenizer.json")
     if not isinstance(tokenizer, BpeTokenizer):
         raise WorkdirError(f"{path / 'tokenizer.json'} is of posx's bytes, not of Hugging Face.")
@@ -121,7 +126,7 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
         raise WorkdirError(f"{whose} has other arrays than its config says: {wrong}.")
     with folder.held():
         folder.tokenizer_file.write_text(source.tokenizer, "utf-8")
-        Checkpoints(folder.checkpoints).save(0, {"params": params})
+        Checkpoints(folder.checkpoints).save(run.train.steps, {"params": params})
         folder.write_config(run, num_params=count(model))
     return run
 
@@ -156,7 +161,10 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
         "qk_norm": family.qk_norm, "qkv_bias": family.qkv_bias, "mask_policy": _masks(config, family, whose),
     })  # fmt: skip
     settings.data.tokenizer = str(folder.tokenizer_file)
-    settings.train.length, settings.train.batch_size = length, 1
+    settings.train.update({  # to train on, from a checkpoint at the end of a first step
+        "length": length, "batch_size": 1, "steps": 1, "warmup_steps": 0, "learning_rate": 2e-5,
+        "final_learning_rate": 2e-6,
+    })  # fmt: skip
     settings.eval.lengths = tuple(sorted({max(length // 4, 1), max(length // 2, 1), length}))
     settings.eval.num_targets = max(length, 16384)
     return dataclasses.replace(run_config(settings), text=f"imported {source.digest}")
@@ -239,6 +247,8 @@ def export_model(folder: RunFolder, target: Path) -> int:
         save_file(arrays, target / "model.safetensors", {"format": "pt"})
         if isinstance(tokenizer, BpeTokenizer):
             tokenizer.save(target / "tokenizer.json")
+        else:
+            say("notice: no tokenizer is written, because posx's bytes have no form there")
     return step
 
 

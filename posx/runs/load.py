@@ -146,6 +146,8 @@ def taken_over(params: dict[str, Any], run: RunConfig, tokenizer: Tokenizer, par
         return type(one) is type(other)
 
     kept = {name: old[name] for name in fresh if fits(name)}
+    if not kept:
+        raise WorkdirError(f"no array of {parent.path} fits this model. Give the model the sizes of that run.")
     say(f"{parent.path.name} at step {step}: {len(kept)} of {len(old)} arrays kept")
     for what, names in (("fresh", fresh.keys() - kept.keys()), ("dropped", old.keys() - kept.keys())):
         if found := sorted({re.sub(r"layer_\d+", "layer_*", name) for name in names}):

@@ -210,26 +210,27 @@ def test_evaluate_puts_other_encodings_on_trained_weights(capsys, workdir):
     before = {path: path.read_bytes() for path in workdir.glob("*.json*")}
     trained = tiny.rows(workdir / "eval.jsonl")
     buckets = json.loads((workdir / "config.json").read_text())["layers"][0]["num_buckets"]
-    own, other = f"t5(num_buckets={buckets})", f"t5(num_buckets={buckets}, max_distance=40)"
-    asked = ["evaluate", f"--workdir={workdir}", f"--encoding={own}, {other}", "--protocol=nonoverlapping"]
+    one, other = (f"t5(num_buckets={buckets}, max_distance={far})" for far in (30, 40))
+    asked = ["evaluate", f"--workdir={workdir}", f"--encoding={one}, {other}, t5", "--protocol=nonoverlapping"]
     code, out, _ = tiny.call(capsys, *asked, "--dry_run")
-    assert code == 0 and out.count("nonoverlapping at (16, 32)") == 2 and list(workdir.parent.iterdir()) == [workdir]
+    assert code == 0 and out.count("nonoverlapping at (16, 32)") == 3 and list(workdir.parent.iterdir()) == [workdir]
     code, out, err = tiny.call(capsys, *asked)
     assert code == 0, err
-    assert f"| {own} |" in out and f"| {other} |" in out
-    assert {path: path.read_bytes() for path in before} == before
-    same, moved = (
-        tiny.rows(workdir.parent / f"{workdir.name}@t5-num_buckets={buckets}{rest}" / "eval.jsonl")
-        for rest in ("", "-max_distance=40")
+    assert all(f"| {name} |" in out for name in (one, other, "t5"))
+    assert {path: path.read_bytes() for path in before} == before, "its own encoding is the run itself"
+    near, far = (
+        tiny.rows(workdir.parent / f"{workdir.name}@t5-num_buckets={buckets}-max_distance={n}" / "eval.jsonl")
+        for n in (30, 40)
     )
     scored = [row for row in trained if row["protocol"] == "nonoverlapping"]
-    assert [row["nll"] for row in same] == [row["nll"] for row in scored]
-    assert all(a["nll"] != b["nll"] for a, b in zip(moved, scored, strict=True))
-    assert {row["settings"]["parent.encoding"] for row in moved} == {"t5"}
-    assert {row["settings"]["parent.hash"] for row in moved} == {trained[0]["hash"]}
+    for rows in (near, far):
+        assert [row["targets"] for row in rows] == [row["targets"] for row in scored]
+        assert all(a["nll"] != b["nll"] for a, b in zip(rows, scored, strict=True))
+        assert {row["settings"]["parent.encoding"] for row in rows} == {"t5"}
+        assert {row["settings"]["parent.hash"] for row in rows} == {trained[0]["hash"]}
     code, out, _ = tiny.call(capsys, "plot", f"--workdir={workdir.parent}", "--what=extrapolation")
     assert code == 0
-    code, out, err = tiny.call(capsys, "generate", f"--workdir={workdir.parent / moved[0]['run_id']}", "--prompt=ka")
+    code, out, err = tiny.call(capsys, "generate", f"--workdir={workdir.parent / far[0]['run_id']}", "--prompt=ka")
     assert code == 0, err
 
 

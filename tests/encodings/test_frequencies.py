@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -194,19 +195,48 @@ def test_specs_spell_rules(text):
     [
         ("rope(frequencies=yarm)", "frequency rule 'yarm' is unknown. Did you mean 'yarn'"),
         ("rope(frequencies=alibi)", "frequency rule 'alibi' is unknown"),
-        ("yarn(factor=2)", "encoding 'yarn' is unknown"),
+        ("yarn(factor=2)", "'yarn' is a rule for RoPE's frequencies. Write rope(frequencies=yarn)"),
+        ("rope(frequencies=yarn)", "frequency rule 'yarn' needs factor. Write yarn(factor=...)"),
         ("rope(frequencies=yarn(scale=2))", "frequency rule 'yarn' has no field 'scale'"),
         ("rope(frequencies=yarn(factor=0.5))", "factor=0.5 must be at least 1"),
         ("rope(frequencies=yarn+linear)", "a frequency rule is a name or a mapping, not list"),
         ("rope(frequencies=4)", "a frequency rule is a name or a mapping, not int"),
-        ("rope(frequencies=ntk_by_parts(slow=40))", "slow=40.0 must be below fast=32.0"),
+        ("rope(frequencies=ntk_by_parts(factor=2, slow=40))", "slow=40.0 must be below fast=32.0"),
         ("rope(frequencies=clip(planes=99))", "planes=99 is more than the 8 planes"),
         ("rope(frequencies=longrope)", "short_factors has 0 numbers, but 8 planes rotate"),
     ],
 )
 def test_wrong_rules_are_refused_with_words(text, problem):
-    with pytest.raises(ConfigError, match=problem.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=re.escape(problem)):
         posx.build(text, DIMS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Half(posx.FrequencyRule):
+    def frequencies(self, base, width):
+        return inverse_frequencies(base, width) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Misspelt(posx.FrequencyRule):
+    def freqs(self, base, width):
+        return inverse_frequencies(base, width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced(posx.FrequencyRule):
+    def frequencies(self, base, width):
+        return jnp.ones(width // 2)
+
+
+def test_own_rules_are_named_by_their_module():
+    own = posx.build(f"rope(frequencies={__name__}:Half)", DIMS)
+    x = np.random.default_rng(0).standard_normal((4, 4, 16), np.float32)
+    halved = posx.build("rope(frequencies=linear(factor=2))", DIMS)
+    assert_allclose(own.query({}, x, jnp.arange(4), {}), halved.query({}, x, jnp.arange(4), {}), rtol=1e-6)
+    for name, problem in (("Misspelt", "does not define frequencies"), ("Traced", "must return a NumPy array of 8")):
+        with pytest.raises(ConfigError, match=problem):
+            posx.build(f"rope(frequencies={__name__}:{name})", DIMS)
 
 
 @pytest.mark.slow
