@@ -127,7 +127,7 @@ def measure(folder: Path, text: str, subject: Subject) -> None:
 
 
 def peer(folder: Path, text: str) -> None:
-    """Append the perplexities of transformers and of posx on the same targets to `peer.jsonl`, for three rules."""
+    """Append perplexities of transformers and of posx on the same 4,096 targets to `peer.jsonl`, for three rules."""
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM
@@ -143,7 +143,7 @@ def peer(folder: Path, text: str) -> None:
     tokenizer = folder / SMOLLM2.name / "tokenizer.json"
     held_out = prepare(DataConfig(source=str(Path(text).resolve()), tokenizer=str(tokenizer))).validation
     stream = np.insert(held_out.tokens, 0, load_tokenizer(tokenizer).eos)
-    protocol = Nonoverlapping(num_targets=8192)
+    protocol = Nonoverlapping(num_targets=4096)
     for name, kind in ((AS_TRAINED, "default"), ("linear, f = 2", "linear"), ("yarn, f = 2", "yarn")):
         theirs = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.float32).eval()
         theirs.config.rope_parameters = {"rope_type": kind, "rope_theta": 1e5} | (
@@ -160,7 +160,7 @@ def peer(folder: Path, text: str) -> None:
         run, _ = RunFolder(folder / SMOLLM2.name).under(SMOLLM2.rules[name][0])
         model, params, _, _ = load_model(run)
         for library, function in (("posx", model_log_probs(model, params)), ("transformers", log_probs)):
-            for row in posx.evaluation.evaluate(function, stream, protocol, [2048, 8192], batch_tokens=8192):
+            for row in posx.evaluation.evaluate(function, stream, protocol, [1024, 2048], batch_tokens=4096):
                 kept = {key: row[key] for key in ("eval_len", "num_targets", "targets", "nll")}
                 lines.append(folder / "peer.jsonl", {"subject": "peer", "rule": name, "library": library, **kept})
 
@@ -169,7 +169,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of all rules, and the costs."""
     found = []
     for subject in SUBJECTS.values():
-        texts = {(encoding, (masks or "causal",)): name for name, (encoding, masks) in subject.rules.items()}
+        texts = {(spec_text(encoding), (masks or "causal",)): name for name, (encoding, masks) in subject.rules.items()}
         for path in sorted({*folder.glob(f"{subject.name}/eval.jsonl"), *folder.glob(f"{subject.name}@*/eval.jsonl")}):
             for row in lines.read(path):
                 key = row["encoding"], tuple(row["settings"]["model.mask_policy"])
