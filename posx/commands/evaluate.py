@@ -89,10 +89,12 @@ def _requests(values: dict[str, Any], workdir: Path) -> tuple[list[Request], dic
     errors = []
     for folder in folders:
         try:
-            requests |= {found[0].path: _request(values, *found) for found in _under(values, folder)}
+            found = list(_under(values, folder))
         except (ConfigError, WorkdirError) as error:
             errors.append(error)
             failed[name_of(folder.path, workdir)] = str(error)
+        else:
+            requests |= {one[0].path: _request(values, *one) for one in found}
     if errors and not requests:
         raise errors[0]
     if not requests:

@@ -433,7 +433,7 @@ def test_chain_parts_are_checked_alone_and_together():
 
 def test_missing_field_is_one_line():
     name = f"{__name__}:Needy"
-    with pytest.raises(ConfigError, match=rf"^encoding '{name}' raises TypeError: .*missing 1 required .*'gain'$"):
+    with pytest.raises(ConfigError, match=rf"^encoding '{name}' needs gain\. Write {name}\(gain=\.\.\.\)\.$"):
         posx.build(name, DIMS)
     assert posx.build({"name": name, "gain": 2.0}, DIMS) == Needy(2.0)
 
