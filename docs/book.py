@@ -36,6 +36,7 @@ COMPARED = ("PPL at L", "R_2", "R_8", "R_16", "1 % horizon", "step")
 STUDIES = {
     "train_short_test_long": "The classic ten, to 32 L",
     "leaderboard": "The whole catalogue, to 16 L",
+    "stretch": "Trained RoPE models beyond their length",
     "recipe": "Learning rates of position parameters",
     "variants": "RoPE's base, alone and beside ALiBi",
     "cost": "Speed and memory",

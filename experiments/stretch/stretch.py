@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.tables import HERE, markdown
+from experiments.tables import HERE, coarser, markdown
 from posx.encodings import spec_text
 from posx.evaluation.statistics import paired_ratio
 from posx.files import lines
@@ -167,10 +167,18 @@ def collect(folder: Path) -> list[dict[str, Any]]:
         for path in sorted({*folder.glob(f"{subject.name}/eval.jsonl"), *folder.glob(f"{subject.name}@*/eval.jsonl")}):
             for row in lines.read(path):
                 key = row["encoding"], tuple(row["settings"]["model.mask_policy"])
-                found.append({"subject": subject.name, "rule": texts[key]} | row)
+                found.append({"subject": subject.name, "rule": texts[key]} | _shorter(row))
     for row in lines.read(folder / "own_drope" / "eval.jsonl"):
-        found.append({"subject": OWN.name, "rule": DROPE} | row)
+        found.append({"subject": OWN.name, "rule": DROPE} | _shorter(row))
     return found + lines.read(folder / "peer.jsonl")
+
+
+def _shorter(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row without what all rows share, and with the losses of long texts in blocks of 1,024 targets."""
+    kept = {name: value for name, value in row.items() if name not in ("data_settings", "env")}
+    kept |= {"data_source": Path(row["data_source"]).name, "settings": dict(row["settings"])}
+    kept["settings"].pop("data.tokenizer", None)  # a path
+    return kept | (coarser(row, 1024) if row["num_targets"] > 2**17 else {})
 
 
 def load() -> list[dict[str, Any]]:
@@ -210,23 +218,30 @@ def _cell(row: dict[str, Any] | None, plain: dict[str, Any] | None) -> str:
 def figure(path: Path) -> None:
     """Draw perplexity against the length of the window for both models."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
+    every = list(dict.fromkeys(rule for subject in SUBJECTS.values() for rule in (*subject.rules, DROPE)))
     shown = [subject for subject in SUBJECTS.values() if any(row["subject"] == subject.name for row in load())]
-    drawn, axes = plt.subplots(1, len(shown), figsize=(6 * len(shown), 5), squeeze=False, layout="constrained")
+    drawn, axes = plt.subplots(1, len(shown), figsize=(8 * len(shown), 5), squeeze=False, layout="constrained")
     for axis, subject in zip(axes[0], shown, strict=True):
         rows = [row for row in load() if row["subject"] == subject.name and "ppl" in row]
-        names = list(dict.fromkeys(row["rule"] for row in rows))
-        colors = plt.get_cmap("tab20")
-        for n, name in enumerate(names):
-            points = sorted((row["eval_len"], row["nll"]) for row in rows if row["rule"] == name)
-            style = {"color": "black", "linewidth": 2.5} if name == AS_TRAINED else {"color": colors(n % 20)}
-            axis.plot([x for x, _ in points], [math.exp(y) for _, y in points], "o-", label=name, **style)
+        for name in sorted({row["rule"] for row in rows}, key=every.index):
+            points = sorted((row["eval_len"], math.exp(row["nll"])) for row in rows if row["rule"] == name)
+            place = every.index(name)
+            style = {"color": plt.get_cmap("tab20")(place % 20), "marker": "osD^vP*X"[place % 8]}
+            style = {"color": "black", "linewidth": 3, "marker": "o"} if name == AS_TRAINED else style
+            axis.plot([x for x, _ in points], [y for _, y in points], label=name, **style)
         axis.axvline(subject.train_len, color="grey", linestyle="--")
-        axis.set(xscale="log", yscale="log", title=subject.title, xlabel="tokens in the window", ylabel="perplexity")
+        axis.set(xscale="log", yscale="log", title=subject.title, xlabel="tokens in the window")
+        axis.set_ylabel("perplexity per token (log scale)")
         axis.set_xticks(subject.lengths, [f"{length:,}" for length in subject.lengths])
-        axis.minorticks_off()
-        axis.legend(fontsize=8)
-    drawn.savefig(path, dpi=150)
+        axis.xaxis.set_minor_locator(plt.NullLocator())
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axis.yaxis.set_minor_locator(plt.NullLocator())
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    drawn.suptitle("Non-overlapping windows, the same targets at every length; dashed: the training length L")
+    drawn.savefig(path, dpi=120)
 
 
 def main(words: Sequence[str]) -> None:
