@@ -15,6 +15,7 @@ not computed again. `peer` measures the same targets with transformers. `collect
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -151,8 +152,9 @@ def peer(folder: Path, text: str) -> None:
                 found = torch.log_softmax(theirs(ids).logits, dim=-1)
             return found.gather(2, torch.from_numpy(tokens[:, 1:, None].astype(np.int64)))[..., 0]
 
-        run, _ = RunFolder(folder / SMOLLM2.name).under(SMOLLM2.rules[name][0])
-        model, params, _, _ = load_model(run)
+        trained, params, _, _ = load_model(RunFolder(folder / SMOLLM2.name))
+        config = RunFolder(folder / SMOLLM2.name).read_config().under(SMOLLM2.rules[name][0])
+        model = dataclasses.replace(trained, encodings=config.layers)
         for library, function in (("posx", model_log_probs(model, params)), ("transformers", log_probs)):
             for row in posx.evaluation.evaluate(function, stream, protocol, [1024, 2048], batch_tokens=4096):
                 kept = {key: row[key] for key in ("eval_len", "num_targets", "targets", "nll")}

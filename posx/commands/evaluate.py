@@ -121,9 +121,12 @@ def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolde
     elif not folder.is_borrowed:
         own = folder.read_config()
         for text in texts or [""]:
-            child, run = folder.under(text, masks)
-            same = (run.layers, run.model) == (own.layers, own.model)
-            yield (folder, own, None) if same else (child, run, folder)
+            run = own.under(text, masks)
+            if (run.layers, run.model) == (own.layers, own.model):
+                yield folder, own, None
+            else:
+                changes = [*([run.encoding] if text else []), *(run.model.mask_policy if masks else [])]
+                yield folder.child(changes), run, folder
 
 
 def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: RunFolder | None) -> Request:

@@ -70,7 +70,8 @@ def run_import(values: dict[str, Any], _: None) -> None:
         if not values[flag]:
             raise ConfigError(f"--{flag} is missing. Give the model and the run: --from FOLDER --to runs/NAME")
     start_devices()
-    from posx.runs.exchange import import_model, read, run_of  # Flax, Orbax: once the flags are known to be right
+    from posx.runs.exchange import import_model, run_of  # Flax, Orbax: once the flags are known to be right
+    from posx.runs.foreign import read
 
     path, target = Path(values["from"]).expanduser().resolve(), Path(values["to"]).expanduser().resolve()
     source, folder = read(path), RunFolder(target)

@@ -220,7 +220,7 @@ def _nested(value: Any, hint: Any) -> Any:
     kinds = [kind for kind in (hint, *typing.get_args(hint)) if isinstance(kind, type) and issubclass(kind, Value)]
     if not kinds:
         return value
-    registry = FrequencyRule if issubclass(kinds[0], FrequencyRule) else Encoding
+    registry = next(kind for kind in _REGISTRIES if issubclass(kinds[0], kind))
     if typing.get_origin(hint) is tuple:
         return tuple(from_spec(item, registry) for item in value)
     made = from_spec(value, registry)

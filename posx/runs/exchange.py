@@ -7,17 +7,15 @@ posx multiplies embeddings by sqrt(m), so they are divided by it here. If they a
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from posx.config import ModelConfig, RunConfig, base_config, run_config
-from posx.contract.sizes import named
-from posx.data import load_tokenizer
 from posx.data.tokenizers import BpeTokenizer
 from posx.encodings import Rope, spec_text
 from posx.encodings.frequencies import DynamicNtk
@@ -25,12 +23,13 @@ from posx.encodings.hugging_face import parameters_of, ropes_of
 from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, other_names
 from posx.fields import typed
 from posx.files.atomic import disk_errors, write_json
-from posx.files.lines import parsed
 from posx.machine.cores import own_memory
+from posx.model import layer_name
 from posx.progress import say, size
 from posx.runs.checks import check_disk
 from posx.runs.describe import count, model_of
 from posx.runs.folder import RunFolder
+from posx.runs.foreign import ForeignModel
 from posx.runs.load import load_model
 
 #: The name of a projection in posx and in the files.
@@ -56,44 +55,11 @@ FAMILIES = {
     "qwen2": Family({"hidden_act": "silu", "use_sliding_window": False}, qkv_bias=True),
     "qwen3": Family({"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False}, qk_norm=True),
 }
-#: The sizes that a config must have, and optional numbers with the defaults of transformers.
+#: The sizes that a config must have.
 SIZES = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings",
 )  # fmt: skip
-
-
-class ForeignModel(NamedTuple):
-    """A model that was read: its config, its arrays by name, the text of its tokenizer, and the digest of its files."""
-
-    config: Mapping[str, Any]
-    arrays: Callable[[str], np.ndarray]
-    names: frozenset[str]
-    tokenizer: str
-    digest: str
-
-
-def read(path: Path) -> ForeignModel:
-    """Read a folder of Hugging Face, or a GGUF file. Arrays are read when they are asked for.
-
-    Raises WorkdirError for a missing or damaged file, ConfigError for a GGUF file without the extra `hf`.
-    """
-    if not path.is_dir() and not (path.suffix == ".gguf" and path.is_file()):
-        raise WorkdirError(
-            f"--from={path}: there is no such folder. Name one with a config.json, or a .gguf file. "
-            "posx downloads no models."
-        )
-    if path.is_file():
-        return _read_gguf(path)
-    config = _parsed_file(path / "config.json")
-    if not (path / "tokenizer.json").exists():
-        raise WorkdirError(f"{path} holds no tokenizer.json. Save one with a fast tokenizer's save_pretrained.")
-    tokenizer = load_tokenizer(path / "tokenizer.json")
-    if not isinstance(tokenizer, BpeTokenizer):
-        raise WorkdirError(f"{path / 'tokenizer.json'} is of posx's bytes, not of Hugging Face.")
-    places = _places(path)
-    digest = _digest([path / "config.json", path / "tokenizer.json", *sorted(set(places.values()))])
-    return ForeignModel(config, lambda name: _array(places[name], name), frozenset(places), tokenizer.text, digest)
 
 
 def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
@@ -107,7 +73,7 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
       OutOfMemoryError: the weights do not fit into the memory or on the disk.
       WorkdirError: the folder holds something, or an array is damaged or missing.
     """
-    from posx.training.checkpoints import Checkpoints
+    from posx.training.checkpoints import Checkpoints, flatten
 
     if folder.path.exists() and any(folder.path.iterdir()):
         raise WorkdirError(f"--to={folder.path} holds something. Name a new folder.")
@@ -120,10 +86,11 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
             f"process may use {size(have)}."
         )
     check_disk(folder.path.parent, needed)
-    params = params_of(source, run)
-    wanted, given = named(model.abstract()), named(params)
-    if wrong := other_names(given, wanted) or next((n for n, shape in wanted.items() if given[n] != shape), ""):
+    arrays, abstract = params_of(source, run.model), model.abstract()
+    wanted = {name: leaf.shape for name, leaf in flatten(abstract).items()}
+    if wrong := other_names(arrays, wanted) or next((n for n, shape in wanted.items() if arrays[n].shape != shape), ""):
         raise WorkdirError(f"{whose} has other arrays than its config says: {wrong}.")
+    params = jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted])
     with folder.held():
         folder.tokenizer_file.write_text(source.tokenizer, "utf-8")
         Checkpoints(folder.checkpoints).save(run.train.steps, {"params": params})
@@ -189,42 +156,49 @@ def _masks(config: Mapping[str, Any], family: Family, whose: str) -> tuple[str, 
     return tuple(local if kind == "sliding_attention" else "causal" for kind in types)
 
 
-def params_of(source: ForeignModel, run: RunConfig) -> dict[str, Any]:
-    """Return the parameters of a model in the names and shapes of posx, float32. Raises WorkdirError."""
-    used: set[str] = set()
-
-    def read(name: str) -> np.ndarray:
-        if name not in source.names:
-            raise WorkdirError(f"the array {name} is missing in the model's files.")
-        used.add(name)
-        return source.arrays(name)
-
-    model, root = run.model, math.sqrt(run.model.model_dim)
-    embedding = read("model.embed_tokens.weight")
-    params: dict[str, Any] = {"embedding": embedding / root, "layers": {}, "shared": {}}
+def names_of(model: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Yield the name of each array in posx, as `flatten` spells it, and its name in the files."""
+    yield "embedding", "model.embed_tokens.weight"
     for n in range(model.num_layers):
-        at = f"model.layers.{n}"
-        attention: dict[str, Any] = {}
-        for own, letter in _PROJECTIONS.items():
-            attention[own] = np.ascontiguousarray(read(f"{at}.self_attn.{letter}_proj.weight").T)
-            if model.qkv_bias and own != "out":
-                attention[f"{own}_bias"] = read(f"{at}.self_attn.{letter}_proj.bias")
-            if model.qk_norm and own in ("query", "key"):
-                attention[f"{own}_norm"] = read(f"{at}.self_attn.{letter}_norm.weight")
-        params["layers"][f"layer_{n:02d}"] = {
-            "attention_norm": read(f"{at}.input_layernorm.weight"), "attention": attention,
-            "mlp_norm": read(f"{at}.post_attention_layernorm.weight"),
-            "mlp": {x: np.ascontiguousarray(read(f"{at}.mlp.{x}_proj.weight").T) for x in ("up", "gate", "down")},
-        }  # fmt: skip
-    norm = read("model.norm.weight")
-    params["final_norm"] = norm * root if model.tied else norm
+        own, at = f"layers.{layer_name(n)}", f"model.layers.{n}"
+        for name, letter in _PROJECTIONS.items():
+            yield f"{own}.attention.{name}", f"{at}.self_attn.{letter}_proj.weight"
+            if model.qkv_bias and name != "out":
+                yield f"{own}.attention.{name}_bias", f"{at}.self_attn.{letter}_proj.bias"
+            if model.qk_norm and name in ("query", "key"):
+                yield f"{own}.attention.{name}_norm", f"{at}.self_attn.{letter}_norm.weight"
+        yield f"{own}.attention_norm", f"{at}.input_layernorm.weight"
+        yield f"{own}.mlp_norm", f"{at}.post_attention_layernorm.weight"
+        for name in ("up", "gate", "down"):
+            yield f"{own}.mlp.{name}", f"{at}.mlp.{name}_proj.weight"
+    yield "final_norm", "model.norm.weight"
     if not model.tied:
-        params["unembedding"] = np.ascontiguousarray(read("lm_head.weight").T)
+        yield "unembedding", "lm_head.weight"
+
+
+def _turned(name: str, array: np.ndarray) -> np.ndarray:
+    """Return a matrix of the other format: inputs come first here, outputs there."""
+    return np.ascontiguousarray(array.T) if name.endswith(("_proj.weight", "lm_head.weight")) else array
+
+
+def _factor(name: str, model: ModelConfig) -> float:
+    """Return an array in the files over that of posx."""
+    root = math.sqrt(model.model_dim)
+    return root if name == "embedding" else 1 / root if name == "final_norm" and model.tied else 1.0
+
+
+def params_of(source: ForeignModel, model: ModelConfig) -> dict[str, np.ndarray]:
+    """Return the arrays of a model by their names in posx, float32. Raises WorkdirError, ConfigError."""
+    places = dict(names_of(model))
+    for place in places.values():
+        if place not in source.names:
+            raise WorkdirError(f"the array {place} is missing in the model's files.")
     spare = {"lm_head.weight"} if model.tied else set()
     buffers = {name for name in source.names if name.endswith("rotary_emb.inv_freq")}  # of old files
-    if extra := sorted(source.names - used - spare - buffers):
+    if extra := sorted(source.names - {*places.values()} - spare - buffers):
         raise ConfigError(f"the model has the array {extra[0]}, for which posx has no place.")
-    return params
+    read = {name: _turned(place, source.arrays(place)) for name, place in places.items()}
+    return {name: array if (by := _factor(name, model)) == 1 else array / by for name, array in read.items()}
 
 
 def export_model(folder: RunFolder, target: Path) -> int:
@@ -285,98 +259,10 @@ def config_of(run: RunConfig) -> dict[str, Any]:
 
 
 def arrays_of(params: dict[str, Any], model: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the arrays of a model by the names of transformers: `params_of` the other way round."""
-    root = math.sqrt(model.model_dim)
-    yield "model.embed_tokens.weight", np.asarray(params["embedding"]) * root
-    for n, layer in enumerate(params["layers"][name] for name in sorted(params["layers"])):
-        at, attention = f"model.layers.{n}", layer["attention"]
-        for own, letter in _PROJECTIONS.items():
-            yield f"{at}.self_attn.{letter}_proj.weight", np.asarray(attention[own]).T
-            for end, part in (("bias", "proj.bias"), ("norm", "norm.weight")):
-                if f"{own}_{end}" in attention:
-                    yield f"{at}.self_attn.{letter}_{part}", np.asarray(attention[f"{own}_{end}"])
-        yield f"{at}.input_layernorm.weight", np.asarray(layer["attention_norm"])
-        yield f"{at}.post_attention_layernorm.weight", np.asarray(layer["mlp_norm"])
-        for name, weights in layer["mlp"].items():
-            yield f"{at}.mlp.{name}_proj.weight", np.asarray(weights).T
-    yield "model.norm.weight", np.asarray(params["final_norm"]) / (root if model.tied else 1)
-    if not model.tied:
-        yield "lm_head.weight", np.asarray(params["unembedding"]).T
+    """Yield the arrays of a model by their names in the files."""
+    from posx.training.checkpoints import flatten
 
-
-def _read_gguf(path: Path) -> ForeignModel:
-    """Read a GGUF file through transformers, which dequantises it."""
-    try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
-    except ImportError as error:
-        raise ConfigError(f"{path.name}: GGUF files need {error.name}. Install it: pip install 'posx[hf]'") from None
-    logging.disable_progress_bar()
-    try:
-        made = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    except Exception as error:  # transformers raises all kinds
-        raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
-    arrays = made.state_dict()
-    digest, text = _digest([path]), tokenizer.backend_tokenizer.to_str()
-    return ForeignModel(made.config.to_dict(), lambda name: arrays[name].numpy(), frozenset(arrays), text, digest)
-
-
-def _places(path: Path) -> dict[str, Path]:
-    """Return {array: its file} of a folder. Raises WorkdirError."""
-    from safetensors import SafetensorError, safe_open
-
-    index = path / "model.safetensors.index.json"
-    if index.exists():
-        names = _parsed_file(index).get("weight_map")
-        if not isinstance(names, Mapping):
-            raise WorkdirError(f"{index} has no weight_map.")
-        places = {str(name): path / str(file) for name, file in names.items()}
-        if gone := sorted(str(file) for file in {*places.values()} if not file.is_file()):
-            raise WorkdirError(f"{gone[0]} is missing, which {index.name} names.")
-        return places
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise WorkdirError(f"{path} holds no .safetensors file.")
-    found: dict[str, Path] = {}
-    for file in files:
-        try:
-            with safe_open(file, "flax") as opened:
-                found |= dict.fromkeys(opened.keys(), file)
-        except (SafetensorError, OSError) as error:
-            raise WorkdirError(f"{file} is damaged, or no safetensors file: {error}") from None
-    return found
-
-
-def _array(file: Path, name: str) -> np.ndarray:
-    """Return an array of a safetensors file as float32."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "flax") as opened:  # it knows bfloat16
-            return np.asarray(opened.get_tensor(name)).astype(np.float32)
-    except (SafetensorError, OSError) as error:
-        raise WorkdirError(f"{file} is damaged, or has no array {name}: {error}") from None
-
-
-def _digest(files: Iterable[Path]) -> str:
-    found = hashlib.sha256()
-    for file in files:
-        with open(file, "rb") as opened:
-            found.update(hashlib.file_digest(opened, "sha256").digest())
-    return found.hexdigest()[:8]
-
-
-def _parsed_file(path: Path) -> Any:
-    try:
-        found = parsed(path.read_text("utf-8"))
-        if not isinstance(found, Mapping):
-            raise ValueError("it holds no object")
-        return found
-    except FileNotFoundError:
-        raise WorkdirError(f"{path.parent} holds no {path.name}.") from None
-    except (OSError, ValueError) as error:
-        raise WorkdirError(f"{path} cannot be read: {error}") from None
+    arrays = flatten(params)
+    for name, place in names_of(model):
+        by = _factor(name, model)
+        yield place, _turned(place, np.asarray(arrays[name])) * np.float32(by)

@@ -9,7 +9,7 @@ import os
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -170,14 +170,9 @@ class RunFolder:
 
         processes.first(mark)
 
-    def under(self, encoding: str, masks: tuple[str, ...] = ()) -> tuple[RunFolder, RunConfig]:
-        """Return the folder and the settings of the run that has this run's weights under another encoding and masks.
-
-        The folder lies beside this one. Raises ConfigError if the encoding's parameters do not fit, WorkdirError.
-        """
-        run = self.read_config().under(encoding, masks)
-        changes = [*([run.encoding] if encoding else []), *(run.model.mask_policy if masks else [])]
-        return RunFolder(self.path.with_name(safe_name(f"{self.path.name}@{'+'.join(changes)}"))), run
+    def child(self, changes: Iterable[str]) -> RunFolder:
+        """Return the folder, beside this one, of the run that has this run's weights with `changes`."""
+        return RunFolder(self.path.with_name(safe_name(f"{self.path.name}@{'+'.join(changes)}")))
 
     @property
     def weights(self) -> Path:

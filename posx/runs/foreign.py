@@ -1,0 +1,123 @@
+"""Read models of Hugging Face's format: a folder with config.json, safetensors and tokenizer.json, or a GGUF file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from posx.data import load_tokenizer
+from posx.data.texts import file_digest
+from posx.data.tokenizers import BpeTokenizer
+from posx.errors import ConfigError, WorkdirError
+from posx.files.lines import parsed
+
+
+class ForeignModel(NamedTuple):
+    """A model that was read: its config, its arrays by name, the text of its tokenizer, and the digest of its files."""
+
+    config: Mapping[str, Any]
+    arrays: Callable[[str], np.ndarray]
+    names: frozenset[str]
+    tokenizer: str
+    digest: str
+
+
+def read(path: Path) -> ForeignModel:
+    """Read a folder of Hugging Face, or a GGUF file. Arrays are read when they are asked for.
+
+    Raises WorkdirError for a missing or damaged file, ConfigError for a GGUF file without the extra `hf`.
+    """
+    if not path.is_dir() and not (path.suffix == ".gguf" and path.is_file()):
+        raise WorkdirError(
+            f"--from={path}: there is no such folder. Name one with a config.json, or a .gguf file. "
+            "posx downloads no models."
+        )
+    if path.is_file():
+        return _read_gguf(path)
+    config = _parsed_file(path / "config.json")
+    if not (path / "tokenizer.json").exists():
+        raise WorkdirError(f"{path} holds no tokenizer.json. Save one with a fast tokenizer's save_pretrained.")
+    tokenizer = load_tokenizer(path / "tokenizer.json")
+    if not isinstance(tokenizer, BpeTokenizer):
+        raise WorkdirError(f"{path / 'tokenizer.json'} is of posx's bytes, not of Hugging Face.")
+    places = _places(path)
+    digest = _digest([path / "config.json", path / "tokenizer.json", *sorted(set(places.values()))])
+    return ForeignModel(config, lambda name: _array(places[name], name), frozenset(places), tokenizer.text, digest)
+
+
+def _read_gguf(path: Path) -> ForeignModel:
+    """Read a GGUF file through transformers, which dequantises it."""
+    try:
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError as error:
+        raise ConfigError(f"{path.name}: GGUF files need {error.name}. Install it: pip install 'posx[hf]'") from None
+    logging.disable_progress_bar()
+    try:
+        made = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    except Exception as error:  # transformers raises all kinds
+        raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    arrays = made.state_dict()
+    digest, text = _digest([path]), tokenizer.backend_tokenizer.to_str()
+    return ForeignModel(made.config.to_dict(), lambda name: arrays[name].numpy(), frozenset(arrays), text, digest)
+
+
+def _places(path: Path) -> dict[str, Path]:
+    """Return {array: its file} of a folder. Raises WorkdirError."""
+    from safetensors import SafetensorError, safe_open
+
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        names = _parsed_file(index).get("weight_map")
+        if not isinstance(names, Mapping):
+            raise WorkdirError(f"{index} has no weight_map.")
+        places = {str(name): path / str(file) for name, file in names.items()}
+        if gone := sorted(str(file) for file in {*places.values()} if not file.is_file()):
+            raise WorkdirError(f"{gone[0]} is missing, which {index.name} names.")
+        return places
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise WorkdirError(f"{path} holds no .safetensors file.")
+    found: dict[str, Path] = {}
+    for file in files:
+        try:
+            with safe_open(file, "flax") as opened:
+                found |= dict.fromkeys(opened.keys(), file)
+        except (SafetensorError, OSError) as error:
+            raise WorkdirError(f"{file} is damaged, or no safetensors file: {error}") from None
+    return found
+
+
+def _array(file: Path, name: str) -> np.ndarray:
+    """Return an array of a safetensors file as float32."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "flax") as opened:  # it knows bfloat16
+            return np.asarray(opened.get_tensor(name)).astype(np.float32)
+    except (SafetensorError, OSError) as error:
+        raise WorkdirError(f"{file} is damaged, or has no array {name}: {error}") from None
+
+
+def _digest(files: Iterable[Path]) -> str:
+    return hashlib.sha256("".join(map(file_digest, files)).encode()).hexdigest()[:8]
+
+
+def _parsed_file(path: Path) -> Any:
+    try:
+        found = parsed(path.read_text("utf-8"))
+        if not isinstance(found, Mapping):
+            raise ValueError("it holds no object")
+        return found
+    except FileNotFoundError:
+        raise WorkdirError(f"{path.parent} holds no {path.name}.") from None
+    except (OSError, ValueError) as error:
+        raise WorkdirError(f"{path} cannot be read: {error}") from None
