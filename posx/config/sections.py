@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from ml_collections import ConfigDict
 
-from posx.attention.masks import Mask, causal, window
+from posx.attention.masks import Mask
+from posx.config.masks import mask_of, mask_text
 from posx.contract.fields import above, at_least, at_most, below, problems_of
 from posx.encodings import Dims, Encoding, Spec, build
-from posx.encodings.grammar import parse
 from posx.errors import ConfigError, in_one_line
-from posx.fields import typed
 
 T = TypeVar("T")
 
@@ -25,9 +24,6 @@ PLACES = ("source", "validation", "tokenizer", "cache_dir")
 CLASSIC = (
     "nope", "sinusoidal", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi",
 )  # fmt: skip
-
-#: The masks of `model.mask_policy`, and their fields.
-MASKS = {"causal": (), "window": ("size", "sinks")}
 
 #: The settings that the lists of a sweep stand for.
 LISTS = {"train_lens": "train.length", "encodings": "encoding", "seeds": "train.seed"}
@@ -144,28 +140,6 @@ def cycle_of(layers: tuple[T, ...]) -> tuple[T, ...]:
     """Return the shortest sequence that repeats to `layers`, with its last round cut short."""
     sizes = range(1, len(layers) + 1)
     return layers[: next(n for n in sizes if all(one == layers[i % n] for i, one in enumerate(layers)))]
-
-
-def mask_of(text: str) -> Mask:
-    """Return the mask that a text names: causal, window(size=512), window(size=512, sinks=4). Raises ConfigError."""
-    spec = parse(text)
-    name, given = (
-        (spec["name"], {key: spec[key] for key in spec if key != "name"}) if isinstance(spec, dict) else ("", {})
-    )
-    if name not in MASKS or given.keys() - set(MASKS[name]):
-        raise ConfigError(f"mask {text!r} is unknown. The masks are: causal, window(size=512, sinks=4).")
-    if name == "causal":
-        return causal()
-    size, sinks = (typed(given.get(key, 0), int, f"mask {text!r}: {key}") for key in MASKS[name])
-    if size < 1:
-        raise ConfigError(f"mask {text!r}: size must be at least 1. Give window(size=512, sinks={sinks}).")
-    return window(size, sinks)
-
-
-def mask_text(mask: Mask) -> str:
-    """Return the text that `mask_of` reads."""
-    sinks = f", sinks={mask.sinks}" if mask.sinks else ""
-    return f"window(size={mask.window}{sinks})" if mask.window else "causal"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -132,8 +132,7 @@ class NtkByParts(FrequencyRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.slow < self.fast:
-            raise ConfigError(f"ntk_by_parts: slow={self.slow} must be below fast={self.fast}")
+        _check_ramp(self)
 
     def frequencies(self, base: float, width: int) -> np.ndarray:
         theta = inverse_frequencies(base, width)
@@ -184,8 +183,7 @@ class Yarn(FrequencyRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.slow < self.fast:
-            raise ConfigError(f"yarn: slow={self.slow} must be below fast={self.fast}")
+        _check_ramp(self)
 
     def resolve(self, dims: Dims) -> Self:
         both = self.mscale and self.mscale_all_dim
@@ -339,6 +337,11 @@ def _ntk(base: float, width: int, factor: float) -> np.ndarray:
     if width == 2 and factor > 1:
         raise ConfigError("ntk: it needs at least 4 rotated channels, since a single plane cannot both stay and slow")
     return inverse_frequencies(base * factor ** (width / max(width - 2, 1)), width)
+
+
+def _check_ramp(rule: NtkByParts | Yarn) -> None:
+    if not rule.slow < rule.fast:
+        raise ConfigError(f"{snake_case(type(rule))}: slow={rule.slow} must be below fast={rule.fast}")
 
 
 def _growth(factor: float, scale: float = 1.0) -> float:

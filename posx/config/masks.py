@@ -1,0 +1,33 @@
+"""The text of a mask, as `model.mask_policy` has it."""
+
+from __future__ import annotations
+
+from posx.attention.masks import Mask, causal, window
+from posx.encodings.grammar import parse
+from posx.errors import ConfigError
+from posx.fields import typed
+
+#: The masks of `model.mask_policy`, and their fields.
+MASKS = {"causal": (), "window": ("size", "sinks")}
+
+
+def mask_of(text: str) -> Mask:
+    """Return the mask that a text names: causal, window(size=512), window(size=512, sinks=4). Raises ConfigError."""
+    spec = parse(text)
+    name, given = (
+        (spec["name"], {key: spec[key] for key in spec if key != "name"}) if isinstance(spec, dict) else ("", {})
+    )
+    if name not in MASKS or given.keys() - set(MASKS[name]):
+        raise ConfigError(f"mask {text!r} is unknown. The masks are: causal, window(size=512, sinks=4).")
+    if name == "causal":
+        return causal()
+    size, sinks = (typed(given.get(key, 0), int, f"mask {text!r}: {key}") for key in MASKS[name])
+    if size < 1:
+        raise ConfigError(f"mask {text!r}: size must be at least 1. Give window(size=512, sinks={sinks}).")
+    return window(size, sinks)
+
+
+def mask_text(mask: Mask) -> str:
+    """Return the text that `mask_of` reads."""
+    sinks = f", sinks={mask.sinks}" if mask.sinks else ""
+    return f"window(size={mask.window}{sinks})" if mask.window else "causal"
