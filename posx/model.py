@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,10 @@ from posx.contract.sizes import check_params, named
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Spec
 from posx.errors import ConfigError
-from posx.layers import dropout, embedded, fold_in, gelu, linear, rms_norm, token_ids
+from posx.layers import ACTIVATIONS, dropout, embedded, fold_in, layer_norm, linear, rms_norm, token_ids
 
 
-@dataclasses.dataclass(frozen=True)
-class ForwardPass:
+class ForwardPass(NamedTuple):
     """The arguments of one forward pass for every layer."""
 
     slots: Slots
@@ -45,22 +44,46 @@ def position_arrays(encoding: Encoding, dims: Dims, rngs: nnx.Rngs) -> dict[str,
     return {name: array.astype(jnp.float32) for name, array in encoding.init(rngs.position(), dims).items()}
 
 
-class Attention(nnx.Module):
+class Component(nnx.Module):
+    """A part of the decoder, with products and norms by name, each with a bias where the settings have one."""
+
+    config: ModelConfig
+
+    def add_product(self, name: str, rngs: nnx.Rngs, shape: tuple[int, int], std: float, bias: str = "all") -> None:
+        """Add a matrix; it has a bias if the setting is `bias` or "all"."""
+        setattr(self, name, weight(rngs, shape, std))
+        if self.config.biases in (bias, "all"):
+            setattr(self, f"{name}_bias", nnx.Param(jnp.zeros(shape[1:], jnp.float32)))
+
+    def add_norm(self, name: str, width: int) -> None:
+        setattr(self, name, nnx.Param(jnp.ones((width,), jnp.float32)))
+        if self.config.norm == "layer" and self.config.biases == "all":
+            setattr(self, f"{name}_bias", nnx.Param(jnp.zeros((width,), jnp.float32)))
+
+    def product(self, name: str, x: jax.Array) -> jax.Array:
+        return self._with_bias(name, linear(x, getattr(self, name)[...], self.config.dtype))
+
+    def norm(self, name: str, x: jax.Array) -> jax.Array:
+        function = layer_norm if self.config.norm == "layer" else rms_norm
+        return self._with_bias(name, function(x, getattr(self, name)[...], self.config.norm_eps))
+
+    def _with_bias(self, name: str, x: jax.Array) -> jax.Array:
+        bias = getattr(self, f"{name}_bias", None)
+        return x if bias is None else x + jnp.expand_dims(bias[...], tuple(range(x.ndim - 1)))
+
+
+class Attention(Component):
     """Projections around `attend`, and this layer's own position parameters."""
 
     def __init__(self, config: ModelConfig, encoding: Encoding, mask: Mask, dims: Dims, rngs: nnx.Rngs):
         m, h, g, d = dims.model_dim, dims.num_heads, config.kv_heads, dims.head_dim
         self.config, self.encoding, self.mask, self.dims = config, encoding, mask, dims
-        self.query = weight(rngs, (m, h * d), m**-0.5)
-        self.key = weight(rngs, (m, g * d), m**-0.5)
-        self.value = weight(rngs, (m, g * d), m**-0.5)
-        self.out = weight(rngs, (h * d, m), (h * d) ** -0.5 / math.sqrt(2 * config.num_layers))
-        if config.qkv_bias:
-            for name, heads in (("query_bias", h), ("key_bias", g), ("value_bias", g)):
-                setattr(self, name, nnx.Param(jnp.zeros((heads * d,), jnp.float32)))
+        for name, heads in (("query", h), ("key", g), ("value", g)):
+            self.add_product(name, rngs, (m, heads * d), m**-0.5, bias="qkv")
+        self.add_product("out", rngs, (h * d, m), (h * d) ** -0.5 / math.sqrt(2 * config.num_layers))
         if config.qk_norm:
-            self.query_norm = nnx.Param(jnp.ones((d,), jnp.float32))
-            self.key_norm = nnx.Param(jnp.ones((d,), jnp.float32))
+            self.add_norm("query_norm", d)
+            self.add_norm("key_norm", d)
         own = {k: v for k, v in position_arrays(encoding, dims, rngs).items() if k not in encoding.shared}
         self.position = nnx.Param(own) if own else None
 
@@ -69,11 +92,8 @@ class Attention(nnx.Module):
         b = x.shape[0] // t
 
         def heads(name: str) -> jax.Array:
-            y, config = linear(x, getattr(self, name)[...], dtype), self.config
-            y = y + getattr(self, f"{name}_bias")[...][None] if config.qkv_bias else y
-            y = y.reshape(b, t, -1, d)
-            normed = config.qk_norm and name != "value"
-            return (rms_norm(y, getattr(self, f"{name}_norm")[...], config.norm_eps) if normed else y).astype(dtype)
+            y = self.product(name, x).reshape(b, t, -1, d)
+            return (self.norm(f"{name}_norm", y) if hasattr(self, f"{name}_norm") else y).astype(dtype)
 
         q, k, v = heads("query"), heads("key"), heads("value")
         params = shared | (self.position.get_value() if self.position is not None else {})
@@ -89,40 +109,46 @@ class Attention(nnx.Module):
             )  # fmt: skip
             if self.encoding.revised_by & features.keys():
                 layer = revised(self.encoding, params, layer, features, call.cache, call.slots)
-        return linear(o.reshape(-1, q.shape[2] * d), self.out[...], dtype), layer
+        return self.product("out", o.reshape(-1, q.shape[2] * d)), layer
 
 
-class Mlp(nnx.Module):
+class Mlp(Component):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         m, f = config.model_dim, config.hidden_dim
         self.config = config
-        self.up = weight(rngs, (m, f), m**-0.5)
-        self.gate = weight(rngs, (m, f), m**-0.5) if config.mlp == "swiglu" else None
-        self.down = weight(rngs, (f, m), f**-0.5 / math.sqrt(2 * config.num_layers))
+        self.add_product("up", rngs, (m, f), m**-0.5)
+        if config.gated:
+            self.add_product("gate", rngs, (m, f), m**-0.5)
+        self.add_product("down", rngs, (f, m), f**-0.5 / math.sqrt(2 * config.num_layers))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        dtype = self.config.dtype
-        up = linear(x, self.up[...], dtype)
-        hidden = gelu(up) if self.gate is None else jax.nn.silu(linear(x, self.gate[...], dtype)) * up
-        return linear(hidden, self.down[...], dtype)
+        up, activation = self.product("up", x), ACTIVATIONS[self.config.mlp]
+        hidden = activation(self.product("gate", x)) * up if self.config.gated else activation(up)
+        return self.product("down", hidden)
 
 
-class DecoderBlock(nnx.Module):
+class DecoderBlock(Component):
     """Pre-norm attention and MLP, each with a residual connection."""
 
     def __init__(self, config: ModelConfig, encoding: Encoding, mask: Mask, dims: Dims, rngs: nnx.Rngs):
-        self.rate, self.eps = config.dropout, config.norm_eps
-        self.attention_norm = nnx.Param(jnp.ones((dims.model_dim,), jnp.float32))
+        self.config = config
         self.attention = Attention(config, encoding, mask, dims, rngs)
-        self.mlp_norm = nnx.Param(jnp.ones((dims.model_dim,), jnp.float32))
         self.mlp = Mlp(config, rngs)
+        for name in ("attention", "mlp"):
+            self.add_norm(f"{name}_norm", dims.model_dim)
+            if config.post_norm:
+                self.add_norm(f"{name}_post_norm", dims.model_dim)
 
     def __call__(self, x, shared, call: ForwardPass, layer: Layer | None, rng: jax.Array | None):
         x = sharding.shard(x)
-        y, layer = self.attention(rms_norm(x, self.attention_norm[...], self.eps), shared, call, layer)
-        x = x + dropout(y, self.rate, fold_in(rng, 0))
-        y = self.mlp(rms_norm(x, self.mlp_norm[...], self.eps))
-        return x + dropout(y, self.rate, fold_in(rng, 1)), layer
+        y, layer = self.attention(self.norm("attention_norm", x), shared, call, layer)
+        after = x + self._summand("attention", y, fold_in(rng, 0))
+        y = self.mlp(self.norm("mlp_norm", x if self.config.parallel else after))
+        return after + self._summand("mlp", y, fold_in(rng, 1)), layer
+
+    def _summand(self, name: str, y: jax.Array, rng: jax.Array | None) -> jax.Array:
+        y = self.norm(f"{name}_post_norm", y) if self.config.post_norm else y
+        return dropout(y, self.config.dropout, rng)
 
 
 def layer_name(n: int) -> str:
@@ -135,17 +161,19 @@ def shared_name(n: int) -> str:
     return f"encoding_{n}"
 
 
-class Decoder(nnx.Module):
+class Decoder(Component):
     """Token embeddings, the layers and the final norm; `logits` of what they give."""
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
         config, dims = model.config, model.dims
-        self.model = model
+        self.model, self.config = model, config
         self.embedding = weight(rngs, (model.vocab_size, dims.model_dim), 0.02)
+        if config.embedding_norm:
+            self.add_norm("embedding_norm", dims.model_dim)
         each = zip(model.encodings, config.masks, strict=True)
         layers = [DecoderBlock(config, encoding, mask, dims, rngs) for encoding, mask in each]
         self.layers = nnx.Dict({layer_name(n): layer for n, layer in enumerate(layers)})
-        self.final_norm = nnx.Param(jnp.ones((dims.model_dim,), jnp.float32))
+        self.add_norm("final_norm", dims.model_dim)
         self.unembedding = None if config.tied else weight(rngs, (dims.model_dim, model.vocab_size), 0.02)
         shared = {}
         for n, encoding in enumerate(model.distinct):
@@ -160,6 +188,7 @@ class Decoder(nnx.Module):
             if given is not None:
                 known(name, given, tokens.shape, kinds=("int32", "float32") if name == "pos" else ("int32",))
         x = embedded(self.embedding[...], tokens) * math.sqrt(model.dims.model_dim)
+        x = self.norm("embedding_norm", x) if self.config.embedding_norm else x
         shared = {}
         for n, encoding in enumerate(model.distinct):
             name = shared_name(n)
@@ -177,7 +206,7 @@ class Decoder(nnx.Module):
             )
             x, layer = (jax.checkpoint(run) if model.config.remat == "layer" else run)(x)
             kept.append(layer)
-        return rms_norm(x, self.final_norm[...], model.config.norm_eps).reshape(*tokens.shape, -1), tuple(kept)
+        return self.norm("final_norm", x).reshape(*tokens.shape, -1), tuple(kept)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Return logits [b, t, v], float32, of hidden [b, t, m]."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 
 import jax
@@ -281,6 +282,67 @@ def test_swiglu_multiplies_by_its_gate():
     outputs = [np.asarray(logits_of(model, p, text(), sequential(LENGTH))) for p in (params, closed, no_mlp)]
     np.testing.assert_array_equal(outputs[1], outputs[2])
     assert not np.allclose(outputs[0], outputs[1])
+
+
+def reference(params, config: ModelConfig, tokens) -> np.ndarray:
+    """Logits of one layer without positions, in float64; biases of zero stand for none."""
+    layer = params["layers"]["layer_00"]
+    erf = np.vectorize(math.erf)
+
+    def norm(x, parts, name):
+        x = x - x.mean(-1, keepdims=True) if config.norm == "layer" else x
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps) * parts[name] + parts.get(
+            f"{name}_bias", 0
+        )
+
+    def product(x, parts, name):
+        return x @ parts[name] + parts.get(f"{name}_bias", 0)
+
+    def gelu(x, exact):
+        inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+        return 0.5 * x * (1 + (erf(x / np.sqrt(2)) if exact else np.tanh(inner)))
+
+    def attention(x):
+        q, k, v = (
+            product(x, layer["attention"], name).reshape(*x.shape[:2], 4, -1) for name in ("query", "key", "value")
+        )
+        s = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
+        w = np.exp(np.where(np.tri(x.shape[1], dtype=bool), s, -np.inf))
+        o = np.einsum("bhqk,bkhd->bqhd", w / w.sum(-1, keepdims=True), v)
+        return product(o.reshape(x.shape), layer["attention"], "out")
+
+    def mlp(x):
+        up = product(x, layer["mlp"], "up")
+        gated = (
+            gelu(product(x, layer["mlp"], "gate"), False) * up if config.gated else gelu(up, config.mlp == "gelu_exact")
+        )
+        return product(gated, layer["mlp"], "down")
+
+    def after(y, name):
+        return norm(y, layer, f"{name}_post_norm") if config.post_norm else y
+
+    x = params["embedding"][tokens] * np.sqrt(params["embedding"].shape[1])
+    x = norm(x, params, "embedding_norm") if config.embedding_norm else x
+    y = x + after(attention(norm(x, layer, "attention_norm")), "attention")
+    x = y + after(mlp(norm(x if config.parallel else y, layer, "mlp_norm")), "mlp")
+    return norm(x, params, "final_norm") @ params["embedding"].T
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm": "layer", "biases": "all", "mlp": "gelu_exact", "parallel": True},
+        {"norm": "layer", "biases": "all", "embedding_norm": True},
+        {"mlp": "geglu", "post_norm": True, "biases": "qkv"},
+        {"norm": "layer", "biases": "none"},
+    ],
+    ids=["gpt_neox", "bloom", "gemma", "mpt"],
+)
+def test_architectures_equal_a_reference(options):
+    model = small("nope", num_layers=1, **options)
+    params = scattered(start(model))
+    wanted = reference(jax.tree.map(lambda x: np.asarray(x, np.float64), params), model.config, text())
+    np.testing.assert_allclose(logits_of(model, params, text(), sequential(LENGTH)), wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_bfloat16_stays_close_and_parameters_stay_float32():

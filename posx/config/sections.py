@@ -35,8 +35,12 @@ class ModelConfig:
 
     `tied` embeddings are a strong path from token to token beside attention, so extrapolation failures show less.
     `num_kv_heads` 0: as many as heads. `head_dim` 0: the model's width over the heads. `mlp_dim` 0: 4m for GELU, 8m/3
-    for SwiGLU (the same number of weights). `vocab_size` 0: the tokenizer's; a model may have more rows.
-    `qkv_bias` adds learned vectors to queries, keys and values. `norm_eps` is added to mean squares.
+    for SwiGLU and GeGLU (the same number of weights). `vocab_size` 0: the tokenizer's; a model may have more rows.
+    `mlp` gelu and geglu have the tanh form of GELU, gelu_exact the one with erf.
+    `norm` rms divides by the root mean square, layer subtracts the mean first; `norm_eps` is added to mean squares.
+    `biases` are learned vectors added to queries, keys and values (qkv), or to every product and norm (all).
+    `parallel` lets attention and MLP read the same input. `post_norm` adds a norm after each, as in Gemma 3, and
+    `embedding_norm` one after the embeddings, as in BLOOM.
     `dtype` is the type of the operands of the forward matrix products; parameters and all else stay float32.
     `remat` "layer" keeps only the input of every layer for the backward pass and computes the rest of it again: memory
     of about one layer instead of all, for a third more work. XLA's CPU backend merges the two and keeps all (0.10.2).
@@ -52,13 +56,17 @@ class ModelConfig:
     num_kv_heads: Annotated[int, at_least(0)] = 0
     head_dim: Annotated[int, at_least(0), at_most(2**20)] = 0
     vocab_size: Annotated[int, at_least(0), at_most(2**31 - 1)] = 0
-    mlp: Literal["gelu", "swiglu"] = "gelu"
+    mlp: Literal["gelu", "gelu_exact", "swiglu", "geglu"] = "gelu"
     mlp_dim: Annotated[int, at_least(0)] = 0
     tied: bool = False
     dropout: Annotated[float, at_least(0), below(1)] = 0.0
     qk_norm: bool = False
-    qkv_bias: bool = False
+    norm: Literal["rms", "layer"] = "rms"
     norm_eps: Annotated[float, above(0)] = 1e-6
+    biases: Literal["none", "qkv", "all"] = "none"
+    parallel: bool = False
+    post_norm: bool = False
+    embedding_norm: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["none", "layer"] = "none"
     layer_policy: tuple[str, ...] = ("encoding",)
@@ -101,8 +109,13 @@ class ModelConfig:
         return self.num_kv_heads or self.num_heads
 
     @property
+    def gated(self) -> bool:
+        """Whether the MLP multiplies two products."""
+        return self.mlp in ("swiglu", "geglu")
+
+    @property
     def hidden_dim(self) -> int:
-        return self.mlp_dim or (4 * self.model_dim if self.mlp == "gelu" else 8 * self.model_dim // 3)
+        return self.mlp_dim or (8 * self.model_dim // 3 if self.gated else 4 * self.model_dim)
 
     def resolved(self) -> ModelConfig:
         """Return the same with every size set."""

@@ -205,7 +205,7 @@ def share(run: RunConfig, model: Model, data: int, heads: int) -> Share:
     tables = 4.0 * model.vocab_size * config.model_dim / heads
     layer = (whole - tables * (1 if config.tied else 2)) / config.num_layers
     passes = train.accumulation * ((2 if again else 1) + 2)  # forward, again, and twice for the gradients
-    sums = config.num_layers * (SUMS + (config.mlp == "swiglu") + again) + 2
+    sums = config.num_layers * (SUMS + config.gated + again) + 2
     rows = 4.0 * train.batch_size * train.length / data * config.model_dim
     return Share(
         state=4 * own,
@@ -223,7 +223,7 @@ def _activations(run: RunConfig, model: Model, data: int = 1, heads: int = 1, ag
     """
     config, dims = model.config, model.dims
     tokens = run.train.batch_size // run.train.accumulation * run.train.length / data
-    inside = (4 if config.mlp == "gelu" else 6) * config.hidden_dim + 4 * dims.num_heads * dims.head_dim
+    inside = (6 if config.gated else 4) * config.hidden_dim + 4 * dims.num_heads * dims.head_dim
     layer = inside / heads + (9 if config.dropout else 6) * config.model_dim
     kept = layer + config.num_layers * config.model_dim if again else config.num_layers * layer
     return 4 * (tokens * kept + 2 * min(tokens * model.vocab_size, LARGEST_LOGITS))

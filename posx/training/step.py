@@ -180,6 +180,6 @@ def flops_per_token(model: Model, length: int) -> float:
     """
     config, dims = model.config, model.dims
     projections = dims.model_dim * dims.head_dim * (2 * dims.num_heads + 2 * config.kv_heads)
-    mlp = (2 if config.mlp == "gelu" else 3) * dims.model_dim * config.hidden_dim
+    mlp = (3 if config.gated else 2) * dims.model_dim * config.hidden_dim
     weights = config.num_layers * (projections + mlp) + dims.model_dim * model.vocab_size
     return 6.0 * weights + 6.0 * config.num_layers * dims.num_heads * dims.head_dim * length
