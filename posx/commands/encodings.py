@@ -20,7 +20,7 @@ from posx.config.sections import ModelConfig
 from posx.contract import Value, abstract_params, acting, values_in
 from posx.contract.fields import hints_of
 from posx.encodings import ENCODINGS, Chain, Dims, Encoding, build, encoding_name, from_spec, spec_text
-from posx.encodings.frequencies import Geometric
+from posx.encodings.frequencies import FrequencyRule, Geometric
 from posx.encodings.grammar import value_text
 from posx.encodings.rates import multipliers_in_rows, rates_of
 from posx.errors import ConfigError, in_one_line
@@ -137,6 +137,8 @@ def facts_of(encoding: Encoding, dims: Dims) -> dict[str, str]:
     rate = multipliers_in_rows((rates_of(encoding, dims),))
     whole = encoding.tiling != "any"
     fused = not whole and not refusal(encoding, arrays, causal(), in_order=True, segments=False)
+    ruled = any(isinstance(inner, FrequencyRule) and inner != Geometric() for inner in values_in(encoding))
+    beyond = "as far as its rule for frequencies reaches" if ruled else encoding.about.beyond
     return {
         "acts on": ", ".join(acting(encoding)) or "nothing",
         "learned": " + ".join(text for n, text in ((once, f"{once:,}"), (each, f"{each:,} a layer")) if n) or "nothing",
@@ -144,7 +146,7 @@ def facts_of(encoding: Encoding, dims: Dims) -> dict[str, str]:
         "shift-invariant": "yes" if encoding.shift_invariant else "no",
         "defined to": "any position" if encoding.max_position is None else f"position {encoding.max_position:,}",
         "kernels": "whole rows" if whole else "any" if fused else "tiles",
-        "beyond L": encoding.about.beyond or "not said",
+        "beyond L": beyond or "not said",
         "paper": encoding.about.paper,
     }
 

@@ -99,13 +99,13 @@ def run_generate(values: dict[str, Any], _: None) -> None:
         return
     use_compile_cache(cache_folder(folder.read_config().data))
     model, params, tokenizer, _step = load_model(folder)
-    prompt = np.concatenate([[tokenizer.eos], tokenizer.encode(values["prompt"])])
+    prompt = np.concatenate([[tokenizer.begin], tokenizer.encode(values["prompt"])])
     sampling = dataclasses.replace(sampling, vocab_size=tokenizer.vocab_size)
     steps = generate(model, params, [prompt], values["num_tokens"], sampling=sampling, seed=values["seed"])
     try:
         first = next(steps)
     except ConfigError as error:
-        raise ConfigError(f"{error} The end-of-text token before the prompt counts as one of its tokens.") from None
+        raise ConfigError(f"{error} The token before the prompt counts as one of its tokens.") from None
     print(values["prompt"], end="", flush=True)
     for piece in pieces(tokenizer, prompt, (int(new[0]) for new in itertools.chain([first], steps))):
         print(piece, end="", flush=True)

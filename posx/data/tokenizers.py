@@ -1,9 +1,10 @@
 """Tokenizers: bytes, byte-level BPE trained here, or any tokenizer.json.
 
-Both classes have one interface: `name`, `vocab_size` (ids lie below it), `eos` (one of the ids), `text` (of the file
-that `save` writes), `digest` (its sha256, in hex), `encode`, `encode_batch`, `token_bytes` and `decode`. Text inside a
-document that looks like a special token stays text. The one separator, `eos`, is only added as an id, after each
-document. Text with a lone surrogate, which has no UTF-8 form, is a DataError.
+Both classes have one interface: `name`, `vocab_size` (ids lie below it), `eos` and `begin` (two of the ids), `text` (of
+the file that `save` writes), `digest` (its sha256, in hex), `encode`, `encode_batch`, `token_bytes` and `decode`. Text
+inside a document that looks like a special token stays text. The one separator, `eos`, is only added as an id, after
+each document. `begin` is the first token of a prompt or a scored text. Text with a lone surrogate, which has no UTF-8
+form, is a DataError.
 """
 
 import hashlib
@@ -57,7 +58,7 @@ class ByteTokenizer(_Tokenizer):
     text = _BYTES_JSON
     name = "bytes"
     vocab_size = 257
-    eos = 256
+    eos = begin = 256
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(utf8(text), np.uint8).astype(np.uint16) for text in texts]
@@ -108,6 +109,15 @@ class BpeTokenizer(_Tokenizer):
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
         return next((special[name] for name in _EOS_NAMES if name in special), self._own_size)
+
+    @cached_property
+    def begin(self) -> int:
+        """The id that the file's own template puts before a text, such as Llama's <s>; `eos` without a template."""
+        from tokenizers import Tokenizer as HfTokenizer
+
+        tokenizer = HfTokenizer.from_str(self.text)
+        tokenizer.no_padding()
+        return next(iter(tokenizer.encode("").ids), self.eos)
 
     @cached_property
     def vocab_size(self) -> int:

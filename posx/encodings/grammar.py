@@ -33,6 +33,8 @@ def parse(text: str) -> dict[str, Any] | list[Any]:
         with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # for unknown escapes
             tree = ast.parse(_OWN_CLASS.sub(_COLON, text.strip()), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if text.count("(") > text.count(")"):
+            raise _unreadable(text, "its end", "a closing bracket is missing") from None
         place = (getattr(error, "offset", None) or 1) - 1
         raise _unreadable(text, text.strip()[place:] or "its end", "this is no encoding") from None
     return _encoding(tree, text)

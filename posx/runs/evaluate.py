@@ -101,7 +101,7 @@ def evaluate_run(
     log_probs = model_log_probs(model, params, config.executor, layout)
     text, eos, work = dataset.validation, dataset.tokenizer.eos, _Work(model)
     # One end-of-document token before the text is the context of the very first target.
-    stream, documents = np.insert(text.tokens, 0, eos), 1 + text.offsets[:-1]
+    stream, documents = np.insert(text.tokens, 0, dataset.tokenizer.begin), 1 + text.offsets[:-1]
     token_bytes = None if text.token_bytes is None else np.insert(text.token_bytes, 0, 0)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     measured = Measured(log_probs, stream, token_bytes, (eos,), documents, config.batch_tokens, work.report)

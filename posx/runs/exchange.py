@@ -157,7 +157,7 @@ def export_model(folder: RunFolder, target: Path) -> int:
         raise WorkdirError(f"--to={target} holds something. Name a new folder, or a file that ends with .safetensors.")
     config = config_of(folder.read_config())
     model, params, tokenizer, step = load_model(folder)
-    config |= {"vocab_size": model.vocab_size, "eos_token_id": tokenizer.eos, "bos_token_id": tokenizer.eos}
+    config |= {"vocab_size": model.vocab_size, "eos_token_id": tokenizer.eos, "bos_token_id": tokenizer.begin}
     arrays = dict(arrays_of(params, config))
     with disk_errors(target):
         target.mkdir(parents=True, exist_ok=True)

@@ -150,7 +150,11 @@ def taken_over(params: dict[str, Any], run: RunConfig, tokenizer: Tokenizer, par
         raise WorkdirError(f"no array of {parent.path} fits this model. Give the model the sizes of that run.")
     say(f"{parent.path.name} at step {step}: {len(kept)} of {len(old)} arrays kept")
     for what, names in (("fresh", fresh.keys() - kept.keys()), ("dropped", old.keys() - kept.keys())):
-        if found := sorted({re.sub(r"layer_\d+", "layer_*", name) for name in names}):
+        layers: dict[str, list[str]] = {}
+        for name in sorted(names):
+            layers.setdefault(re.sub(r"layer_\d+", "layer_*", name), []).extend(re.findall(r"layer_(\d+)", name))
+        if layers:
+            found = (f"{name} ({', '.join(numbers)})" if numbers else name for name, numbers in layers.items())
             say(f"{what}: {', '.join(found)}")
     leaves = [jax.device_put(kept[n], leaf.sharding) if n in kept else leaf for n, leaf in
               zip(fresh, jax.tree.leaves(params), strict=True)]  # fmt: skip

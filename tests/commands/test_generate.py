@@ -23,4 +23,4 @@ def test_generate_prints_nothing_before_an_error(capsys, whole, monkeypatch):
     monkeypatch.setattr("posx.commands.results.generate", beyond)
     code, out, err = tiny.call(capsys, "generate", f"--workdir={whole}", "--prompt=kara")
     assert code == 2 and out == ""
-    assert "at most 3 new tokens. The end-of-text token before the prompt counts" in one_line(err)
+    assert "at most 3 new tokens. The token before the prompt counts" in one_line(err)

@@ -194,12 +194,12 @@ def test_foreign_tokenizer_is_not_cut_padded_or_decorated(tmp_path):
     text = "some text </s> that is longer than four tokens"
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer.encode("z")) == 1
-    assert tokenizer.eos == 1
+    assert (tokenizer.begin, tokenizer.eos) == (0, 1)
 
 
 def test_foreign_tokenizer_without_end_of_text_gets_one(tmp_path):
     tokenizer = foreign(tmp_path, [])
-    assert tokenizer.eos == tokenizer.vocab_size - 1
+    assert tokenizer.begin == tokenizer.eos == tokenizer.vocab_size - 1
     assert tokenizer.eos not in json.loads(tokenizer.text)["model"]["vocab"].values()
     assert tokenizer.decode([*tokenizer.encode("hi"), tokenizer.eos]) == "hi"
 

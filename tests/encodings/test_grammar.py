@@ -63,6 +63,7 @@ def test_every_documented_spec_can_be_built():
         ("rope(base=)", ")'"), ("rope(500)", "'500'"), ("rope alibi", "'alibi'"), ("rope - alibi", "'rope - alibi'"),
         ("rope(base=1, base=2)", "base"), ("rope(**{})", "'**'"), ("", "'its end'"), ("3", "'3'"),
         ("a:b:c", "'a:b:c'"), ("rope(base=[x for x in y])", "[x for x in y]"), ("(" * 9999, "'"),
+        ("rope(frequencies=yarn(factor=4)", "'its end': a closing bracket is missing"),
         ("__import__('os').system('x')", "'x'"), ("rope(base=lambda: 3)", "lambda"),
     ],
 )  # fmt: skip
