@@ -5,7 +5,7 @@
     python -m experiments.layers.layers table
     python -m experiments.layers.layers figure
 
-Model, text and training are those of the leaderboard. Only the patterns of layers and masks differ.
+The recipe is that of the quick sweep, with four layers, on the novels. Only the patterns of layers and masks differ.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from configs import leaderboard
+from configs import quick
 
 LOCAL, GLOBAL = "window(size=16)", "causal"
 ROPE = "encoding"
@@ -25,13 +25,17 @@ PATTERNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "local RoPE, last global RoPE": ((ROPE,), (LOCAL, LOCAL, LOCAL, GLOBAL)),
     "local RoPE, last global NoPE": ((ROPE, ROPE, ROPE, "nope"), (LOCAL, LOCAL, LOCAL, GLOBAL)),
     "local RoPE": ((ROPE,), (LOCAL,)),
+    "NoPE": (("nope",), (GLOBAL,)),
 }
 
 
 def get_config(arg: str = "") -> Any:
     """Return the sweep over all patterns, or over the one that `arg` numbers."""
-    config = leaderboard.get_config().copy_and_resolve_references()
+    config = quick.get_config().copy_and_resolve_references()
     config.unlock()
+    config.model.num_layers = 4
+    config.eval.protocols = ("nonoverlapping",)
+    config.sweep.seeds = (0, 1, 2)
     chosen = list(PATTERNS.values()) if not arg else [list(PATTERNS.values())[int(arg)]]
     config.sweep.encodings = ("rope",)
     config.sweep.axes = {
