@@ -29,7 +29,6 @@ from experiments.leaderboard.leaderboard import (
     Entry,
     difference,
     entries_of,
-    half_width_over_seeds,
     load_cells,
     multiplier,
     step_times,
@@ -37,7 +36,15 @@ from experiments.leaderboard.leaderboard import (
 )
 from experiments.recipe.recipe import cells_of, records
 from experiments.tables import SLIDING, WINDOWS, Row, load, markdown, spread
-from posx.evaluation.statistics import COSINES, T_QUANTILE, half_width, mean_blocks, paired_ratio
+from posx.evaluation.statistics import (
+    COSINES,
+    T_QUANTILE,
+    half_width,
+    half_width_over_seeds,
+    loss_difference,
+    mean_blocks,
+    paired_ratio,
+)
 
 L = 64
 STUDY = "train_short_test_long"
@@ -58,14 +65,9 @@ def ratio(gap: float, half: float, digits: int = 3) -> str:
 
 def judged(ours: Sequence[Row], theirs: Sequence[Row], paired: bool = False) -> str:
     """Return the ratio of perplexities of two encodings, or of one at two lengths if `paired`, over their seeds."""
-    (a, counts), (b, _) = mean_blocks(ours), mean_blocks(theirs)
-    over_text = half_width(a - b, counts)
-    assert over_text is not None
-    seeds: list[list[float]] = [[row["nll"] for row in rows] for rows in (ours, theirs)]
-    if paired:
-        seeds = [[x - y for x, y in zip(*seeds, strict=True)]]
-    over_seeds = half_width_over_seeds(*seeds) if len(ours) > 1 else 0.0
-    text = ratio(float((a - b).sum() / counts.sum()), math.hypot(over_text, over_seeds))
+    found = loss_difference(ours, theirs, paired)
+    assert found.over_text is not None
+    text = ratio(found.mean, found.half)
     return text if len(ours) > 1 else f"{text}, one seed"
 
 
@@ -83,8 +85,7 @@ def rise(entry: Entry, factor: int = 8) -> str:
     over_text = half_width(series, counts)
     assert over_text is not None
     gaps = [a - b for a, b in zip(far(entry, factor), far(entry, 1), strict=True)]
-    over_seeds = half_width_over_seeds(gaps) if len(gaps) > 1 else 0.0
-    return ratio(float(series.sum() / counts.sum()), math.hypot(over_text, over_seeds))
+    return ratio(float(series.sum() / counts.sum()), math.hypot(over_text, half_width_over_seeds(gaps) or 0.0))
 
 
 def link(name: str) -> str:

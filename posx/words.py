@@ -32,7 +32,8 @@ class Command(NamedTuple):
     """The words that a command takes.
 
     text: its line of help. guide: its page of the docs, (title, path). flags: by name. operand: how help calls the word
-    after its name. sections: the sections of a stored run's settings that --config.SECTION.NAME replaces.
+    after its name, or the words if it ends with "...". sections: the sections of a stored run's settings that
+    --config.SECTION.NAME replaces.
     """
 
     text: str
@@ -54,7 +55,7 @@ class Words(NamedTuple):
 
 
 def read(command: Command, words: Sequence[str]) -> Words:
-    """Return the words after a command's name, with its "operand" among the values.
+    """Return the words after a command's name, with its "operand" among the values, a tuple if it takes several.
 
     Stray words come back only if the names of settings, which take long to load, may explain them.
 
@@ -62,7 +63,9 @@ def read(command: Command, words: Sequence[str]) -> Words:
       ConfigError: the command does not take one of the words.
     """
     values, stray = words_of(words, command.flags)
-    operand = stray.pop(0) if command.operand and stray and not stray[0].startswith("-") else ""
+    several, operands = command.operand.endswith("..."), list[str]()
+    while command.operand and stray and not stray[0].startswith("-") and (several or not operands):
+        operands.append(stray.pop(0))
     if stray and (problem := _problem(stray[0], command, values, words)):
         raise ConfigError(problem)
     settings = [f"--{name}" for name in SOURCES if name in values and not command.takes_config]
@@ -71,7 +74,7 @@ def read(command: Command, words: Sequence[str]) -> Words:
         raise ConfigError(f"{settings[0]}: this command takes no config. Its flags are: {listed(command.flags)}.")
     if (jobs := values.get("jobs", 0)) < 0:
         raise ConfigError(f"--jobs={jobs} must be at least 1, or 0 for the fastest number on this machine.")
-    return Words(values | {"operand": operand}, stray)
+    return Words(values | {"operand": tuple(operands) if several else "".join(operands)}, stray)
 
 
 def words_of(words: Sequence[str], known: Flags) -> Words:

@@ -27,18 +27,15 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
-import scipy.stats
-
 from experiments.tables import HERE, WINDOWS, Run, coarser, load, spread
-from posx.evaluation.statistics import half_width, horizon, perplexity, row_blocks
+from posx.evaluation.statistics import horizon, loss_difference, perplexity
 
 BLOCK = 4096
 FACTORS = (2, 4, 8, 16)
@@ -84,7 +81,7 @@ class Entry:
         return [row["nll"] for row in self.rows[length]]
 
     def ppl(self, length: int) -> float:
-        return statistics.fmean(map(perplexity, self.nll(length)))
+        return fmean(map(perplexity, self.nll(length)))
 
     def failed(self, length: int) -> str:
         """Return why there is no mean over all seeds; "-" if it was not measured."""
@@ -125,32 +122,12 @@ def difference(one: Entry, factor: int, other: Entry, other_factor: int) -> tupl
     length, other_length = factor * one.train_len, other_factor * other.train_len
     if length not in one.defined or other_length not in other.defined:
         return None
-    ours, theirs = one.rows[length], other.rows[other_length]
-    if len({row["targets"] for row in ours + theirs}) > 1:
-        raise SystemExit(f"{one.name} and {other.name} scored different targets")
-    mine, its = (np.mean([row_blocks(row)[0] for row in rows], axis=0) for rows in (ours, theirs))
-    counts = row_blocks(ours[0])[1]
-    over_text = half_width(mine - its, counts)
-    seeds: list[list[float]] = [one.nll(length), other.nll(other_length)]
-    if one is other:
-        seeds = [[a - b for a, b in zip(*seeds, strict=True)]]
-    half = math.inf if over_text is None else math.hypot(over_text, half_width_over_seeds(*seeds))
-    return float((mine - its).sum() / counts.sum()), half
-
-
-def half_width_over_seeds(*groups: Sequence[float]) -> float:
-    """Return half the 95 % interval of a mean over seeds, or Welch's of a difference; infinite for a single seed."""
-    if min(map(len, groups)) < 2:
-        return math.inf
-    parts = [statistics.variance(values) / len(values) for values in groups]
-    if sum(parts) == 0:
-        return 0.0
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, groups, strict=True))
-    return float(scipy.stats.t.ppf(0.975, freedom)) * math.sqrt(sum(parts))
+    found = loss_difference(one.rows[length], other.rows[other_length], paired=one is other)
+    return found.mean, math.inf if found.over_seeds is None else found.half
 
 
 def with_spread(values: Sequence[float]) -> str:
-    return f"{statistics.fmean(values):.3f}" + (f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else "")
+    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
 def multiplier(cell: Run) -> str:
@@ -202,7 +179,7 @@ def table(cells: Sequence[Run], times: Mapping[str, str]) -> str:
         at_train = entry.rows[entry.train_len]
         line = [
             f"`{name}`", f"{entry.cells[0]['num_params']:,}", str(len(at_train)), multiplier(entry.cells[0]),
-            f"{statistics.fmean(row['bpb'] for row in at_train):.3f}", with_spread([row["ppl"] for row in at_train]),
+            f"{fmean(row['bpb'] for row in at_train):.3f}", with_spread([row["ppl"] for row in at_train]),
             *map(entry.ratio, FACTORS), entry.horizon(), times.get(name, "-"),
         ]  # fmt: skip
         line += [entry.against(entries[r], k) if r in entries and r != name else "-" for r in RIVALS for k in (1, 8)]

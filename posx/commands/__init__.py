@@ -109,6 +109,12 @@ _OWN: dict[str, Command] = {
     "plot": Command(
         "figures from stored rows", ("Sweeps", "docs/guides/sweeps.md"), {"what": ("all", ", ".join(FIGURES))}
     ),
+    "compare": Command(
+        "which of several runs is better, on the same targets",
+        ("Protocols and intervals", "docs/guides/protocols.md"),
+        {"json": (False, "print the verdicts as JSON lines")},
+        operand="RUN ...",
+    ),
     "export": Command(
         "a trained run as one file, or as a folder of Hugging Face's",
         ("Reproducing a run", "docs/guides/reproducing.md"),

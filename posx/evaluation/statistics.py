@@ -8,6 +8,7 @@ difference), however long its correlations are. The interval is None if the text
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,22 @@ class Ratio(NamedTuple):
     value: float
     low: float | None
     high: float | None
+
+
+class Difference(NamedTuple):
+    """The mean loss of some runs less that of others, in nats a token, and half of each of its 95 % intervals.
+
+    over_text: None if the text is too short. over_seeds: None if there is a single run on a side.
+    """
+
+    mean: float
+    over_text: float | None
+    over_seeds: float | None
+
+    @property
+    def half(self) -> float:
+        """Half the interval over text and, if there are several runs, over seeds; infinite if there is none."""
+        return math.inf if self.over_text is None else math.hypot(self.over_text, self.over_seeds or 0.0)
 
 
 def half_width(sums: Any, counts: Any) -> float | None:
@@ -100,6 +117,40 @@ def paired_extrapolation(far_a: _Row, near_a: _Row, far_b: _Row, near_b: _Row) -
     blocks = [row_blocks(row) for row in (far_a, near_a, far_b, near_b)]
     sums_far_a, sums_near_a, sums_far_b, sums_near_b = (sums for sums, _ in blocks)
     return _ratio((sums_far_a - sums_near_a) - (sums_far_b - sums_near_b), blocks[0][1])
+
+
+def loss_difference(ours: Sequence[_Row], theirs: Sequence[_Row], paired: bool = False) -> Difference:
+    """Return the mean loss of `ours` less that of `theirs`, rows of several seeds of two runs on the same targets.
+
+    The interval over text is of the paired losses of blocks, that over seeds is Welch's (1947, Biometrika 34).
+
+    Args:
+      ours, theirs: a row of each seed.
+      paired: the rows are of the same runs, in the same order.
+
+    Raises:
+      ConfigError: for rows that `check_pair` refuses.
+    """
+    check_pair(*ours, *theirs)
+    (mine, counts), (its, _) = mean_blocks(ours), mean_blocks(theirs)
+    seeds: list[list[float]] = [[row["nll"] for row in rows] for rows in (ours, theirs)]
+    if paired:
+        seeds = [[a - b for a, b in zip(*seeds, strict=True)]]
+    gap = mine - its
+    return Difference(float(gap.sum() / counts.sum()), half_width(gap, counts), half_width_over_seeds(*seeds))
+
+
+def half_width_over_seeds(*groups: Sequence[float]) -> float | None:
+    """Return half the 95 % interval of a mean over seeds, or Welch's of a difference; None for a single seed."""
+    if min(map(len, groups)) < 2:
+        return None
+    from scipy.stats import t  # half a second
+
+    parts = [statistics.variance(values) / len(values) for values in groups]
+    if sum(parts) == 0:
+        return 0.0
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, groups, strict=True))
+    return float(t.ppf(0.975, freedom)) * math.sqrt(sum(parts))
 
 
 def _ratio(difference: np.ndarray, counts: np.ndarray) -> Ratio:

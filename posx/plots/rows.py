@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -127,9 +128,20 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
     them keeps its lengths, with the status "apart" and no values. Losses per position are of the longest windows.
     A run whose training ended with NaN has one row, of the status "diverged". `run.left_out` has all other omissions.
     """
+    return rows_of(_measured([folder]), folder) + _diverged(folder)
+
+
+def read_several(folders: Sequence[str | pathlib.Path]) -> list[Row]:
+    """Return the rows of several runs or sweeps as `read_rows` does, without those of runs that ended with NaN."""
+    measured = _measured(folders)
+    return rows_of(measured, os.path.commonpath(measured)) if measured else []
+
+
+def _measured(folders: Sequence[str | pathlib.Path]) -> dict[pathlib.Path, list[dict[str, Any]]]:
+    """Return the last row of each measurement of the runs below `folders`, by run."""
     measured: dict[pathlib.Path, list[dict[str, Any]]] = {}
     unusable = 0
-    for run in run_folders(pathlib.Path(folder), "eval.jsonl"):
+    for run in (run for folder in folders for run in run_folders(pathlib.Path(folder), "eval.jsonl")):
         latest: dict[tuple[Any, ...], dict[str, Any]] = {}
         for row in map(measurement, lines.read(run / "eval.jsonl", _LOG.warning)):
             if row is not None:
@@ -139,8 +151,9 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
                 unusable += 1
         measured[run] = list(latest.values())
     if unusable:
-        _LOG.warning("%s: %d rows of another version, or without settings or lengths, left out", folder, unusable)
-    return rows_of(measured, folder) + _diverged(folder)
+        where = ", ".join(map(str, folders))
+        _LOG.warning("%s: %d rows of another version, or without settings or lengths, left out", where, unusable)
+    return measured
 
 
 def rows_of(measured: Mapping[pathlib.Path, Sequence[dict[str, Any]]], folder: str | pathlib.Path) -> list[Row]:

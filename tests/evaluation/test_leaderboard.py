@@ -80,7 +80,7 @@ def test_a_claim_about_a_length_without_a_loss_is_not_judged(made):
 
 def test_cells_of_different_text_are_not_compared(made):
     other = [cell | {"encoding": "other", "rows": [row(1.5, 64) | {"targets": "u"}]} for cell in made[:3]]
-    with pytest.raises(SystemExit, match="other and bad scored different targets"):
+    with pytest.raises(ConfigError, match="scored different targets"):
         board.claims(made + other, [{"encoding": "other", "at": 1, "is": "below", "than": "bad", "source": "x"}])
 
 

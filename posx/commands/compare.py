@@ -1,0 +1,53 @@
+"""`posx compare`: a verdict on each pair of runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from posx.commands import work_folder
+from posx.errors import ConfigError, WorkdirError
+from posx.plots.rows import PROTOCOLS, read_several
+from posx.plots.verdicts import Verdict, verdicts
+
+
+def run_compare(values: dict[str, Any], _: None) -> None:
+    """Print which runs are better. Raises ConfigError if they cannot be compared, WorkdirError without results."""
+    folders = [work_folder({"workdir": name}) for name in values["operand"]]
+    folders += [work_folder(values)] if values["workdir"] or not folders else []
+    if values["dry_run"]:
+        print(f"would compare the runs in {', '.join(map(str, folders))}")
+        return
+    stored = read_several(folders)
+    if not stored:
+        raise WorkdirError(f"{_listed(folders)}: no run has results. Measure them with posx evaluate.")
+    try:
+        found = verdicts(stored)
+    except ConfigError as error:
+        raise ConfigError(f"{_listed(folders)}: {error}") from None
+    for line in (json.dumps(verdict._asdict()) for verdict in found) if values["json"] else _lines(found):
+        print(line)
+
+
+def _listed(folders: Sequence[Path]) -> str:
+    return ", ".join(folder.name for folder in folders)
+
+
+def _lines(found: Sequence[Verdict]) -> Iterator[str]:
+    """Yield a small table for each pair and protocol."""
+    for _, group in itertools.groupby(found, key=lambda v: (v.one, v.other, v.train_lens, v.protocol, v.stride)):
+        lines = list(group)
+        first = lines[0]
+        trained = "" if len(set(first.train_lens)) == 1 else " (trained at {} and {} tokens)".format(*first.train_lens)
+        seeds = "one seed each" if first.seeds == (1, 1) else "{} and {} seeds".format(*first.seeds)
+        over = "text and seeds" if min(first.seeds) > 1 else "text, not over seeds"
+        rule = PROTOCOLS[first.protocol] + (f", stride {first.stride}" if first.stride else "")
+        yield f"{first.one} against {first.other}{trained}: {rule}, {first.num_targets:,} targets, {seeds}"
+        yield f"{'tokens':>8}  {'ratio':>7}  {f'95 % over {over}':34}"
+        for v in lines:
+            ends = "too little text" if v.low is None else f"{v.low:.4f} to {v.high:.4f}"
+            yield f"{v.eval_len:>8,}  {v.ratio:>7.4f}  {ends:34}  {v.word}{' (one seed)' if 1 in v.seeds else ''}"
+        yield ""
