@@ -7,6 +7,7 @@ import pytest
 
 from configs import leaderboard as config
 from experiments.leaderboard import leaderboard as board
+from posx.errors import ConfigError
 
 BLOCKS = 64
 TEXT = np.random.default_rng(0).normal(1.5, 0.1, BLOCKS)  # how hard each block is, the same for all
