@@ -263,6 +263,19 @@ def grape_a(encoding, params, q, k, i, j, h):
     return plain(encoding, params, q, k, i, j, h) - slope * gates * abs(i - j)
 
 
+def gape_gates(encoding, params, q, k, h):
+    """Gamma_h g_i / T and l_j."""
+    g = softplus(params["w_g"][h] @ q + params["b_g"][h])
+    landmark = 1 / (1 + math.exp(-(params["w_l"][h] @ k + params["b_l"][h])))
+    return softplus(params["gamma"][h]) * g / encoding.original_len, landmark
+
+
+def gape(encoding, params, q, k, i, j, h):
+    """As the paper has it, with a number of each query that no weight depends on."""
+    slope, landmark = gape_gates(encoding, params, q, k, h)
+    return plain(encoding, params, q, k, i, j, h) + slope * (j * (1 - landmark) + i * landmark)
+
+
 # Biases: numbers added to the logits.
 
 
@@ -372,6 +385,7 @@ LOGITS = {
     "fope": fope,
     "alibi": alibi,
     "grape_a": grape_a,
+    "gape": gape,
     "tupe+t5": tupe_r,
     "rope+alibi": rope_alibi,
     "kerple": with_bias(kerple_bias),

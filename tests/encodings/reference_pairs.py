@@ -158,6 +158,14 @@ def selective_rope(encoding, params, tokens, q, k):
     return tuple(turned(vectors, waves, "half_split") for vectors in (q, k))
 
 
+def darope(encoding, params, tokens, q, k):
+    heads, d = q.shape[1:]
+    of_tokens = zip(tokens.x, tokens.pos.tolist(), strict=True)
+    angles = np.array([reference_rotary.darope_angles(encoding, params, token, p, d) for token, p in of_tokens])
+    waves = np.repeat(np.exp(1j * angles), heads // angles.shape[1], axis=1)
+    return tuple(turned(vectors, waves, "half_split") for vectors in (q, k))
+
+
 def key_offset(encoding, params, tokens, q, k):
     before = np.concatenate([0 * k[:1], k[:-1]])
     return q, np.where(np.arange(k.shape[-1]) >= k.shape[-1] * (1 - encoding.share), before, k)
@@ -191,7 +199,7 @@ def transformer_xl(encoding, params, tokens):
 
 MAPS = {
     "rope": rope, "xpos": xpos, "self_extend": xpos, "pope": pope, "fope": fope, "selective_rope": selective_rope,
-    "key_offset": key_offset, "transformer_xl": transformer_xl_map,
+    "darope": darope, "key_offset": key_offset, "transformer_xl": transformer_xl_map,
 }  # fmt: skip
 INSIDE = {
     "shaw": of_vectors(reference.shaw, lambda _: 1),
@@ -263,6 +271,14 @@ def grape_a(encoding, params, tokens, logit_scale, s):
     return s + alone - products(tokens) / math.sqrt(tokens.q.shape[-1])
 
 
+def gape(encoding, params, tokens, logit_scale, s):
+    def bias(i, j, h):
+        slope, landmark = reference.gape_gates(encoding, params, tokens.q[i, h], tokens.k[j, h], h)
+        return -slope * (1 - landmark) * int(tokens.pos[i] - tokens.pos[j])
+
+    return s + tokens.pairs(bias)
+
+
 def inkling(encoding, params, tokens, logit_scale, s):
     def bias(i, j, h):
         r = int(tokens.pos[i] - tokens.pos[j])
@@ -298,5 +314,6 @@ def self_extend(encoding, params, tokens, logit_scale, s):
 
 
 SCORES = {
-    "cope": cope, "grape_a": grape_a, "inkling": inkling, "path": path, "dape": dape, "self_extend": self_extend
+    "cope": cope, "grape_a": grape_a, "gape": gape, "inkling": inkling, "path": path, "dape": dape,
+    "self_extend": self_extend,
 }  # fmt: skip

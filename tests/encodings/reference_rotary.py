@@ -69,4 +69,36 @@ def selected(encoding, params, x, row):
     return phi
 
 
-OUTPUTS = {"key_offset": key_offset, "key_offset+rope": key_offset_rope, "selective_rope": selective_rope}
+def darope(encoding, params, x, project, pos, visible):
+    """Planes as complex numbers: the real part of q e^(i a_i) conj(k e^(i a_j)), a the angle of each token."""
+    q, k, v = project(x)
+    (_, heads, width), group = q.shape, q.shape[1] // k.shape[1]
+    angles = np.array([darope_angles(encoding, params, token, p, width) for token, p in zip(x, pos, strict=True)])
+    o = np.zeros((*q.shape[:2], v.shape[-1]))
+    for i, h in np.ndindex(len(q), heads):
+        seen = np.flatnonzero(visible[i])
+        logits = []
+        for j in seen:
+            turns = np.exp(1j * (angles[i, h // group] - angles[j, h // group]))
+            left = q[i, h, : width // 2] + 1j * q[i, h, width // 2 :]
+            right = k[j, h // group, : width // 2] + 1j * k[j, h // group, width // 2 :]
+            logits.append((left * turns * right.conj()).real.sum() / math.sqrt(width))
+        w = np.exp(logits)
+        for weight, j in zip(w / w.sum(), seen, strict=True):
+            o[i, h] += weight * v[j, h // group]
+    return o
+
+
+def darope_angles(encoding, params, token, pos, width):
+    """Angles [g, c] of a token, by the paper's pseudocode."""
+    length, eps = encoding.original_len, 1e-6
+    place = min(max(pos + 0.5, eps * length), (1 - eps) * length)
+    beta = math.log(place / length / (1 - place / length))
+    c = length / (1 + np.exp(-(token @ params["w"] + params["alpha"] * beta)))
+    thetas = [encoding.base ** (-2 * j / width) for j in range(width // 2)]
+    return np.stack([pos * t + 0 * c if t >= 2 * math.pi / length else c * t for t in thetas], axis=-1)
+
+
+OUTPUTS = {
+    "key_offset": key_offset, "key_offset+rope": key_offset_rope, "selective_rope": selective_rope, "darope": darope,
+}  # fmt: skip

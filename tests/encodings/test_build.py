@@ -96,6 +96,10 @@ CONSTANT = (
     "delta",
     "drift",
     "gate_bias",
+    "alpha",
+    "b_g",
+    "b_l",
+    "gamma",
 )
 
 
@@ -122,6 +126,7 @@ def test_params_follow_init_and_scope(case):
         ("dape", {"w_1": 48**-0.5, "b_1": 48**-0.5, "w_2": 96**-0.5}),  # uniform within the root of 3 of these
         ("inkling", {"w": 0.02, "bank": 0.02}),
         ("grape_a", {"u": 64**-0.5, "v": 64**-0.5}),
+        ("darope", {"w": 0.1}),
         ("selective_rope", {"down": 0.02, "up": 0.02, "kernel": 0.02}),
         ("path", {"down": 0.02, "up": 0.02, "kernel": 0.02, "u": 0.02}),
     ],
@@ -262,6 +267,9 @@ def test_every_training_length_builds(name, length):
         ({"name": "fope", "original_len": 0}, r"fope: original_len=0 must be at least 1"),
         ({"name": "fope", "dropped": "kept"}, r"fope: dropped='kept' is unknown; allowed: doubled, plain"),
         ({"name": "fope", "seed": -1}, r"fope: seed=-1 must be at least 0"),
+        ({"name": "darope", "original_len": 0}, r"darope: original_len=0 must be at least 1"),
+        ({"name": "darope", "content_std": -1.0}, r"darope: content_std=-1\.0 must be at least 0"),
+        ({"name": "gape", "original_len": 0}, r"gape: original_len=0 must be at least 1"),
         ({"name": "fox", "gate_scale": 0.0}, r"fox: gate_scale=0\.0 must be above 0"),
         ({"name": "selective_rope", "base": 1.0}, r"selective_rope: base=1\.0 must be above 1"),
         ({"name": "selective_rope", "rank": 0}, r"selective_rope: rank=0 must be at least 1"),
@@ -284,7 +292,7 @@ def test_a_wrong_spec_is_one_line_that_names_the_cause(spec, message):
 
 def test_odd_widths_are_refused_by_what_needs_pairs():
     dims = dataclasses.replace(DIMS, model_dim=13, head_dim=5)
-    for name in ("sinusoidal", "transformer_xl", "rope", "fope", "selective_rope"):
+    for name in ("sinusoidal", "transformer_xl", "rope", "fope", "darope", "selective_rope"):
         with pytest.raises(ConfigError, match="even"):
             posx.build(name, dims)
     assert posx.build({"name": "rope", "rotary_dim": 4}, dims).rotary_dim == 4
@@ -333,6 +341,7 @@ ACTING = {
     "rope": ("query", "key"),
     "pope": ("query", "key"),
     "fope": ("query", "key"),
+    "darope": ("features", "query", "key"),
     "selective_rope": ("features", "query", "key"),
     "self_extend": ("query", "key", "score"),
     "key_offset": ("key",),
@@ -341,6 +350,7 @@ ACTING = {
     "dape": ("by_distance", "score"),  # its base acts by distance: the bias is read in `score`
     "inkling": ("features", "score"),
     "grape_a": ("score",),
+    "gape": ("score",),
     "path": ("features", "revise", "score"),
     "kerple": ("by_distance",),
     "bam": ("by_distance",),
