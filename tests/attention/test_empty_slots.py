@@ -97,7 +97,7 @@ def test_an_infinity_in_a_slot_that_is_seen_is_seen():
 
 
 #: Encodings whose features of a key reach every later query; of the others only a query's own are read.
-READ_LATER = ("selective_rope", "fox", "path")
+READ_LATER = ("darope", "selective_rope", "fox", "path")
 
 
 @pytest.mark.parametrize("name", [n for n in posx.ENCODINGS if posx.build(n, DIMS).acts_on("features")])

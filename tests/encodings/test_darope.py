@@ -63,7 +63,7 @@ def test_the_coordinate_reads_the_input_only_by_its_weights():
     assert_array_equal(coordinates(given(), POS, hidden), coordinates(given(), POS))
 
 
-def test_coordinates_are_half_a_token_later_and_end_at_the_length():
+def test_coordinates_are_half_a_token_late_and_end_at_length():
     assert_allclose(coordinates(given(), POS), np.tile(POS[:, None] + 0.5, G), rtol=1e-6)
     far = np.array([-5, L, 2**31 - 1])
     assert_allclose(coordinates(given(), far, X[:3])[:, 0], [L * 1e-6, L * (1 - 1e-6), L * (1 - 1e-6)], rtol=1e-5)
