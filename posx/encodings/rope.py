@@ -20,7 +20,8 @@ class Rope(Encoding):
     Logits then depend on i - j only. `layout` is "half_split" (GPT-NeoX, Llama in HF) or "interleaved" (the paper,
     GPT-J). One fixed permutation of the projections' channels turns one layout into the other. The first `rotary_dim`
     channels are rotated, by default all d. The rest pass unchanged. `frequencies` is a rule for other theta, which
-    may also multiply cosines and sines: see `posx.encodings.frequencies`.
+    may also multiply cosines and sines: see `posx.encodings.frequencies`. HoPE, arXiv 2410.21216, is
+    rope(frequencies=whole_turns).
 
     Reference: Su et al. 2021, arXiv 2104.09864, equations 15 and 34.
     Differs: x-transformers rotates only half of the head by default.
