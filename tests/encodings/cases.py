@@ -45,9 +45,7 @@ SPECS: dict[str, Any] = {
     "pope": "pope",
     "fope": {"name": "fope", "base": 50.0},
     "fope-learned": {"name": "fope", "base": 50.0, "dropped": "plain", "learned": True},
-    # One of three planes is fast in each. Texts are longer than 7 tokens.
-    "darope": "darope",
-    "darope-short": {"name": "darope", "base": 50.0, "original_len": 7},
+    "darope": {"name": "darope", "base": 50.0, "original_len": 7},
     "selective_rope": "selective_rope",
     "selective_rope-gated": {"name": "selective_rope", "base": 50.0, "kernel": 2, "drift": True, "gated": True},
     "self_extend": {"name": "self_extend", "window": 4, "group": 3},

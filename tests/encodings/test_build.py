@@ -127,6 +127,7 @@ def test_params_follow_init_and_scope(case):
         ("inkling", {"w": 0.02, "bank": 0.02}),
         ("grape_a", {"u": 64**-0.5, "v": 64**-0.5}),
         ("darope", {"w": 0.1}),
+        ("gape", {"w_g": 0.02, "w_l": 0.02}),
         ("selective_rope", {"down": 0.02, "up": 0.02, "kernel": 0.02}),
         ("path", {"down": 0.02, "up": 0.02, "kernel": 0.02, "u": 0.02}),
     ],

@@ -32,8 +32,9 @@ def weights(encoding, params, pos=POS, x=X):
     return np.asarray(attention_weights(encoding, params, Q, K, pos, x=x))
 
 
-def coordinates(params, pos, x=X, encoding=DAROPE):
-    return np.asarray(encoding.features(params, jnp.asarray(x), jnp.asarray(pos), None)[0]["c"])
+@jax.jit
+def coordinates(params, pos, x=X):
+    return DAROPE.features(params, jnp.asarray(x), jnp.asarray(pos), None)[0]["c"]
 
 
 def test_without_content_it_is_rope_up_to_the_length():
@@ -65,9 +66,11 @@ def test_the_coordinate_reads_the_input_only_by_its_weights():
 
 def test_coordinates_are_half_a_token_late_and_end_at_length():
     assert_allclose(coordinates(given(), POS), np.tile(POS[:, None] + 0.5, G), rtol=1e-6)
-    far = np.array([-5, L, 2**31 - 1])
-    assert_allclose(coordinates(given(), far, X[:3])[:, 0], [L * 1e-6, L * (1 - 1e-6), L * (1 - 1e-6)], rtol=1e-5)
-    assert (np.ptp(coordinates(PARAMS, L + POS, X), axis=0) > 1e-3).all()  # beyond L content is left
+    far = np.array([-5, L, 2**31 - 1], np.int32)
+    assert_allclose(
+        coordinates(given(), np.resize(far, T))[:3, 0], [L * 1e-6, L * (1 - 1e-6), L * (1 - 1e-6)], rtol=1e-5
+    )
+    assert (np.ptp(coordinates(PARAMS, L + POS), axis=0) > 1e-3).all()  # beyond L content is left
 
 
 def test_the_logit_of_a_place_keeps_its_digits_at_both_ends():
@@ -85,11 +88,16 @@ def test_absolute_positions_count_but_for_rope():
 
 def test_query_heads_with_one_key_head_share_a_coordinate():
     """Equal vectors at equal coordinates then have the product of no rotation, in each head."""
-    slow = Darope(original_len=3, head_dim=D)  # no plane makes a turn
-    features, _ = slow.features(PARAMS, jnp.asarray(X), jnp.asarray(POS), None)
-    q, k = slow.query(PARAMS, Q, POS, features), slow.key(PARAMS, Q[:, :: H // G], POS, features)
+    slow, keys = Darope(original_len=3, head_dim=D), Q[:, :: H // G]  # no plane makes a turn
+
+    @jax.jit
+    def mapped(params):
+        features, _ = slow.features(params, jnp.asarray(X), jnp.asarray(POS), None)
+        return slow.query(params, Q, POS, features), slow.key(params, keys, POS, features)
+
+    (q, k), keys = mapped(PARAMS), np.repeat(keys, H // G, axis=1)
     products = np.einsum("thd,thd->th", q, np.repeat(k, H // G, axis=1))
-    assert_allclose(products, np.einsum("thd,thd->th", Q, np.repeat(Q[:, :: H // G], H // G, axis=1)), atol=1e-5)
+    assert_allclose(products, np.einsum("thd,thd->th", Q, keys), atol=1e-5)
 
 
 def test_darope_starts_as_in_the_paper():

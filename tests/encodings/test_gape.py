@@ -1,7 +1,6 @@
 """GAPE: ALiBi and no position as limits, the mask of the paper, and gates that no rotation reaches."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -89,16 +88,15 @@ def test_gape_is_exact_where_channels_of_positions_are_not():
 
 
 def test_gape_starts_with_a_mild_penalty():
-    dims = posx.Dims(512, 8, 64, 2, 256)
+    """Without w, half of (ln 2)^2 nats at a distance of the training length."""
+    dims = posx.Dims(H * D, H, D, 1, L)
     encoding = posx.build("gape", dims)
     params = encoding.init(jax.random.key(0), dims)
-    assert encoding.original_len == 256 and encoding.decayed == {"w_g", "w_l"}
-    assert all(float(params[w].std()) == pytest.approx(0.02, rel=0.2) for w in ("w_g", "w_l"))
-    assert not any(params[name].any() for name in ("b_g", "b_l", "gamma"))
-    zero = jax.tree.map(jnp.zeros_like, params)
-    two = jnp.ones((2, 8, 64))
-    tile = posx.Tile(two, two, two, two, {}, {}, jnp.array([0, 256]), jnp.array([0, 1]), jnp.ones((8, 1, 1)), None)
-    assert_allclose(encoding.score(zero, jnp.zeros((8, 2, 2)), tile)[:, 1, 0], -(np.log(2) ** 2) / 2, rtol=1e-6)
+    assert encoding == Gape(L) and encoding.decayed == {"w_g", "w_l"}
+    penalty = np.log(2) ** 2 / 2 * (POS[:, None] - POS[None, :]) / L
+    wanted = softmax(np.where(CAUSAL, plain_logits(Q, K) - penalty, -np.inf))
+    found = weights(encoding, {name: 0 * a if name[0] == "w" else a for name, a in params.items()})
+    assert_allclose(found, wanted, atol=1e-6)
 
 
 def test_gape_refuses_masks_that_show_later_keys():
