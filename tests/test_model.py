@@ -173,10 +173,11 @@ def test_mask_policy_cycles_and_hides_tokens():
     assert pattern == (posx.window(4), posx.causal(), posx.window(4))
 
 
-def test_windows_and_sinks_are_those_of_the_text_in_the_cache():
+@pytest.mark.parametrize("spec", ["rope", "rope+learned_sinks"])
+def test_windows_and_sinks_are_those_of_the_text_in_the_cache(spec):
     """The sinks of a left-padded prompt are its own first tokens, not the first slots."""
-    model = small("rope", mask_policy=("window(size=4, sinks=2)", "causal"))
-    params = start(model)
+    model = small(spec, mask_policy=("window(size=4, sinks=2)", "causal"))
+    params = scattered(start(model))
     prompts = [np.asarray(text())[0, :11], np.asarray(text())[1, :3]]
     found = np.stack(list(generate(model, params, prompts, 9, sampling=Sampling(temperature=0), chunk=4)))
     for row, prompt in enumerate(prompts):

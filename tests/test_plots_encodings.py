@@ -76,6 +76,15 @@ def test_logit_scales_are_drawn_by_the_position_of_the_query() -> None:
     assert effects.logit_scales(subject("tupe")) is None is effects.logit_scales(subject("rope"))
 
 
+def test_sinks_are_drawn_by_the_weight_that_they_take() -> None:
+    """1 / (1 + n) of n equal keys at z = 0, next to the sums of ALiBi's weights."""
+    drawn = effects.sink_weights(subject("learned_sinks"))
+    assert drawn == pytest.approx(np.stack([1 / np.arange(2, 18)] * 2), abs=1e-6)
+    sums = np.cumsum(np.exp(-np.outer([1 / 16, 1 / 256], np.arange(16))), axis=1)
+    assert effects.sink_weights(subject("alibi+learned_sinks")) == pytest.approx(1 / (1 + sums), abs=1e-6)
+    assert effects.sink_weights(subject("rope")) is None
+
+
 def test_match_of_a_vector_with_itself_falls_as_the_angles_say() -> None:
     distances, match = effects.match_by_distance(subject("rope(base=100)"))
     theta = 100.0 ** (-2 * np.arange(4) / 8)

@@ -54,14 +54,14 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
         transposed = made_once((of_q, queries_transposed(back[0], groups)))
 
         def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
-            (params, strips), of_k, of_q = carry
+            (params, strips, sink), of_k, of_q = carry
             tile = tile_at(plan, tables, q, k, j, far)
             table_grads, k_grads, q_grads = _tile_gradients(plan, tile, back, transposed, masked)
             first = first_row(plan, q.number, j, far)
             if plan.learned:
                 strips = jax.tree.map(lambda x, g: _add_slice(x, g, first, axis=1), strips, table_grads.strips)
             of_k = jax.tree.map(lambda x, g: _add_slice(x, g[None], j, axis=0), of_k, k_grads)
-            return Tables(_add(params, table_grads.params), strips), of_k, _add(of_q, q_grads)
+            return Tables(_add(params, table_grads.params), strips, sink), of_k, _add(of_q, q_grads)
 
         nothing = *sums, _zeros(q.tokens)
         *sums, of_q = walk(plan, q, k.slots, visit, nothing, lambda _: first_tile(q, floor))
@@ -69,6 +69,9 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
 
     start = _zeros((tables, _transposed(k.tokens)))
     (of_tables, of_k), of_q = over_blocks(plan, query_block, start, q, o_grad, shift, delta, floor)
+    if tables.sink is not None:  # a key without a value: dL/dw = 0, and dL/ds = -w * delta, summed over rows
+        of_rows = jnp.exp(tables.sink[None, None, :, None] - shift) * delta
+        of_tables = of_tables._replace(sink=-of_rows.sum(axis=(0, 1, 3)))
     mapped, values = made_once((of_k.mapped, of_k.values))
     grads = of_tables, of_q, _transposed(of_k._replace(mapped=mapped, values=values))
     of_tables, of_q, of_k = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q.tokens, k.tokens))

@@ -13,7 +13,7 @@ from posx.attention import sharding
 from posx.attention.arguments import Slots
 from posx.attention.cpu import made_once
 from posx.attention.masks import Mask
-from posx.attention.tiles import Block, Pairs, Tables, Tokens, finite, scaled_terms, visible_pairs
+from posx.attention.tiles import Block, Pairs, Tables, Tokens, finite, scaled_terms, sinks, visible_pairs
 from posx.contract import ByDistance, Encoding, at_least_float32, of_kinds
 from posx.machine.platforms import on_cpu
 
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
 
 def make_plan(pairs: Pairs, terms: set[str], in_order: bool, offset: int | None, tiling: Tiling, devices: int) -> Plan:
     """Return the tiles of a call. terms: those that `by_distance` returns. devices: see `block_sizes`."""
-    encoding, mask, (params, _), q, k = pairs
+    encoding, mask, (params, *_), q, k = pairs
     (b, h), groups, (num_queries, num_keys) = q.tokens.mapped.shape[:2], k.tokens.mapped.shape[1], pairs.sizes
     skip, vectors = tiling.skip, bool(terms - {"bias"})
     if skip is None:
@@ -138,7 +138,7 @@ def tabulate(plan: Plan, pairs: Pairs, terms: set[str]) -> Tables:
             heads_first = jax.tree.map(lambda x: x.swapaxes(0, 1), vectors)
             strips = made_once(ByDistance(None, scaled, *heads_first))._replace(bias=strips.bias)
     in_tiles = of_kinds(encoding, "pair", "channel", "tile", *(("distance",) if strips is None else ()))
-    return Tables(params if in_tiles else {}, strips)
+    return Tables(params if in_tiles else {}, strips, sinks(pairs))
 
 
 def split_into_blocks(side: Block, block: int) -> Block:
@@ -235,8 +235,9 @@ def tile_at(plan: Plan, tables: Tables, q: Block, k: Block, j: Any, far: bool) -
 def skipper(plan: Plan, strips: ByDistance | None, k: Tokens) -> Callable[..., Any]:
     """Return `first(q, floor)`: the first key block that a query block must visit; 0 unless `plan.skip`.
 
-    By Cauchy and Schwarz a score is at most bias_r + u_i - u_j + |q_i| |k_j|, and row i's log-sum-exp is at least
-    `floor`. All keys whose bound is below log(eps / L) against it add less than eps to the row's weights together.
+    By Cauchy and Schwarz a score is at most bias_r + u_i - u_j + |q_i| |k_j|, and row i's log-sum-exp, its sink
+    included, is at least `floor`. All keys whose bound is below log(eps / L) against it add less than eps to the row's
+    weights together.
 
     Args:
       k: key vectors and token biases in blocks [n, b, g, k, d]; `first` takes one block of queries.

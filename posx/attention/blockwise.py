@@ -2,7 +2,7 @@
 
     tables = by_distance at all distances, if positions are consecutive
     for each query block i:
-        o, top, total = 0, -inf, 0                       # outputs, row maxima, row sums
+        o, top, total = 0, -inf, 0                       # outputs, row maxima, row sums; 0, z, 1 with a sink of logit z
         for each key block j that i may see:             # the diagonal one first
             skip j if its bias has fallen so far that no key can matter to float precision
             s = scores(tile i, j, strip of the tables)   # tiles.py: the formula
@@ -139,16 +139,17 @@ def _by_key_head(plan: Plan, tables: Tables, q: Block, k: Block) -> jax.Array:
 
     def each(slots: Any, heads: Any) -> jax.Array:
         def one(head: Any) -> jax.Array:
-            bias, *both = head
+            bias, sink, *both = head
             strips = None if bias is None else ByDistance(bias=bias)
-            return _attend(plan, Tables({}, strips), *(Block(x, *y) for x, y in zip(both, slots, strict=True)))
+            return _attend(plan, Tables({}, strips, sink), *(Block(x, *y) for x, y in zip(both, slots, strict=True)))
 
         return jax.lax.map(one, heads)
 
     bias = None if tables.strips is None else split(tables.strips.bias, 0, shared=True)
+    sink = None if tables.sink is None else split(tables.sink, 0)
     slots, axis = (q[1:], k[1:]), sharding.head_axis(b, groups)
     call = functools.partial(sharding.over_sequences, each, axis=axis) if axis else each
-    o = jnp.moveaxis(call(slots, (bias, of_heads(q.tokens), of_heads(k.tokens))), 0, 2)
+    o = jnp.moveaxis(call(slots, (bias, sink, of_heads(q.tokens), of_heads(k.tokens))), 0, 2)
     return o.reshape(*o.shape[:2], heads, *o.shape[4:])
 
 
@@ -163,7 +164,7 @@ def _shift(top: jax.Array) -> jax.Array:
 def _forward(plan: Plan, tables: Tables, q: Block, k: Block):
     """Return outputs [n, b, h, block, d], and of each row the sum of its weights and the shift, [n, b, h, block].
 
-    The sum is 1 if the row sees nothing.
+    The sum includes the row's sink. It is 1 if there is none and the row sees nothing.
     """
     first_tile = skipper(plan, tables.strips, k.tokens)
 
@@ -185,6 +186,8 @@ def _forward(plan: Plan, tables: Tables, q: Block, k: Block):
         rows, dtype = q.tokens.mapped.shape[:3], wide_dtype(q.tokens.mapped.dtype)
         o = jnp.zeros((*rows, k.tokens.values.shape[-1]), dtype)
         nothing = o, jnp.full(rows, INVISIBLE, dtype), jnp.zeros(rows, dtype)
+        if tables.sink is not None:
+            nothing = o, jnp.broadcast_to(tables.sink[None, :, None], rows), jnp.ones(rows, dtype)
         o, top, total = walk(plan, q, k.slots, visit, nothing, lambda carry: first_tile(q, carry[1]))
         total = jnp.where(total > 0, total, 1)
         return None, (o / total[..., None], total, _shift(top))

@@ -5,7 +5,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posx.attention.tiles import INVISIBLE, Pairs, adjusted, mapped_products, value_terms, visible_pairs, weighted
+from posx.attention.tiles import (
+    INVISIBLE,
+    Pairs,
+    adjusted,
+    mapped_products,
+    sinks,
+    value_terms,
+    visible_pairs,
+    weighted,
+)
 
 
 def dense(pairs: Pairs, **_: Any) -> jax.Array:
@@ -14,6 +23,9 @@ def dense(pairs: Pairs, **_: Any) -> jax.Array:
     s = adjusted(pairs, mapped_products(pairs), visible)
     # A row that sees nothing has equal scores everywhere and so the mean of all values; it is to return zero.
     seen = visible.any(axis=-1)[:, None, :, None]
-    w = jax.nn.softmax(jnp.where(visible[:, None], s, jnp.where(seen, INVISIBLE, 0)), axis=-1)
+    s = jnp.where(visible[:, None], s, jnp.where(seen, INVISIBLE, 0))
+    if (sink := sinks(pairs)) is not None:
+        s = jnp.concatenate([s, jnp.broadcast_to(sink[None, :, None, None], (*s.shape[:3], 1))], axis=-1)
+    w = jax.nn.softmax(s, axis=-1)[..., : visible.shape[-1]]
     o, extra = weighted(w, pairs.k.tokens.values), value_terms(pairs, w)
     return jnp.where(seen, o if extra is None else o + extra, 0)

@@ -39,14 +39,15 @@ def refusal(encoding: Encoding, params: Params, mask: Mask, in_order: bool, segm
       in_order: queries and keys are the same tokens, in order of arrival.
       segments: the call has document numbers.
     """
-    by_content = [*acting(encoding, ("token_bias",)), *of_kinds(encoding, "channel", "tile")]
-    by_content += [f"by_distance.{name}" for name in distance_terms(encoding, params) if name != "bias"]
-    if by_content:
-        return f"{type(encoding).__name__} acts on {', '.join(by_content)}, which the kernel does not support"
+    # A sink could be read off the log-sum-exp that JAX's call returns, but cuDNN's backward pass drops its gradient.
+    refused = [*acting(encoding, ("token_bias",)), *of_kinds(encoding, "channel", "tile", "head")]
+    refused += [f"by_distance.{name}" for name in distance_terms(encoding, params) if name != "bias"]
+    if refused:
+        return f"{type(encoding).__name__} acts on {', '.join(refused)}, which the kernel does not support"
     if not in_order or segments:
         return "the kernel needs whole sequences in order, without idx and segment"
     if mask.sinks:
-        return "the kernel does not support sinks"
+        return "the kernel does not support the sinks of a mask"
     return None
 
 

@@ -1,7 +1,7 @@
 """The formula for one tile, a rectangle of queries against keys: what every executor evaluates.
 
 The stages in order: `mapped_products`; `with_terms` adds the biases and the terms by distance; `adjusted` also applies
-`score`; `hidden` masks; after the softmax, `weighted` and `value_terms` make outputs.
+`score`; `hidden` masks. `sinks` adds an entry to each softmax. After it, `weighted` and `value_terms` make outputs.
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ class Tables(NamedTuple):
     """Arrays that all queries and keys share.
 
     params: {} if no hook reads them in a tile. strips: the terms by distance at the consecutive distances of the pairs,
-    as `blocks.tabulate` makes them; None evaluates the hook at the positions.
+    as `blocks.tabulate` makes them; None evaluates the hook at the positions. sink: what `sinks` returns for all tiles
+    of a row together; None in a tile.
     """
 
     params: Params
     strips: ByDistance | None = None
+    sink: Any = None
 
 
 class Pairs(NamedTuple):
@@ -213,7 +215,7 @@ def _added(pairs: Pairs) -> Iterator[jax.Array]:
 
     Each is [b or 1, h or 1, q, k]. The root is in the terms by distance, of which there are the fewest.
     """
-    q, k, (params, table) = pairs.q.tokens, pairs.k.tokens, pairs.tables
+    q, k, (params, table, _) = pairs.q.tokens, pairs.k.tokens, pairs.tables
     yield from _position_biases(pairs.encoding, params, *pairs.pos, table)
     if pairs.encoding.acts_on("token_bias"):
         yield (q.token_bias[..., :, None, :] - k.token_bias[..., None, :, :]).sum(axis=-1)
@@ -258,7 +260,7 @@ def value_terms(pairs: Pairs, w: jax.Array) -> jax.Array | None:
 
 def _terms(pairs: Pairs) -> dict[str, strips.Term]:
     """Return the terms of `by_distance` by name, but for its bias, at least float32."""
-    encoding, (params, table), q = pairs.encoding, pairs.tables, pairs.q.tokens
+    encoding, (params, table, _), q = pairs.encoding, pairs.tables, pairs.q.tokens
     dtype = wide_dtype(q.mapped.dtype)
     if table is not None:
         return {name: x.astype(dtype) for name, x in table._asdict().items() if x is not None and name != "bias"}
@@ -282,6 +284,12 @@ def scaled_terms(encoding: Encoding, params: Params, distance: jax.Array, querie
     found, root = encoding.by_distance(params, distance), math.sqrt(queries.shape[-1])
     found = found._replace(bias=None, scaled=finite(found.scaled))
     return barrier(ByDistance(*(x if x is None or x is found.value else x / root for x in found)))
+
+
+def sinks(pairs: Pairs) -> jax.Array | None:
+    """Return the logits of the sinks [h], at least float32, or None."""
+    found, mapped = pairs.encoding.sink(pairs.tables.params), pairs.q.tokens.mapped
+    return None if found is None else jnp.broadcast_to(found.astype(wide_dtype(mapped.dtype)), mapped.shape[1:2])
 
 
 def adjusted(pairs: Pairs, s: jax.Array, visible: jax.Array) -> jax.Array:

@@ -172,6 +172,13 @@ class Encoding(Value):
         """
         return s
 
+    def sink(self, params: Params) -> jax.Array | None:
+        """Return the logits [h or 1] in nats of one more entry of each softmax, which takes weight and has no value.
+
+        The weights of the keys then add up to less than 1. -inf takes none. A row that sees nothing still returns 0.
+        """
+        return None
+
     def acts_on(self, hook: str) -> bool:
         """Return whether this encoding defines `hook`. It is known before tracing: an inactive hook costs nothing."""
         return getattr(type(self), hook) is not getattr(Encoding, hook)

@@ -32,7 +32,7 @@ FORMULA = """\
 q~_i = query(q_i, pos_i)     k~_j = key(k_j, pos_j)     t_r = by_distance(r),  r = pos_i - pos_j
 s_ij = logit_scale(pos_i) * (sum_c q~_ic k~_jc exp(-decay_c r) + <q_i, t_r.query> + <k_j, t_r.key> + t_r.scaled)
        / sqrt(d)  +  t_r.bias + bias(pos_i, pos_j) + u_i - u_j,   u = token_bias(pos)
-w_ij = softmax_j( score(s, tile)_ij ) over the keys that i sees
+w_ij = exp(s'_ij) / (exp(sink) + sum_j exp(s'_ij)),  s' = score(s, tile), over the keys j that i sees
 o_i  = sum_j w_ij (v_j + t_r.value)"""
 
 
@@ -125,7 +125,7 @@ class Hook(NamedTuple):
     takes: tuple[str, ...]  # arguments after params
     gives: Any  # the shape of the result, or of each term, in letters, "*" for any size; "" if its own check says more
     join: Callable[..., Any]  # (parts that act, *arguments) -> the hook of a chain of them
-    #: It depends on a token, a query, a distance, a pair of positions, a channel, or the content of a tile.
+    #: It depends on a token, a query, a distance, a pair of positions, a channel, the content of a tile, or a head.
     kind: str
 
 
@@ -144,6 +144,7 @@ HOOKS: dict[str, Hook] = {
     "bias": Hook(("q_pos", "k_pos"), "h or 1, q, k", _fold(operator.add), "pair"),
     "token_bias": Hook(("pos", "features"), "q, h or 1, *", _fold(_concatenate), "token"),
     "score": Hook(("s", "tile"), "h, q, k", _compose, "tile"),
+    "sink": Hook((), "h or 1", _fold(jnp.logaddexp), "head"),
 }
 
 

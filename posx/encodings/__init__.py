@@ -31,6 +31,7 @@ from posx.encodings.inkling import Inkling
 from posx.encodings.kerple import Kerple
 from posx.encodings.key_offset import KeyOffset
 from posx.encodings.learned import Learned
+from posx.encodings.learned_sinks import LearnedSinks
 from posx.encodings.llama4_temperature import Llama4Temperature
 from posx.encodings.log_length import LogLength
 from posx.encodings.nape import Nape
@@ -55,9 +56,9 @@ from posx.lazy import modules_of
 
 #: Every encoding by name, its class in snake case.
 ENCODINGS: dict[str, type[Encoding]] = {snake_case(cls): cls for cls in (
-    Nope, Sinusoidal, Learned, Shaw, TransformerXL, T5, Tupe, Deberta, Rope, Xpos, Pope, Fope, Darope,
-    SelectiveRope, SelfExtend, KeyOffset, Alibi, Fox, Cope, Dape, Inkling, GrapeA, Gape, Path, Kerple, Bam, Sandwich,
-    Fire, DynamicBias, Nape, LogLength, Ssmax, Llama4Temperature, AdaptiveTemperature,
+    Nope, Sinusoidal, Learned, Shaw, TransformerXL, T5, Tupe, Deberta, Rope, Xpos, Pope, Fope, Darope, SelectiveRope,
+    SelfExtend, KeyOffset, Alibi, Fox, Cope, Dape, Inkling, GrapeA, Gape, Path, Kerple, Bam, Sandwich, Fire,
+    DynamicBias, Nape, LogLength, Ssmax, Llama4Temperature, AdaptiveTemperature, LearnedSinks,
 )}  # fmt: skip
 
 #: The name of a combination of encodings in a mapping. A text has + instead.
@@ -244,8 +245,8 @@ def _called(name: str, function: Callable, /, *args: Any, **fields: Any) -> Any:
 __all__ = [
     "CHAIN", "ENCODINGS", "HOOKS", "RULES", "T5", "About", "AdaptiveTemperature", "Alibi", "Bam", "ByDistance", "Chain",
     "Cope", "Dape", "Darope", "Deberta", "Dims", "DynamicBias", "Encoding", "Features", "Fire", "Fope", "Fox",
-    "FrequencyRule", "Gape", "GrapeA", "Inkling", "Kerple", "KeyOffset", "Learned", "Llama4Temperature", "LogLength",
-    "Nape", "Nope", "Params", "Path", "Pope", "Rope", "Sandwich", "SelectiveRope", "SelfExtend", "Shaw", "Sinusoidal",
-    "Ssmax", "Tile", "TransformerXL", "Tupe", "Xpos", "build", "code_of", "encoding_class", "encoding_name",
-    "from_spec", "given_fields", "spec_of", "spec_text",
+    "FrequencyRule", "Gape", "GrapeA", "Inkling", "Kerple", "KeyOffset", "Learned", "LearnedSinks", "Llama4Temperature",
+    "LogLength", "Nape", "Nope", "Params", "Path", "Pope", "Rope", "Sandwich", "SelectiveRope", "SelfExtend", "Shaw",
+    "Sinusoidal", "Ssmax", "Tile", "TransformerXL", "Tupe", "Xpos", "build", "code_of", "encoding_class",
+    "encoding_name", "from_spec", "given_fields", "spec_of", "spec_text",
 ]  # fmt: skip

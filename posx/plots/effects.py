@@ -106,16 +106,29 @@ def added_to_embeddings(subject: Subject) -> np.ndarray | None:
 
 def content_free(subject: Subject, length: int, queries: slice = slice(None)) -> np.ndarray | None:
     """Return the logits of zero vectors [head, query, key] at `length` positions, before `score`; None if all are 0."""
+    s = _of_zero_vectors(subject, length, queries, _logits)
+    return s if np.any(s) else None
+
+
+def sink_weights(subject: Subject) -> np.ndarray | None:
+    """Return the weight of the sink [head, query] for zero vectors; None without a sink."""
+    n = min(subject.num_positions, MOST_POSITIONS)
+    if not subject.encoding.acts_on("sink"):
+        return None
+    return 1 - _of_zero_vectors(subject, n, slice(None), "dense")[:, :, 0]
+
+
+def _of_zero_vectors(subject: Subject, length: int, queries: slice, executor: Any) -> np.ndarray:
+    """Return the executor's result [head, query, ...] for zero queries and keys, and values of 1."""
     (encoding, pos, zeros), dims, params = subject.at(length), subject.dims, subject.params
     q, k = (jnp.zeros((1, length, heads, dims.head_dim), jnp.float32) for heads in (dims.num_heads, dims.kv_heads))
     of_keys = batch_features(encoding, params, zeros[None], pos)[0]
     features = ({name: array[:, queries] for name, array in of_keys.items()}, of_keys)
     found = attend(
-        encoding, params, q[:, queries], k, k, Slots(pos[queries], pos[queries]), Slots(pos, pos),
-        features=features, executor=_logits,
+        encoding, params, q[:, queries], k, k + 1, Slots(pos[queries], pos[queries]), Slots(pos, pos),
+        features=features, executor=executor,
     )  # fmt: skip
-    s = np.asarray(found[0], np.float64).swapaxes(0, 1)
-    return s if np.any(s) else None
+    return np.asarray(found[0], np.float64).swapaxes(0, 1)
 
 
 def _logits(pairs: Pairs, **_: Any) -> jax.Array:

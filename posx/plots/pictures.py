@@ -85,6 +85,9 @@ def _panels(subject: Subject) -> list[Draw]:
     if (factors := effects.logit_scales(subject)) is not None:
         of = "position of the query i"
         add(_lines, np.arange(n), _told_apart(factors), train_len, "logit scale", "factor", of)
+    if (weights := effects.sink_weights(subject)) is not None:
+        title, of = "weight of the sink, zero vectors", "position of the query i"
+        add(_lines, np.arange(weights.shape[1]), _told_apart(weights), train_len, title, "weight", of, 0.0)
     if lengths := effects.relative_lengths(subject):
         title = "length of the vectors of each distance"
         add(_lines, np.arange(n), lengths, train_len, title, "length, mean over heads")

@@ -217,7 +217,7 @@ def test_the_fused_kernel_says_what_it_cannot_serve():
     for name, slots, mask, why in (
         ("shaw", POS, posx.causal(), r"Shaw acts on by_distance\.query, by_distance\.value"),
         ("rope", posx.Slots(POS, segment=POS), posx.causal(), "whole sequences in order, without idx and segment"),
-        ("rope", POS, posx.window(3, sinks=1), "the kernel does not support sinks"),
+        ("rope", POS, posx.window(3, sinks=1), "the kernel does not support the sinks of a mask"),
     ):
         with pytest.raises(ValueError, match=f"executor 'fused' cannot serve this call: .*{why}"):
             posx.attend(ENCODINGS[name], PARAMS[name], Q, K, V, slots, mask=mask, executor="fused")

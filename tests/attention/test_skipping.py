@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 import posx
 from posx import attention
 from posx.attention.blockwise import Tiling, blockwise
-from posx.encodings import Alibi, ByDistance, Chain, Encoding, Kerple, Rope
+from posx.encodings import Alibi, ByDistance, Chain, Encoding, Kerple, LearnedSinks, Rope
 
 B, T, H, G, D = 2, 45, 4, 2, 6
 RNG = np.random.default_rng(0)
@@ -38,10 +38,16 @@ class Steep(Encoding):
         return ByDistance(bias=-params["slopes"][:, None] * jnp.abs(posx.as_float(distance))[None, :])
 
 
-ENCODINGS = {"steep": Steep(), "with rope": Chain((Rope(rotary_dim=D), Steep())), "power": Kerple("power")}
+ENCODINGS = {
+    "steep": Steep(),
+    "with rope": Chain((Rope(rotary_dim=D), Steep())),
+    "with sinks": Chain((Steep(), LearnedSinks())),
+    "power": Kerple("power"),
+}
 PARAMS = {
     "steep": {"slopes": SLOPES},
     "with rope": {"1.slopes": SLOPES},
+    "with sinks": {"0.slopes": SLOPES, "1.z": np.array([-3.0, 2.0, 5.0, 0.5])},
     "power": {"a": SLOPES, "p": np.array([0.5, 1.9, 1.0, 0.3])},
 }
 
@@ -63,9 +69,9 @@ def answers(name, executor, params, q, k, v, cotangent):
     return o, pull_back(cotangent)
 
 
-def forward(executor, q, k, v):
-    args = jax.tree.map(np.float32, (PARAMS["steep"], q, k, v, COTANGENT))
-    return np.asarray(answers("steep", executor, *args)[0])
+def forward(executor, q, k, v, name="steep"):
+    args = jax.tree.map(np.float32, (PARAMS[name], q, k, v, COTANGENT))
+    return np.asarray(answers(name, executor, *args)[0])
 
 
 def compare(name, q=Q, k=K, v=V):
@@ -91,11 +97,12 @@ def test_a_far_key_that_may_still_win_is_not_skipped():
     assert np.abs(moved - unmoved)[0, 40, 1].max() > 0.1
 
 
-def test_each_head_skips_tiles_of_its_own():
+@pytest.mark.parametrize("name", ["steep", "with sinks"])
+def test_each_head_skips_tiles_of_its_own(name):
     """An infinite value poisons every row that meets it, even with a weight of zero."""
     v = V.copy()
     v[:, 0] = np.inf
-    o = forward("skipping", Q, K, v)
+    o = forward("skipping", Q, K, v, name)
     finite = np.isfinite(o).all(axis=(0, 1, 3), where=(POS >= 24)[None, :, None, None])
     assert finite.tolist() == [True, True, False, False]  # a key head is skipped for all queries that it serves
     assert not np.isfinite(o[:, 0]).any()

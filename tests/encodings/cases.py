@@ -95,6 +95,10 @@ SPECS: dict[str, Any] = {
     # Smaller factors than the default has, at large random parameters: logits of thousands are off by more in float32.
     "adaptive_temperature": {"name": "adaptive_temperature", "gamma_range": 1.0},
     "adaptive_temperature-plain": {"name": "adaptive_temperature", "plain_heads": 2},
+    "learned_sinks": "learned_sinks",
+    "learned_sinks-rope": ["rope", "learned_sinks"],
+    "learned_sinks-alibi": ["alibi", "learned_sinks"],
+    "learned_sinks-twice": ["learned_sinks", "learned_sinks"],
     "log_length-rope": ["rope", {"name": "log_length", "train_len": 5}],
 }
 #: Resolved, and set for windows of 32 tokens, over which tables are interpolated.
@@ -104,7 +108,7 @@ CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS).at_length(32) for cas
 #: check the formula; the rest where tests may be slow.
 WAYS = (
     "nope", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi", "rope+alibi", "fox", "xpos",
-    "cope", "selective_rope", "fire",
+    "cope", "selective_rope", "fire", "learned_sinks",
 )  # fmt: skip
 
 

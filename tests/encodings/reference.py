@@ -33,8 +33,9 @@ def reference(name, encoding, params, q, k, v, q_pos, k_pos, visible):
                 continue
             pairs = [(q[i, h], k[j, h // group], q_pos[i], k_pos[j], h) for j in seen]
             logits = np.array([LOGITS[name](encoding, params, *pair) for pair in pairs])
-            w = np.exp(logits - logits.max())
-            w /= w.sum()
+            top = logits.max()
+            w = np.exp(logits - top)
+            w /= w.sum() + sum(math.exp(z - top) for z in SINKS.get(name, no_sinks)(encoding, params, h))
             for weight, j in zip(w, seen, strict=True):
                 o[i, h] += weight * (v[j, h // group] + value_term(name, encoding, params, q_pos[i], k_pos[j]))
     return o
@@ -362,6 +363,21 @@ def rope_log_length(encoding, params, q, k, i, j, h):
     return log_length(encoding.parts[1], {}, i, h) * rope(encoding.parts[0], {}, q, k, i, j, h)
 
 
+# Sinks: logits of entries without a key.
+
+
+def no_sinks(encoding, params, h):
+    return []
+
+
+def learned_sinks(encoding, params, h):
+    return [params["z"][h]]
+
+
+def sinks_of_chain(encoding, params, h):
+    return [array[h] for name, array in params.items() if name.endswith(".z")]
+
+
 def value_term(name, encoding, params, i, j):
     if name == "shaw" and encoding.values:
         return params["values"][shaw_row(encoding, i, j)]
@@ -398,4 +414,14 @@ LOGITS = {
     "ssmax": with_logit_scale(ssmax),
     "llama4_temperature": with_logit_scale(llama4_temperature),
     "rope+log_length": rope_log_length,
+    "learned_sinks": plain,
+    "rope+learned_sinks": lambda encoding, params, *pair: rope(encoding.parts[0], {}, *pair),
+    "alibi+learned_sinks": lambda encoding, params, *pair: alibi(encoding.parts[0], {}, *pair),
+    "learned_sinks+learned_sinks": plain,
+}
+SINKS = {
+    "learned_sinks": learned_sinks,
+    "rope+learned_sinks": sinks_of_chain,
+    "alibi+learned_sinks": sinks_of_chain,
+    "learned_sinks+learned_sinks": sinks_of_chain,
 }

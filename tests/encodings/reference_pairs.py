@@ -28,8 +28,10 @@ def outputs(parts, x, project, pos):
         if name in SCORES:
             s = SCORES[name](encoding, params, tokens, tau, s)
     s = np.where(np.tri(len(x), dtype=bool), s, -np.inf)
-    w = np.exp(s - s.max(axis=-1, keepdims=True))
-    w = w / w.sum(axis=-1, keepdims=True)
+    top = s.max(axis=-1, keepdims=True)
+    sinks = [np.exp(SINKS[name](params)[:, None, None] - top) for name, _, params in parts if name in SINKS]
+    w = np.exp(s - top)
+    w = w / (w.sum(axis=-1, keepdims=True) + sum(sinks))
     o = np.einsum("hij,jhd->ihd", w, v)
     for name, encoding, params in parts:
         if name == "shaw":
@@ -317,3 +319,8 @@ SCORES = {
     "cope": cope, "grape_a": grape_a, "gape": gape, "inkling": inkling, "path": path, "dape": dape,
     "self_extend": self_extend,
 }  # fmt: skip
+
+
+# Logits [h] of entries without a key.
+
+SINKS = {"learned_sinks": lambda params: params["z"]}

@@ -94,6 +94,7 @@ CONSTANT = (
     "scale",
     "loc",
     "delta",
+    "z",
     "drift",
     "gate_bias",
     "alpha",
@@ -365,6 +366,7 @@ ACTING = {
     "adaptive_temperature": ("features", "logit_scale"),
     "xpos": ("query", "key", "decay"),
     "fox": ("features", "token_bias"),
+    "learned_sinks": ("sink",),
 }
 
 

@@ -56,6 +56,9 @@ class Affine(Encoding):
     def token_bias(self, params, pos, features):
         return jnp.full((*pos.shape, 1, 1), self.b)
 
+    def sink(self, params):
+        return jnp.full(1, self.b)
+
 
 FIRST, SECOND = Affine(2.0, 1.0), Affine(3.0, 5.0)
 BOTH = Chain((FIRST, SECOND))
@@ -74,6 +77,7 @@ def test_logit_scales_multiply_biases_add_scores_compose():
     assert_array_equal(BOTH.decay({}), np.full((1, D), 5.0))
     assert_array_equal(BOTH.bias({}, pos, pos), np.full((1, T, T), 6.0))
     assert_array_equal(BOTH.token_bias({}, pos, {}), np.broadcast_to([1.0, 5.0], (T, 1, 2)))
+    assert_allclose(BOTH.sink({}), [np.log(np.exp(1) + np.exp(5))], rtol=1e-6)
     ones = jnp.ones((T, H, D))
     tile = Tile(ones, ones, ones, ones, {}, {}, pos, pos, jnp.ones((1, T, 1)), jnp.ones((T, T), bool))
     assert_array_equal(BOTH.score({}, jnp.ones((H, T, T)), tile), np.full((H, T, T), 3.0 * (2 + 1) + 5))

@@ -53,7 +53,7 @@ def check_pair(first, second):
 
 def test_every_encoding_has_a_reference_for_pairs():
     places = (reference_pairs.MAPS, reference_pairs.INSIDE, reference_pairs.LOGIT_SCALES, reference_pairs.OUTSIDE)
-    known = set().union(*places, reference_pairs.SCORES, reference.EMBEDDINGS)
+    known = set().union(*places, reference_pairs.SCORES, reference_pairs.SINKS, reference.EMBEDDINGS)
     assert known | {"nope"} == set(posx.ENCODINGS)
 
 

@@ -190,8 +190,9 @@ if __name__ == "__main__":
     elif sys.argv[1] == "parts":
         for b, name in itertools.product((4, 1), ("alibi", "shaw", "fox")):
             attention_over_two_axes(name, b)
-        # A decay; features by head and scores; whole rows; a history; a bias of both positions; a logit scale by head.
-        for n, name in enumerate(("xpos", "inkling", "path", "key_offset", "fire", "ssmax")):
+        # A decay; features by head and scores; whole rows; a history; a bias of both positions; a logit scale and a
+        # sink by head.
+        for n, name in enumerate(("xpos", "inkling", "path", "key_offset", "fire", "ssmax", "alibi+learned_sinks")):
             attention_over_two_axes(name, (1, 4)[n % 2])
         training_in_parts("rope+shaw", dropout=0.1)
         training_in_parts("tupe", remat="layer", mlp="swiglu", mlp_dim=64, tied=True)
