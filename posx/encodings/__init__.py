@@ -19,6 +19,7 @@ from posx.encodings.cope import Cope
 from posx.encodings.dape import Dape
 from posx.encodings.darope import Darope
 from posx.encodings.deberta import Deberta
+from posx.encodings.dual_chunk import DualChunk
 from posx.encodings.dynamic_bias import DynamicBias
 from posx.encodings.fire import Fire
 from posx.encodings.fope import Fope
@@ -57,7 +58,7 @@ from posx.lazy import modules_of
 #: Every encoding by name, its class in snake case.
 ENCODINGS: dict[str, type[Encoding]] = {snake_case(cls): cls for cls in (
     Nope, Sinusoidal, Learned, Shaw, TransformerXL, T5, Tupe, Deberta, Rope, Xpos, Pope, Fope, Darope, SelectiveRope,
-    SelfExtend, KeyOffset, Alibi, Fox, Cope, Dape, Inkling, GrapeA, Gape, Path, Kerple, Bam, Sandwich, Fire,
+    SelfExtend, DualChunk, KeyOffset, Alibi, Fox, Cope, Dape, Inkling, GrapeA, Gape, Path, Kerple, Bam, Sandwich, Fire,
     DynamicBias, Nape, LogLength, Ssmax, Llama4Temperature, AdaptiveTemperature, LearnedSinks,
 )}  # fmt: skip
 
@@ -244,9 +245,9 @@ def _called(name: str, function: Callable, /, *args: Any, **fields: Any) -> Any:
 
 __all__ = [
     "CHAIN", "ENCODINGS", "HOOKS", "RULES", "T5", "About", "AdaptiveTemperature", "Alibi", "Bam", "ByDistance", "Chain",
-    "Cope", "Dape", "Darope", "Deberta", "Dims", "DynamicBias", "Encoding", "Features", "Fire", "Fope", "Fox",
-    "FrequencyRule", "Gape", "GrapeA", "Inkling", "Kerple", "KeyOffset", "Learned", "LearnedSinks", "Llama4Temperature",
-    "LogLength", "Nape", "Nope", "Params", "Path", "Pope", "Rope", "Sandwich", "SelectiveRope", "SelfExtend", "Shaw",
-    "Sinusoidal", "Ssmax", "Tile", "TransformerXL", "Tupe", "Xpos", "build", "code_of", "encoding_class",
-    "encoding_name", "from_spec", "given_fields", "spec_of", "spec_text",
+    "Cope", "Dape", "Darope", "Deberta", "Dims", "DualChunk", "DynamicBias", "Encoding", "Features", "Fire", "Fope",
+    "Fox", "FrequencyRule", "Gape", "GrapeA", "Inkling", "Kerple", "KeyOffset", "Learned", "LearnedSinks",
+    "Llama4Temperature", "LogLength", "Nape", "Nope", "Params", "Path", "Pope", "Rope", "Sandwich", "SelectiveRope",
+    "SelfExtend", "Shaw", "Sinusoidal", "Ssmax", "Tile", "TransformerXL", "Tupe", "Xpos", "build", "code_of",
+    "encoding_class", "encoding_name", "from_spec", "given_fields", "spec_of", "spec_text",
 ]  # fmt: skip

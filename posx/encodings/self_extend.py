@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Annotated, Self
 
 import jax
@@ -41,14 +42,27 @@ class SelfExtend(Composite):
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
         w, g = self.window, self.group
         if g:
-            q_pos, k_pos = tile.q_pos // g + (w - w // g), tile.k_pos // g
+            at = tile.q_pos // g + (w - w // g), tile.k_pos // g
         else:
-            q_pos, k_pos = jnp.full_like(tile.q_pos, w), jnp.zeros_like(tile.k_pos)
+            at = jnp.full_like(tile.q_pos, w), jnp.zeros_like(tile.k_pos)
+        far = tile.q_pos[:, None] - tile.k_pos[None, :] >= w
+        return moved(self.rope, s, tile, [(far, *at)])
 
-        def products(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
-            q, k = (self.rope.query(params, x, pos, {}) for x, pos in ((tile.q, q_pos), (tile.k, k_pos)))
-            return jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=s.dtype)
 
-        moved = products(q_pos, k_pos) - products(tile.q_pos, tile.k_pos)
-        added = moved * (tile.logit_scale / math.sqrt(tile.q.shape[-1]))
-        return s + jnp.where((tile.q_pos[:, None] - tile.k_pos[None, :] >= w)[None], added, 0)
+def moved(rope: Rope, s: jax.Array, tile: Tile, moves: Sequence[tuple[jax.Array, jax.Array, jax.Array]]) -> jax.Array:
+    """Return scores s [h, q, k] with the products of RoPE at other positions, for some pairs.
+
+    Args:
+      rope: its products are in s.
+      s, tile: as `score` is given them.
+      moves: the pairs, bool [q, k], and the positions [q] and [k] at which their vectors meet. No pair is in two moves.
+    """
+
+    def products(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+        q, k = (rope.query({}, x, pos, {}) for x, pos in ((tile.q, q_pos), (tile.k, k_pos)))
+        return jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=s.dtype)
+
+    before, factor = products(tile.q_pos, tile.k_pos), tile.logit_scale / math.sqrt(tile.q.shape[-1])
+    for pairs, q_pos, k_pos in moves:
+        s = s + jnp.where(pairs[None], (products(q_pos, k_pos) - before) * factor, 0)
+    return s

@@ -50,6 +50,8 @@ SPECS: dict[str, Any] = {
     "selective_rope-gated": {"name": "selective_rope", "base": 50.0, "kernel": 2, "drift": True, "gated": True},
     "self_extend": {"name": "self_extend", "window": 4, "group": 3},
     "self_extend-rerope": {"name": "self_extend", "window": 4, "group": 0, "rope": {"name": "rope", "rotary_dim": 4}},
+    "dual_chunk": {"name": "dual_chunk", "chunk": 4, "window": 6},
+    "dual_chunk-half": {"name": "dual_chunk", "chunk": 3, "window": 3, "rope": {"name": "rope", "rotary_dim": 4}},
     "key_offset": "key_offset",
     "key_offset-rope": ["key_offset", {"name": "rope", "rotary_dim": 2}],
     "alibi": "alibi",

@@ -185,6 +185,16 @@ def self_extend(encoding, params, q, k, i, j, h):
     return rope(encoding.rope, {}, q, k, r, 0, h)
 
 
+def dual_chunk(encoding, params, q, k, i, j, h):
+    """RoPE between the position of the query, by the chunks of both, and the place of the key in its chunk."""
+    size, window = encoding.chunk, encoding.window
+    apart = math.floor(i / size) - math.floor(j / size)
+    if apart < 0:
+        return rope(encoding.rope, {}, q, k, i, j, h)
+    place = [i % size, min(i % size + size, window - 1), window - 1][min(apart, 2)]
+    return rope(encoding.rope, {}, q, k, place, j % size, h)
+
+
 def xpos(encoding, params, q, k, i, j, h):
     """As rope, plane c times zeta_c to the power of the distance over the scale base."""
     width, layout = encoding.rope.rotary_dim, encoding.rope.layout
@@ -397,6 +407,7 @@ LOGITS = {
     "rope": rope,
     "xpos": xpos,
     "self_extend": self_extend,
+    "dual_chunk": dual_chunk,
     "pope": pope,
     "fope": fope,
     "alibi": alibi,

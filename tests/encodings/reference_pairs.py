@@ -200,8 +200,9 @@ def transformer_xl(encoding, params, tokens):
 
 
 MAPS = {
-    "rope": rope, "xpos": xpos, "self_extend": xpos, "pope": pope, "fope": fope, "selective_rope": selective_rope,
-    "darope": darope, "key_offset": key_offset, "transformer_xl": transformer_xl_map,
+    "rope": rope, "xpos": xpos, "self_extend": xpos, "dual_chunk": xpos, "pope": pope, "fope": fope,
+    "selective_rope": selective_rope, "darope": darope, "key_offset": key_offset,
+    "transformer_xl": transformer_xl_map,
 }  # fmt: skip
 INSIDE = {
     "shaw": of_vectors(reference.shaw, lambda _: 1),
@@ -310,14 +311,19 @@ def dape(encoding, params, tokens, logit_scale, s):
     return s + b + np.einsum("cij,co->oij", np.where(hidden > 0, hidden, 0.01 * hidden), params["w_2"][0])
 
 
-def self_extend(encoding, params, tokens, logit_scale, s):
-    near = tokens.alone(lambda own, *pair: reference.rope(own.rope, *pair), encoding, params)
-    return s + logit_scale * (tokens.alone(reference.self_extend, encoding, params) - near)
+def moved(logits):
+    """What a remap of RoPE's distances adds to RoPE."""
+
+    def found(encoding, params, tokens, logit_scale, s):
+        near = tokens.alone(lambda own, *pair: reference.rope(own.rope, *pair), encoding, params)
+        return s + logit_scale * (tokens.alone(logits, encoding, params) - near)
+
+    return found
 
 
 SCORES = {
     "cope": cope, "grape_a": grape_a, "gape": gape, "inkling": inkling, "path": path, "dape": dape,
-    "self_extend": self_extend,
+    "self_extend": moved(reference.self_extend), "dual_chunk": moved(reference.dual_chunk),
 }  # fmt: skip
 
 

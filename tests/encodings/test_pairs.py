@@ -18,7 +18,9 @@ POS = np.array([0, 1, 3, 6, 9], np.int32)
 X = tokens(1, len(POS), np.float64)
 WEIGHTS = projections(np.float64)
 NAMES = list(posx.ENCODINGS)
-MAPS_KEYS = ("tupe", "rope", "xpos", "pope", "fope", "darope", "selective_rope", "self_extend", "key_offset")
+MAPS_KEYS = (
+    "tupe", "rope", "xpos", "pope", "fope", "darope", "selective_rope", "self_extend", "dual_chunk", "key_offset",
+)  # fmt: skip
 #: One that maps and one that reads all that comes before it; the slow test has all pairs.
 WITH = ("rope", "dape")
 

@@ -38,3 +38,19 @@ def test_rerope_has_no_distance_beyond_its_window():
 
 def test_the_window_is_a_quarter_of_the_training_length():
     assert posx.build("self_extend", DIMS).window == DIMS.train_len // 4
+
+
+@pytest.mark.parametrize(("size", "sinks"), [(4, 2), (3, 1), (12, 0)])
+def test_a_window_with_sinks_makes_it_lm_infinite(size, sinks):
+    """Han et al. 2023: the last L tokens and the first n are visible, and no distance is above L."""
+    rope, mask = SelfExtend(ROPE, window=size, group=0), posx.window(size, sinks=sinks)
+    theta = 10000.0 ** (-2 * np.arange(D // 2) / D)
+    q, k = (np.float64(x[..., : D // 2]) + 1j * x[..., D // 2 :] for x in (Q, K))
+    wanted = np.zeros((2, 12, 12))
+    for h, i in np.ndindex(2, 12):
+        for j in range(i + 1):
+            if i - j < size or j < sinks:
+                turned = q[i, h] * np.conj(k[j, h]) * np.exp(1j * min(i - j, size) * theta)
+                wanted[h, i, j] = np.exp(turned.real.sum() / np.sqrt(D))
+    wanted /= wanted.sum(axis=-1, keepdims=True)
+    assert_allclose(attention_weights(rope, {}, Q, K, POS, mask=mask), wanted, atol=1e-6)

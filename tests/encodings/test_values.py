@@ -27,6 +27,7 @@ PAIRS = {
     "darope": ({"base": 100.0}, {"original_len": 5}),
     "selective_rope": ({"base": 100.0}, {"base": 50.0}),
     "self_extend": ({"window": 3}, {"window": 3, "group": 2}),
+    "dual_chunk": ({"chunk": 3, "window": 5}, {"chunk": 4, "window": 5}),
     "key_offset": ({"share": 0.5}, {"share": 1.0}),
     "alibi": ({"num_heads": 4}, {"num_heads": 4}),
     "xpos": ({"scale_base": 8.0}, {"scale_base": 20.0}),
