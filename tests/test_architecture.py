@@ -24,7 +24,7 @@ LAYERS = [
     ("generate", "training/", "testing/"),
     ("runs/",),
     ("sweeps/", "plots/", "__init__"),
-    ("commands/",),
+    ("commands/", "lm_eval"),
     ("cli",),
 ]
 

@@ -47,8 +47,8 @@ FIGURES = ("all", "extrapolation", "ratio", "per_position", "training", "encodin
 #: The flags of `posx evaluate` that choose lengths, protocols and targets.
 MEASURING: Flags = {
     "lengths": ("", "window lengths in tokens, for example 64,128"),
-    "protocol": ("", "nonoverlapping, sliding, per_position, or several with commas"),
-    "stride": (int, "stride of the sliding protocol in tokens; 0: a quarter of the training length"),
+    "protocol": ("", "nonoverlapping, sliding, per_position, lm_eval_rolling, hf_strided, or several with commas"),
+    "stride": (int, "stride of overlapping windows in tokens; 0: L/4 for sliding, half of a window for hf_strided"),
     "num_targets": (int, "targets to score; 0: all; left out: as in the run's config"),
     "executor": ("", "auto, dense, blockwise or fused"),
 }

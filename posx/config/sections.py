@@ -273,8 +273,9 @@ class EvalConfig:
     """The settings of an evaluation. Lengths, strides and targets are in tokens.
 
     The training length L is measured even if `lengths` or `sliding_lengths` leave it out, to compare the others with.
-    `sliding_lengths` () stands for L, 2L, 4L, 8L, 16L as far as `lengths` go, `stride` 0 for L/4. Targets are spread
-    over all held-out documents. They are the same at every length: those of the longest windows of the run so far.
+    `sliding_lengths` () stands for L, 2L, 4L, 8L, 16L as far as `lengths` go. `stride` 0 stands for L/4, or for half of
+    each window of hf_strided. Targets are spread over all held-out documents. They are the same at every length: those
+    of the longest windows of the run so far.
     `num_targets` and `sliding_targets` 0 score the whole validation stream.
     """
 

@@ -1,8 +1,9 @@
 """Perplexity at any length under a stated protocol, for any model given as a function.
 
-`evaluate` is the public call, and `protocols` say which tokens are scored with how much context. `scoring` places the
-scored tokens over the documents and runs the model, and `probe` checks a user's function first. `statistics` turns sums
-over blocks of text into intervals and paired ratios. `posx.runs.evaluate` evaluates trained runs.
+`evaluate` is the public call, and `protocols` say which tokens are scored with how much context, as `base` demands it.
+`published` has the protocols of other libraries. `scoring` places the scored tokens over the documents and runs the
+model, and `probe` checks a user's function first. `statistics` turns sums over blocks of text into intervals and paired
+ratios. `posx.runs.evaluate` evaluates trained runs.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
+from posx.evaluation.base import Protocol, Row
 from posx.evaluation.probe import check_first_windows
-from posx.evaluation.protocols import Nonoverlapping, PerPosition, Protocol, Row, Sliding, protocol_class
+from posx.evaluation.protocols import Nonoverlapping, PerPosition, Sliding, protocol_class
+from posx.evaluation.published import HfStrided, LmEvalRolling
 from posx.evaluation.scoring import LogProbs, Measured
 from posx.evaluation.statistics import Ratio, interval, paired_extrapolation, paired_ratio
 from posx.layers import host, token_ids
@@ -23,8 +26,8 @@ from posx.lazy import modules_of
 from posx.progress import say
 
 __all__ = [
-    "Nonoverlapping", "PerPosition", "Ratio", "Sliding", "UndefinedLength", "evaluate", "interval",
-    "paired_extrapolation", "paired_ratio",
+    "HfStrided", "LmEvalRolling", "Nonoverlapping", "PerPosition", "Ratio", "Sliding", "UndefinedLength", "evaluate",
+    "interval", "paired_extrapolation", "paired_ratio",
 ]  # fmt: skip
 
 __getattr__ = modules_of(__name__)
@@ -44,13 +47,16 @@ def evaluate(
 ) -> list[Row]:
     """Return rows of losses and perplexities of any model, with the same scored tokens at every length.
 
+    `hf_strided` without overlap is the exception: see `HfStrided`.
+
     Args:
       log_probs: tokens int32 [b, t] (NumPy) -> log-probabilities (nats) of the next tokens [b, t], as a NumPy, JAX or
         torch array: entry (b, i) is that of tokens[b, i + 1] given tokens[b, : i + 1]. The last column has no next
         token: it is not read and may be left out. The whole distribution, [b, t, v] or [b, t - 1, v], is accepted as
         well. May raise UndefinedLength.
       stream: tokens [n + 1], the first of which is context only.
-      protocol: "nonoverlapping" ("P1"), "sliding" ("P2"), "per_position" ("P4"), a protocol value, or several of them.
+      protocol: "nonoverlapping" ("P1"), "sliding" ("P2"), "per_position" ("P4"), "lm_eval_rolling" ("P6"), "hf_strided"
+        ("P8"), a protocol value, or several of them.
       lengths: window lengths in tokens, each once.
       token_bytes: [n + 1] bytes of the text behind each token of the stream, for bits per byte; None if they are not
         known. A table by token id is not enough for most tokenizers: take them from offsets into the text.

@@ -1,117 +1,25 @@
 """Protocols of evaluation: which tokens are scored, and with how much context.
 
 A stream is tokens [n + 1]: the first is context only (the end-of-document token before the text), the other n are the
-targets. Every protocol scores the same targets at every length. A new protocol is one class and its line in PROTOCOLS.
+targets. A new protocol is one class and its line in PROTOCOLS.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from posx.config import EvalConfig
-from posx.errors import ConfigError, DataError, nearest
+from posx.errors import ConfigError, nearest
+from posx.evaluation.base import Protocol, Row
+from posx.evaluation.published import HfStrided, LmEvalRolling
 from posx.evaluation.scoring import Measured, Scored, Targets, place
-from posx.evaluation.statistics import BLOCK_LEN, LARGEST_NLL, block_sums, interval
 
-Row = dict[str, Any]
 #: The largest number of bins of a loss by position.
 POSITION_BINS = 1024
-
-
-class Protocol(abc.ABC):
-    """A frozen value; lengths, strides and targets are in tokens. Every number is a sum of NLL over a count.
-
-    `nll` and `ppl` are per target. `bpb` is the NLL of the targets that are text, in bits, over the bytes of that text.
-    Separators between documents are targets, but `bpb` counts them on neither side.
-    """
-
-    #: The name in rows, the letter in the literature, and the words in captions.
-    name: ClassVar[str]
-    letter: ClassVar[str]
-    title: ClassVar[str]
-    #: The number of targets to score, 0 for the whole stream: a field of every protocol.
-    num_targets: int
-
-    @classmethod
-    @abc.abstractmethod
-    def of_run(cls, config: EvalConfig, train_len: int, longest: int) -> Protocol:
-        """Return the protocol of a run's settings, on the targets of windows of up to `longest` tokens."""
-
-    @classmethod
-    def lengths_of(cls, config: EvalConfig, train_len: int) -> tuple[int, ...]:
-        """Return the window lengths of a run's settings, increasing, with the training length for comparison."""
-        return tuple(sorted({*config.lengths, train_len}))
-
-    @classmethod
-    def problems(cls, config: EvalConfig, train_len: int) -> list[str]:
-        """List the problems that a run's settings have for this protocol, one line each."""
-        return []
-
-    def required(self, lengths: Sequence[int], defined: Callable[[int], bool] = lambda length: True) -> tuple[int, ...]:
-        """Return the lengths that get a row. The model is `defined` at some of the lengths."""
-        return tuple(lengths)
-
-    def stride_at(self, length: int, lengths: Sequence[int]) -> int:
-        """Return the distance between the starts of windows of `length` tokens."""
-        return length
-
-    def needs(self, lengths: Sequence[int]) -> tuple[int, str]:
-        """Return the least number of targets in the text, and the words that a message says before that number."""
-        return max(lengths), f"a window of {max(lengths)} tokens needs"
-
-    def check_text(self, have: int, lengths: Sequence[int], text: str) -> None:
-        """Raise DataError if `text` has too few targets, `have`, for these lengths."""
-        need, why = self.needs(lengths)
-        if have < need:
-            raise DataError(
-                f"{text} has {max(have, 0)} targets, but {why} {need}. Use shorter lengths or more held-out text."
-            )
-
-    @abc.abstractmethod
-    def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
-        """Place the targets, the same at every length.
-
-        Raises DataError for a stream that is too short, ConfigError for fields that make no sense for these lengths.
-        """
-
-    def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
-        """Yield a row for each length that is `required`."""
-        targets = self.targets(model.stream, lengths, model.documents)
-        for length in lengths:
-            stride = self.stride_at(length, lengths)
-            yield self.row(model, length, stride, targets, model.scored(targets, length, stride))
-
-    def row(self, model: Measured, length: int, stride: int, targets: Targets, scored: Scored) -> Row:
-        """Return the stored facts of one measurement."""
-        known, ids = model.token_bytes, model.separators
-        text = ~np.isin(targets.tokens, [] if ids is None else ids)
-        num_bytes = None if known is None else int(targets.select(known).sum(dtype=np.int64))
-        row: Row = {
-            "protocol": self.name, "eval_len": length, "stride": stride, "status": scored.status,
-            "max_targets": self.num_targets, "num_targets": targets.count,
-            "num_stretches": len(targets.sizes), "num_documents": targets.num_documents,
-            "num_windows": int((-(-targets.sizes // stride)).sum()), "num_bytes": num_bytes,
-            "num_separators": None if ids is None else targets.count - int(text.sum()), "targets": targets.digest,
-            "nll": None, "nll_interval": None, "ppl": None, "bpb": None, "block_len": BLOCK_LEN,
-        }  # fmt: skip
-        if scored.status == "ok":
-            nll = float(scored.nll.sum(dtype=np.float64)) / targets.count
-            of_text = float(scored.nll[text].sum(dtype=np.float64))
-            sums, counts = block_sums(scored.nll)
-            row |= {
-                "nll": nll,
-                "nll_interval": interval(sums, counts),
-                "ppl": math.exp(nll) if nll < LARGEST_NLL else "inf",
-                "bpb": of_text / math.log(2) / num_bytes if num_bytes else None,
-                "block_nll": [round(float(x), 3) for x in sums],
-            }
-        return row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +83,7 @@ class PerPosition(_Consecutive):
     def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
         targets = self.targets(model.stream, lengths, model.documents)
         for length in sorted(lengths, reverse=True):
-            scored = model.scored(targets, length, length)
+            scored = model.scored(self.windows(targets, length, length), length)
             if scored.status != "undefined":
                 by_position = _positions(scored, length) if scored.status == "ok" else {}
                 yield self.row(model, length, length, targets, scored) | by_position
@@ -249,7 +157,9 @@ class Sliding(Protocol):
 
 
 #: Protocols by their names in rows and settings.
-PROTOCOLS: dict[str, type[Protocol]] = {cls.name: cls for cls in (Nonoverlapping, Sliding, PerPosition)}
+PROTOCOLS: dict[str, type[Protocol]] = {
+    cls.name: cls for cls in (Nonoverlapping, Sliding, PerPosition, LmEvalRolling, HfStrided)
+}
 
 
 def protocol_class(name: str) -> type[Protocol]:

@@ -30,8 +30,8 @@ SUM_ROUNDING = 0.05
 class Targets:
     """The scored stretches in the order of the stream: starts and sizes [k] in targets, and the documents they touch.
 
-    All sizes but the last are multiples of BLOCK_LEN, so that no block of the stored sums has parts of two stretches.
-    `digest` names the targets by their places and their tokens.
+    If all sizes but the last are multiples of BLOCK_LEN, no block of the stored sums has parts of two stretches.
+    `digest` names the targets by their places, their tokens, and the rule of their weights if they are not all alike.
     """
 
     starts: np.ndarray
@@ -71,7 +71,7 @@ def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int 
     documents: [d] places in the stream at which documents start, None if they are not known.
     """
     end = len(stream) - 1
-    begins = _document_starts(documents, len(stream))
+    begins = document_starts(documents, len(stream))
     count = min(num_targets or end - first, end - first)
     if count == end - first:
         starts, sizes = np.array([first]), np.array([count])
@@ -82,17 +82,22 @@ def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int 
         sizes[-1] += count - sizes.sum()
         edges = np.unique(np.concatenate([[first], begins[begins > first], [end]]))
         starts = _apart(_middles(edges, len(sizes)) - sizes / 2, sizes, first, end)
+    return targets_in(stream, starts, sizes, documents)
+
+
+def targets_in(stream: np.ndarray, starts: np.ndarray, sizes: np.ndarray, documents: Any, weights: str = "") -> Targets:
+    """Return the targets of stretches [k] of a stream. weights: the rule of their weights, "" if all count alike."""
     tokens = _select(stream, starts, sizes)
-    touched = None if documents is None else _touched(begins, starts, sizes)
-    parts = b"".join(array.astype("<i8").tobytes() for array in (starts, sizes, tokens))
-    return Targets(starts, sizes, tokens, touched, hashlib.sha256(parts).hexdigest()[:16])
+    touched = None if documents is None else _touched(document_starts(documents, len(stream)), starts, sizes)
+    digest = digest_of(starts, sizes, tokens)
+    return Targets(starts, sizes, tokens, touched, f"{digest}-{weights}" if weights else digest)
 
 
 def _select(values: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.concatenate([values[1 + at : 1 + at + n] for at, n in zip(starts, sizes, strict=True)])
 
 
-def _document_starts(documents: Any, size: int) -> np.ndarray:
+def document_starts(documents: Any, size: int) -> np.ndarray:
     """Return the first target of every document. That of the first document is 0."""
     given = host([] if documents is None else documents)
     if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
@@ -141,11 +146,17 @@ def _touched(begins: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The NLL (nats, float32) of every target and its column in its window, None if `status` tells why not."""
+    """The windows of a pass, and the NLL (nats, float32) of every target, None if `status` tells why not."""
 
     status: str
+    windows: np.ndarray
     nll: Any = None
-    columns: Any = None
+
+    @property
+    def columns(self) -> np.ndarray:
+        """Return the column of every target in its window."""
+        columns = np.arange(self.windows[:, 2].max())
+        return np.concatenate([columns[low:high] for _, low, high in self.windows])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,13 +175,13 @@ class Measured:
     documents: Any
     batch_tokens: int
     on_windows: Callable[[int, int], object] = lambda length, done: None
-    passes: dict[tuple[int, int, str], Scored] = dataclasses.field(default_factory=dict)
+    passes: dict[tuple[int, str], Scored] = dataclasses.field(default_factory=dict)
 
-    def scored(self, targets: Targets, length: int, stride: int) -> Scored:
-        """Score `targets` in windows of `length` tokens that end every `stride` of them, if that is not done yet."""
-        key = length, stride, targets.digest
+    def scored(self, windows: np.ndarray, length: int) -> Scored:
+        """Score `windows` [n, 3] of `length` tokens, if that is not done yet."""
+        key = length, digest_of(windows)
         if key not in self.passes:
-            self.passes[key] = self._score(targets.windows(length, stride), length)
+            self.passes[key] = self._score(windows, length)
         return self.passes[key]
 
     def _score(self, windows: np.ndarray, length: int) -> Scored:
@@ -183,16 +194,15 @@ class Measured:
                     batches.append(self._batch_nll(windows[n : n + batch_size], length, batch_size))
                     self.on_windows(length, min(n + batch_size, len(windows)))
             except UndefinedLength:
-                return Scored("undefined")
+                return Scored("undefined", windows)
             except Exception as error:
                 if not out_of_memory(error):
                     raise
                 if batch_size == 1:
-                    return Scored("oom")
+                    return Scored("oom", windows)
                 batch_size, batches = batch_size // 2, []
-        nll, column = np.concatenate(batches), np.arange(length)
-        columns = np.concatenate([column[low:high] for _, low, high in windows])
-        return Scored("ok" if np.isfinite(nll).all() else "nonfinite", nll, columns)
+        nll = np.concatenate(batches)
+        return Scored("ok" if np.isfinite(nll).all() else "nonfinite", windows, nll)
 
     def _batch_nll(self, windows: np.ndarray, length: int, batch_size: int) -> np.ndarray:
         # Short batches and ragged windows are padded, so that one compiled shape serves all. The padding lies after
@@ -208,6 +218,11 @@ class Measured:
         found = host(result[: len(windows), :length]).astype(np.float32)[scored]
         refuse_logits(found)
         return -found
+
+
+def digest_of(*arrays: np.ndarray) -> str:
+    """Return the digest of arrays of whole numbers."""
+    return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in arrays)).hexdigest()[:16]
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -18,7 +18,7 @@ def facts(panels: Sequence[Panel]) -> list[str]:
     first = rows.PROTOCOLS.get(protocol, look.shown(protocol))
     if protocol == rows.PER_POSITION:
         first += f", windows of {_range({row['eval_len'] for row in panel_rows})} tokens"
-    if protocol == "sliding" and (strides := _numbers(panel_rows, "stride")):
+    if strides := _numbers([row for row in panel_rows if row.get("stride") != row["eval_len"]], "stride"):
         first += f", stride {_range(strides)}"
     if targets := _numbers(panel_rows, "num_targets"):
         first += f" · {_range(targets)} targets scored per " + ("run" if protocol == rows.PER_POSITION else "length")
@@ -144,10 +144,10 @@ def _apart(stored: Sequence[rows.Row]) -> list[str]:
     if not values or all(row.get("status") != "apart" for row in stored):
         return []
     lengths = sorted({n for row in stored for n in (row["eval_len"], anchor_of(row), row.run.longest) if n})
-    most, protocol, stride = values[0].get("max_targets"), stored[0]["protocol"], values[0].get("stride")
+    most, protocol, strides = values[0].get("max_targets"), stored[0]["protocol"], _numbers(values, "stride")
     words = f"--protocol {protocol} --lengths {','.join(map(str, lengths))}"
     words += f" --num_targets {max(most, lengths[-1]) if most else 0}"
-    words += f" --stride {stride}" if protocol == "sliding" and stride else ""
+    words += "".join(f" --stride {n}" for n in strides - {values[0]["eval_len"]} if len(strides) == 1)
     return [f"To compare all runs: posx evaluate --workdir {shlex.quote(stored[0].run.workdir or 'FOLDER')} {words}"]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from posx.errors import ConfigError
-from posx.evaluation.protocols import Sliding
+from posx.evaluation.protocols import HfStrided, Sliding
 from posx.evaluation.statistics import loss_difference, perplexity, targets_key
 from posx.plots.groups import labels, seeds_of_curves
 from posx.plots.rows import PER_POSITION, Row, Run
@@ -83,6 +83,7 @@ def _verdict(one: str, other: str, ours: Sequence[Row], theirs: Sequence[Row]) -
     known = math.isfinite(found.half)
     return Verdict(
         one, other, (row["train_len"], theirs[0]["train_len"]), (len(ours), len(theirs)), row["protocol"],
-        row.get("stride") if row["protocol"] == Sliding.name else None, row["eval_len"], row["num_targets"],
+        row.get("stride") if row["protocol"] in (Sliding.name, HfStrided.name) else None, row["eval_len"],
+        row["num_targets"],
         perplexity(found.mean), low if known else None, high if known else None, word,
     )  # fmt: skip

@@ -67,7 +67,9 @@ def unused(run: RunConfig) -> dict[str, str]:
         found["data.validation_fraction"] = "data.validation names the held-out text"
     named = set(map(protocols.protocol_class, run.eval.protocols))
     if protocols.Sliding not in named:
-        found |= dict.fromkeys(("eval.stride", "eval.sliding_targets"), "eval.protocols has no sliding")
+        found["eval.sliding_targets"] = "eval.protocols has no sliding"
+    if not named & {protocols.Sliding, protocols.HfStrided}:
+        found["eval.stride"] = "eval.protocols has no sliding"
     if named == {protocols.Sliding}:
         found["eval.num_targets"] = "eval.protocols has only sliding, which scores eval.sliding_targets"
     return found

@@ -17,8 +17,8 @@ from posx.config.sections import PLACES, cycle_of
 from posx.data import Dataset
 from posx.encodings import code_of
 from posx.errors import UndefinedLength
-from posx.evaluation.protocols import Protocol
-from posx.evaluation.scoring import Measured
+from posx.evaluation.base import Protocol
+from posx.evaluation.scoring import Measured, digest_of
 from posx.files.rows import ROW_VERSION, result_of
 from posx.layers import sequential
 from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
@@ -112,7 +112,7 @@ def evaluate_run(
     missing: list[tuple[Question, int]] = []
     for one in questions(
         config, run.eval, run.train.length, stored,
-        lambda protocol, lengths: protocol.targets(stream, lengths, documents).digest,
+        lambda protocol, length: protocol.targets(stream, [length], documents).digest,
         functools.partial(is_defined, model),
     ):  # fmt: skip
         known = {length: row for length, row in one.stored.items() if _answers(row, config)}
@@ -189,15 +189,15 @@ class _Work:
 
     def __init__(self, model: Model):
         self.model = model
-        self.passes: dict[tuple[int, str, int], int] = {}
+        self.passes: dict[tuple[int, str], int] = {}
         self.before = self.inside = 0  # done in the passes before this one, and in this one
         self.meter: Meter
 
     def add(self, protocol: Protocol, measured: Measured, length: int) -> None:
         """Add a length at which the model is defined. A pass that protocols share counts once."""
         targets = protocol.targets(measured.stream, [length], measured.documents)
-        count = len(targets.windows(length, protocol.stride_at(length, [length])))
-        self.passes[length, targets.digest, count] = count * self._cost(length)
+        windows = protocol.windows(targets, length, protocol.stride_at(length, [length]))
+        self.passes[length, digest_of(windows)] = len(windows) * self._cost(length)
 
     def _cost(self, length: int) -> int:
         """Return a number proportional to the operations of a forward pass over one window."""

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from posx.config import EvalConfig
-from posx.evaluation.protocols import Protocol, Row, longest_window, run_protocols
+from posx.evaluation.base import Protocol, Row
+from posx.evaluation.protocols import longest_window, run_protocols
 from posx.evaluation.statistics import BLOCK_LEN
 
 
@@ -35,12 +36,12 @@ def questions(
     own: EvalConfig,
     train_len: int,
     rows: Sequence[Row],
-    place: Callable[[Protocol, Sequence[int]], str],
+    place: Callable[[Protocol, int], str],
     defined: Callable[[int], bool],
 ) -> list[Question]:
     """Return what `config` asks of a run whose own settings are `own`, for each protocol.
 
-    rows: the stored rows of one step and one text. place: the digest of the targets of a protocol at these lengths.
+    rows: the stored rows of one step and one text. place: the digest of the targets of a protocol at a length.
     """
     longest = max(longest_window(one, train_len) for one in (config, own))
     found = []
@@ -49,8 +50,7 @@ def questions(
         same = [row for row in kin if _settings(row) == (first.num_targets, first.stride_at(row["eval_len"], lengths))]
         anchor = max(longest, *map(anchor_of, same)) if same else longest
         protocol = first.of_run(config, train_len, anchor)
-        targets = place(protocol, lengths)
-        stored = {row["eval_len"]: row for row in same if row["targets"] == targets}
+        stored = {row["eval_len"]: row for row in same if row["targets"] == place(protocol, row["eval_len"])}
         left = {row["eval_len"] for row in same} - stored.keys()
         moved = sorted(left.intersection(protocol.required(sorted({*lengths, *left, *stored}), defined)))
         apart = tuple(row for row in kin if row not in same)

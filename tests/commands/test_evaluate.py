@@ -113,6 +113,24 @@ def test_evaluate_computes_only_what_is_missing(capsys, workdir):
     assert (workdir / "eval.jsonl").read_bytes() == after
 
 
+def test_evaluate_under_the_protocols_of_other_libraries(capsys, workdir):
+    """Each keeps its rows. Windows without overlap score other tokens, and no table has both."""
+    words = ["evaluate", f"--workdir={workdir}", "--protocol=lm_eval_rolling,hf_strided", "--num_targets=400"]
+    code, out, err = tiny.call(capsys, *words, "--lengths=16,32")
+    assert code == 0, err
+    rows = tiny.rows(workdir / "eval.jsonl")[3:]
+    assert [(row["protocol"], row["eval_len"], row["stride"]) for row in rows] == [
+        ("lm_eval_rolling", 16, 16), ("lm_eval_rolling", 32, 32), ("hf_strided", 16, 8), ("hf_strided", 32, 16),
+    ]  # fmt: skip
+    assert {row["num_targets"] for row in rows} == {400} and rows[2]["targets"] == rows[3]["targets"]
+    assert "rolling log-likelihood" in out.lower() and "strided perplexity" in out.lower() and "stride 8 to 16" in out
+    after = (workdir / "eval.jsonl").read_bytes()
+    assert tiny.call(capsys, *words)[0] == 0 and (workdir / "eval.jsonl").read_bytes() == after
+    code, out, err = tiny.call(capsys, *words, "--lengths=16,32", "--stride=16")
+    assert code == 0 and "1 row left out, scored on other targets" in out, err
+    refused(capsys, 2, [*words, "--stride=20"], "eval.stride=20", "shortest window, 16")
+
+
 def test_no_targets_are_all_targets_as_in_the_settings(capsys, workdir):
     words = ["evaluate", f"--workdir={workdir}", "--lengths=32,320"]
     refused(capsys, 2, [*words, "--num_targets=300"], "at least as many targets, or 0 for all")

@@ -8,7 +8,7 @@ import pytest
 from posx.config import EvalConfig
 from posx.errors import ConfigError
 from posx.evaluation import evaluate, protocols
-from posx.evaluation.protocols import Protocol
+from posx.evaluation.base import Protocol
 from posx.evaluation.scoring import place
 
 STREAM = np.arange(65) % 4
@@ -45,7 +45,7 @@ class Shortest(Protocol):
 
     def measure(self, model, lengths):
         targets = self.targets(model.stream, lengths, model.documents)
-        scored = model.scored(targets, lengths[0], lengths[0])
+        scored = model.scored(self.windows(targets, lengths[0], lengths[0]), lengths[0])
         yield self.row(model, lengths[0], lengths[0], targets, scored) | {"mine": True}
 
 
