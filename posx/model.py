@@ -102,14 +102,15 @@ class Attention(Component):
         if layer is None or call.cache is None:
             o = attention(q, k, v, call.slots, x=x)
         else:
-            layer, features = remember(self.encoding, params, layer, call.cache, call.slots, x, k, v)
+            projected = {"query": q, "key": k, "value": v}
+            layer, q, features = remember(self.encoding, params, layer, call.cache, call.slots, x, projected)
             o = attention(
                 q, tokens_first(layer.k.astype(dtype), b), tokens_first(layer.v.astype(dtype), b), call.slots,
                 Slots(call.cache.pos, call.cache.idx), features=(features, layer.features), cached=True,
             )  # fmt: skip
             if self.encoding.revised_by & features.keys():
                 layer = revised(self.encoding, params, layer, features, call.cache, call.slots)
-        return self.product("out", o.reshape(-1, q.shape[2] * d)), layer
+        return self.product("out", o.reshape(b * t, -1)), layer
 
 
 class Mlp(Component):

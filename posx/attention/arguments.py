@@ -31,8 +31,21 @@ def as_slots(given: Any) -> Slots:
     return given if isinstance(given, Slots) else Slots(given)
 
 
-def check_vectors(q: Any, k: Any, v: Any) -> None:
-    """Raise ValueError unless q, k and v are [b, q, h, d], [b, k, g, d], [b, k, g, d] with g dividing h."""
+def check_vectors(encoding: Encoding, q: Any, k: Any, v: Any, whole: bool) -> bool:
+    """Return whether q are windows [b, q, 1 + n, h, d] of tokens, for an encoding whose `query` looks back n tokens.
+
+    Raises ValueError unless q, k and v are [b, q, h, d], [b, k, g, d], [b, k, g, d] with g dividing h. Windows must be
+    given if queries are not `whole` sequences.
+    """
+    back = encoding.history.get("query", 0)
+    windows = back > 0 and q.ndim == 5 and q.shape[2] == 1 + back
+    if back and not (windows or whole):
+        raise ValueError(
+            f"{type(encoding).__name__} maps a query together with the {back} tokens before it. Give their windows "
+            f'[b, q, {1 + back}, h, d], posx.attention.seen_by(encoding, "query", q, idx)[0] of all tokens, instead of '
+            f"q {q.shape}."
+        )
+    q = q[:, :, 0] if windows else q
     if q.ndim != 4 or k.ndim != 4 or k.shape != (*v.shape[:3], k.shape[3]) or q.shape[0] != k.shape[0]:
         raise ValueError(
             f"q {q.shape}, k {k.shape}, v {v.shape} must have the shapes [b, q, h, d], [b, k, g, d], [b, k, g, d]."
@@ -44,6 +57,7 @@ def check_vectors(q: Any, k: Any, v: Any) -> None:
         raise ValueError(
             f"{k.shape[2]} key/value heads do not divide {q.shape[2]} query heads. Choose a number that divides it."
         )
+    return windows
 
 
 def check_tokens(encoding: Encoding, q: Any, k: Any, x: Any, features: tuple[Features, Features] | None) -> None:

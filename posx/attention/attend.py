@@ -93,7 +93,7 @@ def attend(
     Args:
       encoding: a resolved value.
       params: its merged dict for this layer, see `Encoding.init`.
-      q: [b, q, h, d].
+      q: [b, q, h, d]. If `query` looks back and q are not all tokens, the windows [b, q, 1 + n, h, d] of `seen_by`.
       k: [b, k, g, d], g dividing h.
       v: [b, k, g, d].
       q_slots: positions of the queries, int32 or float32, [q] or [b, q]; or `Slots`, with arrival orders and documents
@@ -106,9 +106,10 @@ def attend(
       features: those of queries and of keys, arrays [b, t, ...] by name, in place of x: with a cache.
       executor: "dense" (one tile, the oracle), "blockwise" (memory linear in length), "fused" (the vendor's kernel,
         for encodings that fit it), "auto", see `choose_executor`, or a function called as these three are.
-      cached: k, v and features of keys come out of posx's cache: keys are mapped, unless `encoding.reads_raw_keys`, and
-        empty slots hold finite values at positions that the encoding is defined for. Without the features of
-        `encoding.revised_by` they are revised by the tokens before the queries; if queries lack them too, by these.
+      cached: k, v and features of keys come out of posx's cache: values are mapped, and keys too unless
+        `encoding.reads_raw_keys`. Empty slots hold finite values at positions that the encoding is defined for. Without
+        the features of `encoding.revised_by` keys are revised by the tokens before the queries; if queries lack them
+        too, by these.
 
     Raises:
       ConfigError: the encoding has an open field, was built for other sizes, or lacks its parameters. Or it does not
@@ -129,17 +130,18 @@ def attend(
         raise ConfigError(
             f"{refused[-1]} is for causal masks: it does not support keys after the query. Give mask=posx.causal()."
         )
-    check_vectors(q, k, v)
+    windows = check_vectors(encoding, q, k, v, whole=k_slots is None)
     given = as_slots(q_slots), as_slots(q_slots if k_slots is None else k_slots)
     q_at, k_at, in_order = both_sides(encoding, q.shape[:2], k.shape[:2], *given, k_clean=cached)
     check_tokens(encoding, q, k, x, features)
     check_slots(encoding, q_at, k_at, from_x=x is not None)
-    q, k, v = (sharding.shard(x, axis=2, over=sharding.head_axis(q.shape[0], k.shape[2])) for x in (q, k, v))
+    q, k, v = (sharding.shard(x, axis=x.ndim - 2, over=sharding.head_axis(*k.shape[0::2])) for x in (q, k, v))
     q_features, k_features = features or ({}, {})
     if not in_order:
         q, x, q_features = without_empty((q, x, q_features), q_at.idx)
         if not cached:
             k, v, k_features = without_empty((k, v, k_features), k_at.idx)
+    given_q, q = q, q[:, :, 0] if windows else q
     params, keys_mapped = _read_params(encoding, params), cached and not encoding.reads_raw_keys
     check_call(encoding, params, Use(q, k, v, q_at.pos.dtype, x, q_features, k_features, keys_mapped, cached))
     if encoding.acts_on("features") and x is not None:
@@ -147,13 +149,17 @@ def attend(
         q_features = k_features = batch_features(encoding, params, x, slots)[0]
     offset = consecutive_offset(q_at.pos, k_at.pos) if in_order else None
     q_at, k_at = (jax.tree.map(lambda x: jnp.atleast_2d(jnp.asarray(x)), at) for at in (q_at, k_at))
-    queries = _read_tokens(encoding, params, _queries(encoding, params, q, q_at.pos, q_features), q_at)
-    mapped_k = k
-    if not keys_mapped:
-        seen, _ = seen_by(encoding, "key", k, None if in_order else k_at.idx, k_at.segment)
-        mapped_k = token_map(encoding, "key", params, seen, k_at.pos, k_features)
-    stored = cached and mapped_k is k
-    keys = _read_tokens(encoding, params, Tokens(mapped_k.swapaxes(1, 2), v, k, features=k_features), k_at, stored)
+
+    def mapped(hook: str, x: jax.Array, at: Slots, features: Features) -> jax.Array:
+        seen = x if x.ndim == 5 else seen_by(encoding, hook, x, None if in_order else at.idx, at.segment)[0]
+        return token_map(encoding, hook, params, seen, at.pos, features)
+
+    mapped_q = mapped("query", given_q, q_at, q_features)
+    mapped_k = k if keys_mapped else mapped("key", k, k_at, k_features)
+    mapped_v = v if cached else mapped("value", v, k_at, k_features)
+    queries = _read_tokens(encoding, params, _queries(encoding, params, q, mapped_q, q_at.pos, q_features), q_at)
+    of_keys = Tokens(mapped_k.swapaxes(1, 2), mapped_v, k, features=k_features)
+    keys = _read_tokens(encoding, params, of_keys, k_at, stored=cached and mapped_k is k)
 
     if isinstance(executor, str):
         sizes, segments = (q.shape[1], k.shape[1]), q_at.segment is not None
@@ -172,7 +178,10 @@ def attend(
         if not any(word in str(error) for word in ("custom_vjp", "custom_lin")):
             raise
         raise TypeError(f"executor {executor!r} has no forward-mode derivative: give executor='dense'.") from None
-    return barrier(o).swapaxes(1, 2).astype(q.dtype)
+    o = barrier(o).swapaxes(1, 2)
+    if encoding.acts_on("output"):
+        o = barrier(token_map(encoding, "output", params, o, q_at.pos, q_features))
+    return o.astype(q.dtype)
 
 
 def _read_params(encoding: Encoding, params: Params) -> Params:
@@ -182,10 +191,11 @@ def _read_params(encoding: Encoding, params: Params) -> Params:
     return barrier({name: x for name, x in params.items() if name not in tables}) | tables
 
 
-def _queries(encoding: Encoding, params: Params, q: jax.Array, pos: jax.Array, features: Features) -> Tokens:
+def _queries(
+    encoding: Encoding, params: Params, q: jax.Array, mapped: jax.Array, pos: jax.Array, features: Features
+) -> Tokens:
     """Return the query side with the factor of its logits; vectors as projected still have tokens first."""
-    dtype, factor = wide_dtype(q.dtype), None
-    mapped = token_map(encoding, "query", params, q, pos, features).swapaxes(1, 2)
+    dtype, factor, mapped = wide_dtype(q.dtype), None, mapped.swapaxes(1, 2)
     scaled = mapped.astype(dtype) * (1 / math.sqrt(q.shape[-1]))
     if encoding.acts_on("logit_scale"):
         factor = over_batch(functools.partial(encoding.logit_scale, params), pos, features)[..., None].astype(dtype)
@@ -219,7 +229,7 @@ def _read_tokens(encoding: Encoding, params: Params, tokens: Tokens, slots: Slot
 def token_map(
     encoding: Encoding, hook: str, params: Params, vectors: jax.Array, pos: jax.Array, features: Features
 ) -> jax.Array:
-    """Return the hook `query` or `key` over a batch: vectors [b, t, h, d], pos [b or 1, t] or [t].
+    """Return a hook that maps vectors over a batch: vectors [b, t, h, d], pos [b or 1, t] or [t].
 
     If the hook looks back, vectors are what `history.seen_by` makes of them.
     """

@@ -25,15 +25,16 @@ class Layer(NamedTuple):
 
     Every token reads all keys and values. In this shape they are operands of its products, and XLA copies nothing.
 
-    carry: the carry that `batch_features` returned last, None at the start. recent: the raw keys [b, n, g, d] of the
-    last tokens if `key` looks back, else None.
+    v are as `value` maps them, k as `key` does unless the encoding reads raw keys. carry: the carry that
+    `batch_features` returned last, None at the start. recent: the vectors [b, n, heads, d] of the last tokens as
+    projected, by the name of each map that looks back.
     """
 
     k: Any
     v: Any
     features: Features
     carry: Any
-    recent: Any
+    recent: dict[str, Any]
 
 
 class Cache(NamedTuple):
@@ -113,10 +114,9 @@ def remember(
     cache: Cache,
     slots: Slots,
     x: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-) -> tuple[Layer, Features]:
-    """Return the layer's slots with the last tokens of `cache` written in, and the features of their queries.
+    projected: dict[str, jax.Array],
+) -> tuple[Layer, jax.Array, Features]:
+    """Return the layer's slots with the last tokens of `cache` written in, and the queries and features of these.
 
     If the encoding revises keys, a single token does so before it reads them: its query has nothing left to do. The
     tokens of a chunk read them as they are, and revise them afterwards.
@@ -127,23 +127,32 @@ def remember(
       cache: what `advance` returned for the new tokens.
       slots: the positions and orders of the new tokens [b, t].
       x: the layer's input [b, t, m].
-      k, v: keys and values [b, t, g, d] as projected.
+      projected: queries, keys and values [b, t, heads, d] as projected, by the hook that maps them.
+
+    Returns:
+      The slots, the queries as `attend` takes them, and their features.
     """
-    (pos, idx, _), carry, recent = slots, layer.carry, layer.recent
+    (pos, idx, _), carry = slots, layer.carry
     start = cache.filled - pos.shape[1]
     features: Features = {}
     if encoding.acts_on("features"):
         features, carry = batch_features(encoding, params, without_empty(x, idx), slots, carry)
-    seen, recent = seen_by(encoding, "key", k, idx, None, recent)
+    seen: dict[str, jax.Array] = {}
+    recent: dict[str, jax.Array] = {}
+    for hook, vectors in projected.items():
+        seen[hook], last = seen_by(encoding, hook, vectors, idx, None, layer.recent.get(hook))
+        recent |= {} if last is None else {hook: last}
+    k = projected["key"]
     if not encoding.reads_raw_keys:
-        k = token_map(encoding, "key", params, seen, pos, features)
+        k = token_map(encoding, "key", params, seen["key"], pos, features)
+    v = token_map(encoding, "value", params, seen["value"], pos, features)
     k, v, features = without_empty((k, v, features), idx)
     kept = {name: new for name, new in features.items() if name not in encoding.revised_by}
     stored = {name: write(layer.features[name], new, start) for name, new in kept.items()}
     if revises_first := encoding.revised_by and pos.shape[1] == 1:
         layer = revised(encoding, params, layer, features, cache, slots)
     keys, values = (write(old, heads_first(new), start) for old, new in ((layer.k, k), (layer.v, v)))
-    return Layer(keys, values, stored, carry, recent), kept if revises_first else features
+    return Layer(keys, values, stored, carry, recent), seen["query"], kept if revises_first else features
 
 
 def revised(encoding: Encoding, params: Params, layer: Layer, features: Features, cache: Cache, slots: Slots) -> Layer:
@@ -160,6 +169,7 @@ def empty_layer(encoding: Encoding, dims: Dims, dtype: str, tokens: tuple[int, i
     pos = jax.ShapeDtypeStruct(tokens, jnp.int32)
     x = jax.ShapeDtypeStruct((*tokens, dims.model_dim), jnp.float32)
     features = jax.eval_shape(functools.partial(batch_features, encoding), params, x, pos)[0]
+    heads = {"query": dims.num_heads, "key": dims.kv_heads, "value": dims.kv_heads}
     k = v = jax.ShapeDtypeStruct((*tokens, dims.kv_heads, dims.head_dim), dtype)
 
     def mapped(params: Params, k: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
@@ -171,6 +181,6 @@ def empty_layer(encoding: Encoding, dims: Dims, dtype: str, tokens: tuple[int, i
         k = jax.ShapeDtypeStruct(k.shape, wide_dtype(dtype))
     features = {name: x for name, x in features.items() if name not in encoding.revised_by}
     k, v = (jax.eval_shape(heads_first, x) for x in (k, v))
-    back = encoding.history.get("key", 0)
-    recent = jax.ShapeDtypeStruct((tokens[0], back, dims.kv_heads, dims.head_dim), dtype) if back else None
+    back = {hook: encoding.history[hook] for hook in heads if hook in encoding.history}
+    recent = {hook: jax.ShapeDtypeStruct((tokens[0], n, heads[hook], dims.head_dim), dtype) for hook, n in back.items()}
     return Layer(k, v, features, None, recent)

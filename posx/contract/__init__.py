@@ -8,7 +8,7 @@ from posx.contract.composite import Chain, Composite, Tabulated, inside, prefixe
 from posx.contract.encoding import Encoding, abstract_params, check_defined, parts, require_encoding
 from posx.contract.facts import About, fact
 from posx.contract.hooks import (
-    FORMULA, HOOKS, ByDistance, Features, Params, Tile, acting, bias_by_distance, distance_terms, of_kinds,
+    FORMULA, HOOKS, MAPS, ByDistance, Features, Params, Tile, acting, bias_by_distance, distance_terms, of_kinds,
 )  # fmt: skip
 from posx.contract.value import Dims, Value, require_resolved, values_in
 from posx.lazy import modules_of
@@ -16,7 +16,7 @@ from posx.lazy import modules_of
 __getattr__ = modules_of(__name__)
 
 __all__ = [
-    "FORMULA", "HOOKS", "About", "ByDistance", "Chain", "Composite", "Dims", "Encoding", "Features", "Params",
+    "FORMULA", "HOOKS", "MAPS", "About", "ByDistance", "Chain", "Composite", "Dims", "Encoding", "Features", "Params",
     "Tabulated", "Tile", "Value", "abstract_params", "acting", "as_float", "at_least_float32", "bias_by_distance",
     "check_defined", "distance_terms", "distances", "exact_einsum", "fact", "inside", "normal", "normals",
     "of_kinds", "parts", "prefixed", "require_encoding", "require_resolved", "rows_at", "tabulated", "values_in",

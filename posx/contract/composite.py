@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from posx.contract.encoding import Encoding, require_encoding
 from posx.contract.facts import FACTS, fact
 from posx.contract.fields import Tokens
-from posx.contract.hooks import HOOKS, ByDistance, Params, Part, distance_terms
+from posx.contract.hooks import HOOKS, MAPS, ByDistance, Params, Part, distance_terms
 from posx.contract.value import Dims
 from posx.errors import ConfigError
 
@@ -44,6 +44,13 @@ class Composite(Encoding):
     def with_parts(self, parts: dict[str, Encoding]) -> Composite:
         """Return the value with other parts, in the order of `named_parts`."""
         return dataclasses.replace(self, **parts)
+
+    def init(self, rng: jax.Array, dims: Dims) -> Params:
+        """Return the arrays of all parts."""
+        parts, params = self.named_parts(), Params()
+        for own, (name, part) in zip(jax.random.split(rng, len(parts)), parts.items(), strict=True):
+            params |= prefixed(name, part.init(own, dims))
+        return params
 
     def tabulated(self, params: Params, length: int) -> tuple[Encoding, Params]:
         """Return the value with all parts tabulated."""
@@ -99,6 +106,8 @@ for _name in FACTS:
 class Chain(Composite):
     """Several encodings at once: maps compose in order, factors multiply, biases and terms by distance add.
 
+    Maps of outputs compose in reverse order, so that each part can undo its map of values.
+
     `score` sees raw q and k in `tile.q`, `tile.k` and the vectors mapped by all parts in `tile.mapped_q`. A map that
     looks back sees vectors before any map, so it must be the first map. No part may map vectors after one that rotates
     planes and changes their width, as PoPE does.
@@ -111,24 +120,19 @@ class Chain(Composite):
             raise ConfigError("a chain needs at least one encoding.")
         for n, part in enumerate(self.parts):
             require_encoding(part, f"Chain: parts[{n}]")
-        maps = [part for part in self.parts if part.acts_on("key")]
-        if late := [part for part in maps[1:] if part.history.get("key")]:
-            raise ConfigError(
-                f"{late[0]} reads earlier vectors before any map, so it must come before {maps[0]} in a chain"
-                + (", which also reads them: use only one of them" if maps[0].history.get("key") else "")
-            )
+        for hook in MAPS:
+            maps = [part for part in self.parts if part.acts_on(hook)]
+            if late := [part for part in maps[1:] if part.history.get(hook)]:
+                raise ConfigError(
+                    f"{late[0]} reads earlier vectors before any map, so it must come before {maps[0]} in a chain"
+                    + (", which also reads them: use only one of them" if maps[0].history.get(hook) else "")
+                )
 
     def named_parts(self) -> dict[str, Encoding]:
         return {str(n): part for n, part in enumerate(self.parts)}
 
     def with_parts(self, parts: dict[str, Encoding]) -> Composite:
         return Chain(tuple(parts.values()))
-
-    def init(self, rng: jax.Array, dims: Dims) -> Params:
-        params: Params = {}
-        for own, (name, part) in zip(jax.random.split(rng, len(self.parts)), self.named_parts().items(), strict=True):
-            params |= prefixed(name, part.init(own, dims))
-        return params
 
 
 @dataclasses.dataclass(frozen=True)

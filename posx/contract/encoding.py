@@ -61,10 +61,10 @@ class Encoding(Value):
     #: "any"; "rows" if a tile must span all keys; "neighbours" if `score` also reads the slots next to a key's.
     tiling: ClassVar[str] = "any"
     #: How many earlier tokens a hook sees beside each one: {"key": 1} gives `key` vectors [t, 2, h, d], {"features": 3}
-    #: gives `features` x [t, 4, m]. A token's own come first, then those before it in arrival order, before any map;
-    #: zeros before the start of its document.
+    #: gives `features` x [t, 4, m]; `query` and `value` may look back too. A token's own come first, then those before
+    #: it in arrival order, before any map; zeros before the start of its document.
     history: ClassVar[Mapping[str, int]] = types.MappingProxyType({})
-    #: The pairs of channels that `query` and `key` rotate, "" for none: maps that rotate the same pairs commute.
+    #: The pairs of channels that maps of vectors rotate, "" for none: maps that rotate the same pairs commute.
     planes: ClassVar[str] = ""
     about: ClassVar[About] = About()
     #: Names of features by which `revise` changes cached keys. The cache keeps the keys as they are for the next token,
@@ -117,6 +117,10 @@ class Encoding(Value):
 
     def key(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         """Map key vectors [t, g, d] to [t, g, d']."""
+        return vectors
+
+    def value(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        """Map value vectors [t, g, d] to [t, g, d]."""
         return vectors
 
     def revise(self, params: Params, keys: jax.Array, features: Features, later: jax.Array) -> jax.Array:
@@ -178,6 +182,13 @@ class Encoding(Value):
         The weights of the keys then add up to less than 1. -inf takes none. A row that sees nothing still returns 0.
         """
         return None
+
+    def output(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
+        """Map outputs [t, h, d] of the queries at pos [t], sums of mapped values, to [t, h, d].
+
+        Zeros must stay zeros, because the output of a query that sees nothing is 0.
+        """
+        return vectors
 
     def acts_on(self, hook: str) -> bool:
         """Return whether this encoding defines `hook`. It is known before tracing: an inactive hook costs nothing."""

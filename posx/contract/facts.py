@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from posx.contract.fields import Range
+from posx.contract.hooks import HOOKS, MAPS
 from posx.errors import ConfigError
 
 
@@ -43,7 +44,7 @@ def fact(of: Callable[[Any], Any]) -> Any:
 
 TILINGS = ("any", "rows", "neighbours")
 #: Hooks that may see earlier tokens beside each one, see `Encoding.history`.
-LOOKING_BACK = ("features", "key")
+LOOKING_BACK = tuple(name for name, hook in HOOKS.items() if hook.looks_back)
 
 
 def _is_count(x: Any, least: int = 0) -> bool:
@@ -52,9 +53,9 @@ def _is_count(x: Any, least: int = 0) -> bool:
 
 def _all_alike(values: Values, parts: Parts) -> bool:
     """Decide `shift_invariant`: a map after a rotary one sees rotated vectors, unless both rotate the same planes."""
-    maps = [part.planes for part in parts.values() if part.acts_on("query") or part.acts_on("key")]
-    rotating = list(itertools.dropwhile(lambda planes: not planes, maps))
-    return len(set(rotating)) < 2 and all(values)
+    maps = ([part.planes for part in parts.values() if part.acts_on(hook)] for hook in MAPS)
+    rotating = (set(itertools.dropwhile(lambda planes: not planes, each)) for each in maps)
+    return all(len(planes) < 2 for planes in rotating) and all(values)
 
 
 def _farthest(values: Values, parts: Parts) -> int | None:

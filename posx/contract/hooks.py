@@ -29,11 +29,12 @@ Features = dict[str, jax.Array]
 
 #: Attention under an encoding, for one layer, sequence and head, with i a query and j a key. Scores are in nats.
 FORMULA = """\
-q~_i = query(q_i, pos_i)     k~_j = key(k_j, pos_j)     t_r = by_distance(r),  r = pos_i - pos_j
+q~_i = query(q_i, pos_i)     k~_j = key(k_j, pos_j)     v~_j = value(v_j, pos_j)
+t_r  = by_distance(r),  r = pos_i - pos_j
 s_ij = logit_scale(pos_i) * (sum_c q~_ic k~_jc exp(-decay_c r) + <q_i, t_r.query> + <k_j, t_r.key> + t_r.scaled)
        / sqrt(d)  +  t_r.bias + bias(pos_i, pos_j) + u_i - u_j,   u = token_bias(pos)
 w_ij = exp(s'_ij) / (exp(sink) + sum_j exp(s'_ij)),  s' = score(s, tile), over the keys j that i sees
-o_i  = sum_j w_ij (v_j + t_r.value)"""
+o_i  = output(sum_j w_ij (v~_j + t_r.value), pos_i)"""
 
 
 class ByDistance(NamedTuple):
@@ -43,7 +44,7 @@ class ByDistance(NamedTuple):
     scaled: Any = None  # [h or 1, n], inside the scale
     query: Any = None  # [n, h or 1, d], multiplied with q_i as projected
     key: Any = None  # [n, h or 1, d], multiplied with k_j as projected
-    value: Any = None  # [n, h or 1, d], added to v_j
+    value: Any = None  # [n, h or 1, d], added to v~_j
 
 
 class Tile(NamedTuple):
@@ -77,6 +78,11 @@ def _compose(parts: Sequence[Part], x: Any, *rest: Any) -> Any:
     for part in parts:
         x = part.call(x, *rest)
     return x
+
+
+def _compose_back(parts: Sequence[Part], x: Any, *rest: Any) -> Any:
+    """Apply each part to the result of the one after."""
+    return _compose(parts[::-1], x, *rest)
 
 
 def _compose_maps(parts: Sequence[Part], vectors: jax.Array, *rest: Any) -> jax.Array:
@@ -127,6 +133,7 @@ class Hook(NamedTuple):
     join: Callable[..., Any]  # (parts that act, *arguments) -> the hook of a chain of them
     #: It depends on a token, a query, a distance, a pair of positions, a channel, the content of a tile, or a head.
     kind: str
+    looks_back: bool = False  # it may see earlier tokens beside each one, see `Encoding.history`
 
 
 _TERMS = ByDistance("h or 1, n", "h or 1, n", "n, h or 1, d", "n, h or 1, d", "n, h or 1, d")
@@ -134,9 +141,10 @@ _TERMS = ByDistance("h or 1, n", "h or 1, n", "n, h or 1, d", "n, h or 1, d", "n
 #: Every hook, in the order of the formula.
 HOOKS: dict[str, Hook] = {
     "embed": Hook(("x", "pos"), "q, m", _compose, "token"),
-    "features": Hook(("x", "pos", "carry"), "", _unite, "token"),
-    "query": Hook(("vectors", "pos", "features"), "q, h, *", _compose_maps, "token"),
-    "key": Hook(("vectors", "pos", "features"), "k, g, *", _compose_maps, "token"),
+    "features": Hook(("x", "pos", "carry"), "", _unite, "token", looks_back=True),
+    "query": Hook(("vectors", "pos", "features"), "q, h, *", _compose_maps, "token", looks_back=True),
+    "key": Hook(("vectors", "pos", "features"), "k, g, *", _compose_maps, "token", looks_back=True),
+    "value": Hook(("vectors", "pos", "features"), "k, g, d", _compose, "token", looks_back=True),
     "revise": Hook(("keys", "features", "later"), "k, g, d", _compose, "token"),
     "decay": Hook((), "h or 1, d'", _fold(operator.add), "channel"),
     "logit_scale": Hook(("pos", "features"), "h or 1, q", _fold(operator.mul), "query"),
@@ -145,7 +153,10 @@ HOOKS: dict[str, Hook] = {
     "token_bias": Hook(("pos", "features"), "q, h or 1, *", _fold(_concatenate), "token"),
     "score": Hook(("s", "tile"), "h, q, k", _compose, "tile"),
     "sink": Hook((), "h or 1", _fold(jnp.logaddexp), "head"),
+    "output": Hook(("vectors", "pos", "features"), "q, h, d", _compose_back, "token"),
 }
+#: The hooks that map vectors of the heads.
+MAPS = tuple(name for name, hook in HOOKS.items() if hook.takes[:1] == ("vectors",))
 
 
 def acting(encoding: Any, hooks: Iterable[str] = HOOKS) -> tuple[str, ...]:

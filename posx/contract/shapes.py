@@ -19,8 +19,8 @@ from posx.contract.arrays import wide_dtype
 from posx.contract.classes import check_decorated
 from posx.contract.composite import Composite
 from posx.contract.encoding import Encoding, abstract_params
-from posx.contract.facts import FACTS, check_fact
-from posx.contract.hooks import HOOKS, ByDistance, Features, Params, Tile, acting
+from posx.contract.facts import FACTS, LOOKING_BACK, check_fact
+from posx.contract.hooks import HOOKS, MAPS, ByDistance, Features, Params, Tile, acting
 from posx.contract.value import Dims, require_resolved, values_in
 from posx.errors import ConfigError, PosxError, nearest
 
@@ -34,13 +34,14 @@ class Use(NamedTuple):
 
     q: Any  # [h, d]
     k: Any  # [g, d], or as `key` returned it
-    v: Any  # [g, d]
+    v: Any  # [g, d], or as `value` returned it
     pos: Any  # the positions' type
     x: Any  # [m], the input of `features`; None if they are given
     q_features: Features  # {name: [...]}
     k_features: Features
     keys_mapped: bool  # k is what `key` returned
-    keys_revised: bool = False  # k may be what `revise` returned, and features may lack those of `revised_by`
+    #: v is what `value` returned, k may be what `revise` returned, and features may lack those of `revised_by`.
+    cached: bool = False
 
     @property
     def heads(self) -> str:
@@ -139,12 +140,12 @@ class HookCheck:
         check_fact(type(encoding).__name__, "history", encoding.history)
         if idle := [hook for hook in encoding.history if not encoding.acts_on(hook)]:
             raise ConfigError(f"{encoding}.history names {idle[0]}, which this encoding does not define. Remove it.")
-        q, k = self._tokens("q", use.q), self._tokens("k", use.k)
+        q, k, v = self._tokens("q", use.q), self._tokens("k", use.k), self._tokens("k", use.v)
         pos, k_pos, distance = (self._tokens(letter, Struct((), use.pos)) for letter in "qkn")
         if use.x is not None:
             self._map("embed", self._tokens("q", use.x), pos)
         features, k_features = self._features(pos, k_pos)
-        unknown = [] if use.keys_revised else sorted(encoding.revised_by - features.keys())
+        unknown = [] if use.cached else sorted(encoding.revised_by - features.keys())
         if unknown or (encoding.acts_on("revise") > bool(encoding.revised_by) and not isinstance(encoding, Composite)):
             raise ConfigError(
                 f"{encoding}.revised_by names {unknown or 'nothing'}: name the features that `revise` reads, out of "
@@ -152,6 +153,8 @@ class HookCheck:
             )
         mapped_q = self._map("query", q, pos, features)
         mapped_k = k if use.keys_mapped else self._map("key", k, k_pos, k_features)
+        if not use.cached:
+            self._map("value", v, k_pos, k_features)
         width, k_width = mapped_q.shape[-1], mapped_k.shape[-1]
         if width != k_width:
             raise ConfigError(
@@ -166,9 +169,10 @@ class HookCheck:
         given = {"pos": pos, "q_pos": pos, "k_pos": k_pos, "distance": distance, "s": s, "tile": tile}
         given["keys"] = self._tokens("k", Struct((sizes["g"], sizes["d"]), wide_dtype(use.k.dtype)))
         given["later"] = Struct((sizes["k"], sizes["q"]), jnp.bool_)
-        given["features"] = features
+        given["features"], given["vectors"] = features, Struct((sizes["q"], sizes["h"], use.v.shape[1]), use.q.dtype)
+        called = {"embed", *LOOKING_BACK, *(["revise"] if use.cached else [])}
         for hook in acting(encoding):
-            if hook not in ("embed", "features", "query", "key") and not (hook == "revise" and use.keys_revised):
+            if hook not in called:
                 self._call(hook, *(given[argument] for argument in HOOKS[hook].takes))
         return self.called
 
@@ -221,11 +225,11 @@ class HookCheck:
         except Exception as error:  # the user's own code
             raise ConfigError(f"{made} raises {_one_line(error)} ({self._where})") from error
         self.called[hook] = arguments, found
-        wanted = HOOKS[hook].gives
+        wanted, width = HOOKS[hook].gives, arguments[0].shape[-1] if hook in MAPS else 0
         if isinstance(wanted, ByDistance):
             self._check_terms(found, wanted)
         elif wanted:
-            self._expect(hook, found, wanted)
+            self._expect(hook, found, wanted, width)
         return found
 
     def _check_terms(self, found: Any, wanted: ByDistance) -> None:

@@ -67,7 +67,7 @@ def named(params: Any) -> Shapes:
 def _check_features(encoding: Encoding, use: Use) -> None:
     """Raise ConfigError if features out of a cache are not those that the encoding keeps of a token."""
     wanted = _shapes(_features_of, encoding, use) or {}
-    revised = encoding.revised_by if use.keys_revised else frozenset()
+    revised = encoding.revised_by if use.cached else frozenset()
     for side, given in (("q_features", named(use.q_features)), ("k_features", named(use.k_features))):
         for name, axes in wanted.items():
             if name not in given and name in revised:

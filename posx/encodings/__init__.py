@@ -12,6 +12,7 @@ from posx.contract import HOOKS, About, ByDistance, Chain, Dims, Encoding, Featu
 from posx.contract.classes import check_decorated
 from posx.contract.fields import snake_case
 from posx.contract.shapes import check_value
+from posx.encodings.accumulated_rope import AccumulatedRope
 from posx.encodings.adaptive_temperature import AdaptiveTemperature
 from posx.encodings.alibi import Alibi
 from posx.encodings.bam import Bam
@@ -40,6 +41,7 @@ from posx.encodings.nope import Nope
 from posx.encodings.path import Path
 from posx.encodings.pope import Pope
 from posx.encodings.rope import Rope
+from posx.encodings.rotated_values import RotatedValues
 from posx.encodings.sandwich import Sandwich
 from posx.encodings.selective_rope import SelectiveRope
 from posx.encodings.self_extend import SelfExtend
@@ -58,8 +60,9 @@ from posx.lazy import modules_of
 #: Every encoding by name, its class in snake case.
 ENCODINGS: dict[str, type[Encoding]] = {snake_case(cls): cls for cls in (
     Nope, Sinusoidal, Learned, Shaw, TransformerXL, T5, Tupe, Deberta, Rope, Xpos, Pope, Fope, Darope, SelectiveRope,
-    SelfExtend, DualChunk, KeyOffset, Alibi, Fox, Cope, Dape, Inkling, GrapeA, Gape, Path, Kerple, Bam, Sandwich, Fire,
-    DynamicBias, Nape, LogLength, Ssmax, Llama4Temperature, AdaptiveTemperature, LearnedSinks,
+    AccumulatedRope, RotatedValues, SelfExtend, DualChunk, KeyOffset, Alibi, Fox, Cope, Dape, Inkling, GrapeA, Gape,
+    Path, Kerple, Bam, Sandwich, Fire, DynamicBias, Nape, LogLength, Ssmax, Llama4Temperature, AdaptiveTemperature,
+    LearnedSinks,
 )}  # fmt: skip
 
 #: The name of a combination of encodings in a mapping. A text has + instead.
@@ -244,10 +247,10 @@ def _called(name: str, function: Callable, /, *args: Any, **fields: Any) -> Any:
 
 
 __all__ = [
-    "CHAIN", "ENCODINGS", "HOOKS", "RULES", "T5", "About", "AdaptiveTemperature", "Alibi", "Bam", "ByDistance", "Chain",
-    "Cope", "Dape", "Darope", "Deberta", "Dims", "DualChunk", "DynamicBias", "Encoding", "Features", "Fire", "Fope",
-    "Fox", "FrequencyRule", "Gape", "GrapeA", "Inkling", "Kerple", "KeyOffset", "Learned", "LearnedSinks",
-    "Llama4Temperature", "LogLength", "Nape", "Nope", "Params", "Path", "Pope", "Rope", "Sandwich", "SelectiveRope",
-    "SelfExtend", "Shaw", "Sinusoidal", "Ssmax", "Tile", "TransformerXL", "Tupe", "Xpos", "build", "code_of",
-    "encoding_class", "encoding_name", "from_spec", "given_fields", "spec_of", "spec_text",
+    "CHAIN", "ENCODINGS", "HOOKS", "RULES", "T5", "About", "AccumulatedRope", "AdaptiveTemperature", "Alibi", "Bam",
+    "ByDistance", "Chain", "Cope", "Dape", "Darope", "Deberta", "Dims", "DualChunk", "DynamicBias", "Encoding",
+    "Features", "Fire", "Fope", "Fox", "FrequencyRule", "Gape", "GrapeA", "Inkling", "Kerple", "KeyOffset", "Learned",
+    "LearnedSinks", "Llama4Temperature", "LogLength", "Nape", "Nope", "Params", "Path", "Pope", "Rope", "RotatedValues",
+    "Sandwich", "SelectiveRope", "SelfExtend", "Shaw", "Sinusoidal", "Ssmax", "Tile", "TransformerXL", "Tupe", "Xpos",
+    "build", "code_of", "encoding_class", "encoding_name", "from_spec", "given_fields", "spec_of", "spec_text",
 ]  # fmt: skip

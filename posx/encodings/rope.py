@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 import jax
 import jax.numpy as jnp
 
-from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, fact
+from posx.contract import About, Dims, Encoding, Features, Params, at_least_float32, fact, wide_dtype
 from posx.contract.fields import Base, even
 from posx.encodings.angles import sin_cos
 from posx.encodings.frequencies import FrequencyRule, Geometric
@@ -48,6 +48,12 @@ class Rope(Encoding):
         return rotate(vectors, sin, cos, self.layout)
 
     key = query
+
+
+def rotate_by(angles: jax.Array, x: jax.Array) -> jax.Array:
+    """Return x [t, h, 2c] with half-split planes rotated by the angles [t, g, c] of key heads, g dividing h."""
+    angles = jnp.repeat(angles.astype(wide_dtype(x.dtype)), x.shape[1] // angles.shape[1], axis=1)
+    return rotate(x, jnp.sin(angles), jnp.cos(angles))
 
 
 def rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, layout: str = "half_split") -> jax.Array:

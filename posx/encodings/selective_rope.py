@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from posx.contract import About, Dims, Encoding, Features, Params, fact
-from posx.contract.arrays import at_least_float32, exact_einsum, normals, wide_dtype
+from posx.contract.arrays import at_least_float32, exact_einsum, normals
 from posx.contract.fields import Base, Channels, Heads, at_least
 from posx.encodings.angles import inverse_frequencies, running_angles
 from posx.encodings.networks import convolution_shapes, convolved
-from posx.encodings.rope import rotate
+from posx.encodings.rope import rotate_by
 from posx.errors import ConfigError
 
 
@@ -83,8 +83,6 @@ class SelectiveRope(Encoding):
         return {"angles": angles}, carry
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
-        angles = features["angles"].astype(wide_dtype(vectors.dtype))
-        angles = jnp.repeat(angles, vectors.shape[1] // angles.shape[1], axis=1)
-        return rotate(vectors, jnp.sin(angles), jnp.cos(angles))
+        return rotate_by(features["angles"], vectors)
 
     key = query

@@ -9,13 +9,15 @@ import functools
 import logging
 import math
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import Slots, attend, batch_features
+from posx.attention import Slots, attend, batch_features, seen_by
+from posx.attention.dense import dense
 from posx.attention.tiles import Pairs, mapped_products, with_terms
 from posx.contract import acting
 from posx.encodings import Dims, Encoding, Nope, build, encoding_name
@@ -115,25 +117,45 @@ def sink_weights(subject: Subject) -> np.ndarray | None:
     n = min(subject.num_positions, MOST_POSITIONS)
     if not subject.encoding.acts_on("sink"):
         return None
-    return 1 - _of_zero_vectors(subject, n, slice(None), "dense")[:, :, 0]
+    return 1 - _of_zero_vectors(subject, n, slice(None), _weights).sum(axis=-1)
 
 
-def _of_zero_vectors(subject: Subject, length: int, queries: slice, executor: Any) -> np.ndarray:
-    """Return the executor's result [head, query, ...] for zero queries and keys, and values of 1."""
+def _of_zero_vectors(
+    subject: Subject, length: int, queries: slice, function: Callable[[Pairs], jax.Array]
+) -> np.ndarray:
+    """Return the function's result [head, query, key] for zero queries, keys and values."""
     (encoding, pos, zeros), dims, params = subject.at(length), subject.dims, subject.params
     q, k = (jnp.zeros((1, length, heads, dims.head_dim), jnp.float32) for heads in (dims.num_heads, dims.kv_heads))
+    q = seen_by(encoding, "query", q, None)[0]
     of_keys = batch_features(encoding, params, zeros[None], pos)[0]
     features = ({name: array[:, queries] for name, array in of_keys.items()}, of_keys)
-    found = attend(
-        encoding, params, q[:, queries], k, k + 1, Slots(pos[queries], pos[queries]), Slots(pos, pos),
-        features=features, executor=executor,
-    )  # fmt: skip
-    return np.asarray(found[0], np.float64).swapaxes(0, 1)
+    slots = Slots(pos[queries], pos[queries]), Slots(pos, pos)
+    found = _read(function, encoding, params, q[:, queries], k, k, *slots, features=features)
+    return np.asarray(found[0], np.float64)
 
 
-def _logits(pairs: Pairs, **_: Any) -> jax.Array:
-    """Return scores [b, h, q, k] before `score`, as an executor that forms no output."""
+def _read(function: Callable[[Pairs], jax.Array], *given: Any, **options: Any) -> jax.Array:
+    """Return a function of the pairs that an executor gets in a call of `attend` with these arguments."""
+    found = []
+
+    def executor(pairs: Pairs, **_: Any) -> jax.Array:
+        found.append(function(pairs))
+        return dense(pairs)
+
+    attend(*given, executor=executor, **options)
+    return found[0]
+
+
+def _logits(pairs: Pairs) -> jax.Array:
+    """Return scores [b, h, q, k] before `score`."""
     return with_terms(pairs, mapped_products(pairs))
+
+
+def _weights(pairs: Pairs) -> jax.Array:
+    """Return weights [b, h, q, k]: the outputs for unit vectors as mapped values."""
+    (_, num_keys), tokens = pairs.sizes, pairs.k.tokens
+    units = jnp.broadcast_to(jnp.eye(num_keys, dtype=tokens.values.dtype), (*tokens.values.shape[:3], num_keys))
+    return dense(pairs._replace(k=pairs.k._replace(tokens=tokens._replace(values=units))))
 
 
 def content_free_by_distance(subject: Subject, whole: np.ndarray) -> np.ndarray:
@@ -199,13 +221,11 @@ def on_random_tokens(subject: Subject) -> np.ndarray | None:
         return None
     shapes = (dims.num_heads, dims.head_dim), (dims.kv_heads, dims.head_dim), (dims.model_dim,)
     q, k, x = (jnp.asarray(rng.standard_normal((1, n, *shape)), jnp.float32) for shape in shapes)
-    v = jnp.broadcast_to(jnp.eye(n, dtype=jnp.float32)[None, :, None], (1, n, dims.kv_heads, n))
 
     @functools.partial(jax.jit, static_argnums=0)
     def log_weights(encoding: Encoding, params: Any) -> jax.Array:
         pos, kept = np.arange(n, dtype=np.int32), x if encoding.acts_on("features") else None
-        o = attend(encoding, params, q, k, v, pos, x=kept, executor="dense")
-        return jnp.log(o[0].swapaxes(0, 1))
+        return jnp.log(_read(_weights, encoding, params, q, k, k, pos, x=kept)[0])
 
     changed = np.asarray(log_weights(encoding, subject.params) - log_weights(Nope(), {}), np.float64)
     changed = changed - np.diagonal(changed, axis1=1, axis2=2)[:, :, None]

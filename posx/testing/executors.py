@@ -12,7 +12,7 @@ import numpy as np
 from posx.attention import Slots, attend, batch_features, causal, full, refusal, seen_by, token_map, window
 from posx.attention.dense import dense
 from posx.attention.fused import fused
-from posx.contract import acting, shapes
+from posx.contract import MAPS, acting, shapes
 from posx.testing.findings import Findings, leaves
 from posx.testing.subject import (
     EMPTY,
@@ -91,9 +91,16 @@ def check_gradients(subject: CheckSubject, findings: Findings) -> None:
             if grad is None:
                 continue
             findings.holds(not grad[:, PREFIX:].any(), f"{of} earlier outputs with respect to later {leaf} is not 0")
-            findings.holds(grad[:, :PREFIX].any(), f"{of} outputs with respect to {leaf} is 0")
+            acts = grad[:, :PREFIX].any() or not _changes(subject, run, leaf)
+            findings.holds(acts, f"{of} outputs with respect to {leaf} is 0")
             empty = getattr(grads, leaf)[PADDED, EMPTY]
             findings.holds((np.abs(empty) <= cancels).all(), f"{of} outputs with respect to empty {leaf} is not 0")
+
+
+def _changes(subject: CheckSubject, run: Any, leaf: str) -> bool:
+    """Return whether the outputs of `run` change with the arrays `leaf` of the floats."""
+    moved = subject.floats._replace(**{leaf: 2 * getattr(subject.floats, leaf)})
+    return bool((run(moved).outputs != run().outputs).any())
 
 
 def _check_slopes(run: Any, subject: CheckSubject, grads: Any, findings: Findings, name: str, leaf: str = "") -> None:
@@ -213,7 +220,7 @@ def check_bfloat16(subject: CheckSubject, findings: Findings) -> None:
     kernel = refusal(encoding, params, causal(), in_order=True, segments=False) is None
     weights = jax.tree.map(narrow, subject.no_weights)
     # If a map rounds both sides, logits of this size are off by up to 2 units, and weights by twice that.
-    mapped = (4 * UNIT,) * 3 if acting(encoding, ("query", "key")) else ()
+    mapped = (4 * UNIT,) * 3 if acting(encoding, MAPS) else ()
     of_outputs, of_vectors, of_params = mapped or (subject.rough, 2 * UNIT, subject.rough)
     for name, executor in {"dense": dense, "tiles": even_tiles, **({"fused": fused} if kernel else {})}.items():
         o, grads = subject.program(executor, causal())(weights, floats._replace(params=params), None, cotangent)
@@ -237,10 +244,10 @@ def _check_embed(subject: CheckSubject, findings: Findings) -> None:
 
 
 def check_decode(subject: CheckSubject, findings: Findings) -> None:
-    """Compare single tokens by the dense executor, and a chunk in tiles, with keys as projected and as cached."""
+    """Compare single tokens by the dense executor, and a chunk in tiles, with vectors as projected and as cached."""
     whole, encoding = subject.run(subject.unpacked).outputs, subject.encoding
-    for cached in (False, True) if encoding.acts_on("key") else (False,):
-        name = "keys as cached" if cached else "keys as projected"
+    for cached in (False, True) if acting(encoding, ("key", "value")) else (False,):
+        name = "vectors as cached" if cached else "vectors as projected"
         singles = decoded(subject, SINGLES, dense, cached)
         findings.equal(f"{name}, token by token: outputs", singles, whole, subject.exact)
         chunk = decoded(subject, [CHUNK], cached=cached)
@@ -270,7 +277,7 @@ def _reads_raw_keys(subject: CheckSubject) -> bool:
 
 
 def _tokens(subject: CheckSubject) -> dict[str, Any]:
-    """Return the contents of a cache: q, k, v [b, t, ...], k mapped one token at a time, and features by chunks."""
+    """Return q as `attend` takes it, k and v [b, t, ...], both mapped one token at a time, and features by chunks."""
     encoding, (pos, idx, _) = subject.encoding, subject.unpacked
 
     def contents(weights: Any, floats: Floats) -> dict[str, Any]:
@@ -281,11 +288,15 @@ def _tokens(subject: CheckSubject) -> dict[str, Any]:
                 features, carry = batch_features(encoding, params, x[:, span], Slots(pos[:, span], idx[:, span]), carry)
                 found.append(features)
         features = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found or [{}])
-        given = seen_by(encoding, "key", k, idx)[0], jnp.asarray(pos), features
-        each = jax.tree.map(lambda a: a.reshape(-1, 1, *a.shape[2:]), given)
-        mapped = token_map(encoding, "key", params, *each)
-        mapped = mapped.reshape(ROWS, LENGTH, *mapped.shape[2:])
-        return {"q": q, "k": k, "v": v, "mapped_k": mapped, "features": features}
+
+        def mapped(hook: str, x: jax.Array) -> jax.Array:
+            given = seen_by(encoding, hook, x, idx)[0], jnp.asarray(pos), features
+            each = jax.tree.map(lambda a: a.reshape(-1, 1, *a.shape[2:]), given)
+            found = token_map(encoding, hook, params, *each)
+            return found.reshape(ROWS, LENGTH, *found.shape[2:])
+
+        q, of_keys, of_values = seen_by(encoding, "query", q, idx)[0], mapped("key", k), mapped("value", v)
+        return {"q": q, "k": k, "v": v, "mapped_k": of_keys, "mapped_v": of_values, "features": features}
 
     return in_float64(subject.compiled("contents", contents), subject.weights, subject.floats)
 
@@ -320,6 +331,7 @@ def decoded(
         return attend(subject.encoding, params, q, k, v, q_slots, k_slots, **options)
 
     k = "mapped_k" if cached and not subject.encoding.reads_raw_keys else "k"
+    v = "mapped_v" if cached else "v"
     found = []
     for span in spans:
         queries = jax.tree.map(lambda a, span=span: a[:, span], tokens)
@@ -332,7 +344,7 @@ def decoded(
         keys = jax.tree.map(lambda a, span=span: filled(a, span.stop), seen)
         found.append(in_float64(
             subject.compiled(("decode", executor, cached, revised), run),
-            subject.floats.params, queries["q"], keys[k], keys["v"], Slots(pos[:, span], idx[:, span]),
+            subject.floats.params, queries["q"], keys[k], keys[v], Slots(pos[:, span], idx[:, span]),
             Slots(filled(pos, span.stop), filled(idx, span.stop, -1)), (queries["features"], keys["features"]),
         ))  # fmt: skip
     return np.concatenate(found, axis=1)

@@ -28,9 +28,9 @@ def lagged(windows):
 
 @dataclasses.dataclass(frozen=True)
 class Lagged(Encoding):
-    """Keys and the layer's input are mixed with those before them, and features are added to keys."""
+    """Vectors and the layer's input are mixed with those before them, and features are added to keys."""
 
-    history = {"features": 3, "key": 2}
+    history = {"features": 3, "query": 1, "key": 2, "value": 3}
 
     def init(self, rng, dims):
         return {"w": jax.random.normal(rng, (dims.model_dim, dims.head_dim))}
@@ -38,8 +38,13 @@ class Lagged(Encoding):
     def features(self, params, x, pos, carry):
         return {"kept": jnp.tanh(lagged(x) @ params["w"])}, carry
 
+    def query(self, params, vectors, pos, features):
+        return lagged(vectors).astype(vectors.dtype)
+
     def key(self, params, vectors, pos, features):
         return (lagged(vectors) + features["kept"][:, None]).astype(vectors.dtype)
+
+    value = query
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +61,7 @@ def by_hand(params, x, project, pos, visible):
 
     q, k, v = project(x)
     k = lagged(k, 2) + np.tanh(lagged(x, 3) @ params["w"])[:, None]
+    q, v = lagged(q, 1), lagged(v, 3)
     group, o = q.shape[1] // k.shape[1], np.zeros((*q.shape[:2], v.shape[-1]))
     for i, h in np.ndindex(q.shape[:2]):
         seen = np.flatnonzero(visible[i])
@@ -208,12 +214,33 @@ def test_a_chain_has_raw_vectors_for_one_that_looks_back():
         Chain((rope, Lagged()))
     with pytest.raises(ConfigError, match="one of them"):
         Chain((Lagged(), Lagged()))
+    values = type("Values", (Lagged,), {"history": {"value": 3}, "__annotations__": {}})()
+    with pytest.raises(ConfigError, match=r"Values\(\) reads earlier vectors .* must come before RotatedValues"):
+        Chain((posx.encodings.ENCODINGS["rotated_values"](), values))
 
 
-@pytest.mark.parametrize("history", [{"query": 1}, {"value": 1}, {"key": 0}, {"key": True}, ("key",), {"bias": 2}])
+@pytest.mark.parametrize("history", [{"output": 1}, {"embed": 1}, {"key": 0}, {"key": True}, ("key",), {"bias": 2}])
 def test_a_history_with_wrong_hooks_or_counts_is_refused(history):
     with pytest.raises(ConfigError, match="tokens by hook, such as"):
         type("Odd", (Encoding,), {"history": history, "__annotations__": {}})
+
+
+def test_queries_that_look_back_need_windows_if_cut():
+    encoding, rng = posx.build(Lagged(), DIMS), np.random.default_rng(0)
+    params = encoding.init(jax.random.key(0), DIMS)
+    q, k, v, x = (rng.standard_normal((2, 5, *s)).astype(np.float32) for s in ((4, 6), (2, 6), (2, 6), (12,)))
+    pos = np.arange(5, dtype=np.int32)
+    wanted, slots = posx.attend(encoding, params, q, k, v, pos, x=x), posx.Slots(pos, pos)
+    features, _ = attention.batch_features(encoding, params, x, slots)
+
+    def last(q):
+        late = {name: a[:, 3:] for name, a in features.items()}
+        sides = posx.Slots(pos[3:], pos[3:]), slots
+        return posx.attend(encoding, params, q[:, 3:], k, v, *sides, features=(late, features))
+
+    assert_allclose(last(attention.seen_by(encoding, "query", q, pos)[0]), wanted[:, 3:], atol=1e-6)
+    with pytest.raises(ValueError, match=r"Give their windows \[b, q, 2, h, d\], posx.attention.seen_by"):
+        last(q)
 
 
 def test_a_history_of_a_hook_not_defined_is_refused_by_build():

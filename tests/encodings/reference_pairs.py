@@ -19,6 +19,9 @@ def outputs(parts, x, project, pos):
     q, k, v = project(x)
     k, v = (np.repeat(vectors, q.shape[1] // k.shape[1], axis=1) for vectors in (k, v))
     tokens = Tokens(x, q, k, pos)
+    for name, encoding, params in parts:
+        if name in VALUES:
+            v = VALUES[name](encoding, params, tokens, v)
     tau = logit_scale(parts, tokens)
     s = tau * inside(parts, tokens) / math.sqrt(q.shape[-1])
     for name, encoding, params in parts:
@@ -37,6 +40,9 @@ def outputs(parts, x, project, pos):
         if name == "shaw":
             rows = [[params["values"][reference.shaw_row(encoding, i, j)] for j in pos] for i in pos]
             o = o + np.einsum("hij,ijd->ihd", w, rows)
+    for name, encoding, params in reversed(parts):
+        if name in OUTPUTS:
+            o = OUTPUTS[name](encoding, params, tokens, o)
     return o
 
 
@@ -168,6 +174,26 @@ def darope(encoding, params, tokens, q, k):
     return tuple(turned(vectors, waves, "half_split") for vectors in (q, k))
 
 
+def accumulated_rope(encoding, params, tokens, q, k):
+    steps = reference_rotary.steps(encoding, params, tokens.x, tokens.pos)
+    angles = np.cumsum(steps, axis=0) * encoding.base ** (-np.arange(0, q.shape[-1], 2) / q.shape[-1])
+    waves = np.repeat(np.exp(1j * angles), q.shape[1] // steps.shape[1], axis=1)
+    return tuple(turned(vectors, waves, "half_split") for vectors in (q, k))
+
+
+def rotated_values(encoding, params, tokens, q, k):
+    return rope(encoding.base, params, tokens, q, k)
+
+
+def rotated(encoding, params, tokens, v):
+    return rope(encoding.base, params, tokens, v, v)[0]
+
+
+def rotated_back(encoding, params, tokens, o):
+    backwards = Tokens(tokens.x, tokens.q, tokens.k, -tokens.pos)
+    return rope(encoding.base, params, backwards, o, o)[0]
+
+
 def key_offset(encoding, params, tokens, q, k):
     before = np.concatenate([0 * k[:1], k[:-1]])
     return q, np.where(np.arange(k.shape[-1]) >= k.shape[-1] * (1 - encoding.share), before, k)
@@ -202,8 +228,11 @@ def transformer_xl(encoding, params, tokens):
 MAPS = {
     "rope": rope, "xpos": xpos, "self_extend": xpos, "dual_chunk": xpos, "pope": pope, "fope": fope,
     "selective_rope": selective_rope, "darope": darope, "key_offset": key_offset,
+    "accumulated_rope": accumulated_rope, "rotated_values": rotated_values,
     "transformer_xl": transformer_xl_map,
 }  # fmt: skip
+VALUES = {"rotated_values": rotated}
+OUTPUTS = {"rotated_values": rotated_back}
 INSIDE = {
     "shaw": of_vectors(reference.shaw, lambda _: 1),
     "transformer_xl": transformer_xl,

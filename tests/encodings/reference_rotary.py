@@ -3,6 +3,7 @@
 
 import math
 
+import jax
 import numpy as np
 
 from tests.encodings import reference
@@ -28,27 +29,67 @@ def with_offset(encoding, name, other, x, project, pos, visible):
     return reference.reference(name, other, {}, q, moved, v, pos.tolist(), pos.tolist(), visible)
 
 
-def selective_rope(encoding, params, x, project, pos, visible):
-    q, k, v = project(x)
+def rotated(turn, q, k, v, visible, values=False):
+    """Outputs if plane c of query i is rotated by turn(i, j, h, c) relative to key j, and also to value j.
+
+    Planes as complex numbers, channels c and c + d/2.
+    """
     (_, heads, width), group = q.shape, q.shape[1] // k.shape[1]
-    phi = np.array([selected(encoding, params, x, row) for row in visible])
-    o = np.zeros((*q.shape[:2], v.shape[-1]))
+    o, half = np.zeros((*q.shape[:2], v.shape[-1])), width // 2
     for i, h in np.ndindex(len(q), heads):
         seen = np.flatnonzero(visible[i])
-        logits = []
+        logits, moved = [], []
         for j in seen:
-            total = 0.0
-            for c in range(width // 2):
-                between = sum(phi[t, h // group, c] for t in seen if t > j)
-                turn = np.exp(1j * between * encoding.base ** (-2 * c / width))
-                left = complex(q[i, h, c], q[i, h, c + width // 2])
-                right = complex(k[j, h // group, c], -k[j, h // group, c + width // 2])
-                total += (left * right * turn).real
-            logits.append(total / math.sqrt(width))
+            turns = np.exp(1j * np.array([turn(i, j, h, c) for c in range(half)]))
+            left, right, value = (x[:half] + 1j * x[half:] for x in (q[i, h], k[j, h // group], v[j, h // group]))
+            logits.append((left * right.conj() * turns).real.sum() / math.sqrt(width))
+            value = value * turns.conj()
+            moved.append(np.concatenate([value.real, value.imag]) if values else v[j, h // group])
         w = np.exp(logits)
-        for weight, j in zip(w / w.sum(), seen, strict=True):
-            o[i, h] += weight * v[j, h // group]
+        for weight, value in zip(w / w.sum(), moved, strict=True):
+            o[i, h] += weight * value
     return o
+
+
+def along(steps, base, q, k, v, visible, values=False):
+    """Outputs if plane c of each token makes steps [t, g, c] times base^(-2c/d)."""
+    group, width = q.shape[1] // k.shape[1], q.shape[-1]
+
+    def turn(i, j, h, c):
+        between = [t for t in np.flatnonzero(visible[i]) if t > j]
+        return sum(steps[t, h // group, c] for t in between) * base ** (-2 * c / width)
+
+    return rotated(turn, q, k, v, visible, values)
+
+
+def selective_rope(encoding, params, x, project, pos, visible):
+    phi = np.array([selected(encoding, params, x, row) for row in visible])
+    return along(phi, encoding.base, *project(x), visible)
+
+
+def accumulated_rope(encoding, params, x, project, pos, visible, values=False):
+    return along(steps(encoding, params, x, pos), encoding.base, *project(x), visible, values)
+
+
+def steps(encoding, params, x, pos):
+    """The steps [t, g, c]. The random ones are those that JAX draws for a position."""
+    if not encoding.random:
+        return np.stack([np.tensordot(token, params["steps"], 1) for token in x])
+    shape = encoding.num_kv_heads, encoding.head_dim // 2
+    rngs = [jax.random.fold_in(jax.random.key(0), int(p)) for p in pos]
+    return np.stack([np.float64(jax.random.normal(rng, shape, np.float32)) for rng in rngs])
+
+
+def rotated_values(encoding, params, x, project, pos, visible):
+    base = encoding.base
+    if type(base).__name__ == "AccumulatedRope":
+        own = {name.removeprefix("base."): a for name, a in params.items()}
+        return accumulated_rope(base, own, x, project, pos, visible, values=True)
+
+    def turn(i, j, h, c):
+        return (pos[i] - pos[j]) * base.base ** (-2 * c / base.rotary_dim)
+
+    return rotated(turn, *project(x), visible, values=True)
 
 
 def selected(encoding, params, x, row):
@@ -100,5 +141,7 @@ def darope_angles(encoding, params, token, pos, width):
 
 
 OUTPUTS = {
-    "key_offset": key_offset, "key_offset+rope": key_offset_rope, "selective_rope": selective_rope, "darope": darope,
+    "darope": darope,
+    "key_offset": key_offset, "key_offset+rope": key_offset_rope, "selective_rope": selective_rope,
+    "accumulated_rope": accumulated_rope, "rotated_values": rotated_values,
 }  # fmt: skip

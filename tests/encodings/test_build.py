@@ -130,6 +130,7 @@ def test_params_follow_init_and_scope(case):
         ("darope", {"w": 0.1}),
         ("gape", {"w_g": 0.02, "w_l": 0.02}),
         ("selective_rope", {"down": 0.02, "up": 0.02, "kernel": 0.02}),
+        ("accumulated_rope", {"steps": 512**-0.5}),
         ("path", {"down": 0.02, "up": 0.02, "kernel": 0.02, "u": 0.02}),
     ],
 )
@@ -295,7 +296,7 @@ def test_a_wrong_spec_is_one_line_that_names_the_cause(spec, message):
 
 def test_odd_widths_are_refused_by_what_needs_pairs():
     dims = dataclasses.replace(DIMS, model_dim=13, head_dim=5)
-    for name in ("sinusoidal", "transformer_xl", "rope", "fope", "darope", "selective_rope"):
+    for name in ("sinusoidal", "transformer_xl", "rope", "fope", "darope", "selective_rope", "accumulated_rope"):
         with pytest.raises(ConfigError, match="even"):
             posx.build(name, dims)
     assert posx.build({"name": "rope", "rotary_dim": 4}, dims).rotary_dim == 4
@@ -346,6 +347,8 @@ ACTING = {
     "fope": ("query", "key"),
     "darope": ("features", "query", "key"),
     "selective_rope": ("features", "query", "key"),
+    "accumulated_rope": ("features", "query", "key"),
+    "rotated_values": ("query", "key", "value", "output"),
     "self_extend": ("query", "key", "score"),
     "dual_chunk": ("query", "key", "score"),
     "key_offset": ("key",),

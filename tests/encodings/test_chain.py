@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.contract import HOOKS, ByDistance, Chain, Composite, Encoding, Tabulated, Tile, acting
+from posx.contract import HOOKS, MAPS, ByDistance, Chain, Composite, Encoding, Tabulated, Tile, acting
 from posx.contract.facts import FACTS
 from posx.encodings import T5, Alibi, Deberta, Learned, Nope, Rope, Shaw, Sinusoidal, Tupe
 from posx.testing import check_encoding
@@ -35,7 +35,7 @@ class Affine(Encoding):
     def query(self, params, vectors, pos, features):
         return self.a * vectors + self.b
 
-    key = query
+    key = value = output = query
 
     def decay(self, params):
         return jnp.full((1, D), self.a)
@@ -64,10 +64,12 @@ FIRST, SECOND = Affine(2.0, 1.0), Affine(3.0, 5.0)
 BOTH = Chain((FIRST, SECOND))
 
 
-@pytest.mark.parametrize("hook", ["query", "key"])
+@pytest.mark.parametrize("hook", MAPS)
 def test_token_maps_apply_the_first_part_first(hook):
+    """Outputs are mapped by the last part first."""
     x = jnp.ones((1, 1, D))
-    assert_array_equal(getattr(BOTH, hook)({}, x, POS[:1], {}), 3 * (2 * x + 1) + 5)
+    wanted = 2 * (3 * x + 5) + 1 if hook == "output" else 3 * (2 * x + 1) + 5
+    assert_array_equal(getattr(BOTH, hook)({}, x, POS[:1], {}), wanted)
     assert_array_equal(BOTH.embed({}, x[0], POS[:1]), 3 * (2 * x[0] + 1) + 5)
 
 
@@ -264,6 +266,5 @@ def test_composite_passes_on_every_hook_and_fact():
     """A hook or fact that is new in the contract, and forgotten there, would be dropped without a word."""
     assert FACTS.keys() == {name for name, kind in Encoding.__annotations__.items() if "ClassVar" in str(kind)}
     assert {"acts_on", *HOOKS, *FACTS} <= vars(Composite).keys()
-    for cls in (Chain, Tabulated):
-        assert "init" in vars(cls) and Composite in cls.__mro__
+    assert "init" in vars(Composite) and issubclass(Chain, Composite) and issubclass(Tabulated, Composite)
     assert not vars(Chain).keys() & {*HOOKS, *FACTS}

@@ -20,6 +20,7 @@ WEIGHTS = projections(np.float64)
 NAMES = list(posx.ENCODINGS)
 MAPS_KEYS = (
     "tupe", "rope", "xpos", "pope", "fope", "darope", "selective_rope", "self_extend", "dual_chunk", "key_offset",
+    "accumulated_rope", "rotated_values",
 )  # fmt: skip
 #: One that maps and one that reads all that comes before it; the slow test has all pairs.
 WITH = ("rope", "dape")

@@ -268,6 +268,20 @@ class Raises(Encoding):
 
 
 @encoding
+class OutputsSomething(Encoding):
+    def output(self, params, vectors, pos, features):
+        return vectors + jnp.ones((), vectors.dtype)
+
+
+@encoding
+class CachesNoValue(Encoding):
+    """Its values depend on how many tokens are mapped at once."""
+
+    def value(self, params, vectors, pos, features):
+        return vectors * jnp.asarray(vectors.shape[0], vectors.dtype)
+
+
+@encoding
 class ResolvesOnAndOn(Encoding):
     gain: int = 1
 
@@ -294,7 +308,7 @@ READS_RAW_KEYS = "and a chain's cache may hold mapped keys. Declare reads_raw_ke
 #: An encoding that breaks the contract, the check that must see it, and a text of its message.
 BROKEN = [
     (FromPlaces(), "positions", "slots in another order: outputs off by"),
-    (FromPlaces(), "decode", "keys as projected, token by token: outputs off by"),
+    (FromPlaces(), "decode", "vectors as projected, token by token: outputs off by"),
     (SeesTheStart(), "shift_invariant", "moved by 1: outputs off by"),
     (SaysItSeesTheStart(), "shift_invariant", "but adding a constant to all positions changes nothing"),
     (LooksAhead(), "prefix", "if later tokens move too: outputs off by"),
@@ -304,7 +318,7 @@ BROKEN = [
     (ReachesNothing(), "reach", "reach = 5, but bias is already constant at shorter distances (largest change 0)"),
     (FadesNot(), "fades", "fades = True, but the bias is equal at distances 4096 and 8388608"),
     (PunishesThePast(), "causal_only", "causal_only = False, but later keys at all distances get the same terms"),
-    (CachesWhatChanges(), "decode", "keys as cached, token by token: outputs off by"),
+    (CachesWhatChanges(), "decode", "vectors as cached, token by token: outputs off by"),
     (CachesWhatItReads(), "decode", READS_RAW_KEYS),
     (CachesWhatItMultiplies(), "decode", READS_RAW_KEYS),
     (RunsOut(), "positions", "outputs at some position are NaN or infinite"),
@@ -318,9 +332,11 @@ BROKEN = [
     (BiasInBfloat16(), "hooks", "by_distance returns bfloat16 for float32 vectors, not float32"),
     (MixesTypes(), "hooks", "under strict rank and type promotion: MixesTypes().by_distance(params, [7]) raises"),
     (Counts(), "eager", "outside jit: by_distance.bias off by"),
-    (Forgets(), "decode", "keys as projected, token by token: outputs off by"),
+    (Forgets(), "decode", "vectors as projected, token by token: outputs off by"),
     (ComparesDistances(), "strips", "causal mask: outputs off by"),
     (Raises(), "decode", "raises IndexError: no neighbour"),
+    (OutputsSomething(), "padding", "dense: outputs of empty slots are not 0"),
+    (CachesNoValue(), "decode", "token by token: outputs off by"),
     (ResolvesOnAndOn(), "value", "resolve changes a value that is already resolved"),
 ]
 

@@ -26,6 +26,8 @@ PAIRS = {
     "fope": ({"base": 50.0}, {"base": 50.0, "seed": 1}),
     "darope": ({"base": 100.0}, {"original_len": 5}),
     "selective_rope": ({"base": 100.0}, {"base": 50.0}),
+    "accumulated_rope": ({"base": 100.0}, {"base": 50.0}),
+    "rotated_values": ({"base": "rope(base=100)"}, {"base": "rope(base=50)"}),
     "self_extend": ({"window": 3}, {"window": 3, "group": 2}),
     "dual_chunk": ({"chunk": 3, "window": 5}, {"chunk": 4, "window": 5}),
     "key_offset": ({"share": 0.5}, {"share": 1.0}),
