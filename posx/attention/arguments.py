@@ -31,20 +31,13 @@ def as_slots(given: Any) -> Slots:
     return given if isinstance(given, Slots) else Slots(given)
 
 
-def check_vectors(encoding: Encoding, q: Any, k: Any, v: Any, whole: bool) -> bool:
+def check_vectors(encoding: Encoding, q: Any, k: Any, v: Any) -> bool:
     """Return whether q are windows [b, q, 1 + n, h, d] of tokens, for an encoding whose `query` looks back n tokens.
 
-    Raises ValueError unless q, k and v are [b, q, h, d], [b, k, g, d], [b, k, g, d] with g dividing h. Windows must be
-    given if queries are not `whole` sequences.
+    Raises ValueError unless q, k and v are [b, q, h, d], [b, k, g, d], [b, k, g, d] with g dividing h.
     """
     back = encoding.history.get("query", 0)
     windows = back > 0 and q.ndim == 5 and q.shape[2] == 1 + back
-    if back and not (windows or whole):
-        raise ValueError(
-            f"{type(encoding).__name__} maps a query together with the {back} tokens before it. Give their windows "
-            f'[b, q, {1 + back}, h, d], posx.attention.seen_by(encoding, "query", q, idx)[0] of all tokens, instead of '
-            f"q {q.shape}."
-        )
     q = q[:, :, 0] if windows else q
     if q.ndim != 4 or k.ndim != 4 or k.shape != (*v.shape[:3], k.shape[3]) or q.shape[0] != k.shape[0]:
         raise ValueError(
@@ -153,13 +146,19 @@ def _settled(pos: Known, idx: Known) -> Known:
     return xp.where(empty, least, rows).reshape(pos.shape)
 
 
-def check_slots(encoding: Encoding, q: Slots, k: Slots, from_x: bool) -> None:
+def check_slots(encoding: Encoding, q: Slots, k: Slots, from_x: bool, windows: bool) -> None:
     """Raise ValueError if slots are known not to be in the order that the encoding needs.
 
     Features are made, and scores of whole rows of keys summed, from slot to slot. So documents must be one after the
     other, each in the order of arrival. No empty slots may be in between if features are made or neighbours are read.
+    Queries that look back need `windows` unless they are all tokens.
     """
     name = type(encoding).__name__
+    if (back := encoding.history.get("query", 0)) and not (windows or _same(q.idx, k.idx)):
+        raise ValueError(
+            f"{name} maps a query together with the {back} tokens before it. Give windows [b, q, {1 + back}, h, d] of "
+            'these queries, out of posx.attention.seen_by(encoding, "query", q, idx)[0] of all tokens.'
+        )
     if from_x and encoding.acts_on("features"):
         if not (_in_a_row(q) and _same(q.idx, k.idx)):
             raise ValueError(

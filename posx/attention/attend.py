@@ -130,11 +130,11 @@ def attend(
         raise ConfigError(
             f"{refused[-1]} is for causal masks: it does not support keys after the query. Give mask=posx.causal()."
         )
-    windows = check_vectors(encoding, q, k, v, whole=k_slots is None)
+    windows = check_vectors(encoding, q, k, v)
     given = as_slots(q_slots), as_slots(q_slots if k_slots is None else k_slots)
     q_at, k_at, in_order = both_sides(encoding, q.shape[:2], k.shape[:2], *given, k_clean=cached)
     check_tokens(encoding, q, k, x, features)
-    check_slots(encoding, q_at, k_at, from_x=x is not None)
+    check_slots(encoding, q_at, k_at, x is not None, windows)
     q, k, v = (sharding.shard(x, axis=x.ndim - 2, over=sharding.head_axis(*k.shape[0::2])) for x in (q, k, v))
     q_features, k_features = features or ({}, {})
     if not in_order:

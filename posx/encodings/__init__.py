@@ -16,6 +16,7 @@ from posx.encodings.accumulated_rope import AccumulatedRope
 from posx.encodings.adaptive_temperature import AdaptiveTemperature
 from posx.encodings.alibi import Alibi
 from posx.encodings.bam import Bam
+from posx.encodings.canon import Canon
 from posx.encodings.cope import Cope
 from posx.encodings.dape import Dape
 from posx.encodings.darope import Darope
@@ -60,9 +61,9 @@ from posx.lazy import modules_of
 #: Every encoding by name, its class in snake case.
 ENCODINGS: dict[str, type[Encoding]] = {snake_case(cls): cls for cls in (
     Nope, Sinusoidal, Learned, Shaw, TransformerXL, T5, Tupe, Deberta, Rope, Xpos, Pope, Fope, Darope, SelectiveRope,
-    AccumulatedRope, RotatedValues, SelfExtend, DualChunk, KeyOffset, Alibi, Fox, Cope, Dape, Inkling, GrapeA, Gape,
-    Path, Kerple, Bam, Sandwich, Fire, DynamicBias, Nape, LogLength, Ssmax, Llama4Temperature, AdaptiveTemperature,
-    LearnedSinks,
+    AccumulatedRope, RotatedValues, SelfExtend, DualChunk, KeyOffset, Canon, Alibi, Fox, Cope, Dape, Inkling, GrapeA,
+    Gape, Path, Kerple, Bam, Sandwich, Fire, DynamicBias, Nape, LogLength, Ssmax, Llama4Temperature,
+    AdaptiveTemperature, LearnedSinks,
 )}  # fmt: skip
 
 #: The name of a combination of encodings in a mapping. A text has + instead.
@@ -248,7 +249,7 @@ def _called(name: str, function: Callable, /, *args: Any, **fields: Any) -> Any:
 
 __all__ = [
     "CHAIN", "ENCODINGS", "HOOKS", "RULES", "T5", "About", "AccumulatedRope", "AdaptiveTemperature", "Alibi", "Bam",
-    "ByDistance", "Chain", "Cope", "Dape", "Darope", "Deberta", "Dims", "DualChunk", "DynamicBias", "Encoding",
+    "ByDistance", "Canon", "Chain", "Cope", "Dape", "Darope", "Deberta", "Dims", "DualChunk", "DynamicBias", "Encoding",
     "Features", "Fire", "Fope", "Fox", "FrequencyRule", "Gape", "GrapeA", "Inkling", "Kerple", "KeyOffset", "Learned",
     "LearnedSinks", "Llama4Temperature", "LogLength", "Nape", "Nope", "Params", "Path", "Pope", "Rope", "RotatedValues",
     "Sandwich", "SelectiveRope", "SelfExtend", "Shaw", "Sinusoidal", "Ssmax", "Tile", "TransformerXL", "Tupe", "Xpos",

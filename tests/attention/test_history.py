@@ -239,7 +239,7 @@ def test_queries_that_look_back_need_windows_if_cut():
         return posx.attend(encoding, params, q[:, 3:], k, v, *sides, features=(late, features))
 
     assert_allclose(last(attention.seen_by(encoding, "query", q, pos)[0]), wanted[:, 3:], atol=1e-6)
-    with pytest.raises(ValueError, match=r"Give their windows \[b, q, 2, h, d\], posx.attention.seen_by"):
+    with pytest.raises(ValueError, match=r"Lagged maps a query .* Give windows \[b, q, 2, h, d\] of these queries"):
         last(q)
 
 

@@ -58,6 +58,8 @@ SPECS: dict[str, Any] = {
     "dual_chunk-half": {"name": "dual_chunk", "chunk": 3, "window": 3, "rope": {"name": "rope", "rotary_dim": 4}},
     "key_offset": "key_offset",
     "key_offset-rope": ["key_offset", {"name": "rope", "rotary_dim": 2}],
+    "canon": "canon",
+    "canon-rope": [{"name": "canon", "kernel": 2}, "rope"],
     "alibi": "alibi",
     "cope": {"name": "cope", "num_positions": 5},
     "cope-unscaled": {"name": "cope", "num_positions": 20, "scaled": False, "per_layer": False},

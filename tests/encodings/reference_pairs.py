@@ -199,6 +199,21 @@ def key_offset(encoding, params, tokens, q, k):
     return q, np.where(np.arange(k.shape[-1]) >= k.shape[-1] * (1 - encoding.share), before, k)
 
 
+def canon(encoding, params, tokens, q, k):
+    return convolved(params["query"], q), convolved(params["key"], k)
+
+
+def canon_values(encoding, params, tokens, v):
+    return convolved(params["value"], v)
+
+
+def convolved(kernel, x):
+    kernel, found = np.repeat(kernel, x.shape[1] // kernel.shape[1], axis=1), x.copy()
+    for n, row in enumerate(kernel):
+        found[n:] += row * x[: len(x) - n]
+    return found
+
+
 def transformer_xl_map(encoding, params, tokens, q, k):
     return q + params["u"], k
 
@@ -229,9 +244,9 @@ MAPS = {
     "rope": rope, "xpos": xpos, "self_extend": xpos, "dual_chunk": xpos, "pope": pope, "fope": fope,
     "selective_rope": selective_rope, "darope": darope, "key_offset": key_offset,
     "accumulated_rope": accumulated_rope, "rotated_values": rotated_values,
-    "transformer_xl": transformer_xl_map,
+    "canon": canon, "transformer_xl": transformer_xl_map,
 }  # fmt: skip
-VALUES = {"rotated_values": rotated}
+VALUES = {"rotated_values": rotated, "canon": canon_values}
 OUTPUTS = {"rotated_values": rotated_back}
 INSIDE = {
     "shaw": of_vectors(reference.shaw, lambda _: 1),

@@ -29,6 +29,27 @@ def with_offset(encoding, name, other, x, project, pos, visible):
     return reference.reference(name, other, {}, q, moved, v, pos.tolist(), pos.tolist(), visible)
 
 
+def canon(encoding, params, x, project, pos, visible):
+    return with_canon(params, "nope", None, project(x), pos, visible)
+
+
+def canon_rope(encoding, params, x, project, pos, visible):
+    own = {name.removeprefix("0."): a for name, a in params.items()}
+    return with_canon(own, "rope", encoding.parts[1], project(x), pos, visible)
+
+
+def with_canon(params, name, other, projected, pos, visible):
+    """What `other` gives for vectors with those of earlier tokens of the document added, each times its numbers."""
+    mixed = [
+        np.stack([
+            vectors[t] + sum(a * vectors[s] for a, s in zip(params[hook], np.flatnonzero(row)[::-1]))  # noqa: B905
+            for t, row in enumerate(visible)
+        ])
+        for hook, vectors in zip(("query", "key", "value"), projected, strict=True)
+    ]  # fmt: skip
+    return reference.reference(name, other, {}, *mixed, pos.tolist(), pos.tolist(), visible)
+
+
 def rotated(turn, q, k, v, visible, values=False):
     """Outputs if plane c of query i is rotated by turn(i, j, h, c) relative to key j, and also to value j.
 
@@ -144,4 +165,5 @@ OUTPUTS = {
     "darope": darope,
     "key_offset": key_offset, "key_offset+rope": key_offset_rope, "selective_rope": selective_rope,
     "accumulated_rope": accumulated_rope, "rotated_values": rotated_values,
+    "canon": canon, "canon+rope": canon_rope,
 }  # fmt: skip

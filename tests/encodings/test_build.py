@@ -131,6 +131,7 @@ def test_params_follow_init_and_scope(case):
         ("gape", {"w_g": 0.02, "w_l": 0.02}),
         ("selective_rope", {"down": 0.02, "up": 0.02, "kernel": 0.02}),
         ("accumulated_rope", {"steps": 512**-0.5}),
+        ("canon", {"query": 12**-0.5, "key": 12**-0.5, "value": 12**-0.5}),
         ("path", {"down": 0.02, "up": 0.02, "kernel": 0.02, "u": 0.02}),
     ],
 )
@@ -280,6 +281,8 @@ def test_every_training_length_builds(name, length):
         ({"name": "selective_rope", "kernel": 1}, r"selective_rope: kernel=1 must be at least 2"),
         ({"name": "key_offset", "share": 0.0}, r"key_offset: share=0\.0 must be above 0"),
         ({"name": "key_offset", "share": 1.5}, r"key_offset: share=1\.5 must be at most 1"),
+        ({"name": "canon", "kernel": 1}, r"canon: kernel=1 must be at least 2"),
+        (["rope", "canon"], r"Canon\(kernel=4\) reads earlier .* must come before Rope"),
         (["rope", "key_offset"], r"KeyOffset\(share=0\.5\) reads earlier .* must come before Rope"),
         ({"name": "alibi", "num_heads": 0}, r"alibi: num_heads=0"),
         ([], r"a chain needs at least one encoding"),
@@ -352,6 +355,7 @@ ACTING = {
     "self_extend": ("query", "key", "score"),
     "dual_chunk": ("query", "key", "score"),
     "key_offset": ("key",),
+    "canon": ("query", "key", "value"),
     "alibi": ("by_distance",),
     "cope": ("score",),
     "dape": ("by_distance", "score"),  # its base acts by distance: the bias is read in `score`

@@ -20,7 +20,7 @@ WEIGHTS = projections(np.float64)
 NAMES = list(posx.ENCODINGS)
 MAPS_KEYS = (
     "tupe", "rope", "xpos", "pope", "fope", "darope", "selective_rope", "self_extend", "dual_chunk", "key_offset",
-    "accumulated_rope", "rotated_values",
+    "accumulated_rope", "rotated_values", "canon",
 )  # fmt: skip
 #: One that maps and one that reads all that comes before it; the slow test has all pairs.
 WITH = ("rope", "dape")
@@ -32,7 +32,9 @@ def project(x):
 
 def refusal(first, second):
     """What the message says of a pair that cannot be; "" for all others."""
-    if second == "key_offset" and first in MAPS_KEYS:
+    if (second == "key_offset" and first in MAPS_KEYS) or (
+        second == "canon" and first in (*MAPS_KEYS, "transformer_xl")
+    ):
         return "reads earlier vectors before any map"
     if first == "pope" and second in (*MAPS_KEYS, "transformer_xl"):
         return r"maps the channels of a head, but .* before it"

@@ -31,6 +31,7 @@ PAIRS = {
     "self_extend": ({"window": 3}, {"window": 3, "group": 2}),
     "dual_chunk": ({"chunk": 3, "window": 5}, {"chunk": 4, "window": 5}),
     "key_offset": ({"share": 0.5}, {"share": 1.0}),
+    "canon": ({"kernel": 3}, {"kernel": 3}),
     "alibi": ({"num_heads": 4}, {"num_heads": 4}),
     "xpos": ({"scale_base": 8.0}, {"scale_base": 20.0}),
     "fox": ({"gate": "forget"}, {"gate": "cable"}),
