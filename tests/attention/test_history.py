@@ -230,13 +230,14 @@ def test_queries_that_look_back_need_windows_if_cut():
     params = encoding.init(jax.random.key(0), DIMS)
     q, k, v, x = (rng.standard_normal((2, 5, *s)).astype(np.float32) for s in ((4, 6), (2, 6), (2, 6), (12,)))
     pos = np.arange(5, dtype=np.int32)
-    wanted, slots = posx.attend(encoding, params, q, k, v, pos, x=x), posx.Slots(pos, pos)
+    run, slots = jax.jit(posx.attend, static_argnums=0), posx.Slots(pos, pos)
+    wanted = run(encoding, params, q, k, v, pos, x=x)
     features, _ = attention.batch_features(encoding, params, x, slots)
 
     def last(q):
         late = {name: a[:, 3:] for name, a in features.items()}
         sides = posx.Slots(pos[3:], pos[3:]), slots
-        return posx.attend(encoding, params, q[:, 3:], k, v, *sides, features=(late, features))
+        return run(encoding, params, q[:, 3:], k, v, *sides, features=(late, features))
 
     assert_allclose(last(attention.seen_by(encoding, "query", q, pos)[0]), wanted[:, 3:], atol=1e-6)
     with pytest.raises(ValueError, match=r"Lagged maps a query .* Give windows \[b, q, 2, h, d\] of these queries"):

@@ -17,10 +17,11 @@ POS = np.arange(T, dtype=np.int32)
 Q, K, V = vectors(T, H, D), vectors(T, G, D, seed=1), vectors(T, G, D, seed=2)
 CANON = posx.build("canon", DIMS)
 PARAMS = params_of(CANON)
+jit_attend = jax.jit(posx.attend, static_argnums=0, static_argnames="mask")
 
 
 def outputs(spec, params, pos=POS, v=V):
-    return np.asarray(posx.attend(posx.build(spec, DIMS), params, Q[None], K[None], v[None], pos)[0])
+    return np.asarray(jit_attend(posx.build(spec, DIMS), params, Q[None], K[None], v[None], pos)[0])
 
 
 def mapped(hook, x):
@@ -60,7 +61,7 @@ def test_a_kernel_of_keys_can_be_the_key_offset():
 def test_rope_rotates_what_canon_has_mixed():
     """Canon sees vectors as projected: `canon+rope` is RoPE on the vectors that canon returns."""
     mixed = (mapped(*given)[None] for given in (("query", Q), ("key", K), ("value", V)))
-    wanted = posx.attend(posx.build("rope", DIMS), {}, *mixed, POS)[0]
+    wanted = jit_attend(posx.build("rope", DIMS), {}, *mixed, POS)[0]
     assert_allclose(outputs("canon+rope", {f"0.{name}": a for name, a in PARAMS.items()}), wanted, atol=1e-5)
 
 
@@ -68,7 +69,7 @@ def test_canon_of_values_alone_reaches_three_tokens_back():
     params = {name: 0 * a for name, a in PARAMS.items()} | {"value": PARAMS["value"]}
 
     def last(v):
-        one = posx.attend(CANON, params, Q[None], K[None], v[None], POS, mask=posx.window(1))
+        one = jit_attend(CANON, params, Q[None], K[None], v[None], POS, mask=posx.window(1))
         return one[0, -1].sum()
 
     moved = np.abs(jax.grad(last)(V)).max(axis=(1, 2)) > 0

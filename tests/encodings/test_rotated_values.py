@@ -16,11 +16,12 @@ POS = np.arange(T, dtype=np.int32)
 Q, K, V = vectors(T, H, D), vectors(T, G, D, seed=1), vectors(T, G, D, seed=2)
 ROPE = posx.build("rope", DIMS)
 ROTATED = posx.build("rotated_values", DIMS)
+jit_attend = jax.jit(posx.attend, static_argnums=0, static_argnames="mask")
 
 
 def outputs(encoding, q, k, v, params=None, x=None, mask=posx.causal()):
     x = None if x is None else x[None]
-    return np.asarray(posx.attend(encoding, params or {}, q[None], k[None], v[None], POS, x=x, mask=mask)[0])
+    return np.asarray(jit_attend(encoding, params or {}, q[None], k[None], v[None], POS, x=x, mask=mask)[0])
 
 
 def test_an_own_value_arrives_as_it_was():
