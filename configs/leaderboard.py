@@ -19,7 +19,7 @@ CONTENT = ("fox", "fox(gate=cable)", "cope", "dape", "dape(kernel=3)", "inkling"
 ROTARY = ("xpos", "pope", "selective_rope", "fope", "key_offset")
 SSMAX = ("rope+ssmax", "rope+ssmax(initial=0.31)", "ssmax")  # 0.31: 1 / mean(ln n) over 64 tokens
 LOGIT_SCALES = ("rope+log_length", *SSMAX, "rope+llama4_temperature", "rope+adaptive_temperature")
-#: Slow planes that stand still or follow the content, accumulated rotations, and rotations beside a penalty of far keys.
+#: Slow planes that stand still or follow the content, accumulated rotations, rotations beside a penalty of far keys.
 CONTROLS = (
     "rope(frequencies=whole_turns)", "darope", "rope+gape", "path+fox", "path+alibi", "accumulated_rope",
     "accumulated_rope(random=True)", "rotated_values(base=accumulated_rope)",
