@@ -12,13 +12,15 @@ import functools
 import inspect
 import re
 import shutil
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from experiments import tables
 from experiments.leaderboard import leaderboard
 from experiments.tables import HERE, load
-from posx import plots
+from posx import plots, report
 from posx.commands.encodings import facts_of, fields_of
 from posx.contract import HOOKS, Encoding, acting, parts
 from posx.contract.facts import FACTS
@@ -45,6 +47,8 @@ STUDIES = {
     "faults": "Provoked faults and their outcomes",
     "quick": "The quickstart's figure",
 }
+#: The studies that have an interactive page, and the part of their data that it shows.
+REPORTS = {"train_short_test_long": "study", "leaderboard": "cells", "variants": ""}
 MEASURED = (
     "Every entry has 4 layers, width 128 and 4 heads, and was trained on windows of L = 64 bytes of novels. "
     "Perplexities are of 262,144 targets in non-overlapping windows: the mean over seeds ± one standard deviation. "
@@ -269,6 +273,8 @@ def _write_results(folder: Path) -> None:
         text = re.sub(r"\]\((\w+\.png)\)", rf"]({study}/\1)", text)
         text = re.sub(r"\]\(\.\./(\w+)/README\.md(#[\w-]+)?\)", r"](\1.md\2)", text)
         text = re.sub(r"\[([^\]]*)\]\(([^)]*)\)", _site_link, text)
+        if study in REPORTS:
+            text = text.replace("\n\n", f"\n\n{_report(study, folder)}\n\n", 1)
         (folder / f"{study}.md").write_text(text, encoding="utf-8")
     names = "\n".join(STUDIES)
     rows = [[f"[{title}]({study}.md)", _question(study)] for study, title in STUDIES.items()]
@@ -277,6 +283,16 @@ def _write_results(folder: Path) -> None:
         f"what may be concluded.\n\n{_table(('study', 'question'), rows)}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
     )
     (folder / "index.md").write_text(index, encoding="utf-8")
+
+
+def _report(study: str, folder: Path) -> str:
+    """Write the interactive page of a study from its committed rows, and return the link to it."""
+    page = folder / study / "report.html"
+    with tempfile.TemporaryDirectory() as place:
+        part = Path(place) / study
+        tables.unpack([run for run in load(study) if run.get("part", "") == REPORTS[study]], part)
+        report.write([part], page)
+    return f"The curves, tables and verdicts with switches: [one interactive page]({study}/report.html), a single file."
 
 
 def _site_link(link: re.Match[str]) -> str:

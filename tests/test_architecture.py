@@ -24,6 +24,7 @@ LAYERS = [
     ("generate", "training/", "testing/"),
     ("runs/",),
     ("sweeps/", "plots/", "__init__"),
+    ("report/",),
     ("commands/", "lm_eval"),
     ("cli",),
 ]

@@ -115,6 +115,12 @@ _OWN: dict[str, Command] = {
         {"json": (False, "print the verdicts as JSON lines")},
         operand="RUN ...",
     ),
+    "report": Command(
+        "one HTML page out of stored rows, with switches, tables and verdicts",
+        ("Sweeps", "docs/guides/sweeps.md"),
+        {"out": ("report.html", "the file to write")},
+        operand="RUN_OR_SWEEP ...",
+    ),
     "export": Command(
         "a trained run as one file, or as a folder of Hugging Face's",
         ("Reproducing a run", "docs/guides/reproducing.md"),
@@ -177,6 +183,7 @@ COMMANDS = {name: command._replace(flags={**COMMON, **command.flags}) for name, 
 #: The files of commands that share one; that of another command has its name.
 FILES = {
     **dict.fromkeys(("plot", "export", "import", "generate"), "results"),
+    **dict.fromkeys(("compare", "report"), "compare"),
     **dict.fromkeys(("check", "doctor"), "checks"),
 }
 

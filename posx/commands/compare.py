@@ -1,4 +1,4 @@
-"""`posx compare`: a verdict on each pair of runs."""
+"""`posx compare` and `posx report`: several runs beside each other, out of stored rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from posx.commands import work_folder
 from posx.errors import ConfigError, WorkdirError
+from posx.machine.guard import start_devices
 from posx.plots.rows import PROTOCOLS, read_several
 from posx.plots.verdicts import Verdict, verdicts
 
 
 def run_compare(values: dict[str, Any], _: None) -> None:
     """Print which runs are better. Raises ConfigError if they cannot be compared, WorkdirError without results."""
-    folders = [work_folder({"workdir": name}) for name in values["operand"]]
-    folders += [work_folder(values)] if values["workdir"] or not folders else []
+    folders = _folders(values)
     if values["dry_run"]:
         print(f"would compare the runs in {', '.join(map(str, folders))}")
         return
@@ -30,6 +30,26 @@ def run_compare(values: dict[str, Any], _: None) -> None:
         raise ConfigError(f"{_listed(folders)}: {error}") from None
     for line in (json.dumps(verdict._asdict()) for verdict in found) if values["json"] else _lines(found):
         print(line)
+
+
+def run_report(values: dict[str, Any], _: None) -> None:
+    """Write a page on runs and print its path. Raises ConfigError, WorkdirError."""
+    folders, out = _folders(values), Path(values["out"]).expanduser().resolve()
+    if out.suffix not in (".html", ".htm"):
+        raise ConfigError(f"--out={values['out']}: the file's name must end with .html.")
+    if values["dry_run"]:
+        print(f"would write {out} on the runs in {', '.join(map(str, folders))}")
+        return
+    start_devices()
+    from posx import report  # Matplotlib: once the words are known to be right
+
+    runs = report.write(folders, out)
+    print(f"{out}  {runs} runs, {out.stat().st_size:,} bytes")
+
+
+def _folders(values: dict[str, Any]) -> list[Path]:
+    folders = [work_folder({"workdir": name}) for name in values["operand"]]
+    return folders + ([work_folder(values)] if values["workdir"] or not folders else [])
 
 
 def _listed(folders: Sequence[Path]) -> str:

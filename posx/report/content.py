@@ -1,0 +1,196 @@
+"""The contents of a report as plain JSON: curves, points, verdicts, training, settings, and what was left out.
+
+It is computed from stored rows alone, by the functions that draw the figures. The page's script only chooses and draws.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from posx.config import base_config, run_config
+from posx.errors import ConfigError, PosxError
+from posx.evaluation.statistics import horizon
+from posx.files import lines
+from posx.files.rows import number
+from posx.plots import captions, effects, look, pictures
+from posx.plots.groups import Curve, Panel, curves_of_runs, panels
+from posx.plots.points import averaged, bits_curves, local, perplexity_curves, ratio_curves
+from posx.plots.rows import FAILED, PER_POSITION, PROTOCOLS, Row, Run, read_several, unfinished
+from posx.plots.verdicts import verdicts
+from posx.runs.folder import name_of, run_folders
+
+#: The measures of the main chart: their titles, and the curves of a panel.
+MEASURES = {
+    "ppl": ("perplexity per token", perplexity_curves),
+    "bpb": ("bits per byte", bits_curves),
+    "R_k": ("R_k = PPL(kL) / PPL(L)", ratio_curves),
+}
+#: Points of a training curve.
+MOST_STEPS = 120
+#: Pictures of encodings, of about 50 kB each.
+MOST_PICTURES = 12
+#: Columns of a row that the page offers as a table.
+COLUMNS = (
+    "run_id", "encoding", "train_len", "seed", "protocol", "stride", "eval_len", "status", "num_targets", "nll", "ppl",
+    "bpb", "nll_interval", "step", "hash", "data_digest", "tokenizer", "targets",
+)  # fmt: skip
+
+
+def content(folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the contents of a report on the runs at or below `folders`. Raises WorkdirError for a missing folder."""
+    stored = read_several(folders)
+    missing = {path: why for folder in folders for path, why in unfinished(folder).items()}
+    drawn = [row for row in stored if row["protocol"] != PER_POSITION or row.get("position_nll")]
+    split = panels(drawn, missing)
+    windows = [panel for panel in split if panel.protocol != PER_POSITION]
+    positions = [panel for panel in split if panel.protocol == PER_POSITION]
+    curves = curves_of_runs(row.run for row in stored)
+    return {
+        "curves": [_curve(curve) for curve in curves],
+        "panels": [_panel(panel, curves) for panel in windows],
+        "points": [point for n, panel in enumerate(windows) for point in _points(n, panel, curves)],
+        "table": [line for n, panel in enumerate(windows) for line in _table(n, panel, curves)],
+        "positions": [_panel(panel, curves) | {"points": list(_positions(panel, curves))} for panel in positions],
+        "training": list(_training(folders, curves)),
+        **_verdicts(stored, curves),
+        "settings": [_settings(curve.runs[0]) for curve in curves],
+        "pictures": [picture for folder in folders for picture in _pictures(folder)][:MOST_PICTURES],
+        "columns": COLUMNS,
+        "rows": [[_plain(row.get(name)) for name in COLUMNS] for row in stored],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has: None for what is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    dashes = curve.look.dashes if isinstance(curve.look.dashes, tuple) else (0, ())
+    return {
+        "label": curve.label, "encoding": curve.runs[0].text, "train_len": curve.runs[0].train_len,
+        "color": curve.look.color, "dash": [3 * size for size in dashes[1]], "runs": [run.path for run in curve.runs],
+    }  # fmt: skip
+
+
+def _place(curve: Curve, curves: Sequence[Curve]) -> int:
+    """Return the number of the curve of all that has these runs."""
+    return next(n for n, one in enumerate(curves) if curve.runs[0] in one.runs)
+
+
+def _panel(panel: Panel, curves: Sequence[Curve]) -> dict[str, Any]:
+    rule = PROTOCOLS.get(panel.protocol, panel.protocol) + (f", stride {panel.stride}" if panel.stride else "")
+    notes = captions.notes([panel], perplexity_curves(panel)) if panel.protocol != PER_POSITION else []
+    warning = captions.mixture(panel.rows)
+    return {
+        "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len, "protocol": panel.protocol,
+        "facts": captions.facts([panel]), "notes": [*([warning] if warning else []), *notes],
+        "curves": sorted(_place(curve, curves) for curve in panel.curves),
+    }  # fmt: skip
+
+
+def _points(number_of_panel: int, panel: Panel, curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
+    """Yield a point for each measure, curve and window of a panel."""
+    for measure, (_, made) in MEASURES.items():
+        for curve in made(panel):
+            for point in curve.points:
+                low, high = point.interval or (None, None)
+                yield {
+                    "panel": number_of_panel, "measure": measure, "curve": _place(curve, curves),
+                    "x": round(point.x * (panel.train_len if measure == "R_k" else 1)), "mean": _plain(point.mean),
+                    "values": list(point.values), "low": low, "high": high,
+                    "failed": ", ".join(sorted({FAILED[kind] for kind in point.failures})),
+                }  # fmt: skip
+
+
+def _table(number_of_panel: int, panel: Panel, curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
+    """Yield the cells of each curve of a panel: seeds, perplexity and bits at L, R_k, and the 1 % horizon."""
+    found = {name: {curve.label: curve.points for curve in made(panel)} for name, (_, made) in MEASURES.items()}
+    for curve in panel.curves:
+        at_train = {name: _at(points.get(curve.label, ()), panel.train_len) for name, points in found.items()}
+        ratios = {point.x: point.mean for point in found["R_k"].get(curve.label, ())}
+        yield {
+            "panel": number_of_panel, "curve": _place(curve, curves), "seeds": len(curve.runs),
+            "ppl": at_train["ppl"], "bpb": at_train["bpb"],
+            "ratios": {f"{k:g}": _plain(value) for k, value in ratios.items() if k > 1},
+            "horizon": horizon(ratios) if any(k > 1 and math.isfinite(ratio) for k, ratio in ratios.items()) else None,
+        }  # fmt: skip
+
+
+def _at(points: Sequence[Any], x: float) -> float | None:
+    return next((_plain(point.mean) for point in points if point.x == x), None)
+
+
+def _positions(panel: Panel, curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
+    for curve in averaged(panel, local):
+        for point in curve.points:
+            low, high = _plain(point.low), _plain(point.high)
+            yield {"curve": _place(curve, curves), "x": point.x, "mean": _plain(point.mean), "low": low, "high": high}
+
+
+def _training(folders: Sequence[Path], curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
+    """Yield the losses of each run by step, with the seconds of its last attempts and the tokens."""
+    places = {run.path.rpartition("/")[2]: n for n, curve in enumerate(curves) for run in curve.runs}
+    for path in (path for folder in folders for path in run_folders(folder, "metrics.jsonl")):
+        steps: dict[int, tuple[float, int, float]] = {}
+        seconds, before = 0.0, 0
+        for row in lines.read(path / "metrics.jsonl"):
+            step, tokens, loss = (number(row.get(name)) for name in ("step", "tokens", "loss"))
+            speed = number(row.get("tokens_per_second"))
+            if step is None or tokens is None or loss is None:
+                continue
+            seconds += max(tokens - before, 0) / speed if speed else 0.0
+            before = max(before, int(tokens))
+            steps[int(step)] = (loss, int(tokens), seconds)
+        if steps and path.name in places:
+            every = -(-len(steps) // MOST_STEPS)
+            kept = [(step, *steps[step]) for step in sorted(steps)][::-1][::every][::-1]
+            yield {"curve": places[path.name], "run": name_of(path, path.parent), "steps": kept}
+
+
+def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
+    """Return the verdicts on all pairs as short rows, or why there are none.
+
+    A row is [curve, other curve, number of its place, ratio, low, high]. A place is [protocol, stride, window].
+    """
+    try:
+        found = verdicts(stored)
+    except ConfigError as error:
+        return {"verdicts": [], "places": [], "no_verdicts": str(error)}
+    numbers = {curve.label: n for n, curve in enumerate(curves)}
+    places = list(dict.fromkeys((one.protocol, one.stride, one.eval_len) for one in found))
+    short = [
+        [numbers[one.one], numbers[one.other], places.index((one.protocol, one.stride, one.eval_len))]
+        + [value and float(f"{value:.5g}") for value in (one.ratio, one.low, one.high)]
+        for one in found
+    ]
+    return {"verdicts": short, "places": places, "no_verdicts": ""}
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """Return the settings of a run that differ from the defaults of its encoding."""
+    try:
+        usual = run_config(base_config(run.text.partition(" ")[0])).settings
+    except PosxError:  # a class of the user's own that is not at hand
+        usual = run_config(base_config("nope")).settings
+    given = {name: value for name, value in run.settings.items() if not name.startswith(("layers.", "encoding."))}
+    differ = {name: value for name, value in given.items() if name in usual and _listed(value) != _listed(usual[name])}
+    return {name: str(_listed(value)) for name, value in sorted(differ.items())}
+
+
+def _pictures(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield (title, PNG as a data URL) of each encoding that a run with a checkpoint has trained."""
+    for subject in effects.encodings_of(folder):
+        if subject.trained:
+            with look.style(), io.BytesIO() as file:
+                pictures.encodings([subject]).savefig(file, format="png", dpi=70, bbox_inches="tight")
+                yield subject.name, f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,337 @@
+// The script of a report: it chooses among the numbers in the page, and draws them with Vega-Lite.
+// Texts reach the page by textContent alone, so that no name of a run is read as HTML.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const MEASURES = { ppl: "perplexity per token", bpb: "bits per byte", R_k: "R_k = PPL(kL) / PPL(L)" };
+const MOST_CURVES = 30; // that are drawn at first
+const MOST_ROWS = 500; // of the list of all rows
+const $ = (id) => document.getElementById(id);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const shown = new Set();
+
+function element(name, text, ...children) {
+  const made = document.createElement(name);
+  if (text !== undefined && text !== null) made.textContent = text;
+  made.append(...children);
+  return made;
+}
+
+function number(value, digits = 4) {
+  if (value === null || value === undefined) return "-";
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-4) return value.toExponential(digits - 1);
+  const places = Math.max(digits - 1 - Math.floor(Math.log10(size)), 0);
+  return value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
+}
+
+function colorOf(n) {
+  const { color } = data.curves[n];
+  if (!dark.matches) return color;
+  const parts = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+  return "#" + parts.map((part) => Math.round(part + 0.4 * (255 - part)).toString(16).padStart(2, "0")).join("");
+}
+
+// ---- charts ----
+
+function scales(curves) {
+  const labels = curves.map((n) => data.curves[n].label);
+  const dashes = curves.map((n) => (data.curves[n].dash.length ? data.curves[n].dash : [1, 0]));
+  return {
+    color: { field: "label", type: "nominal", legend: null, scale: { domain: labels, range: curves.map(colorOf) } },
+    strokeDash: { field: "label", type: "nominal", legend: null, scale: { domain: labels, range: dashes } },
+    detail: { field: "run", type: "nominal" },
+  };
+}
+
+function config() {
+  const style = getComputedStyle(document.body);
+  const [ink, line] = [style.color, style.getPropertyValue("--line").trim()];
+  const axis = { labelColor: ink, titleColor: ink, gridColor: line, domainColor: line, tickColor: line };
+  return { background: null, font: "system-ui, sans-serif", axis, view: { stroke: null }, line: { strokeWidth: 2 } };
+}
+
+function tooltip(handler, event, item, value) {
+  const tip = $("tip");
+  tip.hidden = !value || !value.text;
+  if (tip.hidden) return;
+  tip.textContent = value.text;
+  tip.style.left = `${Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8)}px`;
+  tip.style.top = `${Math.min(event.clientY + 12, innerHeight - tip.offsetHeight - 8)}px`;
+}
+
+async function draw(id, description, layer, values) {
+  if (!values.length) {
+    $(id).replaceChildren(element("p", "Nothing to draw here for the curves that are ticked."));
+    return;
+  }
+  const width = Math.max($(id).clientWidth - 70, 200);
+  const spec = { width, height: Math.min(380, 0.8 * width + 80), autosize: { type: "pad" }, description, layer };
+  const options = { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip, mode: "vega-lite" };
+  await vegaEmbed($(id), { ...spec, config: config() }, options);
+}
+
+const axisOf = (id) => ({ type: $(id).value, nice: false, ...($(id).value === "linear" && { zero: false }) });
+
+function chosen(points, measure = $("measure").value) {
+  const panel = Number($("panel").value);
+  return points.filter((p) => p.panel === panel && p.measure === measure && shown.has(p.curve) && p.mean !== null);
+}
+
+function drawLengths() {
+  const [panel, measure, spread] = [data.panels[$("panel").value], $("measure").value, $("spread").value];
+  const points = chosen(data.points).map((p) => ({
+    ...p, label: data.curves[p.curve].label, run: "", min: Math.min(...p.values), max: Math.max(...p.values),
+    tip: { text: `${data.curves[p.curve].label}\n${p.x.toLocaleString("en")} tokens: ${number(p.mean)}\n` +
+      (p.low === null ? "no interval" : `95 % over text: ${number(p.low)} to ${number(p.high)}\n`) +
+      `${p.values.length} seed${p.values.length > 1 ? "s" : ""}: ${p.values.map((v) => number(v)).join(", ")}` },
+  }));
+  const used = [...shown].filter((n) => panel.curves.includes(n));
+  const xy = {
+    x: { field: "x", type: "quantitative", title: "tokens in the window",
+         scale: axisOf("xscale"), axis: { values: [...new Set(points.map((p) => p.x))], labelOverlap: true, format: "," } },
+    y: { field: "mean", type: "quantitative", title: MEASURES[measure], scale: axisOf("yscale") },
+    ...scales(used),
+  };
+  const { strokeDash, ...solid } = xy;
+  const layer = [{ mark: { type: "rule", strokeDash: [4, 4], color: "#888", aria: false }, data: { values: [{ x: panel.train_len }] },
+    encoding: { x: { field: "x", type: "quantitative" } } }];
+  if (spread === "band")
+    layer.push({ mark: { type: "area", opacity: 0.2, aria: false }, data: { values: points },
+      encoding: { ...solid, y: { ...xy.y, field: "min" }, y2: { field: "max" } } });
+  if (spread === "seeds")
+    layer.push({ mark: { type: "point", size: 20, filled: true, opacity: 0.6, aria: false },
+      data: { values: points.flatMap((p) => p.values.map((mean) => ({ ...p, mean }))) }, encoding: solid });
+  if (spread === "interval")
+    layer.push({ mark: { type: "rule", strokeWidth: 3, opacity: 0.6, aria: false },
+      data: { values: points.filter((p) => p.low !== null) },
+      encoding: { ...solid, y: { ...xy.y, field: "low" }, y2: { field: "high" } } });
+  layer.push({ mark: { type: "line", aria: false }, data: { values: points }, encoding: xy });
+  layer.push({ mark: { type: "point", filled: true, size: 45, opacity: 1 }, data: { values: points },
+    encoding: { ...solid, tooltip: { field: "tip" } } });
+  $("facts").textContent = panel.facts.join(" · ");
+  $("notes").replaceChildren(...panel.notes.map((text) => element("p", text)));
+  const left = panel.curves.length - used.length;
+  $("lengths-text").textContent = `${used.length} of ${panel.curves.length} curves` +
+    (left ? "; tick more in the list above" : "") + `. Dashed: the training length, ${panel.train_len} tokens.`;
+  return draw("lengths", `${MEASURES[measure]} against tokens in the window`, layer, points);
+}
+
+function lines(id, description, values, x, y, used) {
+  const encoding = { x: { field: "x", type: "quantitative", ...x }, y: { field: "y", type: "quantitative", ...y }, ...scales(used) };
+  return draw(id, description, [{ mark: { type: "line", strokeWidth: 1.5 }, data: { values }, encoding }], values);
+}
+
+function drawPositions() {
+  const panel = data.positions.find((p) => p.train_len === data.panels[$("panel").value].train_len) ?? data.positions[0];
+  const values = panel.points.filter((p) => shown.has(p.curve) && p.mean !== null)
+    .map((p) => ({ x: p.x, y: p.mean, label: data.curves[p.curve].label, run: "" }));
+  $("positions-facts").textContent = panel.facts.join(" · ");
+  $("positions-text").textContent = "Means over bins of a sixth of an octave.";
+  const title = "position in the window, in tokens";
+  return lines("positions", "Loss by position", values, { title, scale: axisOf("xscale") },
+    { title: "nats per token", scale: { zero: false } }, panel.curves.filter((n) => shown.has(n)));
+}
+
+function showPictures() {
+  $("s-pictures").hidden = !data.pictures.length;
+  $("pictures").replaceChildren(...data.pictures.map(([title, src]) =>
+    element("figure", null, Object.assign(element("img"), { src, alt: `The encoding ${title}, drawn` }), element("figcaption", title))));
+}
+
+function drawTraining() {
+  const column = Number($("against").value);
+  const own = data.training.filter((run) => shown.has(run.curve));
+  const values = own.flatMap((run) => run.steps.map((step) => ({
+    x: column === 1 ? step[0] : step[column - 1], y: step[1], run: run.run, label: data.curves[run.curve].label })));
+  const title = { 1: "steps", 3: "tokens", 4: "seconds of training on the run's own machine" }[column];
+  $("training-text").textContent = `${own.length} run${own.length === 1 ? "" : "s"}; the loss of each stored step.`;
+  return lines("training", "Training loss", values, { title }, { title: "nats per token", scale: { zero: false } },
+    [...new Set(own.map((run) => run.curve))]);
+}
+
+function drawCost() {
+  const points = chosen(data.points);
+  const longest = Math.max(...points.map((p) => p.x));
+  const values = points.filter((p) => p.x === longest).flatMap((p) => {
+    const times = data.training.filter((run) => run.curve === p.curve).map((run) => run.steps.at(-1)[3]);
+    const label = data.curves[p.curve].label;
+    const x = times.reduce((a, b) => a + b, 0) / times.length;
+    return times.length ? [{ x, y: p.mean, label, run: "", tip: { text: `${label}\n${number(x, 3)} s\n${number(p.mean)}` } }] : [];
+  });
+  const used = [...shown].filter((n) => data.panels[$("panel").value].curves.includes(n));
+  const { strokeDash, ...solid } = scales(used);
+  const encoding = {
+    x: { field: "x", type: "quantitative", title: "seconds of training", scale: { zero: false } },
+    y: { field: "y", type: "quantitative", title: MEASURES[$("measure").value], scale: axisOf("yscale") },
+    tooltip: { field: "tip" }, ...solid };
+  const name = { text: { field: "label" }, x: encoding.x, y: encoding.y, color: encoding.color };
+  $("cost-text").textContent = !values.length ? "" : `Windows of ${longest.toLocaleString("en")} tokens. Runs on other machines do not compare.`;
+  return draw("cost", "Seconds of training against quality", [
+    { mark: { type: "point", filled: true, size: 70 }, data: { values }, encoding },
+    { mark: { type: "text", dy: -9, fontSize: 11, aria: false }, data: { values }, encoding: name }], values);
+}
+
+// ---- tables ----
+
+function table(id, head, body, key = "") {
+  let sorted = { column: -1, up: true };
+  const rows = element("tbody");
+  const fill = () => rows.replaceChildren(...body.map((line) => element("tr", null, ...line.map((cell, n) =>
+    element(n ? "td" : "th", typeof cell === "number" ? number(cell) : (cell ?? "-"))))));
+  const heads = head.map((text, column) => {
+    const button = element("button", text), cell = element("th", null, button);
+    button.type = "button";
+    cell.scope = "col";
+    button.addEventListener("click", () => {
+      sorted = { column, up: sorted.column === column ? !sorted.up : true };
+      const value = (line) => line[column] ?? (sorted.up ? Infinity : -Infinity);
+      body.sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) * (sorted.up ? 1 : -1));
+      heads.forEach((one, n) => one.setAttribute("aria-sort", n === column ? (sorted.up ? "ascending" : "descending") : "none"));
+      fill();
+    });
+    return cell;
+  });
+  fill();
+  $(id).replaceChildren(element("table", null, element("thead", null, element("tr", null, ...heads)), rows));
+}
+
+function fillTable() {
+  const own = data.table.filter((line) => line.panel === Number($("panel").value));
+  const factors = [...new Set(own.flatMap((line) => Object.keys(line.ratios)))].map(Number).sort((a, b) => a - b);
+  const kept = factors.filter((k) => factors.length <= 8 || Number.isInteger(Math.log2(k)));
+  const body = own.map((line) => [data.curves[line.curve].label, line.seeds, line.ppl, line.bpb,
+    ...kept.map((k) => line.ratios[k] ?? null), line.horizon]);
+  body.sort((a, b) => (a[2] ?? Infinity) - (b[2] ?? Infinity));
+  table("table", ["encoding", "seeds", "perplexity at L", "bits per byte at L", ...kept.map((k) => `R_${k}`), "horizon / L"], body);
+}
+
+function fillVerdicts() {
+  const one = $("one").value === "" ? null : Number($("one").value);
+  const body = data.verdicts.filter((v) => one === null || v[0] === one || v[1] === one).map((v) => {
+    const turned = one !== null && v[1] === one;
+    const [ours, theirs] = turned ? [v[1], v[0]] : [v[0], v[1]];
+    const [ratio, low, high] = turned ? [v[3], v[5], v[4]].map((x) => (x === null ? null : 1 / x)) : v.slice(3);
+    const [protocol, stride, tokens] = data.places[v[2]];
+    const word = low !== null && low > 1 ? "worse" : high !== null && high < 1 ? "better" : "not separated";
+    const single = Math.min(data.curves[ours].runs.length, data.curves[theirs].runs.length) === 1;
+    return [data.curves[ours].label, data.curves[theirs].label, stride ? `${protocol}, stride ${stride}` : protocol,
+      tokens, ratio, low, high, single ? `${word} (one seed)` : word];
+  });
+  const few = body.slice(0, MOST_ROWS);
+  table("verdicts", ["curve", "against", "protocol", "tokens", "ratio", "low", "high", "verdict"], few);
+  if (data.no_verdicts) $("verdicts").replaceChildren(element("p", data.no_verdicts));
+  if (body.length > few.length) $("verdicts").append(element("p", `The first ${few.length} of ${body.length}: choose a curve.`));
+}
+
+function fillSettings() {
+  const names = [...new Set(data.settings.flatMap(Object.keys))].sort();
+  const body = data.curves.map((curve, n) => [curve.label, ...names.map((name) => data.settings[n][name] ?? "default")]);
+  table("settings", ["curve", ...names], body);
+}
+
+// ---- numbers ----
+
+function quoted(value) {
+  const text = value === null ? "" : Array.isArray(value) ? value.join(" ") : String(value);
+  const safe = /^[=+@\t\r-]/.test(text) && typeof value === "string" ? `'${text}` : text; // no formula in a spreadsheet
+  return /[",\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
+async function copy(text, what) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = element("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  $("copied").textContent = `${data.rows.length} rows copied as ${what}`;
+}
+
+const asCsv = () => [data.columns, ...data.rows].map((row) => row.map(quoted).join(",")).join("\n") + "\n";
+const asJson = () => JSON.stringify(data.rows.map((row) => Object.fromEntries(row.map((cell, n) => [data.columns[n], cell]))));
+
+function fillRows() {
+  if ($("rows").childElementCount) return;
+  const few = data.rows.slice(0, MOST_ROWS);
+  table("rows", data.columns, few.map((row) => row.map((cell) => (Array.isArray(cell) ? cell.map((x) => number(x)).join(" to ") : cell))));
+  if (few.length < data.rows.length) $("rows").append(element("p", `The first ${few.length} of ${data.rows.length}; copy all with the buttons.`));
+}
+
+// ---- switches ----
+
+function options(id, entries) {
+  const before = $(id).value;
+  $(id).replaceChildren(...entries.map(([value, text]) => Object.assign(element("option", text), { value })));
+  if (entries.some(([value]) => String(value) === before)) $(id).value = before;
+}
+
+function swatch(n) {
+  const [svg, line] = ["svg", "line"].map((name) => document.createElementNS("http://www.w3.org/2000/svg", name));
+  for (const [name, value] of Object.entries({ width: 28, height: 10, "aria-hidden": true })) svg.setAttribute(name, value);
+  const of = { x1: 0, x2: 28, y1: 5, y2: 5, stroke: colorOf(n), "stroke-width": 3, "stroke-dasharray": data.curves[n].dash.join(" ") };
+  for (const [name, value] of Object.entries(of)) line.setAttribute(name, value);
+  svg.append(line);
+  return svg;
+}
+
+function fillLegend() {
+  const word = $("filter").value.toLowerCase();
+  const own = data.panels[$("panel").value].curves.filter((n) => data.curves[n].label.toLowerCase().includes(word));
+  $("legend").replaceChildren(...own.map((n) => {
+    const box = Object.assign(element("input"), { type: "checkbox", checked: shown.has(n) });
+    box.addEventListener("change", () => { shown[box.checked ? "add" : "delete"](n); drawAll(); });
+    return element("label", null, box, swatch(n), data.curves[n].label);
+  }));
+  return own;
+}
+
+async function drawAll() {
+  document.body.dataset.drawn = "";
+  await drawLengths();
+  for (const [id, there, drawn] of [["s-positions", data.positions.length, drawPositions],
+    ["s-training", data.training.length, drawTraining], ["s-cost", data.training.length, drawCost]]) {
+    $(id).hidden = !there;
+    if (there) await drawn();
+  }
+  document.body.dataset.drawn = "yes";
+}
+
+function choosePanel() {
+  const panel = Number($("panel").value);
+  const there = new Set(data.points.filter((p) => p.panel === panel && p.mean !== null).map((p) => p.measure));
+  options("measure", Object.entries(MEASURES).filter(([name]) => there.has(name)));
+  shown.clear();
+  const best = data.table.filter((line) => line.panel === panel).sort((a, b) => (a.ppl ?? Infinity) - (b.ppl ?? Infinity));
+  best.slice(0, MOST_CURVES).forEach((line) => shown.add(line.curve));
+  fillLegend();
+  fillTable();
+  return drawAll();
+}
+
+const runs = data.curves.reduce((sum, curve) => sum + curve.runs.length, 0);
+$("summary").textContent = `${runs} runs, ${data.curves.length} curves, ${data.rows.length} measurements. ` +
+  "All numbers are in this file; it loads nothing.";
+options("panel", data.panels.map((panel, n) => [n, panel.title]));
+options("one", [["", "all pairs"], ...data.curves.map((curve, n) => [n, curve.label])]);
+$("panel").addEventListener("change", choosePanel);
+for (const id of ["measure", "spread", "xscale", "yscale", "against"]) $(id).addEventListener("change", drawAll);
+$("switches").addEventListener("submit", (event) => event.preventDefault());
+$("filter").addEventListener("input", fillLegend);
+$("all").addEventListener("click", () => { fillLegend().forEach((n) => shown.add(n)); fillLegend(); drawAll(); });
+$("none").addEventListener("click", () => { fillLegend().forEach((n) => shown.delete(n)); fillLegend(); drawAll(); });
+$("one").addEventListener("change", fillVerdicts);
+$("copy-csv").addEventListener("click", () => copy(asCsv(), "CSV"));
+$("copy-json").addEventListener("click", () => copy(asJson(), "JSON"));
+document.querySelector("details").addEventListener("toggle", fillRows);
+dark.addEventListener("change", () => { fillLegend(); drawAll(); });
+let width = innerWidth;
+addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawAll(); } });
+fillVerdicts();
+fillSettings();
+showPictures();
+choosePanel();

@@ -1,0 +1,178 @@
+"""A report in Chromium: what it draws, what each switch changes, and that nothing leaves the file."""
+
+import json
+import shutil
+
+import pytest
+
+from posx.report.page import write
+from tests.report.pages import put
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    assert path, "Chromium is missing: apt-get install chromium"
+    with sync_playwright() as made:
+        opened = made.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def show(browser):
+    """A function that opens a file; at the end the page has said nothing and asked for nothing."""
+    said, asked, contexts = [], [], []
+
+    def opened(path, **options):
+        context = browser.new_context(**({"viewport": {"width": 1200, "height": 900}} | options))
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.goto(path.as_uri())
+        drawn(page)
+        return page
+
+    yield opened
+    assert said == [] and all(url.startswith(("file:", "data:")) for url in asked), (said, asked)
+    for context in contexts:
+        context.close()
+
+
+def drawn(page):
+    page.wait_for_selector("body[data-drawn=yes]", timeout=30_000)
+    return page
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    for seed in range(2):
+        for encoding in ("rope", "alibi", "t5"):
+            put(folder / "sweep", encoding, seed)
+    put(folder / "sweep", "rope", 7, name="<img src=x onerror=alert(1)>", layers=["<img src=x onerror=alert(2)>"])
+    write([folder / "sweep"], folder / "report.html")
+    return folder / "report.html"
+
+
+def paths(page, chart="lengths"):
+    """What is drawn in a chart: the paths of its marks, with their places and colours."""
+    marks = ("line path", "area path", "symbol path", "rule line")
+    return page.eval_on_selector_all(
+        ", ".join(f"#{chart} .mark-{mark}" for mark in marks),
+        "all => all.map(one => ['d', 'transform', 'stroke', 'y2'].map(name => one.getAttribute(name)).join())",
+    )
+
+
+def test_each_switch_changes_what_is_drawn(show, report):
+    page = show(report)
+    for switch, value in (
+        ("measure", "bpb"), ("measure", "R_k"), ("spread", "seeds"), ("spread", "interval"), ("spread", "none"),
+        ("xscale", "linear"), ("yscale", "linear"),
+    ):  # fmt: skip
+        before = paths(page)
+        page.select_option(f"#{switch}", value)
+        drawn(page)
+        assert paths(page) != before, (switch, value)
+    before = paths(page)
+    page.locator("#legend label", has_text="alibi").locator("input").uncheck()
+    drawn(page)
+    assert len(paths(page)) < len(before)
+    page.click("#none")
+    drawn(page)
+    assert paths(page) == [] and "Nothing to draw" in page.locator("#lengths").inner_text()
+    page.fill("#filter", "t5")
+    assert page.locator("#legend label").count() == 1
+    page.click("#all")
+    drawn(page)
+    assert paths(page)
+    before = paths(page, "training")
+    page.select_option("#against", "4")
+    drawn(page)
+    assert paths(page, "training") != before
+
+
+def test_tables_sort_and_verdicts_turn(show, report):
+    page = show(report)
+
+    def cells(table, n):
+        return page.locator(f"#{table} tbody tr > :nth-child({n})").all_inner_texts()
+
+    page.get_by_role("button", name="R_2").click()
+    values = [float(text) for text in cells("table", 5)]
+    assert values == sorted(values) and page.locator("#table th[aria-sort=ascending]").inner_text() == "R_2"
+    page.get_by_role("button", name="R_2").click()
+    assert [float(text) for text in cells("table", 5)] == values[::-1]
+    ratios = {}
+    for one, other in (("alibi", "t5"), ("t5", "alibi")):
+        page.select_option("#one", label=one)
+        assert set(cells("verdicts", 1)) == {one}
+        ratios[one] = float(cells("verdicts", 5)[cells("verdicts", 2).index(other)])
+    assert ratios["alibi"] == pytest.approx(1 / ratios["t5"], rel=1e-3)
+
+
+def test_numbers_can_be_copied(show, report):
+    page = show(report)
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.click("#copy-json")
+    page.wait_for_function("document.getElementById('copied').textContent.includes('JSON')")
+    rows = json.loads(page.evaluate("window.copied"))
+    assert len(rows) > 20 and {"ppl", "encoding", "seed"} <= rows[0].keys()
+    page.click("#copy-csv")
+    page.wait_for_function("document.getElementById('copied').textContent.includes('CSV')")
+    assert page.evaluate("window.copied").startswith("run_id,encoding,")
+    page.locator("summary").click()
+    page.wait_for_selector("#rows tbody tr")
+
+
+def test_names_of_runs_do_nothing(show, report):
+    page = show(report)
+    assert page.locator("#legend label", has_text="onerror").count() == 1
+    assert page.locator("main img[src=x]").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_phone(show, report, scheme):
+    page = show(report, viewport={"width": 390, "height": 800}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    style = "getComputedStyle(document.body)"
+    ink, paper = page.evaluate(f"[{style}.color, {style}.backgroundColor]")
+    assert ink != paper
+
+
+def test_print_shows_all_figures(show, report):
+    page = show(report)
+    page.emulate_media(media="print")
+    assert page.locator(".switches >> visible=true").count() == 0
+    for chart in ("lengths", "positions", "training", "cost"):
+        assert page.locator(f"#{chart} svg").is_visible()
+    assert len(page.pdf()) > 20_000
+
+
+def test_the_keyboard_reaches_every_control(show, report):
+    page = show(report)
+    controls = "[...document.querySelectorAll('select, input, button, summary')]"
+    wanted = page.evaluate(f"{controls}.filter(one => one.checkVisibility()).length")
+    seen = set()
+    for _ in range(3 * wanted):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate(f"{controls}.indexOf(document.activeElement)"))
+    assert len(seen - {-1}) == wanted
+    assert page.locator("select:not(label select), input:not(label input)").count() == 0  # each has a label
+
+
+def test_a_thousand_runs_are_drawn(show, tmp_path):
+    for n in range(1000):
+        settings = {"encoding.name": "rope", "train.seed": n % 4, "train.steps": n // 4, "data": "9f2c11d0aa"}
+        put(tmp_path / "sweep", "rope", seed=n % 4, name=f"run{n}", lengths=(64, 128), settings=settings)
+    write([tmp_path / "sweep"], tmp_path / "report.html")
+    page = show(tmp_path / "report.html")
+    assert page.locator("#legend label").count() == 250
+    assert "30 of 250 curves" in page.locator("#lengths-text").inner_text()

@@ -1,0 +1,110 @@
+"""The file of `posx report`: its numbers, its policy, and the texts of users in it."""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+
+import pytest
+
+from posx.report import page
+from posx.report.content import content
+from tests import tiny
+from tests.commands import refused
+from tests.report.pages import put
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    """The page without Vega-Lite, which the extra `report` brings."""
+    monkeypatch.setattr(page, "_library", lambda: "window.vegaEmbed = async () => {};")
+
+
+def written(capsys, tmp_path, *folders):
+    out = tmp_path / "report.html"
+    code, said, err = tiny.call(capsys, "report", *map(str, folders), f"--out={out}")
+    assert code == 0, err
+    text = out.read_text("utf-8")
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    return text, json.loads(data), said
+
+
+def test_report_holds_the_numbers_of_the_rows(capsys, tmp_path):
+    for seed in range(2):
+        put(tmp_path / "sweep", "rope", seed)
+        put(tmp_path / "sweep", "alibi", seed)
+    _, data, said = written(capsys, tmp_path, tmp_path / "sweep")
+    assert "4 runs" in said
+    assert [curve["label"] for curve in data["curves"]] == ["alibi", "rope"]
+    point = next(p for p in data["points"] if (p["measure"], p["curve"], p["x"]) == ("ppl", 1, 128))
+    stored = [json.loads(line) for path in sorted(tmp_path.glob("sweep/rope*")) for line in open(path / "eval.jsonl")]
+    values = [one["ppl"] for one in stored if one["eval_len"] == 128 and one["protocol"] == "nonoverlapping"]
+    assert sorted(point["values"]) == sorted(values) and point["mean"] == pytest.approx(sum(values) / 2)
+    line = next(line for line in data["table"] if line["curve"] == 1)
+    far, near = ([r["ppl"] for r in stored if r["eval_len"] == n and "ppl" in r] for n in (128, 64))
+    ratios = [a / b for a, b in zip(far, near, strict=True)]
+    assert line["ratios"]["2"] == pytest.approx(sum(ratios) / 2) and line["seeds"] == 2
+    assert [(*v[:2], data["places"][v[2]][2]) for v in data["verdicts"]] == [(0, 1, n) for n in (64, 128, 256)]
+    (at_train,) = (v for v in data["verdicts"] if data["places"][v[2]][2] == 64)
+    assert at_train[4] < at_train[3] < at_train[5] and at_train[3] == pytest.approx(4.54 / 4.35, rel=0.05)
+    assert len(data["rows"]) == 2 * len(stored) and data["columns"].index("ppl") > 0
+    assert data["training"][0]["steps"][-1] == pytest.approx([50, 2 + math.exp(-50 / 9), 204800, 25.0])
+    assert data["positions"][0]["points"]
+
+
+def test_texts_of_users_are_data(capsys, tmp_path):
+    """No name of a run or a folder becomes an element or ends the script that holds it."""
+    folder = tmp_path / "a&b"
+    put(folder, "rope", name="<script><b>")
+    put(folder, "rope", 1, name="one", encoding=EVIL, layers=[EVIL])
+    text, data, _ = written(capsys, tmp_path, folder)
+    assert "<img" not in text and "<script><b>" not in text and "<title>posx: a&amp;b</title>" in text
+    assert {run for curve in data["curves"] for run in curve["runs"]} == {"<script><b>", "one"}
+
+
+def test_scripts_run_by_their_digests_alone(capsys, tmp_path):
+    put(tmp_path / "sweep", "rope")
+    text, _, _ = written(capsys, tmp_path, tmp_path / "sweep")
+    policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1])
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert "unsafe" not in policy and "http" not in policy
+    for kind, pattern in (
+        ("script-src", r'<script type="module">(.*?)</script>'),
+        ("style-src", r"<style>(.*?)</style>"),
+    ):
+        digests = [
+            base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in re.findall(pattern, text, re.S)
+        ]
+        assert rules[kind].split() == [f"'sha256-{digest}'" for digest in digests]
+    assert not re.search(r'\son\w+="|style="|src="|href="', text)
+
+
+def test_report_says_what_it_leaves_out(capsys, tmp_path):
+    put(tmp_path / "sweep", "rope")
+    put(tmp_path / "sweep", "learned")
+    put(tmp_path / "sweep", "t5", targets="other")
+    damaged = put(tmp_path / "sweep", "alibi") / "eval.jsonl"
+    damaged.write_text("no row\n" + damaged.read_text())
+    data = content([tmp_path / "sweep"])
+    failed = {
+        p["failed"] for p in data["points"] if p["curve"] == [c["label"] for c in data["curves"]].index("learned")
+    }
+    assert "undefined" in failed
+    assert any("on other targets" in note for note in data["panels"][0]["notes"])
+    (tmp_path / "one").mkdir()
+    put(tmp_path / "one", "rope")
+    assert "two are needed" in content([tmp_path / "one"])["no_verdicts"]
+
+
+def test_reports_of_nothing_are_refused(capsys, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    refused(capsys, 4, ["report", str(tmp_path / "empty")], "no run has results")
+    refused(capsys, 4, ["report", str(tmp_path / "none")], "does not exist")
+    put(tmp_path / "sweep", "rope")
+    refused(capsys, 2, ["report", str(tmp_path / "sweep"), "--out=report.txt"], "must end with .html")
+    refused(capsys, 2, ["report"], "--workdir is missing")
