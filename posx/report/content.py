@@ -32,6 +32,8 @@ MEASURES = {
 }
 #: Points of a training curve.
 MOST_STEPS = 120
+#: Curves of which each pair gets a verdict: their number grows with the square.
+MOST_COMPARED = 50
 #: Pictures of encodings, of about 50 kB each.
 MOST_PICTURES = 12
 #: Columns of a row that the page offers as a table.
@@ -158,6 +160,11 @@ def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
 
     A row is [curve, other curve, number of its place, ratio, low, high]. A place is [protocol, stride, window].
     """
+    if len(curves) > MOST_COMPARED:
+        why = (
+            f"There are {len(curves)} curves, too many for a verdict on each pair. Compare a few: posx compare RUN RUN"
+        )
+        return {"verdicts": [], "places": [], "no_verdicts": why}
     try:
         found = verdicts(stored)
     except ConfigError as error:
