@@ -161,9 +161,7 @@ def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
     A row is [curve, other curve, number of its place, ratio, low, high]. A place is [protocol, stride, window].
     """
     if len(curves) > MOST_COMPARED:
-        why = (
-            f"There are {len(curves)} curves, too many for a verdict on each pair. Compare a few: posx compare RUN RUN"
-        )
+        why = f"{len(curves)} curves are too many for a verdict on each pair. Compare a few: posx compare RUN RUN"
         return {"verdicts": [], "places": [], "no_verdicts": why}
     try:
         found = verdicts(stored)
