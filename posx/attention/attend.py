@@ -78,9 +78,8 @@ def attend(
     made inside is traced. Known positions are checked against the encoding's limit. If they count up by one they are
     served faster, from tables of distances.
 
-    The contents of an empty slot, its position too, change no output and no gradient, even if they are NaN. A NaN or
-    infinity in any other slot, of `x` too, spoils every output that reads it. It may spoil other outputs: 0 times NaN
-    is NaN.
+    The contents of an empty slot, its position too, change no output and no gradient, even if they are NaN. A NaN in
+    any other slot, of `x` too, spoils every output that reads it. It may spoil other outputs: 0 times NaN is NaN.
 
     The dense executor has derivatives of every kind and order. The others have gradients by reverse mode. Other
     derivatives raise: "can't apply forward-mode autodiff (jvp) to a custom_vjp function", or reverse mode through a

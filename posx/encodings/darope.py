@@ -57,9 +57,7 @@ class Darope(Encoding):
     def features(self, params: Params, x: jax.Array, pos: jax.Array, carry: Any) -> tuple[Features, Any]:
         content = exact_einsum("tm,mg->tg", as_float(x), as_float(params["w"]))
         prior = as_float(params["alpha"])[None] * logit_of_place(pos, self.original_len)[:, None]
-        z = content + prior
-        c = jnp.where(jnp.isfinite(z), self.original_len * jax.nn.sigmoid(z), jnp.nan)  # an infinite x must show
-        return {"c": c}, carry
+        return {"c": self.original_len * jax.nn.sigmoid(content + prior)}, carry
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:
         fast = WholeTurns(self.original_len).frequencies(self.base, self.head_dim)

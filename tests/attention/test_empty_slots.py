@@ -23,8 +23,9 @@ IDX = np.where(np.arange(T) < EMPTY, -1, np.arange(T) - EMPTY).astype(np.int32)
 
 
 def random(encoding):
-    shapes = jax.eval_shape(lambda: encoding.init(jax.random.key(0), DIMS))
-    return jax.tree.map(lambda a: RNG.standard_normal(a.shape).astype(np.float32), shapes)
+    """Parameters that depend on the encoding alone, whatever other tests draw."""
+    shapes, rng = jax.eval_shape(lambda: encoding.init(jax.random.key(0), DIMS)), np.random.default_rng(0)
+    return jax.tree.map(lambda a: rng.standard_normal(a.shape).astype(np.float32), shapes)
 
 
 DIMS = posx.Dims(model_dim=M, num_heads=H, head_dim=D, num_layers=1, train_len=T)
@@ -101,13 +102,13 @@ READ_LATER = ("darope", "selective_rope", "fox", "path")
 
 
 @pytest.mark.parametrize("name", [n for n in posx.ENCODINGS if posx.build(n, DIMS).acts_on("features")])
-def test_a_nan_or_infinity_in_x_reaches_the_outputs(name):
-    """In each sequence another value, at one token; none in the last."""
-    encoding, at, values = posx.build(name, DIMS), 4, (np.nan, np.inf, -np.inf)
-    order, x = np.arange(T, dtype=np.int32), np.repeat(X[:1], 4, axis=0)
-    x[range(3), at, 2] = values
-    q, k, v = (np.repeat(a[:1], 4, axis=0) for a in (Q, K, V))
+def test_a_nan_in_x_reaches_the_outputs(name):
+    """A NaN at one token of the first sequence. An infinity may come to rest in a gate."""
+    encoding, at = posx.build(name, DIMS), 4
+    order, x = np.arange(T, dtype=np.int32), np.repeat(X[:1], 2, axis=0)
+    x[0, at, 2] = np.nan
+    q, k, v = (np.repeat(a[:1], 2, axis=0) for a in (Q, K, V))
     o = np.asarray(posx.attend(encoding, random(encoding), q, k, v, order, x=x, executor="dense"))
     spoiled = ~np.isfinite(o).all(axis=(2, 3))
-    assert spoiled[:3, at : T if name in READ_LATER else at + 1].all()
-    assert not spoiled[3].any()
+    assert spoiled[0, at : T if name in READ_LATER else at + 1].all()
+    assert not spoiled[1].any()
