@@ -154,6 +154,7 @@ _OWN: dict[str, Command] = {
             "num_kv_heads": (0, "key and value heads; 0: as many"),
             "num_layers": (2, "layers"),
             "train_len": (64, "training length in tokens"),
+            "html": ("", "a file for the catalogue as a page, with a curve and sliders for each"),
         },
         operand="NAME",
     ),

@@ -48,6 +48,9 @@ def run_encodings(values: dict[str, Any], _: None) -> None:
     dims = _dims(values)
     start_devices()
     spec = values["operand"]
+    if values["html"]:
+        _write_gallery(values, dims)
+        return
     if not spec:
         print("\n".join(_catalogue(dims)))
         return
@@ -65,6 +68,19 @@ def run_encodings(values: dict[str, Any], _: None) -> None:
 
     for path in plots.picture(spec_text(spec), encoding, dims, folder / "figures", run):
         print(path)
+
+
+def _write_gallery(values: dict[str, Any], dims: Dims) -> None:
+    """Write the catalogue as a page. Raises ConfigError for wrong words, WorkdirError."""
+    out = Path(values["html"]).expanduser().resolve()
+    if values["operand"] or out.suffix not in (".html", ".htm"):
+        raise ConfigError(f"--html={values['html']} needs a file that ends with .html, and no name of an encoding.")
+    if values["dry_run"]:
+        print(f"would write {out}")
+        return
+    from posx.report import gallery
+
+    print(f"{out}  {gallery.write(dims, out)} encodings, {out.stat().st_size:,} bytes")
 
 
 def _dims(values: dict[str, Any]) -> Dims:

@@ -25,16 +25,21 @@ def write(folders: Sequence[Path], out: Path) -> int:
       ConfigError: the extra `report` is not installed.
       WorkdirError: there is nothing to show, or `out` cannot be written.
     """
-    library = _library()
     data = content(folders)
     if not data["rows"]:
         named = ", ".join(folder.name for folder in folders)
         raise WorkdirError(f"{named}: no run has results. Measure them with posx evaluate --workdir FOLDER")
     title = "posx: " + ", ".join(folder.name for folder in folders)
+    save(title, data, "page", out)
+    return sum(len(curve["runs"]) for curve in data["curves"])
+
+
+def save(title: str, data: dict[str, Any], kind: str, out: Path) -> None:
+    """Write a page of a kind, "page" or "gallery", to `out`. Raises ConfigError without the extra, WorkdirError."""
+    text = page(title, data, kind, _library())
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(out, page(title, data, library).encode())
-    return sum(len(curve["runs"]) for curve in data["curves"])
+        write_bytes(out, text.encode())
 
 
 def _library() -> str:
@@ -46,10 +51,10 @@ def _library() -> str:
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
-def page(title: str, data: dict[str, Any], library: str) -> str:
-    """Return the HTML of a report. The browser runs its scripts by their digests alone, and loads nothing."""
-    style, body = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.html"))
-    scripts = [library, (_HERE / "page.js").read_text("utf-8")]
+def page(title: str, data: dict[str, Any], kind: str, library: str) -> str:
+    """Return the HTML of a page. The browser runs its scripts by their digests alone, and loads nothing."""
+    style, body, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", f"{kind}.html", f"{kind}.js"))
+    scripts = [library, script]
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_digest, scripts))}; style-src {_digest(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"

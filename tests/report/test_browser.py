@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from posx.encodings import Dims
+from posx.report import gallery
 from posx.report.page import write
 from tests.report.pages import put
 
@@ -176,3 +178,18 @@ def test_a_thousand_runs_are_drawn(show, tmp_path):
     page = show(tmp_path / "report.html")
     assert page.locator("#legend label").count() == 250
     assert "30 of 250 curves" in page.locator("#lengths-text").inner_text()
+
+
+def test_sliders_of_the_gallery_redraw_the_curve(show, tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery, "ENCODINGS", ("nope", "alibi", "rope"))
+    gallery.write(Dims(model_dim=16, num_heads=2, head_dim=8, num_layers=1, train_len=16), tmp_path / "gallery.html")
+    page = show(tmp_path / "gallery.html")
+    line = page.locator("#e-rope .mark-line path").first
+    before = line.get_attribute("d")
+    page.locator("#e-rope input[type=range]").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#e-rope[data-drawn=yes]")
+    assert line.get_attribute("d") != before
+    assert page.locator("#e-rope output").first.inner_text() == "20000"
+    page.fill("#filter", "alibi")
+    assert page.locator("#gallery > section >> visible=true").count() == 1

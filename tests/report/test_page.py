@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from posx.report import page
+from posx.report import gallery, page
 from posx.report.content import content
 from tests import tiny
 from tests.commands import refused
@@ -108,3 +108,25 @@ def test_reports_of_nothing_are_refused(capsys, tmp_path, monkeypatch):
     put(tmp_path / "sweep", "rope")
     refused(capsys, 2, ["report", str(tmp_path / "sweep"), "--out=report.txt"], "must end with .html")
     refused(capsys, 2, ["report"], "--workdir is missing")
+
+
+def test_the_gallery_has_curves_and_sliders(capsys, tmp_path, monkeypatch):
+    """ALiBi's slopes are at the ends of its lines, RoPE's base moves its curve, and NoPE has none."""
+    monkeypatch.setattr(gallery, "ENCODINGS", ("nope", "sinusoidal", "alibi", "rope"))
+    out = tmp_path / "gallery.html"
+    code, said, err = tiny.call(
+        capsys, "encodings", f"--html={out}", "--num_heads=2", "--model_dim=16", "--train_len=16"
+    )
+    assert code == 0 and "4 encodings" in said, err
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', out.read_text("utf-8"), re.S)
+    nope, sinusoidal, alibi, rope = json.loads(text)["encodings"]
+    assert nope["curves"] == [] and nope["note"] == "It acts on nothing." and sinusoidal["curves"]
+    (curve,) = alibi["curves"]
+    assert [line[-1] for line in curve["lines"]] == pytest.approx([-31 * 2**-4, -31 * 2**-8], rel=1e-3)
+    assert alibi["sliders"] == []
+    (base,) = (slider for slider in rope["sliders"] if slider["field"] == "base")
+    values = [place["value"] for place in base["places"]]
+    assert values == [2500, 5000, 10000, 20000, 40000] and base["at"] == 2
+    assert base["places"][2]["curves"] == rope["curves"] != base["places"][0]["curves"]
+    refused(capsys, 2, ["encodings", "rope", f"--html={out}"], "no name of an encoding")
+    refused(capsys, 2, ["encodings", "--html=gallery.txt"], "ends with .html")
