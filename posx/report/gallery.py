@@ -21,7 +21,7 @@ from posx.plots import effects
 from posx.plots.look import look
 from posx.report.page import save
 
-#: What a slider multiplies the default of a number by.
+#: The factors by which a slider multiplies the default of a number.
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 #: Sliders of an encoding, heads of a curve, and points of a line.
 MOST_SLIDERS, MOST_HEADS, MOST_POINTS = 3, 4, 48
