@@ -58,14 +58,19 @@ def collect(folder: Path, part: str = "", block: int = 0) -> list[Run]:
     runs = []
     for done in sorted(folder.glob("*/DONE")):
         config, env = (json.loads((done.parent / name).read_text()) for name in ("config.json", "env.json"))
-        rows = lines.read(done.parent / "eval.jsonl")
+        rows = [named(row) for row in lines.read(done.parent / "eval.jsonl")]
         facts = {n: rows[0][n] for n in FACTS if n in rows[0] and all(row.get(n) == rows[0][n] for row in rows)}
         measured = [{n: value for n, value in row.items() if n not in facts} for row in rows]
         runs.append({
-            **({"part": part} if part else {}), **facts, "num_params": config["num_params"], "env": env,
+            **({"part": part} if part else {}), **facts, "num_params": config["num_params"], "env": named(env),
             "rows": [row | coarser(row, block) if block else row for row in measured],
         })  # fmt: skip
     return runs
+
+
+def named(facts: Row) -> Row:
+    """Return facts with the name of the text in place of its path on this machine."""
+    return facts | ({"data_source": Path(facts["data_source"]).name} if "data_source" in facts else {})
 
 
 def unpack(runs: Iterable[Run], folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.attention import batch_features
+from posx.attention import batch_features, seen_by
 from posx.attention.blockwise import Tiling, blockwise
 from posx.contract import acting, distance_terms
 from tests.encodings.cases import CASES, STRUCTURAL, params_of, project, projections, tokens
@@ -48,7 +48,8 @@ def answers(encoding, params, x, pos, idx, segment, executor):
         q_slots, q_features = jax.tree.map(lambda a: a[:, queries], (slots, features))
         both = (q_features, features) if features else None
         options = {"mask": MASK, "features": both, "executor": executor}
-        return posx.attend(encoding, params, q[:, queries], k, v, q_slots, slots, **options)
+        seen = seen_by(encoding, "query", q, idx, segment)[0]  # with the tokens before, if the query looks back
+        return posx.attend(encoding, params, seen[:, queries], k, v, q_slots, slots, **options)
 
     return attend(slice(None)), attend(slice(-1, None))
 

@@ -104,7 +104,10 @@ ZERO_BIAS = "return jnp.zeros((4, q_pos.shape[0], k_pos.shape[0]))"
         ("reach = -1", r"Mine\.reach=-1 must be a whole number of tokens, at least 0, or None"),
         ("max_position = 8.5", r"Mine\.max_position=8\.5 must be a whole number"),
         ("planes = 2", r"Mine\.planes=2 must be a text"),
-        ("history = {'query': 1}", r"Mine\.history={'query': 1} must be tokens by hook, .*: features, key$"),
+        (
+            "history = {'bias': 1}",
+            r"Mine\.history={'bias': 1} must be tokens by hook, .*: features, query, key, value$",
+        ),
         ("about = 3", r"^Mine\.about=3 must be posx\.About\(paper, beyond, lr_multiplier\) with a positive lr_mul"),
         ("about = posx.About(lr_multiplier=0)", r"lr_multiplier=0\) must be posx\.About\(.* with a positive lr_mult"),
     ],
