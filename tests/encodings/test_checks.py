@@ -106,7 +106,7 @@ ZERO_BIAS = "return jnp.zeros((4, q_pos.shape[0], k_pos.shape[0]))"
         ("planes = 2", r"Mine\.planes=2 must be a text"),
         (
             "history = {'bias': 1}",
-            r"Mine\.history={'bias': 1} must be tokens by hook, .*: features, query, key, value$",
+            r"history={'bias': 1} must be tokens by hook, .*: features, query, key, value$",
         ),
         ("about = 3", r"^Mine\.about=3 must be posx\.About\(paper, beyond, lr_multiplier\) with a positive lr_mul"),
         ("about = posx.About(lr_multiplier=0)", r"lr_multiplier=0\) must be posx\.About\(.* with a positive lr_mult"),
