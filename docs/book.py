@@ -39,6 +39,7 @@ STUDIES = {
     "train_short_test_long": "The classic ten, to 32 L",
     "leaderboard": "The whole catalogue, to 16 L",
     "stretch": "Trained RoPE models beyond their length",
+    "layers": "RoPE in some layers, windows in some",
     "recipe": "Learning rates of position parameters",
     "variants": "RoPE's base, alone and beside ALiBi",
     "cost": "Speed and memory",
