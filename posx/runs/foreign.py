@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,8 +63,9 @@ def _read_gguf(path: Path) -> ForeignModel:
         raise ConfigError(f"{path.name}: GGUF files need {error.name}. Install it: pip install 'posx[hf]'") from None
     logging.disable_progress_bar()
     try:
-        made = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        with contextlib.redirect_stderr(io.StringIO()):  # a bar of its own shows each array
+            made = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:  # transformers raises all kinds
         raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
     arrays = made.state_dict()
