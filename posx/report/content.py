@@ -6,7 +6,9 @@ It is computed from stored rows alone, by the functions that draw the figures. T
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,7 +47,8 @@ COLUMNS = (
 
 def content(folders: Sequence[Path]) -> dict[str, Any]:
     """Return the contents of a report on the runs at or below `folders`. Raises WorkdirError for a missing folder."""
-    stored = read_several(folders)
+    with _heard() as warnings:
+        stored = read_several(folders)
     missing = {path: why for folder in folders for path, why in unfinished(folder).items()}
     drawn = [row for row in stored if row["protocol"] != PER_POSITION or row.get("position_nll")]
     split = panels(drawn, missing)
@@ -62,9 +65,23 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
         **_verdicts(stored, curves),
         "settings": [_settings(curve.runs[0]) for curve in curves],
         "pictures": [picture for folder in folders for picture in _pictures(folder)][:MOST_PICTURES],
+        "warnings": warnings,
         "columns": COLUMNS,
         "rows": [[_plain(row.get(name)) for name in COLUMNS] for row in stored],
     }
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Collect the warnings on rows that cannot be used."""
+    said: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("posx.plots.rows")
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
 
 
 def _plain(value: Any) -> Any:

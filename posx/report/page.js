@@ -316,6 +316,7 @@ function choosePanel() {
 const runs = data.curves.reduce((sum, curve) => sum + curve.runs.length, 0);
 $("summary").textContent = `${runs} runs, ${data.curves.length} curves, ${data.rows.length} measurements. ` +
   "All numbers are in this file; it loads nothing.";
+$("warnings").replaceChildren(...data.warnings.map((text) => element("p", text)));
 options("panel", data.panels.map((panel, n) => [n, panel.title]));
 options("one", [["", "all pairs"], ...data.curves.map((curve, n) => [n, curve.label])]);
 $("panel").addEventListener("change", choosePanel);

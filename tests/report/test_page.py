@@ -89,8 +89,9 @@ def test_report_says_what_it_leaves_out(capsys, tmp_path):
     put(tmp_path / "sweep", "learned")
     put(tmp_path / "sweep", "t5", targets="other")
     damaged = put(tmp_path / "sweep", "alibi") / "eval.jsonl"
-    damaged.write_text("no row\n" + damaged.read_text())
+    damaged.write_text('{"ppl": 3}\n' + damaged.read_text())
     data = content([tmp_path / "sweep"])
+    assert any("1 rows of another version" in warning for warning in data["warnings"])
     failed = {
         p["failed"] for p in data["points"] if p["curve"] == [c["label"] for c in data["curves"]].index("learned")
     }
