@@ -118,7 +118,7 @@ def check_understood(line, monkeypatch, tmp_path):
     monkeypatch.setattr(devices, "_measure", lambda dtype: 1e11)  # seconds of products for each sweep otherwise
     (tmp_path / "my_encoding.py").write_text(OWN)
     words = shlex.split(line, comments=True)[1:]
-    reads = words[0] in ("evaluate", "export", "generate", "plot", "import") or "--from" in words
+    reads = words[0] in ("evaluate", "export", "generate", "plot", "import", "compare", "report") or "--from" in words
     assert cli.main([*words, *([] if "--dry_run" in words else ["--dry_run"])]) in ((0, 4) if reads else (0,))
 
 
