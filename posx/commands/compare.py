@@ -12,7 +12,8 @@ from posx.commands import work_folder
 from posx.errors import ConfigError, WorkdirError
 from posx.machine.guard import start_devices
 from posx.plots.rows import PROTOCOLS, read_several
-from posx.plots.verdicts import Verdict, verdicts
+from posx.plots.verdicts import Verdict, compared_curves, verdicts
+from posx.progress import say
 
 
 def run_compare(values: dict[str, Any], _: None) -> None:
@@ -24,12 +25,19 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     stored = read_several(folders)
     if not stored:
         raise WorkdirError(f"{_listed(folders)}: no run has results. Measure them with posx evaluate.")
-    try:
-        found = verdicts(stored)
-    except ConfigError as error:
-        raise ConfigError(f"{_listed(folders)}: {error}") from None
-    for line in (json.dumps(verdict._asdict()) for verdict in found) if values["json"] else _lines(found):
+    curves = compared_curves(stored)
+    if len(curves) < 2:
+        why = f"{len(curves)} kind of run has results, and two are needed. Seeds of one kind count once."
+        raise ConfigError(f"{_listed(folders)}: {why}")
+    found, left_out = verdicts(stored, curves)
+    if not found:
+        how = "Evaluate all with one command, on one text, at the same lengths."
+        raise ConfigError(f"{_listed(folders)}: {left_out[0]}. {how}")
+    names = [label for label, _ in curves]
+    for line in _as_json(found, names) if values["json"] else _lines(found, names):
         print(line)
+    for reason in left_out:
+        say(f"not compared: {reason}")
 
 
 def run_report(values: dict[str, Any], _: None) -> None:
@@ -56,16 +64,24 @@ def _listed(folders: Sequence[Path]) -> str:
     return ", ".join(folder.name for folder in folders)
 
 
-def _lines(found: Sequence[Verdict]) -> Iterator[str]:
+def _as_json(found: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
+    for verdict in found:
+        facts = verdict._asdict()
+        one, other = (names[n] for n in facts.pop("pair"))
+        yield json.dumps({"one": one, "other": other} | facts)
+
+
+def _lines(found: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
     """Yield a small table for each pair and protocol."""
-    for _, group in itertools.groupby(found, key=lambda v: (v.one, v.other, v.train_lens, v.protocol, v.stride)):
+    for _, group in itertools.groupby(found, key=lambda v: (v.pair, v.protocol, v.stride)):
         lines = list(group)
         first = lines[0]
+        one, other = (names[n] for n in first.pair)
         trained = "" if len(set(first.train_lens)) == 1 else " (trained at {} and {} tokens)".format(*first.train_lens)
         seeds = "one seed each" if first.seeds == (1, 1) else "{} and {} seeds".format(*first.seeds)
         over = "text and seeds" if min(first.seeds) > 1 else "text, not over seeds"
-        rule = PROTOCOLS[first.protocol] + (f", stride {first.stride}" if first.stride else "")
-        yield f"{first.one} against {first.other}{trained}: {rule}, {first.num_targets:,} targets, {seeds}"
+        rule = PROTOCOLS.get(first.protocol, first.protocol) + (f", stride {first.stride}" if first.stride else "")
+        yield f"{one} against {other}{trained}: {rule}, {first.num_targets:,} targets, {seeds}"
         yield f"{'tokens':>8}  {'ratio':>7}  {f'95 % over {over}':34}"
         for v in lines:
             ends = "too little text" if v.low is None else f"{v.low:.4f} to {v.high:.4f}"

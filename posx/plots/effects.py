@@ -183,11 +183,11 @@ def match_by_distance(subject: Subject) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (distances [n], products [head, n]) of a unit vector as a query and the same one as a key further back.
 
     The mean over all directions is a trace, exact for affine maps, and 1 if position changes nothing. None if distance
-    does not count, or if the maps read the text or look back.
+    does not count, or if the maps read the text or look back, or a `score` changes their products.
     """
     dims, n = subject.dims, subject.num_positions
     encoding = subject.encoding.at_length(n)
-    if encoding.history or encoding.acts_on("features") or not acting(encoding, ("query", "key")):
+    if encoding.history or acting(encoding, ("features", "score")) or not acting(encoding, ("query", "key")):
         return None
     distances = np.unique(np.linspace(0, n - 1, min(n, MOST_POSITIONS // 2)).astype(np.int32))
     q = _rotated(encoding.query, subject, dims.num_heads, np.array([n - 1]))

@@ -68,7 +68,7 @@ def nearly_all_text(row: Row) -> bool:
 
 
 def _factors(mean: float, half: float, rows: Sequence[Row]) -> tuple[float, float]:
-    return mean * math.exp(-half), mean * math.exp(half)
+    return mean * math.exp(-half), mean * math.exp(min(half, 700.0))  # e^710 is above all floats
 
 
 def _curves(

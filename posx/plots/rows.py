@@ -133,8 +133,13 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
 
 def read_several(folders: Sequence[str | pathlib.Path]) -> list[Row]:
     """Return the rows of several runs or sweeps as `read_rows` does, without those of runs that ended with NaN."""
-    measured = _measured(folders)
-    return rows_of(measured, os.path.commonpath(measured)) if measured else []
+    measured = _measured([pathlib.Path(folder).resolve() for folder in folders])
+    return rows_of(measured, common_folder(measured)) if measured else []
+
+
+def common_folder(folders: Iterable[pathlib.Path]) -> pathlib.Path:
+    """Return the folder below which the runs of several folders are named."""
+    return pathlib.Path(os.path.commonpath(list(folders)))
 
 
 def _measured(folders: Sequence[str | pathlib.Path]) -> dict[pathlib.Path, list[dict[str, Any]]]:
@@ -274,6 +279,12 @@ def unfinished(folder: str | pathlib.Path) -> dict[str, str]:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 found[name_of(run, folder)] = str(parsed((run / "status.json").read_text("utf-8"))["reason"])
     return found
+
+
+def ended_with_nan(folder: str | pathlib.Path) -> dict[str, str]:
+    """Return {path: at which step} of the runs that have no rows because their training ended with NaN."""
+    steps = _without_results(folder)
+    return {name_of(run, folder): f"training ended with NaN at step {n:,}" for run, n in steps.items() if n is not None}
 
 
 def _without_results(folder: str | pathlib.Path) -> dict[pathlib.Path, int | None]:

@@ -5,8 +5,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from posx.errors import ConfigError
-from posx.evaluation.protocols import HfStrided, Sliding
+from posx.evaluation.protocols import Sliding
 from posx.evaluation.statistics import loss_difference, perplexity, targets_key
 from posx.plots.groups import labels, seeds_of_curves
 from posx.plots.rows import PER_POSITION, Row, Run
@@ -19,12 +18,12 @@ Place = tuple[str, int | None, int]
 class Verdict(NamedTuple):
     """The perplexity of one curve over that of another at one window, and its 95 % interval.
 
-    The interval is over text, and over seeds if both have several. low and high are None if there is too little text.
-    word: "better" or "worse" if 1 is outside of the interval, else "not separated".
+    pair: the numbers of the two curves. The interval is over text, and over seeds if both have several. low and high
+    are None if there is too little text. word: "better" or "worse" if 1 is outside of the interval, else "not
+    separated".
     """
 
-    one: str
-    other: str
+    pair: tuple[int, int]
     train_lens: tuple[int, int]
     seeds: tuple[int, int]
     protocol: str
@@ -37,31 +36,35 @@ class Verdict(NamedTuple):
     word: str
 
 
-def verdicts(stored: Iterable[Row]) -> list[Verdict]:
+def compared_curves(stored: Iterable[Row]) -> list[tuple[str, list[Run]]]:
+    """Return (label, runs) of each curve that has rows to compare."""
+    seeds = seeds_of_curves(row.run for row in stored if row["protocol"] != PER_POSITION)
+    return list(zip(labels(seeds), seeds, strict=True))
+
+
+def verdicts(stored: Iterable[Row], curves: Sequence[tuple[str, Sequence[Run]]]) -> tuple[list[Verdict], list[str]]:
     """Return a verdict for each pair of curves and each window that both measured on the same targets.
 
-    Raises ConfigError, with the reason, if no two curves can be compared.
+    The second list says which pairs are not compared, and why.
     """
     by_run: dict[Run, dict[Place, Row]] = {}
     for row in stored:
         if row["protocol"] != PER_POSITION:
-            by_run.setdefault(row.run, {})[row["protocol"], row.get("stride"), row["eval_len"]] = row
-    curves = seeds_of_curves(by_run)
-    if len(curves) < 2:
-        raise ConfigError(f"{len(curves)} kind of run has results, and two are needed. Seeds of one kind count once.")
-    named = list(zip(labels(curves), curves, strict=True))
-    found, reasons = list[Verdict](), list[str]()
-    for (one, ours), (other, theirs) in itertools.combinations(named, 2):
-        shared = set.intersection(*(set(by_run[run]) for run in (*ours, *theirs)))
-        for place in sorted(shared, key=lambda place: (place[0], place[2], place[1] or 0)):
+            stride = row.get("stride") if row["protocol"] == Sliding.name else None
+            by_run.setdefault(row.run, {})[row["protocol"], stride, row["eval_len"]] = row
+    found, reasons = list[Verdict](), dict[str, None]()
+    for n, m in itertools.combinations(range(len(curves)), 2):
+        (one, ours), (other, theirs) = curves[n], curves[m]
+        shared = set.intersection(*(set(by_run.get(run, ())) for run in (*ours, *theirs)))
+        for place in sorted(shared, key=lambda place: (place[0], place[1] or 0, place[2])):
             pair = [by_run[run][place] for run in ours], [by_run[run][place] for run in theirs]
-            reason = _unlike(*pair)
-            reasons += [f"{one} and {other} {reason}"] if reason else []
-            found += [] if reason else [_verdict(one, other, *pair)]
-        reasons += [] if shared else [f"{one} and {other} have no protocol and window in common"]
-    if not found:
-        raise ConfigError(f"{reasons[0]}. Evaluate all with one command, on one text, at the same lengths.")
-    return found
+            if reason := _unlike(*pair):
+                reasons[f"{one} and {other} {reason}"] = None
+            else:
+                found.append(_verdict((n, m), place, *pair))
+        if not shared:
+            reasons[f"{one} and {other} have no protocol and window in common"] = None
+    return found, list(reasons)
 
 
 def _unlike(ours: Sequence[Row], theirs: Sequence[Row]) -> str:
@@ -73,17 +76,17 @@ def _unlike(ours: Sequence[Row], theirs: Sequence[Row]) -> str:
         return "were measured on other texts"
     if any(row.get("status") == "apart" for row in rows) or len(set(map(targets_key, rows))) > 1:
         return "scored other targets"
-    return "have no perplexity in common" if any(perplexity_of(row) is None for row in rows) else ""
+    if any(perplexity_of(row) is None for row in rows):
+        return "have no perplexity in common"
+    return "" if all(row.get("block_nll") for row in rows) else "store no losses of blocks"
 
 
-def _verdict(one: str, other: str, ours: Sequence[Row], theirs: Sequence[Row]) -> Verdict:
+def _verdict(pair: tuple[int, int], place: Place, ours: Sequence[Row], theirs: Sequence[Row]) -> Verdict:
     found, row = loss_difference(ours, theirs), ours[0]
     word = "not separated" if abs(found.mean) <= found.half else "better" if found.mean < 0 else "worse"
     low, high = (perplexity(found.mean + sign * found.half) for sign in (-1, 1))
     known = math.isfinite(found.half)
     return Verdict(
-        one, other, (row["train_len"], theirs[0]["train_len"]), (len(ours), len(theirs)), row["protocol"],
-        row.get("stride") if row["protocol"] in (Sliding.name, HfStrided.name) else None, row["eval_len"],
-        row["num_targets"],
+        pair, (row["train_len"], theirs[0]["train_len"]), (len(ours), len(theirs)), *place, row["num_targets"],
         perplexity(found.mean), low if known else None, high if known else None, word,
     )  # fmt: skip

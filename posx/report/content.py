@@ -10,19 +10,30 @@ import contextlib
 import io
 import logging
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from posx.config import base_config, run_config
-from posx.errors import ConfigError, PosxError
+from posx.errors import PosxError
 from posx.evaluation.statistics import horizon
 from posx.files import lines
 from posx.files.rows import number
 from posx.plots import captions, effects, look, pictures
 from posx.plots.groups import Curve, Panel, curves_of_runs, panels
 from posx.plots.points import averaged, bits_curves, local, perplexity_curves, ratio_curves
-from posx.plots.rows import FAILED, PER_POSITION, PROTOCOLS, Row, Run, read_several, unfinished
+from posx.plots.rows import (
+    FAILED,
+    PER_POSITION,
+    PROTOCOLS,
+    Row,
+    Run,
+    common_folder,
+    ended_with_nan,
+    read_several,
+    unfinished,
+)
 from posx.plots.verdicts import verdicts
 from posx.runs.folder import name_of, run_folders
 
@@ -47,9 +58,11 @@ COLUMNS = (
 
 def content(folders: Sequence[Path]) -> dict[str, Any]:
     """Return the contents of a report on the runs at or below `folders`. Raises WorkdirError for a missing folder."""
+    folders = list(dict.fromkeys(folder.resolve() for folder in folders))
     with _heard() as warnings:
         stored = read_several(folders)
-    missing = {path: why for folder in folders for path, why in unfinished(folder).items()}
+    without = [made(folder) for folder in folders for made in (unfinished, ended_with_nan)]
+    missing = {path: why for found in without for path, why in found.items()}
     drawn = [row for row in stored if row["protocol"] != PER_POSITION or row.get("position_nll")]
     split = panels(drawn, missing)
     windows = [panel for panel in split if panel.protocol != PER_POSITION]
@@ -86,6 +99,8 @@ def _heard() -> Iterator[list[str]]:
 
 def _plain(value: Any) -> Any:
     """Return a value that JSON has: None for what is not finite."""
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -153,51 +168,49 @@ def _positions(panel: Panel, curves: Sequence[Curve]) -> Iterator[dict[str, Any]
 
 
 def _training(folders: Sequence[Path], curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
-    """Yield the losses of each run by step, with the seconds of its last attempts and the tokens."""
-    places = {run.path.rpartition("/")[2]: n for n, curve in enumerate(curves) for run in curve.runs}
-    for path in (path for folder in folders for path in run_folders(folder, "metrics.jsonl")):
-        steps: dict[int, tuple[float, int, float]] = {}
-        seconds, before = 0.0, 0
+    """Yield the losses of each run: [step, loss, tokens, seconds]. Seconds are those of the steps that were kept."""
+    places = {run.path: n for n, curve in enumerate(curves) for run in curve.runs}
+    measured = {path for folder in folders for path in run_folders(folder, "eval.jsonl")}
+    logged = {path for folder in folders for path in run_folders(folder, "metrics.jsonl")}
+    for path in sorted(measured & logged):
+        steps: dict[int, tuple[float, float, float]] = {}
         for row in lines.read(path / "metrics.jsonl"):
             step, tokens, loss = (number(row.get(name)) for name in ("step", "tokens", "loss"))
-            speed = number(row.get("tokens_per_second"))
-            if step is None or tokens is None or loss is None:
-                continue
-            seconds += max(tokens - before, 0) / speed if speed else 0.0
-            before = max(before, int(tokens))
-            steps[int(step)] = (loss, int(tokens), seconds)
-        if steps and path.name in places:
-            every = -(-len(steps) // MOST_STEPS)
-            kept = [(step, *steps[step]) for step in sorted(steps)][::-1][::every][::-1]
-            yield {"curve": places[path.name], "run": name_of(path, path.parent), "steps": kept}
+            if step is not None and tokens is not None and loss is not None:
+                steps[int(step)] = loss, tokens, number(row.get("tokens_per_second")) or math.inf
+        seconds, before, found = 0.0, 0.0, []
+        for step, (loss, tokens, speed) in sorted(steps.items()):
+            seconds += (tokens - before) / speed
+            before = tokens
+            found.append([step, loss, int(tokens), round(seconds, 2)])
+        name, every = name_of(path, common_folder(measured)), -(-len(found) // MOST_STEPS)
+        if found and name in places:
+            yield {"curve": places[name], "run": name, "steps": found[::-every][::-1]}
 
 
 def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
-    """Return the verdicts on all pairs as short rows, or why there are none.
+    """Return the verdicts on all pairs as short rows, and which pairs are not compared.
 
-    A row is [curve, other curve, number of its place, ratio, low, high]. A place is [protocol, stride, window].
+    A row is [curve, other curve, number of its place, ratio, low, high, word]. A place is [protocol, stride, window].
     """
     if len(curves) > MOST_COMPARED:
         why = f"{len(curves)} curves are too many for a verdict on each pair. Compare a few: posx compare RUN RUN"
-        return {"verdicts": [], "places": [], "no_verdicts": why}
-    try:
-        found = verdicts(stored)
-    except ConfigError as error:
-        return {"verdicts": [], "places": [], "no_verdicts": str(error)}
-    numbers = {curve.label: n for n, curve in enumerate(curves)}
+        return {"verdicts": [], "places": [], "no_verdicts": [why]}
+    found, left_out = verdicts(stored, [(curve.label, curve.runs) for curve in curves])
     places = list(dict.fromkeys((one.protocol, one.stride, one.eval_len) for one in found))
     short = [
-        [numbers[one.one], numbers[one.other], places.index((one.protocol, one.stride, one.eval_len))]
-        + [value and float(f"{value:.5g}") for value in (one.ratio, one.low, one.high)]
+        [*one.pair, places.index((one.protocol, one.stride, one.eval_len))]
+        + [value and float(f"{value:.6g}") for value in (one.ratio, one.low, one.high)]
+        + [one.word]
         for one in found
     ]
-    return {"verdicts": short, "places": places, "no_verdicts": ""}
+    return {"verdicts": short, "places": places, "no_verdicts": left_out}
 
 
 def _settings(run: Run) -> dict[str, str]:
     """Return the settings of a run that differ from the defaults of its encoding."""
     try:
-        usual = run_config(base_config(run.text.partition(" ")[0])).settings
+        usual = run_config(base_config(re.split(" under | from ", run.text)[0])).settings
     except PosxError:  # a class of the user's own that is not at hand
         usual = run_config(base_config("nope")).settings
     given = {name: value for name, value in run.settings.items() if not name.startswith(("layers.", "encoding."))}

@@ -54,7 +54,8 @@ function card(entry) {
       said.textContent = String(place.value);
       range.setAttribute("aria-valuetext", said.textContent);
       made.dataset.drawn = "";
-      await draw(box, entry, place.curves);
+      entry.now = place.curves;
+      await draw(box, entry, entry.now);
       made.dataset.drawn = "yes";
     });
     const control = { label: element("label", `${slider.field} `, range, said),
@@ -75,7 +76,7 @@ function card(entry) {
 
 async function drawAll() {
   document.body.dataset.drawn = "";
-  for (const [made, box, entry] of cards) if (!made.hidden) await draw(box, entry, entry.curves);
+  for (const [, box, entry] of cards) await draw(box, entry, entry.now ?? entry.curves);
   document.body.dataset.drawn = "yes";
 }
 

@@ -24,7 +24,7 @@ from posx.report.page import save
 #: The factors by which a slider multiplies the default of a number.
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 #: Sliders of an encoding, heads of a curve, and points of a line.
-MOST_SLIDERS, MOST_HEADS, MOST_POINTS = 3, 4, 48
+MOST_SLIDERS, MOST_HEADS, MOST_POINTS = 3, 4, 512
 
 
 def write(dims: Dims, out: Path) -> int:
@@ -72,13 +72,13 @@ def _slider(name: str, encoding: Encoding, field: str, dims: Dims, start: dict[s
     """Return the values of a field and the curves at each; None if it changes no curve."""
     value = getattr(encoding, field)
     found = {value: start["curves"]}
-    others = {type(value)(value * factor) for factor in FACTORS} - {value}
-    for one in sorted(others, key=lambda one: -abs(one - value)):  # the furthest tells if any changes something
+    others = sorted({type(value)(value * factor) for factor in FACTORS} - {value})
+    for one in (*others[:1], *others[-1:], *others[1:-1]):  # the ends tell if any changes something
         with contextlib.suppress(ConfigError):  # out of the field's range
             found[one] = list(_curves(name, build({"name": name, field: one}, dims), dims))
-            if found[one] == start["curves"]:
-                return None
-    if len(found) == 1:
+        if len(found) > 2 and all(curves == start["curves"] for curves in found.values()):
+            return None
+    if all(curves == start["curves"] for curves in found.values()):
         return None
     places = [{"value": one, "curves": found[one]} for one in sorted(found)]
     return {"field": field, "at": sorted(found).index(value), "places": places}
@@ -106,8 +106,7 @@ def _curves(name: str, encoding: Encoding, dims: Dims) -> Iterator[dict[str, Any
 
 
 def _curve(title: str, x_title: str, x: np.ndarray, values: np.ndarray) -> dict[str, Any]:
-    """Return lines [head, n], one if all heads are alike, at a few of the places."""
-    kept = np.unique(np.linspace(0, len(x) - 1, min(len(x), MOST_POINTS)).round().astype(int))
+    """Return lines [head, n], one if all heads are alike. No place is left out: planes of RoPE turn fast."""
     values = values[:1] if np.allclose(values, values[:1], atol=1e-6) else values[:MOST_HEADS]
-    lines = [[float(f"{value:.4g}") for value in line[kept]] for line in np.asarray(values, np.float64)]
-    return {"title": title, "x_title": x_title, "x": x[kept].tolist(), "lines": lines}
+    lines = [[float(f"{value:.4g}") for value in line[:MOST_POINTS]] for line in np.asarray(values, np.float64)]
+    return {"title": title, "x_title": x_title, "x": x[:MOST_POINTS].tolist(), "lines": lines}

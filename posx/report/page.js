@@ -123,7 +123,8 @@ function lines(id, description, values, x, y, used) {
 }
 
 function drawPositions() {
-  const panel = data.positions.find((p) => p.train_len === data.panels[$("panel").value].train_len) ?? data.positions[0];
+  const length = data.panels[$("panel").value]?.train_len;
+  const panel = data.positions.find((p) => p.train_len === length) ?? data.positions[0];
   const values = panel.points.filter((p) => shown.has(p.curve) && p.mean !== null)
     .map((p) => ({ x: p.x, y: p.mean, label: data.curves[p.curve].label, run: "" }));
   $("positions-facts").textContent = panel.facts.join(" · ");
@@ -211,16 +212,17 @@ function fillVerdicts() {
   const body = data.verdicts.filter((v) => one === null || v[0] === one || v[1] === one).map((v) => {
     const turned = one !== null && v[1] === one;
     const [ours, theirs] = turned ? [v[1], v[0]] : [v[0], v[1]];
-    const [ratio, low, high] = turned ? [v[3], v[5], v[4]].map((x) => (x === null ? null : 1 / x)) : v.slice(3);
+    const [ratio, low, high] = turned ? [v[3], v[5], v[4]].map((x) => (x === null ? null : 1 / x)) : v.slice(3, 6);
     const [protocol, stride, tokens] = data.places[v[2]];
-    const word = low !== null && low > 1 ? "worse" : high !== null && high < 1 ? "better" : "not separated";
+    const word = turned ? { better: "worse", worse: "better" }[v[6]] ?? v[6] : v[6];
     const single = Math.min(data.curves[ours].runs.length, data.curves[theirs].runs.length) === 1;
     return [data.curves[ours].label, data.curves[theirs].label, stride ? `${protocol}, stride ${stride}` : protocol,
       tokens, ratio, low, high, single ? `${word} (one seed)` : word];
   });
   const few = body.slice(0, MOST_ROWS);
   table("verdicts", ["curve", "against", "protocol", "tokens", "ratio", "low", "high", "verdict"], few);
-  if (data.no_verdicts) $("verdicts").replaceChildren(element("p", data.no_verdicts));
+  if (!data.verdicts.length) $("verdicts").replaceChildren();
+  $("verdicts").append(...data.no_verdicts.slice(0, 20).map((text) => element("p", `Not compared: ${text}.`)));
   if (body.length > few.length) $("verdicts").append(element("p", `The first ${few.length} of ${body.length}: choose a curve.`));
 }
 
@@ -234,8 +236,8 @@ function fillSettings() {
 
 function quoted(value) {
   const text = value === null ? "" : Array.isArray(value) ? value.join(" ") : String(value);
-  const safe = /^[=+@\t\r-]/.test(text) && typeof value === "string" ? `'${text}` : text; // no formula in a spreadsheet
-  return /[",\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+  const safe = /^[=+@\t\r-]/.test(text) && typeof value !== "number" ? `'${text}` : text; // no formula in a spreadsheet
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 
 async function copy(text, what) {
@@ -292,9 +294,9 @@ function fillLegend() {
 
 async function drawAll() {
   document.body.dataset.drawn = "";
-  await drawLengths();
+  if (data.panels.length) await drawLengths();
   for (const [id, there, drawn] of [["s-positions", data.positions.length, drawPositions],
-    ["s-training", data.training.length, drawTraining], ["s-cost", data.training.length, drawCost]]) {
+    ["s-training", data.training.length, drawTraining], ["s-cost", data.panels.length && data.training.length, drawCost]]) {
     $(id).hidden = !there;
     if (there) await drawn();
   }
@@ -310,6 +312,12 @@ function choosePanel() {
   best.slice(0, MOST_CURVES).forEach((line) => shown.add(line.curve));
   fillLegend();
   fillTable();
+  return drawAll();
+}
+
+function showCurvesAlone() { // without rows by window
+  for (const id of ["h-lengths", "h-table", "h-verdicts"]) $(id).closest("section").hidden = true;
+  data.curves.forEach((_, n) => shown.add(n));
   return drawAll();
 }
 
@@ -335,4 +343,5 @@ addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidt
 fillVerdicts();
 fillSettings();
 showPictures();
-choosePanel();
+if (data.panels.length) choosePanel();
+else showCurvesAlone();

@@ -86,9 +86,11 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
     sizes = {key: _size(config.get(key), key) for key in SIZES}
     m, h = sizes["hidden_size"], sizes["num_attention_heads"]
     try:
-        encodings, windows = family.layers(config)
+        chosen, (encodings, windows) = family.model(config), family.layers(config)
     except ConfigError as error:
         raise ConfigError(f"{whose}: {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:  # a text for a number, and the like
+        raise ConfigError(f"{whose}: its config.json has a value of another type: {error}") from None
     if name in LLAMAS and any(getattr(rope, "rotary_dim", None) for rope in encodings):
         raise ConfigError(f"{whose}: partial_rotary_factor has no effect in transformers' {name}, so posx refuses it.")
     tokenizer, rows, length = BpeTokenizer(source.tokenizer), sizes["vocab_size"], sizes["max_position_embeddings"]
@@ -96,7 +98,7 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
         raise DataError(f"{whose}: the tokenizer has {tokenizer.vocab_size:,} ids, but the model {rows:,} rows.")
     last = encodings[-1]
     settings = base_config(spec_text(last))
-    settings.model.update(family.settings)
+    settings.model.update(chosen)
     settings.model.update({
         "num_layers": sizes["num_hidden_layers"], "model_dim": m, "num_heads": h,
         "num_kv_heads": _size(config.get("num_key_value_heads") or h, "num_key_value_heads"),

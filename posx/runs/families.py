@@ -23,6 +23,8 @@ Config = Mapping[str, Any]
 Names = Mapping[str, str]
 
 FULL, LOCAL = "full_attention", "sliding_attention"
+#: {an activation of transformers: the `mlp` of posx}, for MLPs without a gate.
+GELUS = {"gelu": "gelu_exact"} | dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu")
 _PROJECTIONS = ("query", "key", "value")
 
 
@@ -59,8 +61,9 @@ class Family:
     settings: those of `ModelConfig` that all its models share. needed: {key of the config: the value that posx has},
     which is the default too. keys: {Llama's key: the family's own}. defaults: of Llama's keys. positions: the encoding
     of each layer type, {"": encoding} if all have one. window: the default of `sliding_window`, None if the family has
-    none. fused: how queries, keys and values share an array: in "blocks", or by "heads". inputs_first: matrices are
-    [inputs, outputs]. scaled: the model itself multiplies embeddings by sqrt(m). offset: added to the scales of norms.
+    none. activation: the key of an activation out of GELUS, "" if the settings have it. fused: how queries, keys and
+    values share an array: in "blocks", or by "heads". inputs_first: matrices are [inputs, outputs]. scaled: the model
+    itself multiplies embeddings by sqrt(m). offset: added to the scales of norms.
     """
 
     names: Names
@@ -70,6 +73,7 @@ class Family:
     defaults: Config = dataclasses.field(default_factory=dict)
     positions: Callable[[Config], dict[str, Encoding]] = _ropes
     window: int | None = None
+    activation: str = ""
     fused: str = ""
     inputs_first: bool = False
     scaled: bool = False
@@ -80,12 +84,25 @@ class Family:
         own = {key: config[name] for key, name in self.keys.items() if config.get(name) is not None}
         return {**self.defaults, **config, **own}
 
+    def model(self, config: Config) -> dict[str, Any]:
+        """Return the settings that a config of the family decides, but for sizes. Raises ConfigError."""
+        if not self.activation:
+            return dict(self.settings)
+        name = config.get(self.activation)
+        if name not in GELUS:
+            raise ConfigError(f"{self.activation}={name!r}, but posx has {', '.join(GELUS)}")
+        return {**self.settings, "mlp": GELUS[name]}
+
     def layers(self, config: Config) -> tuple[list[Encoding], list[int | None]]:
         """Return the encoding of each layer and its window, of a config under Llama's keys. Raises ConfigError."""
         size = config.get("sliding_window", self.window) if self.window else None
         kinds = config.get("layer_types") or [FULL if self.window is None else LOCAL] * config["num_hidden_layers"]
-        if other := {*kinds} - {FULL, LOCAL}:
-            raise ConfigError(f"layer_types has {min(other)!r}, which posx does not know.")
+        if len(kinds) != config["num_hidden_layers"]:
+            raise ConfigError(
+                f"layer_types has {len(kinds)} entries, but there are {config['num_hidden_layers']} layers."
+            )
+        if other := [kind for kind in kinds if kind not in (FULL, LOCAL)]:
+            raise ConfigError(f"layer_types has {other[0]!r}, which posx does not know.")
         if LOCAL in kinds and not self.window:
             raise ConfigError(f"layer_types has {LOCAL!r}, but this family has no window in posx.")
         positions = self.positions(config)
@@ -125,8 +142,8 @@ class Family:
 
     def _turned(self, role: str, array: np.ndarray) -> np.ndarray:
         """Return a matrix of the other format: inputs come first in posx, outputs in most files."""
-        turns = array.ndim == 2 and role not in ("embedding", "table") and not self.inputs_first
-        return np.ascontiguousarray(array.T) if turns else array
+        turns = role == "unembedding" or not (self.inputs_first or role in ("embedding", "table"))
+        return np.ascontiguousarray(array.T) if turns and array.ndim == 2 else array
 
     def _scale(self, name: str, config: Config) -> tuple[float, float]:
         """Return (factor, offset): the array of the files is that of posx times the factor, minus the offset.
@@ -149,12 +166,14 @@ class _Gemma(Family):
 
     def read(self, config: Config) -> dict[str, Any]:
         found = super().read(config)
-        every = found.get("sliding_window_pattern", 6)
-        kinds = [LOCAL if (n + 1) % every else FULL for n in range(found.get("num_hidden_layers") or 0)]
+        every, num_layers = found.get("sliding_window_pattern") or 6, found.get("num_hidden_layers")
+        kinds = [LOCAL if (n + 1) % every else FULL for n in range(num_layers if isinstance(num_layers, int) else 0)]
         found["layer_types"] = found.get("layer_types") or kinds
         given = found.get("rope_parameters") or {}
         if not any(isinstance(value, Mapping) for value in given.values()):
-            whole = {"rope_theta": found.pop("rope_theta", 1e6)} | given | (found.pop("rope_scaling", None) or {})
+            whole = (
+                {"rope_theta": found.pop("rope_theta", None) or 1e6} | given | (found.pop("rope_scaling", None) or {})
+            )
             given = {FULL: whole, LOCAL: {"rope_theta": found.get("rope_local_base_freq", 1e4)}}
         return found | {"rope_parameters": given, "rope_scaling": None}
 
@@ -169,7 +188,7 @@ _GPT_DEFAULTS = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 _SILU = {"hidden_act": "silu"}
 _ATTENTION = {
     "alibi": True, "alibi_bias_max": 8, "clip_qkv": None, "softmax_scale": None, "qk_ln": False, "prefix_lm": False,
-    "attn_type": "multihead_attention",
+    "attn_type": "multihead_attention", "rope": False, "sliding_window_size": -1,
 }  # fmt: skip
 _H = "transformer.h"
 _GPT_ENDS = {"final_norm": "transformer.ln_f", "unembedding": "lm_head"}
@@ -204,12 +223,15 @@ FAMILIES = {
             ),
             embedding="gpt_neox.embed_in", final_norm="gpt_neox.final_layer_norm", unembedding="embed_out",
         ),
-        _GPT | {"mlp": "gelu_exact"},
-        {"hidden_act": "gelu", "attention_bias": True},
+        _GPT,
+        {"attention_bias": True},
         keys={
             "rms_norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct",
         },
-        defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_parallel_residual": True},
+        defaults={
+            "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_parallel_residual": True, "hidden_act": "gelu",
+        },
+        activation="hidden_act",
         fused="heads",
     ),
     "gpt2": Family(
@@ -219,13 +241,13 @@ FAMILIES = {
             embedding="transformer.wte", **{"shared.encoding_0.table": "transformer.wpe"}, **_GPT_ENDS,
         ),
         _GPT,
-        {"activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
-        | {"add_cross_attention": False},
+        {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
         keys=_EPS | {
             "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
             "max_position_embeddings": "n_positions", "intermediate_size": "n_inner",
         },
-        defaults=_GPT_DEFAULTS,
+        defaults=_GPT_DEFAULTS | {"activation_function": "gelu_new"},
+        activation="activation_function",
         positions=lambda config: {"": Learned(num_positions=config["max_position_embeddings"])},
         fused="blocks",
         inputs_first=True,
@@ -243,7 +265,8 @@ FAMILIES = {
         _GPT | {"embedding_norm": True},
         {"apply_residual_connection_post_layernorm": False},
         keys=_EPS | {
-            "num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "max_position_embeddings": "seq_length",
+            "hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+            "max_position_embeddings": "seq_length",
         },
         defaults=_GPT_DEFAULTS | {"max_position_embeddings": 2048},
         positions=lambda config: {"": Alibi()},
@@ -256,7 +279,8 @@ FAMILIES = {
             embedding="transformer.wte", final_norm="transformer.norm_f", unembedding="lm_head",
         ),
         _GPT | {"mlp": "gelu_exact", "biases": "none"},
-        {"no_bias": True, "logit_scale": None, "expansion_ratio": 4, "attn_config": _ATTENTION},
+        {"no_bias": True, "logit_scale": None, "expansion_ratio": 4, "norm_type": "low_precision_layernorm"}
+        | {"attn_config": _ATTENTION, "ffn_config": {"ffn_type": "mptmlp", "ffn_act_fn": None}},
         keys=_EPS | {
             "hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
             "max_position_embeddings": "max_seq_len",
@@ -289,6 +313,7 @@ def mismatch(needed: Config, config: Config, within: str = "") -> str:
     """Return the first key of a config that has another value than posx, in words; "" if there is none."""
     for key, value in needed.items():
         found = config.get(key, value)
+        found = value if found is None and value in (False, None) else found  # transformers reads null as false
         if isinstance(value, Mapping) and isinstance(found, Mapping):
             if problem := mismatch(value, found, f"{key}."):
                 return problem

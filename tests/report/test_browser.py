@@ -180,6 +180,14 @@ def test_a_thousand_runs_are_drawn(show, tmp_path):
     assert "30 of 250 curves" in page.locator("#lengths-text").inner_text()
 
 
+def test_a_report_of_losses_by_position_alone_is_drawn(show, tmp_path):
+    path = put(tmp_path / "sweep", "rope") / "eval.jsonl"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "per_position" in line))
+    write([tmp_path / "sweep"], tmp_path / "report.html")
+    page = show(tmp_path / "report.html")
+    assert page.locator("#positions svg").is_visible() and page.locator("#h-lengths").is_hidden()
+
+
 def test_sliders_of_the_gallery_redraw_the_curve(show, tmp_path, monkeypatch):
     monkeypatch.setattr(gallery, "ENCODINGS", ("nope", "alibi", "rope"))
     gallery.write(Dims(model_dim=16, num_heads=2, head_dim=8, num_layers=1, train_len=16), tmp_path / "gallery.html")

@@ -99,7 +99,31 @@ def test_report_says_what_it_leaves_out(capsys, tmp_path):
     assert any("on other targets" in note for note in data["panels"][0]["notes"])
     (tmp_path / "one").mkdir()
     put(tmp_path / "one", "rope")
-    assert "two are needed" in content([tmp_path / "one"])["no_verdicts"]
+    assert content([tmp_path / "one"])["verdicts"] == []
+
+
+def test_runs_of_two_sweeps_keep_their_curves(tmp_path):
+    """Equal names in two folders, one of them named twice; a run that resumed counts its kept steps once."""
+    for n, folder in enumerate("ab"):
+        path = put(tmp_path / folder, "rope", name="rope", settings={"train.learning_rate": n, "train.seed": 0})
+        rows = [json.loads(line) for line in open(path / "metrics.jsonl")]
+        again = [row | {"tokens_per_second": 4096.0, "attempt": 2} for row in rows[2:]]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[: 3 + n] + again))
+    data = content([tmp_path / "a", tmp_path / "b", tmp_path / "a" / "."])
+    assert [(run["curve"], run["run"]) for run in data["training"]] == [(0, "a/rope"), (1, "b/rope")]
+    assert [step[3] for step in data["training"][0]["steps"]] == [5, 10, 20, 30, 40]
+
+
+def test_pairs_that_are_not_compared_are_named(tmp_path):
+    put(tmp_path, "rope")
+    put(tmp_path, "alibi")
+    path = put(tmp_path, "t5", block_nll=None) / "eval.jsonl"
+    only_positions = [line for line in path.read_text().splitlines() if "per_position" in line]
+    data = content([tmp_path])
+    assert len(data["verdicts"]) == 3 and any("t5 store no losses" in why for why in data["no_verdicts"])
+    path.write_text("".join(line + "\n" for line in only_positions))
+    data = content([tmp_path])
+    assert len(data["verdicts"]) == 3 and any("no protocol and window" in why for why in data["no_verdicts"])
 
 
 def test_reports_of_nothing_are_refused(capsys, tmp_path, monkeypatch):

@@ -40,6 +40,7 @@ MODELS = {
     "gpt_neox": ("GPTNeoXConfig", {"intermediate_size": 48, "max_position_embeddings": 64}),
     "gpt_neox-in-turn": ("GPTNeoXConfig", {"use_parallel_residual": False, "max_position_embeddings": 64}),
     "gpt2": ("GPT2Config", {"n_positions": 64}),
+    "gpt2-untied": ("GPT2Config", {"n_positions": 64, "tie_word_embeddings": False, "activation_function": "gelu"}),
     "bloom": ("BloomConfig", {"num_attention_heads": 6, "hidden_size": 48, "seq_length": 64}),
     "mpt": ("MptConfig", {"num_attention_heads": 6, "hidden_size": 48, "max_seq_len": 64}),
 }

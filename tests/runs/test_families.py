@@ -19,12 +19,15 @@ GEMMA = {"hidden_size": 64, "num_hidden_layers": 7, "num_attention_heads": 4, "m
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "post_layernorm=True"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx=True"),
         ("gpt_neox", {"attention_bias": False}, "attention_bias=False"),
+        ("mpt", {"norm_type": "rmsnorm"}, "norm_type='rmsnorm'"),
+        ("mpt", {"attn_config": {"rope": True}}, "attn_config.rope=True"),
         ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
     ],
 )
 def test_other_architectures_are_named(name, config, problem):
     assert problem in mismatch(FAMILIES[name].needed, config)
     assert mismatch(FAMILIES[name].needed, {}) == ""
+    assert mismatch(FAMILIES[name].needed, {"attention_bias": None} if name != "gpt_neox" else {}) == ""
 
 
 def test_older_gemma_configs_have_two_ropes():
@@ -42,6 +45,20 @@ def test_older_gemma_configs_have_two_ropes():
     assert family.layers(newer) == (encodings, windows)
     with pytest.raises(ConfigError, match="'full_attention' has no rope_parameters"):
         family.layers(newer | {"rope_parameters": {LOCAL: {"rope_theta": 1e3}}})
+
+
+def test_activations_are_those_that_posx_has():
+    gpt2, neox = FAMILIES["gpt2"], FAMILIES["gpt_neox"]
+    assert gpt2.model(gpt2.read({}))["mlp"] == "gelu" and neox.model(neox.read({}))["mlp"] == "gelu_exact"
+    assert gpt2.model({"activation_function": "gelu"})["mlp"] == "gelu_exact"
+    with pytest.raises(ConfigError, match="hidden_act='relu'"):
+        neox.model({"hidden_act": "relu"})
+
+
+def test_layer_types_are_one_for_each_layer():
+    for name, kinds in (("llama", [FULL] * 2), ("gemma3_text", [FULL] * 5), ("llama", [FULL, LOCAL] * 4)):
+        with pytest.raises(ConfigError, match="entries, but there are 7 layers"):
+            FAMILIES[name].layers(FAMILIES[name].read(GEMMA | {"layer_types": kinds}))
 
 
 def test_pythia_rotates_a_quarter_of_its_channels():
