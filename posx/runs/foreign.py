@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +49,16 @@ def read(path: Path) -> ForeignModel:
         raise WorkdirError(f"{path / 'tokenizer.json'} is of posx's bytes, not of Hugging Face.")
     places = _places(path)
     digest = _digest([path / "config.json", path / "tokenizer.json", *sorted(set(places.values()))])
-    return ForeignModel(config, lambda name: _array(places[name], name), frozenset(places), tokenizer.text, digest)
+    text = _within(tokenizer.text, config.get("vocab_size"))
+    return ForeignModel(config, lambda name: _array(places[name], name), frozenset(places), text, digest)
+
+
+def _within(tokenizer: str, rows: Any) -> str:
+    """Return a tokenizer.json without special tokens past the model's rows, which no text has: Gemma 3's of images."""
+    found = parsed(tokenizer)
+    added = found.get("added_tokens") or []
+    kept = [token for token in added if not (token["special"] and isinstance(rows, int) and token["id"] >= rows)]
+    return tokenizer if kept == added else json.dumps(found | {"added_tokens": kept}, ensure_ascii=False)
 
 
 def _read_gguf(path: Path) -> ForeignModel:

@@ -125,6 +125,20 @@ def test_files_of_headless_models_are_read(capsys, folder, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.peers
+def test_special_tokens_without_a_row_are_left_out(capsys, folder, tmp_path):
+    """As the token of images in the tokenizer of Gemma 3's text models."""
+    source = folder("llama")
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    image = tokenizer["added_tokens"][0] | {"id": 300, "content": "<image_soft_token>"}
+    (source / "tokenizer.json").write_text(
+        json.dumps(tokenizer | {"added_tokens": [*tokenizer["added_tokens"], image]})
+    )
+    code, _, err = tiny.call(capsys, "import", f"--from={source}", f"--to={tmp_path / 'run'}")
+    assert code == 0, err
+    assert posx.load(tmp_path / "run")[2].vocab_size <= 300
+
+
 def write_gguf(path):
     """A random model of Llama's in float32, with query and key rows in the order of llama.cpp."""
     import gguf
