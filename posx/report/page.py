@@ -29,7 +29,7 @@ def write(folders: Sequence[Path], out: Path) -> int:
     if not data["rows"]:
         named = ", ".join(folder.name for folder in folders)
         raise WorkdirError(f"{named}: no run has results. Measure them with posx evaluate --workdir FOLDER")
-    title = "posx: " + ", ".join(folder.name for folder in folders)
+    title = "posx: " + ", ".join(folder.name for folder in folders).encode(errors="replace").decode()
     save(title, data, "page", out)
     return sum(len(curve["runs"]) for curve in data["curves"])
 
