@@ -1,6 +1,7 @@
 """RoPE by accumulated steps: the plainest rotation by a path of tokens, and its control with random steps."""
 
 import dataclasses
+import math
 from typing import Any, Self
 
 import jax
@@ -22,8 +23,8 @@ class AccumulatedRope(Encoding):
     1 is RoPE at positions 1, 2, ... W starts as N(0, 1/m), so that steps start with mean 0 and size 1. Query heads that
     share keys rotate alike.
 
-    With `random` nothing is learned, as a control: delta_sc ~ N(0, 1) is drawn from the token's position, so that
-    the same text has the same steps in each call, layer and model. Moved texts then have other steps.
+    With `random` nothing is learned, as a control: delta_sc is uniform with mean 0 and variance 1, drawn from the
+    token's position. So the same text has the same steps in each call, layer and model. Moved texts have other steps.
     rotated_values(base=accumulated_rope) rotates values too.
 
     Reference: Godavarti 2026, arXiv 2606.24975, of which the abstract was read.
@@ -69,9 +70,11 @@ class AccumulatedRope(Encoding):
 
         def draw(pos: jax.Array) -> jax.Array:
             rng = jax.random.fold_in(jax.random.key(0), pos)
-            return jax.random.normal(rng, (self.num_kv_heads, self.head_dim // 2), jnp.float32)
+            return jax.random.bits(rng, (self.num_kv_heads, self.head_dim // 2), jnp.uint32)
 
-        drawn = as_float(jax.vmap(draw)(pos.astype(jnp.uint32)))
+        # From bits, because XLA rounds normal numbers differently in batches of other sizes.
+        odd = 2 * (jax.vmap(draw)(pos.astype(jnp.uint32)) >> 9).astype(jnp.int32) + 1 - 2**23
+        drawn = as_float(odd) * (math.sqrt(3) / 2**23)
         return jnp.where((x != 0).any(axis=-1)[:, None, None], drawn, 0)
 
     def query(self, params: Params, vectors: jax.Array, pos: jax.Array, features: Features) -> jax.Array:

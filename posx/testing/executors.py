@@ -46,7 +46,7 @@ CAPACITY, CHUNK = 20, slice(2, 2 + PREFIX)
 SINGLES = [slice(n, n + 1) for n in range(LENGTH)]
 
 #: Tokens that all positions are moved by.
-SHIFTS = (1, 17, 1000, 32_768, 1_000_000, 2**24 + 1)
+SHIFTS = (1, 23, 1000, 32_768, 1_000_000, 2**24 + 1)
 #: One part in 256: the rounding of 8 bits.
 UNIT = 2.0**-8
 

@@ -98,7 +98,8 @@ def steps(encoding, params, x, pos):
         return np.stack([np.tensordot(token, params["steps"], 1) for token in x])
     shape = encoding.num_kv_heads, encoding.head_dim // 2
     rngs = [jax.random.fold_in(jax.random.key(0), int(p)) for p in pos]
-    return np.stack([np.float64(jax.random.normal(rng, shape, np.float32)) for rng in rngs])
+    bits = np.stack([np.asarray(jax.random.bits(rng, shape, np.uint32)) for rng in rngs])
+    return np.sqrt(3) * ((bits >> 9) + 0.5 - 2**22) / 2**22
 
 
 def rotated_values(encoding, params, x, project, pos, visible):

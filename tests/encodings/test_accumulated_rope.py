@@ -58,7 +58,7 @@ def test_random_steps_belong_to_positions_alone():
     assert np.abs(moved - whole).max() > 0.1
 
 
-def test_random_steps_are_normal_and_apart():
+def test_random_steps_have_variance_1_and_are_apart():
     n = 2000
     pos, x = np.arange(n, dtype=np.int32), jnp.ones((n, DIMS.model_dim))
     drawn = np.asarray(RANDOM._drawn(x, jnp.asarray(pos))).reshape(n, -1)
