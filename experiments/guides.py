@@ -327,7 +327,7 @@ def position_rates() -> str:
 
 def main(words: Sequence[str]) -> None:
     """Print the tables of one page."""
-    entries = entries_of(load_cells())
+    entries = {name: entry for name, entry in entries_of(load_cells()).items() if len(entry.cells) > 1}
     match words:
         case ["choose"]:
             parts = (lasting, corrected, failing, costs, rates)
