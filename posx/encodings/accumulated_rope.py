@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from posx.contract import About, Dims, Encoding, Features, Params, fact
 from posx.contract.arrays import as_float, at_least_float32, exact_einsum, normal
 from posx.contract.fields import Base, Channels, Heads
-from posx.encodings.angles import inverse_frequencies, running_angles
+from posx.encodings.angles import check_pairs, inverse_frequencies, running_angles
 from posx.encodings.rope import rotate_by
-from posx.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +45,7 @@ class AccumulatedRope(Encoding):
     about = About("arXiv 2606.24975", "further than RoPE in its paper, then degrades; not measured")
 
     def resolve(self, dims: Dims) -> Self:
-        if dims.head_dim % 2:
-            raise ConfigError(
-                f"accumulated_rope: head_dim={dims.head_dim} must be even, because pairs of channels rotate"
-            )
+        check_pairs("accumulated_rope", dims)
         return super().resolve(dims)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import as_float
+from posx.contract import Dims, as_float
+from posx.errors import ConfigError
 
 _UNITS = 2.0**32  # per turn
 
@@ -21,6 +22,12 @@ def _in_units(frequencies: np.ndarray) -> tuple[jax.Array, np.ndarray]:
     units = frequencies / (2 * np.pi) * _UNITS
     whole = np.rint(units)
     return jnp.asarray((whole % _UNITS).astype(np.uint32).view(np.int32)), units - whole
+
+
+def check_pairs(name: str, dims: Dims) -> None:
+    """Raise ConfigError unless the channels of a head make pairs, which the encoding `name` rotates."""
+    if dims.head_dim % 2:
+        raise ConfigError(f"{name}: head_dim={dims.head_dim} must be even, because pairs of channels rotate")
 
 
 def inverse_frequencies(base: float, width: int) -> np.ndarray:

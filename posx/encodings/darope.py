@@ -8,10 +8,9 @@ import jax.numpy as jnp
 
 from posx.contract import About, Dims, Encoding, Features, Params, as_float, exact_einsum, fact, normal
 from posx.contract.fields import Base, Channels, at_least
-from posx.encodings.angles import angles, inverse_frequencies
+from posx.encodings.angles import angles, check_pairs, inverse_frequencies
 from posx.encodings.frequencies import WholeTurns
 from posx.encodings.rope import rotate
-from posx.errors import ConfigError
 
 #: The part of L that a position keeps from both ends.
 EPS = 1e-6
@@ -46,8 +45,7 @@ class Darope(Encoding):
     )
 
     def resolve(self, dims: Dims) -> Self:
-        if dims.head_dim % 2:
-            raise ConfigError(f"darope: head_dim={dims.head_dim} must be even, because pairs of channels rotate")
+        check_pairs("darope", dims)
         return super().resolve(dims).fill_open(original_len=dims.train_len)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:

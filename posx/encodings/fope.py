@@ -10,9 +10,8 @@ import numpy as np
 
 from posx.contract import About, Dims, Encoding, Features, Params, as_float, exact_einsum, fact, normal
 from posx.contract.fields import Base, Channels, Heads, at_least
-from posx.encodings.angles import inverse_frequencies, sin_cos
+from posx.encodings.angles import check_pairs, inverse_frequencies, sin_cos
 from posx.encodings.rope import rotate
-from posx.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +53,7 @@ class Fope(Encoding):
     )
 
     def resolve(self, dims: Dims) -> Self:
-        if dims.head_dim % 2:
-            raise ConfigError(f"fope: head_dim={dims.head_dim} must be even, because pairs of channels rotate")
+        check_pairs("fope", dims)
         return super().resolve(dims).fill_open(original_len=dims.train_len)
 
     def init(self, rng: jax.Array, dims: Dims) -> Params:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from posx.contract import About, Dims, Encoding, Features, Params, fact
 from posx.contract.arrays import at_least_float32, exact_einsum, normals
 from posx.contract.fields import Base, Channels, Heads, at_least
-from posx.encodings.angles import inverse_frequencies, running_angles
+from posx.encodings.angles import check_pairs, inverse_frequencies, running_angles
 from posx.encodings.networks import convolution_shapes, convolved
 from posx.encodings.rope import rotate_by
 from posx.errors import ConfigError
@@ -51,10 +51,7 @@ class SelectiveRope(Encoding):
     )
 
     def resolve(self, dims: Dims) -> Self:
-        if dims.head_dim % 2:
-            raise ConfigError(
-                f"selective_rope: head_dim={dims.head_dim} must be even, because pairs of channels rotate"
-            )
+        check_pairs("selective_rope", dims)
         if dims.model_dim % dims.num_heads:
             raise ConfigError(
                 f"selective_rope: model_dim={dims.model_dim} must be a multiple of num_heads={dims.num_heads}, "

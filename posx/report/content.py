@@ -11,7 +11,7 @@ import io
 import logging
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,13 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     windows = [panel for panel in split if panel.protocol != PER_POSITION]
     positions = [panel for panel in split if panel.protocol == PER_POSITION]
     curves = curves_of_runs(row.run for row in stored)
+    measured = [{name: made(panel) for name, (_, made) in MEASURES.items()} for panel in windows]
     return {
         "curves": [_curve(curve) for curve in curves],
-        "panels": [_panel(panel, curves) for panel in windows],
-        "points": [point for n, panel in enumerate(windows) for point in _points(n, panel, curves)],
-        "table": [line for n, panel in enumerate(windows) for line in _table(n, panel, curves)],
-        "positions": [_panel(panel, curves) | {"points": list(_positions(panel, curves))} for panel in positions],
+        "panels": [_panel(panel, curves, found["ppl"]) for panel, found in zip(windows, measured, strict=True)],
+        "points": [point for n, panel in enumerate(windows) for point in _points(n, panel, measured[n], curves)],
+        "table": [line for n, panel in enumerate(windows) for line in _table(n, panel, measured[n], curves)],
+        "positions": [_panel(panel, curves, ()) | {"points": list(_positions(panel, curves))} for panel in positions],
         "training": list(_training(folders, curves)),
         **_verdicts(stored, curves),
         "settings": [_settings(curve.runs[0]) for curve in curves],
@@ -98,7 +99,7 @@ def _heard() -> Iterator[list[str]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON has: None for what is not finite."""
+    """Return a value as JSON has it, with None for NaN and infinity."""
     if isinstance(value, list | tuple):
         return list(map(_plain, value))
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -117,9 +118,10 @@ def _place(curve: Curve, curves: Sequence[Curve]) -> int:
     return next(n for n, one in enumerate(curves) if curve.runs[0] in one.runs)
 
 
-def _panel(panel: Panel, curves: Sequence[Curve]) -> dict[str, Any]:
+def _panel(panel: Panel, curves: Sequence[Curve], drawn: Sequence[Curve]) -> dict[str, Any]:
+    """Return the words of a panel. drawn: its curves of perplexity, () for losses by position."""
     rule = PROTOCOLS.get(panel.protocol, panel.protocol) + (f", stride {panel.stride}" if panel.stride else "")
-    notes = captions.notes([panel], perplexity_curves(panel)) if panel.protocol != PER_POSITION else []
+    notes = captions.notes([panel], drawn) if panel.protocol != PER_POSITION else []
     warning = captions.mixture(panel.rows)
     return {
         "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len, "protocol": panel.protocol,
@@ -128,10 +130,12 @@ def _panel(panel: Panel, curves: Sequence[Curve]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _points(number_of_panel: int, panel: Panel, curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
+def _points(
+    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], curves: Sequence[Curve]
+) -> Iterator[dict[str, Any]]:
     """Yield a point for each measure, curve and window of a panel."""
-    for measure, (_, made) in MEASURES.items():
-        for curve in made(panel):
+    for measure, found in measured.items():
+        for curve in found:
             for point in curve.points:
                 low, high = point.interval or (None, None)
                 yield {
@@ -142,9 +146,11 @@ def _points(number_of_panel: int, panel: Panel, curves: Sequence[Curve]) -> Iter
                 }  # fmt: skip
 
 
-def _table(number_of_panel: int, panel: Panel, curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
+def _table(
+    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], curves: Sequence[Curve]
+) -> Iterator[dict[str, Any]]:
     """Yield the cells of each curve of a panel: seeds, perplexity and bits at L, R_k, and the 1 % horizon."""
-    found = {name: {curve.label: curve.points for curve in made(panel)} for name, (_, made) in MEASURES.items()}
+    found = {name: {curve.label: curve.points for curve in drawn} for name, drawn in measured.items()}
     for curve in panel.curves:
         at_train = {name: _at(points.get(curve.label, ()), panel.train_len) for name, points in found.items()}
         ratios = {point.x: point.mean for point in found["R_k"].get(curve.label, ())}

@@ -13,7 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from posx.attention.masks import causal
+from posx.attention.masks import window as window_of
 from posx.config import RunConfig, base_config, run_config
+from posx.config.masks import mask_text
 from posx.config.sections import cycle_of
 from posx.data.tokenizers import BpeTokenizer
 from posx.encodings import Rope, spec_text
@@ -128,7 +131,7 @@ def _size(value: Any, key: str) -> int:
 
 
 def _mask(window: int | None) -> str:
-    return "causal" if window is None else f"window(size={_size(window, 'sliding_window')})"
+    return mask_text(causal() if window is None else window_of(_size(window, "sliding_window")))
 
 
 def params_of(source: ForeignModel, wanted: Iterable[str], num_heads: int) -> dict[str, np.ndarray]:

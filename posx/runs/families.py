@@ -315,7 +315,7 @@ def mismatch(needed: Config, config: Config, within: str = "") -> str:
         found = config.get(key, value)
         found = value if found is None and value in (False, None) else found  # transformers reads null as false
         if isinstance(value, Mapping) and isinstance(found, Mapping):
-            if problem := mismatch(value, found, f"{key}."):
+            if problem := mismatch(value, found, f"{within}{key}."):
                 return problem
         elif found != value:
             return f"{within}{key}={found!r}, but posx has {value!r}"

@@ -356,7 +356,7 @@ def dape(encoding, params, tokens, logit_scale, s):
 
 
 def moved(logits):
-    """What a remap of RoPE's distances adds to RoPE."""
+    """Return the terms that a remap of RoPE's distances adds to RoPE."""
 
     def found(encoding, params, tokens, logit_scale, s):
         near = tokens.alone(lambda own, *pair: reference.rope(own.rope, *pair), encoding, params)

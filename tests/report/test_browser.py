@@ -65,7 +65,7 @@ def report(tmp_path_factory):
 
 
 def paths(page, chart="lengths"):
-    """What is drawn in a chart: the paths of its marks, with their places and colours."""
+    """Return the marks of a chart: their paths, places and colours."""
     marks = ("line path", "area path", "symbol path", "rule line")
     return page.eval_on_selector_all(
         ", ".join(f"#{chart} .mark-{mark}" for mark in marks),
