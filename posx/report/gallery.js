@@ -1,22 +1,6 @@
 // The script of the gallery: sliders choose among curves in the page, and Vega-Lite draws them.
 
-const data = JSON.parse(document.getElementById("data").textContent);
-const dark = matchMedia("(prefers-color-scheme: dark)");
 const DASHES = [[1, 0], [6, 3], [2, 2], [8, 2, 2, 2]];
-
-function element(name, text, ...children) {
-  const made = document.createElement(name);
-  if (text !== undefined && text !== null) made.textContent = text;
-  made.append(...children);
-  return made;
-}
-
-function config() {
-  const style = getComputedStyle(document.body);
-  const [ink, line] = [style.color, style.getPropertyValue("--line").trim()];
-  const axis = { labelColor: ink, titleColor: ink, gridColor: line, domainColor: line, tickColor: line };
-  return { background: null, font: "system-ui, sans-serif", axis, view: { stroke: null } };
-}
 
 async function draw(box, entry, curves) {
   const charts = curves.map((curve) => {
@@ -30,15 +14,15 @@ async function draw(box, entry, curves) {
     const heads = curve.lines.map((_, head) => `head ${head + 1}`);
     const dash = { field: "head", type: "nominal", scale: { domain: heads, range: DASHES.slice(0, heads.length) },
       legend: heads.length > 1 ? { title: null, orient: "top", labelColor: getComputedStyle(document.body).color } : null };
-    await vegaEmbed(chart, {
+    await embed(chart, {
       width: Math.max(Math.min(box.clientWidth - 80, 340), 180), height: 170, description: `${entry.name}: ${curve.title}`,
-      config: config(), layer: [
+      layer: [
         { mark: { type: "rule", strokeDash: [4, 4], color: "#888", aria: false }, data: { values: [{ x: data.train_len }] },
           encoding: { x: { field: "x", type: "quantitative" } } },
         { mark: { type: "line", color: dark.matches ? "#9db7ff" : entry.color }, data: { values }, encoding: {
           x: { field: "x", type: "quantitative", title: curve.x_title },
           y: { field: "y", type: "quantitative", title: curve.title, scale: { zero: false } }, strokeDash: dash } }],
-    }, { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip: false, mode: "vega-lite" });
+    }, false);
   }
 }
 

@@ -1,20 +1,10 @@
 // The script of a report: it chooses among the numbers in the page, and draws them with Vega-Lite.
-// Texts reach the page by textContent alone, so that no name of a run is read as HTML.
 
-const data = JSON.parse(document.getElementById("data").textContent);
 const MEASURES = { ppl: "perplexity per token", bpb: "bits per byte", R_k: "R_k = PPL(kL) / PPL(L)" };
 const MOST_CURVES = 30; // that are drawn at first
 const MOST_ROWS = 500; // of the list of all rows
 const $ = (id) => document.getElementById(id);
-const dark = matchMedia("(prefers-color-scheme: dark)");
 const shown = new Set();
-
-function element(name, text, ...children) {
-  const made = document.createElement(name);
-  if (text !== undefined && text !== null) made.textContent = text;
-  made.append(...children);
-  return made;
-}
 
 function number(value, digits = 4) {
   if (value === null || value === undefined) return "-";
@@ -44,13 +34,6 @@ function scales(curves) {
   };
 }
 
-function config() {
-  const style = getComputedStyle(document.body);
-  const [ink, line] = [style.color, style.getPropertyValue("--line").trim()];
-  const axis = { labelColor: ink, titleColor: ink, gridColor: line, domainColor: line, tickColor: line };
-  return { background: null, font: "system-ui, sans-serif", axis, view: { stroke: null }, line: { strokeWidth: 2 } };
-}
-
 function tooltip(handler, event, item, value) {
   const tip = $("tip");
   tip.hidden = !value || !value.text;
@@ -67,8 +50,7 @@ async function draw(id, description, layer, values) {
   }
   const width = Math.max($(id).clientWidth - 70, 200);
   const spec = { width, height: Math.min(380, 0.8 * width + 80), autosize: { type: "pad" }, description, layer };
-  const options = { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip, mode: "vega-lite" };
-  await vegaEmbed($(id), { ...spec, config: config() }, options);
+  await embed($(id), spec, tooltip);
 }
 
 const axisOf = (id) => ({ type: $(id).value, nice: false, ...($(id).value === "linear" && { zero: false }) });

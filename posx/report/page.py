@@ -53,8 +53,9 @@ def _library() -> str:
 
 def page(title: str, data: dict[str, Any], kind: str, library: str) -> str:
     """Return the HTML of a page. The browser runs its scripts by their digests alone, and loads nothing."""
-    style, body, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", f"{kind}.html", f"{kind}.js"))
-    scripts = [library, script]
+    files = ("page.css", f"{kind}.html", "common.js", f"{kind}.js")
+    style, body, common, script = ((_HERE / name).read_text("utf-8") for name in files)
+    scripts = [library, common + script]
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_digest, scripts))}; style-src {_digest(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
