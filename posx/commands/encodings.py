@@ -25,7 +25,7 @@ from posx.encodings.grammar import value_text
 from posx.encodings.rates import multipliers_in_rows, rates_of
 from posx.errors import ConfigError, in_one_line
 from posx.machine.guard import start_devices
-from posx.runs.folder import RunFolder, is_run, run_folders
+from posx.runs.folder import RunFolder, run_folders
 
 #: The flags that give sizes.
 _SIZES = ("model_dim", "num_heads", "num_layers", "train_len", "num_kv_heads")
@@ -95,7 +95,7 @@ def _dims(values: dict[str, Any]) -> Dims:
 
 def _run_in(folder: Path) -> RunFolder | None:
     """Return the run in `folder`, or None for a folder without runs. Raises ConfigError for one of several runs."""
-    runs = [path for path in run_folders(folder, "config.json") if is_run(path)] if folder.is_dir() else []
+    runs = run_folders(folder, "config.json") if folder.is_dir() else []
     if runs and runs != [folder]:
         raise ConfigError(f"--workdir={folder} holds {len(runs)} runs. Name one of them, for example {runs[0]}")
     return RunFolder(folder) if runs else None

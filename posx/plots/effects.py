@@ -23,7 +23,7 @@ from posx.contract import acting
 from posx.encodings import Dims, Encoding, Nope, build, encoding_name
 from posx.errors import PosxError, WorkdirError
 from posx.model import layer_name, shared_name
-from posx.runs.folder import RunFolder, is_run, name_of, run_folders
+from posx.runs.folder import RunFolder, name_of, run_folders
 from posx.runs.load import load_model
 
 MOST_POSITIONS = 256  # of a matrix
@@ -63,7 +63,7 @@ def catalogue() -> list[Subject]:
 def encodings_of(folder: pathlib.Path) -> list[Subject]:
     """Return the distinct encodings of the runs below `folder`, as the first run trained each, else as initialised."""
     found: dict[tuple[str, Encoding, Dims], Subject] = {}
-    for path in filter(is_run, run_folders(folder, "config.json")) if folder.is_dir() else ():
+    for path in run_folders(folder, "config.json") if folder.is_dir() else ():
         name = name_of(path, folder)
         try:
             for subject in of_run(RunFolder(path), name):

@@ -4,7 +4,6 @@ Units: lengths and positions in tokens, `nll` in nats per token, `ppl` = exp(nll
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import json
@@ -20,9 +19,8 @@ from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
 from posx.files import lines
-from posx.files.lines import parsed
 from posx.files.rows import measurement, number
-from posx.runs.folder import RunFolder, is_run, name_of, run_folders, typed_path
+from posx.runs.folder import RunFolder, name_of, run_folders, typed_path
 from posx.runs.targets import anchor_of
 
 #: Why a row has no perplexity, in words. The last two are set here, for runs without results or comparable ones.
@@ -128,7 +126,7 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
     them keeps its lengths, with the status "apart" and no values. Losses per position are of the longest windows.
     A run whose training ended with NaN has one row, of the status "diverged". `run.left_out` has all other omissions.
     """
-    return rows_of(_measured([folder]), folder) + _diverged(folder)
+    return rows_of(_measured([folder]), folder) + diverged_rows(folder)
 
 
 def read_several(folders: Sequence[str | pathlib.Path]) -> list[Row]:
@@ -252,11 +250,11 @@ def _longest(rows: Sequence[Row]) -> list[Row]:
     return list(found.values())
 
 
-def _diverged(folder: str | pathlib.Path) -> list[Row]:
+def diverged_rows(folder: str | pathlib.Path) -> list[Row]:
     """Return a row without a value for every run that has no results because its training ended with NaN."""
     found = []
-    for path, step in _without_results(folder).items():
-        run = run_of_config(path, name_of(path, folder))
+    for started, step in _without_results(folder).items():
+        run = run_of_config(started.path, name_of(started.path, folder))
         if step is not None and run.train_len:
             lengths = dict.fromkeys(("train_len", "eval_len", "stride"), run.train_len)
             facts = {"protocol": protocols.Nonoverlapping.name, "step": step, "status": "diverged"}
@@ -272,26 +270,14 @@ def diverged(stored: Iterable[Row]) -> dict[str, str]:
 
 def unfinished(folder: str | pathlib.Path) -> dict[str, str]:
     """Return {path: why it failed} of the runs that were started and have no row; "" if no failure is recorded."""
-    found = {}
-    for run, step in _without_results(folder).items():
-        if step is None:
-            found[name_of(run, folder)] = ""
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                found[name_of(run, folder)] = str(parsed((run / "status.json").read_text("utf-8"))["reason"])
-    return found
+    left = _without_results(folder).items()
+    return {name_of(run.path, folder): run.failure() for run, step in left if step is None}
 
 
-def ended_with_nan(folder: str | pathlib.Path) -> dict[str, str]:
-    """Return {path: at which step} of the runs that have no rows because their training ended with NaN."""
-    steps = _without_results(folder)
-    return {name_of(run, folder): f"training ended with NaN at step {n:,}" for run, n in steps.items() if n is not None}
-
-
-def _without_results(folder: str | pathlib.Path) -> dict[pathlib.Path, int | None]:
+def _without_results(folder: str | pathlib.Path) -> dict[RunFolder, int | None]:
     """Return {run: the step at which its training ended with NaN} of the started runs that have no results."""
-    started = run_folders(pathlib.Path(folder), "config.json")
-    left = [run for run in started if not (run / "eval.jsonl").is_file() and is_run(run)]
-    return {run: RunFolder(run).ended_with_nan() for run in left}
+    started = map(RunFolder, run_folders(pathlib.Path(folder), "config.json"))
+    return {run: run.ended_with_nan() for run in started if not run.eval_file.is_file()}
 
 
 def perplexity(row: Mapping[str, Any]) -> float | None:

@@ -30,7 +30,8 @@ from posx.plots.rows import (
     Row,
     Run,
     common_folder,
-    ended_with_nan,
+    diverged,
+    diverged_rows,
     read_several,
     unfinished,
 )
@@ -61,7 +62,7 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     folders = list(dict.fromkeys(folder.resolve() for folder in folders))
     with _heard() as warnings:
         stored = read_several(folders)
-    without = [made(folder) for folder in folders for made in (unfinished, ended_with_nan)]
+    without = [unfinished(folder) | diverged(diverged_rows(folder)) for folder in folders]
     missing = {path: why for found in without for path, why in found.items()}
     drawn = [row for row in stored if row["protocol"] != PER_POSITION or row.get("position_nll")]
     split = panels(drawn, missing)

@@ -106,6 +106,13 @@ class RunFolder:
         bad = any(name in last and number(last[name]) is None for name in ("loss", "grad_norm"))
         return last["step"] if bad and isinstance(last.get("step"), int) else None
 
+    def failure(self) -> str:
+        """Return why the last process here failed, "" if it did not."""
+        try:
+            return str(parsed(self.status_file.read_text(encoding="utf-8"))["reason"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
     def read_config(self) -> RunConfig:
         """Return the settings that this run was started with. Raises WorkdirError if they cannot be read."""
         try:
@@ -269,11 +276,6 @@ def run_folders(workdir: Path, holding: str) -> list[Path]:
         what = "is a file" if os.path.isfile(workdir) else "does not exist"
         raise WorkdirError(f"work folder {str(workdir)[:300]} {what}. Give the folder of a run or of a sweep.")
     return sorted({path.parent for level in _LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()})
-
-
-def is_run(folder: Path) -> bool:
-    """Tell a run from a sweep's own folder, which may hold a config.json beside its runs."""
-    return not any(folder.glob("*/config.json"))
 
 
 def name_of(run: Path, workdir: str | Path) -> str:

@@ -13,7 +13,6 @@ from posx.errors import PosxError
 from posx.evaluation.protocols import Nonoverlapping, num_required_rows
 from posx.files import lines
 from posx.files.atomic import write_json
-from posx.files.lines import parsed
 from posx.files.rows import result_of
 from posx.runs.describe import Expected, expected
 from posx.runs.folder import RunFolder
@@ -73,11 +72,7 @@ class Job(_Task):
 
     def failure(self) -> str:
         """Return why the last process failed, "" if it did not."""
-        try:
-            reason = str(parsed(self.folder.status_file.read_text(encoding="utf-8"))["reason"])
-            return reason.removeprefix(f"{self.name}: ")
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
+        return self.folder.failure().removeprefix(f"{self.name}: ")
 
     def finished(self) -> bool:
         """Tell whether these settings were trained and evaluated to the end."""
