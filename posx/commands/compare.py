@@ -11,8 +11,9 @@ from typing import Any
 from posx.commands import work_folder
 from posx.errors import ConfigError, WorkdirError
 from posx.machine.guard import start_devices
-from posx.plots.rows import PROTOCOLS, read_several
-from posx.plots.verdicts import Verdict, compared_curves, verdicts
+from posx.plots.groups import curves_of_runs
+from posx.plots.rows import PER_POSITION, PROTOCOLS, read_several
+from posx.plots.verdicts import Verdict, verdicts
 from posx.progress import say
 
 
@@ -25,7 +26,7 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     stored = read_several(folders)
     if not stored:
         raise WorkdirError(f"{_listed(folders)}: no run has results. Measure them with posx evaluate.")
-    curves = compared_curves(stored)
+    curves = curves_of_runs(row.run for row in stored if row["protocol"] != PER_POSITION)
     if len(curves) < 2:
         why = f"{len(curves)} kind of run has results, and two are needed. Seeds of one kind count once."
         raise ConfigError(f"{_listed(folders)}: {why}")
@@ -33,7 +34,7 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     if not found:
         how = "Evaluate all with one command, on one text, at the same lengths."
         raise ConfigError(f"{_listed(folders)}: {left_out[0]}. {how}")
-    names = [label for label, _ in curves]
+    names = [curve.label for curve in curves]
     for line in _as_json(found, names) if values["json"] else _lines(found, names):
         print(line)
     for reason in left_out:

@@ -134,8 +134,7 @@ def _drawn(folder: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Path]:
 def _figures(folder: pathlib.Path, stored: Sequence[Row], kinds: Iterable[str]) -> dict[str, Callable[[], Figure]]:
     """Return {name: function that draws it} of the figures of `kinds` that the rows allow."""
     found: dict[str, Callable[[], Figure]] = {}
-    drawn = (row for row in stored if row["protocol"] != PER_POSITION or row.get("position_nll"))
-    split = panels(drawn, unfinished(folder))
+    split = panels(stored, unfinished(folder))
     for kind in kinds:
         if kind == "training":
             if runs := read_training(folder, stored):

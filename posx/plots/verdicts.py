@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from posx.evaluation.protocols import Sliding
 from posx.evaluation.statistics import loss_difference, perplexity, targets_key
-from posx.plots.groups import labels, seeds_of_curves
+from posx.plots.groups import Curve
 from posx.plots.rows import PER_POSITION, Row, Run
 from posx.plots.rows import perplexity as perplexity_of
 
@@ -36,13 +36,7 @@ class Verdict(NamedTuple):
     word: str
 
 
-def compared_curves(stored: Iterable[Row]) -> list[tuple[str, list[Run]]]:
-    """Return (label, runs) of each curve that has rows to compare."""
-    seeds = seeds_of_curves(row.run for row in stored if row["protocol"] != PER_POSITION)
-    return list(zip(labels(seeds), seeds, strict=True))
-
-
-def verdicts(stored: Iterable[Row], curves: Sequence[tuple[str, Sequence[Run]]]) -> tuple[list[Verdict], list[str]]:
+def verdicts(stored: Iterable[Row], curves: Sequence[Curve]) -> tuple[list[Verdict], list[str]]:
     """Return a verdict for each pair of curves and each window that both measured on the same targets.
 
     The second list says which pairs are not compared, and why.
@@ -53,17 +47,16 @@ def verdicts(stored: Iterable[Row], curves: Sequence[tuple[str, Sequence[Run]]])
             stride = row.get("stride") if row["protocol"] == Sliding.name else None
             by_run.setdefault(row.run, {})[row["protocol"], stride, row["eval_len"]] = row
     found, reasons = list[Verdict](), dict[str, None]()
-    for n, m in itertools.combinations(range(len(curves)), 2):
-        (one, ours), (other, theirs) = curves[n], curves[m]
-        shared = set.intersection(*(set(by_run.get(run, ())) for run in (*ours, *theirs)))
+    for (n, one), (m, other) in itertools.combinations(enumerate(curves), 2):
+        shared = set.intersection(*(set(by_run.get(run, ())) for run in (*one.runs, *other.runs)))
         for place in sorted(shared, key=lambda place: (place[0], place[1] or 0, place[2])):
-            pair = [by_run[run][place] for run in ours], [by_run[run][place] for run in theirs]
+            pair = [by_run[run][place] for run in one.runs], [by_run[run][place] for run in other.runs]
             if reason := _unlike(*pair):
-                reasons[f"{one} and {other} {reason}"] = None
+                reasons[f"{one.label} and {other.label} {reason}"] = None
             else:
                 found.append(_verdict((n, m), place, *pair))
         if not shared:
-            reasons[f"{one} and {other} have no protocol and window in common"] = None
+            reasons[f"{one.label} and {other.label} have no protocol and window in common"] = None
     return found, list(reasons)
 
 

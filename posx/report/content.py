@@ -64,8 +64,7 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
         stored = read_several(folders)
     without = [unfinished(folder) | diverged(diverged_rows(folder)) for folder in folders]
     missing = {path: why for found in without for path, why in found.items()}
-    drawn = [row for row in stored if row["protocol"] != PER_POSITION or row.get("position_nll")]
-    split = panels(drawn, missing)
+    split = panels(stored, missing)
     windows = [panel for panel in split if panel.protocol != PER_POSITION]
     positions = [panel for panel in split if panel.protocol == PER_POSITION]
     curves = curves_of_runs(row.run for row in stored)
@@ -203,7 +202,7 @@ def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
     if len(curves) > MOST_COMPARED:
         why = f"{len(curves)} curves are too many for a verdict on each pair. Compare a few: posx compare RUN RUN"
         return {"verdicts": [], "places": [], "no_verdicts": [why]}
-    found, left_out = verdicts(stored, [(curve.label, curve.runs) for curve in curves])
+    found, left_out = verdicts(stored, curves)
     places = list(dict.fromkeys((one.protocol, one.stride, one.eval_len) for one in found))
     short = [
         [*one.pair, places.index((one.protocol, one.stride, one.eval_len))]
