@@ -20,6 +20,7 @@ from posx.data.store import cache_folder
 from posx.errors import ConfigError, PartialFailure, WorkdirError
 from posx.fields import items_of, split, typed
 from posx.files.atomic import finite
+from posx.files.rows import failures
 from posx.machine.compile_cache import use_compile_cache
 from posx.machine.devices import mesh_of, use_every_core
 from posx.machine.guard import start_devices
@@ -61,11 +62,10 @@ def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
         words = {word: setting_of(word) for word in values["overrides"]}
         words |= {f"--stride={values['stride']}": "eval.stride"} if values["stride"] is not None else {}
         say_unused((request.asked for request in requests), words)
+    for request in requests:
+        if request.parent and not values["dry_run"]:
+            request.folder.take_weights(request.parent, request.run)
     measured: Measured = {}
-    if not values["dry_run"]:
-        for request in requests:
-            if request.parent:
-                request.folder.take_weights(request.parent, request.run)
     if values["dry_run"]:
         for request in requests:
             name, config = name_of(request.folder.path, workdir), request.asked.eval
@@ -188,14 +188,13 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
     """
     from posx import plots  # Matplotlib: once the settings are known to be right
     from posx.plots.rows import rows_of
-    from posx.plots.tables import is_table, table
 
     rows = [row for found in measured.values() for row in found]
     if values["json"]:
         for row in rows:
             print(json.dumps(finite(row)))
     elif rows:
-        made = table(rows_of({folder.path: found for folder, found in measured.items()}, workdir))
+        made = plots.table(rows_of({folder.path: found for folder, found in measured.items()}, workdir))
         print(made)
         sys.stdout.flush()  # before the figures, which take longer
         if work_folder(values).is_file():
@@ -207,14 +206,11 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
                 plots.draw_again(place)
             except WorkdirError as error:
                 say(f"notice: there are no figures: {error}")
-        tables = [place / "table.md" for place in places if is_table(place / "table.md")]
+        tables = [place / "table.md" for place in places if plots.is_table(place / "table.md")]
         if others := [typed_path(path) for path in tables if path.read_text(encoding="utf-8") != f"{made}\n"]:
             say(
                 "notice: the printed table has only the rows of this command. All stored rows on the same targets "
                 f"are in {' and '.join(others)}"
             )
-    from posx.runs.runner import listed
-
-    bad = [row for row in rows if row["status"] in ("oom", "nonfinite")]
-    if problems := [*by_reason(failed.items()), *(listed([row]) for row in bad)]:
+    if problems := [*by_reason(failed.items()), *failures(rows)]:
         raise PartialFailure(f"{'; '.join(problems)} (docs/guides/troubleshooting.md)")

@@ -6,7 +6,7 @@ Units: lengths in tokens, `nll` in nats a token, `ppl` = exp(nll).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 #: The version of a row of `eval.jsonl`. Rows of other versions are left out.
@@ -38,6 +38,12 @@ def result_of(row: Mapping[str, Any]) -> str:
     """Return the result of a measurement in words."""
     ppl = row.get("ppl")
     return f"ppl {ppl:.3f}" if isinstance(ppl, float) else f"ppl {ppl}" if ppl == "inf" else row.get("status", "ok")
+
+
+def failures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the rows that failed, in words."""
+    failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
+    return [f"{row['run_id']} {row['protocol']} at {row['eval_len']}: {row['status']}" for row in failed]
 
 
 def number(value: Any) -> float | None:

@@ -10,6 +10,7 @@ import jax
 from posx.config import RunConfig
 from posx.data import Dataset, check_length, corpus, prepare
 from posx.errors import DataError, PartialFailure, WorkdirError
+from posx.files.rows import failures
 from posx.progress import say
 from posx.runs import environment, text
 from posx.runs.checks import check_disk, check_memory, check_stream, check_writable
@@ -49,9 +50,8 @@ def train_and_evaluate(
     with folder.held(facts, begin):
         state = train(run, model, dataset, folder, how, first)
         rows = evaluate_run(run, run.eval, model, state["params"], dataset, folder, run.train.steps, how)
-        failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
-        if failed:
-            raise PartialFailure(f"{folder.path.name}: {listed(failed)}")
+        if failed := failures(rows):
+            raise PartialFailure(f"{folder.path.name}: {'; '.join(failed)}")
         folder.mark_done(run, len(rows))
     return rows
 
@@ -85,7 +85,3 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
     check_memory(num_params // jax.process_count() if how.model else num_params)
     check_disk(folder.path, 12 * num_params * (run.train.keep_checkpoints + 1))
     return run, how, dataset
-
-
-def listed(rows: list[dict[str, Any]]) -> str:
-    return "; ".join(f"{row['run_id']} {row['protocol']} at {row['eval_len']}: {row['status']}" for row in rows)
