@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from posx.config import RunConfig, run_config
 from posx.config.flags import earlier_run
 from posx.config.overrides import setting_of
 from posx.config.sections import LISTS
-from posx.contract import Value, values_in
+from posx.contract import values_in
 from posx.data.store import cache_folder
 from posx.errors import ConfigError, PosxError, Stopped, WorkdirError
 from posx.files.atomic import write_json
@@ -79,7 +77,8 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
             )
         held = parent.read_config()
         run = dataclasses.replace(run, parent=held.as_parent() | {"step": str(step)})
-        if any(getattr(value, "original_len", held.train.length) > held.train.length for value in _values(run)):
+        values_there = (value for encoding in run.layers for value in values_in(encoding))
+        if any(getattr(value, "original_len", 0) > held.train.length for value in values_there):
             say(
                 f"notice: original_len is {run.train.length} tokens, the new training length. --from was trained at "
                 f"{held.train.length}: for that, write original_len={held.train.length}"
@@ -92,11 +91,6 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
     run = checked(run)
     say_unused([run], names)
     return run
-
-
-def _values(run: RunConfig) -> Iterator[Value]:
-    """Yield the encodings of a run and the values in their fields."""
-    return itertools.chain.from_iterable(map(values_in, dict.fromkeys(run.layers)))
 
 
 def _parent(values: dict[str, Any]) -> RunFolder | None:

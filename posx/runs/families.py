@@ -50,10 +50,6 @@ def _fused(qkv: str, out: str, up: str, down: str, first_norm: str, second_norm:
     }  # fmt: skip
 
 
-def _ropes(config: Config) -> dict[str, Encoding]:
-    return dict(ropes_of(config))
-
-
 @dataclasses.dataclass(frozen=True)
 class Family:
     """A model type of transformers.
@@ -71,7 +67,7 @@ class Family:
     needed: Config
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Config = dataclasses.field(default_factory=dict)
-    positions: Callable[[Config], dict[str, Encoding]] = _ropes
+    positions: Callable[[Config], Mapping[str, Encoding]] = ropes_of
     window: int | None = None
     activation: str = ""
     fused: str = ""
