@@ -17,6 +17,7 @@ from posx.data.texts import file_digest
 from posx.data.tokenizers import BpeTokenizer
 from posx.errors import ConfigError, WorkdirError
 from posx.files.lines import parsed
+from posx.runs.load import reading
 
 
 class ForeignModel(NamedTuple):
@@ -85,7 +86,7 @@ def _read_gguf(path: Path) -> ForeignModel:
 
 def _places(path: Path) -> dict[str, Path]:
     """Return {array: its file} of a folder. Raises WorkdirError."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     index = path / "model.safetensors.index.json"
     if index.exists():
@@ -101,23 +102,17 @@ def _places(path: Path) -> dict[str, Path]:
         raise WorkdirError(f"{path} holds no .safetensors file.")
     found: dict[str, Path] = {}
     for file in files:
-        try:
-            with safe_open(file, "flax") as opened:
-                found |= dict.fromkeys(opened.keys(), file)
-        except (SafetensorError, OSError) as error:
-            raise WorkdirError(f"{file} is damaged, or no safetensors file: {error}") from None
+        with reading(file), safe_open(file, "flax") as opened:
+            found |= dict.fromkeys(opened.keys(), file)
     return found
 
 
 def _array(file: Path, name: str) -> np.ndarray:
     """Return an array of a safetensors file as float32."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(file, "flax") as opened:  # it knows bfloat16
-            return np.asarray(opened.get_tensor(name)).astype(np.float32)
-    except (SafetensorError, OSError) as error:
-        raise WorkdirError(f"{file} is damaged, or has no array {name}: {error}") from None
+    with reading(file), safe_open(file, "flax") as opened:  # it knows bfloat16
+        return np.asarray(opened.get_tensor(name)).astype(np.float32)
 
 
 def _digest(files: Iterable[Path]) -> str:

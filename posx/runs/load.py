@@ -197,7 +197,7 @@ def unpacked(path: Path) -> Path:
 
 
 def _unpacked(path: Path) -> RunFolder:
-    with _reading(path):
+    with reading(path):
         header = _header(path)
     place = Path(tempfile.mkdtemp(prefix="posx-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
@@ -211,7 +211,7 @@ def _unpacked(path: Path) -> RunFolder:
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Make a WorkdirError of whatever is wrong with the file `path`."""
     from safetensors import SafetensorError
 
@@ -251,7 +251,7 @@ def _arrays(path: Path, abstract: Any) -> tuple[int, Any]:
 
     from posx.training.checkpoints import flatten, sha256_of
 
-    with _reading(path):
+    with reading(path):
         header = _header(path)
         digests = dict(parsed(header["digests"]))
         with safe_open(path, "numpy") as file:
