@@ -24,7 +24,6 @@ from posx.plots import captions, effects, look, pictures
 from posx.plots.groups import Curve, Panel, curves_of_runs, panels
 from posx.plots.points import averaged, bits_curves, local, perplexity_curves, ratio_curves
 from posx.plots.rows import (
-    FAILED,
     PER_POSITION,
     PROTOCOLS,
     Row,
@@ -38,12 +37,8 @@ from posx.plots.rows import (
 from posx.plots.verdicts import verdicts
 from posx.runs.folder import name_of, run_folders
 
-#: The measures of the main chart: their titles, and the curves of a panel.
-MEASURES = {
-    "ppl": ("perplexity per token", perplexity_curves),
-    "bpb": ("bits per byte", bits_curves),
-    "R_k": ("R_k = PPL(kL) / PPL(L)", ratio_curves),
-}
+#: The measures of the main chart: the curves of a panel.
+MEASURES = {"ppl": perplexity_curves, "bpb": bits_curves, "R_k": ratio_curves}
 #: Points of a training curve.
 MOST_STEPS = 120
 #: Curves of which each pair gets a verdict: their number grows with the square.
@@ -68,7 +63,7 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     windows = [panel for panel in split if panel.protocol != PER_POSITION]
     positions = [panel for panel in split if panel.protocol == PER_POSITION]
     curves = curves_of_runs(row.run for row in stored)
-    measured = [{name: made(panel) for name, (_, made) in MEASURES.items()} for panel in windows]
+    measured = [{name: made(panel) for name, made in MEASURES.items()} for panel in windows]
     return {
         "curves": [_curve(curve) for curve in curves],
         "panels": [_panel(panel, curves, found["ppl"]) for panel, found in zip(windows, measured, strict=True)],
@@ -108,8 +103,8 @@ def _plain(value: Any) -> Any:
 def _curve(curve: Curve) -> dict[str, Any]:
     dashes = curve.look.dashes if isinstance(curve.look.dashes, tuple) else (0, ())
     return {
-        "label": curve.label, "encoding": curve.runs[0].text, "train_len": curve.runs[0].train_len,
-        "color": curve.look.color, "dash": [3 * size for size in dashes[1]], "runs": [run.path for run in curve.runs],
+        "label": curve.label, "color": curve.look.color, "dash": [3 * size for size in dashes[1]],
+        "runs": [run.path for run in curve.runs],
     }  # fmt: skip
 
 
@@ -124,8 +119,8 @@ def _panel(panel: Panel, curves: Sequence[Curve], drawn: Sequence[Curve]) -> dic
     notes = captions.notes([panel], drawn) if panel.protocol != PER_POSITION else []
     warning = captions.mixture(panel.rows)
     return {
-        "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len, "protocol": panel.protocol,
-        "facts": captions.facts([panel]), "notes": [*([warning] if warning else []), *notes],
+        "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len, "facts": captions.facts([panel]),
+        "notes": [*([warning] if warning else []), *notes],
         "curves": sorted(_place(curve, curves) for curve in panel.curves),
     }  # fmt: skip
 
@@ -142,7 +137,6 @@ def _points(
                     "panel": number_of_panel, "measure": measure, "curve": _place(curve, curves),
                     "x": round(point.x * (panel.train_len if measure == "R_k" else 1)), "mean": _plain(point.mean),
                     "values": list(point.values), "low": low, "high": high,
-                    "failed": ", ".join(sorted({FAILED[kind] for kind in point.failures})),
                 }  # fmt: skip
 
 
@@ -169,8 +163,7 @@ def _at(points: Sequence[Any], x: float) -> float | None:
 def _positions(panel: Panel, curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
     for curve in averaged(panel, local):
         for point in curve.points:
-            low, high = _plain(point.low), _plain(point.high)
-            yield {"curve": _place(curve, curves), "x": point.x, "mean": _plain(point.mean), "low": low, "high": high}
+            yield {"curve": _place(curve, curves), "x": point.x, "mean": _plain(point.mean)}
 
 
 def _training(folders: Sequence[Path], curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:

@@ -46,7 +46,7 @@ def entry(name: str, dims: Dims) -> dict[str, Any] | None:
         encoding = build(name, dims)
     except ConfigError:
         return None
-    text = inspect.cleandoc(inspect.getdoc(type(encoding)) or "")
+    text = inspect.getdoc(type(encoding)) or ""
     start = {"curves": list(_curves(name, encoding, dims))}
     sliders = [slider for field in _numbers(encoding) if (slider := _slider(name, encoding, field, dims, start))]
     return {
