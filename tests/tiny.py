@@ -176,6 +176,11 @@ def rows_so_far(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("}\n")]
 
 
+def step(folder: Path) -> int:
+    """Return the last step in a run's metrics; 0 before the first."""
+    return max((row.get("step") or 0 for row in rows_so_far(folder / "metrics.jsonl")), default=0)
+
+
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -373,9 +378,7 @@ class Scene:
         return Path(shutil.copytree(run, self.workdir))
 
     def step(self, workdir: Path | None = None) -> int:
-        """Return the last step in a run's metrics; 0 before the first."""
-        logged = rows_so_far((workdir or self.workdir) / "metrics.jsonl")
-        return max((row.get("step") or 0 for row in logged), default=0)
+        return step(workdir or self.workdir)
 
     def must_resume(self, *patterns: str, **how: Any) -> Ended:
         """Check that the training goes on to the end of the run that was left alone."""

@@ -38,11 +38,6 @@ def machine_of(folder) -> str:
     return lines[-1] if lines else ""
 
 
-def steps(folder) -> int:
-    path = folder / "metrics.jsonl"
-    return max((row["step"] for row in tiny.rows(path)), default=0) if path.exists() else 0
-
-
 def held(folder) -> int:
     """The process that makes a run, stopped in the middle of it."""
     number = int((folder / ".lock.holder").read_text().split()[1])
@@ -74,7 +69,7 @@ def test_runs_of_a_machine_that_is_lost_go_on_elsewhere(cluster, site, tmp_path)
     runs = [workdir / f"t5-L16-s{seed}" for seed in (0, 1)]
     makers = []
     for run in runs:  # whichever is first does not end before the other has begun
-        tiny.until(lambda run=run: steps(run) > LONG // 10, process)
+        tiny.until(lambda run=run: tiny.step(run) > LONG // 10, process)
         makers.append(held(run))
     lost, left = sorted(makers, key=lambda maker: not is_on(cluster.workers[0], maker))
     worker = parent(lost)
@@ -102,7 +97,7 @@ def test_a_stopped_sweep_saves_and_a_failing_run_is_named(cluster, site, tmp_pat
     words = sweep(site, workdir, "--config.sweep.seeds=0", *LONGER, f"--on=ray:{cluster.address}")
     process = tiny.start(*words)
     run = workdir / "t5-L16-s0"
-    tiny.until(lambda: steps(run) > LONG // 10, process)
+    tiny.until(lambda: tiny.step(run) > LONG // 10, process)
     maker = held(run)
     process.terminate()
     tiny.until(lambda: is_told_to_stop(maker), process)

@@ -85,11 +85,6 @@ def test_where_nobody_keeps_accounts_squeue_tells(site, tmp_path, slurm):
     assert code == 0 and out.startswith("1 of 2 runs are submitted, and 1 are with SLURM already"), err
 
 
-def steps(folder) -> int:
-    path = folder / "metrics.jsonl"
-    return max((row["step"] for row in tiny.rows(path)), default=0) if path.exists() else 0
-
-
 def test_a_signalled_job_saves_and_resumes_in_its_next_turn(site, whole, tmp_path):
     """submitit's processes on this machine, with the signal that SLURM sends. It has an hour to save and does not take
     it: nobody waits here as long."""
@@ -104,7 +99,7 @@ def test_a_signalled_job_saves_and_resumes_in_its_next_turn(site, whole, tmp_pat
     assert done.returncode == 0 and said[-1].startswith("1 of 1 runs are submitted"), said
     run = workdir / "t5-L16-s0"
     number = next(iter(json.loads((workdir / ".slurm" / "jobs.json").read_text())["jobs"].values()))
-    wait_for(lambda: steps(run) > tiny.CHECKPOINT_STEPS)
+    wait_for(lambda: tiny.step(run) > tiny.CHECKPOINT_STEPS)
     code, out, _ = tiny.run(*words, "--status")
     assert code == 0 and f"{number} RUNNING" in out and "process " in out
     for pid in children(int(number)):
