@@ -165,6 +165,6 @@ def fold_in(rng: jax.Array | None, n: int) -> jax.Array | None:
     return None if rng is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng, n)
 
 
-def sequential(length: int, start: int = 0) -> np.ndarray:
-    """Return int32 positions start .. start + length - 1, [t], on the host: limits can be checked before tracing."""
-    return np.arange(start, start + length, dtype=np.int32)
+def sequential(length: int) -> np.ndarray:
+    """Return int32 positions 0 .. length - 1, [t], on the host: limits can be checked before tracing."""
+    return np.arange(length, dtype=np.int32)

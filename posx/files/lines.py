@@ -48,6 +48,15 @@ def read(path: Path, notice: Callable[[str], object] = lambda words: None) -> li
     return [row for row in (*rows, _object(last)) if row is not None]
 
 
+def whole(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds, empty if it is missing or damaged."""
+    try:
+        found = parsed(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def first(path: Path) -> dict[str, Any]:
     """Return the object on the first line of `path`, empty if there is none. Long files are not read."""
     try:

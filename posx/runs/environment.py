@@ -14,8 +14,8 @@ import jax
 
 import posx
 from posx.data import Dataset
+from posx.files import lines
 from posx.files.atomic import write_json
-from posx.files.lines import parsed
 from posx.machine import platforms
 from posx.machine.cores import cpu_name, usable_cores
 from posx.machine.devices import PATIENCE
@@ -49,17 +49,8 @@ def versions() -> dict[str, str]:
 
 def devices_of(folder: RunFolder) -> int | None:
     """Return the number of devices that the run in `folder` was started on, None for a new run."""
-    devices = stored(folder).get("num_devices")
+    devices = lines.whole(folder.env_file).get("num_devices")
     return devices if isinstance(devices, int) else None
-
-
-def stored(folder: RunFolder) -> dict[str, Any]:
-    """Return the contents of `env.json`, {} if there is none or it is damaged."""
-    try:
-        found = parsed(folder.env_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
@@ -68,7 +59,7 @@ def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
     if not folder.env_file.exists():
         write_json(folder.env_file, now | {"resumed": []})
         return
-    first = stored(folder)
+    first = lines.whole(folder.env_file)
     if not first.get("data_digest"):
         say(f"notice: {folder.env_file} is damaged and is written again. The run may not resume bit for bit.")
         first = now

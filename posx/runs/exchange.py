@@ -178,17 +178,15 @@ def export_model(folder: RunFolder, target: Path) -> int:
 def config_of(run: RunConfig) -> dict[str, Any]:
     """Return the config of transformers for a run, without its vocabulary. Raises ConfigError for another shape."""
     model, rope, mask = run.model, run.layers[0], run.model.masks[0]
-    family = family_of(model)
+    family, rule = family_of(model), getattr(rope, "frequencies", None)
     for problem, wrong in {
         "the masks are neither causal nor one window without sinks": len({*model.masks}) > 1 or mask.sinks,
         f"{differences(model) or 'windows'} go with no family": not family,
         "layers have different encodings": len(set(run.layers)) > 1,
         f"{rope} is not rope": not isinstance(rope, Rope),
-        "some channels are not rotated": isinstance(rope, Rope) and rope.rotary_dim != run.dims.head_dim,
+        "some channels are not rotated": getattr(rope, "rotary_dim", None) != run.dims.head_dim,
         "dynamic_ntk has an original_len of its own": (
-            isinstance(rope, Rope)
-            and isinstance(rope.frequencies, DynamicNtk)
-            and rope.frequencies.original_len != run.train.length
+            isinstance(rule, DynamicNtk) and rule.original_len != run.train.length
         ),
     }.items():
         if wrong:

@@ -108,10 +108,7 @@ class RunFolder:
 
     def failure(self) -> str:
         """Return why the last process here failed, "" if it did not."""
-        try:
-            return str(parsed(self.status_file.read_text(encoding="utf-8"))["reason"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
+        return str(lines.whole(self.status_file).get("reason", ""))
 
     def read_config(self) -> RunConfig:
         """Return the settings that this run was started with. Raises WorkdirError if they cannot be read."""
@@ -157,11 +154,8 @@ class RunFolder:
 
     def finished(self, run: RunConfig) -> bool:
         """Tell whether `run` was trained and evaluated to the end here."""
-        try:
-            done = parsed(self.done_file.read_text(encoding="utf-8"))
-            return done["hash"] == run.hash and done["eval"] == run.to_json()["eval"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+        done = lines.whole(self.done_file)
+        return done.get("hash") == run.hash and done.get("eval") == run.to_json()["eval"]
 
     def mark_done(self, run: RunConfig, num_rows: int) -> None:
         """Write `DONE` for `run`, as `finished` reads it. Raises WorkdirError if the folder was emptied meanwhile."""

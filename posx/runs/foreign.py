@@ -35,13 +35,13 @@ def read(path: Path) -> ForeignModel:
 
     Raises WorkdirError for a missing or damaged file, ConfigError for a GGUF file without the extra `hf`.
     """
-    if not path.is_dir() and not (path.suffix == ".gguf" and path.is_file()):
+    if path.suffix == ".gguf" and path.is_file():
+        return _read_gguf(path)
+    if not path.is_dir():
         raise WorkdirError(
             f"--from={path}: there is no such folder. Name one with a config.json, or a .gguf file. "
             "posx downloads no models."
         )
-    if path.is_file():
-        return _read_gguf(path)
     config = _parsed_file(path / "config.json")
     if not (path / "tokenizer.json").exists():
         raise WorkdirError(f"{path} holds no tokenizer.json. Save one with a fast tokenizer's save_pretrained.")
