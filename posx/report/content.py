@@ -63,14 +63,15 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     windows = [panel for panel in split if panel.protocol != PER_POSITION]
     positions = [panel for panel in split if panel.protocol == PER_POSITION]
     curves = curves_of_runs(row.run for row in stored)
+    places = {run: n for n, curve in enumerate(curves) for run in curve.runs}
     measured = [{name: made(panel) for name, made in MEASURES.items()} for panel in windows]
     return {
         "curves": [_curve(curve) for curve in curves],
-        "panels": [_panel(panel, curves, found["ppl"]) for panel, found in zip(windows, measured, strict=True)],
-        "points": [point for n, panel in enumerate(windows) for point in _points(n, panel, measured[n], curves)],
-        "table": [line for n, panel in enumerate(windows) for line in _table(n, panel, measured[n], curves)],
-        "positions": [_panel(panel, curves, ()) | {"points": list(_positions(panel, curves))} for panel in positions],
-        "training": list(_training(folders, curves)),
+        "panels": [_panel(panel, places, found["ppl"]) for panel, found in zip(windows, measured, strict=True)],
+        "points": [point for n, panel in enumerate(windows) for point in _points(n, panel, measured[n], places)],
+        "table": [line for n, panel in enumerate(windows) for line in _table(n, panel, measured[n], places)],
+        "positions": [_panel(panel, places, ()) | {"points": list(_positions(panel, places))} for panel in positions],
+        "training": list(_training(folders, places)),
         **_verdicts(stored, curves),
         "settings": [_settings(curve.runs[0]) for curve in curves],
         "pictures": [picture for folder in folders for picture in _pictures(folder)][:MOST_PICTURES],
@@ -108,12 +109,7 @@ def _curve(curve: Curve) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _place(curve: Curve, curves: Sequence[Curve]) -> int:
-    """Return the number of the curve of all that has these runs."""
-    return next(n for n, one in enumerate(curves) if curve.runs[0] in one.runs)
-
-
-def _panel(panel: Panel, curves: Sequence[Curve], drawn: Sequence[Curve]) -> dict[str, Any]:
+def _panel(panel: Panel, places: Mapping[Run, int], drawn: Sequence[Curve]) -> dict[str, Any]:
     """Return the words of a panel. drawn: its curves of perplexity, () for losses by position."""
     rule = PROTOCOLS.get(panel.protocol, panel.protocol) + (f", stride {panel.stride}" if panel.stride else "")
     notes = captions.notes([panel], drawn) if panel.protocol != PER_POSITION else []
@@ -121,12 +117,12 @@ def _panel(panel: Panel, curves: Sequence[Curve], drawn: Sequence[Curve]) -> dic
     return {
         "title": f"L = {panel.train_len:,}, {rule}", "train_len": panel.train_len, "facts": captions.facts([panel]),
         "notes": [*([warning] if warning else []), *notes],
-        "curves": sorted(_place(curve, curves) for curve in panel.curves),
+        "curves": sorted(places[curve.runs[0]] for curve in panel.curves),
     }  # fmt: skip
 
 
 def _points(
-    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], curves: Sequence[Curve]
+    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[Run, int]
 ) -> Iterator[dict[str, Any]]:
     """Yield a point for each measure, curve and window of a panel."""
     for measure, found in measured.items():
@@ -134,23 +130,22 @@ def _points(
             for point in curve.points:
                 low, high = point.interval or (None, None)
                 yield {
-                    "panel": number_of_panel, "measure": measure, "curve": _place(curve, curves),
+                    "panel": number_of_panel, "measure": measure, "curve": places[curve.runs[0]],
                     "x": round(point.x * (panel.train_len if measure == "R_k" else 1)), "mean": _plain(point.mean),
                     "values": list(point.values), "low": low, "high": high,
                 }  # fmt: skip
 
 
 def _table(
-    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], curves: Sequence[Curve]
+    number_of_panel: int, panel: Panel, measured: Mapping[str, Sequence[Curve]], places: Mapping[Run, int]
 ) -> Iterator[dict[str, Any]]:
     """Yield the cells of each curve of a panel: seeds, perplexity and bits at L, R_k, and the 1 % horizon."""
     found = {name: {curve.label: curve.points for curve in drawn} for name, drawn in measured.items()}
     for curve in panel.curves:
-        at_train = {name: _at(points.get(curve.label, ()), panel.train_len) for name, points in found.items()}
-        ratios = {point.x: point.mean for point in found["R_k"].get(curve.label, ())}
+        ratios = {point.x: point.mean for point in found["R_k"][curve.label]}
         yield {
-            "panel": number_of_panel, "curve": _place(curve, curves), "seeds": len(curve.runs),
-            "ppl": at_train["ppl"], "bpb": at_train["bpb"],
+            "panel": number_of_panel, "curve": places[curve.runs[0]], "seeds": len(curve.runs),
+            **{name: _at(found[name][curve.label], panel.train_len) for name in ("ppl", "bpb")},
             "ratios": {f"{k:g}": _plain(value) for k, value in ratios.items() if k > 1},
             "horizon": horizon(ratios) if any(k > 1 and math.isfinite(ratio) for k, ratio in ratios.items()) else None,
         }  # fmt: skip
@@ -160,18 +155,17 @@ def _at(points: Sequence[Any], x: float) -> float | None:
     return next((_plain(point.mean) for point in points if point.x == x), None)
 
 
-def _positions(panel: Panel, curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
+def _positions(panel: Panel, places: Mapping[Run, int]) -> Iterator[dict[str, Any]]:
     for curve in averaged(panel, local):
         for point in curve.points:
-            yield {"curve": _place(curve, curves), "x": point.x, "mean": _plain(point.mean)}
+            yield {"curve": places[curve.runs[0]], "x": point.x, "mean": _plain(point.mean)}
 
 
-def _training(folders: Sequence[Path], curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
+def _training(folders: Sequence[Path], places: Mapping[Run, int]) -> Iterator[dict[str, Any]]:
     """Yield the losses of each run: [step, loss, tokens, seconds]. Seconds are those of the steps that were kept."""
-    places = {run.path: n for n, curve in enumerate(curves) for run in curve.runs}
+    by_path = {run.path: n for run, n in places.items()}
     measured = {path for folder in folders for path in run_folders(folder, "eval.jsonl")}
-    logged = {path for folder in folders for path in run_folders(folder, "metrics.jsonl")}
-    for path in sorted(measured & logged):
+    for path in sorted(measured):
         steps: dict[int, tuple[float, float, float]] = {}
         for row in lines.read(path / "metrics.jsonl"):
             step, tokens, loss = (number(row.get(name)) for name in ("step", "tokens", "loss"))
@@ -183,8 +177,8 @@ def _training(folders: Sequence[Path], curves: Sequence[Curve]) -> Iterator[dict
             before = tokens
             found.append([step, loss, int(tokens), round(seconds, 2)])
         name, every = name_of(path, common_folder(measured)), -(-len(found) // MOST_STEPS)
-        if found and name in places:
-            yield {"curve": places[name], "run": name, "steps": found[::-every][::-1]}
+        if found and name in by_path:
+            yield {"curve": by_path[name], "run": name, "steps": found[::-every][::-1]}
 
 
 def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
