@@ -243,28 +243,18 @@ def test_a_path_is_spelt_out_only_if_its_last_word_is_ambiguous(tmp_path: pathli
 
 
 def test_losses_per_position_are_of_the_longest_windows_alone(tmp_path: pathlib.Path, draw: Draw) -> None:
-    """A run evaluated at two sets of lengths is no pair of seeds."""
+    """A run measured at two lengths, twice at each, is no pair of seeds, and its omissions are named once."""
     long = position_row("rope") | {"targets": "ff"}
     edges = [edge for edge in long["position_edges"] if edge <= 256]
     bins = {"position_nll": [9.0] * (len(edges) - 1), "position_targets": [64] * (len(edges) - 1)}
-    put(tmp_path, "rope-s0", [long, long | {"eval_len": 256, "position_edges": edges, **bins}])
+    short = [long | {"eval_len": 256, "position_edges": edges, **bins, "targets": name} for name in ("aa", "bb")]
+    put(tmp_path, "rope-s0", [long | {"targets": "cc"}, long, *short])
     figure = draw(tmp_path)["per_position"]
     assert any("1 seed" in text for text in words(figure)) and entries(figure) == ["rope"]
     assert not figure.axes[0].collections, "no band over two rows of one run"
     assert max(line(figure, "rope").get_ydata()) < 5
     assert "rope-s0: windows of 256 tokens left out, those of 1,024 are drawn" in words(figure)
-
-
-def test_windows_left_out_are_named_once(tmp_path: pathlib.Path, draw: Draw) -> None:
-    """A run that was measured three times, twice at one length and once more at the one that is drawn."""
-    long = position_row("rope") | {"targets": "ff"}
-    edges = [edge for edge in long["position_edges"] if edge <= 256]
-    bins = {"position_nll": [9.0] * (len(edges) - 1), "position_targets": [64] * (len(edges) - 1)}
-    short = [long | {"eval_len": 256, "position_edges": edges, **bins, "targets": name} for name in ("aa", "bb")]
-    put(tmp_path, "rope-s0", [*short, long | {"targets": "cc"}, long])
-    drawn = words(draw(tmp_path, "per_position")["per_position"])
-    assert "rope-s0: windows of 256 tokens left out, those of 1,024 are drawn" in drawn
-    assert "rope-s0: 1 row left out, scored on other targets (not comparable)" in drawn
+    assert "rope-s0: 1 row left out, scored on other targets (not comparable)" in words(figure)
 
 
 def test_length_labels_keep_a_gap(tmp_path: pathlib.Path, draw: Draw) -> None:
