@@ -7,6 +7,7 @@ tolerances of CPUs hold, and programs are compiled as users' are.
 
 import gc
 import os
+import shutil
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -53,3 +54,9 @@ def site(session_folder) -> Path:
 def whole(site) -> Path:
     """The finished run of `site`, not to be written into."""
     return site / "whole"
+
+
+@pytest.fixture
+def workdir(whole, tmp_path) -> Path:
+    """A copy of the finished run."""
+    return shutil.copytree(whole, tmp_path / "run")

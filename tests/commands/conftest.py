@@ -7,12 +7,6 @@ import pytest
 
 
 @pytest.fixture
-def workdir(whole, tmp_path):
-    """A copy of the finished run."""
-    return shutil.copytree(whole, tmp_path / "run")
-
-
-@pytest.fixture
 def sweeps(whole, tmp_path):
     """A folder of two sweeps, whose runs have the same name; the second can no longer be read."""
     for name in ("a", "b"):

@@ -14,11 +14,6 @@ from tests import tiny
 
 
 @pytest.fixture
-def workdir(whole, tmp_path):
-    return shutil.copytree(whole, tmp_path / "run")
-
-
-@pytest.fixture
 def text(site, tmp_path, workdir):
     """The text of the run, which lies elsewhere by now."""
     path = workdir / "config.json"
