@@ -58,11 +58,16 @@ def moved(rope: Rope, s: jax.Array, tile: Tile, moves: Sequence[tuple[jax.Array,
       moves: the pairs, bool [q, k], and the positions [q] and [k] at which their vectors meet. No pair is in two moves.
     """
 
-    def products(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+    def rotated(q_pos: jax.Array, k_pos: jax.Array) -> tuple[jax.Array, jax.Array]:
         q, k = (rope.query({}, x, pos, {}) for x, pos in ((tile.q, q_pos), (tile.k, k_pos)))
-        return jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=s.dtype)
+        return q, k
 
-    before, factor = products(tile.q_pos, tile.k_pos), tile.logit_scale / math.sqrt(tile.q.shape[-1])
-    for pairs, q_pos, k_pos in moves:
-        s = s + jnp.where(pairs[None], (products(q_pos, k_pos) - before) * factor, 0)
+    def change(s: jax.Array, pairs: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+        (old_q, old_k), (q, k) = rotated(tile.q_pos, tile.k_pos), rotated(q_pos, k_pos)
+        q, k = jnp.concatenate([q, -old_q], axis=-1), jnp.concatenate([k, old_k], axis=-1)
+        gain = jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=s.dtype)  # the new product less the old one
+        return s + jnp.where(pairs[None], gain * tile.logit_scale / math.sqrt(tile.q.shape[-1]), 0)
+
+    for pairs, q_pos, k_pos in moves:  # most tiles have pairs of one move only
+        s = jax.lax.cond(pairs.any(), change, lambda s, *_: s, s, pairs, q_pos, k_pos)
     return s
