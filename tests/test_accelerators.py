@@ -31,9 +31,14 @@ ROWS = 2
 VECTORS = [shape_of(ROWS, LENGTH, heads, DIMS.head_dim) for heads in (4, 2, 2)]
 SLOTS = posx.Slots(*[shape_of(ROWS, LENGTH, dtype="int32")] * 3)
 every_encoding = pytest.mark.parametrize("case", first(CASES, posx.ENCODINGS))
-#: CUDA programs have the forms of TPUs too, but for the vendor's kernel.
+#: CUDA programs have the forms of TPUs too, but for the vendor's kernel: TPUs have a case of each encoding.
 every_accelerator = pytest.mark.parametrize(
     "platform", [pytest.param(name, marks=() if name == "cuda" else pytest.mark.slow) for name in ACCELERATORS]
+)
+on_accelerators = pytest.mark.parametrize(
+    ("case", "platform"),
+    [pytest.param(case, "cuda", marks=() if case in posx.ENCODINGS else pytest.mark.slow) for case in CASES]
+    + [pytest.param(case, "tpu", marks=pytest.mark.slow) for case in posx.ENCODINGS],
 )
 
 
@@ -50,8 +55,7 @@ def attention(encoding, executor, params, q, k, v, x, slots, mask=posx.causal())
     return jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(params, q, k, v, x)
 
 
-@every_accelerator
-@every_encoding
+@on_accelerators
 def test_attention_is_lowered_for_accelerators(case, platform):
     encoding = CASES[case]
     params = abstract_params(encoding, DIMS)
@@ -66,8 +70,7 @@ def test_attention_is_lowered_for_accelerators(case, platform):
         assert not faults(lowered(function, platform, params, *vectors, x, slots)), executor
 
 
-@every_accelerator
-@every_encoding
+@on_accelerators
 def test_a_cached_step_is_lowered_for_accelerators(case, platform):
     model = make_model(
         ModelConfig(1, DIMS.model_dim, DIMS.num_heads, DIMS.num_kv_heads, DIMS.head_dim), SPECS[case], 7, 32
