@@ -24,7 +24,7 @@ class DualChunk(Composite):
     In earlier chunks a distance tells the place in the key's chunk, not which chunk. It has no parameters, and is meant
     for trained RoPE models. Chunks begin at position 0.
 
-    Each query is compared four times with each key, so attention takes longer than RoPE's.
+    Pairs in two chunks take two more products, so attention takes longer than RoPE's.
 
     Reference: An et al. 2024, arXiv 2402.17463, section 3.
     Differs: the released code has s = 11/16 L and ends at 3/4 L in place of c - 1. Keys of later chunks, which the

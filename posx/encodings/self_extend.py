@@ -21,7 +21,7 @@ class SelfExtend(Composite):
     No distance is then larger than those of texts of L tokens, up to (L - w) G + w tokens. G = 0 stands for one group
     of all, so that every distance beyond w is w: ReRoPE. It has no parameters, and is meant for trained RoPE models.
 
-    Each query is compared three times with each key, so attention takes longer than RoPE's.
+    Pairs beyond w take two more products, so attention takes longer than RoPE's.
 
     Reference: Jin et al. 2024, arXiv 2401.01325; ReRoPE: Su 2023, kexue.fm/archives/9708.
     Differs: Left out is Leaky ReRoPE, which has fractions in place of groups.
@@ -66,8 +66,12 @@ def moved(rope: Rope, s: jax.Array, tile: Tile, moves: Sequence[tuple[jax.Array,
         (old_q, old_k), (q, k) = rotated(tile.q_pos, tile.k_pos), rotated(q_pos, k_pos)
         q, k = jnp.concatenate([q, -old_q], axis=-1), jnp.concatenate([k, old_k], axis=-1)
         gain = jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=s.dtype)  # the new product less the old one
-        return s + jnp.where(pairs[None], gain * tile.logit_scale / math.sqrt(tile.q.shape[-1]), 0)
+        gain = gain * tile.logit_scale / math.sqrt(tile.q.shape[-1])
+        return s + jnp.where(pairs[None], gain, 0).astype(s.dtype)
 
-    for pairs, q_pos, k_pos in moves:  # most tiles have pairs of one move only
-        s = jax.lax.cond(pairs.any(), change, lambda s, *_: s, s, pairs, q_pos, k_pos)
+    for move in moves:
+        if len(tile.q) == 1:  # a cached token: one product costs less than a branch on a device
+            s = change(s, *move)
+        else:  # a tile without pairs of this move is left as it is
+            s = jax.lax.cond(move[0].any(), change, lambda s, *_: s, s, *move)
     return s

@@ -79,7 +79,7 @@ class Panel:
 def panels(rows: Iterable[Row], missing: Mapping[str, str] | None = None) -> list[Panel]:
     """Return the rows by training length and protocol, and by stride if one length was slid with several.
 
-    Left out are rows by position that have no losses. missing: {path of a run without results: why it failed}.
+    Rows by position without losses are left out. missing: {path of a run without results: why it failed}.
     """
     rows = [row for row in rows if row["protocol"] != PER_POSITION or row.get("position_nll")]
     seeds = seeds_of_curves(row.run for row in rows)

@@ -270,8 +270,9 @@ def diverged(stored: Iterable[Row]) -> dict[str, str]:
 
 def unfinished(folder: str | pathlib.Path) -> dict[str, str]:
     """Return {path: why it failed} of the runs that were started and have no row; "" if no failure is recorded."""
-    left = _without_results(folder).items()
-    return {name_of(run.path, folder): run.failure() for run, step in left if step is None}
+    ended = {row.run.path for row in diverged_rows(folder)}
+    names = {name_of(run.path, folder): run for run in _without_results(folder)}
+    return {name: run.failure() for name, run in names.items() if name not in ended}
 
 
 def _without_results(folder: str | pathlib.Path) -> dict[RunFolder, int | None]:
