@@ -22,7 +22,7 @@ from posx.machine.platforms import platform, traced_for
 from posx.model import make_model
 from posx.testing.subject import KNOWN, LENGTH, even_tiles
 from posx.training.step import init_state, train_step, train_steps
-from tests.encodings.cases import CASES, DIMS, SPECS, first
+from tests.encodings.cases import CASES, DIMS, FEW, SPECS, STRUCTURAL, WAYS, first
 from tests.lowered import ACCELERATORS, EVERY, SIZES, faults, lowered, shape_of
 from tests.test_architecture import FILES
 from tests.tiny import environment
@@ -37,7 +37,7 @@ every_accelerator = pytest.mark.parametrize(
 )
 on_accelerators = pytest.mark.parametrize(
     ("case", "platform"),
-    [pytest.param(case, "cuda", marks=() if case in posx.ENCODINGS else pytest.mark.slow) for case in CASES]
+    [pytest.param(case, "cuda", marks=() if case in WAYS else pytest.mark.slow) for case in CASES]
     + [pytest.param(case, "tpu", marks=pytest.mark.slow) for case in posx.ENCODINGS],
 )
 
@@ -70,8 +70,8 @@ def test_attention_is_lowered_for_accelerators(case, platform):
         assert not faults(lowered(function, platform, params, *vectors, x, slots)), executor
 
 
-@on_accelerators
-def test_a_cached_step_is_lowered_for_accelerators(case, platform):
+@pytest.mark.parametrize("case", first(STRUCTURAL, FEW))
+def test_a_cached_step_is_lowered_for_accelerators(case):
     model = make_model(
         ModelConfig(1, DIMS.model_dim, DIMS.num_heads, DIMS.num_kv_heads, DIMS.head_dim), SPECS[case], 7, 32
     )
@@ -80,11 +80,11 @@ def test_a_cached_step_is_lowered_for_accelerators(case, platform):
         return model.cached(params, tokens, cache.filled[None], cache.filled[None], cache)
 
     cache = jax.eval_shape(lambda: model.empty_cache(ROWS, LENGTH))
-    assert not faults(lowered(step, platform, model.abstract(), shape_of(ROWS, 1, dtype="int32"), cache))
+    assert not faults(lowered(step, "cuda", model.abstract(), shape_of(ROWS, 1, dtype="int32"), cache))
 
 
 @every_accelerator
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_training_is_lowered_for_accelerators(dtype, platform):
     model = make_model(ModelConfig(2, 16, 2, dtype=dtype, dropout=0.1), ["rope", "shaw"], 7, LENGTH)
     config = TrainConfig(length=LENGTH, batch_size=4, steps=9, accumulation=2, executor="blockwise")
@@ -96,6 +96,7 @@ def test_training_is_lowered_for_accelerators(dtype, platform):
         assert not faults(lowered(several, platform, state, many, count))
 
 
+@pytest.mark.slow
 def test_the_fused_executor_calls_cudnn_wherever_it_fits(tmp_path):
     """The calls are in the lowered text of every encoding that the kernel serves, if cuDNN can take its operands."""
     (plugin := tmp_path / "jax_cuda12_plugin").mkdir()

@@ -52,7 +52,7 @@ def recomputed(model, params, start: np.ndarray, num_tokens: int) -> list[int]:
 
 
 #: A table that ends, vectors by distance, a carry with a history, scores of whole rows, and both caches of keys.
-GREEDILY = ("learned", "deberta", "rope", "selective_rope", "cope")
+GREEDILY = ("learned", "deberta", "selective_rope", "cope")
 
 
 @pytest.mark.parametrize("name", first(SPECS, GREEDILY))
@@ -79,9 +79,7 @@ def test_prompts_of_unequal_length_equal_each_alone(spec):
         assert row.tolist() == recomputed(model, params, start, 6)
 
 
-@pytest.mark.parametrize(
-    "name", first(["rope", "t5", "fox", "cope", "dape", "path", "learned"], ("rope", "fox", "path"))
-)
+@pytest.mark.parametrize("name", first(["rope", "t5", "fox", "cope", "dape", "path", "learned"], ("fox",)))
 def test_a_row_does_not_depend_on_its_batch(name):
     """Neither on the other prompts, nor on their number, nor on the number of tokens asked for."""
     model, params = trained(name)
@@ -126,7 +124,9 @@ def compilations():
 STRETCHED = {"name": "learned", "num_positions": 20, "beyond": "interpolate"}
 
 
-@pytest.mark.parametrize("spec", ["rope", STRETCHED, pytest.param("shaw", marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "spec", ["rope", *(pytest.param(spec, marks=pytest.mark.slow) for spec in (STRETCHED, "shaw"))], ids=str
+)
 def test_many_lengths_need_at_most_eight_programs(spec):
     model, params = trained(spec)
     lengths = [(prompt, new) for prompt in (1, 5, 21, 64, 200, 300) for new in (1, 3, 6)]

@@ -162,7 +162,7 @@ def test_the_users_matplotlib_settings_neither_matter_nor_change(tmp_path: pathl
         assert matplotlib.rcParams["font.size"] == 31.0
 
 
-@pytest.mark.parametrize(("asked", "backend"), [("nonsense", None), ("svg", "svg")])
+@pytest.mark.parametrize(("asked", "backend"), [("nonsense", None), pytest.param("svg", "svg", marks=pytest.mark.slow)])
 def test_figures_do_not_depend_on_mplbackend(tmp_path: pathlib.Path, asked: str, backend: str | None) -> None:
     """Jupyter and Colab set it for the commands that a notebook starts; a usable one stays the user's."""
     folder = write(tmp_path, [row("alibi", length) for length in LENGTHS])

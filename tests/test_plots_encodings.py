@@ -34,6 +34,7 @@ def test_rope_bound_matches_its_definition() -> None:
     assert effects.rope_bound(8, np.array([0, 5])) == pytest.approx([2.5, sum(sums) / 4])
 
 
+@pytest.mark.slow
 def test_without_runs_the_catalogue_is_drawn(tmp_path: pathlib.Path) -> None:
     assert [path.name for path in plots.plot(tmp_path / "none", "encodings")] == ["encodings.png", "encodings.svg"]
     assert [subject.name for subject in effects.catalogue()] == ["nope", "sinusoidal", "rope", "t5", "alibi"]

@@ -167,6 +167,7 @@ def _docstrings():
                 yield ast.get_docstring(node) or ""
 
 
+@pytest.mark.slow
 def test_documented_names_work_after_import_posx():
     pages = [page.read_text(encoding="utf-8") for page in PAGES]
     names = {name for text in (*pages, *_docstrings()) for name in re.findall(r"\bposx(?:\.\w+)+", text)}

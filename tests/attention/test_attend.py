@@ -354,6 +354,7 @@ def test_a_bias_of_both_positions_keeps_the_distance_table(positions, monkeypatc
     assert (table in evaluated, tile in evaluated) == ((True, False) if positions == "consecutive" else (False, True))
 
 
+@pytest.mark.slow
 def test_keys_of_the_cache_give_the_outputs_of_raw_keys():
     """RoPE maps keys before they are stored; Shaw reads raw queries, and adds vectors to values."""
     encoding, params = Chain((Rope(rotary_dim=D), Shaw(3))), {f"1.{name}": x for name, x in SHAW.items()}

@@ -62,7 +62,7 @@ def all_close(found, wanted, tolerance):
 
 
 #: One of each way through the formula, and those with rules of their own; the others are slow only in their number.
-QUICK = ("rope", "selective_rope", "alibi", "deberta", "tupe", "fox", "dape", "path")
+QUICK = ("rope", "deberta", "fox", "dape")
 #: Encodings that act on embeddings alone run the program of `nope`.
 ACTING = [name for name in posx.ENCODINGS if posx.contract.acting(posx.build(name, DIMS)) != ("embed",)]
 

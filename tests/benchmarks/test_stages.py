@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.tiny import ROOT
 
 #: An interpreter that notes its arguments and fails for the ceiling, until a file says that all is well.
@@ -17,6 +19,7 @@ esac
 """
 
 
+@pytest.mark.slow
 def test_a_failing_stage_is_reported_and_tried_again(tmp_path):
     (stand_in := tmp_path / "python").write_text(STAND_IN.format(python=sys.executable, folder=tmp_path))
     stand_in.chmod(0o755)

@@ -60,7 +60,7 @@ def sections_of(word, axis=False):
     return typed_sections(sections_at(config, points_of(config)[0]) if axis else config.to_dict())
 
 
-@hypothesis.settings(max_examples=60, deadline=None, database=None, derandomize=True)
+@hypothesis.settings(max_examples=25, deadline=None, database=None, derandomize=True)
 @hypothesis.given(st.data())
 def test_value_is_the_same_however_it_is_written(data):
     setting = data.draw(st.sampled_from(sorted(set(TYPES) - {"train.length", "train.seed"})))

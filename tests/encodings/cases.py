@@ -120,6 +120,10 @@ WAYS = (
 )  # fmt: skip
 
 
+#: Of these, the ways that differ most: for tests that compile several programs a case.
+FEW = ("learned", "shaw", "selective_rope", "fox", "cope", "rope+alibi")
+
+
 def first(cases, ways=WAYS):
     """The cases, those that go by no way of their own marked slow."""
     return [pytest.param(case, marks=() if case in ways else pytest.mark.slow) for case in cases]

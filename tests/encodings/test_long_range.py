@@ -12,9 +12,10 @@ from tests.encodings import reference
 from tests.encodings.cases import CASES, DIMS, layer, params_of, projections, reference_layer, reference_of, tokens
 from tests.encodings.probes import attention_weights
 
-#: Those whose logits follow from more than two vectors and their positions are marked slow.
+#: Maps, products and numbers by position; what only follows from these is marked slow.
+FAR = ("sinusoidal", "transformer_xl", "rope", "pope", "alibi", "kerple", "fire", "xpos", "log_length")
 UNLIMITED = [
-    pytest.param(case, marks=() if encoding_name(encoding) in reference.LOGITS else pytest.mark.slow)
+    pytest.param(case, marks=() if case in FAR else pytest.mark.slow)
     for case, encoding in CASES.items()
     if encoding.max_position is None and "-" not in case
 ]

@@ -58,6 +58,7 @@ def test_published_rates():
     assert posx.build("xpos", DIMS).scale_base == DIMS.train_len / 2, "512 at the 1,024 tokens of the paper"
 
 
+@pytest.mark.slow
 def test_nothing_overflows_over_a_million_tokens():
     """Queries next to keys, 100,000 tokens and a million from them: in one tile, and in tiles; with their gradients."""
     pos = (

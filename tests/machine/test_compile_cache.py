@@ -92,6 +92,7 @@ def test_a_process_killed_while_writing_leaves_a_usable_cache(tmp_path):
     assert hits > 0 and misses == 0 and not said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [{}, {"PYTHONWARNINGS": "error", "JAX_RAISE_PERSISTENT_CACHE_ERRORS": "1"}])
 def test_a_torn_entry_is_compiled_and_written_once_more(filled, strict):
     programs = sorted((filled / "compiled" / machine_key()).glob("*-cache"))

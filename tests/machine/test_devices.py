@@ -87,7 +87,9 @@ def ends(commands: list[str], **environment: str) -> list[str]:
             "JAX_PLATFORMS", "cuda", "JAX_PLATFORMS=cuda: JAX finds no such device: its plugin is not installed. Unset",
             marks=pytest.mark.slow,
         ),
-        ("JAX_PLATFORMS", "foo", "'foo' is not in the list of known backends"),
+        pytest.param(
+            "JAX_PLATFORMS", "foo", "'foo' is not in the list of known backends", marks=pytest.mark.slow
+        ),
         ("JAX_NUM_CPU_DEVICES", "x", "JAX_NUM_CPU_DEVICES=x: JAX takes no such value"),
     ],
 )  # fmt: skip
