@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from posx.evaluation.protocols import Sliding
+from posx.evaluation.protocols import HfStrided, Sliding
 from posx.evaluation.statistics import loss_difference, perplexity, targets_key
 from posx.plots.groups import Curve
 from posx.plots.rows import PER_POSITION, Row, Run
@@ -44,7 +44,7 @@ def verdicts(stored: Iterable[Row], curves: Sequence[Curve]) -> tuple[list[Verdi
     by_run: dict[Run, dict[Place, Row]] = {}
     for row in stored:
         if row["protocol"] != PER_POSITION:
-            stride = row.get("stride") if row["protocol"] == Sliding.name else None
+            stride = row.get("stride") if row["protocol"] in (Sliding.name, HfStrided.name) else None
             by_run.setdefault(row.run, {})[row["protocol"], stride, row["eval_len"]] = row
     found, reasons = list[Verdict](), dict[str, None]()
     for (n, one), (m, other) in itertools.combinations(enumerate(curves), 2):

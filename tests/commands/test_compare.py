@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +59,17 @@ def test_compare_counts_the_spread_of_seeds(capsys, tmp_path):
     assert one["seeds"] == [3, 3] and one["word"] == "not separated"
     (alone, _) = compared(capsys, *(str(tmp_path / f"{name}-L64-s0") for name in ("alibi", "rope")))
     assert alone["seeds"] == [1, 1] and alone["word"] == "worse"
+
+
+def test_strides_of_one_protocol_are_not_mixed(capsys, tmp_path):
+    """Both score the same targets of a window, each with other context."""
+    strided = {"protocol": "hf_strided", "stride": 32}
+    both, one = put(tmp_path, "alibi", **strided), put(tmp_path, "rope", shift=-0.05, **strided)
+    other = put(tmp_path / "other", "alibi", shift=-0.2, **strided | {"stride": 16})
+    with open(Path(both) / "eval.jsonl", "a") as file:
+        file.write((Path(other) / "eval.jsonl").read_text())
+    found = compared(capsys, both, one)
+    assert [(row["stride"], row["word"]) for row in found] == [(32, "worse")] * 2
 
 
 def test_differences_have_the_intervals_of_text_and_seeds():
