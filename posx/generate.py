@@ -13,7 +13,7 @@ import numpy as np
 
 from posx.attention.cache import Cache
 from posx.errors import ConfigError, NonFiniteError
-from posx.layers import sequential, token_ids
+from posx.layers import token_ids
 
 if TYPE_CHECKING:
     from posx.model import Model
@@ -84,23 +84,24 @@ def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: 
       model: the model.
       params: its parameters.
       tokens: [b, t], prompts of unequal length padded on the left with -1.
-      cache: what `model.empty_cache` returns, or a cache with tokens in it.
+      cache: an empty one, from `model.empty_cache`.
       chunk: tokens of one call of the model.
 
     Raises:
-      ConfigError: the cache has too few free slots, there is nothing to read, or token ids are out of range.
+      ConfigError: the cache has tokens or too few slots, a row has no token or padding after one, or an id is out of
+        range.
     """
     tokens = np.asarray(token_ids(tokens, "[b, t]", least=-1, vocab_size=model.vocab_size))
     length = tokens.shape[1]
-    if min(length, chunk) < 1:
+    if min(length, chunk) < 1 or (tokens < 0).all(axis=1).any():
         raise ConfigError(
             f"tokens {list(tokens.shape)}, chunk={chunk}: give at least one token a row, and a chunk of at least 1."
         )
-    padding = -length % min(chunk, max(length, 1))
+    padding = -length % min(chunk, length)
     tokens = np.pad(tokens, ((0, 0), (padding, 0)), constant_values=-1)
     cache.check_room(tokens.shape[1])
-    order = sequential(tokens.shape[1]) - (tokens < 0).sum(axis=1, keepdims=True)
-    idx = np.where(tokens < 0, -1, order).astype(np.int32)
+    idx = np.where(tokens < 0, -1, np.cumsum(tokens >= 0, axis=1, dtype=np.int32) - 1)
+    cache.check_orders(idx)
     pos = np.maximum(idx, 0)
     for start in range(0, tokens.shape[1], chunk):
         part = slice(start, start + chunk)

@@ -171,6 +171,22 @@ def test_prefill_refuses_a_cache_that_is_too_small():
         prefill(model, params, tokens[:, :4], cache._replace(pos=cache.pos[:, :14], idx=cache.idx[:, :14]), chunk=4)
 
 
+@pytest.mark.parametrize("row", [[5, 6, -1, -1], [5, -1, 6, 7], [-1, -1, -1, -1]])
+def test_prefill_refuses_padding_after_a_token(row):
+    """Their logits would be of other texts."""
+    model, params = trained("rope")
+    with pytest.raises(ConfigError, match="pad prompts on the left|at least one token a row"):
+        prefill(model, params, np.array([row, [5, 6, 7, 8]]), model.empty_cache(2, 16), chunk=4)
+
+
+def test_prefill_refuses_a_cache_with_tokens():
+    model, params = trained("rope")
+    tokens = prompt(4)[None]
+    _, cache = prefill(model, params, tokens, model.empty_cache(1, 16), chunk=4)
+    with pytest.raises(ConfigError, match="idx must grow from token to token"):
+        prefill(model, params, tokens, cache, chunk=4)
+
+
 def test_prompts_that_are_no_token_ids_are_refused():
     model, params = trained("rope")
     for prompts, which in (

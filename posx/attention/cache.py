@@ -62,7 +62,7 @@ class Cache(NamedTuple):
                 f"Make it with empty_cache(batch_size, capacity) for at least {filled + count} slots."
             )
 
-    def check_orders(self, idx: jax.Array) -> None:
+    def check_orders(self, idx: Any) -> None:
         """Raise ConfigError if orders [b, t] are known not to continue those in the cache, with padding first."""
         if isinstance(idx, jax.core.Tracer) or isinstance(self.idx, jax.core.Tracer):
             return
