@@ -194,8 +194,8 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
         for row in rows:
             print(json.dumps(finite(row)))
     elif rows:
-        made = plots.table(rows_of({folder.path: found for folder, found in measured.items()}, workdir))
-        print(made)
+        if made := plots.table(rows_of({folder.path: found for folder, found in measured.items()}, workdir)):
+            print(made)
         sys.stdout.flush()  # before the figures, which take longer
         if work_folder(values).is_file():
             say("notice: the rows of an exported file are not stored; --json prints them")
@@ -207,7 +207,8 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
             except WorkdirError as error:
                 say(f"notice: there are no figures: {error}")
         tables = [place / "table.md" for place in places if plots.is_table(place / "table.md")]
-        if others := [typed_path(path) for path in tables if path.read_text(encoding="utf-8") != f"{made}\n"]:
+        others = [typed_path(path) for path in tables if path.read_text(encoding="utf-8") != f"{made}\n"]
+        if made and others:
             say(
                 "notice: the printed table has only the rows of this command. All stored rows on the same targets "
                 f"are in {' and '.join(others)}"

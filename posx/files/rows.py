@@ -42,7 +42,7 @@ def result_of(row: Mapping[str, Any]) -> str:
 
 def failures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the rows that failed, in words."""
-    failed = [row for row in rows if row["status"] in ("oom", "nonfinite")]
+    failed = [row for row in rows if row.get("status") in ("oom", "nonfinite")]
     return [f"{row['run_id']} {row['protocol']} at {row['eval_len']}: {row['status']}" for row in failed]
 
 

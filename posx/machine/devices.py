@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from posx.errors import ConfigError, PosxError
+from posx.files import lines
 from posx.files.atomic import write_json
-from posx.files.lines import parsed
+from posx.files.rows import number
 from posx.machine.cores import equal_parts, usable_cores, usable_memory
 from posx.machine.guard import add_flags, jax_has_started
 from posx.machine.platforms import on_cpu
@@ -135,10 +136,10 @@ def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: b
     """
     units = jax.process_count() if on_cpu() else jax.device_count()
     kind = f"{jax.devices()[0].device_kind}-{len(usable_cores())}-{dtype}"
-    path, known = folder / f"ceiling-{kind}.json".replace(" ", "_").replace("/", "_"), 0.0
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        known = float(parsed(path.read_text(encoding="utf-8"))["flops_per_second"])
-        if time.time() - path.stat().st_mtime < max_age:
+    path = folder / f"ceiling-{kind}.json".replace(" ", "_").replace("/", "_")
+    known = number(lines.whole(path).get("flops_per_second")) or 0.0
+    with contextlib.suppress(OSError):
+        if known and time.time() - path.stat().st_mtime < max_age:
             return units * known
     measured = max(known, _measure(dtype))
     with contextlib.suppress(OSError, PosxError):  # a cache that cannot be written only means measuring again

@@ -14,6 +14,9 @@ from posx.evaluation.base import Protocol, Row
 from posx.evaluation.protocols import longest_window, run_protocols
 from posx.evaluation.statistics import BLOCK_LEN
 
+#: The fields by which rows compare. A damaged row may lack some: it is measured again.
+_COMPARED = frozenset({"block_len", "max_targets", "stride", "targets"})
+
 
 @dataclasses.dataclass(frozen=True)
 class Question:
@@ -46,7 +49,8 @@ def questions(
     longest = max(longest_window(one, train_len) for one in (config, own))
     found = []
     for first, lengths in run_protocols(config, train_len, longest):
-        kin = [row for row in rows if row["protocol"] == first.name and row["block_len"] == BLOCK_LEN]
+        own_rows = (row for row in rows if row["protocol"] == first.name and _COMPARED <= row.keys())
+        kin = [row for row in own_rows if row["block_len"] == BLOCK_LEN]
         same = [row for row in kin if _settings(row) == (first.num_targets, first.stride_at(row["eval_len"], lengths))]
         anchor = max(longest, *map(anchor_of, same)) if same else longest
         protocol = first.of_run(config, train_len, anchor)

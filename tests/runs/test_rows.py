@@ -210,6 +210,15 @@ def test_junk_among_the_rows_of_a_run_changes_nothing(capsys, workdir):
     assert job.outcome().startswith("ppl ") and "evaluating" in job.state() and 0 < job.progress() < 1
 
 
+def test_damaged_rows_are_measured_again(capsys, workdir):
+    """Their fields may be missing, or of a type that is not theirs."""
+    stored = rows_of(workdir, "nonoverlapping")
+    for name in ("block_len", "max_targets", "stride", "targets"):
+        rewrite(workdir, [stored[0] | {name: None}, *stored[1:]])
+        evaluated(capsys, workdir, "--protocol=nonoverlapping")
+        assert rows_of(workdir, "nonoverlapping")[-1]["nll"] == stored[0]["nll"]
+
+
 def test_rows_that_cannot_be_read_are_one_line(capsys, workdir):
     (workdir / "eval.jsonl").unlink(missing_ok=True)
     (workdir / "eval.jsonl").mkdir()
