@@ -13,12 +13,11 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 
 from posx.contract import Dims, Value
-from posx.contract.fields import Heads, Tokens, above, at_least, at_most, snake_case
+from posx.contract.fields import Heads, Length, Tokens, above, at_least, at_most, snake_case
 from posx.encodings.angles import inverse_frequencies
 from posx.errors import ConfigError
 
 Factor = Annotated[float, at_least(1)]
-Length = Annotated[int, "tokens", at_least(1)]
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -153,6 +152,10 @@ class Llama3(FrequencyRule):
     low_freq_factor: Annotated[float, "turns", at_least(0)] = 1.0
     high_freq_factor: Annotated[float, "turns", at_least(0)] = 4.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_ramp(self, "low_freq_factor", "high_freq_factor")
+
     def frequencies(self, base: float, width: int) -> np.ndarray:
         parts = NtkByParts(self.factor, self.original_len, self.low_freq_factor, self.high_freq_factor)
         return parts.frequencies(base, width)
@@ -227,9 +230,7 @@ class Longrope(FrequencyRule):
 
     def resolve(self, dims: Dims) -> Self:
         found = super().resolve(dims)
-        return found.fill_open(
-            attention_factor=math.sqrt(1 + math.log(self.factor) / math.log(max(found.original_len, 2)))
-        )
+        return found.fill_open(attention_factor=math.sqrt(1 + math.log(self.factor) / math.log(found.original_len)))
 
     @property
     def magnitude(self) -> float:
@@ -339,9 +340,10 @@ def _ntk(base: float, width: int, factor: float) -> np.ndarray:
     return inverse_frequencies(base * factor ** (width / max(width - 2, 1)), width)
 
 
-def _check_ramp(rule: NtkByParts | Yarn) -> None:
-    if not rule.slow < rule.fast:
-        raise ConfigError(f"{snake_case(type(rule))}: slow={rule.slow} must be below fast={rule.fast}")
+def _check_ramp(rule: FrequencyRule, slow: str = "slow", fast: str = "fast") -> None:
+    low, high = getattr(rule, slow), getattr(rule, fast)
+    if not low < high:
+        raise ConfigError(f"{snake_case(type(rule))}: {slow}={low} must be below {fast}={high}")
 
 
 def _growth(factor: float, scale: float = 1.0) -> float:

@@ -202,6 +202,10 @@ def test_specs_spell_rules(text):
         ("rope(frequencies=yarn+linear)", "a frequency rule is a name or a mapping, not list"),
         ("rope(frequencies=4)", "a frequency rule is a name or a mapping, not int"),
         ("rope(frequencies=ntk_by_parts(factor=2, slow=40))", "slow=40.0 must be below fast=32.0"),
+        (
+            "rope(frequencies=llama3(low_freq_factor=4))",
+            "llama3: low_freq_factor=4.0 must be below high_freq_factor=4.0",
+        ),
         ("rope(frequencies=clip(planes=99))", "planes=99 is more than the 8 planes"),
         ("rope(frequencies=longrope)", "short_factors has 0 numbers, but 8 planes rotate"),
     ],
