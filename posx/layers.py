@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from posx.attention.cpu import made_once
 from posx.errors import ConfigError
 from posx.machine.guard import barrier
-from posx.machine.platforms import on_cpu
 
 
 def linear(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
@@ -32,23 +32,15 @@ def _product(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
     return barrier(jnp.dot(x.astype(dtype), w.astype(dtype), preferred_element_type=jnp.float32))
 
 
-def _transposed(x: jax.Array) -> jax.Array:
-    """Return x.T, on CPUs stored in that layout.
-
-    Without the barrier XLA folds the transpose into the product. Its CPU backend is slower if it contracts the rows of
-    the left operand.
-    """
-    return jax.lax.optimization_barrier(x.T) if on_cpu() else x.T
-
-
 _linear = jax.custom_jvp(_product, nondiff_argnums=(2,))
 
 
 @_linear.defjvp
 def _linear_tangent(dtype: str, primals: Any, tangents: Any):
     (x, w), (x_tangent, w_tangent) = primals, tangents
-    # The gradient of w is the transpose of the product below: it contracts the rows of `transposed`.
-    transposed, w_tangent = _transposed(x.astype(dtype)), barrier(w_tangent.astype(dtype))
+    # The gradient of w is the transpose of the product below: it contracts the rows of `transposed`. That is made once:
+    # XLA's CPU backend is slower if a product contracts the rows of its left operand.
+    transposed, w_tangent = made_once(x.astype(dtype).T), barrier(w_tangent.astype(dtype))
     by_weights = jax.lax.dot_general(transposed, w_tangent, (((0,), (0,)), ((), ())))
     return _linear(x, w, dtype), _linear(x_tangent, w, dtype) + by_weights
 
@@ -59,7 +51,7 @@ _narrow_linear = jax.custom_vjp(_product, nondiff_argnums=(2,))
 def _narrow_backward(dtype: str, saved: Any, grad: jax.Array):
     x, w = saved
     grad = grad.astype(dtype)
-    return _product(grad, w.T, dtype), _product(_transposed(x), grad, dtype)
+    return _product(grad, w.T, dtype), _product(made_once(x.T), grad, dtype)
 
 
 _narrow_linear.defvjp(lambda x, w, dtype: (_product(x, w, dtype), (x.astype(dtype), w)), _narrow_backward)

@@ -253,7 +253,6 @@ class Model:
         idx: jax.Array | None = None,
         segment: jax.Array | None = None,
         dropout_rng: jax.Array | None = None,
-        executor: str = "auto",
     ) -> jax.Array:
         """Return logits [b, t, v], float32, of the token after each of tokens [b, t] at positions [t] or [b, t].
 
@@ -261,7 +260,7 @@ class Model:
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
         decoder = self._decoder(params)
-        call = ForwardPass(Slots(pos, idx, segment), None, executor)
+        call = ForwardPass(Slots(pos, idx, segment), None, "auto")
         return decoder.logits(decoder(tokens, call, dropout_rng)[0])
 
     def log_probs(

@@ -136,7 +136,7 @@ def test_hostile_names_are_shown_literally(tmp_path: pathlib.Path) -> None:
     folder = write(tmp_path, made)
     written = plots.plot(folder)
     assert len(written) == 4
-    (panel,) = groups.panels(plots.read_rows(folder), rows.unfinished(folder))
+    (panel,) = groups.panels(stored := plots.read_rows(folder), rows.unfinished(folder, stored))
     shown = words(curves.extrapolation(panel))
     assert "_hidden" in shown and "$\\nosuch{$" in shown and "(no name)" in shown
     assert any(text.startswith("\\u202eevil \\u") for text in shown)
@@ -413,7 +413,7 @@ def test_failed_single_and_pending_runs_are_drawn(tmp_path: pathlib.Path) -> Non
     (folder / "rope-pending").mkdir()
     (folder / "rope-pending" / "config.json").write_text("{}")
     assert len(plots.plot(folder)) == 4
-    (panel,) = groups.panels(plots.read_rows(folder), rows.unfinished(folder))
+    (panel,) = groups.panels(stored := plots.read_rows(folder), rows.unfinished(folder, stored))
     shown = words(curves.extrapolation(panel))
     assert "no finite perplexity" in shown and "No results yet: rope-pending" in shown
     assert len(plots.plot(write(tmp_path / "point", [row("rope", 64)]))) == 4

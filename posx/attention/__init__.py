@@ -1,6 +1,6 @@
 """Attention under an encoding."""
 
-from posx.attention.arguments import Slots, known, without_empty
+from posx.attention.arguments import Slots, known
 from posx.attention.attend import EXECUTORS, attend, batch_features, choose_executor, token_map
 from posx.attention.fused import refusal
 from posx.attention.history import seen_by
@@ -11,5 +11,5 @@ __getattr__ = modules_of(__name__)
 
 __all__ = [
     "EXECUTORS", "Mask", "Slots", "attend", "batch_features", "causal", "choose_executor", "full",
-    "known", "refusal", "seen_by", "token_map", "window", "without_empty",
+    "known", "refusal", "seen_by", "token_map", "window",
 ]  # fmt: skip

@@ -36,9 +36,7 @@ from posx.contract import (
     Tabulated,
     at_least_float32,
     distance_terms,
-    inside,
     parts,
-    prefixed,
     require_encoding,
     require_resolved,
     wide_dtype,
@@ -186,7 +184,8 @@ def attend(
 def _read_params(encoding: Encoding, params: Params) -> Params:
     """Return the parameters behind a barrier, except for the large tables of decoding, which it would copy."""
     params = jax.tree.map(jnp.asarray, params)
-    tables = prefixed("by_distance", inside("by_distance", params)) if isinstance(encoding, Tabulated) else {}
+    tabulated = isinstance(encoding, Tabulated)
+    tables = {name: x for name, x in params.items() if tabulated and name.startswith("by_distance.")}
     return barrier({name: x for name, x in params.items() if name not in tables}) | tables
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posx.attention.blocks import Plan, first_row, over_blocks, skipper, tile_at, walk
+from posx.attention.blocks import Plan, first_row, scan_blocks, skipper, tile_at, walk
 from posx.attention.cpu import made_once, queries_transposed, transposed_products
 from posx.attention.tiles import (
     Block,
@@ -68,7 +68,7 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
         return tuple(sums), of_q
 
     start = _zeros((tables, _transposed(k.tokens)))
-    (of_tables, of_k), of_q = over_blocks(plan, query_block, start, q, o_grad, shift, delta, floor)
+    (of_tables, of_k), of_q = scan_blocks(plan, query_block, start, q, o_grad, shift, delta, floor)
     if tables.sink is not None:  # a key without a value: dL/dw = 0, and dL/ds = -w * delta, summed over rows
         of_rows = jnp.exp(tables.sink[None, None, :, None] - shift) * delta
         of_tables = of_tables._replace(sink=-of_rows.sum(axis=(0, 1, 3)))

@@ -179,7 +179,7 @@ def joined(x: jax.Array) -> jax.Array:
     return jnp.moveaxis(x, 0, 2).reshape(b, h, n * block, d)
 
 
-def over_blocks(plan: Plan, step: Callable, carry: Any, q: Block, *rest: Any) -> Any:
+def scan_blocks(plan: Plan, step: Callable, carry: Any, q: Block, *rest: Any) -> Any:
     """Scan step(carry, q, *rest) over the blocks of queries and of arrays [n, ...], without a loop if there is one."""
     if plan.query_blocks > 1:
         return jax.lax.scan(lambda carry, block: step(carry, *block), carry, (q, *rest))

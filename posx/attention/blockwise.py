@@ -38,7 +38,7 @@ from posx.attention.blocks import (
     Tiling,
     joined,
     make_plan,
-    over_blocks,
+    scan_blocks,
     skipper,
     split_into_blocks,
     tabulate,
@@ -192,7 +192,7 @@ def _forward(plan: Plan, tables: Tables, q: Block, k: Block):
         total = jnp.where(total > 0, total, 1)
         return None, (o / total[..., None], total, _shift(top))
 
-    return over_blocks(plan, query_block, None, q)[1]
+    return scan_blocks(plan, query_block, None, q)[1]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

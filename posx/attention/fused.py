@@ -82,9 +82,9 @@ def fused(pairs: Pairs, *, in_order: bool = False, slab_pairs: int = SLAB_PAIRS,
         with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes types
             o = jax.nn.dot_product_attention(
                 _vectors(q.tokens.mapped, width, multiple), keys, values,
-                bias=None if bias is None else _even(_even(at_least_float32(bias), 2, multiple), 3, multiple),
+                bias=None if bias is None else _padded(_padded(at_least_float32(bias), 2, multiple), 3, multiple),
                 # Padded keys are seen by nobody, and a padded query sees the others. Causal masks need no more.
-                mask=None if visible is None else _even(_even(visible, 2, multiple, True), 3, multiple, False),
+                mask=None if visible is None else _padded(_padded(visible, 2, multiple, True), 3, multiple, False),
                 scale=1.0,  # queries are already scaled
                 implementation="cudnn" if native else "xla",
                 **options,
@@ -104,7 +104,7 @@ def fused(pairs: Pairs, *, in_order: bool = False, slab_pairs: int = SLAB_PAIRS,
     return o[..., : k.tokens.values.shape[-1]]
 
 
-def _even(x: jax.Array, axis: int, multiple: int, value: Any = 0) -> jax.Array:
+def _padded(x: jax.Array, axis: int, multiple: int, value: Any = 0) -> jax.Array:
     """Return x with an axis padded to a multiple."""
     pad = [(0, -n % multiple if axis == place else 0) for place, n in enumerate(x.shape)]
     return jnp.pad(x, pad, constant_values=value)
@@ -113,4 +113,4 @@ def _even(x: jax.Array, axis: int, multiple: int, value: Any = 0) -> jax.Array:
 def _vectors(x: jax.Array, width: int, multiple: int) -> jax.Array:
     """Return vectors [b, h, t, d] as the kernel takes them, [b, t, h, width], with padded tokens."""
     x = jnp.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])])
-    return _even(x.swapaxes(1, 2), 1, multiple)
+    return _padded(x.swapaxes(1, 2), 1, multiple)

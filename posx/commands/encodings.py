@@ -85,12 +85,10 @@ def _write_gallery(values: dict[str, Any], dims: Dims) -> None:
 
 def _dims(values: dict[str, Any]) -> Dims:
     """Return the sizes of a model. Raises ConfigError for sizes that no model can have."""
-    sizes = {size: values[size] for size in _SIZES if size != "train_len"}
-    model = ModelConfig(**sizes)
+    model = ModelConfig(**{size: values[size] for size in _SIZES if size != "train_len"})
     if problems := model.problems():
         raise ConfigError(in_one_line(problem.replace("model.", "--", 1) for problem in problems))
-    sizes["num_kv_heads"] = model.num_kv_heads or None
-    return Dims(head_dim=model.model_dim // model.num_heads, train_len=values["train_len"], **sizes)
+    return model.dims(values["train_len"])
 
 
 def _run_in(folder: Path) -> RunFolder | None:

@@ -1,9 +1,10 @@
-"""`posx plot`, `posx export` and `posx generate`: the figures, the file and the text of trained runs."""
+"""`posx plot`, `posx export`, `posx import` and `posx generate`: figures, files and text of trained runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,8 @@ def run_import(values: dict[str, Any], _: None) -> None:
     run = import_model(source, path.name, folder)
     print(
         f"{target}  {path.name}: {run.encoding}, {run.model.num_layers} layers of {run.model.model_dim}, "
-        f"{run.train.length:,} positions\nnext: posx evaluate --workdir {values['to']} --config.data.source=TEXT"
+        f"{run.train.length:,} positions\n"
+        f"next: posx evaluate --workdir {shlex.quote(values['to'])} --config.data.source=TEXT"
     )
 
 

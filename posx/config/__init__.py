@@ -4,7 +4,7 @@
 `run_config` resolves it to a `RunConfig`, and no function below sees a ConfigDict. The `problems()` of a section are
 those of its fields. `posx.runs.checks` finds whether the model, the protocols and the encodings of a run fit.
 
-Nothing here knows the use of a setting: this room imports encodings and the names of executors, no more.
+Nothing here knows the use of a setting: this room imports encodings and masks, no more.
 """
 
 from posx.config.run import RunConfig, base_config, encoding_section, run_config

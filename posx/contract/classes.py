@@ -16,8 +16,8 @@ from posx.contract.facts import FACTS, About, check_fact
 from posx.contract.hooks import HOOKS
 from posx.errors import ConfigError, nearest
 
-#: How alike two names must be (difflib's ratio) for one to be taken for the other: of methods, and of values.
-METHOD_LIKE, VALUE_LIKE = 0.8, 0.8
+#: How alike two names must be (difflib's ratio) for one to be taken for the other.
+LIKE = 0.8
 
 
 def check_class(cls: type, contract: type) -> None:
@@ -124,7 +124,7 @@ def _check_unknown(where: str, name: str, member: Any, is_field: bool, contract:
             wanted = _parameters(member)
         except (TypeError, ValueError):  # a callable without a signature, such as a ufunc
             return
-        like = _like(name, methods, METHOD_LIKE)
+        like = _like(name, methods)
         if (wanted and like) or (len(wanted) > 1 and wanted[0] == "params"):
             same = next((method for method, names in methods.items() if names == wanted and not like), None)
             raise ConfigError(
@@ -140,11 +140,11 @@ def _check_unknown(where: str, name: str, member: Any, is_field: bool, contract:
         }
     if name in About._fields and not is_field:
         raise ConfigError(f"{where} is no fact of an encoding. Write about = posx.About({name}={member!r}).")
-    if _like(name.lower(), facts, VALUE_LIKE):
+    if _like(name.lower(), facts):
         raise ConfigError(
             f"{where} is no fact of an encoding. {nearest(name, list(facts))}The facts are: {', '.join(FACTS)}."
         )
 
 
-def _like(name: str, known: dict[str, Any], cutoff: float) -> bool:
-    return bool(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff))
+def _like(name: str, known: dict[str, Any]) -> bool:
+    return bool(difflib.get_close_matches(name, list(known), n=1, cutoff=LIKE))

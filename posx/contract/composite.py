@@ -177,7 +177,7 @@ def rows_at(table: jax.Array, distance: jax.Array, axis: int = 1) -> jax.Array:
 
 
 def tabulated(encoding: Encoding, params: Params, length: int) -> tuple[Encoding, Params]:
-    """Return `Encoding.tabulated`, with arrays in place of the terms by distance other than the bias."""
+    """Return `Encoding.tabulated`, with arrays in place of all terms by distance, unless the bias is the only one."""
     encoding, params = encoding.tabulated(params, length)
     if not distance_terms(encoding, params).keys() - {"bias"}:
         return encoding, params

@@ -15,8 +15,6 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
-from posx.errors import ConfigError
-
 
 class Range(NamedTuple):
     """The values that a field may have; `text` completes "must be ..."."""
@@ -55,6 +53,7 @@ NOT_EMPTY = object()
 
 #: Types with a unit, which the catalogue prints after the value.
 Tokens = Annotated[int, "tokens"]
+Length = Annotated[int, "tokens", at_least(1)]
 FloatTokens = Annotated[float, "tokens"]
 Channels = Annotated[int, "channels"]
 Heads = Annotated[int, "heads", at_least(1)]
@@ -77,12 +76,6 @@ def hints_of(cls: Any) -> dict[str, Any]:
         return typing.get_type_hints(cls, include_extras=True)
     except NameError:  # a type of a function's own, or of type checkers alone
         return {}
-
-
-def check_fields(value: Any) -> None:
-    """Raise ConfigError if a field of a dataclass is out of the range or the choices that its type declares."""
-    for problem in problems_of(value):
-        raise ConfigError(f"{snake_case(type(value))}: {problem}")
 
 
 def problems_of(value: Any) -> Iterator[str]:

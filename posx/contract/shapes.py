@@ -79,10 +79,10 @@ def check_value(encoding: Encoding, dims: Dims) -> None:
 def _check_value(encoding: Encoding, dims: Dims) -> None:
     for fact in FACTS:
         check_fact(type(encoding).__name__, fact, getattr(encoding, fact))
-    check_hooks(encoding, dims)
+    hook_shapes(encoding, dims)
 
 
-def check_hooks(encoding: Encoding, dims: Dims, vectors: Any = None) -> Called:
+def hook_shapes(encoding: Encoding, dims: Dims, vectors: Any = None) -> Called:
     """Return what each hook that acts is given in a model of these sizes, and what it returns.
 
     `vectors` is the type of token vectors; all else has the default float type. Raises ConfigError for the first hook

@@ -9,7 +9,7 @@ from typing import Any, Self
 import jax
 
 from posx.contract.classes import check_decorated
-from posx.contract.fields import check_fields, hints_of, snake_case
+from posx.contract.fields import hints_of, problems_of, snake_case
 from posx.errors import ConfigError
 
 
@@ -51,7 +51,8 @@ class Value:
         check_decorated(type(self))  # a dataclass brings its own __init__
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        for problem in problems_of(self):
+            raise ConfigError(f"{snake_case(type(self))}: {problem}")
         hints = hints_of(type(self))  # type: ignore[arg-type]
         for field in dataclasses.fields(self):
             if isinstance(hint := hints.get(field.name), type) and issubclass(hint, Value):

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from posx.contract import HOOKS, About, ByDistance, Chain, Dims, Encoding, Features, Params, Tile, Value, values_in
+from posx.contract import Chain, Dims, Encoding, Value, values_in
 from posx.contract.classes import check_decorated
 from posx.contract.fields import snake_case
 from posx.contract.shapes import check_value
@@ -171,14 +171,6 @@ def from_spec(spec: Spec, kind: type[Value] = Encoding) -> Any:
     raise ConfigError(f"{forms}, not {type(spec).__name__}")
 
 
-def given_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that an encoding's mapping sets, with their types, and values of specs. Open ones are left out.
-
-    Raises ConfigError.
-    """
-    return _fields_of(encoding_class(_name(spec)), "encoding", spec)
-
-
 def _fields_of(cls: type, noun: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in spec.items() if key != "name"}
     typed = typed_fields(cls, given, f"{noun} {spec['name']!r}", "encoding.")
@@ -248,10 +240,10 @@ def _called(name: str, function: Callable, /, *args: Any, **fields: Any) -> Any:
 
 
 __all__ = [
-    "CHAIN", "ENCODINGS", "HOOKS", "RULES", "T5", "About", "AccumulatedRope", "AdaptiveTemperature", "Alibi", "Bam",
-    "ByDistance", "Canon", "Chain", "Cope", "Dape", "Darope", "Deberta", "Dims", "DualChunk", "DynamicBias", "Encoding",
-    "Features", "Fire", "Fope", "Fox", "FrequencyRule", "Gape", "GrapeA", "Inkling", "Kerple", "KeyOffset", "Learned",
-    "LearnedSinks", "Llama4Temperature", "LogLength", "Nape", "Nope", "Params", "Path", "Pope", "Rope", "RotatedValues",
-    "Sandwich", "SelectiveRope", "SelfExtend", "Shaw", "Sinusoidal", "Ssmax", "Tile", "TransformerXL", "Tupe", "Xpos",
-    "build", "code_of", "encoding_class", "encoding_name", "from_spec", "given_fields", "spec_of", "spec_text",
+    "CHAIN", "ENCODINGS", "RULES", "T5", "AccumulatedRope", "AdaptiveTemperature", "Alibi", "Bam",
+    "Canon", "Chain", "Cope", "Dape", "Darope", "Deberta", "Dims", "DualChunk", "DynamicBias", "Encoding",
+    "Fire", "Fope", "Fox", "FrequencyRule", "Gape", "GrapeA", "Inkling", "Kerple", "KeyOffset", "Learned",
+    "LearnedSinks", "Llama4Temperature", "LogLength", "Nape", "Nope", "Path", "Pope", "Rope", "RotatedValues",
+    "Sandwich", "SelectiveRope", "SelfExtend", "Shaw", "Sinusoidal", "Ssmax", "TransformerXL", "Tupe", "Xpos",
+    "build", "code_of", "encoding_class", "encoding_name", "from_spec", "spec_of", "spec_text",
 ]  # fmt: skip

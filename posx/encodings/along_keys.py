@@ -59,7 +59,7 @@ def _rows(strip: jax.Array, distance: jax.Array) -> jax.Array:
     return of_row(strip.reshape(-1, width), firsts).reshape(h, *distance.shape)
 
 
-def tabulated(function: Callable[[jax.Array], jax.Array], distance: jax.Array) -> jax.Array:
+def at_pairs(function: Callable[[jax.Array], jax.Array], distance: jax.Array) -> jax.Array:
     """Return [h or 1, q, k] of a function of distances [n] -> [h or 1, n].
 
     It is evaluated once for each distance of a tile of consecutive positions, else for each pair.
@@ -78,7 +78,7 @@ def tabulated(function: Callable[[jax.Array], jax.Array], distance: jax.Array) -
     return jax.lax.cond(_consecutive(distance), by_slices, by_number)
 
 
-def by_distance(vectors: jax.Array, bank: jax.Array, distance: jax.Array) -> jax.Array:
+def bank_products(vectors: jax.Array, bank: jax.Array, distance: jax.Array) -> jax.Array:
     """Return <vectors_i, bank at distance (i, j)> [h, q, k], 0 at distances that the bank does not have.
 
     At consecutive positions a tile has q + k - 1 distances. They are multiplied alone, and each query's row is a slice

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from posx.contract import About, ByDistance, Composite, Dims, Encoding, Params, Tile, fact, inside, prefixed
 from posx.contract.fields import HiddenUnits, odd
 from posx.contract.hooks import acting, distance_terms
-from posx.encodings.along_keys import tabulated
+from posx.encodings.along_keys import at_pairs
 from posx.encodings.kerple import Kerple
 from posx.encodings.networks import uniform
 
@@ -87,7 +87,7 @@ class Dape(Composite):
         base, distance = inside("base", params), tile.q_pos[:, None] - tile.k_pos[None, :]
         biases = [self.base.bias(base, tile.q_pos, tile.k_pos)]
         if "bias" in distance_terms(self.base, base, distance.dtype):
-            biases += [tabulated(lambda r: self.base.by_distance(base, r).bias, distance)]
+            biases += [at_pairs(lambda r: self.base.by_distance(base, r).bias, distance)]
         given = [jnp.broadcast_to(bias, a.shape) for bias in biases if bias is not None]
         b = functools.reduce(operator.add, given) if given else None
         total = a if b is None else a + b

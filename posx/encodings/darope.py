@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.contract import About, Dims, Encoding, Features, Params, as_float, exact_einsum, fact, normal
-from posx.contract.fields import Base, Channels, at_least
+from posx.contract.fields import Base, Channels, Length, at_least
 from posx.encodings.angles import angles, check_pairs, inverse_frequencies
 from posx.encodings.frequencies import WholeTurns
 from posx.encodings.rope import rotate
@@ -32,7 +32,7 @@ class Darope(Encoding):
     """
 
     base: Base = 10000.0
-    original_len: Annotated[int, "tokens", at_least(1)] | None = None
+    original_len: Length | None = None
     content_std: Annotated[float, at_least(0)] = 0.1
     prior: float = 0.5
     head_dim: Channels | None = None

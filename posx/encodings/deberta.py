@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.contract import About, ByDistance, Dims, Encoding, Features, Params, as_float, exact_einsum, fact, normals
-from posx.contract.fields import NOT_EMPTY, Buckets, at_least
+from posx.contract.fields import NOT_EMPTY, Buckets, Length
 from posx.encodings.t5 import geometric_series
 from posx.errors import ConfigError
 
@@ -38,7 +38,7 @@ class Deberta(Encoding):
     k = L/4 no row is untrained: it is as good at L and flat to 32 L, while k = L rises (small study).
     """
 
-    max_distance: Annotated[int, "tokens", at_least(1)] | None = None
+    max_distance: Length | None = None
     terms: Annotated[tuple[Literal["c2p", "p2c"], ...], NOT_EMPTY] = ("c2p", "p2c")
     release_index: bool = False
     log_buckets: Buckets = 0

@@ -1,13 +1,13 @@
 """Distances of RoPE, remapped by chunks: Dual Chunk Attention."""
 
 import dataclasses
-from typing import Annotated, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 
 from posx.contract import About, Composite, Dims, Params, Tile
-from posx.contract.fields import at_least
+from posx.contract.fields import Length
 from posx.encodings.rope import Rope
 from posx.encodings.self_extend import moved
 from posx.errors import ConfigError
@@ -32,8 +32,8 @@ class DualChunk(Composite):
     """
 
     rope: Rope = Rope()  # noqa: RUF009 (a value)
-    chunk: Annotated[int, "tokens", at_least(1)] | None = None
-    window: Annotated[int, "tokens", at_least(1)] | None = None
+    chunk: Length | None = None
+    window: Length | None = None
 
     reads_raw_keys = True
     integer_positions = True

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.contract import About, Dims, Encoding, Features, Params, as_float, exact_einsum, fact, normal
-from posx.contract.fields import Base, Channels, Heads, at_least
+from posx.contract.fields import Base, Channels, Heads, Length, at_least
 from posx.encodings.angles import check_pairs, inverse_frequencies, sin_cos
 from posx.encodings.rope import rotate
 
@@ -39,7 +39,7 @@ class Fope(Encoding):
 
     base: Base = 10000.0
     gain: Annotated[float, at_least(0)] = 0.3
-    original_len: Annotated[int, "tokens", at_least(1)] | None = None
+    original_len: Length | None = None
     dropped: Literal["doubled", "plain"] = "doubled"
     learned: bool = False
     seed: Annotated[int, at_least(0)] = 0

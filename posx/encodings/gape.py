@@ -1,13 +1,13 @@
 """GAPE: a distance penalty with gates of queries, from which landmark keys are exempt."""
 
 import dataclasses
-from typing import Annotated, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 
 from posx.contract import About, Dims, Encoding, Params, Tile, at_least_float32, distances, exact_einsum, normals
-from posx.contract.fields import at_least
+from posx.contract.fields import Length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Gape(Encoding):
     GAPE alone.
     """
 
-    original_len: Annotated[int, "tokens", at_least(1)] | None = None
+    original_len: Length | None = None
 
     reads_raw_keys = True
     causal_only = True  # a later key would gain with its distance

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Self
 import jax
 
 from posx.contract import About, Dims, Encoding, Features, Params, Tile, at_least_float32, exact_einsum, normals
-from posx.contract.fields import at_least
-from posx.encodings.along_keys import by_distance
+from posx.contract.fields import Length, at_least
+from posx.encodings.along_keys import bank_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Inkling(Encoding):
     a chain multiplies q . k alone. Its windowed layers have an extent of the window.
     """
 
-    extent: Annotated[int, "tokens", at_least(1)] | None = None
+    extent: Length | None = None
     rank: Annotated[int, at_least(1)] = 16
 
     integer_positions = True
@@ -47,4 +47,4 @@ class Inkling(Encoding):
 
     def score(self, params: Params, s: jax.Array, tile: Tile) -> jax.Array:
         distance = tile.q_pos[:, None] - tile.k_pos[None, :]
-        return s + by_distance(tile.q_features["r"], params["bank"], distance)
+        return s + bank_products(tile.q_features["r"], params["bank"], distance)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.contract import About, Dims, Encoding, Features, Params, Tile, at_least_float32, exact_einsum, fact, normals
-from posx.contract.fields import at_least
+from posx.contract.fields import Length, at_least
 from posx.encodings.networks import convolution_shapes, convolved
 
 #: Tokens of one UT transform, a power of 2. A larger block costs more operations, a smaller one more steps.
@@ -40,7 +40,7 @@ class Path(Encoding):
     """
 
     rank: Annotated[int, at_least(1)] = 32
-    kernel: Annotated[int, "tokens", at_least(1)] = 3
+    kernel: Length = 3
 
     tiling = "rows"
     reads_raw_keys = True

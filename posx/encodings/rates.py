@@ -52,17 +52,12 @@ def from_json(layers: Any) -> Rates:
     )
 
 
-def multipliers(rates: Rates) -> list[float]:
-    """Return the multipliers of all parameters, sorted, each once."""
-    return sorted({rate.lr_multiplier for layer in rates for _, rate in layer})
-
-
 def multipliers_in_rows(rates: Rates) -> float | list[dict[str, float]] | None:
     """Return the multipliers in the form of a JSON row.
 
     One number for all, {name: number} for each layer if they differ, or None if nothing is learned.
     """
-    found = multipliers(rates)
+    found = sorted({rate.lr_multiplier for layer in rates for _, rate in layer})
     if len(found) > 1:
         return [{name: rate.lr_multiplier for name, rate in layer} for layer in rates]
     return found[0] if found else None

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.contract import About, Composite, Dims, Params, Tile, fact
-from posx.contract.fields import at_least
+from posx.contract.fields import Length, at_least
 from posx.encodings.rope import Rope
 
 
@@ -28,7 +28,7 @@ class SelfExtend(Composite):
     """
 
     rope: Rope = Rope()  # noqa: RUF009 (a value)
-    window: Annotated[int, "tokens", at_least(1)] | None = None
+    window: Length | None = None
     group: Annotated[int, "tokens", at_least(0)] = 4
 
     reads_raw_keys = True

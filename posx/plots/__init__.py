@@ -1,4 +1,4 @@
-"""Figures and tables from stored rows (`posx plot`). Only "encodings" imports JAX; the rest reads files."""
+"""Figures and tables from stored rows (`posx plot`). Only "encodings" computes with JAX; the rest reads files."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ from posx.plots.points import read_training
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, diverged, read_rows, unfinished
 from posx.plots.tables import is_table, table
 from posx.progress import say
-from posx.runs.folder import typed_path
+from posx.runs.folder import RunFolder, typed_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from posx.runs.folder import RunFolder
 
 __all__ = ["WHAT", "draw_again", "is_table", "picture", "plot", "read_rows", "table"]
 
@@ -116,7 +114,7 @@ def picture(
 
 def _write_table(folder: pathlib.Path, stored: Sequence[Row]) -> bool:
     """Write `folder/table.md`, or remove an earlier table if there are no rows for it. Tell whether it is there."""
-    path, text = folder / "table.md", table(stored, unfinished(folder))
+    path, text = folder / "table.md", table(stored, unfinished(folder, stored))
     with disk_errors(path):
         if text:
             write_bytes(path, (text + "\n").encode())
@@ -134,7 +132,7 @@ def _drawn(folder: pathlib.Path, kinds: Iterable[str]) -> list[pathlib.Path]:
 def _figures(folder: pathlib.Path, stored: Sequence[Row], kinds: Iterable[str]) -> dict[str, Callable[[], Figure]]:
     """Return {name: function that draws it} of the figures of `kinds` that the rows allow."""
     found: dict[str, Callable[[], Figure]] = {}
-    split = panels(stored, unfinished(folder))
+    split = panels(stored, unfinished(folder, stored))
     for kind in kinds:
         if kind == "training":
             if runs := read_training(folder, stored):

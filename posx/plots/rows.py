@@ -253,9 +253,9 @@ def _longest(rows: Sequence[Row]) -> list[Row]:
 def diverged_rows(folder: str | pathlib.Path) -> list[Row]:
     """Return a row without a value for every run that has no results because its training ended with NaN."""
     found = []
-    for started, step in _without_results(folder).items():
-        run = run_of_config(started.path, name_of(started.path, folder))
-        if step is not None and run.train_len:
+    for started in _without_results(folder):
+        step = started.ended_with_nan()
+        if step is not None and (run := run_of_config(started.path, name_of(started.path, folder))).train_len:
             lengths = dict.fromkeys(("train_len", "eval_len", "stride"), run.train_len)
             facts = {"protocol": protocols.Nonoverlapping.name, "step": step, "status": "diverged"}
             found.append(Row(facts | lengths, run))
@@ -268,17 +268,17 @@ def diverged(stored: Iterable[Row]) -> dict[str, str]:
     return {row.run.path: f"training ended with NaN at step {row['step']:,}" for row in ended}
 
 
-def unfinished(folder: str | pathlib.Path) -> dict[str, str]:
-    """Return {path: why it failed} of the runs that were started and have no row; "" if no failure is recorded."""
-    ended = {row.run.path for row in diverged_rows(folder)}
+def unfinished(folder: str | pathlib.Path, stored: Iterable[Row]) -> dict[str, str]:
+    """Return {path: why it failed} of the started runs without a row in `stored`; "" if no failure is recorded."""
+    there = {row.run.path for row in stored}
     names = {name_of(run.path, folder): run for run in _without_results(folder)}
-    return {name: run.failure() for name, run in names.items() if name not in ended}
+    return {name: run.failure() for name, run in names.items() if name not in there}
 
 
-def _without_results(folder: str | pathlib.Path) -> dict[RunFolder, int | None]:
-    """Return {run: the step at which its training ended with NaN} of the started runs that have no results."""
+def _without_results(folder: str | pathlib.Path) -> list[RunFolder]:
+    """Return the started runs that have no results."""
     started = map(RunFolder, run_folders(pathlib.Path(folder), "config.json"))
-    return {run: run.ended_with_nan() for run in started if not run.eval_file.is_file()}
+    return [run for run in started if not run.eval_file.is_file()]
 
 
 def perplexity(row: Mapping[str, Any]) -> float | None:

@@ -57,8 +57,10 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     folders = list(dict.fromkeys(folder.resolve() for folder in folders))
     with _heard() as warnings:
         stored = read_several(folders)
-    without = [unfinished(folder) | diverged(diverged_rows(folder)) for folder in folders]
-    missing = {path: why for found in without for path, why in found.items()}
+    missing: dict[str, str] = {}
+    for folder in folders:
+        ended = diverged_rows(folder)
+        missing |= unfinished(folder, ended) | diverged(ended)
     split = panels(stored, missing)
     windows = [panel for panel in split if panel.protocol != PER_POSITION]
     positions = [panel for panel in split if panel.protocol == PER_POSITION]
@@ -207,8 +209,8 @@ def _settings(run: Run) -> dict[str, str]:
     except PosxError:  # a class of the user's own that is not at hand
         usual = run_config(base_config("nope")).settings
     given = {name: value for name, value in run.settings.items() if not name.startswith(("layers.", "encoding."))}
-    differ = {name: value for name, value in given.items() if name in usual and _listed(value) != _listed(usual[name])}
-    return {name: str(_listed(value)) for name, value in sorted(differ.items())}
+    differ = {name: value for name, value in given.items() if name in usual and value != usual[name]}
+    return {name: str(value) for name, value in sorted(differ.items())}
 
 
 def _pictures(folder: Path) -> Iterator[tuple[str, str]]:
@@ -218,7 +220,3 @@ def _pictures(folder: Path) -> Iterator[tuple[str, str]]:
             with look.style(), io.BytesIO() as file:
                 pictures.encodings([subject]).savefig(file, format="png", dpi=70, bbox_inches="tight")
                 yield subject.name, f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

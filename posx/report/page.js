@@ -65,7 +65,7 @@ function drawLengths() {
   const points = chosen(data.points).map((p) => ({
     ...p, label: data.curves[p.curve].label, run: "", min: Math.min(...p.values), max: Math.max(...p.values),
     tip: { text: `${data.curves[p.curve].label}\n${p.x.toLocaleString("en")} tokens: ${number(p.mean)}\n` +
-      (p.low === null ? "no interval" : `95 % over text: ${number(p.low)} to ${number(p.high)}\n`) +
+      (p.low === null ? "no interval\n" : `95 % over text: ${number(p.low)} to ${number(p.high)}\n`) +
       `${p.values.length} seed${p.values.length > 1 ? "s" : ""}: ${p.values.map((v) => number(v)).join(", ")}` },
   }));
   const used = [...shown].filter((n) => panel.curves.includes(n));
@@ -126,7 +126,7 @@ function drawTraining() {
   const column = Number($("against").value);
   const own = data.training.filter((run) => shown.has(run.curve));
   const values = own.flatMap((run) => run.steps.map((step) => ({
-    x: column === 1 ? step[0] : step[column - 1], y: step[1], run: run.run, label: data.curves[run.curve].label })));
+    x: step[column - 1], y: step[1], run: run.run, label: data.curves[run.curve].label })));
   const title = { 1: "steps", 3: "tokens", 4: "seconds of training on the run's own machine" }[column];
   $("training-text").textContent = `${own.length} run${own.length === 1 ? "" : "s"}; the loss of each stored step.`;
   return lines("training", "Training loss", values, { title }, { title: "nats per token", scale: { zero: false } },
@@ -157,7 +157,7 @@ function drawCost() {
 
 // ---- tables ----
 
-function table(id, head, body, key = "") {
+function table(id, head, body) {
   let sorted = { column: -1, up: true };
   const rows = element("tbody");
   const fill = () => rows.replaceChildren(...body.map((line) => element("tr", null, ...line.map((cell, n) =>

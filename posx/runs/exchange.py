@@ -22,7 +22,7 @@ from posx.data.tokenizers import BpeTokenizer
 from posx.encodings import Rope, spec_text
 from posx.encodings.frequencies import DynamicNtk
 from posx.encodings.hugging_face import parameters_of
-from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError, other_names
+from posx.errors import ConfigError, DataError, OutOfMemoryError, WorkdirError
 from posx.fields import typed
 from posx.files.atomic import disk_errors, write_json
 from posx.machine.cores import own_memory
@@ -67,7 +67,7 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
     abstract = model.abstract()
     wanted = {name: leaf.shape for name, leaf in flatten(abstract).items()}
     arrays = params_of(source, wanted, run.model.num_heads)
-    if wrong := other_names(arrays, wanted) or next((n for n, shape in wanted.items() if arrays[n].shape != shape), ""):
+    if wrong := next((name for name, shape in wanted.items() if arrays[name].shape != shape), ""):
         raise WorkdirError(f"{whose} has other arrays than its config says: {wrong}.")
     params = jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted])
     with folder.held():
@@ -118,7 +118,7 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
         "length": length, "batch_size": 1, "steps": 1, "warmup_steps": 0, "learning_rate": 2e-5,
         "final_learning_rate": 2e-6,
     })  # fmt: skip
-    settings.eval.lengths = tuple(sorted({max(length // 4, 1), max(length // 2, 1), length}))
+    settings.eval.lengths = tuple(sorted({max(length // n, 2) for n in (4, 2, 1)}))
     settings.eval.num_targets = max(length, 16384)
     return dataclasses.replace(run_config(settings), text=f"imported {source.digest}")
 

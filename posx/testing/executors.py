@@ -265,7 +265,7 @@ def check_decode(subject: CheckSubject, findings: Findings) -> None:
 
 def _reads_raw_keys(subject: CheckSubject) -> bool:
     """Return whether `score` reads `tile.k`, or `by_distance` has vectors for keys."""
-    encoding, called = subject.encoding, shapes.check_hooks(subject.encoding, subject.dims)
+    encoding, called = subject.encoding, shapes.hook_shapes(subject.encoding, subject.dims)
     if "by_distance" in called and called["by_distance"][1].key is not None:
         return True
     if "score" not in called:

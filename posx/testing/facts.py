@@ -64,7 +64,7 @@ def check_value(subject: CheckSubject, findings: Findings) -> None:
 
 def check_eager(subject: CheckSubject, findings: Findings) -> None:
     """Compare each hook outside jit with the hook inside, and at float positions with integer ones."""
-    called, rough = shapes.check_hooks(subject.encoding, subject.dims), subject.rough
+    called, rough = shapes.hook_shapes(subject.encoding, subject.dims), subject.rough
     params = single(subject.floats.params)
     given = {hook: _filled(hook, arguments) for hook, (arguments, _) in called.items()}
 

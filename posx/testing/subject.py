@@ -22,7 +22,7 @@ from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.dense import dense
 from posx.attention.masks import Mask
 from posx.contract import Dims, Encoding, Params, abstract_params
-from posx.contract.shapes import check_hooks
+from posx.contract.shapes import hook_shapes
 from posx.errors import ConfigError
 from posx.machine.platforms import on_cpu
 
@@ -63,7 +63,7 @@ def hook_types(encoding: Encoding, dims: Dims, vectors: str) -> dict[str, set[st
     """
     try:
         with jax.enable_x64(vectors == "float64"), promotion(strict=True):
-            called = check_hooks(encoding, dims, jnp.dtype(vectors))
+            called = hook_shapes(encoding, dims, jnp.dtype(vectors))
     except ConfigError as error:
         return error
     return {

@@ -12,7 +12,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import posx
-from posx.encodings import Alibi, ByDistance, Chain, Dape, Encoding, Nope, Shaw, Tupe, Xpos
+from posx.contract import ByDistance
+from posx.encodings import Alibi, Chain, Dape, Encoding, Nope, Shaw, Tupe, Xpos
 from posx.errors import ConfigError, UndefinedLength
 
 B, T, H, G, D = 2, 9, 4, 2, 6

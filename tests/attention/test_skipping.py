@@ -12,7 +12,8 @@ from numpy.testing import assert_allclose
 import posx
 from posx import attention
 from posx.attention.blockwise import Tiling, blockwise
-from posx.encodings import Alibi, ByDistance, Chain, Encoding, Kerple, LearnedSinks, Rope
+from posx.contract import ByDistance
+from posx.encodings import Alibi, Chain, Encoding, Kerple, LearnedSinks, Rope
 
 B, T, H, G, D = 2, 45, 4, 2, 6
 RNG = np.random.default_rng(0)

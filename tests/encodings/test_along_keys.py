@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from posx.encodings.along_keys import by_distance, interpolated, sums_from_each, tabulated
+from posx.encodings.along_keys import at_pairs, bank_products, interpolated, sums_from_each
 from tests.encodings.probes import vectors
 
 
@@ -33,5 +33,5 @@ def test_distances_are_read_at_any_positions(step):
     inside = (distance >= 0) & (distance < 5)
     wanted = np.where(inside, np.einsum("qhr,rqk->hqk", r, bank[:, distance.clip(0, 4)]), 0)
     given = jnp.asarray(distance, jnp.int32)
-    assert_allclose(by_distance(jnp.asarray(r), jnp.asarray(bank), given), wanted, atol=1e-5)
-    assert_allclose(tabulated(lambda r: jnp.stack([2 * r, r * r]), given), np.stack([2 * distance, distance**2]))
+    assert_allclose(bank_products(jnp.asarray(r), jnp.asarray(bank), given), wanted, atol=1e-5)
+    assert_allclose(at_pairs(lambda r: jnp.stack([2 * r, r * r]), given), np.stack([2 * distance, distance**2]))

@@ -14,7 +14,7 @@ import pytest
 import posx
 from posx.contract import ByDistance, acting
 from posx.contract.fields import at_least, below
-from posx.contract.shapes import check_hooks
+from posx.contract.shapes import hook_shapes
 from posx.encodings import Chain, Encoding, Rope, Shaw
 from posx.errors import ConfigError
 from tests.encodings.cases import DIMS
@@ -429,9 +429,9 @@ def test_chain_parts_are_checked_alone_and_together():
         "def query(self, params, vectors, pos, features): return jnp.tile(vectors, 2)", bases="posx.encodings.Rope"
     )
     with pytest.raises(ConfigError, match=r"^Chain\(.*\)\.query: queries are 12 wide and keys 6"):
-        check_hooks(Chain((Rope(rotary_dim=4), more(rotary_dim=4))), DIMS)
+        hook_shapes(Chain((Rope(rotary_dim=4), more(rotary_dim=4))), DIMS)
     with pytest.raises(ConfigError, match=r"^Rope\(.* maps the channels of a head, but"):
-        check_hooks(Chain((more(rotary_dim=4), Rope(rotary_dim=4))), DIMS)
+        hook_shapes(Chain((more(rotary_dim=4), Rope(rotary_dim=4))), DIMS)
 
 
 def test_missing_field_is_one_line():
@@ -466,7 +466,7 @@ def test_hooks_are_traced_once_for_equal_values_and_sizes():
 
 def test_no_two_axes_of_a_check_have_one_size():
     for dims in (DIMS, posx.Dims(3, 4, 5, 1, 8), posx.Dims(8, 8, 8, 1, 8, num_kv_heads=4)):
-        called = check_hooks(Chain((Rope(rotary_dim=2), Shaw(2))), dims)
+        called = hook_shapes(Chain((Rope(rotary_dim=2), Shaw(2))), dims)
         tokens = {called[hook][0][at].shape[0] for hook, at in (("query", 1), ("key", 1), ("by_distance", 0))}
         others = {1, dims.num_heads, dims.num_kv_heads, dims.head_dim, dims.model_dim}
         assert len(tokens) == 3 and not tokens & others
