@@ -1,11 +1,11 @@
-"""Leaderboard: every encoding of the catalogue at the shape of `novels_cpu`, three seeds each.
+"""Leaderboard: most encodings of the catalogue at the shape of `novels_cpu`, three seeds each.
 
     posx sweep --config leaderboard --workdir runs/leaderboard --config.data.source=PATH/TO/novels
 
 Model, text and training of `novels_cpu`, each encoding at its own rate (`Encoding.about.lr_multiplier`). The preset
 `leaderboard:tuning` found these rates, with a third of the steps and no longer windows, judged as `recipe_cpu` judges.
 An encoding that has several forms stands with each; logit scales stand with RoPE.
-Hardware and time: 4 CPU cores, about five hours (tuning one and a half); the same command goes on.
+Hardware and time: 4 CPU cores, about five hours (tuning one and a half); the same command resumes.
 Expect and read: experiments/leaderboard.
 """
 

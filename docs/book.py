@@ -37,7 +37,7 @@ GROUPS = ("Absolute", "Rotary", "Distance bias", "Content-dependent", "Logit sca
 COMPARED = ("PPL at L", "R_2", "R_8", "R_16", "1 % horizon", "step")
 STUDIES = {
     "train_short_test_long": "The classic ten, to 32 L",
-    "leaderboard": "The whole catalogue, to 16 L",
+    "leaderboard": "Most of the catalogue, to 16 L",
     "stretch": "Trained RoPE models beyond their length",
     "layers": "RoPE in some layers, windows in some",
     "recipe": "Learning rates of position parameters",

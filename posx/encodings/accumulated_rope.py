@@ -42,7 +42,7 @@ class AccumulatedRope(Encoding):
     integer_positions = fact(lambda self: self.random)
     planes = fact(lambda self: f"half_split of {self.head_dim}")
     decayed = fact(lambda self: frozenset() if self.random else frozenset({"steps"}))
-    about = About("arXiv 2606.24975", "further than RoPE in its paper, then degrades; not measured")
+    about = About("arXiv 2606.24975", "further than RoPE in its paper, then degrades; rises as RoPE here")
 
     def resolve(self, dims: Dims) -> Self:
         check_pairs("accumulated_rope", dims)

@@ -41,7 +41,7 @@ class Darope(Encoding):
     planes = fact(lambda self: f"half_split of {self.head_dim}")
     decayed = frozenset({"w"})
     about = About(
-        "arXiv 2609.34556", "beyond L slow planes nearly stand still; to 4 L as HoPE in its paper, not measured here"
+        "arXiv 2609.34556", "slow planes nearly stand still; rises from 1.25 L here, to 4 L as HoPE in its paper"
     )
 
     def resolve(self, dims: Dims) -> Self:

@@ -34,9 +34,7 @@ class Gape(Encoding):
     reads_raw_keys = True
     causal_only = True  # a later key would gain with its distance
     decayed = frozenset({"w_g", "w_l"})
-    about = About(
-        "arXiv 2605.10414", "linear as ALiBi but for landmark keys; sharper to 4 L in its paper, not measured here"
-    )
+    about = About("arXiv 2605.10414", "linear as ALiBi but for landmark keys; beside RoPE flat to 16 L here")
 
     def resolve(self, dims: Dims) -> Self:
         return self.fill_open(original_len=dims.train_len)
