@@ -23,7 +23,6 @@ from posx.contract import Dims, Encoding, tabulated
 from posx.contract.sizes import check_params, named
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Spec
-from posx.errors import ConfigError
 from posx.layers import ACTIVATIONS, dropout, embedded, fold_in, layer_norm, linear, rms_norm, token_ids
 
 
@@ -282,8 +281,6 @@ class Model:
         few free slots. Under `jit` neither is known, and all logits are NaN from then on.
         """
         tokens = token_ids(tokens, "[b, t]", vocab_size=self.vocab_size)
-        if (rows := cache.idx.shape[0]) != len(tokens):
-            raise ConfigError(f"tokens have {len(tokens)} rows, but the cache has {rows}. Make it with as many rows.")
         pos, idx = (jnp.broadcast_to(known(n, x, tokens.shape), tokens.shape) for n, x in (("pos", pos), ("idx", idx)))
         cache = advance(cache, pos, idx)
         decoder = self._decoder(params)

@@ -22,7 +22,7 @@ from posx.machine.platforms import platform, traced_for
 from posx.model import make_model
 from posx.testing.subject import KNOWN, LENGTH, even_tiles
 from posx.training.step import init_state, train_step, train_steps
-from tests.encodings.cases import CASES, DIMS, FEW, SPECS, STRUCTURAL, WAYS, first
+from tests.encodings.cases import APART, CASES, DIMS, FEW, SPECS, STRUCTURAL, WAYS, first
 from tests.lowered import ACCELERATORS, EVERY, SIZES, faults, lowered, shape_of
 from tests.test_architecture import FILES
 from tests.tiny import environment
@@ -70,8 +70,12 @@ def test_attention_is_lowered_for_accelerators(case, platform):
         assert not faults(lowered(function, platform, params, *vectors, x, slots)), executor
 
 
-@pytest.mark.parametrize("case", first(STRUCTURAL, FEW))
-def test_a_cached_step_is_lowered_for_accelerators(case):
+@pytest.mark.parametrize(
+    ("case", "platform"),
+    [pytest.param(case, "cuda", marks=() if case in FEW else pytest.mark.slow) for case in (*STRUCTURAL, *APART)]
+    + [pytest.param("rope", "tpu", marks=pytest.mark.slow)],
+)
+def test_a_cached_step_is_lowered_for_accelerators(case, platform):
     model = make_model(
         ModelConfig(1, DIMS.model_dim, DIMS.num_heads, DIMS.num_kv_heads, DIMS.head_dim), SPECS[case], 7, 32
     )
@@ -80,7 +84,7 @@ def test_a_cached_step_is_lowered_for_accelerators(case):
         return model.cached(params, tokens, cache.filled[None], cache.filled[None], cache)
 
     cache = jax.eval_shape(lambda: model.empty_cache(ROWS, LENGTH))
-    assert not faults(lowered(step, "cuda", model.abstract(), shape_of(ROWS, 1, dtype="int32"), cache))
+    assert not faults(lowered(step, platform, model.abstract(), shape_of(ROWS, 1, dtype="int32"), cache))
 
 
 @every_accelerator

@@ -185,6 +185,8 @@ def test_prefill_refuses_a_cache_with_tokens():
     _, cache = prefill(model, params, tokens, model.empty_cache(1, 16), chunk=4)
     with pytest.raises(ConfigError, match="idx must grow from token to token"):
         prefill(model, params, tokens, cache, chunk=4)
+    with pytest.raises(ConfigError, match="tokens have 1 rows, but the cache has 2"):
+        prefill(model, params, tokens, model.empty_cache(2, 16), chunk=4)
 
 
 def test_prompts_that_are_no_token_ids_are_refused():

@@ -64,6 +64,8 @@ class Cache(NamedTuple):
 
     def check_orders(self, idx: Any) -> None:
         """Raise ConfigError if orders [b, t] are known not to continue those in the cache, with padding first."""
+        if (rows := self.idx.shape[0]) != len(idx):
+            raise ConfigError(f"tokens have {len(idx)} rows, but the cache has {rows}. Make it with as many rows.")
         if isinstance(idx, jax.core.Tracer) or isinstance(self.idx, jax.core.Tracer):
             return
         rows = np.concatenate([np.asarray(self.idx)[:, : int(self.filled)], np.asarray(idx)], axis=1)

@@ -11,7 +11,7 @@ from posx.plots.groups import Curve
 from posx.plots.rows import PER_POSITION, Row, Run
 from posx.plots.rows import perplexity as perplexity_of
 
-#: A protocol with its stride, and a window in tokens.
+#: A protocol with its stride (None if it follows from the window), and a window in tokens.
 Place = tuple[str, int | None, int]
 
 
@@ -44,8 +44,7 @@ def verdicts(stored: Iterable[Row], curves: Sequence[Curve]) -> tuple[list[Verdi
     by_run: dict[Run, dict[Place, Row]] = {}
     for row in stored:
         if row["protocol"] != PER_POSITION:
-            stride = row.get("stride") if row["protocol"] in (Sliding.name, HfStrided.name) else None
-            by_run.setdefault(row.run, {})[row["protocol"], stride, row["eval_len"]] = row
+            by_run.setdefault(row.run, {})[row["protocol"], _stride(row), row["eval_len"]] = row
     found, reasons = list[Verdict](), dict[str, None]()
     for (n, one), (m, other) in itertools.combinations(enumerate(curves), 2):
         shared = set.intersection(*(set(by_run.get(run, ())) for run in (*one.runs, *other.runs)))
@@ -58,6 +57,13 @@ def verdicts(stored: Iterable[Row], curves: Sequence[Curve]) -> tuple[list[Verdi
         if not shared:
             reasons[f"{one.label} and {other.label} have no protocol and window in common"] = None
     return found, list(reasons)
+
+
+def _stride(row: Row) -> int | None:
+    """Return the stride of a row, None if it follows from its window."""
+    own = HfStrided().stride_at(row["eval_len"], ())
+    chosen = row["protocol"] == Sliding.name or (row["protocol"] == HfStrided.name and row.get("stride") != own)
+    return row.get("stride") if chosen else None
 
 
 def _unlike(ours: Sequence[Row], theirs: Sequence[Row]) -> str:

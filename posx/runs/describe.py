@@ -232,12 +232,8 @@ def _activations(run: RunConfig, model: Model, data: int = 1, heads: int = 1, ag
 def _model_of(run: RunConfig) -> Model:
     """Return the model of a run whose text is not read yet."""
     known = {"bytes": ByteTokenizer.vocab_size, "bpe": run.data.vocab_size}
-    return model_of(run, known.get(run.data.tokenizer) or _vocab_size(run.data.tokenizer))
-
-
-@functools.cache  # the runs of a sweep share tokenizers
-def _vocab_size(tokenizer: str) -> int:
-    return load_tokenizer(tokenizer).vocab_size
+    tokenizer = run.data.tokenizer
+    return model_of(run, known[tokenizer] if tokenizer in known else load_tokenizer(tokenizer).vocab_size)
 
 
 @functools.cache  # the runs of a sweep share models

@@ -61,8 +61,8 @@ def all_close(found, wanted, tolerance):
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=0, atol=tolerance * size), found, wanted)
 
 
-#: One of each way through the formula, and those with rules of their own; the others are slow only in their number.
-QUICK = ("rope", "deberta", "fox", "dape")
+#: A running sum with a rule of its own, terms by distance, gates and whole scores. The others are slow in their number.
+QUICK = ("selective_rope", "deberta", "fox", "dape")
 #: Encodings that act on embeddings alone run the program of `nope`.
 ACTING = [name for name in posx.ENCODINGS if posx.contract.acting(posx.build(name, DIMS)) != ("embed",)]
 

@@ -12,7 +12,7 @@ import posx
 from posx.attention import batch_features, seen_by
 from posx.attention.blockwise import Tiling, blockwise
 from posx.contract import acting, distance_terms
-from tests.encodings.cases import CASES, STRUCTURAL, WAYS, params_of, project, projections, tokens
+from tests.encodings.cases import APART, CASES, STRUCTURAL, WAYS, params_of, project, projections, tokens
 
 T, MASK = 9, posx.window(6, sinks=1)
 ORDER = np.arange(T, dtype=np.int32)
@@ -58,7 +58,7 @@ def answers(encoding, params, x, pos, idx, segment, executor):
 IN_TILES = ("shaw", "t5", "rope+alibi", "fox", "xpos", "path")
 CALLS = [
     pytest.param(case, executor, marks=() if case in quick else pytest.mark.slow)
-    for executor, quick in (("dense", WAYS), (small_tiles, IN_TILES)) for case in STRUCTURAL
+    for executor, quick in (("dense", WAYS), (small_tiles, IN_TILES)) for case in (*STRUCTURAL, *APART)
 ]  # fmt: skip
 
 

@@ -63,13 +63,22 @@ def test_compare_counts_the_spread_of_seeds(capsys, tmp_path):
 
 def test_strides_of_one_protocol_are_not_mixed(capsys, tmp_path):
     """Both score the same targets of a window, each with other context."""
-    strided = {"protocol": "hf_strided", "stride": 32}
+    strided = {"protocol": "hf_strided", "stride": 16}
     both, one = put(tmp_path, "alibi", **strided), put(tmp_path, "rope", shift=-0.05, **strided)
-    other = put(tmp_path / "other", "alibi", shift=-0.2, **strided | {"stride": 16})
+    other = put(tmp_path / "other", "alibi", shift=-0.2, **strided | {"stride": 32})
     with open(Path(both) / "eval.jsonl", "a") as file:
         file.write((Path(other) / "eval.jsonl").read_text())
     found = compared(capsys, both, one)
-    assert [(row["stride"], row["word"]) for row in found] == [(32, "worse")] * 2
+    assert [(row["stride"], row["word"]) for row in found] == [(16, "worse")] * 2
+
+
+def test_half_of_each_window_is_no_stride_of_its_own(capsys, tmp_path):
+    for encoding in ("alibi", "rope"):
+        path = Path(put(tmp_path, encoding, protocol="hf_strided")) / "eval.jsonl"
+        rows = [one | {"stride": one["eval_len"] // 2} for one in map(json.loads, path.read_text().splitlines())]
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    code, out, err = tiny.call(capsys, "compare", str(tmp_path))
+    assert code == 0 and out.count("alibi against rope") == 1 and ", stride" not in out, err
 
 
 def test_differences_have_the_intervals_of_text_and_seeds():

@@ -112,8 +112,8 @@ SPECS: dict[str, Any] = {
 #: Resolved, and set for windows of 32 tokens, over which tables are interpolated.
 CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS).at_length(32) for case, spec in SPECS.items()}
 
-#: Between them these take every way through the executors, the cache and the model. Of the others the default tests
-#: check the formula; the rest where tests may be slow.
+#: Between them these take every way through the executors, the cache and the model. Of the other encodings the default
+#: tests check the formula. The rest, and all variants, are where tests may be slow.
 WAYS = (
     "nope", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi", "rope+alibi", "fox", "xpos",
     "cope", "selective_rope", "fire", "learned_sinks",
@@ -121,7 +121,7 @@ WAYS = (
 
 
 #: Of these, the ways that differ most: for tests that compile several programs a case.
-FEW = ("learned", "shaw", "selective_rope", "fox", "cope", "rope+alibi")
+FEW = ("learned", "shaw", "rope", "alibi", "selective_rope", "fox", "cope")
 
 
 def first(cases, ways=WAYS):
@@ -131,6 +131,8 @@ def first(cases, ways=WAYS):
 
 #: Variants of a formula that run through the code of their base case add nothing where only the plumbing is tested.
 STRUCTURAL = [*(case for case in CASES if "-" not in case), "transformer_xl-clamp", "tupe-r"]
+#: Variants that take another way through the executors than their base case.
+APART = ("dape-v2", "dape-rope", "rotated_values-accumulated", "canon-rope", "deberta-c2p")
 
 
 def params_of(encoding: Encoding, dtype=np.float32, seed: int = 0) -> dict[str, np.ndarray]:

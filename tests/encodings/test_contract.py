@@ -12,7 +12,6 @@ from posx.testing import CHECKS, check_encoding
 from tests.encodings.cases import (
     CASES,
     DIMS,
-    FEW,
     STRUCTURAL,
     first,
     layer_outputs,
@@ -48,7 +47,7 @@ def test_every_registered_encoding_has_a_case():
 
 
 #: The default tests run the whole contract on these, and check the formula of every other encoding.
-WHOLE = (*FEW, "xpos")
+WHOLE = ("learned", "shaw", "selective_rope", "fox", "cope", "rope+alibi", "xpos")
 
 
 @pytest.mark.parametrize("case", first(CASES, WHOLE))
@@ -77,7 +76,7 @@ def checks_of_formula(case):
     return ["hooks", "reference", *(own or learned)]
 
 
-@pytest.mark.parametrize("case", [case for case in STRUCTURAL if case not in WHOLE])
+@pytest.mark.parametrize("case", [case for case in (*STRUCTURAL, "xpos-interleaved") if case not in WHOLE])
 def test_every_formula_is_that_of_its_reference(case):
     keeps(case, checks_of_formula(case))
 
