@@ -292,16 +292,18 @@ def look(rule: str) -> dict[str, Any]:
 
 
 def draw(axis: Any, subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Draw the rules of one model, and return {rule: line}."""
+    """Draw the rules of one model, and return {rule: line}. A length of several subjects is that of the first."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    drawn = {}
-    for subject in subjects:
+    ratios: dict[str, dict[float, float]] = {}
+    for subject in reversed(subjects):
         rows, length = rows_of(subject), subject.train_len
-        for rule in ordered(subject, rows):
-            values = {n / length: rows[rule, n]["nll"] for n in subject.lengths if (rule, n) in rows}
-            ratios = [math.exp(nll - rows[AS_TRAINED, length]["nll"]) for nll in values.values()]
-            (drawn[rule],) = axis.plot(list(values), ratios, marker="o", markersize=4, **look(rule))
+        for (rule, n), row in rows.items():
+            ratios.setdefault(rule, {})[n / length] = math.exp(row["nll"] - rows[AS_TRAINED, length]["nll"])
+    drawn = {}
+    for rule, values in ratios.items():
+        points = sorted(values.items())
+        (drawn[rule],) = axis.plot(*zip(*points, strict=True), marker="o", markersize=4, **look(rule))
     ticks = sorted({n / subject.train_len for subject in subjects for n in subject.lengths})
     axis.axvline(1, color="grey", linestyle="--", linewidth=0.8)
     axis.axhline(1, color="grey", linewidth=0.8)
