@@ -30,7 +30,9 @@ def small_tiles(monkeypatch):
 
 
 def random_like(tree):
-    return jax.tree.map(lambda a: RNG.standard_normal(a.shape), tree)
+    """The same numbers whichever tests run before."""
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda a: rng.standard_normal(a.shape), tree)
 
 
 def loss(encoding, executor, args):
@@ -108,7 +110,7 @@ def test_second_derivatives_of_every_rule_by_hand(name):
     """Reverse mode twice, and forward mode over reverse where there is one, against central differences."""
     function, args = RULES[name]
     # `linear` gives float32, whatever its operands.
-    direction, (step, tolerance) = random_like(args), (1e-2, 1e-3) if name == "linear" else (1e-5, 1e-6)
+    direction, (step, tolerance) = random_like(args), (3e-3, 1e-3) if name == "linear" else (1e-5, 1e-6)
 
     grad = jax.jit(jax.grad(lambda args: jnp.sin(function(*args)).sum()))
 
@@ -125,7 +127,7 @@ def test_second_derivatives_of_every_rule_by_hand(name):
 def test_other_ways_to_the_same_derivatives():
     """`linearize`, `jacfwd`, and second derivatives by reverse mode twice and by forward mode in reverse."""
     encoding = posx.build("t5", DIMS)
-    table = RNG.standard_normal((encoding.num_buckets, H))
+    table = random_like(np.zeros((encoding.num_buckets, H)))
 
     def of(table, executor="dense"):
         return loss(encoding, executor, ({"table": table}, *QKV))
