@@ -20,8 +20,8 @@ if "jax-first" in sys.argv:
 import posx
 
 WAYS = (
-    "nope", "sinusoidal", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi", "kerple",
-    "fire", "xpos", "pope", "ssmax", "cope", "dape", "key_offset", "fox", "inkling", "selective_rope", "path",
+    "nope", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi", "xpos", "cope", "dape",
+    "key_offset", "fox", "selective_rope", "path",
 )  # fmt: skip
 B, T, H, D = 2, 33, 2, 64  # 33 rows: whole tiles of a kernel and a remainder
 DIMS = posx.Dims(model_dim=H * D, num_heads=H, head_dim=D, num_layers=1, train_len=T)
