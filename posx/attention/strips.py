@@ -25,6 +25,9 @@ class Table(NamedTuple):
     rows: jax.Array
     factor: float
 
+    def __call__(self, distance: jax.Array) -> jax.Array:
+        return rows_at(self.rows, distance).swapaxes(0, 1) * self.factor
+
     def products(self, vectors: jax.Array, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
         """Return <vectors_i, term at pos_i - pos_j> [b, h, q, k]. Numbers are read by distance, and not vectors."""
         (b, h, q, d), k = vectors.shape, k_pos.shape[1]
@@ -36,7 +39,7 @@ class Table(NamedTuple):
 
 #: A term by distance of a tile. A strip has numbers [h or 1, a + n] or vectors [h or 1, a + n, d] over the distances
 #: a-1, a-2, ..., or one entry that holds for all. A function maps signed distances [n] to vectors [n, h or 1, d].
-Term = jax.Array | Callable[[jax.Array], jax.Array]
+Term = jax.Array | Table | Callable[[jax.Array], jax.Array]
 
 
 @jax.custom_vjp
@@ -194,12 +197,12 @@ strip_products.defvjp(lambda *given: (strip_products(*given), given[:2]), _produ
 strip_sums.defvjp(lambda *given: (strip_sums(*given), given), _sums_backward)
 
 
-def products(vectors: jax.Array, term: Term | Table, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+def products(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     """Return <vectors_i, term at pos_i - pos_j> [b, h, q, k] of vectors [b, h, q, d] and pos [b or 1, t]."""
-    if isinstance(term, Table):
-        return term.products(vectors, q_pos, k_pos)
     if not callable(term):
         return strip_products(vectors, term, k_pos.shape[1])
+    if isinstance(term, Table):
+        return term.products(vectors, q_pos, k_pos)
 
     def by_range(vectors: jax.Array) -> jax.Array:
         distances = lowest[:, None] + jnp.arange(length, dtype=lowest.dtype)[None, :]

@@ -258,7 +258,7 @@ def value_terms(pairs: Pairs, w: jax.Array) -> jax.Array | None:
     return strips.sums(w, terms["value"], *pairs.pos) if "value" in terms else None
 
 
-def _terms(pairs: Pairs) -> dict[str, Any]:
+def _terms(pairs: Pairs) -> dict[str, strips.Term]:
     """Return the terms of `by_distance` by name, but for its bias, at least float32."""
     encoding, (params, table, _), q = pairs.encoding, pairs.tables, pairs.q.tokens
     dtype = wide_dtype(q.mapped.dtype)
@@ -270,7 +270,7 @@ def _terms(pairs: Pairs) -> dict[str, Any]:
         return (found.T[..., None] if name == "scaled" else found).astype(dtype)
 
     names = distance_terms(encoding, params, pairs.pos[0].dtype)
-    terms: dict[str, Any] = {name: functools.partial(rows, name) for name in names if name != "bias"}
+    terms: dict[str, strips.Term] = {name: functools.partial(rows, name) for name in names if name != "bias"}
     if isinstance(encoding, Tabulated) and "query" in terms:
         terms["query"] = strips.Table(params["by_distance.query"], 1 / math.sqrt(q.vectors.shape[-1]))
     return terms
