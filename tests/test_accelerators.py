@@ -35,11 +35,6 @@ every_encoding = pytest.mark.parametrize("case", first(CASES, posx.ENCODINGS))
 every_accelerator = pytest.mark.parametrize(
     "platform", [pytest.param(name, marks=() if name == "cuda" else pytest.mark.slow) for name in ACCELERATORS]
 )
-on_accelerators = pytest.mark.parametrize(
-    ("case", "platform"),
-    [pytest.param(case, "cuda", marks=() if case in WAYS else pytest.mark.slow) for case in CASES]
-    + [pytest.param(case, "tpu", marks=pytest.mark.slow) for case in posx.ENCODINGS],
-)
 
 
 def attention(encoding, executor, params, q, k, v, x, slots, mask=posx.causal()):
@@ -55,7 +50,11 @@ def attention(encoding, executor, params, q, k, v, x, slots, mask=posx.causal())
     return jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(params, q, k, v, x)
 
 
-@on_accelerators
+@pytest.mark.parametrize(
+    ("case", "platform"),
+    [pytest.param(case, "cuda", marks=() if case in WAYS else pytest.mark.slow) for case in CASES]
+    + [pytest.param(case, "tpu", marks=pytest.mark.slow) for case in posx.ENCODINGS],
+)
 def test_attention_is_lowered_for_accelerators(case, platform):
     encoding = CASES[case]
     params = abstract_params(encoding, DIMS)

@@ -112,8 +112,8 @@ SPECS: dict[str, Any] = {
 #: Resolved, and set for windows of 32 tokens, over which tables are interpolated.
 CASES: dict[str, Encoding] = {case: posx.build(spec, DIMS).at_length(32) for case, spec in SPECS.items()}
 
-#: Between them these take every way through the executors, the cache and the model. Of the other encodings the default
-#: tests check the formula. The rest, and all variants, are where tests may be slow.
+#: These cases take every way through the executors, the cache and the model. The default tests check the formula of
+#: every other encoding. The slow tests check everything else, and all variants.
 WAYS = (
     "nope", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi", "rope+alibi", "fox", "xpos",
     "cope", "selective_rope", "fire", "learned_sinks",

@@ -118,8 +118,16 @@ def test_rolling_needs_its_prefix_before_every_document():
         evaluate(log_probs, [EOS, EOS], "lm_eval_rolling", [8])
 
 
-@pytest.mark.parametrize(("length", "stride"), [(8, 4), (8, 3), (8, 1), (16, 16), (8, 8), (2, 1)])
-@pytest.mark.parametrize("size", [2, 8, 9, 13, len(STREAM)])
+@pytest.mark.parametrize(
+    ("length", "stride"),
+    [
+        *[(8, 4), (8, 3), (8, 1), (16, 16), (8, 8), (2, 1)],
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((8, 7), (16, 8))),
+    ],
+)
+@pytest.mark.parametrize(
+    "size", [2, 8, 9, 13, len(STREAM), *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 12, 48, 55))]
+)
 def test_strided_equals_the_recipe(length, stride, size):
     text = STREAM[20 : 20 + size]
     if len(text) % length == 1 and stride == length:  # the recipe is NaN: its last window has no target

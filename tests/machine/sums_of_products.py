@@ -21,7 +21,7 @@ import posx
 
 WAYS = (
     "nope", "learned", "shaw", "transformer_xl", "t5", "tupe", "deberta", "rope", "alibi", "xpos", "cope", "dape",
-    "key_offset", "fox", "selective_rope", "path",
+    "ssmax", "key_offset", "fox", "selective_rope", "path",
 )  # fmt: skip
 B, T, H, D = 2, 33, 2, 64  # 33 rows: whole tiles of a kernel and a remainder
 DIMS = posx.Dims(model_dim=H * D, num_heads=H, head_dim=D, num_layers=1, train_len=T)
