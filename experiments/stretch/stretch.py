@@ -170,6 +170,7 @@ def peer(folder: Path, text: str) -> None:
     from posx.config import DataConfig
     from posx.data import load_tokenizer, prepare
     from posx.evaluation.protocols import Nonoverlapping
+    from posx.runs.changes import under
     from posx.runs.evaluate import model_log_probs
     from posx.runs.folder import RunFolder
     from posx.runs.load import load_model
@@ -192,7 +193,7 @@ def peer(folder: Path, text: str) -> None:
             return found.gather(2, torch.from_numpy(tokens[:, 1:, None].astype(np.int64)))[..., 0]
 
         trained, params, _, _ = load_model(RunFolder(folder / SMOLLM2.name))
-        config = RunFolder(folder / SMOLLM2.name).read_config().under(SMOLLM2.rules[name][0])
+        config = under(RunFolder(folder / SMOLLM2.name).read_config(), SMOLLM2.rules[name][0])
         model = dataclasses.replace(trained, encodings=config.layers)
         for library, function in (("posx", model_log_probs(model, params)), ("transformers", log_probs)):
             for row in posx.evaluation.evaluate(function, stream, protocol, [1024, 2048], batch_tokens=4096):

@@ -94,11 +94,12 @@ _OWN: dict[str, Command] = {
         ("Protocols and intervals", "docs/guides/protocols.md"),
         {
             **MEASURING,
-            "encoding": ("", "encodings to put in place of the trained one, as 'rope(frequencies=yarn(factor=4))'"),
-            "masks": (
+            "encoding": (
                 "",
-                "masks to put in place of the trained ones, as model.mask_policy: 'window(size=64, sinks=4)'",
+                "fields to change in the trained encoding, 'frequencies=yarn(factor=4)', or others in its place",
             ),
+            "masks": ("", "masks in place of the trained ones, as model.mask_policy: 'window(size=64, sinks=4)'"),
+            "layers": ("", "layers that --encoding and --masks change: all, full (those without a window) or window"),
             **_TOGETHER,
             "jobs": _JOBS,
             "json": (False, "print the rows as JSON lines; draw nothing"),

@@ -26,6 +26,7 @@ from posx.machine.devices import mesh_of, use_every_core
 from posx.machine.guard import start_devices
 from posx.progress import by_reason, say
 from posx.runs import text
+from posx.runs.changes import differences, under
 from posx.runs.checks import check_stream, checked, say_unused
 from posx.runs.folder import RunFolder, name_of, runs_in, typed_path
 from posx.runs.load import unpacked
@@ -63,6 +64,10 @@ def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
         words |= {f"--stride={values['stride']}": "eval.stride"} if values["stride"] is not None else {}
         say_unused((request.asked for request in requests), words)
     for request in requests:
+        if request.parent:
+            name = request.folder.path.name
+            for line in differences(request.run, request.parent.read_config()):
+                say(f"{name}: {line}")
         if request.parent and not values["dry_run"]:
             request.folder.take_weights(request.parent, request.run)
     measured: Measured = {}
@@ -121,12 +126,14 @@ def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolde
     elif not folder.is_borrowed:
         own = folder.read_config()
         for text in texts or [""]:
-            run = own.under(text, masks)
-            if (run.layers, run.model) == (own.layers, own.model):
+            run = under(own, text, masks, values["layers"])
+            if run is own:
+                asked = " and ".join([*([text] if text else []), *masks])
+                say(f"notice: {folder.path.name}: {asked} changes nothing, so its rows are those of the run itself")
                 yield folder, own, None
             else:
-                changes = [*([run.encoding] if text else []), *(run.model.mask_policy if masks else [])]
-                yield folder.child(changes), run, folder
+                words = [*([run.encoding] if text else []), *(run.model.mask_policy if masks else [])]
+                yield folder.child(words + [f"layers={values['layers']}"] * bool(values["layers"])), run, folder
 
 
 def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: RunFolder | None) -> Request:

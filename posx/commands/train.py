@@ -26,6 +26,7 @@ from posx.machine.devices import mesh_of, use_every_core
 from posx.machine.guard import start_devices
 from posx.progress import say
 from posx.runs import environment
+from posx.runs.changes import differences
 from posx.runs.checks import check_work_folder, checked, say_unused
 from posx.runs.describe import describe
 from posx.runs.folder import RunFolder, run_in
@@ -77,6 +78,8 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
             )
         held = parent.read_config()
         run = dataclasses.replace(run, parent=held.as_parent() | {"step": str(step)})
+        for line in differences(run, held) if len(run.layers) == len(held.layers) else ():
+            say(f"notice: --from={values['from']}: {line}")
         values_there = (value for encoding in run.layers for value in values_in(encoding))
         if any(getattr(value, "original_len", 0) > held.train.length for value in values_there):
             say(

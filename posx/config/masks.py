@@ -11,8 +11,11 @@ from posx.fields import typed
 MASKS = {"causal": (), "window": ("size", "sinks")}
 
 
-def mask_of(text: str) -> Mask:
-    """Return the mask that a text names: causal, window(size=512), window(size=512, sinks=4). Raises ConfigError."""
+def mask_of(text: str, over: Mask = causal()) -> Mask:
+    """Return the mask that a text names: causal, window(size=512), window(size=512, sinks=4).
+
+    Fields of a window that the text does not name are as in the mask `over`. Raises ConfigError.
+    """
     spec = parse(text)
     name, given = (
         (spec["name"], {key: spec[key] for key in spec if key != "name"}) if isinstance(spec, dict) else ("", {})
@@ -21,7 +24,8 @@ def mask_of(text: str) -> Mask:
         raise ConfigError(f"mask {text!r} is unknown. The masks are: causal, window(size=512, sinks=4).")
     if name == "causal":
         return causal()
-    size, sinks = (typed(given.get(key, 0), int, f"mask {text!r}: {key}") for key in MASKS[name])
+    trained = {"size": over.window, "sinks": over.sinks}
+    size, sinks = (typed(given.get(key, trained[key]), int, f"mask {text!r}: {key}") for key in MASKS[name])
     if size < 1:
         raise ConfigError(f"mask {text!r}: size must be at least 1. Give window(size=512, sinks={sinks}).")
     return window(size, sinks)

@@ -23,7 +23,7 @@ from posx.config.sections import (
     cycle_of,
     sweep_section,
 )
-from posx.contract import Value, abstract_params
+from posx.contract import Value
 from posx.encodings import CHAIN, Chain, Dims, Encoding, code_of, encoding_name, from_spec, spec_of, spec_text
 from posx.encodings.rates import Rates, from_json, multipliers_in_rows, rates_of_layers, to_json
 from posx.errors import ConfigError, in_one_line
@@ -109,32 +109,6 @@ class RunConfig:
         a, b = self.settings, other.settings
         paths = sorted(path for path in a.keys() | b.keys() if a.get(path) != b.get(path))
         return [f"{path}: {a.get(path)!r} -> {b.get(path)!r}" for path in paths]
-
-    def under(self, encoding: str, masks: tuple[str, ...] = ()) -> RunConfig:
-        """Return the run that has the weights of this one under another encoding and other masks, as texts.
-
-        Raises ConfigError if a text is wrong, or if the parameters of the encodings do not fit each other.
-        """
-        if encoding and "encoding" not in self.model.layer_policy:
-            raise ConfigError(
-                f"{encoding} would be in no layer: model.layer_policy={','.join(self.model.layer_policy)}."
-            )
-        asked = {**self.asked, "encoding": _plain_values(encoding_section(encoding or self.encoding).to_dict())}
-        model = dataclasses.replace(self.model, mask_policy=masks or self.model.mask_policy)
-        if problems := model.problems():
-            raise ConfigError(in_one_line(problems))
-        asked["model"] = {**asked["model"], "mask_policy": list(model.mask_policy)}
-        layers = self.model.encodings(asked["encoding"], self.train.length)
-        for new, old in dict.fromkeys(zip(layers, self.layers, strict=True)):
-            wanted, given = (_shapes(one, self.dims) for one in (new, old))
-            if wanted != given:
-                raise ConfigError(
-                    f"{spec_text(encoding)} needs the parameters {wanted or 'none'}, but {self.encoding} has learned "
-                    f"{given or 'none'}. Use an encoding with the same parameters, or train on with posx train --from."
-                )
-        rates = rates_of_layers(layers, self.dims, self.train.position_lr_multiplier)
-        changed: dict[str, Any] = {"layers": layers, "model": model.resolved(), "rates": rates, "code": code_of(layers)}
-        return dataclasses.replace(self, **changed, asked=asked, parent=self.as_parent())
 
     def code_changes(self) -> str:
         """Say which of a stored run's own encodings have other code by now; "" if none has."""
@@ -242,12 +216,6 @@ def encoding_section(text: str) -> ConfigDict:
 
 def _digest(settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _shapes(encoding: Encoding, dims: Dims) -> dict[str, Any]:
-    """Return the shapes of an encoding's parameters by name; those of all layers together are named "shared NAME"."""
-    arrays = abstract_params(encoding, dims)
-    return {f"shared {name}" if name in encoding.shared else name: array.shape for name, array in arrays.items()}
 
 
 def _typable(value: Any) -> Any:

@@ -65,18 +65,18 @@ class Value:
         """
         sizes = dataclasses.asdict(dims) | {"num_kv_heads": dims.kv_heads}
         own = {field.name: sizes[field.name] for field in dataclasses.fields(self) if field.name in sizes}
-        return self._with_inner(lambda inner: inner.resolve(dims)).fill_open(**own)
+        return self.with_inner(lambda inner: inner.resolve(dims)).fill_open(**own)
 
     def at_length(self, length: int) -> Self:
         """Return the value to use for windows of `length` tokens; parameters stay the same."""
-        return self._with_inner(lambda inner: inner.at_length(length))
+        return self.with_inner(lambda inner: inner.at_length(length))
 
     def fill_open(self, **defaults: Any) -> Self:
         """Return the value with `defaults` in those of the named fields that are None."""
         opened = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **opened) if opened else self
 
-    def _with_inner(self, change: Callable[[Any], Any]) -> Self:
+    def with_inner(self, change: Callable[[Any], Any]) -> Self:
         """Return the value with `change` applied to the values in its fields."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
         found = jax.tree.map(lambda inner: change(inner) if isinstance(inner, Value) else inner, given)

@@ -28,8 +28,9 @@ from posx.encodings.fope import Fope
 from posx.encodings.fox import Fox
 from posx.encodings.frequencies import RULES, FrequencyRule
 from posx.encodings.gape import Gape
-from posx.encodings.grammar import parse, unparse
+from posx.encodings.grammar import parse, parse_field, unparse
 from posx.encodings.grape_a import GrapeA
+from posx.encodings.inheritance import check_change, inherited
 from posx.encodings.inkling import Inkling
 from posx.encodings.kerple import Kerple
 from posx.encodings.key_offset import KeyOffset
@@ -152,8 +153,12 @@ def build(spec: Spec, dims: Dims) -> Encoding:
     return resolved
 
 
-def from_spec(spec: Spec, kind: type[Value] = Encoding) -> Any:
-    """Return the value of a kind that `spec` names, with its open fields still open. Raises ConfigError as `build`."""
+def from_spec(spec: Spec, kind: type[Value] = Encoding, over: Value | None = None) -> Any:
+    """Return the value of a kind that `spec` names, with its open fields still open.
+
+    Fields that the spec does not name are their defaults, or as in the value `over` (see `inherited`). Raises
+    ConfigError as `build`.
+    """
     if isinstance(spec, Value):
         return spec
     if isinstance(spec, str):
@@ -164,21 +169,59 @@ def from_spec(spec: Spec, kind: type[Value] = Encoding) -> Any:
         if spec == {"name": CHAIN}:
             raise ConfigError(f"{CHAIN!r} alone is no encoding. Write the parts of a chain with +, such as rope+alibi")
         cls = encoding_class(name) if kind is Encoding else _class_of(name, kind)
-        return _called(f"{noun} {name!r}", cls, **_fields_of(cls, noun, spec))
+        return _called(f"{noun} {name!r}", cls, **_fields_of(cls, noun, spec, inherited(cls, over) if over else {}))
     if isinstance(spec, Sequence) and kind is Encoding:
-        return Chain(tuple(from_spec(part) for part in spec))
+        parts = tuple(from_spec(part, over=over) for part in spec)
+        if isinstance(over, Chain) and any(over in values_in(part) for part in parts):
+            raise ConfigError(f"{unparse(spec)}: a part would hold the whole chain {spec_text(over)}. Write it out.")
+        return Chain(parts)
     forms = "an encoding is a name, a mapping or a list" if kind is Encoding else f"a {noun} is a name or a mapping"
     raise ConfigError(f"{forms}, not {type(spec).__name__}")
 
 
-def _fields_of(cls: type, noun: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+def changed(text: str, trained: Encoding) -> Encoding:
+    """Return the encoding that `text` makes of a trained one, with open fields still open.
+
+    A spec changes the fields that it names, as `rope(base=500000)`. A field alone, as `base=500000`, is changed in the
+    one value inside `trained` that has it.
+
+    Raises:
+      ConfigError: as `build`, or if what the text does not name would change (see `check_change`).
+    """
+    fields = parse_field(text)
+    if fields is None:
+        spec = parse(text)
+        new = from_spec(spec, over=trained)
+        check_change(new, trained, spec if isinstance(spec, Mapping) else ())
+        return new
+    (name,) = fields
+    owners = [value for value in values_in(trained) if name in {field.name for field in dataclasses.fields(value)}]
+    if len(owners) != 1:
+        known = dict.fromkeys(f.name for value in values_in(trained) for f in dataclasses.fields(value) if f.init)
+        parts = " and ".join(map(encoding_name, owners))
+        problem = f"{parts} have this field. Write out the whole spec" if owners else "there is no such field"
+        near = "" if owners else nearest(name, list(known))
+        raise ConfigError(f"{text} on {spec_text(trained)}: {problem}. {near}The fields are: {', '.join(known)}.")
+    (owner,) = owners
+    kind = next(kind for kind in _REGISTRIES if isinstance(owner, kind))
+    new = from_spec({"name": encoding_name(owner), **fields}, kind, over=owner)
+
+    def replaced(value: Value) -> Value:
+        return new if value is owner else value.with_inner(replaced)
+
+    return replaced(trained)  # type: ignore[return-value]
+
+
+def _fields_of(cls: type, noun: str, spec: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a spec as values; those that it does not name are as in `old`."""
     given = {key: value for key, value in spec.items() if key != "name"}
-    typed = typed_fields(cls, given, f"{noun} {spec['name']!r}", "encoding.")
+    kept = {key: value for key, value in old.items() if key not in given}
+    typed = kept | typed_fields(cls, given, f"{noun} {spec['name']!r}", "encoding.")
     needed = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING and field.init]
     if missing := [name for name in needed if name not in typed]:
         raise ConfigError(f"{noun} {spec['name']!r} needs {missing[0]}. Write {spec['name']}({missing[0]}=...).")
     hints = typing.get_type_hints(cls)
-    return {key: _nested(value, hints[key]) for key, value in typed.items()}
+    return {key: _nested(value, hints[key], old.get(key)) for key, value in typed.items()}
 
 
 def spec_of(encoding: Encoding) -> dict[str, Any] | list[Any]:
@@ -215,15 +258,15 @@ def _name(spec: Mapping[str, Any]) -> str:
     return spec["name"]
 
 
-def _nested(value: Any, hint: Any) -> Any:
-    """Return the value of a field of type `hint`. Specs in it become values."""
+def _nested(value: Any, hint: Any, old: Any) -> Any:
+    """Return the value of a field of type `hint`. Specs in it become values, over the `old` one if there is one."""
     kinds = [kind for kind in (hint, *typing.get_args(hint)) if isinstance(kind, type) and issubclass(kind, Value)]
     if not kinds:
         return value
     registry = next(kind for kind in _REGISTRIES if issubclass(kinds[0], kind))
     if typing.get_origin(hint) is tuple:
         return tuple(from_spec(item, registry) for item in value)
-    made = from_spec(value, registry)
+    made = from_spec(value, registry, old)
     if isinstance(hint, type) and not isinstance(made, hint):
         raise ConfigError(f"{encoding_name(made)!r} is given, but an encoding of the kind {hint.__name__} is expected.")
     return made
@@ -245,5 +288,5 @@ __all__ = [
     "Fire", "Fope", "Fox", "FrequencyRule", "Gape", "GrapeA", "Inkling", "Kerple", "KeyOffset", "Learned",
     "LearnedSinks", "Llama4Temperature", "LogLength", "Nape", "Nope", "Path", "Pope", "Rope", "RotatedValues",
     "Sandwich", "SelectiveRope", "SelfExtend", "Shaw", "Sinusoidal", "Ssmax", "TransformerXL", "Tupe", "Xpos",
-    "build", "code_of", "encoding_class", "encoding_name", "from_spec", "spec_of", "spec_text",
+    "build", "changed", "code_of", "encoding_class", "encoding_name", "from_spec", "spec_of", "spec_text",
 ]  # fmt: skip

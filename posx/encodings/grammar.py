@@ -21,6 +21,7 @@ from posx.errors import ConfigError
 
 #: Replaces the colon of "my_module:MyEncoding" while Python reads the text: a letter that nobody types.
 _COLON = "\u02d0"
+_FIELD = re.compile(r"\s*[^\W\d]\w*\s*=(?!=)")
 _OWN_CLASS = re.compile(r"(?<=\w):(?=[^\W\d])")
 
 
@@ -38,6 +39,19 @@ def parse(text: str) -> dict[str, Any] | list[Any]:
         place = (getattr(error, "offset", None) or 1) - 1
         raise _unreadable(text, text.strip()[place:] or "its end", "this is no encoding") from None
     return _encoding(tree, text)
+
+
+def parse_field(text: str) -> dict[str, Any] | None:
+    """Return {field: value} of a text such as "frequencies=yarn(factor=4)"; None if the text is a whole spec.
+
+    Raises ConfigError.
+    """
+    if not _FIELD.match(text):
+        return None
+    spec = parse(f"field({text})")
+    if not isinstance(spec, dict) or len(spec) != 2:
+        raise _unreadable(text, text, "give one field, such as base=500000")
+    return {name: value for name, value in spec.items() if name != "name"}
 
 
 def _encoding(tree: ast.expr, text: str) -> dict[str, Any] | list[Any]:

@@ -99,8 +99,9 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
     tokenizer, rows, length = BpeTokenizer(source.tokenizer), sizes["vocab_size"], sizes["max_position_embeddings"]
     if tokenizer.vocab_size > rows:
         raise DataError(f"{whose}: the tokenizer has {tokenizer.vocab_size:,} ids, but the model {rows:,} rows.")
-    last = encodings[-1]
-    settings = base_config(spec_text(last))
+    # A rule that is put on the model later acts on its layers without a window.
+    main = next((one for one, window in zip(encodings, windows, strict=True) if window is None), encodings[-1])
+    settings = base_config(spec_text(main))
     settings.model.update(chosen)
     settings.model.update({
         "num_layers": sizes["num_hidden_layers"], "model_dim": m, "num_heads": h,
@@ -110,7 +111,7 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
         "tied": bool(config.get("tie_word_embeddings", False)),
         "norm_eps": typed(config.get("rms_norm_eps", 1e-6), float, "rms_norm_eps"),
         "parallel": bool(config.get("use_parallel_residual", False)),
-        "layer_policy": cycle_of(tuple("encoding" if one == last else spec_text(one) for one in encodings)),
+        "layer_policy": cycle_of(tuple("encoding" if one == main else spec_text(one) for one in encodings)),
         "mask_policy": cycle_of(tuple(_mask(window) for window in windows)),
     })  # fmt: skip
     settings.data.tokenizer = str(folder.tokenizer_file)

@@ -227,10 +227,14 @@ def test_evaluate_puts_other_encodings_on_trained_weights(capsys, workdir):
     """Each is a run of its own beside the trained one. Its rows name the run whose weights they measure."""
     before = {path: path.read_bytes() for path in workdir.glob("*.json*")}
     trained = tiny.rows(workdir / "eval.jsonl")
-    buckets = json.loads((workdir / "config.json").read_text())["layers"][0]["num_buckets"]
+    fields = json.loads((workdir / "config.json").read_text())["layers"][0]
+    buckets, near = fields["num_buckets"], fields["max_distance"]  # the learned table has as many rows
     one, other = (f"t5(num_buckets={buckets}, max_distance={far})" for far in (30, 40))
-    asked = ["evaluate", f"--workdir={workdir}", f"--encoding={one}, {other}, t5", "--protocol=nonoverlapping"]
-    code, out, _ = tiny.call(capsys, *asked, "--dry_run")
+    texts = "--encoding=t5(max_distance=30), max_distance=40, t5"
+    asked = ["evaluate", f"--workdir={workdir}", texts, "--protocol=nonoverlapping"]
+    code, out, err = tiny.call(capsys, *asked, "--dry_run")
+    assert all(f"max_distance: {near} -> {far}, in all layers" in err for far in (30, 40))
+    assert f"{workdir.name}: t5 changes nothing" in err
     assert code == 0 and out.count("nonoverlapping at (16, 32)") == 3 and list(workdir.parent.iterdir()) == [workdir]
     code, out, err = tiny.call(capsys, *asked)
     assert code == 0, err

@@ -1,0 +1,164 @@
+"""Trained weights under another encoding or other masks: what is named changes, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.attention import attend
+from posx.attention.masks import Mask
+from posx.config import RunConfig, encoding_section
+from posx.config.masks import mask_of, mask_text
+from posx.config.sections import cycle_of
+from posx.contract import Chain, Dims, Params, Value, abstract_params
+from posx.encodings import Encoding, build, changed, code_of, from_spec, spec_text
+from posx.encodings.grammar import value_text
+from posx.encodings.rates import rates_of_layers
+from posx.errors import ConfigError
+
+#: The words of `--layers`: which layers a change acts on.
+LAYERS = ("", "all", "full", "window")
+#: Positions at which two encodings are compared: near and far, and any that a window or a group could reach.
+PROBES = (*range(8), *(sign + 2**n for n in range(5, 31) for sign in (-1, 0, 1)))
+
+
+def under(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), layers: str = "") -> RunConfig:
+    """Return the run that has the weights of `run` under another encoding and other masks; `run` if they act alike.
+
+    Args:
+      run: a trained run.
+      encoding: a spec or a field, see `posx.encodings.changed`; "" for the trained one.
+      masks: texts as in `model.mask_policy`, cycled over the changed layers; () for the trained ones. Fields that they
+        do not name are kept.
+      layers: the layers that change: "full" for those without a window, "window" for those with one, "all". "" stands
+        for the layers that have the run's own `encoding`, and for all if only masks are given.
+
+    Raises:
+      ConfigError: a text is wrong, no layer would change, or the parameters do not fit the trained ones.
+    """
+    chosen = _chosen(run, encoding, layers)
+    texts, policy = [spec_text(spec) for spec in run.model.layers(run.asked["encoding"])], run.model.layer_policy
+    asked, found, new_masks = dict(run.asked), list(run.layers), list(run.model.masks)
+    if encoding:
+        for n in chosen:
+            found[n], texts[n] = _changed(encoding, run, n)
+        main = next((texts[n] for n in chosen if policy[n % len(policy)] == "encoding"), texts[chosen[0]])
+        policy = cycle_of(tuple("encoding" if text == main else text for text in texts))
+        asked["encoding"] = encoding_section(main).to_dict()
+    if masks[len(chosen) :]:
+        raise ConfigError(f"--masks: {masks[len(chosen)]} would be in none of the {len(chosen)} layers. Give fewer.")
+    for place, n in enumerate(chosen if masks else ()):
+        new_masks[n] = mask_of(masks[place % len(masks)], new_masks[n])
+    if all(map(_act_alike, found, run.layers, [run.dims] * len(found))) and new_masks == list(run.model.masks):
+        return run
+    model = dataclasses.replace(run.model, layer_policy=policy, mask_policy=cycle_of(tuple(map(mask_text, new_masks))))
+    asked["model"] = {**asked["model"], "layer_policy": list(policy), "mask_policy": list(model.mask_policy)}
+    rates = rates_of_layers(tuple(found), run.dims, run.train.position_lr_multiplier)
+    return dataclasses.replace(
+        run, layers=tuple(found), model=model, rates=rates, code=code_of(found), asked=asked, parent=run.as_parent()
+    )
+
+
+def _chosen(run: RunConfig, encoding: str, layers: str) -> list[int]:
+    """Return the numbers of the layers that a change acts on. Raises ConfigError if there are none."""
+    if layers not in LAYERS:
+        raise ConfigError(f"--layers={layers} is unknown. Give all, full or window.")
+    policy, masks = run.model.layer_policy, run.model.masks
+    kinds = {
+        "": lambda n: not encoding or policy[n % len(policy)] == "encoding",
+        "all": lambda n: True,
+        "full": lambda n: not masks[n].window,
+        "window": lambda n: bool(masks[n].window),
+    }
+    if not (found := [n for n in range(len(masks)) if kinds[layers](n)]):
+        why = f"model.layer_policy={','.join(policy)}" if not layers else f"the masks are {run.model.mask_policy}"
+        raise ConfigError(f"--layers={layers or 'auto'}: no layer would change, because {why}. Give --layers=all.")
+    return found
+
+
+def _changed(text: str, run: RunConfig, layer: int) -> tuple[Encoding, str]:
+    """Return the encoding that `text` makes of a layer's, resolved, and its spec.
+
+    Fields that were left open are resolved again, as YaRN's factor of the logits follows its `factor`. They keep their
+    trained values if the learned arrays need these, as the buckets of T5 do, or if posx resolves them otherwise by now.
+    Raises ConfigError if the parameters do not fit the trained ones.
+    """
+    given, trained = from_spec(run.model.layers(run.asked["encoding"])[layer]), run.layers[layer]
+    for old in (given, trained) if build(given, run.dims) == trained else (trained,):
+        new = changed(text, old)
+        found = build(new, run.dims)
+        wanted, learned = (_shapes(one, run.dims) for one in (found, trained))
+        if wanted == learned:
+            return found, spec_text(new)
+    raise ConfigError(
+        f"{spec_text(new)} needs the parameters {wanted or 'none'}, but {spec_text(given)} has learned "
+        f"{learned or 'none'}. Use an encoding with the same parameters, or train on with posx train --from."
+    )
+
+
+def _shapes(encoding: Encoding, dims: Dims) -> dict[str, Any]:
+    """Return the shapes of an encoding's parameters by name; those of all layers together are named "shared NAME"."""
+    arrays = abstract_params(encoding, dims)
+    return {f"shared {name}" if name in encoding.shared else name: array.shape for name, array in arrays.items()}
+
+
+def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
+    """Tell whether two encodings give equal attention, as `yarn(factor=1)` and plain RoPE do.
+
+    Encodings without parameters are compared on random vectors at PROBES, set for L tokens and for 4 L. The parameters
+    of others are not known here, so that only equal values count.
+    """
+    if new == old or any(abstract_params(one, dims) or one.acts_on("embed") for one in (new, old)):
+        return new == old
+    rng, pos = np.random.default_rng(0), np.unique(np.array(PROBES, np.int32))
+    q, k, v = (
+        jnp.asarray(rng.standard_normal((1, len(pos), heads, dims.head_dim)), jnp.float32)
+        for heads in (dims.num_heads, dims.kv_heads, dims.kv_heads)
+    )
+
+    def attended(encoding: Encoding, length: int) -> jax.Array:
+        return attend(encoding.at_length(length), Params(), q, k, v, pos, executor="dense")
+
+    lengths = dims.train_len, 4 * dims.train_len
+    return all(np.allclose(attended(new, n), attended(old, n), rtol=0, atol=1e-5) for n in lengths)
+
+
+def differences(new: RunConfig, old: RunConfig) -> list[str]:
+    """Return a line for each change of encoding or mask between two runs of one model: old, new and the layers."""
+    lines: dict[str, list[int]] = {}
+    for n, (one, other, mask, masked) in enumerate(
+        zip(old.layers, new.layers, old.model.masks, new.model.masks, strict=True)
+    ):
+        words = [] if one == other else [_difference(one, other)]
+        words += [] if mask == masked else [f"{mask_text(mask)} -> {mask_text(masked)}"]
+        lines.setdefault("; ".join(words), []).append(n)
+    kept = lines.pop("", [])
+    found = [f"{line}, in {_where(layers, old.model.masks)}" for line, layers in lines.items()]
+    return found + ([f"{len(kept)} of {len(old.layers)} layers are as trained"] if found and kept else [])
+
+
+def _where(layers: Sequence[int], masks: Sequence[Mask]) -> str:
+    """Name layers by their numbers from 1, with those that have a window."""
+    windows = [n for n in layers if masks[n].window]
+    which = "all" if len(layers) == len(masks) else f"{len(layers)} of {len(masks)}"
+    numbers = "" if which == "all" else f" ({', '.join(str(n + 1) for n in layers)})"
+    if not windows or len(windows) == len(masks):
+        return f"{which} layers{numbers}"
+    return f"{which} layers{numbers}, {len(windows)} of which see a window alone (--layers=full leaves these out)"
+
+
+def _difference(old: Value, new: Value) -> str:
+    """Return the fields that differ, as "base: 10000 -> 500000", or both values if they are of two classes."""
+    if type(old) is not type(new) or isinstance(old, Chain):
+        return f"{_text(old)} -> {_text(new)}"
+    pairs = {field.name: (getattr(old, field.name), getattr(new, field.name)) for field in dataclasses.fields(old)}
+    return ", ".join(f"{name}: {_text(a)} -> {_text(b)}" for name, (a, b) in pairs.items() if a != b)
+
+
+def _text(value: Any) -> str:
+    return spec_text(value) if isinstance(value, Value) else value_text(value)
