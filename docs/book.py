@@ -50,6 +50,12 @@ STUDIES = {
 }
 #: The studies that have an interactive page, and the part of their data that it shows.
 REPORTS = {"train_short_test_long": "study", "leaderboard": "cells", "variants": ""}
+#: {a file of the clone that pages link to: the page of the site that is made of it}.
+OWN_PAGES = {
+    r"posx/encodings/(\w+)\.py": r"encodings/\1.md",
+    r"experiments/(\w+)/README\.md": r"results/\1.md",
+    r"README\.md#the-encodings": "encodings/index.md",
+}
 MEASURED = (
     "Every entry has 4 layers, width 128 and 4 heads, and was trained on windows of L = 64 bytes of novels. "
     "Perplexities are of 262,144 targets in non-overlapping windows: the mean over seeds ± one standard deviation. "
@@ -66,10 +72,16 @@ def write(docs: Path) -> None:
     _write_results(docs / "results")
 
 
-def fill(_: Any, __: str, source: list[str]) -> None:
-    """Replace `<!-- hooks -->` and `<!-- facts -->` in a page by tables of the contract."""
+def fill(_: Any, page: str, source: list[str]) -> None:
+    """Put the tables of the contract into a page, and links to the site's own pages.
+
+    Pages link to files of the clone. The site has pages of its own for encodings and studies.
+    """
     if "<!-- " in source[0]:
         source[0] = source[0].replace("<!-- hooks -->", _hooks()).replace("<!-- facts -->", _facts())
+    up = "../" * page.count("/")
+    for pattern, own in OWN_PAGES.items():
+        source[0] = re.sub(rf"\]\((?:\.\./)+{pattern}", rf"]({up}{own}", source[0])
 
 
 def untyped(_: Any, what: str, ___: str, ____: Any, _____: Any, lines: list[str]) -> None:

@@ -1,13 +1,16 @@
-"""The texts of each encoding in the documentation are complete and plain."""
+"""The texts of each encoding in the documentation are complete and plain, and links open in a plain clone."""
 
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
 from posx.encodings import ENCODINGS
 from tests.test_language import MOST_WORDS, OPENINGS, paragraphs, sentences
 
-FILE = Path(__file__).parent.parent / "docs/encodings.toml"
+ROOT = Path(__file__).parent.parent
+FILE = ROOT / "docs/encodings.toml"
 GROUPS = {"Absolute", "Rotary", "Distance bias", "Content-dependent", "Logit scale"}
 FIELDS = {"title", "group", "short", "beyond", "formula", "symbols", "intuition"}
 #: The longest text of a cell of the comparison of all encodings.
@@ -44,4 +47,30 @@ def test_every_encoding_has_a_formula_and_plain_texts():
             for words in (words for paragraph in paragraphs(text) for words in sentences(paragraph)):
                 if words[0] in OPENINGS or len(words) > MOST_WORDS:
                     wrong.append(f"{name}: {field} has {len(words)} words: {' '.join(words[:8])}")
+    assert not wrong, "\n".join(wrong)
+
+
+def slug(heading):
+    """Return the anchor of a heading, as GitHub and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", heading).lower()).replace(" ", "-")
+
+
+def test_every_link_opens_in_a_plain_clone():
+    """A link names a file that git tracks, and a heading of it."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    folders, wrong = {str(parent) for name in listed for parent in Path(name).parents}, []
+    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in listed if name.endswith(".md")}
+    texts = {name: re.sub(r"^(```+).*?^\1", "", page, flags=re.DOTALL | re.MULTILINE) for name, page in pages.items()}
+    anchors = {
+        name: {slug(found) for found in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+        | set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE))
+        for name, text in texts.items()
+    }
+    for page, text in texts.items():
+        for link in re.findall(r"\]\(((?!https?:|mailto:)[^)\s]+)\)", text):
+            target, _, anchor = link.partition("#")
+            name = os.path.normpath(Path(page).parent / target) if target else page
+            known = name in folders or name in listed
+            if not known or (anchor and name in anchors and anchor not in anchors[name]):
+                wrong.append(f"{page}: {link}")
     assert not wrong, "\n".join(wrong)
