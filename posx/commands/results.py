@@ -84,7 +84,7 @@ def run_import(values: dict[str, Any], _: None) -> None:
     print(
         f"{target}  {path.name}: {run.encoding}, {run.model.num_layers} layers of {run.model.model_dim}, "
         f"{run.train.length:,} positions\n"
-        f"next: posx evaluate --workdir {shlex.quote(values['to'])} --config.data.source=TEXT"
+        f"next: posx evaluate --workdir {shlex.quote(values['to'])} --config.data.validation=TEXT"
     )
 
 

@@ -7,8 +7,9 @@ those of its fields. `posx.runs.checks` finds whether the model, the protocols a
 Nothing here knows the use of a setting: this room imports encodings and masks, no more.
 """
 
+from posx.config.data import DataConfig
 from posx.config.run import RunConfig, base_config, encoding_section, run_config
-from posx.config.sections import SECTIONS, DataConfig, EvalConfig, ModelConfig, SweepConfig, TrainConfig
+from posx.config.sections import SECTIONS, EvalConfig, ModelConfig, SweepConfig, TrainConfig
 from posx.lazy import modules_of
 
 __all__ = [

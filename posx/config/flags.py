@@ -15,9 +15,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.config import SECTIONS, RunConfig, base_config
+from posx.config.data import PLACES
 from posx.config.overrides import override, setting_of, settings
 from posx.config.run import typed_sections
-from posx.config.sections import PLACES
 from posx.errors import ConfigError, near_names
 from posx.files.lines import parsed
 from posx.progress import say

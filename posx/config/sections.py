@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from ml_collections import ConfigDict
 
 from posx.attention.masks import Mask
+from posx.config.data import DataConfig
 from posx.config.masks import mask_of, mask_text
 from posx.contract.fields import above, at_least, at_most, below, problems_of
 from posx.encodings import Dims, Encoding, Spec, build
 from posx.errors import ConfigError, in_one_line
 
 T = TypeVar("T")
-
-#: Settings that may name a file or folder.
-PLACES = ("source", "validation", "tokenizer", "cache_dir")
 
 #: The encodings of the classic surveys, which a sweep compares unless it says which.
 CLASSIC = (
@@ -153,68 +150,6 @@ def cycle_of(layers: tuple[T, ...]) -> tuple[T, ...]:
     """Return the shortest sequence that repeats to `layers`, with its last round cut short."""
     sizes = range(1, len(layers) + 1)
     return layers[: next(n for n in sizes if all(one == layers[i % n] for i, one in enumerate(layers)))]
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """The settings of the data: the text, its documents and its tokens.
-
-    source: "stdlib" (the embedded corpus), a file or folder, or a hub name. subset, train_split, validation_split: of a
-    hub data set. validation: a path with held-out text, else the source's own validation files or split. If there are
-    none, `validation_fraction` of the documents is held out by hash. tuning_fraction: this part of the training
-    documents is taken out and takes the place of the validation text, for choices that must not use it.
-    text_column: of parquet, JSON and hub data. text_encoding: of text and JSON files. layout: a document is a
-    "document" (file or row), a "line", a "paragraph", or an article of "wikitext". tokenizer: "bytes", "bpe" (trained
-    here, with `vocab_size` ids), or the path of a tokenizer.json. cache_dir: "" for "posx" in $XDG_CACHE_HOME or
-    ~/.cache.
-    """
-
-    source: str = "stdlib"
-    subset: str = ""
-    train_split: str = "train"
-    validation_split: str = "validation"
-    validation: str = ""
-    validation_fraction: Annotated[float, above(0), below(1)] = 0.05
-    tuning_fraction: Annotated[float, at_least(0), below(1)] = 0.0
-    text_column: str = "text"
-    text_encoding: str = "utf-8"
-    layout: Literal["document", "line", "paragraph", "wikitext"] = "document"
-    tokenizer: str = "bytes"
-    vocab_size: int = 8192
-    cache_dir: str = ""
-
-    def problems(self) -> list[str]:
-        """Return the problems of these fields, one line each."""
-        found = [f"data.{problem}" for problem in problems_of(self)]
-        if not self.source:
-            found.append("data.source is empty. Use 'stdlib', a file or folder, or a hub name.")
-        if self.tokenizer == "bpe" and self.vocab_size < 257:
-            found.append(
-                f"data.vocab_size={self.vocab_size}: a BPE needs 257 or more, which are 256 bytes and eos. Raise it."
-            )
-        if not self.tokenizer:
-            found.append("data.tokenizer is empty. Use 'bytes', 'bpe' or the path of a tokenizer.json.")
-        try:
-            "".encode(self.text_encoding)
-        except (LookupError, ValueError):
-            found.append(f"data.text_encoding '{self.text_encoding}' is unknown. Use a Python codec such as 'utf-8'.")
-        for name in PLACES:
-            try:
-                Path(getattr(self, name)).expanduser().exists()
-            except (OSError, RuntimeError, ValueError) as error:
-                found.append(f"data.{name} '{getattr(self, name)[:60]}' can be no path: {str(error)[:60]}")
-        return found
-
-    def named(self) -> dict[str, Any]:
-        """Return the settings that decide the tokens, by name. `vocab_size` is used by a BPE trained here alone."""
-        unused = ("cache_dir", *(["vocab_size"] if self.tokenizer != "bpe" else []))
-        return {name: value for name, value in vars(self).items() if name not in unused}
-
-
-def check_config(config: DataConfig) -> None:
-    """Raise ConfigError with every problem of `config`, if it has any."""
-    if found := config.problems():
-        raise ConfigError(in_one_line(found))
 
 
 @dataclasses.dataclass(frozen=True)

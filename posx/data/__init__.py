@@ -10,15 +10,15 @@
 Importing this package loads neither `datasets` nor `tokenizers`; they are imported when first needed.
 """
 
-from posx.config.sections import DataConfig, check_config
+from posx.config.data import DataConfig, check_config
 from posx.data.batches import batch, check_length, num_windows
 from posx.data.store import Dataset, TokenStore, prepare
-from posx.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+from posx.data.tokenizers import BpeTokenizer, ByteTokenizer, IdTokenizer, Tokenizer, load_tokenizer, train_bpe
 from posx.lazy import modules_of
 
 __all__ = [
-    "BpeTokenizer", "ByteTokenizer", "DataConfig", "Dataset", "TokenStore", "Tokenizer", "batch", "check_config",
-    "check_length", "load_tokenizer", "num_windows", "prepare", "train_bpe",
+    "BpeTokenizer", "ByteTokenizer", "DataConfig", "Dataset", "IdTokenizer", "TokenStore", "Tokenizer", "batch",
+    "check_config", "check_length", "load_tokenizer", "num_windows", "prepare", "train_bpe",
 ]  # fmt: skip
 
 __getattr__ = modules_of(__name__)

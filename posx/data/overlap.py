@@ -2,14 +2,17 @@
 
 The held-out text is sampled: passages of PASSAGE bytes, chosen by their first 8 bytes, so that equal passages are
 chosen on both sides wherever they stand. Documents of SHORTEST to PASSAGE bytes are one passage each. Text is compared
-in lower case without white space, so that another indentation, wrapping or trailing blank hides nothing.
+in lower case without white space, so that another indentation, wrapping or trailing blank hides nothing. Token ids are
+compared as numbers of 4 bytes.
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from posx.data.tokenizers import Tokenizer, utf8
+from posx.data.corpus import Document
+from posx.data.ids import pieces
+from posx.data.tokenizers import IdTokenizer, Tokenizer, utf8
 from posx.progress import counted
 
 #: Bytes of a passage, white space not counted. Shorter ones are alike in any two texts of a kind: of Python's library
@@ -18,40 +21,57 @@ PASSAGE, SHORTEST = 128, 32
 LITTLE_TEXT = 1 << 16  # bytes of held-out text below which a warning says so
 MOST_OVERLAP = 0.02  # of the held-out text; the default text, Python's own library, has 0.006
 _CHUNK = 4 << 20  # characters that are handled at a time
+_ID_BYTES = 4  # of an id, about as many as of the text behind it
 _BLOCK = 1 << 18  # hashes that are computed at a time, so that they stay in the processor's cache
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
-def warnings(train: list[str], held_out: list[str], tokenizer: Tokenizer, knows_bytes: bool) -> Iterator[str]:
+def warnings(train: list[Document], held_out: list[Document], tokenizer: Tokenizer, knows_bytes: bool) -> Iterator[str]:
     """Yield a line for each reason that makes results on the held-out text less meaningful."""
-    size = sum(len(utf8(text)) for text in held_out)
-    if size < LITTLE_TEXT or len(held_out) == 1 < len(train):
+    texts = [document for document in held_out if isinstance(document, str)]
+    ids = sum(len(document) for document in held_out if not isinstance(document, str))
+    size = sum(len(utf8(text)) for text in texts)
+    if size + _ID_BYTES * ids < LITTLE_TEXT or len(held_out) == 1 < len(train):
+        amount = f"{ids:,} token ids" if ids else f"{size:,} bytes of text"
         yield (
-            f"warning: only {size:,} bytes of text in {counted(len(held_out), 'document')} are held out, so "
+            f"warning: only {amount} in {counted(len(held_out), 'document')} are held out, so "
             "results say little about other text. Give more text, a larger data.validation_fraction, or "
             "data.validation=PATH."
         )
     if (share := overlap(train, held_out)) > MOST_OVERLAP:
+        least = (
+            f"whole documents of {SHORTEST // _ID_BYTES} ids or more"
+            if ids
+            else (f"whole documents of {SHORTEST} bytes or more, without white space and case")
+        )
+        passages = f"{PASSAGE // _ID_BYTES} ids" if ids else f"{PASSAGE} bytes"
         yield (
             f"warning: {share:.0%} of the held-out text is in the training text too, so results will flatter. "
-            f"Compared are passages of {PASSAGE} bytes, and whole documents of {SHORTEST} bytes or more, "
-            "without white space and case."
+            f"Compared are passages of {passages}, and {least}."
         )
-    some = [text[:4096] for text in held_out[:64]]
+    some = [text[:4096] for text in texts[:64]]
     if not knows_bytes:
-        yield (
-            "warning: the tokenizer drops letters and does not say which text its tokens stand for, so there "
-            "are no bits per byte"
-        )
-    elif [tokenizer.decode(ids) for ids in tokenizer.encode_batch(some)] != some:
+        yield f"warning: {_why_no_bytes(tokenizer, bool(ids))}, so there are no bits per byte"
+    elif [tokenizer.decode(found) for found in tokenizer.encode_batch(some)] != some:
         yield (
             "warning: decoding the tokens does not give the text back. The lost text costs no bits, so compare "
             "bits per byte with care."
         )
 
 
-def overlap(train: Sequence[str], held_out: Sequence[str]) -> float:
+def _why_no_bytes(tokenizer: Tokenizer, is_ids: bool) -> str:
+    if isinstance(tokenizer, IdTokenizer):
+        return "the text of token ids is not known without their tokenizer"
+    if is_ids:
+        return (
+            "the held-out ids are not those of their decoded text: they are of another tokenizer, or some are special"
+        )
+    return "the tokenizer drops letters and does not say which text its tokens stand for"
+
+
+def overlap(train: Sequence[Document], held_out: Sequence[Document]) -> float:
     """Return the share of the held-out text, in bytes, that also stands in the training text, from 0 to 1."""
+    train, held_out = _in_pieces(train), _in_pieces(held_out)
     size = sum(map(len, held_out))
     bits = max(2, (size >> 15).bit_length())  # one passage in 2^bits is compared: some ten thousand of a long text
     parts = [_passages(chunk, bits) for chunk in chunks(held_out)]
@@ -67,7 +87,16 @@ def overlap(train: Sequence[str], held_out: Sequence[str]) -> float:
     return float(weights[seen[np.searchsorted(known, hashes)]].sum() / weights.sum())
 
 
-def chunks(documents: Sequence[str]) -> Iterator[Sequence[str]]:
+def _in_pieces(documents: Sequence[Document]) -> list[Document]:
+    """Return documents with long rows of ids in several pieces."""
+    return [
+        piece
+        for document in documents
+        for piece in ([document] if isinstance(document, str) else (part for _, part in pieces(document)))
+    ]
+
+
+def chunks(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
     """Yield the documents in lists of some megabytes each."""
     start = size = 0
     for n, text in enumerate(documents, 1):
@@ -77,9 +106,9 @@ def chunks(documents: Sequence[str]) -> Iterator[Sequence[str]]:
             start, size = n, 0
 
 
-def _passages(documents: Sequence[str], bits: int) -> tuple[np.ndarray, np.ndarray]:
+def _passages(documents: Sequence[Document], bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Return a hash of each chosen passage, uint64 [n], and the bytes of text that each stands for, int64 [n]."""
-    plain = [text.lower().encode().translate(None, b" \t\n\r\v\f") for text in documents]
+    plain = [_plain(document) for document in documents]
     gap = b"\n" * PASSAGE  # no passage goes from one document into the next
     text = gap.join([*plain, b""])
     eights = np.ndarray(len(text) - 7, "<u8", text, strides=(1,))  # the 8 bytes from each place on
@@ -98,3 +127,9 @@ def _passages(documents: Sequence[str], bits: int) -> tuple[np.ndarray, np.ndarr
         hashes = (hashes ^ eights[places + step]) * _MIX
         hashes ^= hashes >> np.uint64(29)
     return hashes, np.concatenate([np.full(len(long), 1 << bits), sizes[short]])
+
+
+def _plain(document: Document) -> bytes:
+    if isinstance(document, str):
+        return document.lower().encode().translate(None, b" \t\n\r\v\f")
+    return document.astype("<u4").tobytes()

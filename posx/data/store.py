@@ -15,22 +15,23 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from posx.config.sections import DataConfig, check_config
+from posx.config.data import DataConfig, check_config
 from posx.data import corpus
-from posx.data.corpus import Source
-from posx.data.overlap import chunks, warnings
+from posx.data.corpus import Document, Source
+from posx.data.encoded import encoded, text_bytes
+from posx.data.ids import pieces
+from posx.data.overlap import warnings
 from posx.data.texts import file_digest
-from posx.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, token_dtype, train_bpe, utf8
+from posx.data.tokenizers import ByteTokenizer, IdTokenizer, Tokenizer, load_tokenizer, token_dtype, train_bpe, utf8
 from posx.errors import DataError, OutOfMemoryError
 from posx.files.atomic import disk_full, replacing, write_bytes
 from posx.files.locks import lock
 from posx.progress import counted, say
 
-PIPELINE_VERSION = 4  # raise it when the same text would give other files
+PIPELINE_VERSION = 5  # raise it when the same text would give other files
 SPLITS = ("train", "validation")
 _HEADER, _TOKENIZER, _TOKEN_BYTES = "header.json", "tokenizer.json", "validation.bytes.npy"
 _READ = 64 << 20  # bytes of a token file up to which it is read into memory
@@ -42,7 +43,7 @@ class TokenStore:
     """One split: documents one after the other, each followed by one eos."""
 
     tokens: np.ndarray  # read-only, a memory map if it is large; uint8, uint16 or uint32 by vocabulary
-    num_bytes: int  # of the documents' UTF-8 text, separators not counted
+    num_bytes: int | None  # of the documents' UTF-8 text, separators not counted; None if token ids are not decoded
     digest: str  # sha256 (hex) of the token file
     offsets: np.ndarray  # int64 [num_documents + 1]: the start of each document, in tokens, and the end
     token_bytes: np.ndarray | None  # [tokens] UTF-8 bytes behind each; of held-out text, if the tokenizer tells
@@ -54,7 +55,10 @@ class TokenStore:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both splits and their tokenizer; `digest` identifies text, tokenizer and split by content."""
+    """Both splits and their tokenizer. Without training text, `train` is empty.
+
+    `digest` identifies both splits and the tokenizer by content, `held_out_digest` only what is scored.
+    """
 
     train: TokenStore
     validation: TokenStore
@@ -63,18 +67,22 @@ class Dataset:
     source: str
     warnings: tuple[str, ...]  # reasons to doubt results on this text; also logged at each start
 
+    @property
+    def held_out_digest(self) -> str:
+        return _digest(f"{self.tokenizer.digest} {self.validation.digest}".encode())
+
     def summary(self) -> str:
         """Describe in one line the source, the text read and held out, the tokenizer, and the digest."""
         train, held_out = (
-            f"{counted(store.num_bytes, 'byte')} in {counted(store.num_documents, 'document')} "
-            f"({counted(len(store.tokens), 'token')})"
+            f"{'' if store.num_bytes is None else counted(store.num_bytes, 'byte') + ' in '}"
+            f"{counted(store.num_documents, 'document')} ({counted(len(store.tokens), 'token')})"
             for store in (self.train, self.validation)
         )
         tokenizer = f"{self.tokenizer.name} tokenizer, {self.tokenizer.vocab_size:,} ids"
         return f"{self.source}: {train} to train on, {held_out} held out; {tokenizer}; digest {self.digest[:12]}"
 
 
-def prepare(config: DataConfig, log: Log = lambda line: None) -> Dataset:
+def prepare(config: DataConfig, log: Log = lambda line: None, training: bool = True) -> Dataset:
     """Return the tokenised corpus that `config` names. The same text and settings are tokenised only once.
 
     Text is recognised by its content, never by its date. Token files are verified on each call and rebuilt if damaged.
@@ -82,6 +90,7 @@ def prepare(config: DataConfig, log: Log = lambda line: None) -> Dataset:
     Args:
       config: the settings.
       log: called with lines for the user.
+      training: whether there is training text. Without it only `validation` is read, by a tokenizer that exists.
 
     Raises:
       ConfigError: for settings that make no sense.
@@ -89,9 +98,7 @@ def prepare(config: DataConfig, log: Log = lambda line: None) -> Dataset:
       OutOfMemoryError: for a full disk.
     """
     check_config(config)
-    source, tokenizer = corpus.find(config), None
-    if config.tokenizer != "bpe":
-        tokenizer = ByteTokenizer() if config.tokenizer == "bytes" else load_tokenizer(config.tokenizer)
+    source, tokenizer = corpus.find(config, training), _tokenizer_of(config)
     folder = cache_folder(config) / "tokens" / _key(config, source, tokenizer)
     try:
         found = _open(folder, source, tokenizer)
@@ -100,6 +107,14 @@ def prepare(config: DataConfig, log: Log = lambda line: None) -> Dataset:
     for warning in found.warnings:
         log(warning)
     return found
+
+
+def _tokenizer_of(config: DataConfig) -> Tokenizer | None:
+    """Return the tokenizer of the settings, None for one that is trained on the text."""
+    if config.tokenizer == "ids":
+        return IdTokenizer(config.num_ids)
+    known = {"bytes": ByteTokenizer(), "bpe": None}
+    return known[config.tokenizer] if config.tokenizer in known else load_tokenizer(config.tokenizer)
 
 
 def _open_or_build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenizer | None, log: Log) -> Dataset:
@@ -177,60 +192,51 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
     for left in folder.iterdir():
         if not left.name.startswith("lock"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
-    log(f"reading {source.train.description}")
-    train, held_out = documents = corpus.load(source, config, log)
-    if corpus.find(config).digest != source.digest:
-        raise DataError(
-            f"data.source '{source.train.description}' was changed while posx read it. Run the same command again."
-        )
+    log(f"reading {source.description}")
+    doubts: list[str] = []
+    train, held_out = documents = corpus.load(
+        source, config, lambda line: (doubts.append if line.startswith("warning: ") else log)(line), tokenizer
+    )
     if tokenizer is None:
-        log(f"training a BPE tokenizer of {config.vocab_size} tokens")
-        tokenizer = train_bpe(train, config.vocab_size)
+        log(f"training a BPE tokenizer of {config.num_ids} tokens")
+        tokenizer = train_bpe((text for text in train if isinstance(text, str)), config.num_ids)
         tokenizer.save(folder / _TOKENIZER)
     sizes = {split: _write(folder, split, texts, tokenizer) for split, texts in zip(SPLITS, documents, strict=True)}
-    knows_bytes = _write_token_bytes(folder / _TOKEN_BYTES, held_out, tokenizer)
+    if (known := text_bytes(held_out, tokenizer)) is not None:
+        sizes["validation"] = int(known.sum())
+        with replacing(folder / _TOKEN_BYTES) as file:
+            np.save(file, known.astype(np.min_scalar_type(known.max())))
+    if corpus.find(config, source.train is not None).digest != source.digest:  # mapped files are read until here
+        raise DataError(f"'{source.description}' was changed while posx read it. Run the same command again.")
     header = {
         "num_bytes": sizes,
-        "warnings": list(warnings(train, held_out, tokenizer, knows_bytes)),
+        "warnings": [*doubts, *warnings(train, held_out, tokenizer, known is not None)],
         "files": {path.name: file_digest(path) for path in folder.iterdir() if not path.name.startswith("lock")},
     }
     text = json.dumps(header, indent=1).encode()
     write_bytes(folder / _HEADER, f"{_digest(text)}\n".encode() + text)
 
 
-def _write(folder: Path, split: str, documents: list[str], tokenizer: Tokenizer) -> int:
-    """Tokenise `documents` into the files of `split`, and return the bytes of their text."""
-    num_bytes, offsets, dtype = 0, [0], token_dtype(tokenizer.vocab_size)
-    eos = np.array([tokenizer.eos], dtype)
+def _write(folder: Path, split: str, documents: list[Document], tokenizer: Tokenizer) -> int | None:
+    """Write the tokens of `documents` to the files of `split`. Return the bytes of their text, None if not known."""
+    offsets, dtype = [0], token_dtype(tokenizer.vocab_size)
+    eos = np.array([tokenizer.eos], dtype).tobytes()
     with replacing(folder / f"{split}.tokens") as file:
-        for chunk in chunks(documents):
-            for text, ids in zip(chunk, tokenizer.encode_batch(chunk), strict=True):
+        for ids in encoded(documents, tokenizer):
+            for _, piece in pieces(ids):
                 # Ids out of range would not fail in JAX: indexing clamps them to the last row.
-                if ids.size and int(ids.max()) >= tokenizer.vocab_size:
+                if int(piece.max()) >= tokenizer.vocab_size:
                     raise DataError(
-                        f"the tokenizer gave id {ids.max()}, outside its {tokenizer.vocab_size} ids. Repair its file, "
-                        "or choose another data.tokenizer."
+                        f"the tokenizer gave id {piece.max()}, outside its {tokenizer.vocab_size} ids. Repair its "
+                        "file, or choose another data.tokenizer."
                     )
-                file.write(np.append(ids.astype(dtype), eos).tobytes())
-                num_bytes += len(utf8(text))
-                offsets.append(offsets[-1] + ids.size + 1)
+                file.write(piece.astype(dtype).tobytes())
+            file.write(eos)
+            offsets.append(offsets[-1] + len(ids) + 1)
     with replacing(folder / f"{split}.offsets.npy") as file:
         np.save(file, np.array(offsets, np.int64))
-    return num_bytes
-
-
-def _write_token_bytes(path: Path, documents: list[str], tokenizer: Tokenizer) -> bool:
-    """Write the bytes of text behind each token of the held-out split, and return whether the tokenizer tells."""
-    found: list[Any] = []
-    for chunk in chunks(documents):
-        for text, sizes in zip(chunk, tokenizer.token_bytes(chunk), strict=True):
-            if sizes is None:
-                return False
-            found += [sizes, [len(utf8(text)) - sizes.sum()]]  # the separator gets the text that is dropped before it
-    sizes = np.concatenate(found)
-    with replacing(path) as file:
-        np.save(file, sizes.astype(np.min_scalar_type(sizes.max())))
-    return True
+    texts = [text for text in documents if isinstance(text, str)]
+    return sum(len(utf8(text)) for text in texts) if len(texts) == len(documents) else None
 
 
 def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
@@ -255,7 +261,7 @@ def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
         for split in SPLITS
     )
     digest = _digest(f"{tokenizer.digest} {train.digest} {held_out.digest}".encode())
-    return Dataset(train, held_out, tokenizer, digest, source.train.description, tuple(header["warnings"]))
+    return Dataset(train, held_out, tokenizer, digest, source.description, tuple(header["warnings"]))
 
 
 def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:

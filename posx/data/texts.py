@@ -1,24 +1,25 @@
-"""The files of a text: local ones, or those that a Hugging Face hub data set is stored in; and the place of a fault.
+"""The files of a text: local ones, or those that a Hugging Face hub data set is stored in.
 
 The network is used for hub data sets alone, without the progress bars and notices of `datasets`.
 """
 
-import functools
 import hashlib
 import re
 import socket
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posx.config.sections import DataConfig
+from posx.config.data import DataConfig
+from posx.data.decoding import Decoder
+from posx.data.ids import need_tokenizer
+from posx.data.readers import FORMATS, IDS, READERS, TEXTS, Item, check_column, reason
 from posx.errors import DataError
-from posx.files.lines import parsed
 from posx.progress import counted
 
 _SPLIT = re.compile(r"(?:^|\.)(train|validation|valid|val|dev|test)(?=$|[./]|[-_]?\d)")
@@ -48,11 +49,14 @@ class Files:
                 total.update(f"{file_digest(path)} {name}\n".encode("utf-8", "surrogateescape"))
         return total.hexdigest()
 
-    def rows(self, config: DataConfig) -> Iterator[str]:
-        """Yield the texts; a text file is one. Raises DataError with file, place and cause."""
+    def rows(self, config: DataConfig, decoder: Decoder) -> Iterator[Item]:
+        """Yield texts and token ids; a text file is one. Files that cannot be decoded are left to the decoder.
+
+        Raises DataError with file, place and cause.
+        """
         for path in self.paths:
             with _readable(path):
-                yield from READERS[path.suffix.lower()](path, config.text_column, config.text_encoding)
+                yield from READERS[path.suffix.lower()](path, config, decoder)
 
 
 @contextmanager
@@ -70,40 +74,75 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def find_files(where: str, key: str) -> Files:
-    """Find all usable files at `where`, a file or folder, sorted by name, but hidden files and those of other formats.
+def find_files(config: DataConfig, setting: str) -> Files:
+    """Find all usable files at the place that `setting` names, a file or folder.
 
-    `key` is the setting for messages. Raises DataError if there is none, or the only one is empty.
+    Files are sorted by name. Hidden files are left out, and those of formats that do not go with the tokenizer.
+    Raises DataError if there is no file, or the only one is empty.
     """
-    path = Path(where).expanduser().absolute()
+    key, path = f"data.{setting}", Path(getattr(config, setting)).expanduser().absolute()
     if not path.exists():
         parent = next(parent for parent in path.parents if parent.is_dir())
         raise DataError(f"{key} '{path}' does not exist. The nearest existing folder is '{parent}'.")
+    reads_text = config.tokenizer in ("bytes", "bpe")
     if not path.is_dir():
         if path.suffix.lower() not in READERS or not path.is_file():
-            raise DataError(f"{key} '{path}' has a format that posx does not read. It reads {FORMATS} files.")
+            raise DataError(f"{key} '{path}' has a format that posx does not read. {_instead(path)}")
+        if path.suffix.lower() in IDS and reads_text:
+            raise need_tokenizer(f"{key} '{path}' has a format of token ids", config)
         if not path.stat().st_size:
             raise DataError(f"{key} '{path}' is empty (0 bytes). Name a file with text in it.")
         return Files(path.parent, (path,), str(path))
+    unread = {*(IDS if reads_text else ()), *(TEXTS if config.tokenizer == "ids" else ()), *_untyped(config)}
+    formats = [suffix for suffix in READERS if suffix and suffix not in unread]
     usable, empty, others = list[Path](), list[Path](), list[Path]()
     for file in sorted(path.rglob("*")):
         if not _is_hidden(file, path) and file.is_file():
-            kind = others if file.suffix.lower() not in READERS else usable if file.stat().st_size else empty
+            is_other = file.suffix.lower() not in READERS.keys() - unread
+            kind = others if is_other else usable if file.stat().st_size else empty
             kind.append(file)
     if not usable and empty:
         raise DataError(f"{key} '{path}': all files are empty (0 bytes). Name files with text in them.")
     if not usable:
-        raise DataError(f"{key} '{path}' is a folder without files that posx reads. It reads {FORMATS} files.")
-    left = [_named(files, why) for files, why in ((empty, "empty"), (others, f"not of {FORMATS}")) if files]
+        raise _without_files(f"{key} '{path}'", others, config)
+    left = [_named(files, why) for files, why in ((empty, "empty"), (others, f"not of {' '.join(formats)}")) if files]
     return Files(path, tuple(usable), str(path), "; ".join(left))
 
 
-def find_splits(where: str) -> list[Files]:
-    """Find the training files at `where`, then the validation files if names or top folders tell the split.
+def _untyped(config: DataConfig) -> tuple[str, ...]:
+    """Return the suffix of files of numbers whose type is not known, and which a folder of other files may hold."""
+    return () if config.dtype or config.tokenizer == "ids" else (".bin",)
+
+
+def _instead(path: Path) -> str:
+    """Return how to get a file that posx reads."""
+    tools = {".gz": "gunzip --keep", ".zst": "zstd --decompress", ".xz": "unxz --keep", ".bz2": "bunzip2 --keep"}
+    if path.suffix.lower() in tools:
+        return f"It is compressed. Unpack it: {tools[path.suffix.lower()]} '{path}'"
+    if path.suffix.lower() == ".npz":
+        return "It holds several arrays. Write the token ids as one: np.save('ids.npy', ids)"
+    return f"It reads {FORMATS} files."
+
+
+def _without_files(where: str, others: list[Path], config: DataConfig) -> DataError:
+    """Return the error of a folder with no file to read. others: files of other formats there."""
+    ids = [file for file in others if file.suffix.lower() in IDS]
+    if ids and config.tokenizer in ("bytes", "bpe"):
+        return need_tokenizer(f"{where} holds token ids, '{ids[0].name}'", config)
+    if ids:
+        return DataError(
+            f"{where} holds '{ids[0].name}', numbers without a type. Name it, for example --config.data.dtype=uint16"
+        )
+    packed = f" {_instead(others[0])}" if others else f" It reads {FORMATS} files."
+    return DataError(f"{where} is a folder without files that posx reads.{packed}")
+
+
+def find_splits(config: DataConfig) -> list[Files]:
+    """Find the training files of `config`, then the validation files if names or top folders tell the split.
 
     A number may follow, as in train-0.txt; other words make another name, as in "train to somewhere.txt".
     """
-    files = find_files(where, "data.source")
+    files = find_files(config, "source")
     splits: dict[str, list[Path]] = {}
     for name, path in zip(files.names(), files.paths, strict=True):
         found = _SPLIT.search(path.stem.lower()) or _SPLIT.match(name.lower() if "/" in name else "")
@@ -130,99 +169,6 @@ def _named(files: list[Path], why: str) -> str:
 
 def _is_hidden(file: Path, root: Path) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in file.relative_to(root).parts)
-
-
-def _read_text(path: Path, column: str, encoding: str) -> Iterator[str]:
-    raw = path.read_bytes()
-    try:
-        text = raw.decode(encoding)
-    except UnicodeDecodeError as error:
-        if not (encoding.lower().startswith("utf-8") and b"\0" in raw):
-            raise DataError(
-                f"'{path}' is not {encoding}: byte 0x{raw[error.start]:02X} at offset {error.start}. Convert it, or "
-                "set data.text_encoding, for example to 'latin-1'."
-            ) from None
-        text = "\0"
-    if "\0" in text:
-        raise DataError(
-            f"'{path}' is a binary file (NUL at byte {raw.index(0)}). Name text: posx reads {FORMATS} files."
-        )
-    yield text
-
-
-def _read_json(path: Path, column: str, encoding: str) -> Iterator[str]:
-    """Yield the texts of an array of objects, or of an object a line."""
-    text = next(_read_text(path, "", encoding)).removeprefix("\ufeff")
-    if text.lstrip()[:1] == "[":
-        records = ((f"'{path}' record {n}", record) for n, record in enumerate(_from_json(f"'{path}'", text)))
-    else:
-        places = ((f"'{path}' line {n}", line) for n, line in enumerate(text.split("\n"), 1))
-        records = ((where, _from_json(where, line)) for where, line in places if line.strip())
-    for where, record in records:
-        if not isinstance(record, dict):
-            raise DataError(f"{where} is a JSON {type(record).__name__}, but an object with text is expected.")
-        _check_column(where, column, record)
-        yield _checked_text(where, column, record[column])
-
-
-def _from_json(where: str, text: str) -> Any:
-    try:
-        return parsed(text)
-    except ValueError as error:
-        raise DataError(f"{where} is not JSON ({error}). Write one object a line, or one array of objects.") from None
-
-
-def _read_table(path: Path, column: str, encoding: str) -> Iterator[str]:
-    """Yield the texts of a parquet file, or of an Arrow file of `datasets`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    form = path.suffix.lower().removeprefix(".")
-    try:
-        if form == "parquet":
-            file = pq.ParquetFile(path, page_checksum_verification=True)
-            schema, read = file.schema_arrow, functools.partial(file.read, columns=[column])
-        else:
-            stream = pa.ipc.open_stream(pa.memory_map(str(path)))
-            schema, read = stream.schema, stream.read_all
-        _check_column(f"'{path}'", column, schema.names)
-        kind = schema.field(column).type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise DataError(f"'{path}', column '{column}': {kind} instead of strings. Set data.text_column.")
-        rows = read().column(column).to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"'{path}' cannot be read as {form}: {_reason(error)}") from None
-    for number, row in enumerate(rows):
-        yield _checked_text(f"'{path}' row {number}", column, row)
-
-
-def _check_column(where: str, column: str, names: Collection[object]) -> None:
-    """Raise DataError unless `column` is among `names`, those of a table or record."""
-    if column not in names:
-        seen = ", ".join(map(repr, names)) or "none"
-        raise DataError(
-            f"{where} has no column '{column}' (columns there: {seen}). Name one with --config.data.text_column=COLUMN"
-        )
-
-
-def _checked_text(where: str, column: str, value: object) -> str:
-    """Return `value`, that of `column`. Raises DataError if it is no text."""
-    if not isinstance(value, str):
-        raise DataError(f"{where}, column '{column}': {type(value).__name__} instead of text")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise DataError(f"{where}, column '{column}': a lone surrogate, which is no text. Remove it.") from None
-    return value
-
-
-#: Readers by the suffix of a file: (path, column, encoding) to texts.
-READERS: dict[str, Callable[[Path, str, str], Iterator[str]]] = {
-    **dict.fromkeys((".txt", ".text", ".md", ".py", ".raw", ".tokens", ""), _read_text),
-    **dict.fromkeys((".parquet", ".arrow"), _read_table),
-    **dict.fromkeys((".json", ".jsonl"), _read_json),
-}
-FORMATS = " ".join(suffix for suffix in READERS if suffix)
 
 
 def load_hub(config: DataConfig, splits: list[str]) -> list[Files]:
@@ -254,7 +200,7 @@ def load_hub(config: DataConfig, splits: list[str]) -> list[Files]:
     for split in splits:
         if split not in found:
             raise DataError(f"hub data set '{name}' has no split '{split}'. It has {', '.join(map(repr, found))}.")
-        _check_column(f"hub data set '{name}'", config.text_column, found[split].column_names)
+        check_column(f"hub data set '{name}'", config.text_column, found[split].column_names)
         paths = tuple(Path(entry["filename"]) for entry in found[split].cache_files)
         folder = paths[0].parent if paths else Path()
         parts.append(Files(folder, paths, f"{name}:{subset}" if subset else name))
@@ -285,13 +231,7 @@ def _cause(error: BaseException) -> str:
     """Return the innermost cause of `error` in one line."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    return _reason(error)
-
-
-def _reason(error: BaseException) -> str:
-    """Return an error in one line."""
-    lines = str(error).strip().splitlines() or ["no details"]
-    return f"{type(error).__name__}: {lines[0]}"
+    return reason(error)
 
 
 def _reachable() -> bool:

@@ -1,7 +1,8 @@
-"""Tokenizers: bytes, byte-level BPE trained here, or any tokenizer.json.
+"""Tokenizers: bytes, byte-level BPE trained here, any tokenizer.json, or ids alone.
 
-Both classes have one interface: `name`, `vocab_size` (ids lie below it), `eos` and `begin` (two of the ids), `text` (of
-the file that `save` writes), `digest` (its sha256, in hex), `encode`, `encode_batch`, `token_bytes` and `decode`. Text
+All classes have one interface: `name`, `vocab_size` (ids lie below it), `eos` and `begin` (two of the ids), `num_ids`
+(a text that was tokenised elsewhere has ids below it), `special` ({text: id} of the special tokens), `text` (of the
+file that `save` writes), `digest` (its sha256, in hex), `encode`, `encode_batch`, `token_bytes` and `decode`. Text
 inside a document that looks like a special token stays text. The one separator, `eos`, is only added as an id, after
 each document. `begin` is the first token of a prompt or a scored text. Text with a lone surrogate, which has no UTF-8
 form, is a DataError.
@@ -10,11 +11,11 @@ form, is a DataError.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ EOS = "<|endoftext|>"
 _EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<EOS>", "<|eos|>", "[EOS]", "[SEP]")
 #: A model has a row for every id. If there are so many times more ids than tokens, something is wrong.
 SPARSE = 8
+_IDS_TYPE = "posx-ids"
 _BYTES_JSON = json.dumps({"type": "posx-bytes", "version": 1, "vocab_size": 257, "eos": 256})
 
 
@@ -57,8 +59,9 @@ class ByteTokenizer(_Tokenizer):
 
     text = _BYTES_JSON
     name = "bytes"
-    vocab_size = 257
+    vocab_size = num_ids = 257
     eos = begin = 256
+    special: ClassVar[Mapping[str, int]] = {}
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(utf8(text), np.uint8).astype(np.uint16) for text in texts]
@@ -69,6 +72,50 @@ class ByteTokenizer(_Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         array = _checked(ids, self.vocab_size)
         return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True)
+class IdTokenizer(_Tokenizer):
+    """The ids 0 to `num_ids` - 1 of an unknown tokenizer, and `eos` after them. The text of an id is its number."""
+
+    num_ids: int
+    name = "ids"
+    special: ClassVar[Mapping[str, int]] = {}
+
+    @property
+    def eos(self) -> int:
+        return self.num_ids
+
+    @property
+    def begin(self) -> int:
+        return self.num_ids
+
+    @property
+    def vocab_size(self) -> int:
+        return self.num_ids + 1
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        return json.dumps({"type": _IDS_TYPE, "version": 1, "num_ids": self.num_ids})
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids that texts list, as in "17 4 256". Raises DataError for other text."""
+        return [np.array([self._id(word) for word in text.split()], token_dtype(self.vocab_size)) for text in texts]
+
+    def _id(self, word: str) -> int:
+        if not (word.isascii() and word.isdigit() and len(word) < 20 and int(word) < self.num_ids):
+            raise DataError(
+                f"'{word[:20]}' is no id below {self.num_ids}. The tokenizer of this text is not known, so write ids "
+                "with spaces between them, such as '17 4 256'."
+            )
+        return int(word)
+
+    def token_bytes(self, texts: Sequence[str]) -> list[np.ndarray | None]:
+        return [None for _ in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        array = _checked(ids, self.vocab_size)
+        return " ".join(map(str, array[array < self.num_ids].tolist()))
 
 
 @dataclass(frozen=True)
@@ -100,15 +147,19 @@ class BpeTokenizer(_Tokenizer):
         return self._tokenizer.get_vocab(with_added_tokens=True)
 
     @cached_property
-    def _own_size(self) -> int:
+    def num_ids(self) -> int:
         return max(self.vocab.values()) + 1
+
+    @cached_property
+    def special(self) -> dict[str, int]:
+        return {token.content: number for number, token in self._tokenizer.get_added_tokens_decoder().items()}
 
     @cached_property
     def eos(self) -> int:
         """The id of the first end-of-text special token known to posx; without one, a new id after the last."""
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
-        return next((special[name] for name in _EOS_NAMES if name in special), self._own_size)
+        return next((special[name] for name in _EOS_NAMES if name in special), self.num_ids)
 
     @cached_property
     def begin(self) -> int:
@@ -121,7 +172,7 @@ class BpeTokenizer(_Tokenizer):
 
     @cached_property
     def vocab_size(self) -> int:
-        return max(self._own_size, self.eos + 1)
+        return max(self.num_ids, self.eos + 1)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._encodings(texts, self._tokenizer.encode_batch_fast)
@@ -147,10 +198,10 @@ class BpeTokenizer(_Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` without special tokens. Raises DataError for ids outside the vocabulary."""
         array = _checked(ids, self.vocab_size)
-        return self._tokenizer.decode(array[array < self._own_size].tolist(), skip_special_tokens=True)
+        return self._tokenizer.decode(array[array < self.num_ids].tolist(), skip_special_tokens=True)
 
 
-Tokenizer = ByteTokenizer | BpeTokenizer
+Tokenizer = ByteTokenizer | BpeTokenizer | IdTokenizer
 
 
 def train_bpe(documents: Iterable[str], vocab_size: int) -> BpeTokenizer:
@@ -175,13 +226,17 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
         text = path.read_bytes().decode("utf-8")
-        if parsed(text) == parsed(_BYTES_JSON):
+        found = parsed(text)
+        if found == parsed(_BYTES_JSON):
             return ByteTokenizer()
+        if isinstance(found, dict) and found.get("type") == _IDS_TYPE:
+            return IdTokenizer(int(found["num_ids"]))
     except FileNotFoundError:
         raise DataError(
-            f"tokenizer '{path}' does not exist. Use 'bytes', 'bpe' (trained here) or the path of a tokenizer.json."
+            f"tokenizer '{path}' does not exist. Use 'bytes', 'bpe' (trained here), 'ids' or the path of a "
+            "tokenizer.json."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"tokenizer '{path}' cannot be read as JSON ({error}). Name a tokenizer.json.") from None
     tokenizer = BpeTokenizer(text)
     try:

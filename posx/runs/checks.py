@@ -58,8 +58,8 @@ def unused(run: RunConfig) -> dict[str, str]:
         found["encoding"] = "no layer of model.layer_policy is 'encoding'"
     if not any(run.rates):
         found["train.position_lr_multiplier"] = "the encoding has no parameters"
-    if run.data.tokenizer != "bpe":
-        found["data.vocab_size"] = f"only data.tokenizer=bpe is trained, data.tokenizer={run.data.tokenizer} is not"
+    if run.data.tokenizer not in ("bpe", "ids"):
+        found["data.vocab_size"] = f"data.tokenizer={run.data.tokenizer} has its own size; bpe and ids take one"
     if run.data.source == "stdlib" or is_path(run.data.source):
         why = f"data.source={run.data.source} is no data set of the hub"
         found |= dict.fromkeys(("data.subset", "data.train_split", "data.validation_split"), why)

@@ -231,7 +231,7 @@ def _activations(run: RunConfig, model: Model, data: int = 1, heads: int = 1, ag
 
 def _model_of(run: RunConfig) -> Model:
     """Return the model of a run whose text is not read yet."""
-    known = {"bytes": ByteTokenizer.vocab_size, "bpe": run.data.vocab_size}
+    known = {"bytes": ByteTokenizer.vocab_size, "bpe": run.data.num_ids, "ids": run.data.num_ids + 1}
     tokenizer = run.data.tokenizer
     return model_of(run, known[tokenizer] if tokenizer in known else load_tokenizer(tokenizer).vocab_size)
 

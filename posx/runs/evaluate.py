@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from posx import interrupts
 from posx.config import EvalConfig, RunConfig
-from posx.config.sections import PLACES, cycle_of
+from posx.config.data import PLACES
+from posx.config.sections import cycle_of
 from posx.data import Dataset
 from posx.encodings import code_of
 from posx.errors import UndefinedLength

@@ -172,7 +172,7 @@ def export_model(folder: RunFolder, target: Path) -> int:
         if isinstance(tokenizer, BpeTokenizer):
             tokenizer.save(target / "tokenizer.json")
         else:
-            say("notice: no tokenizer is written, because posx's bytes have no form there")
+            say(f"notice: no tokenizer is written, because the {tokenizer.name} tokenizer has no form there")
     return step
 
 

@@ -63,32 +63,53 @@ def saved_tokenizer(folder: RunFolder) -> Tokenizer:
 def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dataset:
     """Return the text of a trained run in its own tokens, or another text that `asked`, fields of DataConfig, names.
 
+    The `digest` of the run's own text is that of its settings. Another text has the digest of what is scored, whatever
+    text was trained on. An imported run has no training text, so none is read unless `asked` names it.
+
     Raises WorkdirError if the text has changed and no other text is asked for, DataError if it is gone.
     """
-    tokenizer = saved_tokenizer(folder)
     named = set(asked) - {"cache_dir"}
-    if run.is_imported and not named:
-        raise WorkdirError(
-            f"{folder.path} was imported, so posx does not know its text. Name a text with --config.data.source=PATH"
-        )
-    from_here = dataclasses.replace(run, data=corpus.absolute(DataConfig(**run.asked["data"])))
-    data = dataclasses.replace(at_known_places(from_here, run).data, **asked)
+    data = _named_text(folder, run, asked)
+    tokenizer = saved_tokenizer(folder)
     if named or Path(data.tokenizer).is_absolute():
         data = dataclasses.replace(data, tokenizer=str(folder.tokenizer_file))
     if not named:
         corpus.check_there(data, folder.path.name)
-    dataset = prepare(data, log=say)
-    if run.is_imported or (dataset.digest == run.text and dataset.tokenizer.digest == tokenizer.digest):
+    scores_only = "validation" in named and "source" not in named
+    gone = scores_only and corpus.is_gone(data.source)
+    if gone:
+        say(f"notice: the training text of {folder.path.name} is no longer at '{data.source}' and is not read")
+    dataset = prepare(data, log=say, training=not (gone or (scores_only and run.is_imported)))
+    if dataset.digest == run.text and dataset.tokenizer.digest == tokenizer.digest:
         return dataset
-    digests = f"digest {run.text[:12]}, now {dataset.digest[:12]}"
+    now = dataset.held_out_digest if named else dataset.digest
+    digests = f"digest {run.text[:12]}, now {now[:12]}"
     if not named:
         raise WorkdirError(
             f"{folder.path} was trained on other text or tokens than {dataset.source} has now ({digests}). "
             "Restore the original text or pass --config.data.source=PATH. To evaluate on the changed text on "
             f"purpose, pass --config.data.source={data.source}"
         )
-    say(
-        f"notice: {folder.path.name} is measured on other text than in training ({digests}). Its rows are "
-        "kept apart (docs/guides/resuming.md)."
-    )
-    return dataset
+    if not run.is_imported:
+        say(
+            f"notice: {folder.path.name} is measured on other text than in training ({digests}). Its rows are "
+            "kept apart (docs/guides/resuming.md)."
+        )
+    return dataclasses.replace(dataset, digest=now)
+
+
+def _named_text(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> DataConfig:
+    """Return the settings of the text that is asked for. Raises WorkdirError if an imported run lacks one."""
+    if run.is_imported and not {"source", "validation"} & set(asked):
+        raise WorkdirError(
+            f"{folder.path} was imported, so posx does not know its text. Name a text with "
+            "--config.data.validation=PATH, all of which is scored"
+        )
+    from_here = dataclasses.replace(run, data=corpus.absolute(DataConfig(**run.asked["data"])))
+    data = dataclasses.replace(at_known_places(from_here, run).data, **asked)
+    if run.is_imported and "source" not in asked and data.tuning_fraction:
+        raise WorkdirError(
+            f"--config.data.tuning_fraction={data.tuning_fraction}: {folder.path} was imported, so it has no training "
+            "text to take documents from. Leave this setting out."
+        )
+    return data

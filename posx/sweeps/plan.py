@@ -13,7 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from posx.config import RunConfig
-from posx.config.sections import PLACES
+from posx.config.data import PLACES
 from posx.data import DataConfig, Dataset, check_length, prepare
 from posx.data.store import cache_folder
 from posx.encodings import spec_text

@@ -1,0 +1,59 @@
+"""Documents as token ids, and the bytes of text behind each id.
+
+A chat is encoded part by part: the markers of its template are special tokens where the tokenizer has them. Token ids
+are kept as they are.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from posx.data.chat import Chat
+from posx.data.corpus import Document
+from posx.data.overlap import chunks
+from posx.data.tokenizers import Tokenizer, utf8
+
+
+def encoded(documents: Sequence[Document], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """Yield the ids [n] of each document, of any integer type, without a separator."""
+    for chunk in chunks(documents):
+        texts = [document for document in chunk if isinstance(document, str)]
+        of_texts = _by_part(texts, tokenizer, tokenizer.encode_batch, lambda number: number)
+        for document in chunk:
+            yield np.concatenate(next(of_texts)) if isinstance(document, str) else document
+
+
+def text_bytes(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray | None:
+    """Return the bytes of text behind each token of all documents and their separators, int64 [n].
+
+    A separator gets the text that the tokenizer drops before it. The text of token ids is known if it gives these ids
+    again. None if the tokenizer cannot tell.
+    """
+    found: list[np.ndarray] = []
+    markers = {number: len(utf8(marker)) for marker, number in tokenizer.special.items()}
+    for chunk in chunks(documents):
+        texts = [document if isinstance(document, str) else tokenizer.decode(document) for document in chunk]
+        decoded = [n for n, document in enumerate(chunk) if not isinstance(document, str)]
+        again = tokenizer.encode_batch([texts[n] for n in decoded])
+        if not all(np.array_equal(ids, chunk[n]) for n, ids in zip(decoded, again, strict=True)):
+            return None
+        for text, sizes in zip(texts, _by_part(texts, tokenizer, tokenizer.token_bytes, markers.get), strict=True):
+            if any(one is None for one in sizes):
+                return None
+            found += [*sizes, np.array([len(utf8(text)) - sum(int(one.sum()) for one in sizes)])]
+    return np.concatenate(found)
+
+
+def _by_part(
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    of_texts: Callable[[Sequence[str]], Sequence[Any]],
+    of_marker: Callable[[int], Any],
+) -> Iterator[list[Any]]:
+    """Yield for each text the results of its parts: all texts in one call, and [one] for the marker of a chat."""
+    special = tokenizer.special
+    parts = [text.parts(special) if isinstance(text, Chat) else [text] for text in texts]
+    results = iter(of_texts([part for found in parts for part in found if isinstance(part, str)]))
+    for found in parts:
+        yield [next(results) if isinstance(part, str) else np.array([of_marker(part)]) for part in found]
