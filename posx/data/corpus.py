@@ -17,7 +17,7 @@ import numpy as np
 
 from posx.config.data import PLACES, TOKENIZERS, DataConfig
 from posx.data.chat import Chat
-from posx.data.decoding import Decoder
+from posx.data.decoding import TextDecoder
 from posx.data.ids import need_tokenizer, pieces
 from posx.data.readers import FORMATS, IDS, TEXTS, Item
 from posx.data.texts import HUB_NAME, Files, find_files, find_splits, load_hub
@@ -140,7 +140,7 @@ def load(
     for part in source.parts.values():
         if part.left_out:
             log(f"'{part.description}': {part.left_out}")
-    decoder, items = Decoder(config.text_encoding), dict[str, list[Item]]()
+    decoder, items = TextDecoder(config.text_encoding), dict[str, list[Item]]()
     for key, part in list(source.parts.items())[: 1 if config.tuning_fraction else 2]:
         items[key] = list(part.rows(config, decoder))
     decoder.check()

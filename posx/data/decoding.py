@@ -27,7 +27,7 @@ NAMED = 10  # files that a message names
 _SAMPLE = 4096  # characters by which a guess is judged
 
 
-class Decoder:
+class TextDecoder:
     """Decodes files by one setting. Files that do not fit are kept for `check`, doubtful ones for `warnings`."""
 
     def __init__(self, encoding: str):
@@ -101,9 +101,9 @@ class Decoder:
         found = ["Name text. Token ids are read from .npy files, and from .bin files with data.dtype"] * ("" in guesses)
         found += ["Leave data.text_encoding out"] * ("utf-8" in guesses)
         guesses = {guess: path for guess, path in guesses.items() if guess in _ICONV}
-        if wide := guesses.keys() & set(_WIDE):
-            if len(guesses) == 1 and len(self.failed) == self.num_files:
-                return f"Set --config.data.text_encoding={wide.pop()}"
+        wide = guesses.keys() & set(_WIDE)
+        if wide and not found and len(guesses) == 1 and len(self.failed) == self.num_files:
+            return f"Set --config.data.text_encoding={wide.pop()}"
         commands = [f"iconv -f {_ICONV[guess]} -t UTF-8 '{path}' > FILE" for guess, path in guesses.items()]
         if commands:
             found.append(f"Convert to UTF-8, for example: {'; '.join(commands)}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from posx.config.data import DataConfig
 from posx.data.chat import chat_of
-from posx.data.decoding import Decoder
+from posx.data.decoding import TextDecoder
 from posx.data.ids import Ids, of_bin, of_npy
 from posx.data.tokenizers import utf8
 from posx.errors import DataError, nearest
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 #: A text, that of a chat, or token ids.
 Item = str | Ids
-Reader = Callable[[Path, DataConfig, Decoder], Iterator[Item]]
+Reader = Callable[[Path, DataConfig, TextDecoder], Iterator[Item]]
 
 
-def _read_text(path: Path, config: DataConfig, decoder: Decoder) -> Iterator[Item]:
+def _read_text(path: Path, config: DataConfig, decoder: TextDecoder) -> Iterator[Item]:
     text = decoder.text(path)
     if text is not None:
         yield text
 
 
-def _read_npy(path: Path, config: DataConfig, decoder: Decoder) -> Iterator[Item]:
+def _read_npy(path: Path, config: DataConfig, decoder: TextDecoder) -> Iterator[Item]:
     yield of_npy(path)
 
 
-def _read_bin(path: Path, config: DataConfig, decoder: Decoder) -> Iterator[Item]:
+def _read_bin(path: Path, config: DataConfig, decoder: TextDecoder) -> Iterator[Item]:
     yield of_bin(path, config.dtype)
 
 
-def _read_json(path: Path, config: DataConfig, decoder: Decoder) -> Iterator[Item]:
+def _read_json(path: Path, config: DataConfig, decoder: TextDecoder) -> Iterator[Item]:
     """Yield the values of an array of objects, or of an object a line."""
     decoded = decoder.text(path)
     if decoded is None:
@@ -89,7 +89,7 @@ def _of_value(value: Any, config: DataConfig, file: str, name: str, n: int) -> t
         raise DataError(f"{place}: an id has more than 64 bits. It is none of a tokenizer.") from None
 
 
-def _read_table(path: Path, config: DataConfig, decoder: Decoder) -> Iterator[Item]:
+def _read_table(path: Path, config: DataConfig, decoder: TextDecoder) -> Iterator[Item]:
     """Yield the values of a parquet file, or of an Arrow file of `datasets`."""
     import pyarrow as pa
 

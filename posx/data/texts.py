@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from posx.config.data import DataConfig
-from posx.data.decoding import Decoder
+from posx.data.decoding import TextDecoder
 from posx.data.ids import need_tokenizer
 from posx.data.readers import FORMATS, IDS, READERS, TEXTS, Item, check_column, reason
 from posx.errors import DataError
@@ -49,7 +49,7 @@ class Files:
                 total.update(f"{file_digest(path)} {name}\n".encode("utf-8", "surrogateescape"))
         return total.hexdigest()
 
-    def rows(self, config: DataConfig, decoder: Decoder) -> Iterator[Item]:
+    def rows(self, config: DataConfig, decoder: TextDecoder) -> Iterator[Item]:
         """Yield texts and token ids; a text file is one. Files that cannot be decoded are left to the decoder.
 
         Raises DataError with file, place and cause.

@@ -118,7 +118,10 @@ def test_names_that_would_be_too_long_or_the_same_are_told_apart(tmp_path):
         ({"encoding__base": (int("9" * 400),)}, "9999: not a finite number"),
         ({"train__length": (64, 1)}, "train.length=1 must be at least 2"),
         ({"eval__stride": (8, 16)}, "eval.stride=8 and 16 are the same run: eval.protocols has no sliding"),
-        ({"data__vocab_size": (300, 400)}, "data.vocab_size=300 and 400 are the same run: data.tokenizer=bytes has its"),
+        (
+            {"data__vocab_size": (300, 400)},
+            "data.vocab_size=300 and 400 are the same run: data.tokenizer=bytes has its",
+        ),
         ({"train__position_lr_multiplier": (1.0, 3.0)}, "are the same run: the encoding has no parameters"),
         ({"eval__protocols": (("sliding",), "sliding")}, "names a value twice"),
         ({"train__weight_decay": (-0.0, 0.0)}, "names a value twice"),
