@@ -63,6 +63,9 @@ def unused(run: RunConfig) -> dict[str, str]:
     if run.data.source == "stdlib" or is_path(run.data.source):
         why = f"data.source={run.data.source} is no data set of the hub"
         found |= dict.fromkeys(("data.subset", "data.train_split", "data.validation_split"), why)
+    places = [place for place in (run.data.source, run.data.validation) if place]
+    if not any(place.endswith(".bin") or Path(place).is_dir() for place in places):
+        found["data.dtype"] = "it is the type of .bin files, and none is named"
     if run.data.validation:
         found["data.validation_fraction"] = "data.validation names the held-out text"
     named = set(map(protocols.protocol_class, run.eval.protocols))
