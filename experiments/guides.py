@@ -91,7 +91,7 @@ def rise(entry: Entry, factor: int = 8) -> str:
 
 def link(name: str) -> str:
     """Return an entry as a link to the page of its encoding."""
-    return f"[`{name}`](../encodings/{name.partition('(')[0]}.md)"
+    return f"[`{name}`](../../posx/encodings/{name.partition('(')[0]}.py)"
 
 
 def at_length(entries: dict[str, Entry], name: str) -> list[str]:

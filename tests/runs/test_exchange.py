@@ -197,7 +197,7 @@ def test_an_imported_run_is_a_run(capsys, folder, site, tmp_path):
     assert code == 0, err
     asked = "--encoding=rope(frequencies=linear(factor=2)), rope(frequencies=yarn(factor=2))"
     code, out, err = tiny.call(capsys, *words, f"--workdir={run}", "--protocol=nonoverlapping", asked)
-    assert code == 0 and "rope(frequencies=yarn(factor=2))" in out, err
+    assert code == 0 and "rope(frequencies=yarn(factor=2, original_len=16))" in out, err
     assert tiny.call(capsys, "import", f"--from={source}", f"--to={tmp_path / 'twin'}")[0] == 0
     one, other = (json.loads((folder / "config.json").read_text())["hash"] for folder in (run, tmp_path / "twin"))
     assert one == other
