@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from posx.attention.known import check_orders, check_positions
+from posx.attention.masks import MASKS
 from posx.contract import Encoding, Features, check_defined
 
 #: A NumPy array if the values are known before tracing, else a JAX one.
@@ -19,6 +21,8 @@ class Slots(NamedTuple):
 
     pos: positions, int32 or float32. idx: arrival orders, int32, -1 for an empty slot; None if queries and keys are the
     same tokens, in order. segment: document numbers, int32; None for one document.
+
+    Without idx every slot is a token. Known positions that fall, are below 0 or jump far are then refused.
     """
 
     pos: Any
@@ -31,24 +35,35 @@ def as_slots(given: Any) -> Slots:
     return given if isinstance(given, Slots) else Slots(given)
 
 
-def check_vectors(encoding: Encoding, q: Any, k: Any, v: Any) -> bool:
+def check_vectors(encoding: Encoding, q: Any, k: Any, v: Any, q_slots: Slots, k_slots: Slots) -> bool:
     """Return whether q are windows [b, q, 1 + n, h, d] of tokens, for an encoding whose `query` looks back n tokens.
 
-    Raises ValueError unless q, k and v are [b, q, h, d], [b, k, g, d], [b, k, g, d] with g dividing h.
+    Raises ValueError unless q, k and v are [b, q, h, d], [b, k, g, d], [b, k, g, d] with g dividing h, or if positions
+    say that the axes of tokens and heads are exchanged.
     """
     back = encoding.history.get("query", 0)
     windows = back > 0 and q.ndim == 5 and q.shape[2] == 1 + back
     q = q[:, :, 0] if windows else q
     if q.ndim != 4 or k.ndim != 4 or k.shape != (*v.shape[:3], k.shape[3]) or q.shape[0] != k.shape[0]:
+        remedy = " Add the axis of the batch: q[None], k[None], v[None]." if {q.ndim, k.ndim, v.ndim} == {3} else ""
         raise ValueError(
-            f"q {q.shape}, k {k.shape}, v {v.shape} must have the shapes [b, q, h, d], [b, k, g, d], [b, k, g, d]."
+            f"q {q.shape}, k {k.shape}, v {v.shape} must have the shapes [b, q, h, d], [b, k, g, d], "
+            f"[b, k, g, d].{remedy}"
         )
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"{name} is {x.dtype}: vectors must be floats. Cast them to float32.")
+    for name, x, slots in (("q", q, q_slots), ("k", k, k_slots)):
+        tokens: tuple[int, ...] = getattr(slots.pos, "shape", ())[-1:]
+        if tokens == x.shape[2:3] and tokens != x.shape[1:2]:
+            raise ValueError(
+                f"{name} {x.shape} has the {tokens[0]} tokens of its positions on the axis of heads. Vectors are "
+                f"[b, t, h, d]: give {name}.swapaxes(1, 2)."
+            )
     if q.shape[2] % k.shape[2]:
         raise ValueError(
-            f"{k.shape[2]} key/value heads do not divide {q.shape[2]} query heads. Choose a number that divides it."
+            f"{k.shape[2]} key/value heads do not divide {q.shape[2]} query heads. Choose a number that divides it: q "
+            f"{q.shape} and k {k.shape} are [b, t, heads, d]."
         )
     return windows
 
@@ -82,6 +97,9 @@ def known(name: str, given: Any, tokens: tuple[int, ...], kinds: tuple[str, ...]
     """
     if not isinstance(given, Known):
         raise ValueError(f"{name} is no array: give [t] or [b, t] of {' or '.join(kinds)}.")
+    if given.dtype == np.bool_:
+        remedy = f"Write np.where({name}, order, -1)." if name.endswith("idx") else f"If it is a mask: {MASKS}"
+        raise ValueError(f"{name} is bool: it must be {' or '.join(kinds)}. {remedy}")
     if given.ndim not in (1, 2) or given.shape[-1] != tokens[1] or given.shape[:-1] not in ((), (1,), tokens[:1]):
         raise ValueError(
             f"{name} has shape {given.shape}, but vectors [b, t, h, d] have {tokens[1]} tokens: give [t] or [b, t]."
@@ -107,26 +125,33 @@ def both_sides(
     in_order = q.idx is None
     if in_order and q_tokens != k_tokens:
         raise ValueError(f"{q_tokens[1]} queries attend to {k_tokens[1]} keys: give idx, the arrival orders, of both.")
+    one_side = all(a is b for a, b in zip(q, k, strict=True))
     q, k = _side("q", q_tokens, q, clean=False), _side("k", k_tokens, k, clean=k_clean)
+    for name, side in (("q_pos", q), *([] if one_side else [("k_pos", k)])):
+        check_positions(name, side.pos, None if in_order else side.idx, side.segment)
     if q.pos.dtype != k.pos.dtype:
         raise ValueError(
             f"positions are {q.pos.dtype} for queries but {k.pos.dtype} for keys: give both the same type."
         )
     if encoding.integer_positions and q.pos.dtype != np.int32:
         raise ValueError(f"{type(encoding).__name__} reads a table, so positions must be integers, not {q.pos.dtype}.")
-    for pos in (q.pos, k.pos):
-        if isinstance(pos, np.ndarray) and pos.size:
-            check_defined(encoding, pos.min(), pos.max())
+    known_pos = [pos for pos in (q.pos, k.pos) if isinstance(pos, np.ndarray) and pos.size]
+    for pos in known_pos:
+        check_defined(encoding, pos.min(), pos.max())
+    first, last = min((pos.min() for pos in known_pos), default=0), max((pos.max() for pos in known_pos), default=0)
+    if q.pos.dtype == np.int32 and int(last) - int(first) >= 2**31:
+        raise ValueError(f"positions go from {first} to {last}: distances must be below 2**31 tokens.")
     return q, k, in_order
 
 
 def _side(side: str, tokens: tuple[int, ...], given: Slots, clean: bool) -> Slots:
     pos = known(f"{side}_pos", given.pos, tokens, kinds=("int32", "float32"))
     segment = None if given.segment is None else known(f"{side}_segment", given.segment, tokens)
-    if given.idx is None:
-        return Slots(pos, np.arange(tokens[1], dtype=np.int32), segment)
-    idx = known(f"{side}_idx", given.idx, tokens)
-    return Slots(pos if clean else _settled(pos, idx), idx, segment)
+    idx = None if given.idx is None else known(f"{side}_idx", given.idx, tokens)
+    if idx is not None and side == "k":
+        check_orders("k_idx", idx, segment)
+    pos = pos if clean or idx is None else _settled(pos, idx)
+    return Slots(pos, np.arange(tokens[1], dtype=np.int32) if idx is None else idx, segment)
 
 
 def _settled(pos: Known, idx: Known) -> Known:

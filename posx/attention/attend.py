@@ -27,7 +27,7 @@ from posx.attention.cpu import operand_dtype
 from posx.attention.dense import dense
 from posx.attention.fused import fused, is_native, refusal
 from posx.attention.history import seen_by
-from posx.attention.masks import Mask, causal
+from posx.attention.masks import Mask, causal, require_mask
 from posx.attention.tiles import Block, Pairs, Tables, Tokens, over_batch
 from posx.contract import (
     Encoding,
@@ -116,19 +116,15 @@ def attend(
     """
     if isinstance(executor, str) and executor not in (*EXECUTORS, "auto"):
         raise ValueError(f"executor {executor!r} is unknown; allowed: {', '.join(EXECUTORS)}, auto.")
-    if not isinstance(mask, Mask):
-        raise ConfigError(
-            f"mask is {type(mask).__name__}: give posx.causal(), posx.full() or posx.window(size). "
-            "Padding is an idx of -1 in posx.Slots."
-        )
+    require_mask(mask)
     require_encoding(encoding, "attend: encoding")
     require_resolved(encoding)
     if not mask.causal and (refused := [part for part in parts(encoding) if part.causal_only]):
         raise ConfigError(
             f"{refused[-1]} is for causal masks: it does not support keys after the query. Give mask=posx.causal()."
         )
-    windows = check_vectors(encoding, q, k, v)
     given = as_slots(q_slots), as_slots(q_slots if k_slots is None else k_slots)
+    windows = check_vectors(encoding, q, k, v, *given)
     q_at, k_at, in_order = both_sides(encoding, q.shape[:2], k.shape[:2], *given, k_clean=cached)
     check_tokens(encoding, q, k, x, features)
     check_slots(encoding, q_at, k_at, x is not None, windows)

@@ -4,10 +4,17 @@ A slot with idx -1 is empty or padding: it sees no slot, and no slot sees it.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 
 from posx.errors import ConfigError
+
+#: The values that stand for a boolean mask.
+MASKS = (
+    "give posx.causal(), posx.full() or posx.window(size). Padding is an idx of -1, and packed documents are segment "
+    "numbers, both in posx.Slots."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,3 +70,13 @@ def full() -> Mask:
 def window(size: int, sinks: int = 0) -> Mask:
     """Return the mask under which each token sees the last `size` tokens, itself included, and the first `sinks`."""
     return Mask(window=size, sinks=sinks)
+
+
+def require_mask(given: Any) -> None:
+    """Raise ConfigError unless `given` is a Mask: an array has no window to skip tiles by, and no arrival orders."""
+    if isinstance(given, Mask):
+        return
+    if any(given is made for made in (causal, full, window)):
+        raise ConfigError(f"mask is the function {given.__name__}: call it. Write mask=posx.{given.__name__}(...).")
+    shown = "jax.Array" if isinstance(given, jax.Array) else type(given).__name__
+    raise ConfigError(f"mask is {repr(given) if isinstance(given, str | bool) else shown}: {MASKS}")

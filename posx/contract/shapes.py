@@ -48,6 +48,10 @@ class Use(NamedTuple):
         (h, d), (g, k_width), (_, v_width) = self.q.shape, self.k.shape, self.v.shape
         return f"q has {h} heads of {d}, k and v {g} of {k_width} and {v_width}"
 
+    @property
+    def dims(self) -> str:
+        return f"num_heads={self.q.shape[0]}, head_dim={self.q.shape[1]}, num_kv_heads={self.k.shape[0]}"
+
 
 def check_value(encoding: Encoding, dims: Dims) -> None:
     """Raise ConfigError if `encoding`, resolved for `dims`, cannot be used as a value or a hook does not fit.
@@ -93,7 +97,7 @@ def hook_shapes(encoding: Encoding, dims: Dims, vectors: Any = None) -> Called:
     q, k, x = (Struct(shape, dtype) for shape in ((h, d), (dims.kv_heads, d), (dims.model_dim,)))
     params = {name: Struct(array.shape, floats) for name, array in _init(encoding, dims).items()}
     use = Use(q, k, k, jnp.dtype(jnp.int32), x, {}, {}, keys_mapped=False)
-    return HookCheck(encoding, params, use).run()
+    return HookCheck(encoding, params, use, built_for_it=True).run()
 
 
 def _init(encoding: Encoding, dims: Dims) -> Params:
@@ -124,10 +128,13 @@ def with_history(encoding: Encoding, hook: str, x: Any) -> Any:
 
 
 class HookCheck:
-    """Calls every hook that acts, with numbers of tokens that no other axis has, so that no two can be mistaken."""
+    """Calls every hook that acts, with numbers of tokens that no other axis has, so that no two can be mistaken.
 
-    def __init__(self, encoding: Encoding, params: Params, use: Use):
-        self.encoding, self.params, self.use = encoding, params, use
+    built_for_it: the encoding was built for these sizes, so that an error of a hook is a fault of its own.
+    """
+
+    def __init__(self, encoding: Encoding, params: Params, use: Use, built_for_it: bool = False):
+        self.encoding, self.params, self.use, self.built_for_it = encoding, params, use, built_for_it
         self.called: Called = {}
         taken = {size for x in (use.q, use.k, use.v, use.x) if x is not None for size in x.shape} | {1}
         q, k, n = itertools.islice((size for size in itertools.count(3) if size not in taken), 3)
@@ -210,8 +217,7 @@ class HookCheck:
 
     def _call(self, hook: str, *arguments: Any) -> Any:
         """Return the shapes that `hook` returns. Raises ConfigError, one line, for what it raises and for others."""
-        shapes = (f"{list(x.shape)}" if hasattr(x, "shape") else "..." for x in arguments)
-        made = f"{self.encoding}.{hook}({', '.join(('params', *shapes))})"
+        made = f"{self.encoding}.{hook}({', '.join(('params', *map(_argument, arguments)))})"
         try:
             found = jax.eval_shape(getattr(self.encoding, hook), self.params, *arguments)
         except PosxError:
@@ -223,6 +229,11 @@ class HookCheck:
             has += f"; features: {features}" if features else ""
             raise ConfigError(f"{made} reads {error}, which is not there; params has: {has} ({self._where})") from error
         except Exception as error:  # the user's own code
+            if not self.built_for_it and isinstance(error, TypeError | ValueError):  # JAX names sizes of its own
+                raise ConfigError(
+                    f"{self.encoding}.{hook} does not fit: {self.use.heads}. Build the encoding for these sizes: "
+                    f"posx.build(spec, posx.Dims({self.use.dims}, ...)). If it was, the error above is in its own code."
+                ) from error
             raise ConfigError(f"{made} raises {_one_line(error)} ({self._where})") from error
         self.called[hook] = arguments, found
         wanted, width = HOOKS[hook].gives, arguments[0].shape[-1] if hook in MAPS else 0
@@ -267,6 +278,15 @@ def _shown(found: Any) -> str:
     if hasattr(found, "shape"):
         return f"{list(found.shape)}{'' if _is_float(found) else f' of {found.dtype}'}"
     return "None" if found is None else f"a {type(found).__name__}"
+
+
+def _argument(given: Any) -> str:
+    """Return an argument of a hook in a few words: shapes, by name if there are several."""
+    if isinstance(given, Tile):
+        return "; ".join(f"tile.{name} {_argument(x)}" for name, x in given._asdict().items())
+    if isinstance(given, dict):
+        return f"{{{', '.join(f'{name}: {_argument(x)}' for name, x in given.items())}}}"
+    return f"{list(given.shape)}" if hasattr(given, "shape") else "..."
 
 
 def _one_line(error: Exception) -> str:

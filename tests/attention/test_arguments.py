@@ -210,7 +210,9 @@ MISFITS = {
     "shaw of narrow heads": (*built("shaw", OTHER), r"parameter 'keys' is \[17, 4\], not \[17, 6\]"),
     "another table": (Shaw(2), SHAW, r"parameter 'keys' is \[7, 6\], not \[5, 6\]"),
     "rope of wide heads": (
-        *built("rope", ONE), r"^Rope\(.*rotary_dim=24, .*\)\.query\(params, \[3, 4, 6\], .* \(q has 4 heads of 6, "
+        *built("rope", ONE),
+        r"^Rope\(.*rotary_dim=24, .*\)\.query does not fit: q has 4 heads of 6, k and v 2 of 6 and 6\. Build the "
+        r"encoding for these sizes: posx\.build\(spec, posx\.Dims\(num_heads=4, head_dim=6, num_kv_heads=2, \.\.\.\)",
     ),
     "no parameters": (
         built("t5", XL)[0], {}, r"^T5\(.*: missing: table\. Give all that init\(rng, dims\) returns, with the shared",
