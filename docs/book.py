@@ -3,6 +3,8 @@
 `write` makes `docs/encodings` and `docs/results` anew at each build. Git does not track them. A page of the book is
 made from the class (definition, fields, facts, picture), from `encodings.toml` (formula in LaTeX, one phrase) and from
 the leaderboard's data (measured results, published claims).
+
+Git tracks the README and the contract, which hold tables of the code too. `python -m docs.book` writes these tables.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from experiments.leaderboard import leaderboard
 from experiments.tables import HERE, load
 from posx import plots, report
 from posx.commands.encodings import facts_of, fields_of
-from posx.contract import HOOKS, Encoding, acting, parts
+from posx.contract import HOOKS, ByDistance, Encoding, Tile, acting, parts
 from posx.contract.facts import FACTS
 from posx.contract.hooks import Hook
 from posx.encodings import ENCODINGS, Dims, build, encoding_name, from_spec
@@ -72,13 +74,8 @@ def write(docs: Path) -> None:
     _write_results(docs / "results")
 
 
-def fill(_: Any, page: str, source: list[str]) -> None:
-    """Put the tables of the contract into a page, and links to the site's own pages.
-
-    Pages link to files of the clone. The site has pages of its own for encodings and studies.
-    """
-    if "<!-- " in source[0]:
-        source[0] = source[0].replace("<!-- hooks -->", _hooks()).replace("<!-- facts -->", _facts())
+def link(_: Any, page: str, source: list[str]) -> None:
+    """Lead the links of a page to the site's own pages of encodings and studies, which a clone does not have."""
     up = "../" * page.count("/")
     for pattern, own in OWN_PAGES.items():
         source[0] = re.sub(rf"\]\((?:\.\./)+{pattern}", rf"]({up}{own}", source[0])
@@ -117,6 +114,7 @@ def _table(head: list[str] | tuple[str, ...], rows: list[list[str]], numbers: in
 
 
 def _hooks() -> str:
+    """Return the table of hooks. Their meaning is the first paragraph of each default in `Encoding`."""
     rows = [
         [f"`{name}`", ", ".join(hook.takes) or "-", _shape(hook), hook.kind, _first(getattr(Encoding, name))]
         for name, hook in HOOKS.items()
@@ -130,6 +128,14 @@ def _shape(hook: Hook) -> str:
         return "; ".join(f"{name} `[{shape}]`" for name, shape in hook.gives._asdict().items())
     shape = re.sub(r"\b[qk]\b", "t", hook.gives) if hook.kind == "token" else hook.gives
     return f"`[{shape}]`" if shape else "named arrays `[t, ...]`, carry"
+
+
+def _record(cls: type) -> str:
+    """Return the table of a record's fields, out of the Attributes of its docstring."""
+    listed = (inspect.getdoc(cls) or "").partition("Attributes:\n")[2]
+    fields = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", listed, re.MULTILINE)
+    rows = [[f"`{name}`", re.sub(r"^(\[[^\]]*\]|\{[^}]*\})", r"`\1`", " ".join(text.split()))] for name, text in fields]
+    return _table(("field", "holds"), rows)
 
 
 def _first(thing: Any) -> str:
@@ -323,7 +329,7 @@ def _question(study: str) -> str:
 
 
 def catalogue() -> str:
-    """Return the table of the README. `python -m docs.book` prints it."""
+    """Return the table of the README. `python -m docs.book` writes it."""
     rows = []
     for name, cls in sorted(ENCODINGS.items(), key=lambda item: GROUPS.index(TEXTS[item[0]]["group"])):
         text = TEXTS[name]
@@ -341,5 +347,29 @@ def _paper(text: str) -> str:
     return re.sub(r"arXiv (\d{4}\.\d{5})", r"[\1](https://arxiv.org/abs/\1)", text)
 
 
+def committed() -> dict[Path, str]:
+    """Return the pages that hold tables of the code, as they must be. `python -m docs.book` writes them.
+
+    A table follows a comment with its name, or in the README its first line.
+    """
+    readme, contract = HERE.parent / "README.md", Path(__file__).parent / "design/contract.md"
+    text = contract.read_text(encoding="utf-8")
+    tables_of = {"hooks": _hooks(), "by_distance": _record(ByDistance), "tile": _record(Tile), "facts": _facts()}
+    for name, table in tables_of.items():
+        text = _with_table(text, rf"(?<=<!-- {name} -->\n\n)", table)
+    table = catalogue()
+    head = re.escape(table.partition("\n")[0])
+    return {contract: text, readme: _with_table(readme.read_text(encoding="utf-8"), rf"(?={head}\n)", table)}
+
+
+def _with_table(page: str, place: str, table: str) -> str:
+    """Return the page with the table at `place`, a pattern, in place of the one there. Raises ValueError if none is."""
+    found, count = re.subn(rf"{place}(\|.*\n)+", lambda _: f"{table}\n", page)
+    if count != 1:
+        raise ValueError(f"{place} is in the page {count} times instead of once, with a table after it.")
+    return found
+
+
 if __name__ == "__main__":
-    print(catalogue())
+    for path, text in committed().items():
+        path.write_text(text, encoding="utf-8")

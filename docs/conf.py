@@ -53,8 +53,8 @@ html_theme_options = {
 
 
 def setup(app):
-    """Generate pages before Sphinx looks for them, and fill the tables of pages that ask for one."""
+    """Generate pages before Sphinx looks for them, and lead links to them."""
     book.write(Path(app.srcdir))
-    app.connect("source-read", book.fill)
+    app.connect("source-read", book.link)
     app.connect("autodoc-process-docstring", book.untyped, priority=400)  # before napoleon, which has 500
     app.connect("autodoc-process-docstring", book.plain)

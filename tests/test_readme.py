@@ -91,8 +91,12 @@ def test_every_page_with_ratios_defines_them_alike():
         assert any(form in text for form in forms), path
 
 
-def test_readme_table_is_the_catalogue():
-    """`python -m docs.book` prints it."""
+def test_tables_of_tracked_pages_are_those_of_the_code():
+    """`python -m docs.book` writes them."""
+    pages = book.committed()
+    assert {path.name for path in pages} == {"README.md", "contract.md"}
+    for path, text in pages.items():
+        assert path.read_text(encoding="utf-8") == text, path
     assert f"\n\n{book.catalogue()}\n\n" in README
 
 

@@ -17,12 +17,14 @@ Known = np.ndarray | jax.Array
 
 
 class Slots(NamedTuple):
-    """The slots of one side's tokens, each array [t] or [b, t].
-
-    pos: positions, int32 or float32. idx: arrival orders, int32, -1 for an empty slot; None if queries and keys are the
-    same tokens, in order. segment: document numbers, int32; None for one document.
+    """The slots of one side's tokens, each array [t] or [b, t], with t the slots of q or of k.
 
     Without idx every slot is a token. Known positions that fall, are below 0 or jump far are then refused.
+
+    Attributes:
+      pos: positions in tokens, int32 or float32.
+      idx: arrival orders, int32, -1 for an empty slot; None if queries and keys are the same tokens, in order.
+      segment: document numbers, int32; None for one document.
     """
 
     pos: Any
@@ -38,8 +40,8 @@ def as_slots(given: Any) -> Slots:
 def check_vectors(encoding: Encoding, q: Any, k: Any, v: Any, q_slots: Slots, k_slots: Slots) -> bool:
     """Return whether q are windows [b, q, 1 + n, h, d] of tokens, for an encoding whose `query` looks back n tokens.
 
-    Raises ValueError unless q, k and v are [b, q, h, d], [b, k, g, d], [b, k, g, d] with g dividing h, or if positions
-    say that the axes of tokens and heads are exchanged.
+    Raises ValueError unless q, k and v are [b, q, h, d], [b, k, g, d], [b, k, g, d] with g dividing h. So it does if
+    the positions are as many as the heads, and not as many as the tokens.
     """
     back = encoding.history.get("query", 0)
     windows = back > 0 and q.ndim == 5 and q.shape[2] == 1 + back

@@ -17,8 +17,11 @@ from posx.errors import ConfigError
 class About(NamedTuple):
     """Facts about a method that are not part of its definition.
 
-    paper: its source. beyond: its behaviour beyond the training length. lr_multiplier: its parameters learn at this
-    multiple of the model's learning rate, unless a run sets `train.position_lr_multiplier`.
+    Attributes:
+      paper: its source.
+      beyond: its behaviour beyond the training length.
+      lr_multiplier: its parameters learn at this multiple of the model's learning rate, unless a run sets
+        `train.position_lr_multiplier`.
     """
 
     paper: str = ""

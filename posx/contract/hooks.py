@@ -38,31 +38,54 @@ o_i  = output(sum_j w_ij (v~_j + t_r.value), pos_i)"""
 
 
 class ByDistance(NamedTuple):
-    """The terms that depend only on distance, at n distances. Unused terms are None."""
+    """The terms that depend only on distance, at n distances. Unused terms are None.
 
-    bias: Any = None  # [h or 1, n] nats, outside the scale
-    scaled: Any = None  # [h or 1, n], inside the scale
-    query: Any = None  # [n, h or 1, d], multiplied with q_i as projected
-    key: Any = None  # [n, h or 1, d], multiplied with k_j as projected
-    value: Any = None  # [n, h or 1, d], added to v~_j
+    An axis of 1 in place of h means that all heads share the values. Floats, at least float32.
+
+    Attributes:
+      bias: [h or 1, n] nats, outside the scale.
+      scaled: [h or 1, n], inside the scale.
+      query: [n, h or 1, d], multiplied with q_i as projected.
+      key: [n, h or 1, d], multiplied with k_j as projected.
+      value: [n, h or 1, d], added to the mapped value of key j.
+    """
+
+    bias: Any = None
+    scaled: Any = None
+    query: Any = None
+    key: Any = None
+    value: Any = None
 
 
 class Tile(NamedTuple):
-    """One rectangle of queries against keys, as `score` sees it.
+    """One rectangle of q queries against k keys, as `score` sees it beside s [h, q, k].
 
-    Key vectors are repeated to `h` heads. Vectors have the model's type, all else is at least float32.
+    No array has a batch axis. h is the number of query heads, and key vectors are repeated to h heads. Vectors have the
+    model's type, all else is at least float32.
+
+    Attributes:
+      q: [q, h, d], queries as projected.
+      k: [k, h, d], keys as projected.
+      mapped_q: [q, h, d'], queries after `query`; d' is d unless the maps change it.
+      mapped_k: [k, h, d'], keys after `key`.
+      q_features: {name: [q, ...]}, the arrays that `features` returned for the queries.
+      k_features: {name: [k, ...]}, the same for the keys.
+      q_pos: [q], positions in tokens, int32 or float32.
+      k_pos: [k], the same of the keys.
+      logit_scale: [h or 1, q or 1, 1], the factor that s contains; multiply terms by it that belong inside the scale.
+      visible: [q, k], bool, the pairs that the mask will leave; s is not masked yet.
     """
 
-    q: jax.Array  # [q, h, d] as projected
-    k: jax.Array  # [k, h, d] as projected
-    mapped_q: jax.Array  # [q, h, d'] after `query`
-    mapped_k: jax.Array  # [k, h, d'] after `key`
-    q_features: Features  # {name: [q, ...]}, what `features` returned for the queries
-    k_features: Features  # {name: [k, ...]}
-    q_pos: jax.Array  # [q]
-    k_pos: jax.Array  # [k]
-    logit_scale: jax.Array  # [h or 1, q or 1, 1], which s contains; for terms that belong inside the scale
-    visible: jax.Array  # bool [q, k], which pairs the mask will leave; s is not masked yet
+    q: jax.Array
+    k: jax.Array
+    mapped_q: jax.Array
+    mapped_k: jax.Array
+    q_features: Features
+    k_features: Features
+    q_pos: jax.Array
+    k_pos: jax.Array
+    logit_scale: jax.Array
+    visible: jax.Array
 
 
 class Part(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ from posx.contract.value import Dims, require_resolved, values_in
 from posx.errors import ConfigError, PosxError, nearest
 
 Struct = jax.ShapeDtypeStruct
+#: The errors of operations on arrays that do not fit each other.
+_OF_SHAPES = re.compile(r"^(TypeError|ValueError): .*(shape|dimension|broadcast|Size of label|axis|axes)")
 #: The arguments of each hook that acts, without params, and its result.
 Called = dict[str, tuple[tuple[Any, ...], Any]]
 
@@ -229,7 +232,7 @@ class HookCheck:
             has += f"; features: {features}" if features else ""
             raise ConfigError(f"{made} reads {error}, which is not there; params has: {has} ({self._where})") from error
         except Exception as error:  # the user's own code
-            if not self.built_for_it and isinstance(error, TypeError | ValueError):  # JAX names sizes of its own
+            if not self.built_for_it and _OF_SHAPES.search(_one_line(error)):  # JAX names sizes of its own
                 raise ConfigError(
                     f"{self.encoding}.{hook} does not fit: {self.use.heads}. Build the encoding for these sizes: "
                     f"posx.build(spec, posx.Dims({self.use.dims}, ...)). If it was, the error above is in its own code."

@@ -15,7 +15,16 @@ from posx.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Dims:
-    """The sizes a value is resolved against; `train_len` in tokens, `num_kv_heads` None for one per query head."""
+    """The sizes a value is resolved against, with the letters that stand for them in shapes.
+
+    Attributes:
+      model_dim: m, the width of the model in channels.
+      num_heads: h, the number of query heads.
+      head_dim: d, the width of a head in channels; h times d may differ from m.
+      num_layers: the number of layers.
+      train_len: the training length in tokens.
+      num_kv_heads: g, the number of key/value heads, which divides h; None for one per query head.
+    """
 
     model_dim: int
     num_heads: int

@@ -3,6 +3,8 @@
 import abc
 import dataclasses
 import functools
+import inspect
+import re
 import textwrap
 from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
@@ -444,6 +446,35 @@ def test_missing_field_is_one_line():
 @dataclasses.dataclass(frozen=True)
 class Needy(Encoding):
     gain: float
+
+
+RECORDS = (posx.Tile, posx.ByDistance, posx.Dims, posx.About, posx.Slots)
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_help_of_a_record_says_each_field(record):
+    listed = inspect.getdoc(record).partition("Attributes:\n")[2]
+    fields = dict(re.findall(r"^  (\w+): (.*)", listed, re.MULTILINE))
+    assert list(fields) == list(getattr(record, "_fields", record.__annotations__))
+    if record in (posx.Tile, posx.ByDistance):
+        assert all(re.match(r"\{name: \[|\[", text) for text in fields.values()), fields
+    for text in fields.values():  # letters of the contract, and no batch axis
+        for axis in re.split(", | or ", ", ".join(re.findall(r"\[([^\]]*)\]", text))):
+            assert axis in ("", "1", "...", "q", "k", "h", "d", "d'", "n", "t"), text
+
+
+def test_help_of_a_tile_states_the_shapes_that_score_is_given():
+    build = functools.partial(posx.build, made("def score(self, params, s, tile): return s + tile.q")())
+    wide = dataclasses.replace(DIMS, num_heads=4, head_dim=6, num_kv_heads=2)
+    with pytest.raises(ConfigError) as caught:
+        build(wide)
+    shapes = {"q": 3, "k": 5, "h": 4, "d": 6, "d'": 6, "1": 1}
+    listed = inspect.getdoc(posx.Tile).partition("Attributes:\n")[2]
+    for name, letters in re.findall(r"^  (\w+): \[([^\]]*)\]", listed, re.MULTILINE):
+        axes = [[shapes[letter] for letter in axis.split(" or ")] for axis in letters.split(", ")]
+        given = [int(size) for size in re.search(rf"tile\.{name} \[([\d, ]*)\]", str(caught.value))[1].split(", ")]
+        assert len(given) == len(axes) and all(map(list.__contains__, axes, given)), name
+    assert "tile.q_features {}" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_hooks_are_traced_once_for_equal_values_and_sizes():
