@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from posx.attention import Slots, attend, causal, full, window
     from posx.contract import About, ByDistance, Chain, Dims, Encoding, Tile, as_float
     from posx.encodings import ENCODINGS, FrequencyRule, build
+    from posx.encodings.angles import angles
     from posx.evaluation import evaluate
     from posx.runs.load import load
 
@@ -27,6 +28,7 @@ _PLACES = {
     **dict.fromkeys(("Slots", "attend", "causal", "full", "window"), "posx.attention"),
     **dict.fromkeys(("About", "ByDistance", "Chain", "Dims", "Encoding", "Tile", "as_float"), "posx.contract"),
     **dict.fromkeys(("ENCODINGS", "FrequencyRule", "build"), "posx.encodings"),
+    "angles": "posx.encodings.angles",
     "evaluate": "posx.evaluation",
     "load": "posx.runs.load",
 }
@@ -45,6 +47,6 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "ENCODINGS", "About", "ByDistance", "Chain", "Dims", "Encoding", "FrequencyRule", "Slots", "Tile", "as_float",
-    "attend", "build", "causal", "evaluate", "full", "load", "window",
+    "ENCODINGS", "About", "ByDistance", "Chain", "Dims", "Encoding", "FrequencyRule", "Slots", "Tile", "angles",
+    "as_float", "attend", "build", "causal", "evaluate", "full", "load", "window",
 ]  # fmt: skip

@@ -7,6 +7,8 @@ times units wrap in 32-bit integers exactly as angles wrap in turns. Only the sm
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,8 @@ from posx.contract import Dims, as_float
 from posx.errors import ConfigError
 
 _UNITS = 2.0**32  # per turn
+#: 2^200 / (2 pi), to its last bit.
+_TURNS_PER_RADIAN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E4107F
 
 
 def _in_units(frequencies: np.ndarray) -> tuple[jax.Array, np.ndarray]:
@@ -22,6 +26,44 @@ def _in_units(frequencies: np.ndarray) -> tuple[jax.Array, np.ndarray]:
     units = frequencies / (2 * np.pi) * _UNITS
     whole = np.rint(units)
     return jnp.asarray((whole % _UNITS).astype(np.uint32).view(np.int32)), units - whole
+
+
+@functools.cache
+def _factors() -> np.ndarray:
+    """Return 2^(e - 86) / (2 pi) for each exponent e of a float32 below 2^32, [159, 3] words of uint32.
+
+    The last word is the fraction. A float of exponent e and mantissa m (24 bits) is m times this, in 2^-64 turns.
+    """
+    shifted = [_TURNS_PER_RADIAN >> (200 - 32 - (e - 86)) for e in range(159)]
+    return np.array([[x >> n & 0xFFFFFFFF for n in (64, 32, 0)] for x in shifted], np.uint32)
+
+
+def _product(m: jax.Array, word: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the high and the low word of uint32 products, with m below 2^24."""
+    (m1, m0), (w1, w0) = ((x >> 16, x & 0xFFFF) for x in (m, word))
+    low, cross = m0 * w0, m0 * w1
+    middle = (low >> 16) + (cross & 0xFFFF) + m1 * w0
+    return m1 * w1 + (cross >> 16) + (middle >> 16), (middle << 16) | (low & 0xFFFF)
+
+
+def _in_units_on_device(frequencies: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Split float32 frequencies [c], traced or not, as `_in_units`, with the rest in float32.
+
+    A frequency that is NaN, infinite or at least 2^32 has a rest of NaN.
+    """
+    bits = jax.lax.bitcast_convert_type(frequencies, jnp.uint32)
+    exponent = (bits >> 23 & 0xFF).astype(jnp.int32)
+    mantissa = jnp.where(exponent > 0, bits & 0x7FFFFF | 0x800000, 0)
+    words = jnp.asarray(_factors())[jnp.minimum(exponent, 158)]
+    carried, _ = _product(mantissa, words[..., 2])
+    high, low = _product(mantissa, words[..., 1])
+    part = low + carried  # units of 2^-64 turns
+    whole = mantissa * words[..., 0] + high + (part < low).astype(jnp.uint32) + (part >> 31)  # rounded
+    rest = part.astype(jnp.int32).astype(jnp.float32) / jnp.float32(_UNITS)
+    negative = bits >> 31 > 0
+    whole = jax.lax.bitcast_convert_type(whole, jnp.int32)
+    rest = jnp.where(exponent > 158, jnp.nan, jnp.where(negative, -rest, rest))
+    return jnp.where(negative, -whole, whole), rest
 
 
 def check_pairs(name: str, dims: Dims) -> None:
@@ -35,29 +77,41 @@ def inverse_frequencies(base: float, width: int) -> np.ndarray:
     return base ** (-np.arange(0, width, 2) / width)
 
 
-def angles(pos: jax.Array, frequencies: np.ndarray) -> jax.Array:
-    """Return pos [n] times frequencies [c] up to whole turns, radians [n, c], to 1e-6 at any int32 position.
+def angles(pos: jax.Array, frequencies: np.ndarray | jax.Array) -> jax.Array:
+    """Return positions times frequencies up to whole turns, exact at any position of int32.
 
-    The angle of a float position is as exact, but float32 itself spaces positions by 2^-24 of their size (0.06 tokens
-    at a million). If 64-bit types are on, this is a product in float64.
+    A product in float32 is off by up to p w 2^-24 radians: 0.06 at position 1,000,000 and w = 1. Here sines and cosines
+    of the result are within 1e-6 of those of p w, at any int32 position and for w up to 1. Logits of a rotation then
+    depend on distances alone, however far the text has come. Both arguments have the gradients of the product.
+
+    Args:
+      pos: [n] in tokens, int32 or float32. A float is taken as it is. Floats are 2^-24 of their size apart: 0.06 tokens
+        at position 1,000,000.
+      frequencies: w, [...] in radians per token. NumPy arrays are read in float64. JAX arrays, which may be learned and
+        traced, are exact as the float32 numbers that they are. If they are NaN, infinite or at least 2^32, so are the
+        angles NaN.
+
+    Returns:
+      Radians [n, ...] between -1.5 pi and 1.5 pi, float32. If 64-bit types are on, the product itself in float64.
     """
     pos = jnp.asarray(pos)
-    if as_float(0).dtype == jnp.float64:
-        return as_float(pos)[:, None] * as_float(frequencies)[None, :]
-    wrapped, rest_units = _in_units(frequencies)
+    shape, flat = (len(pos), *frequencies.shape), frequencies.reshape(-1)
+    product = as_float(pos)[:, None] * as_float(flat)[None, :]
+    if product.dtype == jnp.float64:
+        return product.reshape(shape)
+    wrapped, rest_units = _in_units(flat) if isinstance(flat, np.ndarray) else _in_units_on_device(as_float(flat))
     rest = jnp.asarray(rest_units * (2 * np.pi / _UNITS), jnp.float32)
     tokens = pos if jnp.issubdtype(pos.dtype, jnp.integer) else jnp.floor(pos)
     units = tokens.astype(jnp.int32)[:, None] * wrapped[None, :]
     found = as_float(units) * np.float32(2 * np.pi / _UNITS) + as_float(tokens)[:, None] * rest[None, :]
-    if tokens is pos:
-        return found
-    return found + (as_float(pos) - tokens)[:, None] * as_float(frequencies)[None, :]
+    if tokens is not pos:
+        found = found + (as_float(pos) - tokens)[:, None] * as_float(flat)[None, :]
+    return (found if isinstance(flat, np.ndarray) else _with_slope(found, product)).reshape(shape)
 
 
 def sin_cos(pos: jax.Array, frequencies: np.ndarray) -> tuple[jax.Array, jax.Array]:
     """Return sines and cosines of `angles`, each [n, ...] for frequencies [...], in at least float32."""
-    found = angles(pos, frequencies.ravel())
-    found = found.reshape(len(found), *frequencies.shape)
+    found = angles(pos, frequencies)
     return jnp.sin(found), jnp.cos(found)
 
 

@@ -43,6 +43,39 @@ def test_float_positions_are_taken_as_they_are():
     assert_allclose(slopes, np.tile(frequencies, (len(pos), 1)), rtol=1e-6)
 
 
+#: From the least normal number on, with both signs, and above pi, where a token is more than half a turn.
+LEARNED = np.float32([1.0, -0.3, 1e-4, 3.1, 6.3, 1e-9, 1.2e-38, -0.0, 1e-42, 12_345.678, 2.0**32 - 256])
+
+
+def test_angles_of_traced_frequencies_are_exact_at_any_position():
+    rng = np.random.default_rng(0)
+    w = np.concatenate([LEARNED, rng.uniform(0, 1, 20).astype(np.float32)])
+    pos = np.array(
+        [0, 1, -1, 10**6, 2**24 + 1, INT32.max, INT32.min, *rng.integers(INT32.min, INT32.max, 40)], np.int32
+    )
+    wanted = np.array([[exact(int(p), float(f)) for f in w] for p in pos])
+    for given in (w, w.reshape(31, 1)):
+        found = jax.jit(posx.angles)(pos, given)
+        assert found.shape == (len(pos), *given.shape) and found.dtype == np.float32
+        assert np.abs(found).max() <= 1.5 * np.pi + 1e-6
+        off = np.angle(np.exp(1j * (np.float64(found).reshape(wanted.shape) - wanted)))
+        assert np.abs(off).max() < 1e-6
+    assert np.isnan(posx.angles(pos, jnp.array([2.0**32, -jnp.inf, jnp.nan]))).all()
+
+
+def test_angles_have_the_gradients_of_the_product():
+    pos, w = np.float32([3.5, -70_000.25]), np.float32([0.3, 1e-4])
+    by_pos, by_w = jax.jacfwd(posx.angles, argnums=(0, 1))(jnp.asarray(pos), jnp.asarray(w))
+    assert_array_equal(by_pos, np.eye(2)[:, None, :] * w[None, :, None])
+    assert_array_equal(by_w, pos[:, None, None] * np.eye(2)[None])
+    back = jax.jacrev(lambda w: jnp.sin(posx.angles(np.int32([10**6]), w)))(jnp.asarray(w))[0]
+    assert_allclose(np.diag(back), [10**6 * np.cos(exact(10**6, float(f))) for f in w], rtol=1e-5)
+    twice = jax.grad(jax.grad(lambda w: posx.angles(np.int32([7]), w[None])[0, 0] ** 2))(jnp.float32(0.25))
+    assert_allclose(twice, 2 * 7**2)
+    with jax.enable_x64(True):
+        assert_array_equal(posx.angles(np.int32([10**6]), jnp.array([[0.3]]))[0, 0], [1e6 * 0.3])
+
+
 def steps_of(kind, length, width):
     rng = np.random.default_rng(0)
     drawn = {"one": np.ones((length, 1, width)), "part": np.full((length, 1, width), 0.3)}
