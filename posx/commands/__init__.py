@@ -169,6 +169,7 @@ _OWN: dict[str, Command] = {
         {
             "only": ("", "checks to run, with commas between them; all if left out"),
             "bidirectional": (False, "check tables of distances without a mask too"),
+            "params": ("large", "random parameters: large, or init for those of init moved by a tenth"),
             "model_dim": (12, "channels of the model that the encoding is built for"),
             "num_heads": (4, "query heads"),
             "num_kv_heads": (2, "key and value heads"),

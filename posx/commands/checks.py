@@ -66,15 +66,15 @@ def run_check(values: dict[str, Any], _: None) -> None:
     sizes = {size: values[size] for size in ("model_dim", "num_heads", "num_kv_heads", "head_dim", "train_len")}
     dims = Dims(num_layers=testing.DIMS.num_layers, **sizes)
     only = tuple(items_of(values["only"]))
+    testing.check_scale(values["params"])
     if values["dry_run"]:
         print(f"would check {build(name, dims)}: {', '.join(testing.chosen_checks(only))}")
         return
     if "JAX_PLATFORMS" not in os.environ:  # the comparisons are in float64, and small
         jax.config.update("jax_platforms", "cpu")
     start_devices()
-    report = testing.check_encoding(
-        name, dims, only=only, bidirectional=values["bidirectional"], log=lambda line: print(line, flush=True)
-    )
+    options = {name: values[name] for name in ("bidirectional", "params")}
+    report = testing.check_encoding(name, dims, only=only, log=lambda line: print(line, flush=True), **options)
     if report.failed:
         raise PosxError(f"{len(report.failed)} of {len(report.outcomes)} checks failed: {', '.join(report.failed)}")
     passed = sum(outcome.status == "ok" for outcome in report.outcomes)

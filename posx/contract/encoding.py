@@ -74,7 +74,8 @@ class Encoding(Value):
     shared: ClassVar[frozenset[str]] = frozenset()
     #: Names of parameters that weight decay acts on, as in the method's published code.
     decayed: ClassVar[frozenset[str]] = frozenset()
-    #: The last position the encoding is defined for, None for no limit.
+    #: The last position the encoding is defined for, None for no limit: n - 1 if it is valid to n tokens. `attend` and
+    #: the checks stay within it. Hooks return NaN past it, since traced positions are not known.
     max_position: ClassVar[int | None] = None
     #: The distance in tokens, either way, from which on `by_distance` is constant; None if it never is.
     reach: ClassVar[int | None] = None

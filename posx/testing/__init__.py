@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from posx.contract import Dims
+from posx.contract import Dims, Params, abstract_params
+from posx.contract.sizes import check_params, named
 from posx.encodings import Spec, build
 from posx.errors import ConfigError, nearest
 from posx.evaluation.probe import check_log_probs
 from posx.lazy import modules_of
-from posx.testing import executors, facts
+from posx.testing import executors, facts, rounding
 from posx.testing.findings import Findings, Report
-from posx.testing.subject import DIMS, CheckSubject, promotion
+from posx.testing.subject import DIMS, CheckSubject, check_scale, promotion
 
 Reference = Callable[[dict[str, Any], np.ndarray, Callable[..., Any], np.ndarray, np.ndarray], np.ndarray]
 Check = Callable[[CheckSubject, Findings], None]
@@ -47,8 +48,8 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "reach": (facts.check_reach, "terms by distance are constant from the declared reach on, and not before"),
     "fades": (facts.check_fades, "the bias by distance or the token bias falls, as declared"),
     "causal_only": (facts.check_causal_only, "masks that show later keys are refused if the encoding needs that"),
-    "float32": (executors.check_float32, "float32 equals float64 up to rounding, at far positions too"),
-    "bfloat16": (executors.check_bfloat16, "bfloat16 rounds vectors and never positions"),
+    "float32": (rounding.check_float32, "float32 equals float64 up to rounding, at far positions too"),
+    "bfloat16": (rounding.check_bfloat16, "bfloat16 rounds vectors and never positions"),
     "eager": (facts.check_eager, "hooks return the same outside jit as inside"),
 }
 
@@ -69,9 +70,10 @@ def check_encoding(
     reference: Reference | None = None,
     only: Collection[str] = (),
     bidirectional: bool = False,
+    params: str | Params = "large",
     log: Callable[[Findings], None] | None = None,
 ) -> Report:
-    """Run the checks of the contract on `encoding`, built for `dims`, with large random parameters and vectors.
+    """Run the checks of the contract on `encoding`, built for `dims`, with random parameters and vectors.
 
     Each check compares numbers of small layers of 13 tokens, most of them in float64. It compares executors with the
     dense one, decoding with the whole sequence, gradients with finite differences, and declared facts with behaviour.
@@ -85,17 +87,24 @@ def check_encoding(
         `visible` without any key must give 0.
       only: names of checks out of `CHECKS`; empty for all.
       bidirectional: also check tables of distances without a mask.
+      params: "large" for numbers from N(0, 0.5), so that every array changes the outputs well above rounding. "init"
+        for those of `init`, each array moved by a tenth of its size, if large ones are beyond what training reaches. Or
+        trained arrays by name, as `init` returns them.
       log: is called with the findings of each check as soon as they are known.
 
     Returns:
       The findings. They include each problem that a check finds and each error that a hook raises inside a check.
 
     Raises:
-      ConfigError: the encoding cannot be built, or `only` names no check.
+      ConfigError: the encoding cannot be built, `only` names no check, or `params` are not its own.
     """
     chosen = chosen_checks(only)
     with promotion(strict=False):  # the check `hooks` reports what strict promotion refuses
-        subject = CheckSubject(build(encoding, dims), dims, reference, bidirectional)
+        built = build(encoding, dims)
+        if not isinstance(params, str):
+            remedy = f"Give all that init(rng, dims) returns, for dims = {dims}."
+            check_params(str(built), named(params), named(abstract_params(built, dims)), remedy)
+        subject = CheckSubject(built, dims, reference, bidirectional, params)
     outcomes = []
     for name in chosen:
         check, shows = CHECKS[name]
@@ -112,6 +121,6 @@ def check_encoding(
     return Report(subject.encoding, tuple(outcomes))
 
 
-__all__ = ["CHECKS", "DIMS", "CheckSubject", "Findings", "Report", "check_encoding", "check_log_probs"]
+__all__ = ["CHECKS", "DIMS", "CheckSubject", "Findings", "Report", "check_encoding", "check_log_probs", "check_scale"]
 
 __getattr__ = modules_of(__name__)

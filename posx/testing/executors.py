@@ -12,7 +12,7 @@ import numpy as np
 from posx.attention import Slots, attend, batch_features, causal, full, refusal, seen_by, token_map, window
 from posx.attention.dense import dense
 from posx.attention.fused import fused
-from posx.contract import MAPS, acting, shapes
+from posx.contract import acting, shapes
 from posx.testing.findings import Findings, leaves
 from posx.testing.subject import (
     EMPTY,
@@ -44,11 +44,6 @@ PACKED = Slots(
 #: The slots of the cache, some of them never filled, and the chunk that follows two single tokens.
 CAPACITY, CHUNK = 20, slice(2, 2 + PREFIX)
 SINGLES = [slice(n, n + 1) for n in range(LENGTH)]
-
-#: Tokens that all positions are moved by.
-SHIFTS = (1, 23, 1000, 32_768, 1_000_000, 2**24 + 1)
-#: One part in 256: the rounding of 8 bits.
-UNIT = 2.0**-8
 
 
 def _compare(subject: CheckSubject, findings: Findings, name: str, found: LayerResult, wanted: LayerResult) -> None:
@@ -168,21 +163,6 @@ def check_packing(subject: CheckSubject, findings: Findings) -> None:
         _compare(subject, findings, name, run(packed), wanted)
 
 
-def single_outputs(subject: CheckSubject, slots: Slots) -> np.ndarray:
-    """Return outputs of the dense executor in float32."""
-    run = subject.compiled("single", functools.partial(subject.layer, executor=dense))
-    return np.asarray(run(*single((subject.weights, subject.floats)), slots))
-
-
-def check_float32(subject: CheckSubject, findings: Findings) -> None:
-    """Compare the dense executor in float32 with float64, at near and far positions."""
-    for shift, slots in subject.shifted((0, *SHIFTS)):
-        found, wanted, bound = single_outputs(subject, slots), subject.run(slots).outputs, subject.rough
-        if subject.encoding.acts_on("logit_scale"):  # rounding grows with it
-            bound *= max(1.0, float(np.abs(subject.of_tokens("logit_scale", slots.pos)).max()))
-        findings.equal(f"positions moved by {shift}: outputs", found, wanted, bound)
-
-
 def check_reference(subject: CheckSubject, findings: Findings) -> None:
     """Compare the dense executor in float64 with the reference that the caller gives, sequence by sequence."""
     if subject.reference is None:
@@ -200,47 +180,6 @@ def check_reference(subject: CheckSubject, findings: Findings) -> None:
         x = np.zeros((LENGTH, subject.dims.model_dim)) if floats.x is None else floats.x[row]
         wanted = subject.reference(floats.params, x, project, pos, visible)
         findings.equal(f"row {row}: outputs", outputs[row], wanted, subject.exact)
-
-
-def check_bfloat16(subject: CheckSubject, findings: Findings) -> None:
-    """Check that only vectors are rounded to 8 bits: each map rounds once more, outputs once, positions never.
-
-    On CPUs scores, weights and sums are in float32, so that gradients of params are as exact as in float32.
-    """
-    encoding = subject.encoding
-    if encoding.acts_on("embed"):
-        _check_embed(subject, findings)
-    if acting(encoding) == ("embed",):
-        return
-    narrow = functools.partial(jnp.asarray, dtype=jnp.bfloat16)
-    floats = subject.floats.map(narrow)
-    params, cotangent = single((floats.params, narrow(subject.cotangent)))
-    exact = floats.map(lambda a: np.asarray(a, np.float64))
-    wanted = subject.run(one_document(), exact, np.float64(cotangent), subject.no_weights)
-    kernel = refusal(encoding, params, causal(), in_order=True, segments=False) is None
-    weights = jax.tree.map(narrow, subject.no_weights)
-    # If a map rounds both sides, logits of this size are off by up to 2 units, and weights by twice that.
-    mapped = (4 * UNIT,) * 3 if acting(encoding, MAPS) else ()
-    of_outputs, of_vectors, of_params = mapped or (subject.rough, 2 * UNIT, subject.rough)
-    for name, executor in {"dense": dense, "tiles": even_tiles, **({"fused": fused} if kernel else {})}.items():
-        o, grads = subject.program(executor, causal())(weights, floats._replace(params=params), None, cotangent)
-        findings.equal(f"{name}: outputs", o, wanted.outputs, of_outputs, UNIT)
-        findings.holds(o.dtype == jnp.bfloat16, f"{name}: outputs are {o.dtype}, not bfloat16")
-        for leaf, a, b in leaves(grads, wanted.gradients):
-            bound = of_params if leaf.startswith("params") else of_vectors
-            off, of = float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(b)), 1e-30), f"{name}: gradient of {leaf}"
-            findings.holds(off <= bound, f"{of} is off by {off:.2g} of its norm, allowed {bound:.2g}")
-        for leaf, a in grads.params.items():
-            findings.holds(a.dtype == np.float32, f"{name}: gradient of params.{leaf} is {a.dtype}, not float32")
-
-
-def _check_embed(subject: CheckSubject, findings: Findings) -> None:
-    """Check that the sum of embeddings is in float32, rounded once."""
-    x, pos = jnp.asarray(subject.floats.x, jnp.bfloat16), subject.slots.pos
-    run = subject.compiled("embed", jax.vmap(subject.encoding.embed, in_axes=(None, 0, 0)))
-    found = run(single(subject.floats.params), x, pos)
-    wanted = in_float64(run, subject.floats.params, np.asarray(x, np.float64), pos)
-    findings.equal("embeddings", found, wanted, 1e-6, UNIT)
 
 
 def check_decode(subject: CheckSubject, findings: Findings) -> None:

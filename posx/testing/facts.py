@@ -5,7 +5,6 @@ Each fact is shown to hold, or its opposite if that is declared.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import pickle
 from typing import Any
@@ -17,9 +16,10 @@ import numpy as np
 from posx.attention import Mask, attend, causal, full
 from posx.contract import HOOKS, Chain, Encoding, acting, shapes
 from posx.errors import ConfigError, UndefinedLength
-from posx.testing.executors import SHIFTS, decoded, single_outputs
+from posx.testing.executors import decoded
 from posx.testing.findings import Findings
-from posx.testing.subject import KNOWN, LENGTH, ORDER, PREFIX, CheckSubject, in_float64, one_document, single
+from posx.testing.rounding import SHIFTS, single_outputs
+from posx.testing.subject import KNOWN, LENGTH, ORDER, PREFIX, CheckSubject, in_float64, one_document, single, variant
 
 #: Hooks that map token vectors, so that results have the type of these. All other results are at least float32.
 BY_VECTORS = {name for name, hook in HOOKS.items() if hook.gives and hook.takes[:1] in (("x",), ("vectors",))}
@@ -108,7 +108,7 @@ def check_shift_invariant(subject: CheckSubject, findings: Findings) -> None:
         still, *moved = (subject.run(slots).outputs for _, slots in subject.shifted((0, *SHIFTS), one_document(ORDER)))
         problem = "shift_invariant = False, but adding a constant to all positions changes nothing"
         return findings.differ(problem, moved, [still] * len(moved))
-    still = subject.run(subject.slots).outputs
+    still = subject.run(subject.near).outputs
     for shift, slots in subject.shifted(SHIFTS):
         found = subject.run(slots).outputs
         findings.equal(f"positions moved by {shift}: outputs", found, still, max(1e-7, subject.exact))
@@ -129,7 +129,9 @@ def check_reach(subject: CheckSubject, findings: Findings) -> None:
     reach = subject.encoding.reach
     if reach is None or not subject.encoding.acts_on("by_distance"):
         return findings.nothing("no reach is declared")
-    far, near = reach + np.array([0, 1, 2, 1000, 100_000]), np.arange(reach)[-1000:]
+    far, near = subject.defined(reach + np.array([0, 1, 2, 1000, 100_000])), np.arange(reach)[-1000:]
+    if not far.size:
+        return findings.nothing(f"reach = {reach} is beyond max_position = {subject.encoding.max_position}")
     for name, term in _by_distance(subject, np.concatenate([far, -far, near])).items():
         past, future, inside = np.split(term, [len(far), 2 * len(far)])
         for side, rows in (("past", past), ("future", future)):
@@ -148,7 +150,8 @@ def check_fades(subject: CheckSubject, findings: Findings) -> None:
     encoding = subject.encoding
     if not encoding.fades:
         return findings.nothing("fades = False")
-    bias, declared = _by_distance(subject, 2 ** np.arange(24)).get("bias"), "fades = True, but"
+    distances, declared = subject.defined(2 ** np.arange(24)), "fades = True, but"
+    bias = _by_distance(subject, distances).get("bias")
     by_token = encoding.acts_on("token_bias")
     findings.holds(bias is not None or by_token, f"{declared} there is neither a bias by distance nor a token bias")
     if bias is not None:
@@ -157,7 +160,9 @@ def check_fades(subject: CheckSubject, findings: Findings) -> None:
             not (np.diff(bias[falling_from:], axis=0) > 0).any(),
             f"{declared} the bias rises with distance, at least for some parameters",
         )
-        findings.holds((bias[-1] < bias[12]).all(), f"{declared} the bias is equal at distances {2**12} and {2**23}")
+        half = len(distances) // 2
+        problem = f"{declared} the bias is equal at distances {distances[half]} and {distances[-1]}"
+        findings.holds((bias[-1] < bias[half]).all(), problem)
     if by_token:
         u = subject.of_tokens("token_bias", ORDER).sum(axis=-1)  # [b, t, h]
         rises = np.diff(u, axis=1) > 0
@@ -167,7 +172,7 @@ def check_fades(subject: CheckSubject, findings: Findings) -> None:
 
 def check_causal_only(subject: CheckSubject, findings: Findings) -> None:
     """Check that non-causal masks are refused if declared, and that it is declared if later keys all look the same."""
-    encoding, distances = subject.encoding, np.arange(1, 1000)
+    encoding, distances = subject.encoding, subject.defined(np.arange(1, 1000))
     if encoding.causal_only:
         refused = _refuses(subject, ConfigError, KNOWN, full())
         return findings.holds(refused, "causal_only = True, but attend accepts a mask that is not causal")
@@ -229,9 +234,7 @@ def check_tiling(subject: CheckSubject, findings: Findings) -> None:
     encoding = subject.encoding
     if encoding.tiling == "any":
         return findings.nothing("tiling = 'any', which the check `tiles` covers")
-    cls: Any = dataclasses.dataclass(frozen=True)(type(type(encoding).__name__, (type(encoding),), {"tiling": "any"}))
-    fields = [field.name for field in dataclasses.fields(encoding) if field.init]
-    anyway: Encoding = cls(**{name: getattr(encoding, name) for name in fields})
-    found, wanted = CheckSubject(anyway, subject.dims).tiles(subject.slots), subject.run(subject.slots)
+    anyway = CheckSubject(variant(encoding, tiling="any"), subject.dims, params=subject.floats.params)
+    found, wanted = anyway.tiles(subject.slots), subject.run(subject.slots)
     problem = f"tiling = {encoding.tiling!r}, but outputs in small tiles are the same"
     findings.differ(problem, found.outputs, wanted.outputs)

@@ -9,6 +9,7 @@ sees all tokens.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -29,7 +30,8 @@ from posx.machine.platforms import on_cpu
 #: Every size differs from every other size, so that no two axes can be mistaken for each other.
 DIMS = Dims(model_dim=12, num_heads=4, head_dim=6, num_layers=2, train_len=32, num_kv_heads=2)
 LENGTH = 13
-#: The last position of the batch for encodings without a limit, and the least limit that the checks need.
+#: The last position of the batch for encodings without a limit, the farthest distance for any, and the least limit that
+#: the checks need.
 LARGEST, LEAST = 3000, 29
 #: Tokens that do not depend on later ones.
 PREFIX = 8
@@ -132,7 +134,7 @@ def families(limit: int) -> Slots:
         Slots(order),
         Slots(limit - LENGTH + 1 + order),  # up to the limit
         Slots(order + 3 * (order > 4) + 11 * (order > 8)),  # with gaps
-        Slots(np.sort(np.random.default_rng(1).choice(limit + 1, LENGTH, replace=False))),
+        Slots(np.sort(np.random.default_rng(1).choice(min(limit, LARGEST) + 1, LENGTH, replace=False))),
         Slots(order // 3),  # repeated
         Slots(order[::-1] + 2),  # reversed
         Slots(np.maximum(order - padding, 0), np.where(EMPTY, -1, order - padding)),  # left-padded
@@ -142,10 +144,47 @@ def families(limit: int) -> Slots:
     return Slots(*(np.array([given if a is None else a for a in rows], np.int32) for rows, given in columns))
 
 
-class CheckSubject:
-    """One encoding, built for `dims`, with random parameters and vectors in float64."""
+def variant(encoding: Encoding, **members: Any) -> Encoding:
+    """Return the encoding with other facts or hooks."""
+    cls: Any = dataclasses.dataclass(frozen=True)(type(type(encoding).__name__, (type(encoding),), members))
+    return cls(**{field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding) if field.init})
 
-    def __init__(self, encoding: Encoding, dims: Dims, reference: Any = None, bidirectional: bool = False):
+
+def check_scale(scale: str) -> None:
+    """Raise ConfigError unless `scale` names random parameters, "large" or "init"."""
+    if scale not in ("large", "init"):
+        raise ConfigError(f"params={scale} is unknown; allowed: large, init.")
+
+
+def drawn_params(encoding: Encoding, dims: Dims, scale: str) -> Params:
+    """Return random arrays in float64 in the shapes of `init`, each of which changes the outputs above rounding.
+
+    scale: "large" for numbers from N(0, 0.5), whatever `init` returns; "init" for its own arrays, each moved by N(0, a
+    tenth of its root mean square), or of 1 if it is 0. Raises ConfigError for another word.
+    """
+    check_scale(scale)
+    rng = np.random.default_rng(0)
+    if scale == "large":
+        return {name: 0.5 * rng.standard_normal(a.shape) for name, a in abstract_params(encoding, dims).items()}
+    start = {name: np.asarray(a, np.float64) for name, a in encoding.init(jax.random.key(0), dims).items()}
+    size = {name: np.sqrt(np.mean(a**2)) or 1.0 for name, a in start.items()}
+    return {name: a + 0.1 * size[name] * rng.standard_normal(a.shape) for name, a in start.items()}
+
+
+class CheckSubject:
+    """One encoding, built for `dims`, with parameters and random vectors in float64.
+
+    params: "large" or "init", see `drawn_params`, or arrays by name.
+    """
+
+    def __init__(
+        self,
+        encoding: Encoding,
+        dims: Dims,
+        reference: Any = None,
+        bidirectional: bool = False,
+        params: str | Params = "large",
+    ):
         self.encoding, self.dims, self.reference, self.bidirectional = encoding, dims, reference, bidirectional
         last = encoding.max_position
         if last is not None and last < LEAST:
@@ -154,12 +193,15 @@ class CheckSubject:
                 f"positions up to {LEAST}. Give it more positions, or a train_len of at least {LEAST + 1}."
             )
         self.slots = families(LARGEST if last is None else last)
+        #: The same at positions that leave room for shifts.
+        self.near = self.slots if last is None else families(max(LEAST, min(last // 2, LARGEST)))
         self.unpacked = self.slots._replace(segment=0 * ORDER)
         d, m = dims.head_dim, dims.model_dim
         heads = {"q": dims.num_heads, "k": dims.kv_heads, "v": dims.kv_heads}
         drawn = {name: random(n, ROWS, LENGTH, size, d) for n, (name, size) in enumerate(heads.items())}
         reads_x = encoding.acts_on("embed") or encoding.acts_on("features")
-        self.floats = Floats(self.params(), random(3, ROWS, LENGTH, m) if reads_x else None, **drawn)
+        params = drawn_params(encoding, dims, params) if isinstance(params, str) else jax.tree.map(np.float64, params)
+        self.floats = Floats(params, random(3, ROWS, LENGTH, m) if reads_x else None, **drawn)
         projections = {name: 0.3 * random(4, m, size, d) for name, size in heads.items()}
         #: Projections that add nothing, so that q, k and v are the given vectors.
         self.no_weights = jax.tree.map(np.zeros_like, projections)
@@ -178,11 +220,6 @@ class CheckSubject:
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
         is_precise = on_cpu() or precision in ("highest", "float32")
         self.exact, self.rough = 1e-10 if self.wide else 1e-5, 1e-5 if is_precise else 1e-2
-
-    def params(self, seed: int = 0) -> Params:
-        """Return large random arrays in the shapes of `init`: each one changes the outputs well above rounding."""
-        shapes, rng = abstract_params(self.encoding, self.dims), np.random.default_rng(seed)
-        return {name: 0.5 * rng.standard_normal(a.shape) for name, a in shapes.items()}
 
     def embedded(self, weights: Any, floats: Floats, pos: Any) -> Floats:
         """Embed x at pos [t] or [b, t], if the encoding embeds, and add its projections to the vectors."""
@@ -213,11 +250,16 @@ class CheckSubject:
         return Slots(*(a[:, order] for a in self.slots)), self.floats.map(lambda a: a[:, order])
 
     def shifted(self, shifts: Iterable[int], slots: Slots | None = None) -> Iterator[tuple[int, Slots]]:
-        """Yield each shift, and the slots with it added to all positions, as far as the encoding is defined."""
-        slots = slots or self.slots
+        """Yield each shift, and slots with it added to all positions, as far as the encoding is defined."""
+        slots = slots or self.near
         for shift in shifts:
             if slots.pos.max() + shift <= (self.encoding.max_position or 2**31):
                 yield shift, slots._replace(pos=slots.pos + np.int32(shift))
+
+    def defined(self, distances: np.ndarray) -> np.ndarray:
+        """Return those of the distances [n], which grow, that the encoding has positions for."""
+        last = self.encoding.max_position
+        return distances if last is None else distances[distances <= last]
 
     def compiled(self, name: Any, function: Any) -> Any:
         """Return `function` under jit, one for each name."""

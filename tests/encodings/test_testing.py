@@ -3,18 +3,23 @@
 import dataclasses
 import functools
 import itertools
+import re
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import posx
 from posx import attend, cli
-from posx.contract import ByDistance, as_float, at_least_float32
+from posx.contract import ByDistance, as_float, at_least_float32, fact
 from posx.encodings import Alibi, Chain, Deberta, Dims, Encoding, Learned, Rope, Shaw, build
-from posx.errors import ConfigError
+from posx.encodings.rope import rotate
+from posx.errors import ConfigError, UndefinedLength
 from posx.testing import CHECKS, DIMS, check_encoding
+from posx.testing.subject import drawn_params
 
 encoding = dataclasses.dataclass(frozen=True)
 
@@ -504,6 +509,7 @@ def test_command_prints_a_line_per_check_and_exits_1_on_failure(monkeypatch, cap
         (["check"], "posx: no encoding is named. Name one: posx check alibi"),
         (["check", "alibi", "--only=tile", "--dry_run"], "only=tile: no check has this name. Did you mean 'tiles'?"),
         (["check", "alibii"], "encoding 'alibii' is unknown. Did you mean 'alibi'?"),
+        (["check", "alibi", "--params=small", "--dry_run"], "params=small is unknown; allowed: large, init"),
         (["check", "alibi", "--num_heads=5"], "num_kv_heads=2 does not divide num_heads=5"),
         (["check", "alibi", "rope"], "word 'rope' belongs to no flag"),
     ):
@@ -511,3 +517,110 @@ def test_command_prints_a_line_per_check_and_exits_1_on_failure(monkeypatch, cap
         assert says in capsys.readouterr().err
     assert cli.main(["check", "learned", "--train_len=64", "--dry_run"]) == 0
     assert "would check Learned(num_positions=64" in capsys.readouterr().out
+
+
+@encoding
+class LearnedBase(Encoding):
+    """RoPE whose base is learned, within a factor of e of 10,000, valid to `limit` tokens."""
+
+    limit: int = 65_536
+    exact: bool = True
+    head_dim: int | None = None
+
+    planes = "half_split"
+    max_position = fact(lambda self: self.limit - 1)
+
+    def init(self, rng, dims):
+        return {"a": jnp.zeros(1)}
+
+    def query(self, params, vectors, pos, features):
+        exponents = as_float(-np.arange(0, self.head_dim, 2) / self.head_dim)
+        w = jnp.exp(exponents * (np.log(10_000) + jnp.tanh(params["a"])))
+        angle = posx.angles(pos, w) if self.exact else as_float(pos)[:, None] * w[None, :]
+        angle = jnp.where(pos[:, None] < self.limit, angle, jnp.nan)
+        return rotate(vectors, jnp.sin(angle), jnp.cos(angle))
+
+    key = query
+
+
+def test_learned_base_keeps_float32_with_exact_angles():
+    far = 2**25
+    assert check_encoding(LearnedBase(far), only=["float32"]).ok
+    report = check_encoding(LearnedBase(far, exact=False), only=["float32"])
+    assert report.failed == ("float32",) and "positions moved by 32768: outputs off by" in str(report)
+
+
+@pytest.mark.slow
+def test_learned_base_of_the_tutorial_keeps_the_contract(tmp_path, monkeypatch):
+    """In bfloat16 too: its gradient's terms cancel, so that it is off by more than 4 units, which others are within."""
+    page = Path(__file__).parents[2] / "docs/tutorials/own_encoding.md"
+    code = re.search(r"%%writefile (my_rotation)\.py\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / f"{code[1]}.py").write_text(code[2], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    report = check_encoding(f"{code[1]}:LearnedBase")
+    assert report.ok, str(report)
+
+
+@jax.custom_vjp
+def _same(x):
+    return x
+
+
+_same.defvjp(lambda x: (x, None), lambda _, grad: (grad.astype(jnp.float8_e4m3fn).astype(grad.dtype),))
+
+
+@encoding
+class RoundsOnTheWayBack(Encoding):
+    """Outputs are right. In bfloat16 gradients have 4 bits less than due."""
+
+    def query(self, params, vectors, pos, features):
+        return _same(vectors) if vectors.dtype == jnp.bfloat16 else vectors
+
+
+@pytest.mark.slow
+def test_excessive_rounding_of_gradients_is_seen():
+    report = check_encoding(RoundsOnTheWayBack(), only=["bfloat16"])
+    assert report.failed == ("bfloat16",), str(report)
+    assert "dense: gradient of q is off by 0.0" in report.outcomes[0].detail, str(report)
+
+
+@encoding
+class BelowOne(Encoding):
+    """Undefined for parameters that training does not reach."""
+
+    def init(self, rng, dims):
+        return {"a": jnp.full(dims.num_heads, 0.5, jnp.float32)}
+
+    def by_distance(self, params, distance):
+        a = params["a"]
+        rate = jnp.where((a > 0) & (a < 1), a, jnp.nan)
+        return ByDistance(bias=-rate[:, None] * as_float(jnp.abs(distance))[None, :])
+
+
+def test_parameters_of_the_checks_can_be_realistic():
+    for params, failed in (("large", ("positions",)), ("init", ()), ({"a": np.linspace(0.1, 0.9, 4)}, ())):
+        report = check_encoding(BelowOne(), only=["positions"], params=params)
+        assert report.failed == failed, str(report)
+    drawn = drawn_params(BelowOne(), DIMS, "init")["a"]
+    assert (drawn != 0.5).all() and np.abs(drawn - 0.5).max() < 0.25
+    zeros = drawn_params(build("kerple", DIMS), DIMS, "init")
+    assert all(np.abs(a).min() > 0 for a in zeros.values())
+    for params, says in (
+        ("small", "params=small is unknown; allowed: large, init"),
+        ({"a": np.ones(3)}, r"parameter 'a' is \[3\], not \[4\]"),
+        ({"b": np.ones(4)}, "missing: a; unknown: b"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            check_encoding(BelowOne(), only=["positions"], params=params)
+
+
+def test_limit_is_stated_by_the_last_position():
+    report = check_encoding(LearnedBase(40), only=["positions", "shift_invariant"])
+    assert report.ok and "largest difference" in report.outcomes[1].detail, str(report)
+    value = build(LearnedBase(40), DIMS)
+    q = jnp.ones((1, 41, 4, 6))
+    pos = np.arange(41, dtype=np.int32)
+    with pytest.raises(UndefinedLength, match="defined for positions 0 to 39, but got 0 to 40"):
+        attend(value, {"a": jnp.zeros(1)}, q, q, q, pos)
+    traced = jax.jit(lambda pos: attend(value, {"a": jnp.zeros(1)}, q, q, q, pos))(pos)
+    assert np.isnan(traced[0, 40]).all() and np.isfinite(traced[0, :40]).all()
