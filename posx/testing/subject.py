@@ -147,7 +147,11 @@ def families(limit: int) -> Slots:
 def variant(encoding: Encoding, **members: Any) -> Encoding:
     """Return the encoding with other facts or hooks."""
     cls: Any = dataclasses.dataclass(frozen=True)(type(type(encoding).__name__, (type(encoding),), members))
-    return cls(**{field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding) if field.init})
+    fields = {field.name: getattr(encoding, field.name) for field in dataclasses.fields(encoding)}
+    made = cls(**{field.name: fields[field.name] for field in dataclasses.fields(encoding) if field.init})
+    for name, value in fields.items():  # those that `at_length` sets too
+        object.__setattr__(made, name, value)
+    return made
 
 
 def check_scale(scale: str) -> None:
