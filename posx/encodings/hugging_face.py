@@ -91,7 +91,8 @@ def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int) ->
         found.pop(_SHARE, None)
     if _ORIGINAL in keys.values():
         found.setdefault(_ORIGINAL, max_positions)
-        found.setdefault("factor", max_positions / found[_ORIGINAL])
+        factor = max_positions / found[_ORIGINAL]
+        found.setdefault("factor", max(factor, 1.0) if kind == "longrope" else factor)
     else:
         found.pop(_ORIGINAL, None)
     if extra := sorted(found.keys() - set(keys.values())):

@@ -49,7 +49,7 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
       OutOfMemoryError: the weights do not fit into the memory or on the disk.
       WorkdirError: the folder holds something, or an array is damaged or missing.
     """
-    from posx.training.checkpoints import Checkpoints, flatten
+    from posx.training.checkpoints import Checkpoints
 
     if folder.path.exists() and any(folder.path.iterdir()):
         raise WorkdirError(f"--to={folder.path} holds something. Name a new folder.")
@@ -62,12 +62,7 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
             f"process may use {size(have)}."
         )
     check_disk(folder.path.parent, needed)
-    abstract = model.abstract()
-    wanted = {name: leaf.shape for name, leaf in flatten(abstract).items()}
-    arrays = params_of(source, wanted, run.model.num_heads, run.model.tied)
-    if wrong := next((name for name, shape in wanted.items() if arrays[name].shape != shape), ""):
-        raise WorkdirError(f"{whose} has other arrays than its config says: {wrong}.")
-    params = jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted])
+    params = params_of(source, run, whose)
     with folder.held():
         folder.tokenizer_file.write_text(source.tokenizer, "utf-8")
         Checkpoints(folder.checkpoints).save(run.train.steps, {"params": params})
@@ -141,8 +136,26 @@ def _tied(source: ForeignModel, flag: bool) -> bool:
     return False
 
 
-def params_of(source: ForeignModel, wanted: Iterable[str], num_heads: int, tied: bool) -> dict[str, np.ndarray]:
-    """Return the arrays of a model by their `wanted` names in posx, float32. Raises WorkdirError, ConfigError."""
+def params_of(source: ForeignModel, run: RunConfig, whose: str) -> dict[str, Any]:
+    """Return the parameters of a model, float32, for the run that `run_of` returned.
+
+    Raises:
+      ConfigError: the files hold an array that posx has no place for.
+      WorkdirError: an array is missing, or of another shape than the config says.
+    """
+    from posx.training.checkpoints import flatten
+
+    abstract = model_of(run, 1).abstract()
+    wanted = {name: leaf.shape for name, leaf in flatten(abstract).items()}
+    arrays = _arrays(source, wanted, run)
+    if wrong := next((name for name, shape in wanted.items() if arrays[name].shape != shape), ""):
+        raise WorkdirError(f"{whose} has other arrays than its config says: {wrong}.")
+    return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted])
+
+
+def _arrays(source: ForeignModel, wanted: Iterable[str], run: RunConfig) -> dict[str, np.ndarray]:
+    """Return the arrays of a model by their `wanted` names in posx. Raises WorkdirError, ConfigError."""
+    tied, num_heads = run.model.tied, run.model.num_heads
     family = FAMILIES[source.config["model_type"]]
     config, head = family.keys.read(source.config) | {"tie_word_embeddings": tied}, family.head(source.names)
     places = {name: head if name == "unembedding" and head else family.place(name) or name for name in wanted}

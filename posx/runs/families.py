@@ -84,7 +84,9 @@ _QWEN = ("sliding_window", "max_window_layers")
 
 _ALL = (
     Family(
-        _llama(), _LLAMA, Keys("llama", _READ | _ROPES, _SILU | {"attention_bias": False, "mlp_bias": False})
+        _llama(),
+        _LLAMA,
+        Keys("llama", _READ | _ROPES, _SILU | {"attention_bias": False, "mlp_bias": False, "activation": "swiglu"}),
     ),
     Family(_llama(), _LLAMA, Keys("mistral", _READ | _ROPES | _same("sliding_window"), _SILU), window=True),
     Family(
@@ -188,7 +190,7 @@ _ALL = (
                 "n_embed": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
                 "seq_length": "max_position_embeddings",
             },
-            {"apply_residual_connection_post_layernorm": False},
+            {"apply_residual_connection_post_layernorm": False, "slow_but_exact": False},  # the latter drops biases
             irrelevant=("offset_alibi",),
             defaults={"max_position_embeddings": 2048},
         ),

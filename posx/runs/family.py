@@ -95,7 +95,7 @@ class Family:
 
     def head(self, names: Collection[str]) -> str:
         """Return the name of the matrix of outputs among the names of the files, "" if they have none."""
-        return next((name for name in (self.place("unembedding"), HEAD) if name in names), "")
+        return next((name for name in (str(self.place("unembedding")), HEAD) if name in names), "")
 
     def harmless(self, name: str) -> bool:
         """Decide whether an array of the files is computed anew by every model: frequencies of RoPE, and masks."""

@@ -88,7 +88,7 @@ def _read_gguf(path: Path) -> ForeignModel:
 def _places(path: Path) -> dict[str, Path]:
     """Return {array: its file} of a folder, from the files that transformers reads. Raises WorkdirError.
 
-    `model.safetensors` goes before an index. Of an index only the names of files count. Other files are not read.
+    `model.safetensors` goes before an index. The index only names files: all their arrays are read. Other files are not.
     """
     from safetensors import safe_open
 

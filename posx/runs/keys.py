@@ -38,7 +38,7 @@ IRRELEVANT = {
         _attn_implementation _attn_implementation_autoset _experts_implementation _flash_attn_2_enabled attn_impl
         attn_implementation attention_softmax_in_fp32 bias_dropout_fusion chunk_size_feed_forward dtype
         experts_implementation fc_type masked_softmax_fusion reorder_and_upcast_attn skip_bias_add skip_bias_add_qkv
-        slow_but_exact torch_dtype torchscript""",
+        torch_dtype torchscript""",
     "outputs other than logits, and other heads": """
         _num_labels _output_attentions finetuning_task id2label label2id num_labels output_attentions
         output_hidden_states problem_type return_dict summary_activation summary_proj_to_labels summary_type
@@ -61,7 +61,7 @@ IRRELEVANT = {
 _IRRELEVANT = frozenset(key for keys in IRRELEVANT.values() for key in keys.split())
 
 #: {what they ask for: keys that may change the model}. None, false and empty values ask for nothing.
-_REFUSED = {
+REASONS = {
     "quantised weights. Save the model dequantised first": "quantization_config compression_config",
     "other files than model.safetensors and config.json": "transformers_weights configuration_files",
     "layers that differ, or other modules": """
@@ -76,16 +76,16 @@ _REFUSED = {
         num_local_experts qk_layernorm residual_multiplier use_qk_norm""",
 }  # fmt: skip
 #: {key: what it asks for}, in every family that does not read it.
-REFUSED = {key: why for why, keys in _REFUSED.items() for key in keys.split()}
+REFUSED = {key: why for why, keys in REASONS.items() for key in keys.split()}
 #: Keys with one value in every family. A decoder of transformers whose config says otherwise sees later tokens.
-_NEEDED = {"is_causal": True}
+NEEDED = {"is_causal": True}
 
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
     """The keys of a family's configs.
 
-    reads: {key: Llama's key of the same meaning}. Of two keys with one meaning, both must say the same.
+    reads: {key: Llama's key of the same meaning}. Two keys with one meaning must agree.
     needed: {key: the value that posx has}, which is read too.
     repeats: {key: Llama's key}: transformers does not read it, so it must agree with what is read.
     irrelevant: keys that change no logits, beside those of every family.
@@ -103,7 +103,7 @@ class Keys:
     def known(self) -> dict[str, str]:
         """Return {key: "read", "irrelevant" or "refused"}, without the keys of other families."""
         found = dict.fromkeys((*_IRRELEVANT, *self.irrelevant), "irrelevant") | dict.fromkeys(REFUSED, "refused")
-        return found | dict.fromkeys(("model_type", *_NEEDED, *self.needed, *self.repeats, *self.reads), "read")
+        return found | dict.fromkeys(("model_type", *NEEDED, *self.needed, *self.repeats, *self.reads), "read")
 
     def kind(self, key: str) -> str:
         """Return "read", "irrelevant" or "refused", "" for a key of another family or of none."""
@@ -115,7 +115,7 @@ class Keys:
 
         foreign: {a key that some families read: their names}.
         """
-        needed = {**_NEEDED, **self.needed}
+        needed = {**NEEDED, **self.needed}
         for key, value in flat(config):
             kind = self.kind(key)
             wanted = needed.get(key, value)
@@ -152,7 +152,7 @@ class Keys:
 
 
 def flat(config: Config) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of a config. Those within NESTED have both names, "attn_config.alibi"."""
+    """Yield the keys and values of a config. A key within one of NESTED has both names, "attn_config.alibi"."""
     for key, value in config.items():
         if key in NESTED and (value is None or isinstance(value, Mapping)):
             yield from ((f"{key}.{name}", inner) for name, inner in (value or {}).items())
@@ -167,6 +167,6 @@ def _short(value: Any) -> str:
 
 def _disagree(one: str, value: Any, other: str, another: Any) -> str:
     return (
-        f"{other}={_short(another)} does not agree with {one}={_short(value)}, and transformers {VERSION} reads only one "
+        f"{other}={_short(another)} does not agree with {one}={_short(value)}. Transformers {VERSION} reads only one "
         "of them. Remove the wrong one from config.json."
     )

@@ -1,8 +1,11 @@
 """Families of transformers: what is read out of their configs, and which models are refused."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
+from docs import keys as page_of_keys
 from posx.encodings import spec_text
 from posx.errors import ConfigError
 from posx.runs.families import FAMILIES, FOREIGN
@@ -157,3 +160,38 @@ def test_arrays_return_to_their_files(name):
             continue
         ours = family.ours(array, theirs.astype(np.float32), config, 4)
         np.testing.assert_allclose(family.theirs(array, ours, config), theirs, rtol=1e-5, atol=1e-6)
+
+
+#: Configs that are published with models, but for sizes: keys of older and newer versions of transformers.
+PUBLISHED = [
+    {"model_type": "llama", "is_llama_config": True, "rope_interleaved": False, "rope_scaling": None,  # SmolLM2
+     "rope_theta": 100000, "pretraining_tp": 1, "torch_dtype": "bfloat16", "transformers.js_config": {"dtype": "q4"}},
+    {"model_type": "mistral", "sliding_window": None, "head_dim": None, "attention_bias": False},
+    {"model_type": "qwen2", "use_mrope": False, "use_sliding_window": False, "sliding_window": 32768,  # Qwen2.5
+     "max_window_layers": 24, "rope_theta": 1000000.0},
+    {"model_type": "qwen3", "head_dim": 128, "attention_bias": False, "sliding_window": None, "rope_scaling": None},
+    {"model_type": "gemma3_text", "cache_implementation": "hybrid", "eos_token_id": [1, 106], "rope_scaling": None,
+     "sliding_window_pattern": 6, "rope_local_base_freq": 10000, "final_logit_softcapping": None},
+    {"model_type": "gpt_neox", "rotary_pct": 0.25, "rotary_emb_base": 10000, "use_parallel_residual": True,  # Pythia
+     "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0, "rope_scaling": None},
+    {"model_type": "gpt2", "n_ctx": 1024, "summary_type": "cls_index", "task_specific_params": {}, "_num_labels": 1},
+    {"model_type": "bloom", "n_embed": 1024, "n_inner": None, "offset_alibi": 100, "skip_bias_add_qkv": False,
+     "masked_softmax_fusion": True, "unk_token_id": 0, "attention_softmax_in_fp32": True, "seq_length": 2048},
+    {"model_type": "mpt", "init_config": {"init_std": 0.02}, "tokenizer_name": "EleutherAI/gpt-neox-20b", "verbose": 0,
+     "auto_map": {"AutoConfig": "configuration_mpt.MPTConfig"}, "logit_scale": None,
+     "attn_config": {"alibi": True, "attn_impl": "torch", "clip_qkv": None, "model_type": ""}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", PUBLISHED, ids=lambda config: config["model_type"])
+def test_published_configs_are_read(config):
+    found = read(config["model_type"], **config)
+    family = FAMILIES[config["model_type"]]
+    encodings, windows = family.layers(found)
+    assert len(encodings) == len(windows) == found["num_hidden_layers"]
+
+
+def test_the_page_lists_the_keys_of_each_family():
+    """`python -m docs.keys` prints its tables."""
+    page = pathlib.Path(page_of_keys.__file__).parent / "guides" / "keys.md"
+    assert page_of_keys.tables() in page.read_text(encoding="utf-8")
