@@ -51,8 +51,8 @@ def _gemma_ropes(config: Config) -> Mapping[str, Encoding]:
         )
     nested = {kind: dict(given.get(kind) or {"rope_type": "default"}) for kind in (FULL, LOCAL)}
     nested[FULL] |= config.get("rope_scaling") or {}
-    nested[FULL].setdefault("rope_theta", config.get("rope_theta") or 1e6)
-    nested[LOCAL].setdefault("rope_theta", config.get("rope_local_base_freq") or 1e4)
+    for kind, key, default in ((FULL, "rope_theta", 1e6), (LOCAL, "rope_local_base_freq", 1e4)):
+        nested[kind].setdefault("rope_theta", default if config.get(key) is None else config[key])
     return {**ropes_of({**config, "rope_parameters": nested, "rope_scaling": None, "rope_theta": None})}
 
 

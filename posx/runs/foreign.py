@@ -80,15 +80,16 @@ def _read_gguf(path: Path) -> ForeignModel:
             tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:  # transformers raises all kinds
         raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
-    arrays = made.state_dict()
+    arrays, config = made.state_dict(), made.config.to_dict()
+    config.pop("quantization_config", None)  # the arrays are dequantised
     digest, text = _digest([path]), tokenizer.backend_tokenizer.to_str()
-    return ForeignModel(made.config.to_dict(), lambda name: arrays[name].numpy(), frozenset(arrays), text, digest)
+    return ForeignModel(config, lambda name: arrays[name].numpy(), frozenset(arrays), text, digest)
 
 
 def _places(path: Path) -> dict[str, Path]:
     """Return {array: its file} of a folder, from the files that transformers reads. Raises WorkdirError.
 
-    `model.safetensors` goes before an index. The index only names files: all their arrays are read. Other files are not.
+    `model.safetensors` goes before an index. The index only names files: all their arrays are read.
     """
     from safetensors import safe_open
 

@@ -108,7 +108,7 @@ class Keys:
     def kind(self, key: str) -> str:
         """Return "read", "irrelevant" or "refused", "" for a key of another family or of none."""
         inner = key.partition(".")[2] if key.startswith(NESTED) else ""
-        return self.known.get(key) or ("irrelevant" if inner in _IRRELEVANT else "")
+        return self.known.get(key) or ("irrelevant" if inner in _IRRELEVANT else "refused" if inner in REFUSED else "")
 
     def check(self, config: Config, foreign: Mapping[str, str]) -> None:
         """Raise ConfigError for the first key of a config that posx does not read and that may change the model.
@@ -126,7 +126,7 @@ class Keys:
             if kind in ("read", "irrelevant") or (not asks and (kind or key in foreign)):
                 continue
             if kind == "refused":
-                why = f"it asks for {REFUSED[key]}. "
+                why = f"it asks for {REFUSED[key.rpartition('.')[2]]}. "
             elif key in foreign:
                 why = f"it is a key of {foreign[key]}, not of {self.name}. "
             else:

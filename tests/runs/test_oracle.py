@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import jax
 import numpy as np
@@ -138,7 +139,7 @@ def close(found, wanted):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_keys_that_are_read_act_as_in_transformers(tmp_path, name):
-    """Each change of a small config changes the logits of transformers, and those of posx alike."""
+    """Each change of a small config gives the logits of transformers."""
     base = oracle.write(tmp_path / "base", name, oracle.BASES[name])
     close(oracle.ours(base.folder), base.logits)
     for number, change in enumerate(READ[name]):
@@ -180,6 +181,21 @@ def test_keys_that_are_not_read_are_never_acted_upon(tmp_path, name):
             assert any(key in str(error) for key in names_in(change)), (change, str(error))
         else:
             close(oracle.ours(model.folder), model.logits)
+
+
+def test_files_are_those_that_transformers_reads(tmp_path):
+    """Shards of another model beside `model.safetensors`, and other safetensors, are not read."""
+    model, other = (oracle.write(tmp_path / str(n), "llama", oracle.BASES["llama"], seed=n) for n in range(2))
+    shards, folder = "model-00001-of-00001.safetensors", model.folder
+    for name in (shards, "consolidated.safetensors", "adapter_model.safetensors"):
+        shutil.copy(other.folder / "model.safetensors", folder / name)
+    index = {"metadata": {}, "weight_map": {"model.norm.weight": shards}}  # all arrays of the file are read
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    close(oracle.theirs(folder), model.logits)
+    close(oracle.ours(folder), model.logits)
+    (folder / "model.safetensors").unlink()
+    close(oracle.theirs(folder), other.logits)
+    close(oracle.ours(folder), other.logits)
 
 
 def test_declared_keys_are_those_of_the_library():
