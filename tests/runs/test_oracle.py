@@ -30,8 +30,8 @@ READ = {
         {"rope_parameters": YARN, "rope_theta": 7.0},
         {"rope_scaling": {"type": "linear", "factor": 3.0}, "rope_parameters": {"rope_theta": 5.0}},
         {"rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 3.0}},
-        {"rope_parameters": YARN, "original_max_position_embeddings": 16},
-        {"rope_parameters": YARN | {"truncate": None}},
+        {"rope_parameters": YARN, "original_max_position_embeddings": 64},
+        {"rope_parameters": YARN | {"truncate": None, "original_max_position_embeddings": 40}},
         {"rope_parameters": LLAMA3, "original_max_position_embeddings": 8},
         {"rope_parameters": DYNAMIC, "max_position_embeddings": 8},
         {"rope_parameters": {"rope_type": "proportional"}, "partial_rotary_factor": 0.5},
@@ -242,7 +242,7 @@ def draw_rope(rng, width, outer):
     """Return keys of RoPE at one of their places. outer: whether the family reads rope_theta at the top."""
     rule, found = draw_rule(rng, width), {"max_position_embeddings": rng.choice([8, 32])}
     if rule.get("rope_type") in ("yarn", "llama3", "longrope"):
-        found |= rng.choice([{}, {"original_max_position_embeddings": 16}])
+        found |= rng.choice([{}, *({"original_max_position_embeddings": n} for n in (16, 64))])
     if rule and rng.random() < 0.3:
         rule["type"] = rule.pop("rope_type")
     rule |= rng.choice([{}, {"rope_theta": 20.0}, {"rope_theta": 5e4}])
