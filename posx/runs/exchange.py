@@ -100,7 +100,7 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
         "vocab_size": rows, "mlp_dim": _size(config.get("intermediate_size") or 4 * m, "intermediate_size"),
         "tied": _tied(source, typed(config["tie_word_embeddings"] or False, bool, "tie_word_embeddings")),
         "norm_eps": typed(config.get("rms_norm_eps", 1e-6), float, "rms_norm_eps"),
-        "parallel": bool(config.get("use_parallel_residual", False)),
+        "parallel": typed(config.get("use_parallel_residual") or False, bool, "use_parallel_residual"),
         "layer_policy": cycle_of(tuple("encoding" if one == main else spec_text(one) for one in encodings)),
         "mask_policy": cycle_of(tuple(_mask(window) for window in windows)),
     })  # fmt: skip
