@@ -44,6 +44,9 @@ _OPTIONAL = ("truncate", "mscale", "mscale_all_dim")
 def ropes_of(config: Mapping[str, Any]) -> dict[str, Rope]:
     """Return the RoPE of each layer type of a model's config; {"": rope} if all layers have one.
 
+    A dictionary's own rope_theta and partial_rotary_factor go before those of the config, as in transformers. The
+    original_max_position_embeddings of the config goes before the dictionary's, and is not read beside layer types.
+
     Args:
       config: the contents of a `config.json` of Hugging Face's transformers.
 
@@ -54,24 +57,29 @@ def ropes_of(config: Mapping[str, Any]) -> dict[str, Rope]:
     given = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})  # transformers' own order
     outer = {key: config[key] for key in ("rope_theta", _SHARE) if config.get(key) is not None}
     nested = {kind: inner for kind, inner in given.items() if isinstance(inner, Mapping)}
-    flat = nested or {"": given}
-    sizes = head_dim, _needed(config, "max_position_embeddings"), config.get(_ORIGINAL)
-    return {kind: rope_of({**outer, **inner}, *sizes) for kind, inner in flat.items()}
+    if beside := sorted(given.keys() - nested.keys() if nested else ()):
+        raise ConfigError(f"{beside[0]}={given[beside[0]]!r} is beside layer types. Move it into them, or remove it.")
+    if any("truncate" in inner for inner in nested.values()):
+        raise ConfigError("truncate: transformers does not read it within a layer type. Remove it from config.json.")
+    original = {} if nested or config.get(_ORIGINAL) is None else {_ORIGINAL: config[_ORIGINAL]}
+    sizes = head_dim, _needed(config, "max_position_embeddings")
+    return {kind: rope_of({**outer, **inner, **original}, *sizes) for kind, inner in (nested or {"": given}).items()}
 
 
-def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int, original_len: int | None = None) -> Rope:
+def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int) -> Rope:
     """Return the RoPE of one dictionary of `rope_parameters`; `resolve` sets what it leaves open.
 
     Args:
       parameters: keys such as rope_type, rope_theta, factor.
       head_dim: the channels of a head.
       max_positions: the model's max_position_embeddings in tokens.
-      original_len: the model's own original_max_position_embeddings, if the dictionary has none.
 
     Raises:
       ConfigError: a rule or a key that posx does not know, or that is missing.
     """
     found = {key: value for key, value in parameters.items() if value is not None}
+    if "truncate" in parameters:
+        found["truncate"] = bool(parameters["truncate"])  # transformers reads null as false
     if "type" in found:  # of older configs
         found.setdefault("rope_type", found.pop("type"))
     kind = found.pop("rope_type", "default")
@@ -82,8 +90,9 @@ def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int, or
     if _SHARE not in keys.values():
         found.pop(_SHARE, None)
     if _ORIGINAL in keys.values():
-        found.setdefault(_ORIGINAL, original_len or max_positions)
-        found.setdefault("factor", max_positions / found[_ORIGINAL])
+        found.setdefault(_ORIGINAL, max_positions)
+        factor = max_positions / found[_ORIGINAL]
+        found.setdefault("factor", max(factor, 1.0) if kind == "longrope" else factor)
     else:
         found.pop(_ORIGINAL, None)
     if extra := sorted(found.keys() - set(keys.values())):

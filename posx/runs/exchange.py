@@ -29,15 +29,13 @@ from posx.machine.cores import own_memory
 from posx.progress import say, size
 from posx.runs.checks import check_disk
 from posx.runs.describe import count, model_of
-from posx.runs.families import FAMILIES, LLAMAS, differences, family_of, mismatch
+from posx.runs.families import FAMILIES, FOREIGN, differences, family_of
 from posx.runs.folder import RunFolder
 from posx.runs.foreign import ForeignModel
 from posx.runs.load import load_model
 
 #: The sizes that a config must have.
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-#: The ends of names of arrays that older files hold and no model needs: masks and frequencies.
-BUFFERS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 
 
 def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
@@ -51,7 +49,7 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
       OutOfMemoryError: the weights do not fit into the memory or on the disk.
       WorkdirError: the folder holds something, or an array is damaged or missing.
     """
-    from posx.training.checkpoints import Checkpoints, flatten
+    from posx.training.checkpoints import Checkpoints
 
     if folder.path.exists() and any(folder.path.iterdir()):
         raise WorkdirError(f"--to={folder.path} holds something. Name a new folder.")
@@ -64,12 +62,7 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
             f"process may use {size(have)}."
         )
     check_disk(folder.path.parent, needed)
-    abstract = model.abstract()
-    wanted = {name: leaf.shape for name, leaf in flatten(abstract).items()}
-    arrays = params_of(source, wanted, run.model.num_heads)
-    if wrong := next((name for name, shape in wanted.items() if arrays[name].shape != shape), ""):
-        raise WorkdirError(f"{whose} has other arrays than its config says: {wrong}.")
-    params = jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted])
+    params = params_of(source, run, whose)
     with folder.held():
         folder.tokenizer_file.write_text(source.tokenizer, "utf-8")
         Checkpoints(folder.checkpoints).save(run.train.steps, {"params": params})
@@ -83,19 +76,16 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
     if name not in FAMILIES:
         raise ConfigError(f"{whose}: model_type={name!r} is unknown to posx. It reads {', '.join(FAMILIES)}.")
     family = FAMILIES[name]
-    if problem := mismatch(family.needed, source.config):
-        raise ConfigError(f"{whose}: {problem}.")
-    config = family.read(source.config)
-    sizes = {key: _size(config.get(key), key) for key in SIZES}
-    m, h = sizes["hidden_size"], sizes["num_attention_heads"]
     try:
+        family.keys.check(source.config, FOREIGN)
+        config = family.keys.read(source.config)
+        sizes = {key: _size(config.get(key), key) for key in SIZES}
         chosen, (encodings, windows) = family.model(config), family.layers(config)
     except ConfigError as error:
         raise ConfigError(f"{whose}: {error}") from None
     except (TypeError, ValueError, AttributeError) as error:  # a text for a number, and the like
         raise ConfigError(f"{whose}: its config.json has a value of another type: {error}") from None
-    if name in LLAMAS and any(getattr(rope, "rotary_dim", None) for rope in encodings):
-        raise ConfigError(f"{whose}: partial_rotary_factor has no effect in transformers' {name}, so posx refuses it.")
+    m, h = sizes["hidden_size"], sizes["num_attention_heads"]
     tokenizer, rows, length = BpeTokenizer(source.tokenizer), sizes["vocab_size"], sizes["max_position_embeddings"]
     if tokenizer.vocab_size > rows:
         raise DataError(f"{whose}: the tokenizer has {tokenizer.vocab_size:,} ids, but the model {rows:,} rows.")
@@ -108,9 +98,9 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
         "num_kv_heads": _size(config.get("num_key_value_heads") or h, "num_key_value_heads"),
         "head_dim": _size(config.get("head_dim") or m // h, "head_dim"),
         "vocab_size": rows, "mlp_dim": _size(config.get("intermediate_size") or 4 * m, "intermediate_size"),
-        "tied": bool(config.get("tie_word_embeddings", False)),
+        "tied": _tied(source, typed(config["tie_word_embeddings"] or False, bool, "tie_word_embeddings")),
         "norm_eps": typed(config.get("rms_norm_eps", 1e-6), float, "rms_norm_eps"),
-        "parallel": bool(config.get("use_parallel_residual", False)),
+        "parallel": typed(config.get("use_parallel_residual") or False, bool, "use_parallel_residual"),
         "layer_policy": cycle_of(tuple("encoding" if one == main else spec_text(one) for one in encodings)),
         "mask_policy": cycle_of(tuple(_mask(window) for window in windows)),
     })  # fmt: skip
@@ -135,20 +125,56 @@ def _mask(window: int | None) -> str:
     return mask_text(causal() if window is None else window_of(_size(window, "sliding_window")))
 
 
-def params_of(source: ForeignModel, wanted: Iterable[str], num_heads: int) -> dict[str, np.ndarray]:
-    """Return the arrays of a model by their `wanted` names in posx, float32. Raises WorkdirError, ConfigError."""
+def _tied(source: ForeignModel, flag: bool) -> bool:
+    """Decide whether a model has one matrix for inputs and outputs, as transformers does if the files hold two."""
     family = FAMILIES[source.config["model_type"]]
-    config, places = family.read(source.config), {name: family.place(name) or name for name in wanted}
+    place, head = str(family.place("embedding")), family.head(source.names)
+    embedding = next((name for name in (place, place.partition(".")[2]) if name in source.names), "")
+    if not (flag and head and embedding) or np.array_equal(source.arrays(head), source.arrays(embedding)):
+        return flag
+    say(f"notice: tie_word_embeddings=True, but the files hold another {head}. It is read, as transformers does.")
+    return False
+
+
+def params_of(source: ForeignModel, run: RunConfig, whose: str) -> dict[str, Any]:
+    """Return the parameters of a model, float32, for the run that `run_of` returned.
+
+    Raises:
+      ConfigError: the files hold an array that posx has no place for.
+      WorkdirError: an array is missing, or of another shape than the config says.
+    """
+    from posx.training.checkpoints import flatten
+
+    abstract = model_of(run, 1).abstract()
+    wanted = {name: leaf.shape for name, leaf in flatten(abstract).items()}
+    arrays = _arrays(source, wanted, run)
+    if wrong := next((name for name, shape in wanted.items() if arrays[name].shape != shape), ""):
+        raise WorkdirError(f"{whose} has other arrays than its config says: {wrong}.")
+    return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted])
+
+
+def _arrays(source: ForeignModel, wanted: Iterable[str], run: RunConfig) -> dict[str, np.ndarray]:
+    """Return the arrays of a model by their `wanted` names in posx. Raises WorkdirError, ConfigError."""
+    tied, num_heads = run.model.tied, run.model.num_heads
+    family = FAMILIES[source.config["model_type"]]
+    config, head = family.keys.read(source.config) | {"tie_word_embeddings": tied}, family.head(source.names)
+    places = {name: head if name == "unembedding" and head else family.place(name) or name for name in wanted}
     base = places["embedding"].partition(".")[0] + "."
     if places["embedding"] not in source.names:  # files of the model without its head leave the first word out
         places = {name: place.removeprefix(base) for name, place in places.items()}
     for place in places.values():
         if place not in source.names:
             raise WorkdirError(f"the array {place} is missing in the model's files.")
-    spare = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
-    if extra := sorted(name for name in source.names - {*places.values()} - spare if not name.endswith(BUFFERS)):
-        raise ConfigError(f"the model has the array {extra[0]}, for which posx has no place.")
-    return {name: family.ours(name, source.arrays(place), config, num_heads) for name, place in places.items()}
+    spare = {head} if tied else set()
+    if extra := sorted(name for name in source.names - {*places.values()} - spare if not family.harmless(name)):
+        raise ConfigError(
+            f"the model has the array {extra[0]}, for which posx has no place. If no model needs it, save the files "
+            "without it."
+        )
+    try:
+        return {name: family.ours(name, source.arrays(place), config, num_heads) for name, place in places.items()}
+    except ValueError as error:  # a fused array that does not split
+        raise WorkdirError(f"the model has other arrays than its config says: {error}") from None
 
 
 def export_model(folder: RunFolder, target: Path) -> int:

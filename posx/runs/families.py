@@ -1,31 +1,18 @@
-"""The families of models that posx imports, as tables: their settings, their positions, the names of their arrays.
+"""The families of models that posx imports, as tables: their keys, their positions, the names of their arrays.
 
 A new family is one entry of FAMILIES, if the settings of `ModelConfig` have its architecture.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import numpy as np
+from collections.abc import Mapping
 
 from posx.config import ModelConfig
 from posx.encodings import Alibi, Encoding, Learned
 from posx.encodings.hugging_face import ropes_of
 from posx.errors import ConfigError
-
-#: The contents of a `config.json`.
-Config = Mapping[str, Any]
-#: {an array in posx, without its layer: its name in the files, without ".weight" and ".bias"}; {n} is the layer.
-Names = Mapping[str, str]
-
-FULL, LOCAL = "full_attention", "sliding_attention"
-#: {an activation of transformers: the `mlp` of posx}, for MLPs without a gate.
-GELUS = {"gelu": "gelu_exact"} | dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu")
-_PROJECTIONS = ("query", "key", "value")
+from posx.runs.family import FULL, LOCAL, PROJECTIONS, Family, Names
+from posx.runs.keys import Config, Keys
 
 
 def _names(layer: str, places: Names, **ends: str) -> Names:
@@ -35,7 +22,7 @@ def _names(layer: str, places: Names, **ends: str) -> Names:
 
 def _llama(**places: str) -> Names:
     """Return the names of Llama, with other or more places in a layer."""
-    found = {f"attention.{name}": f"self_attn.{name[0]}_proj" for name in (*_PROJECTIONS, "out")}
+    found = {f"attention.{name}": f"self_attn.{name[0]}_proj" for name in (*PROJECTIONS, "out")}
     found |= {f"attention.{name}_norm": f"self_attn.{name[0]}_norm" for name in ("query", "key")}
     found |= {f"mlp.{name}": f"mlp.{name}_proj" for name in ("up", "gate", "down")}
     found |= {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
@@ -45,133 +32,28 @@ def _llama(**places: str) -> Names:
 
 def _fused(qkv: str, out: str, up: str, down: str, first_norm: str, second_norm: str) -> Names:
     """Return the places in a layer that holds queries, keys and values in one array."""
-    return {f"attention.{name}": qkv for name in _PROJECTIONS} | {
+    return {f"attention.{name}": qkv for name in PROJECTIONS} | {
         "attention.out": out, "mlp.up": up, "mlp.down": down, "attention_norm": first_norm, "mlp_norm": second_norm,
     }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """A model type of transformers.
-
-    settings: those of `ModelConfig` that all its models share. needed: {key of the config: the value that posx has},
-    which is the default too. keys: {Llama's key: the family's own}. defaults: of Llama's keys. positions: the encoding
-    of each layer type, {"": encoding} if all have one. window: the default of `sliding_window`, None if the family has
-    none. activation: the key of an activation out of GELUS, "" if the settings have it. fused: how queries, keys and
-    values share an array: in "blocks", or by "heads". inputs_first: matrices are [inputs, outputs]. scaled: the model
-    itself multiplies embeddings by sqrt(m). offset: added to the scales of norms.
-    """
-
-    names: Names
-    settings: Config
-    needed: Config
-    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    defaults: Config = dataclasses.field(default_factory=dict)
-    positions: Callable[[Config], Mapping[str, Encoding]] = ropes_of
-    window: int | None = None
-    activation: str = ""
-    fused: str = ""
-    inputs_first: bool = False
-    scaled: bool = False
-    offset: float = 0.0
-
-    def read(self, config: Config) -> dict[str, Any]:
-        """Return a config under Llama's keys too."""
-        own = {key: config[name] for key, name in self.keys.items() if config.get(name) is not None}
-        return {**self.defaults, **config, **own}
-
-    def model(self, config: Config) -> dict[str, Any]:
-        """Return the settings that a config of the family decides, but for sizes. Raises ConfigError."""
-        if not self.activation:
-            return dict(self.settings)
-        name = config.get(self.activation)
-        if name not in GELUS:
-            raise ConfigError(f"{self.activation}={name!r}, but posx has {', '.join(GELUS)}")
-        return {**self.settings, "mlp": GELUS[name]}
-
-    def layers(self, config: Config) -> tuple[list[Encoding], list[int | None]]:
-        """Return the encoding of each layer and its window, of a config under Llama's keys. Raises ConfigError."""
-        size = config.get("sliding_window", self.window) if self.window else None
-        kinds = config.get("layer_types") or [FULL if self.window is None else LOCAL] * config["num_hidden_layers"]
-        if len(kinds) != config["num_hidden_layers"]:
-            raise ConfigError(
-                f"layer_types has {len(kinds)} entries, but there are {config['num_hidden_layers']} layers."
-            )
-        if other := [kind for kind in kinds if kind not in (FULL, LOCAL)]:
-            raise ConfigError(f"layer_types has {other[0]!r}, which posx does not know.")
-        if LOCAL in kinds and not self.window:
-            raise ConfigError(f"layer_types has {LOCAL!r}, but this family has no window in posx.")
-        positions = self.positions(config)
-        if missing := {*kinds} - positions.keys() if "" not in positions else ():
-            raise ConfigError(f"layer type {min(missing)!r} has no rope_parameters.")
-        encodings = [positions[kind if kind in positions else ""] for kind in kinds]
-        return encodings, [size if kind == LOCAL else None for kind in kinds]
-
-    def place(self, name: str) -> str | None:
-        """Return the name in the files of an array of posx, "layers.layer_03.mlp.up"; None if they have none."""
-        within = name.split(".")
-        layer = int(within[1].removeprefix("layer_")) if within[0] == "layers" else None
-        name = ".".join(within[2:] if layer is not None else within)
-        bare = name.removesuffix("_bias")
-        place = self.names.get(bare)
-        return None if place is None else f"{place.format(n=layer)}.{'bias' if bare != name else 'weight'}"
-
-    def ours(self, name: str, array: np.ndarray, config: Config, num_heads: int) -> np.ndarray:
-        """Return an array of posx out of the array of the files that holds it."""
-        role = name.rpartition(".")[2].removesuffix("_bias")
-        array = self._turned(role, array)
-        if self.fused and role in _PROJECTIONS:
-            n, rest = _PROJECTIONS.index(role), array.shape[:-1]
-            shape = (3, 1, -1) if self.fused == "blocks" else (num_heads, 3, -1)
-            blocks = np.moveaxis(array.reshape(*rest, *shape), -3 if self.fused == "blocks" else -2, 0)
-            array = blocks[n].reshape(*rest, -1)
-        factor, offset = self._scale(name, config)
-        return array if (factor, offset) == (1, 0) else (array + np.float32(offset)) / np.float32(factor)
-
-    def theirs(self, name: str, array: np.ndarray, config: Config) -> np.ndarray:
-        """Return the array of the files of an array of posx. Raises ConfigError for a fused one."""
-        if self.fused:
-            raise ConfigError("models with queries, keys and values in one array are not exported.")
-        factor, offset = self._scale(name, config)
-        array = array if (factor, offset) == (1, 0) else array * np.float32(factor) - np.float32(offset)
-        return self._turned(name.rpartition(".")[2], array)
-
-    def _turned(self, role: str, array: np.ndarray) -> np.ndarray:
-        """Return a matrix of the other format: inputs come first in posx, outputs in most files."""
-        turns = role == "unembedding" or not (self.inputs_first or role in ("embedding", "table"))
-        return np.ascontiguousarray(array.T) if turns and array.ndim == 2 else array
-
-    def _scale(self, name: str, config: Config) -> tuple[float, float]:
-        """Return (factor, offset): the array of the files is that of posx times the factor, minus the offset.
-
-        posx multiplies embeddings by sqrt(m). If they are tied, the last norm makes up for the division.
-        """
-        root = 1.0 if self.scaled else math.sqrt(config["hidden_size"])
-        offset = self.offset if name.endswith("_norm") else 0.0
-        if name == "embedding":
-            return root, offset
-        if name.startswith("final_norm") and config.get("tie_word_embeddings"):
-            return 1 / root, offset
-        if name.endswith("query_norm") and config.get("query_pre_attn_scalar"):
-            return math.sqrt(config["query_pre_attn_scalar"] / config["head_dim"]), offset
-        return 1.0, offset
+def _same(keys: str) -> dict[str, str]:
+    return {key: key for key in keys.split()}
 
 
-class _Gemma(Family):
-    """Gemma 3, whose older configs have a key for the RoPE of local layers, and every sixth layer is full."""
-
-    def read(self, config: Config) -> dict[str, Any]:
-        found = super().read(config)
-        every, num_layers = found.get("sliding_window_pattern") or 6, found.get("num_hidden_layers")
-        kinds = [LOCAL if (n + 1) % every else FULL for n in range(num_layers if isinstance(num_layers, int) else 0)]
-        found["layer_types"] = found.get("layer_types") or kinds
-        given = found.get("rope_parameters") or {}
-        if not any(isinstance(value, Mapping) for value in given.values()):
-            whole = (
-                {"rope_theta": found.pop("rope_theta", None) or 1e6} | given | (found.pop("rope_scaling", None) or {})
-            )
-            given = {FULL: whole, LOCAL: {"rope_theta": found.get("rope_local_base_freq", 1e4)}}
-        return found | {"rope_parameters": given, "rope_scaling": None}
+def _gemma_ropes(config: Config) -> Mapping[str, Encoding]:
+    """Return the RoPEs of full and local layers. Keys of older configs are those of full layers, but for one."""
+    given = config.get("rope_parameters") or {}
+    if flat := sorted(given.keys() - {FULL, LOCAL}):
+        raise ConfigError(
+            f"rope_parameters.{flat[0]}={given[flat[0]]!r}: transformers reads the keys of Gemma 3's RoPE only within "
+            f"{FULL!r} and {LOCAL!r}. Move it there in config.json, or remove it."
+        )
+    nested = {kind: dict(given.get(kind) or {"rope_type": "default"}) for kind in (FULL, LOCAL)}
+    nested[FULL] |= config.get("rope_scaling") or {}
+    for kind, key, default in ((FULL, "rope_theta", 1e6), (LOCAL, "rope_local_base_freq", 1e4)):
+        nested[kind].setdefault("rope_theta", default if config.get(key) is None else config[key])
+    return {**ropes_of({**config, "rope_parameters": nested, "rope_scaling": None, "rope_theta": None})}
 
 
 _LLAMA = {
@@ -179,38 +61,72 @@ _LLAMA = {
     "embedding_norm": False,
 }  # fmt: skip
 _GPT = _LLAMA | {"mlp": "gelu", "norm": "layer", "biases": "all"}
-_EPS = {"rms_norm_eps": "layer_norm_epsilon"}
-_GPT_DEFAULTS = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+_ENDS = _same("vocab_size tie_word_embeddings bos_token_id eos_token_id")
+_SIZES = _same("hidden_size intermediate_size num_hidden_layers num_attention_heads max_position_embeddings")
+_ROPE = _same("rope_parameters rope_scaling original_max_position_embeddings")
+_ROPES = _ROPE | _same("rope_theta partial_rotary_factor")
+_READ = _ENDS | _SIZES | _same("num_key_value_heads head_dim rms_norm_eps")
+_EPS = {"layer_norm_epsilon": "rms_norm_eps"}
+_HEADS = _same("num_hidden_layers num_attention_heads")
 _SILU = {"hidden_act": "silu"}
 _ATTENTION = {
-    "alibi": True, "alibi_bias_max": 8, "clip_qkv": None, "softmax_scale": None, "qk_ln": False, "prefix_lm": False,
-    "attn_type": "multihead_attention", "rope": False, "sliding_window_size": -1,
+    "alibi": True, "alibi_bias_max": 8, "clip_qkv": None, "softmax_scale": None, "qk_ln": False, "qk_gn": False,
+    "prefix_lm": False, "attn_type": "multihead_attention", "rope": False, "sliding_window_size": -1,
+    "attn_uses_sequence_id": False,
 }  # fmt: skip
 _H = "transformer.h"
 _GPT_ENDS = {"final_norm": "transformer.ln_f", "unembedding": "lm_head"}
+#: Keys of every config, within MPT's.
+_MPT_INNER = tuple(
+    f"attn_config.{key}" for key in ("model_type", "tie_word_embeddings", "bos_token_id", "eos_token_id")
+)
+_QWEN = ("sliding_window", "max_window_layers")
 
-FAMILIES = {
-    "llama": Family(_llama(), _LLAMA, _SILU | {"attention_bias": False, "mlp_bias": False}),
-    "mistral": Family(_llama(), _LLAMA, _SILU, window=4096),
-    "qwen2": Family(_llama(), _LLAMA | {"biases": "qkv"}, _SILU | {"use_sliding_window": False}),
-    "qwen3": Family(
-        _llama(), _LLAMA | {"qk_norm": True}, _SILU | {"use_sliding_window": False, "attention_bias": False}
+_ALL = (
+    Family(
+        _llama(),
+        _LLAMA,
+        Keys("llama", _READ | _ROPES, _SILU | {"attention_bias": False, "mlp_bias": False, "activation": "swiglu"}),
     ),
-    "gemma3_text": _Gemma(
+    Family(_llama(), _LLAMA, Keys("mistral", _READ | _ROPES | _same("sliding_window"), _SILU), window=True),
+    Family(
+        _llama(),
+        _LLAMA | {"biases": "qkv"},
+        Keys("qwen2", _READ | _ROPES | _same("layer_types"), _SILU | {"use_sliding_window": False}, irrelevant=_QWEN),
+    ),
+    Family(
+        _llama(),
+        _LLAMA | {"qk_norm": True},
+        Keys(
+            "qwen3",
+            _READ | _ROPES | _same("layer_types"),
+            _SILU | {"use_sliding_window": False, "attention_bias": False},
+            irrelevant=_QWEN,
+        ),
+    ),
+    Family(
         _llama(
             attention_post_norm="post_attention_layernorm",
             mlp_norm="pre_feedforward_layernorm",
             mlp_post_norm="post_feedforward_layernorm",
         ),
         _LLAMA | {"mlp": "geglu", "qk_norm": True, "post_norm": True},
-        {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "use_bidirectional_attention": False}
-        | {"final_logit_softcapping": None, "attn_logit_softcapping": None},
-        defaults={"tie_word_embeddings": True, "query_pre_attn_scalar": 256, "head_dim": 256, "num_key_value_heads": 4},
-        window=4096,
+        Keys(
+            "gemma3_text",
+            _READ
+            | _same("rope_parameters rope_scaling rope_theta rope_local_base_freq query_pre_attn_scalar")
+            | _same("sliding_window sliding_window_pattern layer_types"),
+            {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "use_bidirectional_attention": False}
+            | {"final_logit_softcapping": None, "attn_logit_softcapping": None},
+            irrelevant=("_sliding_window_pattern",),
+        ),
+        positions=_gemma_ropes,
+        window=True,
+        pattern=6,
         scaled=True,
         offset=1.0,
     ),
-    "gpt_neox": Family(
+    Family(
         _names(
             "gpt_neox.layers",
             _fused(
@@ -220,35 +136,44 @@ FAMILIES = {
             embedding="gpt_neox.embed_in", final_norm="gpt_neox.final_layer_norm", unembedding="embed_out",
         ),
         _GPT,
-        {"attention_bias": True},
-        keys={
-            "rms_norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct",
-        },
-        defaults={
-            "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_parallel_residual": True, "hidden_act": "gelu",
-        },
-        activation="hidden_act",
+        Keys(
+            "gpt_neox",
+            _ENDS | _SIZES | _ROPE | _same("hidden_act use_parallel_residual") | {
+                "layer_norm_eps": "rms_norm_eps", "rotary_emb_base": "rope_theta",
+                "rotary_pct": "partial_rotary_factor",
+            },
+            {"attention_bias": True},
+            repeats=_same("rope_theta partial_rotary_factor"),
+            defaults={"rope_theta": 1e4, "partial_rotary_factor": 0.25},
+        ),
+        partial=True,
+        activation=True,
         fused="heads",
+        buffers=("attention.bias", "attention.masked_bias"),
     ),
-    "gpt2": Family(
+    Family(
         _names(
             _H,
             _fused("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj", "ln_1", "ln_2"),
             embedding="transformer.wte", **{"shared.encoding_0.table": "transformer.wpe"}, **_GPT_ENDS,
         ),
         _GPT,
-        {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
-        keys=_EPS | {
-            "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-            "max_position_embeddings": "n_positions", "intermediate_size": "n_inner",
-        },
-        defaults=_GPT_DEFAULTS | {"activation_function": "gelu_new"},
-        activation="activation_function",
+        Keys(
+            "gpt2",
+            _ENDS | _EPS | _HEADS | _same("hidden_size max_position_embeddings") | {
+                "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+                "n_positions": "max_position_embeddings", "n_inner": "intermediate_size",
+                "activation_function": "hidden_act",
+            },
+            {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        ),
+        activation=True,
         positions=lambda config: {"": Learned(num_positions=config["max_position_embeddings"])},
         fused="blocks",
         inputs_first=True,
+        buffers=("attn.bias", "attn.masked_bias"),
     ),
-    "bloom": Family(
+    Family(
         _names(
             _H,
             _fused(
@@ -259,33 +184,49 @@ FAMILIES = {
             **_GPT_ENDS,
         ),
         _GPT | {"embedding_norm": True},
-        {"apply_residual_connection_post_layernorm": False},
-        keys=_EPS | {
-            "hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-            "max_position_embeddings": "seq_length",
-        },
-        defaults=_GPT_DEFAULTS | {"max_position_embeddings": 2048},
+        Keys(
+            "bloom",
+            _ENDS | _EPS | _HEADS | _same("hidden_size") | {
+                "n_embed": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+                "seq_length": "max_position_embeddings",
+            },
+            {"apply_residual_connection_post_layernorm": False, "slow_but_exact": False},  # the latter drops biases
+            irrelevant=("offset_alibi",),
+            defaults={"max_position_embeddings": 2048},
+        ),
         positions=lambda config: {"": Alibi()},
         fused="heads",
     ),
-    "mpt": Family(
+    Family(
         _names(
             "transformer.blocks",
             _fused("attn.Wqkv", "attn.out_proj", "ffn.up_proj", "ffn.down_proj", "norm_1", "norm_2"),
             embedding="transformer.wte", final_norm="transformer.norm_f", unembedding="lm_head",
         ),
         _GPT | {"mlp": "gelu_exact", "biases": "none"},
-        {"no_bias": True, "logit_scale": None, "expansion_ratio": 4, "norm_type": "low_precision_layernorm"}
-        | {"attn_config": _ATTENTION, "ffn_config": {"ffn_type": "mptmlp", "ffn_act_fn": None}},
-        keys=_EPS | {
-            "hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
-            "max_position_embeddings": "max_seq_len",
-        },
-        defaults=_GPT_DEFAULTS,
+        Keys(
+            "mpt",
+            _ENDS | _EPS | _HEADS | _same("hidden_size") | {
+                "d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+                "max_seq_len": "max_position_embeddings",
+            },
+            {"no_bias": True, "logit_scale": None, "expansion_ratio": 4, "norm_type": "low_precision_layernorm"}
+            | {"ffn_config.ffn_type": "mptmlp", "ffn_config.ffn_act_fn": None}
+            | {f"attn_config.{key}": value for key, value in _ATTENTION.items()},
+            irrelevant=("learned_pos_emb", "ffn_config.fc_type", *_MPT_INNER),
+        ),
         positions=lambda config: {"": Alibi()},
         fused="blocks",
     ),
-}  # fmt: skip
+)  # fmt: skip
+FAMILIES = {family.keys.name: family for family in _ALL}
+#: {a key that some families read: their names}.
+FOREIGN = {
+    key: ", ".join(name for name, family in FAMILIES.items() if family.keys.known.get(key) == "read")
+    for family in _ALL
+    for key, kind in family.keys.known.items()
+    if kind == "read"
+}
 
 
 #: The families with Llama's names, which are written too.
@@ -295,7 +236,7 @@ LLAMAS = {name: family for name, family in FAMILIES.items() if family.names == _
 def family_of(model: ModelConfig) -> str:
     """Return the one of LLAMAS that a model's settings belong to, "" for none."""
     local = bool(model.masks[0].window)
-    fits = (name for name, family in LLAMAS.items() if local == bool(family.window) and not differences(model, name))
+    fits = (name for name, family in LLAMAS.items() if local == family.window and not differences(model, name))
     return next(fits, "")
 
 
@@ -303,16 +244,3 @@ def differences(model: ModelConfig, name: str = "llama") -> str:
     """Return the settings of a model that differ from those of a family, in words."""
     given = {key: getattr(model, key) for key, value in FAMILIES[name].settings.items() if getattr(model, key) != value}
     return " and ".join(f"model.{key}={value}" for key, value in given.items())
-
-
-def mismatch(needed: Config, config: Config, within: str = "") -> str:
-    """Return the first key of a config that has another value than posx, in words; "" if there is none."""
-    for key, value in needed.items():
-        found = config.get(key, value)
-        found = value if found is None and value in (False, None) else found  # transformers reads null as false
-        if isinstance(value, Mapping) and isinstance(found, Mapping):
-            if problem := mismatch(value, found, f"{within}{key}."):
-                return problem
-        elif found != value:
-            return f"{within}{key}={found!r}, but posx has {value!r}"
-    return ""

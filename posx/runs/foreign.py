@@ -17,6 +17,7 @@ from posx.data.texts import file_digest
 from posx.data.tokenizers import BpeTokenizer
 from posx.errors import ConfigError, WorkdirError
 from posx.files.lines import parsed
+from posx.progress import say
 from posx.runs.load import reading
 
 
@@ -79,31 +80,42 @@ def _read_gguf(path: Path) -> ForeignModel:
             tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:  # transformers raises all kinds
         raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
-    arrays = made.state_dict()
+    arrays, config = made.state_dict(), made.config.to_dict()
+    config.pop("quantization_config", None)  # the arrays are dequantised
     digest, text = _digest([path]), tokenizer.backend_tokenizer.to_str()
-    return ForeignModel(made.config.to_dict(), lambda name: arrays[name].numpy(), frozenset(arrays), text, digest)
+    return ForeignModel(config, lambda name: arrays[name].numpy(), frozenset(arrays), text, digest)
 
 
 def _places(path: Path) -> dict[str, Path]:
-    """Return {array: its file} of a folder. Raises WorkdirError."""
+    """Return {array: its file} of a folder, from the files that transformers reads. Raises WorkdirError.
+
+    `model.safetensors` goes before an index. The index only names files: all their arrays are read.
+    """
     from safetensors import safe_open
 
-    index = path / "model.safetensors.index.json"
-    if index.exists():
-        names = _parsed_file(index).get("weight_map")
-        if not isinstance(names, Mapping):
+    if (path / "adapter_config.json").exists():
+        raise WorkdirError(f"{path} holds an adapter, adapter_config.json. Merge it into the model and save that.")
+    whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    files = [whole] if whole.is_file() else []
+    if index.is_file():
+        named = _parsed_file(index).get("weight_map")
+        if not isinstance(named, Mapping):
             raise WorkdirError(f"{index} has no weight_map.")
-        places = {str(name): path / str(file) for name, file in names.items()}
-        if gone := sorted(str(file) for file in {*places.values()} if not file.is_file()):
-            raise WorkdirError(f"{gone[0]} is missing, which {index.name} names.")
-        return places
-    files = sorted(path.glob("*.safetensors"))
+        shards = sorted({path / str(file) for file in named.values()})
+        if files and shards != files:
+            say(f"notice: {whole.name} is read, as transformers does, not the files that {index.name} names.")
+        files = files or shards
+    if gone := [file.name for file in files if not file.is_file()]:
+        raise WorkdirError(f"{path / gone[0]} is missing, which {index.name} names.")
     if not files:
-        raise WorkdirError(f"{path} holds no .safetensors file.")
+        raise WorkdirError(f"{path} holds no {whole.name} and no {index.name}.")
     found: dict[str, Path] = {}
     for file in files:
         with reading(file), safe_open(file, "flax") as opened:
-            found |= dict.fromkeys(opened.keys(), file)
+            names = set(opened.keys())
+        if both := sorted(names & found.keys()):
+            raise WorkdirError(f"{file} and {found[both[0]].name} both hold the array {both[0]}. Remove one of them.")
+        found |= dict.fromkeys(names, file)
     return found
 
 

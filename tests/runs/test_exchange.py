@@ -237,7 +237,7 @@ def test_models_that_do_not_fit_are_refused(capsys, folder, tmp_path):
         ({"num_hidden_layers": 1}, "no place"),
         ({"vocab_size": None}, "vocab_size=None: not a whole number"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
-        ({"layer_types": ["sliding_attention", "full_attention"]}, "no window"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "not of llama"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_size": 1 << 19, "head_dim": 1 << 17}, "of memory"),
     ):
@@ -250,7 +250,7 @@ def test_models_that_do_not_fit_are_refused(capsys, folder, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-100])
     refused(capsys, 4, words, "is damaged")
     weights.unlink()
-    refused(capsys, 4, words, "holds no .safetensors file")
+    refused(capsys, 4, words, "holds no model.safetensors")
     shutil.rmtree(source)
     refused(capsys, 4, words, "there is no such folder")
     refused(capsys, 2, ["import", f"--to={tmp_path / 'run'}"], "--from is missing")
