@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,9 +13,10 @@ import numpy as np
 from posx.data import load_tokenizer
 from posx.data.texts import file_digest
 from posx.data.tokenizers import BpeTokenizer
-from posx.errors import ConfigError, WorkdirError
+from posx.errors import WorkdirError
 from posx.files.lines import parsed
 from posx.progress import say
+from posx.runs.gguf import read_gguf
 from posx.runs.load import reading
 
 
@@ -34,10 +33,12 @@ class ForeignModel(NamedTuple):
 def read(path: Path) -> ForeignModel:
     """Read a folder of Hugging Face, or a GGUF file. Arrays are read when they are asked for.
 
-    Raises WorkdirError for a missing or damaged file, ConfigError for a GGUF file without the extra `hf`.
+    Raises WorkdirError for a missing or damaged file, ConfigError for a GGUF file that posx refuses, or without the
+    extra `hf`.
     """
     if path.suffix == ".gguf" and path.is_file():
-        return _read_gguf(path)
+        config, arrays, names, text = read_gguf(path)
+        return ForeignModel(config, arrays, names, _within(text, config["vocab_size"]), _digest([path]))
     if not path.is_dir():
         raise WorkdirError(
             f"--from={path}: there is no such folder. Name one with a config.json, or a .gguf file. "
@@ -61,29 +62,6 @@ def _within(tokenizer: str, rows: Any) -> str:
     added = found.get("added_tokens") or []
     kept = [token for token in added if not (token["special"] and isinstance(rows, int) and token["id"] >= rows)]
     return tokenizer if kept == added else json.dumps(found | {"added_tokens": kept}, ensure_ascii=False)
-
-
-def _read_gguf(path: Path) -> ForeignModel:
-    """Read a GGUF file through transformers, which dequantises it."""
-    try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
-    except ImportError as error:
-        raise ConfigError(f"{path.name}: GGUF files need {error.name}. Install it: pip install 'posx[hf]'") from None
-    logging.disable_progress_bar()
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # a bar of its own shows each array
-            made = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    except Exception as error:  # transformers raises all kinds
-        raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
-    arrays, config = made.state_dict(), made.config.to_dict()
-    config.pop("quantization_config", None)  # the arrays are dequantised
-    digest, text = _digest([path]), tokenizer.backend_tokenizer.to_str()
-    return ForeignModel(config, lambda name: arrays[name].numpy(), frozenset(arrays), text, digest)
 
 
 def _places(path: Path) -> dict[str, Path]:
