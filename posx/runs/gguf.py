@@ -17,14 +17,16 @@ import numpy as np
 from posx.encodings.frequencies import Llama3
 from posx.errors import ConfigError, WorkdirError
 from posx.runs.families import FAMILIES, FULL, LOCAL
-from posx.runs.gguf_keys import ARCHITECTURES, CONFIG_KEYS, check_keys, shown
+from posx.runs.gguf_keys import ARCHITECTURES, CONFIG_KEYS, FOLDER, check_keys, shown
 from posx.runs.gguf_tokenizer import check_tokenizer, finished
 
-#: Names and shapes of the arrays of RoPE's factors: llama.cpp divides theta_c by them.
+#: The arrays [c] that llama.cpp divides theta_c by: at every length, or in long and in short texts.
 ROPE_ARRAYS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-#: The numbers of Llama 3.1's rule, and the lengths of the first training that are tried.
+#: The turns of Llama 3.1's rule, and the training lengths in tokens that are tried, since no key has them.
 _LOW, _HIGH, _LENGTHS = 1.0, 4.0, [2**n for n in range(8, 21)]
 _GEMMA_27B = 62  # layers, by which llama.cpp knows the one Gemma 3 with another scale of logits
+#: Keys that may hold a number for each layer.
+_PER_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
 
 Values = Mapping[str, Any]
 
@@ -54,7 +56,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], Callable[[str], np.ndarray], 
     if architecture not in ARCHITECTURES:
         raise ConfigError(
             f"{path.name}: general.architecture={shown(architecture)}: posx reads {', '.join(ARCHITECTURES)} from GGUF "
-            "files. Import the model's folder with config.json and safetensors instead."
+            f"files. {FOLDER}"
         )
 
     def array(name: str) -> np.ndarray:
@@ -126,15 +128,14 @@ def config_of(
     return config | _gemma(own, config) if architecture == "gemma3" else config
 
 
-_PER_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
-
-
 def _one(key: str, value: Any) -> Any:
     """Return the number that all layers share. Raises ConfigError."""
     if not isinstance(value, list):
         return value
     if len(set(value)) != 1:
-        raise ConfigError(f"{key}={shown(value)}: posx has one number for all layers. Such models are not imported.")
+        raise ConfigError(
+            f"{key}={shown(value)}: posx has one number for all layers. Import a model with equal layers."
+        )
     return value[0]
 
 
@@ -142,8 +143,8 @@ def _same(architecture: str, own: Values, expected: Mapping[str, Any]) -> None:
     for key, value in expected.items():
         if own.get(key, value) != value:
             raise ConfigError(
-                f"{architecture}.{key}={shown(own[key])}: posx has {value} here, as the other sizes say. "
-                "Such models are not imported."
+                f"{architecture}.{key}={shown(own[key])}: the model's other sizes need {value} here. "
+                "Import a model whose heads and layers have these sizes."
             )
 
 
@@ -170,13 +171,12 @@ def _gemma(own: Values, config: Values) -> dict[str, Any]:
     pattern = own.get("attention.sliding_window_pattern", 6)
     if pattern not in (6, [kind == LOCAL for kind in kinds]):
         raise ConfigError(
-            f"gemma3.attention.sliding_window_pattern={shown(pattern)}: transformers reads 6 only. "
-            "Import the model's folder with config.json and safetensors instead."
+            f"gemma3.attention.sliding_window_pattern={shown(pattern)}: transformers reads 6 only. {FOLDER}"
         )
     if layers != _GEMMA_27B and width != 256:
         raise ConfigError(
             f"gemma3.attention.key_length={width}: llama.cpp divides logits by its root, transformers by that of 256. "
-            "Import the model's folder with config.json and safetensors instead."
+            + FOLDER
         )
     if not own["attention.sliding_window"]:
         raise ConfigError("gemma3.attention.sliding_window=0: llama.cpp then caps logits. posx has no such model.")
@@ -202,12 +202,11 @@ def _rope(architecture: str, own: Values, width: int, factors: Mapping[str, list
     if kind not in ("linear", "yarn", "longrope"):
         raise ConfigError(
             f"{architecture}.rope.scaling.type={shown(kind)}: posx reads none, linear, yarn and longrope from GGUF "
-            "files. Import the model's folder with config.json and safetensors instead."
+            f"files. {FOLDER}"
         )
     if kind != "longrope" and growth not in (None, 1):
         raise ConfigError(
-            f"{architecture}.rope.scaling.attn_factor={shown(growth)}: posx reads it with longrope only. "
-            "Import the model's folder with config.json and safetensors instead."
+            f"{architecture}.rope.scaling.attn_factor={shown(growth)}: posx reads it with longrope only. {FOLDER}"
         )
     wanted = {"longrope": {*ROPE_ARRAYS[1:]}, "yarn": set()}.get(kind, {*factors} & {ROPE_ARRAYS[0]})
     if {*factors} != wanted or any(len(array) != width // 2 for array in factors.values()):
@@ -232,7 +231,7 @@ def _longrope(
     if factor != 1:
         raise ConfigError(
             f"{architecture}.rope.scaling.factor={factor:g}: llama.cpp divides longrope's angles by it, transformers "
-            "does not. Import the model's folder with config.json and safetensors instead."
+            f"does not. {FOLDER}"
         )
     if growth is None and length > original:
         raise ConfigError(
@@ -270,7 +269,7 @@ def _places(architecture: str, config: Values, names: frozenset[str]) -> dict[st
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     family = FAMILIES[config["model_type"]]
-    layers = family.read(config)["num_hidden_layers"]
+    layers = config["num_hidden_layers" if "num_hidden_layers" in config else "n_layer"]
     number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == architecture)
     known, found = get_tensor_name_map(number, layers), {}
     for place in {place.format(n=n) for place in family.names.values() for n in range(layers)}:

@@ -15,6 +15,9 @@ from posx.errors import ConfigError
 
 Kind = Literal["read", "neutral", "irrelevant", "refused"]
 
+#: The fix of a file that says less than its model's config.
+FOLDER = "Import the model's folder with config.json and safetensors instead."
+
 #: {general.architecture: the model type of transformers}.
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text", "gpt2": "gpt2", "bloom": "bloom",
@@ -111,13 +114,13 @@ def check_keys(values: Mapping[str, Any], architecture: str) -> None:
         kind = kind_of(key, architecture)
         if kind == "refused":
             raise ConfigError(
-                f"{key}={shown(value)}: posx does not read this key, which may change the model. "
-                "Import the model's folder with config.json and safetensors instead."
+                f"{key}={shown(value)}: posx does not read this key, which may change the model. {FOLDER}"
             )
         if kind == "neutral" and value not in (fits := neutral_values(key, architecture)):
+            joined = key.startswith("split.")
             raise ConfigError(
-                f"{key}={shown(value)}: posx has {' or '.join(map(str, fits))} here, and no model with another value. "
-                + _fix(key)
+                f"{key}={shown(value)}: posx imports only files with {' or '.join(map(str, fits))} here. "
+                + ("Join the parts with llama.cpp's `llama-gguf-split --merge`." if joined else FOLDER)
             )
 
 
@@ -132,9 +135,3 @@ def shown(value: Any) -> str:
     """Return a value for a message, cut to 40 characters."""
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _fix(key: str) -> str:
-    if key.startswith("split."):
-        return "Join the parts with llama.cpp's `llama-gguf-split --merge`."
-    return "Import another file of the model, or its folder with config.json and safetensors."

@@ -1,7 +1,7 @@
 """Finish the tokenizer that transformers builds from a GGUF file with the keys that it drops.
 
-These are the split of a pre-tokenizer that transformers does not know, the order of whole tokens before merges, the
-begin token, and the space before a text.
+transformers does not know every pre-tokenizer, and merges pieces that are whole tokens. It drops the default of
+llama.cpp for the begin token, and the flag for the space before a text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from posx.errors import ConfigError
-from posx.runs.gguf_keys import shown
+from posx.runs.gguf_keys import FOLDER, shown
 
 
 class Split(NamedTuple):
@@ -42,7 +42,7 @@ _OF_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone
 #: {tokenizer.ggml.pre: its split}, for byte-level tokenizers.
 SPLITS = (
     dict.fromkeys(_LLAMA3, _WHOLE) | dict.fromkeys(_PLAIN, Split()) | dict.fromkeys(_OF_DIGITS, _DIGITS)
-    | {"bloom": Split(r" ?[^(\s|.,!?…。，、।۔،)]+", alone=True)}
+    | {"bloom": Split(r" ?[^(\s|.,!?…。，、।۔،)]+", alone=True)}  # noqa: RUF001
 )  # fmt: skip
 
 
@@ -50,16 +50,10 @@ def check_tokenizer(values: Mapping[str, Any]) -> Split:
     """Return the split of a file's tokenizer. Raises ConfigError for a model or a split that posx does not know."""
     model, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
     if model not in ("gpt2", "llama"):
-        raise ConfigError(
-            f"tokenizer.ggml.model={shown(model)}: posx reads gpt2 and llama. "
-            "Import the model's folder with config.json and safetensors instead."
-        )
+        raise ConfigError(f"tokenizer.ggml.model={shown(model)}: posx reads gpt2 and llama. {FOLDER}")
     known = SPLITS if model == "gpt2" else {"default": Split(begin=True)}
     if pre not in known:
-        raise ConfigError(
-            f"tokenizer.ggml.pre={shown(pre)}: posx does not know how it splits a text. "
-            "Import the model's folder with config.json and safetensors instead."
-        )
+        raise ConfigError(f"tokenizer.ggml.pre={shown(pre)}: posx does not know how it splits a text. {FOLDER}")
     if model == "gpt2" and values.get("tokenizer.ggml.add_space_prefix"):
         raise ConfigError("tokenizer.ggml.add_space_prefix=True: byte-level tokenizers have no such space in posx.")
     return known[pre]

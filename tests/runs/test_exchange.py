@@ -139,52 +139,6 @@ def test_special_tokens_without_a_row_are_left_out(capsys, folder, tmp_path):
     assert posx.load(tmp_path / "run")[2].vocab_size <= 300
 
 
-def write_gguf(path):
-    """A random model of Llama's in float32, with query and key rows in the order of llama.cpp."""
-    import gguf
-
-    rng, m, h, g, f, v = np.random.default_rng(0), 32, 4, 2, 48, 300
-    made = json.loads(train_bpe(["some words and other words " * 9], 270).text)["model"]
-    vocab = sorted(made["vocab"], key=made["vocab"].get)
-    file = gguf.GGUFWriter(path, "llama")
-    for key, value in {
-        "block_count": 2, "context_length": 64, "embedding_length": m, "feed_forward_length": f, "head_count": h,
-        "head_count_kv": g, "layer_norm_rms_eps": 1e-5, "rope_freq_base": 5e4, "rope_dimension_count": m // h,
-        "vocab_size": v, "tokenizer_model": "gpt2", "tokenizer_pre": "default", "token_types": [1] * v,
-        "token_list": vocab + [f"<pad{n}>" for n in range(v - len(vocab))], "bos_token_id": 0, "eos_token_id": 0,
-        "token_merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in made["merges"]],
-    }.items():  # fmt: skip
-        getattr(file, f"add_{key}")(value)
-    shapes = {"token_embd": (v, m), "output_norm": (m,), "output": (v, m)}
-    of_layer = {
-        "attn_norm": (m,), "ffn_norm": (m,), "attn_q": (m, m), "attn_k": (g * m // h, m), "attn_v": (g * m // h, m),
-        "attn_output": (m, m), "ffn_up": (f, m), "ffn_gate": (f, m), "ffn_down": (m, f),
-    }  # fmt: skip
-    shapes |= {f"blk.{n}.{name}": shape for n in range(2) for name, shape in of_layer.items()}
-    for name, shape in shapes.items():
-        file.add_tensor(f"{name}.weight", (0.3 * rng.standard_normal(shape)).astype(np.float32))
-    for write in (file.write_header_to_file, file.write_kv_data_to_file, file.write_tensors_to_file, file.close):
-        write()
-
-
-@pytest.mark.peers
-def test_gguf_files_have_the_logits_of_transformers(capsys, tmp_path):
-    import torch
-    import transformers
-
-    write_gguf(tmp_path / "small.gguf")
-    code, _, err = tiny.call(capsys, "import", f"--from={tmp_path / 'small.gguf'}", f"--to={tmp_path / 'run'}")
-    assert code == 0, err
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="small.gguf", dtype=torch.float32)
-    tokens = np.random.default_rng(1).integers(0, 300, (2, 40))
-    with torch.no_grad():
-        wanted = theirs.eval()(torch.from_numpy(tokens)).logits.numpy()
-    apply, params, _ = posx.load(tmp_path / "run")
-    np.testing.assert_allclose(apply(params, jnp.asarray(tokens)), wanted, atol=1e-4, rtol=1e-4)
-    (tmp_path / "small.gguf").write_bytes((tmp_path / "small.gguf").read_bytes()[:5000])
-    refused(capsys, 4, ["import", f"--from={tmp_path / 'small.gguf'}", f"--to={tmp_path / 'b'}"], "cannot be read")
-
-
 @pytest.mark.peers
 def test_an_imported_run_is_a_run(capsys, folder, site, tmp_path):
     """It evaluates, under another encoding too, generates, is exported, and is trained on."""

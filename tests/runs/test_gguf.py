@@ -1,6 +1,7 @@
 """Each key of GGUF metadata gives the logits that transformers has with it in its config, or is refused by name."""
 
 import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +11,13 @@ import posx
 from posx.data.tokenizers import BpeTokenizer
 from posx.errors import ConfigError
 from posx.runs.foreign import read
-from posx.runs.gguf_keys import ARCHITECTURES, kind_of
+from posx.runs.gguf_keys import ARCHITECTURES, check_keys, kind_of
 from tests import tiny
 from tests.commands import refused
-from tests.runs.gguf_files import CONTEXT, VOCAB, write
+from tests.runs import gguf_table
+from tests.runs.gguf_files import VOCAB, write
 
+PAGE = Path(posx.__file__).parent.parent / "docs/guides/models.md"
 TOKENS = np.random.default_rng(1).integers(0, VOCAB, (2, 50))
 BASE = {"rope_theta": 5e4}
 THETA = 5e4 ** (-np.arange(0, 8, 2) / 8)
@@ -38,7 +41,9 @@ def planes(factors, **more):
 RULES = {
     "linear": ("llama", scaled("linear"), {}, {"rope_type": "linear", "factor": 4.0}),
     "factor-alone": ("qwen3", scaled("linear")[1:], {}, {"rope_type": "linear", "factor": 4.0}),
-    "scale_linear": ("llama", [("float32", "llama.rope.scale_linear", 4.0)], {}, {"rope_type": "linear", "factor": 4.0}),
+    "scale_linear": (
+        "llama", [("float32", "llama.rope.scale_linear", 4.0)], {}, {"rope_type": "linear", "factor": 4.0}
+    ),
     "none": ("llama", scaled("none"), {}, {"rope_type": "default"}),
     "yarn": ("qwen2", scaled("yarn"), {}, {"rope_type": "yarn", "factor": 4.0}),
     "yarn-original": (
@@ -65,6 +70,31 @@ RULES = {
         },
     ),
 }  # fmt: skip
+
+
+def test_every_gguf_key_has_a_kind():
+    """The counts are those of gguf 0.19.0: a change of the table that loses a key changes one."""
+    counts = gguf_table.counts()
+    assert gguf_table.NAMED <= {*gguf_table.known(), *gguf_table.MORE}
+    assert [counts["llama"][kind] for kind in gguf_table.KINDS] == [31, 27, 82, 133]
+    assert [counts["gemma3"][kind] for kind in gguf_table.KINDS] == [34, 26, 82, 131]
+    assert kind_of("llama.twirl", "llama") == kind_of("qwen2.block_count", "llama") == "refused"
+
+
+def test_gguf_table_of_the_guide_is_the_code():
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    assert [line for line in gguf_table.table() if line not in lines] == []
+
+
+@pytest.mark.parametrize("key, value", [("llama.expert_count", 8), ("llama.rope.scaling.alpha", 2.0)])
+def test_gguf_keys_are_refused_by_name(key, value):
+    with pytest.raises(ConfigError, match=rf"^{key}={value}: posx "):
+        check_keys({"llama.block_count": 2, key: value}, "llama")
+
+
+@pytest.mark.peers
+def test_names_of_gguf_keys_are_those_of_the_package():
+    assert gguf_table.known() == gguf_table.installed()
 
 
 def theirs(path, **changed):
