@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import attend
+from posx.attention import Slots, attend
 from posx.attention.masks import Mask
 from posx.config import RunConfig, encoding_section
 from posx.config.masks import mask_of, mask_text
@@ -116,13 +116,14 @@ def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
     if new == old or any(abstract_params(one, dims) or one.acts_on("embed") for one in (new, old)):
         return new == old
     rng, pos = np.random.default_rng(0), np.unique(np.array(PROBES, np.int32))
+    slots = Slots(pos, np.arange(len(pos), dtype=np.int32))
     q, k, v = (
         jnp.asarray(rng.standard_normal((1, len(pos), heads, dims.head_dim)), jnp.float32)
         for heads in (dims.num_heads, dims.kv_heads, dims.kv_heads)
     )
 
     def attended(encoding: Encoding, length: int) -> jax.Array:
-        return attend(encoding.at_length(length), Params(), q, k, v, pos, executor="dense")
+        return attend(encoding.at_length(length), Params(), q, k, v, slots, executor="dense")
 
     lengths = dims.train_len, 4 * dims.train_len
     return all(np.allclose(attended(new, n), attended(old, n), rtol=0, atol=1e-5) for n in lengths)
