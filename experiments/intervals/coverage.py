@@ -1,7 +1,7 @@
 """Measure how often posx's 95 % intervals over text cover the true value, on simulated text and on trained models.
 
     python experiments/intervals/coverage.py                # simulated: a minute
-    python experiments/intervals/coverage.py seeds          # differences between runs of several seeds: two minutes
+    python experiments/intervals/coverage.py seeds          # differences between runs of several seeds: 5 minutes
     python experiments/intervals/coverage.py RUN_FOLDER     # trained: rows of the whole stream, see the README
 
 Simulated losses are exp(0.6 z), right-skewed as losses are. z is a Gaussian AR(1) process over targets, whose
@@ -9,6 +9,7 @@ correlation falls by e within the correlation length. No white noise is added, w
 Markdown.
 """
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtr
 
-from posx.evaluation.differences import loss_difference, rise_difference
+from posx.evaluation.differences import SIGNIFICANCE, holm, loss_difference, rise_difference
 from posx.evaluation.statistics import BLOCK_LEN, half_width
 from posx.plots import read_rows
 
@@ -84,6 +86,7 @@ EFFECTS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]]
     "normal": lambda rng, shape: rng.standard_normal(shape),
     "heavy tails": lambda rng, shape: rng.standard_t(3, shape) / math.sqrt(3),
     "skewed": lambda rng, shape: rng.exponential(1, shape) - 1,
+    "skewed, of one run": lambda rng, shape: rng.exponential(1, shape) - 1,
 }
 #: The standard deviation of a seed's effect on a difference, over that of the mean over the text.
 SPREADS = {"text only": 0.0, "equal": 1.0, "seeds mostly": 10.0}
@@ -92,8 +95,9 @@ SPREADS = {"text only": 0.0, "equal": 1.0, "seeds mostly": 10.0}
 def of_seeds(seeds: int, effect: str, spread: str, calls: int, rng: np.random.Generator) -> dict[str, float]:
     """Return how often the intervals of a difference cover its true value, 0, by the source that they are for.
 
-    Two runs share all of the text and half of the effect of their seed. Keys: "seeds" (paired, for this text), "text"
-    (these runs), "both" (paired), "Welch" (both, as if the seeds were others), "R_k" (both, of rises from L to kL).
+    Two runs share an effect of their seed, and have one each that is their own. Keys: "seeds" (paired, for this text),
+    "text" (these runs), "both" (paired), "Welch" (both, as if the seeds were others), "R_k" (both, of rises from L to
+    kL).
     """
     counts, blocks = np.full(256, BLOCK_LEN), 256
     text = simulate(blocks * BLOCK_LEN, 500, 2048, 4 * calls, rng).reshape(4, calls, blocks) / BLOCK_LEN
@@ -101,6 +105,8 @@ def of_seeds(seeds: int, effect: str, spread: str, calls: int, rng: np.random.Ge
     draw = EFFECTS[effect]
     common = deviation * draw(rng, (calls, seeds)) * 3
     own = deviation * SPREADS[spread] * draw(rng, (4, calls, seeds)) / math.sqrt(2)
+    if effect.endswith("of one run"):
+        own *= math.sqrt(2) * np.array([1, 0, 1, 0])[:, None, None]
     noise = 0.05 * rng.standard_normal((4, calls, seeds, blocks))  # of one seed at one passage
     effects = common + own
     hits: dict[str, list[bool]] = {name: [] for name in ("seeds", "text", "both", "Welch", "R_k")}
@@ -132,14 +138,31 @@ def _row(losses: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
 
 def seeds_table(calls: int = 2000) -> Iterator[str]:
     """Yield the lines of the table of differences between runs of several seeds."""
-    rng = np.random.default_rng(0)
     yield "| effects of seeds | their size | seeds | over seeds | over text | both | both, Welch | R_k, both |"
     yield "|---|---|---:|---:|---:|---:|---:|---:|"
-    for effect in EFFECTS:
+    for n, effect in enumerate(EFFECTS):
         for spread in SPREADS:
             for seeds in (2, 3, 5):
-                found = of_seeds(seeds, effect, spread, calls, rng)
+                found = of_seeds(seeds, effect, spread, calls, np.random.default_rng([n, seeds]))
                 yield f"| {effect} | {spread} | {seeds} | " + " | ".join(f"{one:.1%}" for one in found.values()) + " |"
+
+
+def family(runs: int = 6, places: int = 8, calls: int = 1000) -> Iterator[str]:
+    """Yield how often a call that compares equal runs has a wrong verdict, without and with Holm's correction.
+
+    The effects of a seed at two places have a correlation of 0.9.
+    """
+    for seeds in (3, 5):
+        rng, wrong = np.random.default_rng(0), np.zeros(2)
+        for _ in range(calls):
+            shared, own = rng.standard_normal((runs, seeds, 1)), rng.standard_normal((runs, seeds, places))
+            effects = math.sqrt(0.9) * shared + math.sqrt(0.1) * own
+            gaps = np.concatenate([a - b for a, b in itertools.combinations(effects, 2)], axis=1)
+            size = np.abs(gaps.mean(axis=0)) / (gaps.std(axis=0, ddof=1) / math.sqrt(seeds))
+            chances = (2 * stdtr(seeds - 1, -size)).tolist()
+            wrong += min(chances) < SIGNIFICANCE, min(holm(chances)) < SIGNIFICANCE
+        alone, corrected = wrong / calls
+        yield f"{runs} equal runs, {places} places, {seeds} seeds: {alone:.0%} alone, {corrected:.1%} with Holm"
 
 
 def real(folder: Path, texts: int = 2000) -> Iterator[str]:
@@ -180,7 +203,7 @@ if __name__ == "__main__":
         case []:
             print("\n".join(simulated()))
         case ["seeds"]:
-            for line in seeds_table():
+            for line in itertools.chain(seeds_table(), family()):
                 print(line, flush=True)
         case [folder]:
             print("\n".join(real(Path(folder))))

@@ -88,12 +88,19 @@ def _lines(found: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
     """Yield a small table for each pair and protocol, and how to read them."""
     for _, group in itertools.groupby(found, key=lambda v: (v.pair, v.place[:2], v.pairing, v.seeds)):
         yield from _table(list(group), names)
-    family = found[0].family
-    several = any(verdict.pairing != ONE_SEED for verdict in found)
-    yield f"Ratios below 1 favour the first. An interval (95 %) is of one comparison alone, for {HOLDS_FOR[BY_SEED]}."
-    if any(verdict.pairing == ONE_SEED for verdict in found):
-        yield f"{'With one seed it' if several else 'It'} is for {HOLDS_FOR[ONE_SEED]}, and not for the encodings."
-    yield f"Verdicts follow from p, which Holm's correction makes right for all {family} comparisons together."
+    yield from _footer(found)
+
+
+def _footer(found: Sequence[Verdict]) -> Iterator[str]:
+    """Yield how to read the tables."""
+    kinds, family = {verdict.pairing == ONE_SEED for verdict in found}, found[0].family
+    yield "Ratios below 1 favour the first. Each 95 % interval is of one comparison alone."
+    if False in kinds:
+        yield f"It is for {HOLDS_FOR[BY_SEED]}. Its parts: new seeds on this text, and these runs on other text."
+    if True in kinds:
+        yield f"{'With one seed it' if False in kinds else 'It'} is for {HOLDS_FOR[ONE_SEED]}: not for the encodings."
+    if family:
+        yield f"Verdicts follow from p, which Holm's correction makes right for all {family} comparisons together."
     if lost := sum(v.word == NOT_SEPARATED and v.p is not None and v.p < SIGNIFICANCE for v in found):
         yield (
             f"{lost} of them would count alone. Name fewer runs, --lengths or --protocol before you look, "

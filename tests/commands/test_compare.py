@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import re
 import shutil
 import statistics
 from pathlib import Path
@@ -77,6 +78,7 @@ def test_compare_says_which_run_is_better(capsys, tmp_path):
     assert one["holds_for"] == "these trained runs, on other text of this kind" and one["pairing"] == "one seed"
     code, out, _ = tiny.call(capsys, "compare", paths[0], paths[1])
     assert code == 0 and "alibi against rope" in out and "worse (one seed)" in out and "not for the encodings" in out
+    assert "new seeds" not in out
     # A folder of runs stands for all of them.
     assert compared(capsys, str(tmp_path)) == list(found.values()) == compared(capsys, f"--workdir={tmp_path}")
 
@@ -276,3 +278,20 @@ def test_compare_needs_two_kinds_of_runs_with_results(capsys, tmp_path):
     refused(capsys, 4, ["compare", str(tmp_path / "empty")], "no run has results")
     refused(capsys, 4, ["compare", str(tmp_path / "none")], "does not exist")
     refused(capsys, 2, ["compare"], "--workdir is missing")
+
+
+def test_the_script_of_the_guide_gives_the_same_numbers(capsys, tmp_path, monkeypatch):
+    for seed in range(3):
+        for name, shift in (("alibi", 0.0), ("rope", 0.1), ("t5", 0.12)):
+            put(tmp_path / "runs/fair", name, seed, shift=shift + 0.1 * seed)
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[2] / "docs/guides/compare.md").read_text(encoding="utf-8")
+    script = guide.rpartition("```python\n")[2].partition("```")[0].replace("32)", "64)")
+    capsys.readouterr()
+    exec(compile(script, "compare.md", "exec"), {})
+    printed = re.findall(r"[\d.]+(?=[ )\n-])", capsys.readouterr().out.replace("(", "").replace("t5", ""))
+    known = []
+    for one in compared(capsys, "runs/fair", "--lengths=64"):
+        known += [f"{one[name]:.4f}" for name in ("ratio", "low", "high")] + [f"{one['adjusted_p']:.2g}"]
+        known += [f"{end:.4f}" for end in one["over_seeds"]]
+    assert printed == known and len(known) == 18
