@@ -20,8 +20,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import scipy.optimize
-import scipy.stats
 
 from benchmarks.memory import summarise
 from configs.leaderboard import CONTROLS
@@ -37,15 +35,8 @@ from experiments.leaderboard.leaderboard import (
 )
 from experiments.recipe.recipe import cells_of, records
 from experiments.tables import SLIDING, WINDOWS, Row, load, markdown, spread
-from posx.evaluation.statistics import (
-    COSINES,
-    T_QUANTILE,
-    half_width,
-    half_width_over_seeds,
-    loss_difference,
-    mean_blocks,
-    paired_ratio,
-)
+from posx.evaluation.differences import SIGNIFICANCE, half_width_over_seeds, holm, loss_difference
+from posx.evaluation.statistics import half_width, mean_blocks, paired_ratio
 
 L = 64
 STUDY = "train_short_test_long"
@@ -116,30 +107,17 @@ def failing(entries: dict[str, Entry]) -> str:
     return markdown(["encoding", "rate", "PPL at L", "over RoPE's", "R_2", "R_16", "1 % horizon"], body)
 
 
-def corrected(entries: dict[str, Entry], level: float = 0.05) -> str:
+def corrected(entries: dict[str, Entry]) -> str:
     """Return the entries that differ from RoPE at L after Holm's correction for all comparisons with it."""
     found = []
     for name, entry in entries.items():
         if name != "rope":
-            found.append((chance(entry.rows[L], entries["rope"].rows[L]), entry.ppl(L) < entries["rope"].ppl(L), name))
-    kept = itertools.takewhile(lambda one: one[1][0] * (len(found) - one[0]) < level, enumerate(sorted(found)))
-    return ", ".join(f"{name} {'below' if below else 'above'} (p = {p:.5f})" for _, (p, below, name) in kept)
-
-
-def chance(ours: Sequence[Row], theirs: Sequence[Row]) -> float:
-    """Return p of two encodings that do not differ: 1 - p is the level at which their interval just reaches 0."""
-    (a, counts), (b, _) = mean_blocks(ours), mean_blocks(theirs)
-    gap, over_text = abs(float((a - b).sum() / counts.sum())), half_width(a - b, counts)
-    assert over_text is not None
-    parts = [statistics.variance(row["nll"] for row in rows) / len(rows) for rows in (ours, theirs)]
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(rows) - 1) for part, rows in zip(parts, (ours, theirs), strict=True))
-    student, over_seeds = scipy.stats.t.isf, math.sqrt(sum(parts))
-
-    def room(p: float) -> float:
-        text = over_text / T_QUANTILE * student(p / 2, COSINES)
-        return math.hypot(text, over_seeds * student(p / 2, freedom)) - gap
-
-    return float(scipy.optimize.brentq(room, 1e-12, 1 - 1e-9))
+            one = loss_difference(entry.rows[L], entries["rope"].rows[L])
+            assert one.p is not None
+            found.append((one.p, one.mean < 0, name))
+    found.sort()
+    kept = [one for one, adjusted in zip(found, holm([p for p, *_ in found]), strict=True) if adjusted < SIGNIFICANCE]
+    return ", ".join(f"{name} {'below' if below else 'above'} (p = {p:.5f})" for p, below, name in kept)
 
 
 def over_nope(names: Iterable[str], field: str, value: Callable[[float, float], float]) -> dict[str, str]:

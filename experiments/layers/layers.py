@@ -21,7 +21,7 @@ from typing import Any
 
 from configs import quick
 from experiments.tables import HERE, Run, Seeds, cell, load, markdown
-from posx.evaluation.statistics import loss_difference
+from posx.evaluation.differences import loss_difference
 
 LOCAL, GLOBAL = "window(size=16)", "causal"
 ROPE, NOPE = "encoding", "nope"

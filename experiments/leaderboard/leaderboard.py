@@ -35,7 +35,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from experiments.tables import HERE, WINDOWS, Run, coarser, load, spread
-from posx.evaluation.statistics import horizon, loss_difference, perplexity
+from posx.evaluation.differences import loss_difference
+from posx.evaluation.statistics import horizon, perplexity
 
 BLOCK = 4096
 FACTORS = (2, 4, 8, 16)

@@ -113,7 +113,11 @@ _OWN: dict[str, Command] = {
     "compare": Command(
         "which of several runs is better, on the same targets",
         ("Protocols and intervals", "docs/guides/protocols.md"),
-        {"json": (False, "print the verdicts as JSON lines")},
+        {
+            "lengths": ("", "window lengths in tokens to compare, for example 64,128; all if left out"),
+            "protocol": ("", "protocols to compare, several with commas; all if left out"),
+            "json": (False, "print the verdicts as JSON lines"),
+        },
         operand="RUN ...",
     ),
     "report": Command(

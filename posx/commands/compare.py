@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from posx.commands import work_folder
 from posx.errors import ConfigError, WorkdirError
+from posx.evaluation.differences import SIGNIFICANCE
+from posx.evaluation.protocols import protocol_class
+from posx.fields import items_of, typed
+from posx.files.atomic import finite
 from posx.machine.guard import start_devices
 from posx.plots.groups import curves_of_runs
 from posx.plots.rows import PER_POSITION, PROTOCOLS, read_several
-from posx.plots.verdicts import Verdict, verdicts
+from posx.plots.verdicts import BY_SEED, HOLDS_FOR, NOT_SEPARATED, ONE_SEED, UNPAIRED, Place, Verdict, verdicts
 from posx.progress import say
 
 
@@ -27,18 +31,33 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     if not stored:
         raise WorkdirError(f"{_listed(folders)}: no run has results. Measure them with posx evaluate.")
     curves = curves_of_runs(row.run for row in stored if row["protocol"] != PER_POSITION)
-    if len(curves) < 2:
-        why = f"{len(curves)} kind of run has results, and two are needed. Seeds of one kind count once."
-        raise ConfigError(f"{_listed(folders)}: {why}")
-    found, left_out = verdicts(stored, curves)
-    if not found:
-        how = "Evaluate all with one command, on one text, at the same lengths."
-        raise ConfigError(f"{_listed(folders)}: {left_out[0]}. {how}")
     names = [curve.label for curve in curves]
-    for line in _as_json(found, names) if values["json"] else _lines(found, names):
+    if len(curves) < 2:
+        raise ConfigError(
+            f"{_listed(folders)}: all runs with results have the same settings but for the seed ({', '.join(names)}), "
+            "so there is nothing to compare. Name runs of two settings or more: posx compare RUN RUN"
+        )
+    found, left_out = verdicts(stored, curves, _wanted(values))
+    if not found and (values["lengths"] or values["protocol"]) and verdicts(stored, curves)[0]:
+        flags = " ".join(f"--{name}={values[name]}" for name in ("lengths", "protocol") if values[name])
+        raise ConfigError(
+            f"{flags}: no two runs were both measured there. Leave the flag out to see what they measured."
+        )
+    if all(verdict.ratio is None for verdict in found):
+        why = left_out[0] if left_out else found[0].reason
+        how = "Evaluate all with one command, on one text, at the same lengths."
+        raise ConfigError(f"{_listed(folders)}: {why}. {how}")
+    for line in (json.dumps(finite(v.facts(names))) for v in found) if values["json"] else _lines(found, names):
         print(line)
     for reason in left_out:
         say(f"not compared: {reason}")
+
+
+def _wanted(values: dict[str, Any]) -> Callable[[Place], bool]:
+    """Return whether a place is of the protocols and lengths that the flags name, all if they name none."""
+    protocols = {protocol_class(name).name for name in items_of(values["protocol"])}
+    lengths = set(typed(values["lengths"], tuple[int, ...], "--lengths"))
+    return lambda place: (not protocols or place.protocol in protocols) and (not lengths or place.eval_len in lengths)
 
 
 def run_report(values: dict[str, Any], _: None) -> None:
@@ -65,26 +84,67 @@ def _listed(folders: Sequence[Path]) -> str:
     return ", ".join(folder.name for folder in folders)
 
 
-def _as_json(found: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
-    for verdict in found:
-        facts = verdict._asdict()
-        one, other = (names[n] for n in facts.pop("pair"))
-        yield json.dumps({"one": one, "other": other} | facts)
-
-
 def _lines(found: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
-    """Yield a small table for each pair and protocol."""
-    for _, group in itertools.groupby(found, key=lambda v: (v.pair, v.protocol, v.stride)):
-        lines = list(group)
-        first = lines[0]
-        one, other = (names[n] for n in first.pair)
-        trained = "" if len(set(first.train_lens)) == 1 else " (trained at {} and {} tokens)".format(*first.train_lens)
-        seeds = "one seed each" if first.seeds == (1, 1) else "{} and {} seeds".format(*first.seeds)
-        over = "text and seeds" if min(first.seeds) > 1 else "text, not over seeds"
-        rule = PROTOCOLS.get(first.protocol, first.protocol) + (f", stride {first.stride}" if first.stride else "")
-        yield f"{one} against {other}{trained}: {rule}, {first.num_targets:,} targets, {seeds}"
-        yield f"{'tokens':>8}  {'ratio':>7}  {f'95 % over {over}':34}"
-        for v in lines:
-            ends = "too little text" if v.low is None else f"{v.low:.4f} to {v.high:.4f}"
-            yield f"{v.eval_len:>8,}  {v.ratio:>7.4f}  {ends:34}  {v.word}{' (one seed)' if 1 in v.seeds else ''}"
-        yield ""
+    """Yield a small table for each pair and protocol, and how to read them."""
+    for _, group in itertools.groupby(found, key=lambda v: (v.pair, v.place[:2], v.pairing, v.seeds)):
+        yield from _table(list(group), names)
+    yield from _footer(found)
+
+
+def _footer(found: Sequence[Verdict]) -> Iterator[str]:
+    """Yield how to read the tables."""
+    kinds, family = {verdict.pairing == ONE_SEED for verdict in found}, found[0].family
+    yield "Ratios below 1 favour the first. Each 95 % interval is of one comparison alone."
+    if False in kinds:
+        yield f"It is for {HOLDS_FOR[BY_SEED]}. Its parts: new seeds on this text, and these runs on other text."
+    if True in kinds:
+        yield f"{'With one seed it' if False in kinds else 'It'} is for {HOLDS_FOR[ONE_SEED]}: not for the encodings."
+    if family:
+        yield f"Verdicts follow from p, which Holm's correction makes right for all {family} comparisons together."
+    if lost := sum(v.word == NOT_SEPARATED and v.p is not None and v.p < SIGNIFICANCE for v in found):
+        yield (
+            f"{lost} of them would count alone. Name fewer runs, --lengths or --protocol before you look, "
+            "or train more seeds."
+        )
+
+
+def _table(lines: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of one pair and protocol."""
+    first = lines[0]
+    one, other = (names[n] for n in first.pair)
+    trained = "" if len(set(first.train_lens)) == 1 else " (trained at {} and {} tokens)".format(*first.train_lens)
+    place, seeds = first.place, "{} and {} seeds".format(*first.seeds)
+    rule = PROTOCOLS.get(place.protocol, place.protocol) + (f", stride {place.stride}" if place.stride else "")
+    targets = f"{first.num_targets:,} targets, " if first.num_targets else ""
+    compared = {
+        BY_SEED: f"{first.seeds[0]} pairs of equal seeds",
+        UNPAIRED: f"{seeds}, unpaired (Welch)",
+        ONE_SEED: "one seed each" if first.seeds == (1, 1) else seeds,
+    }[first.pairing]
+    parts = ("over seeds", "over text") if first.pairing != ONE_SEED else ()
+    yield f"{one} against {other}{trained}: {rule}, {targets}{compared}"
+    cells = [["tokens", "ratio", "95 %", *parts, "p, Holm", ""], *(_cells(v, len(parts)) for v in lines)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for *numbers, said in cells:
+        yield f"  {'  '.join(cell.rjust(width) for cell, width in zip(numbers, widths, strict=False))}  {said}".rstrip()
+    yield ""
+
+
+def _cells(verdict: Verdict, parts: int) -> list[str]:
+    """Return the cells of a verdict: of the parts of its interval, those over seeds and over text, or none."""
+    whole = (verdict.low, verdict.high) if verdict.low is not None and verdict.high is not None else None
+    ends = (whole, verdict.over_seeds, verdict.over_text)[: 1 + parts]
+    digits = _digits([verdict.ratio, *itertools.chain(*filter(None, ends))])
+    return [
+        f"{verdict.place.eval_len:,}" if verdict.place.k is None else f"R_{verdict.place.k:g}",
+        "-" if verdict.ratio is None else f"{verdict.ratio:.{digits}f}",
+        *("-".join(f"{end:.{digits}f}" for end in pair) if pair else "-" for pair in ends),
+        "-" if verdict.adjusted_p is None else f"{verdict.adjusted_p:.2g}",
+        verdict.said,
+    ]
+
+
+def _digits(values: Iterable[float | None]) -> int:
+    """Return the decimals, 4 or more, at which no value that is not 1 is shown as 1."""
+    gaps = [abs(value - 1) for value in values if value is not None and value != 1]
+    return next((n for n in range(4, 9) if all(gap > 0.5 * 10**-n for gap in gaps)), 9)

@@ -16,6 +16,7 @@ import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
 from posx.evaluation.base import Protocol, Row
+from posx.evaluation.differences import Difference, holm, loss_difference, rise_difference
 from posx.evaluation.probe import check_first_windows
 from posx.evaluation.protocols import Nonoverlapping, PerPosition, Sliding, protocol_class
 from posx.evaluation.published import HfStrided, LmEvalRolling
@@ -26,8 +27,8 @@ from posx.lazy import modules_of
 from posx.progress import say
 
 __all__ = [
-    "HfStrided", "LmEvalRolling", "Nonoverlapping", "PerPosition", "Ratio", "Sliding", "UndefinedLength", "evaluate",
-    "interval", "paired_extrapolation", "paired_ratio",
+    "Difference", "HfStrided", "LmEvalRolling", "Nonoverlapping", "PerPosition", "Ratio", "Sliding", "UndefinedLength",
+    "evaluate", "holm", "interval", "loss_difference", "paired_extrapolation", "paired_ratio", "rise_difference",
 ]  # fmt: skip
 
 __getattr__ = modules_of(__name__)

@@ -8,7 +8,6 @@ difference), however long its correlations are. The interval is None if the text
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,22 +37,6 @@ class Ratio(NamedTuple):
     high: float | None
 
 
-class Difference(NamedTuple):
-    """The mean loss of some runs less that of others, in nats a token, and half of each of its 95 % intervals.
-
-    over_text: None if the text is too short. over_seeds: None if there is a single run on a side.
-    """
-
-    mean: float
-    over_text: float | None
-    over_seeds: float | None
-
-    @property
-    def half(self) -> float:
-        """Half the interval over text and, if there are several runs, over seeds; infinite if there is none."""
-        return math.inf if self.over_text is None else math.hypot(self.over_text, self.over_seeds or 0.0)
-
-
 def half_width(sums: Any, counts: Any) -> float | None:
     """Return half the width of the 95 % interval of sum(sums) / sum(counts), None if the text is too short for one.
 
@@ -65,23 +48,39 @@ def half_width(sums: Any, counts: Any) -> float | None:
     Student's t), Andrews and Monahan 1992 (prewhitening, Econometrica 60), Marriott and Pope 1954 (the bias of the
     lag-1 correlation, Biometrika 41). experiments/intervals measures how often it covers.
     """
-    sums, counts = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
-    residuals = sums - sums.sum() / counts.sum() * counts
-    n, power = len(sums), float(residuals @ residuals)
-    if n < LEAST_BLOCKS:
+    counts = np.asarray(counts, np.float64)
+    if no_interval(sums, counts):
         return None
-    if power == 0:
-        return 0.0
-    lag1 = float(residuals[1:] @ residuals[:-1]) / power
-    lag1 += (1 + 4 * lag1) / n
-    if n * (1 - lag1) < LEAST_LENGTHS:
-        return None
-    lag1 = max(lag1, 0.0)
+    residuals, lag1 = _residuals(sums, counts)
+    n, lag1 = len(residuals), max(lag1, 0.0)
     innovations = (residuals[1:] - lag1 * residuals[:-1]) / (1 - lag1)
     phases = np.pi * (np.arange(n - 1) + 0.5) / (n - 1)
     waves = np.sqrt(2 / (n - 1)) * np.cos(np.arange(1, COSINES + 1)[:, None] * phases)
     long_run_variance = float(np.mean((waves @ innovations) ** 2))
     return T_QUANTILE * math.sqrt(n * long_run_variance) / float(counts.sum())
+
+
+def no_interval(sums: Any, counts: Any) -> str:
+    """Return why `half_width` gives no interval, "" if it gives one."""
+    residuals, lag1 = _residuals(sums, counts)
+    n = len(residuals)
+    if n < LEAST_BLOCKS:
+        return f"too few blocks of text ({n} of at least {LEAST_BLOCKS})"
+    if n * (1 - lag1) >= LEAST_LENGTHS:
+        return ""
+    least = f"{n} of at least {math.ceil(LEAST_LENGTHS / (1 - lag1)):,}" if lag1 < 0.999 else f"all {n}"
+    return f"too few blocks of text ({least}, as neighbouring blocks are alike)"
+
+
+def _residuals(sums: Any, counts: Any) -> tuple[np.ndarray, float]:
+    """Return the sums less their mean [n], and the correlation of neighbours without its bias; 0 if all are equal."""
+    sums, counts = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
+    residuals = sums - sums.sum() / counts.sum() * counts
+    power = float(residuals @ residuals)
+    if power == 0:
+        return residuals, 0.0
+    lag1 = float(residuals[1:] @ residuals[:-1]) / power
+    return residuals, lag1 + (1 + 4 * lag1) / len(residuals)
 
 
 def interval(sums: Any, counts: Any) -> tuple[float, float] | None:
@@ -117,40 +116,6 @@ def paired_extrapolation(far_a: _Row, near_a: _Row, far_b: _Row, near_b: _Row) -
     blocks = [row_blocks(row) for row in (far_a, near_a, far_b, near_b)]
     sums_far_a, sums_near_a, sums_far_b, sums_near_b = (sums for sums, _ in blocks)
     return _ratio((sums_far_a - sums_near_a) - (sums_far_b - sums_near_b), blocks[0][1])
-
-
-def loss_difference(ours: Sequence[_Row], theirs: Sequence[_Row], paired: bool = False) -> Difference:
-    """Return the mean loss of `ours` less that of `theirs`, rows of several seeds of two runs on the same targets.
-
-    The interval over text is of the paired losses of blocks, that over seeds is Welch's (1947, Biometrika 34).
-
-    Args:
-      ours, theirs: a row of each seed.
-      paired: the rows are of the same runs, in the same order.
-
-    Raises:
-      ConfigError: for rows that `check_pair` refuses.
-    """
-    check_pair(*ours, *theirs)
-    (mine, counts), (its, _) = mean_blocks(ours), mean_blocks(theirs)
-    seeds: list[list[float]] = [[row["nll"] for row in rows] for rows in (ours, theirs)]
-    if paired:
-        seeds = [[a - b for a, b in zip(*seeds, strict=True)]]
-    gap = mine - its
-    return Difference(float(gap.sum() / counts.sum()), half_width(gap, counts), half_width_over_seeds(*seeds))
-
-
-def half_width_over_seeds(*groups: Sequence[float]) -> float | None:
-    """Return half the 95 % interval of a mean over seeds, or Welch's of a difference; None for a single seed."""
-    if min(map(len, groups)) < 2:
-        return None
-    from scipy.stats import t  # half a second
-
-    parts = [statistics.variance(values) / len(values) for values in groups]
-    if sum(parts) == 0:
-        return 0.0
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, groups, strict=True))
-    return float(t.ppf(0.975, freedom)) * math.sqrt(sum(parts))
 
 
 def _ratio(difference: np.ndarray, counts: np.ndarray) -> Ratio:

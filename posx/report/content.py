@@ -186,20 +186,22 @@ def _training(folders: Sequence[Path], places: Mapping[Run, int]) -> Iterator[di
 def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
     """Return the verdicts on all pairs as short rows, and which pairs are not compared.
 
-    A row is [curve, other curve, number of its place, ratio, low, high, word]. A place is [protocol, stride, window].
+    A row is [curve, other curve, number of its place, ratio, low, high, adjusted p, word, reason]. A place is
+    [protocol, stride, window, k], k of R_k or None for perplexity.
     """
     if len(curves) > MOST_COMPARED:
         why = f"{len(curves)} curves are too many for a verdict on each pair. Compare a few: posx compare RUN RUN"
-        return {"verdicts": [], "places": [], "no_verdicts": [why]}
+        return {"verdicts": [], "places": [], "family": 0, "no_verdicts": [why]}
     found, left_out = verdicts(stored, curves)
-    places = list(dict.fromkeys((one.protocol, one.stride, one.eval_len) for one in found))
+    places = list(dict.fromkeys(one.place for one in found))
     short = [
-        [*one.pair, places.index((one.protocol, one.stride, one.eval_len))]
-        + [value and float(f"{value:.6g}") for value in (one.ratio, one.low, one.high)]
-        + [one.word]
+        [*one.pair, places.index(one.place)]
+        + [value and _plain(float(f"{value:.6g}")) for value in (one.ratio, one.low, one.high, one.adjusted_p)]
+        + [one.word, one.said.removeprefix(one.word)]
         for one in found
     ]
-    return {"verdicts": short, "places": places, "no_verdicts": left_out}
+    family = found[0].family if found else 0
+    return {"verdicts": short, "places": places, "family": family, "no_verdicts": left_out}
 
 
 def _settings(run: Run) -> dict[str, str]:

@@ -195,16 +195,16 @@ function fillVerdicts() {
     const turned = one !== null && v[1] === one;
     const [ours, theirs] = turned ? [v[1], v[0]] : [v[0], v[1]];
     const [ratio, low, high] = turned ? [v[3], v[5], v[4]].map((x) => (x === null ? null : 1 / x)) : v.slice(3, 6);
-    const [protocol, stride, tokens] = data.places[v[2]];
-    const word = turned ? { better: "worse", worse: "better" }[v[6]] ?? v[6] : v[6];
-    const single = Math.min(data.curves[ours].runs.length, data.curves[theirs].runs.length) === 1;
+    const [protocol, stride, tokens, k] = data.places[v[2]];
+    const word = turned ? { better: "worse", worse: "better" }[v[7]] ?? v[7] : v[7];
     return [data.curves[ours].label, data.curves[theirs].label, stride ? `${protocol}, stride ${stride}` : protocol,
-      tokens, ratio, low, high, single ? `${word} (one seed)` : word];
+      k === null ? tokens : `R_${k}`, ratio, low, high, v[6], word + v[8]];
   });
   const few = body.slice(0, MOST_ROWS);
-  table("verdicts", ["curve", "against", "protocol", "tokens", "ratio", "low", "high", "verdict"], few);
+  table("verdicts", ["curve", "against", "protocol", "tokens", "ratio", "low", "high", "p (Holm)", "verdict"], few);
   if (!data.verdicts.length) $("verdicts").replaceChildren();
   $("verdicts").append(...data.no_verdicts.slice(0, 20).map((text) => element("p", `Not compared: ${text}.`)));
+  if (data.family) $("verdicts").append(element("p", `Verdicts follow from p, after Holm's correction for all ${data.family} comparisons.`));
   if (body.length > few.length) $("verdicts").append(element("p", `The first ${few.length} of ${body.length}: choose a curve.`));
 }
 

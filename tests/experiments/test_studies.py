@@ -6,6 +6,7 @@ import re
 import statistics
 import tomllib
 
+import numpy as np
 import pytest
 
 from experiments import tables
@@ -233,6 +234,14 @@ def test_coverage_of_simulated_texts():
     assert bodies("intervals")[0] == of_markdown("\n".join(coverage.simulated()))
 
 
+@pytest.mark.slow
+def test_coverage_of_several_seeds():
+    """One line of the table, which takes minutes."""
+    found = coverage.of_seeds(3, "normal", "equal", 2000, np.random.default_rng([0, 3]))
+    (line,) = (row for row in bodies("intervals")[1] if row[:3] == ["normal", "equal", "3"])
+    assert line[3:] == [f"{share:.1%}" for share in found.values()]
+
+
 def test_every_table_of_a_readme_is_covered():
     """A table without a test is named here with its reason."""
     beside = {
@@ -246,7 +255,7 @@ def test_every_table_of_a_readme_is_covered():
         "leaderboard": 3,
         "scale": 2,
         "faults": 1,
-        "intervals": 1,
+        "intervals": 2,
     }
     for study, count in tested.items():
         assert len(bodies(study)) == count + (study in beside), study

@@ -48,8 +48,9 @@ def test_report_holds_the_numbers_of_the_rows(capsys, tmp_path):
     far, near = ([r["ppl"] for r in stored if r["eval_len"] == n and "ppl" in r] for n in (128, 64))
     ratios = [a / b for a, b in zip(far, near, strict=True)]
     assert line["ratios"]["2"] == pytest.approx(sum(ratios) / 2) and line["seeds"] == 2
-    assert [(*v[:2], data["places"][v[2]][2]) for v in data["verdicts"]] == [(0, 1, n) for n in (64, 128, 256)]
-    (at_train,) = (v for v in data["verdicts"] if data["places"][v[2]][2] == 64)
+    places = [(None, 64), (None, 128), (None, 256), (2, 128), (4, 256)]
+    assert [(*v[:2], *data["places"][v[2]][:1:-1]) for v in data["verdicts"]] == [(0, 1, *place) for place in places]
+    at_train = data["verdicts"][0]
     assert at_train[4] < at_train[3] < at_train[5] and at_train[3] == pytest.approx(4.54 / 4.35, rel=0.05)
     assert len(data["rows"]) == 2 * len(stored) and data["columns"].index("ppl") > 0
     assert data["training"][0]["steps"][-1] == pytest.approx([50, 2 + math.exp(-50 / 9), 204800, 25.0])
@@ -117,10 +118,10 @@ def test_pairs_that_are_not_compared_are_named(tmp_path):
     path = put(tmp_path, "t5", block_nll=None) / "eval.jsonl"
     only_positions = [line for line in path.read_text().splitlines() if "per_position" in line]
     data = content([tmp_path])
-    assert len(data["verdicts"]) == 3 and any("t5 store no losses" in why for why in data["no_verdicts"])
+    assert len(data["verdicts"]) == 5 and any("t5 store no losses" in why for why in data["no_verdicts"])
     path.write_text("".join(line + "\n" for line in only_positions))
     data = content([tmp_path])
-    assert len(data["verdicts"]) == 3 and any("no protocol and window" in why for why in data["no_verdicts"])
+    assert len(data["verdicts"]) == 5 and any("no protocol and window" in why for why in data["no_verdicts"])
 
 
 def test_reports_of_nothing_are_refused(capsys, tmp_path, monkeypatch):

@@ -1,0 +1,96 @@
+"""Differences between runs of several seeds: intervals, p-values and Holm's correction agree with known values."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.intervals import coverage as study
+from posx.evaluation import paired_extrapolation, paired_ratio
+from posx.evaluation.differences import ROUNDING, Difference, holm, loss_difference, rise_difference
+
+BLOCKS, BLOCK_LEN = 64, 256
+rng = np.random.default_rng(0)
+
+
+def row(losses):
+    """Return a row whose blocks have these losses in nats a token."""
+    sums = np.asarray(losses) * BLOCK_LEN
+    facts = {"targets": "t", "block_len": BLOCK_LEN, "num_targets": BLOCKS * BLOCK_LEN}
+    return facts | {"block_nll": sums.tolist(), "nll": float(sums.sum()) / (BLOCKS * BLOCK_LEN)}
+
+
+def rows(seeds, spread, shift=0.0):
+    text = rng.normal(2.0, 0.1, BLOCKS)
+    return [row(text + shift + rng.normal(0, spread) + rng.normal(0, 0.01, BLOCKS)) for _ in range(seeds)]
+
+
+def test_pairs_of_seeds_have_the_t_test_of_scipy():
+    ours, theirs = rows(5, 0.1), rows(5, 0.1, shift=0.2)
+    found = loss_difference(ours, theirs, paired=True)._replace(text_error=0.0)
+    known = stats.ttest_rel(*([one["nll"] for one in side] for side in (ours, theirs)))
+    assert found.p == pytest.approx(known.pvalue, rel=1e-6)
+    low, high = known.confidence_interval(0.95)
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high), rel=1e-9)
+
+
+def test_seeds_without_partners_have_welchs_test():
+    ours, theirs = rows(3, 0.1), rows(6, 0.02, shift=0.2)
+    found = loss_difference(ours, theirs)._replace(text_error=0.0)
+    sides = [[one["nll"] for one in side] for side in (ours, theirs)]
+    assert found.p == pytest.approx(stats.ttest_ind(*sides, equal_var=False).pvalue, rel=1e-6)
+
+
+def test_one_seed_has_the_interval_of_the_paired_ratio():
+    (one,), (other,) = rows(1, 0), rows(1, 0, shift=0.003)
+    found = loss_difference([one], [other])
+    ends = [math.exp(found.mean + sign * found.half) for sign in (0, -1, 1)]
+    assert ends == pytest.approx(paired_ratio(one, other), rel=1e-6)
+    assert found.p == pytest.approx(2 * stats.t.sf(abs(found.mean) / found.text_error, 8))
+
+
+def test_differences_of_rises_are_those_of_r_k():
+    far, near = ([row(rng.normal(2.0, 0.1, BLOCKS)) for _ in range(2)] for _ in range(2))
+    found = rise_difference([(far[0], near[0])], [(far[1], near[1])])
+    known = paired_extrapolation(far[0], near[0], far[1], near[1])
+    assert [math.exp(found.mean + sign * found.half) for sign in (0, -1, 1)] == pytest.approx(known, rel=1e-6)
+    swapped = rise_difference([(near[0], far[0]), (near[1], far[1])], [(far[0], far[0]), (far[1], far[1])], paired=True)
+    gaps = [a["nll"] - b["nll"] for a, b in zip(near, far, strict=True)]
+    assert swapped.mean == pytest.approx(sum(gaps) / 2)
+    assert swapped.seeds_error == pytest.approx(abs(gaps[0] - gaps[1]) / 2)
+
+
+def test_p_reaches_a_level_when_the_interval_does():
+    """For any mixture of both sources, p is below a level if and only if the interval of that level leaves out 0."""
+    for _ in range(500):
+        text, seeds = 10 ** rng.uniform(-9, 1, 2)
+        one = Difference(rng.normal() * 10 ** rng.uniform(-8, 1), text, rng.choice([seeds, 0.0]), rng.uniform(1, 9), "")
+        for level in (0.05, 0.05 / 110, 0.9, 1e-40):
+            assert (one.p < level) == (abs(one.mean) > one.half_at(level))
+    assert Difference(0.0, 0.0, 0.0, 2, "").p == 1 and Difference(0.0, 0.0, 0.0, 2, "").half == 0
+    assert (
+        Difference(ROUNDING / 2, 0.0, 0.0, 2, "").p == 1 and Difference(ROUNDING / 2, 0.0, 0.0, 2, "").half == ROUNDING
+    )
+    assert Difference(1.0, 0.0, None, math.nan, "").p == 0 and Difference(1.0, None, 0.1, 2, "few").p is None
+
+
+def test_holm_multiplies_by_the_hypotheses_left():
+    """The numbers of p.adjust(p, "holm") in R."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.5]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_missing_intervals_name_the_text_that_is_missing():
+    (one,), (other,) = rows(1, 0), rows(1, 0)
+    few = [short | {"block_nll": short["block_nll"][:31], "num_targets": 31 * BLOCK_LEN} for short in (one, other)]
+    assert loss_difference(few[:1], few[1:]).no_interval == "too few blocks of text (31 of at least 32)"
+    drift = row(np.linspace(2, 2.5, BLOCKS))
+    assert "neighbouring blocks are alike" in loss_difference([drift], [row(np.full(BLOCKS, 2.0))]).no_interval
+    assert loss_difference([one], [other]).no_interval == ""
+
+
+def test_intervals_over_text_and_seeds_cover():
+    found = study.of_seeds(3, "normal", "equal", 500, np.random.default_rng(0))
+    assert all(0.92 <= found[name] <= 0.97 for name in ("seeds", "text"))
+    assert all(0.94 <= found[name] for name in ("both", "R_k", "Welch"))
