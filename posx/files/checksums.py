@@ -1,7 +1,7 @@
 """Checksums of stored objects and files, and the places that damaged files are moved to.
 
-An object of JSON carries the checksum of its other fields, whatever their order and the spaces between them. A file that
-was cut, edited or changed by the disk is never used and never deleted: it becomes `NAME.damaged-DATE` beside its place.
+An object of JSON carries the checksum of its other fields, whatever their order and the spaces between them. A file
+that was cut, edited or changed by the disk is not used and not deleted: it becomes `NAME.damaged-DATE` in its folder.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def file_checksum(path: Path) -> str:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file or folder to `NAME.damaged-DATE` and return its new place. Raises WorkdirError."""
+    """Move a damaged file or folder to `NAME.damaged-DATE` and return that place. Raises WorkdirError."""
     place = aside(path)
     with disk_errors(path):
         path.rename(place)

@@ -44,7 +44,7 @@ def problem_of_log(row: Mapping[str, Any]) -> str:
     if not all(_is_step(row.get(name)) for name in ("step", "attempt")):
         return "it has no step and attempt"
     loss, ppl = number(row.get("loss")), number(row.get("ppl"))
-    if None not in (loss, ppl) and not _are_close(ppl, wanted := math.exp(min(loss, LARGEST_NLL))):
+    if loss is not None and ppl is not None and not _are_close(ppl, wanted := math.exp(min(loss, LARGEST_NLL))):
         return f"ppl is {ppl:.6g}, but exp(loss) is {wanted:.6g}"
     return checksum_problem(row)
 
@@ -138,13 +138,16 @@ def _status(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _perplexity(row: Mapping[str, Any]) -> Iterator[str]:
     nll, ppl = row.get("nll"), row.get("ppl")
-    if nll is not None and ppl != (wanted := math.exp(nll) if nll < LARGEST_NLL else "inf"):
-        if wanted == "inf" or number(ppl) is None or not _are_close(ppl, wanted):
-            yield f"ppl is {_short(ppl)}, but exp(nll) is {_short(wanted)}"
+    if nll is None:
+        return
+    wanted = math.exp(nll) if nll < LARGEST_NLL else math.inf
+    agrees = ppl == "inf" if math.isinf(wanted) else number(ppl) is not None and _are_close(ppl, wanted)
+    if not agrees:
+        yield f"ppl is {_short(ppl)}, but exp(nll) is {_short(wanted)}"
 
 
 def _bits(row: Mapping[str, Any]) -> Iterator[str]:
-    """Separators are targets that `bpb` leaves out: it is then at most the loss of all targets."""
+    """Compare `bpb` with `nll`. Separators are targets that it leaves out: it is then at most the loss of all."""
     bpb, size, targets = row.get("bpb"), row.get("num_bytes"), row.get("num_targets")
     if bpb is None or not targets:
         return

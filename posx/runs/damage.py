@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import posx
 from posx.errors import Damaged, PosxError, WorkdirError

@@ -167,7 +167,7 @@ def _say_why(one: Question, name: str) -> None:
 def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, step: int) -> dict[str, Any]:
     """Return the fields that all rows of a run have.
 
-    code: of the user's own encodings, as they are now. weights: a digest of the parameters, as their checkpoint has them.
+    code: of the user's own encodings, as they are now. weights: a digest of the parameters in their checkpoint.
     """
     code, weights = code_of(model.encodings), processes.told(lambda: damage.weights(folder).get(step, ""))
     return {

@@ -154,8 +154,8 @@ class RunFolder:
     def check_resumes(self, run: RunConfig) -> None:
         """Raise WorkdirError with every differing setting if the folder holds another run than `run`.
 
-        While the text of `run` is not read, it counts as that of the run in the folder. Damaged settings are no obstacle
-        if all else in the folder is of `run`.
+        While the text of `run` is not read, it counts as that of the run in the folder. Damaged settings are no
+        obstacle if all else in the folder is of `run`.
         """
         if not self.config_file.exists():
             if any(self.checkpoints.glob("*.json")):

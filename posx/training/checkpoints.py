@@ -2,8 +2,8 @@
 
 Orbax writes the arrays. A manifest `<step>.json` beside them, written last and synced, names every array with shape,
 type and digest, and every file with its digest (`posx.files.manifests`). A step without a manifest does not exist. A
-step that does not match its manifest is passed over for the next older one, with a notice. Old steps lose their manifest
-first.
+step that does not match its manifest is passed over for the next older one, with a notice. Old steps lose their
+manifest first.
 
 Arrays that are sharded over devices are written by the processes that hold their shards. All processes then call the
 methods here, on a folder that all see.
