@@ -24,14 +24,14 @@ LEVELS = ("{}", "*/{}", "*/*/{}")
 def run_verify(values: dict[str, Any], _: None) -> None:
     """Print a line for each damage, or one line if there is none. Raises PosxError, exit code 1, for damage."""
     places = work_folders(values)
+    if values["dry_run"]:
+        print(f"would check the runs in {', '.join(map(str, places))}")
+        return
     runs = {folder: None for place in places if not place.is_file() for folder in _runs(place)}
     runs |= {parent: None for run in runs for parent in _parents(run)}
     exports = [path for place in places for path in _exports(place)]
     if not runs and not exports:
         raise WorkdirError(f"{', '.join(map(str, places))} holds no run. Give the folder of a run or of a sweep.")
-    if values["dry_run"]:
-        print(f"would check {len(runs)} runs and {len(exports)} exported models")
-        return
     count = 0
     for damage in _all(places, list(runs), exports):
         print(_as_json(damage) if values["json"] else damage, flush=True)

@@ -91,8 +91,17 @@ def _damages(folder: RunFolder) -> Iterator[Damage]:
             yield Damage(path, _why(path), f"{REPEAT}: it writes the file again")
     yield from _checkpoints(folder)
     yield from _weights(folder)
-    yield from _rows(folder)
-    yield from _log(folder)
+    for damage in (*_rows(folder), *_log(folder)):
+        if folder.done_file.exists() or not damage.line or damage.line != _torn(damage.path):
+            yield damage  # the torn last line of a killed process is none before the run is finished
+
+
+def _torn(path: Path) -> int:
+    """Return the number of the last line of a file if nothing ends that line, 0 if something does."""
+    with contextlib.suppress(OSError):
+        data = path.read_bytes()
+        return 0 if not data or data.endswith(b"\n") else 1 + data.count(b"\n")
+    return 0
 
 
 def _why(path: Path) -> str:
@@ -283,8 +292,11 @@ def _mend_lines(path: Path, problems: Mapping[int, str]) -> None:
     bad = {line: why for line, why in problems.items() if why}
     if not bad:
         return
+    torn = _torn(path)
     place = checksums.set_lines_aside(path, bad)
     for line, why in bad.items():
+        if line == torn:  # the usual trace of a killed process
+            continue
         say(f"notice: {typed_path(path)}, line {line}: {why}. It is now in {place.name}")
 
 

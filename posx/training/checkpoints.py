@@ -137,11 +137,6 @@ class Checkpoints:
     def _read(self, step: int, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read the arrays of a step, and the saved facts of those that are sharded. All others are verified."""
         manifest = manifests.read(self.folder, step)
-        if self.run and manifest.get("run") != self.run:
-            raise WorkdirError(
-                f"checkpoint {step} in {self.folder} is of the run {manifest.get('run') or 'without a hash'}, but the "
-                f"settings beside it are those of {self.run}. Restore that run's own checkpoints."
-            )
         saved = manifest["arrays"]
         problems = _differences(saved, wanted)
         # Only a manifest that is true to all its arrays proves another model. Else it is itself damaged.
@@ -159,6 +154,11 @@ class Checkpoints:
         if problems:
             raise WorkdirError(
                 f"checkpoint {step} in {self.folder} is of another model: {'; '.join(sorted(problems)[:4])}"
+            )
+        if self.run and manifest.get("run") != self.run:
+            raise WorkdirError(
+                f"checkpoint {step} in {self.folder} is of the run {manifest.get('run') or 'without a hash'}, but the "
+                f"settings beside it are those of {self.run}. Restore that run's own checkpoints."
             )
         return arrays, sharded
 
