@@ -149,7 +149,7 @@ def _perplexity(row: Mapping[str, Any]) -> Iterator[str]:
 def _bits(row: Mapping[str, Any]) -> Iterator[str]:
     """Compare `bpb` with `nll`. Separators are targets that it leaves out: it is then at most the loss of all."""
     bpb, size, targets = row.get("bpb"), row.get("num_bytes"), row.get("num_targets")
-    if bpb is None or not targets:
+    if bpb is None or not targets or "num_bytes" not in row:
         return
     if not size:
         yield "it has bpb, but no bytes"

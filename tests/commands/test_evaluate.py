@@ -167,7 +167,9 @@ def test_rows_of_other_targets_or_blocks_stay_out_of_a_curve(capsys, workdir):
     """Rows of a version before digests, and of other blocks, as an old folder holds them."""
     path = workdir / "eval.jsonl"
     new = [row | {"run_id": "run"} for row in tiny.rows(path)]
-    assert all(row["schema_version"] == ROW_VERSION and row["num_documents"] and row["num_stretches"] == 1 for row in new)
+    assert all(
+        row["schema_version"] == ROW_VERSION and row["num_documents"] and row["num_stretches"] == 1 for row in new
+    )
     first = {key: value for key, value in new[0].items() if key not in ("targets", "num_documents", "num_stretches")}
     old = [first | {"schema_version": 1}, new[1] | {"block_len": 128, "block_nll": [500.0, 500.0]}]
     path.write_text(as_lines((*old, new[2])))
