@@ -89,7 +89,7 @@ KINDS = {
     "row of another run": (of_another_run, "eval.jsonl", "it is of the run 12345678"),
     "row of other weights": (other_weights, "eval.jsonl", "other weights than checkpoint 32 has"),
     "row repeated": (lambda f: lines(f, "eval.jsonl", lambda x: [*x, x[0]]), "eval.jsonl", "it repeats line 1"),
-    "row removed": (lambda f: lines(f, "eval.jsonl", lambda x: x[:-1]), "eval.jsonl", "the row per_position at 32 is gone"),
+    "row removed": (lambda f: lines(f, "eval.jsonl", lambda x: x[:-1]), "eval.jsonl", "per_position at 32 is gone"),
     "row cut": (lambda f: lines(f, "eval.jsonl", lambda x: [*x[:-1], x[-1][:90]]), "eval.jsonl", "it is cut"),
     "row of zeros": (lambda f: lines(f, "eval.jsonl", lambda x: [*x, "\0" * 99 + "\n"]), "eval.jsonl", "it is cut"),
     "rows removed": (lambda f: (f / "eval.jsonl").unlink(), "eval.jsonl", "the row nonoverlapping at 16 is gone"),
