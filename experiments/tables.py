@@ -12,7 +12,8 @@ perplexities of each part as a Markdown table. `unpack` writes the rows of a dat
 folders for `posx plot`; each part gets a folder of its own. `report` prints a report of the cost study as its bench
 wrote it.
 
-A row of `eval.jsonl` is `facts | row`, see `rows_of`.
+A row of `eval.jsonl` is `facts | row`, see `rows_of`, with the version of rows and a checksum, which `unpack` adds.
+`collect` refuses a run with a damaged row.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ import numpy as np
 
 from posx.evaluation.statistics import half_width, mean_blocks, row_blocks
 from posx.files import lines
+from posx.files.checksums import CHECKSUM, with_checksum
+from posx.files.rows import ROW_VERSION, read
 
 Run = dict[str, Any]
 Row = dict[str, Any]
 HERE = Path(__file__).parent
 #: The facts of a run, which every row of its `eval.jsonl` repeats.
 FACTS = (
-    "schema_version", "run_id", "hash", "encoding", "layers", "train_len", "seed", "step", "tokenizer", "data_source",
+    "run_id", "hash", "encoding", "layers", "train_len", "seed", "step", "weights", "tokenizer", "data_source",
     "data_digest", "settings", "code",
 )  # fmt: skip
 WINDOWS, SLIDING = "nonoverlapping", "sliding"
@@ -58,7 +61,7 @@ def collect(folder: Path, part: str = "", block: int = 0) -> list[Run]:
     runs = []
     for done in sorted(folder.glob("*/DONE")):
         config, env = (json.loads((done.parent / name).read_text()) for name in ("config.json", "env.json"))
-        rows = [named(row) for row in lines.read(done.parent / "eval.jsonl")]
+        rows = [named(row) for row in read(done.parent / "eval.jsonl", refuse)]
         facts = {n: rows[0][n] for n in FACTS if n in rows[0] and all(row.get(n) == rows[0][n] for row in rows)}
         measured = [{n: value for n, value in row.items() if n not in facts} for row in rows]
         runs.append({
@@ -68,8 +71,14 @@ def collect(folder: Path, part: str = "", block: int = 0) -> list[Run]:
     return runs
 
 
+def refuse(problem: str) -> None:
+    """Raise SystemExit for a damaged row."""
+    raise SystemExit(problem)
+
+
 def named(facts: Row) -> Row:
-    """Return facts with the name of the text in place of its path on this machine."""
+    """Return facts with the name of the text in place of its path on this machine, without version and checksum."""
+    facts = {name: value for name, value in facts.items() if name not in ("schema_version", CHECKSUM)}
     return facts | ({"data_source": Path(facts["data_source"]).name} if "data_source" in facts else {})
 
 
@@ -78,7 +87,12 @@ def unpack(runs: Iterable[Run], folder: Path) -> None:
     for run in runs:
         place = folder / (run.get("run_id") or f"{run['encoding']}-s{run['seed']}-{run['hash']}")
         place.mkdir(parents=True)
-        (place / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of([run])))
+        (place / "eval.jsonl").write_text("".join(map(as_line, rows_of([run]))))
+
+
+def as_line(row: Row) -> str:
+    """Return a collected row as a line of `eval.jsonl`."""
+    return json.dumps(with_checksum(row | {"schema_version": ROW_VERSION})) + "\n"
 
 
 def coarser(row: Row, block: int) -> Row:

@@ -71,6 +71,10 @@ class WorkdirError(PosxError):
     exit_code = 4
 
 
+class Damaged(WorkdirError):
+    """A file of a work folder that was cut, edited or changed by the disk (exit code 4)."""
+
+
 class NonFiniteError(PosxError):
     """Training or sampling produced NaN or infinity (exit code 5)."""
 

@@ -7,10 +7,14 @@ import math
 import pathlib
 import random
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from posx.config import RunConfig, base_config, run_config
+from posx.files.checksums import with_checksum
+from posx.files.rows import ROW_VERSION, SCORES
 from posx.plots.rows import Row, run_of_row
+from posx.runs.folder import RunFolder
 
 L = 64
 DIGEST = "9f2c11d0aa"
@@ -52,7 +56,7 @@ def row(encoding: str, length: int, seed: int = 0, **changes: Any) -> dict[str, 
     noise = 1.0 + 0.012 * random.Random(f"{encoding}{seed}{length}").gauss(0, 1) * max(1.0, math.log2(length / L))
     ppl = None if learned_out else AT_TRAIN[encoding] * growth(encoding, length / L) * noise
     made = {
-        "schema_version": 4,
+        "schema_version": ROW_VERSION,
         "run_id": f"{encoding}-L{L}-s{seed}",
         "encoding": encoding,
         "protocol": "nonoverlapping",
@@ -116,7 +120,40 @@ def config(encoding: str = "rope", **changes: Any) -> RunConfig:
 def start(run: pathlib.Path, settings: RunConfig) -> None:
     """A run's folder with its settings, and no results yet."""
     run.mkdir(parents=True, exist_ok=True)
-    (run / "config.json").write_text(json.dumps(settings.to_json()))
+    RunFolder(run).write_config(settings)
+
+
+def agreeing(made: dict[str, Any]) -> dict[str, Any]:
+    """A row whose numbers follow from its losses by position, by block, or else from its perplexity."""
+    row, losses = dict(made), None
+    if row.get("status", "ok") != "ok":
+        return row | {name: None for name in SCORES if name in row}
+    if row.get("position_nll"):
+        counts = row["position_targets"]
+        losses = sum(loss * n for loss, n in zip(row["position_nll"], counts, strict=True))
+        row |= {"num_targets": sum(counts)}
+        row.pop("block_nll", None)
+    elif row.get("block_nll"):
+        losses = sum(row["block_nll"])
+    elif row.get("ppl"):
+        row |= {"nll": math.log(row["ppl"])}
+    if losses is not None:
+        row |= {"nll": losses / row["num_targets"], "ppl": math.exp(losses / row["num_targets"])}
+    if row.get("bpb") is not None:
+        most = row["nll"] * row["num_targets"] / math.log(2) / row["num_bytes"]
+        row |= {"bpb": min(row["bpb"], most) if row.get("num_separators") else most}
+    return row
+
+
+def as_lines(made: Iterable[dict[str, Any]]) -> str:
+    """The lines of `eval.jsonl` that hold rows, as a run writes them: their numbers agree, and each has a checksum."""
+    return "".join(json.dumps(with_checksum(agreeing(one))) + "\n" for one in made)
+
+
+def logged(*losses: float | str, **facts: Any) -> str:
+    """Lines of `metrics.jsonl` with these losses."""
+    rows = ({"step": step, "attempt": 1, "loss": loss} | facts for step, loss in enumerate(losses))
+    return "".join(json.dumps(with_checksum(row)) + "\n" for row in rows)
 
 
 def write(folder: pathlib.Path, made: list[dict[str, Any]]) -> pathlib.Path:
@@ -125,7 +162,7 @@ def write(folder: pathlib.Path, made: list[dict[str, Any]]) -> pathlib.Path:
         name = re.sub(r"\W", "_", one["run_id"])[:60]
         (folder / name).mkdir(parents=True, exist_ok=True)
         with (folder / name / "eval.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(one) + "\n")
+            file.write(as_lines([one]))
     return folder
 
 

@@ -1,6 +1,5 @@
 """Figures and tables from stored rows, when all went well and when runs are missing, torn, failed or oddly named."""
 
-import json
 import math
 import os
 import pathlib
@@ -17,7 +16,22 @@ from posx.errors import ConfigError, WorkdirError
 from posx.evaluation import interval, paired_ratio
 from posx.evaluation.statistics import row_blocks
 from posx.plots import curves, groups, look, points, rows
-from tests.made_rows import AT_TRAIN, FIVE, LENGTHS, L, as_rows, cells, config, row, start, sweep_rows, words, write
+from tests.made_rows import (
+    AT_TRAIN,
+    FIVE,
+    LENGTHS,
+    L,
+    as_lines,
+    as_rows,
+    cells,
+    config,
+    logged,
+    row,
+    start,
+    sweep_rows,
+    words,
+    write,
+)
 
 
 def panels(made: list[dict[str, Any]]) -> list[groups.Panel]:
@@ -36,7 +50,7 @@ def one_curve(made: list[dict[str, Any]], encoding: str) -> groups.Curve:
 
 def test_all_draws_every_figure_that_the_rows_allow(tmp_path: pathlib.Path) -> None:
     folder = write(tmp_path, sweep_rows())
-    (folder / f"alibi_L{L}_s0" / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n{"step": 9, "loss": 2.5}\n')
+    (folder / f"alibi_L{L}_s0" / "metrics.jsonl").write_text(logged(5.5, 2.5))
     written = plots.plot(folder)
     kinds = ("extrapolation", "ratio", "per_position", "training")
     assert [path.name for path in written] == [f"{kind}.{end}" for kind in kinds for end in ("png", "svg")]
@@ -53,7 +67,7 @@ def test_torn_and_repeated_and_unordered_lines(tmp_path: pathlib.Path) -> None:
         row("alibi", 128, ppl=4.4),
         row("alibi", 128, stride=32, ppl=4.2),
     ]
-    text = "\n".join(json.dumps(line) for line in lines) + "\nnot json\n[1]\n" + json.dumps(row("alibi", 256))[:-9]
+    text = as_lines(lines) + "not json\n[1]\n" + as_lines([row("alibi", 256)])[:-9]
     (run / "eval.jsonl").write_text(text)
     found = plots.read_rows(run)
     assert sorted((one["eval_len"], one["stride"], one["ppl"]) for one in found)[1:] == [
@@ -344,10 +358,10 @@ def test_rows_on_other_targets_are_left_out_and_named(tmp_path: pathlib.Path) ->
     old = [row("alibi", length, targets="0f", ppl=9.0) for length in (64, 128)]
     new = [measured("alibi", length, ppl=4.0) for length in (64, 128)]
     folder = write(tmp_path, [*old, *new])
-    assert {one["ppl"] for one in plots.read_rows(folder)} == {4.0}
+    assert {one["targets"] for one in plots.read_rows(folder)} == {new[0]["targets"]}
     assert "2 rows left out, scored on other targets (not comparable)" in plots.table(plots.read_rows(folder))
     again = [measured("alibi", 64, ppl=5.0, block_len=512)]
-    assert {one["ppl"] for one in plots.read_rows(write(tmp_path, again))} == {4.0}
+    assert {one["block_len"] for one in plots.read_rows(write(tmp_path, again))} == {new[0]["block_len"]}
 
 
 def test_no_value_at_the_training_length() -> None:
@@ -372,7 +386,7 @@ def test_cumulative_perplexity_weighs_bins_by_their_targets() -> None:
 def test_training_curve_takes_the_last_row_of_a_step(tmp_path: pathlib.Path) -> None:
     start(tmp_path, config())
     (tmp_path / "metrics.jsonl").write_text(
-        '{"step": 2, "loss": 3}\n{"step": 1, "loss": 5}\n{"step": 2, "loss": 4}\n{"step": 3, "lo'
+        logged(3, step=2) + logged(5, step=1) + logged(4, step=2) + '{"step": 3, "lo'
     )
     ((run, losses),) = points.read_training(tmp_path, []).items()
     assert (run.text, losses) == ("rope", [(1.0, 5.0), (2.0, 4.0)])
@@ -403,7 +417,7 @@ def test_runs_without_a_measurement_leave_no_table(tmp_path: pathlib.Path, capsy
     command = f"posx evaluate --workdir '{folder}'"
     with pytest.raises(WorkdirError, match=re.escape(command)):
         plots.plot(folder)
-    (run / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}\n')
+    (run / "metrics.jsonl").write_text(logged(5.5))
     assert [path.name for path in plots.plot(folder)] == ["training.png", "training.svg"]
     assert not (folder / "table.md").exists() and command in capsys.readouterr().err
 

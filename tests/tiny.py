@@ -26,6 +26,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from posx.data import train_bpe
+from posx.files.checksums import with_checksum
 from posx.files.locks import lock
 
 #: The repository.
@@ -181,8 +182,14 @@ def step(folder: Path) -> int:
     return max((row.get("step") or 0 for row in rows_so_far(folder / "metrics.jsonl")), default=0)
 
 
+def edit_json(path: Path, change: Callable[[str], str]) -> None:
+    """Change the text of a JSON file with a checksum, and give it the checksum of the changed text."""
+    path.write_text(json.dumps(with_checksum(json.loads(change(path.read_text())))))
+
+
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    """Write rows with their checksums, as a run does."""
+    path.write_text("".join(json.dumps(with_checksum(row)) + "\n" for row in rows))
 
 
 def digests(workdir: Path, step: int = STEPS) -> dict[str, str]:

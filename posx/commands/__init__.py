@@ -41,6 +41,12 @@ def work_folder(values: Mapping[str, Any], needed: bool = True) -> Path:
         raise ConfigError(f"--workdir={values['workdir'][:80]} is no path: {error}"[:200]) from None
 
 
+def work_folders(values: Mapping[str, Any]) -> list[Path]:
+    """Return the folders that the words after a command and `--workdir` name. Raises ConfigError if there is none."""
+    folders = [work_folder({"workdir": name}) for name in values["operand"]]
+    return folders + ([work_folder(values)] if values["workdir"] or not folders else [])
+
+
 #: The figures of `posx plot`.
 FIGURES = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
 
@@ -124,6 +130,12 @@ _OWN: dict[str, Command] = {
         "one HTML page out of stored rows, with switches, tables and verdicts",
         ("Sweeps", "docs/guides/sweeps.md"),
         {"out": ("report.html", "the file to write")},
+        operand="RUN_OR_SWEEP ...",
+    ),
+    "verify": Command(
+        "whether the files of runs are whole: rows, settings, checkpoints, exports",
+        ("Stopping and resuming", "docs/guides/resuming.md"),
+        {"json": (False, "print the damage as JSON lines")},
         operand="RUN_OR_SWEEP ...",
     ),
     "export": Command(

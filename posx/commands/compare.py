@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from posx.commands import work_folder
+from posx.commands import work_folders
 from posx.errors import ConfigError, WorkdirError
 from posx.evaluation.differences import SIGNIFICANCE
 from posx.evaluation.protocols import protocol_class
@@ -23,7 +23,7 @@ from posx.progress import say
 
 def run_compare(values: dict[str, Any], _: None) -> None:
     """Print which runs are better. Raises ConfigError if they cannot be compared, WorkdirError without results."""
-    folders = _folders(values)
+    folders = work_folders(values)
     if values["dry_run"]:
         print(f"would compare the runs in {', '.join(map(str, folders))}")
         return
@@ -62,7 +62,7 @@ def _wanted(values: dict[str, Any]) -> Callable[[Place], bool]:
 
 def run_report(values: dict[str, Any], _: None) -> None:
     """Write a page on runs and print its path. Raises ConfigError, WorkdirError."""
-    folders, out = _folders(values), Path(values["out"]).expanduser().resolve()
+    folders, out = work_folders(values), Path(values["out"]).expanduser().resolve()
     if out.suffix not in (".html", ".htm"):
         raise ConfigError(f"--out={values['out']}: the file's name must end with .html.")
     if values["dry_run"]:
@@ -73,11 +73,6 @@ def run_report(values: dict[str, Any], _: None) -> None:
 
     runs = report.write(folders, out)
     print(f"{out}  {runs} runs, {out.stat().st_size:,} bytes")
-
-
-def _folders(values: dict[str, Any]) -> list[Path]:
-    folders = [work_folder({"workdir": name}) for name in values["operand"]]
-    return folders + ([work_folder(values)] if values["workdir"] or not folders else [])
 
 
 def _listed(folders: Sequence[Path]) -> str:

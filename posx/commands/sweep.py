@@ -14,7 +14,7 @@ from posx.commands import work_folder
 from posx.config.flags import load_config
 from posx.config.overrides import override, setting_of, settings
 from posx.encodings import spec_text
-from posx.errors import ConfigError, OutOfMemoryError, PartialFailure, WorkdirError
+from posx.errors import ConfigError, Damaged, OutOfMemoryError, PartialFailure, PosxError, WorkdirError
 from posx.files.copies import CopyTarget
 from posx.progress import by_reason, say
 from posx.runs.checks import check_work_folder, check_writable, say_unused
@@ -51,6 +51,7 @@ def run_sweep(values: dict[str, Any], config: ConfigDict) -> None:
     engine = engines.engine_of(values, jobs)
     keep = CopyTarget(values["copy_to"]).keep if values["copy_to"] else lambda folder: None
     todo = [job for job in jobs if not job.finished()]
+    _say_damage(workdir, todo)
     with RunFolder(workdir).held():
         failed = _copied(keep, [job for job in jobs if job not in todo])
         if len(todo) < len(jobs):
@@ -58,13 +59,29 @@ def run_sweep(values: dict[str, Any], config: ConfigDict) -> None:
         if todo:
             found = engine.run(todo, "sweep", ended=lambda job: keep(job.folder.path))
             failed |= {folder.path.name: why for folder, why in found.items()}
-        if failed or any(job.finished() for job in jobs):
+        if failed or any(job.folder.finished(job.run) for job in jobs):
             _draw(workdir, bool(failed))
     if failed:
         raise PartialFailure(
             f"{len(failed)} of {len(jobs)} runs failed ({'; '.join(by_reason(failed.items()))}). Fix the cause "
             "and run the same command again: it keeps the finished runs. See docs/guides/troubleshooting.md."
         )
+
+
+def _say_damage(workdir: Path, todo: Sequence[Job]) -> None:
+    """Say which files of the runs are damaged, and which other folders of the sweep hold no run that can be read."""
+    for job in todo:
+        for damage in job.damages():
+            say(f"notice: {damage}")
+    own = {job.folder.path for job in todo}
+    for path in sorted(workdir.glob("*/config.json")):
+        try:
+            RunFolder(path.parent).read_config()
+        except Damaged as error:
+            if path.parent not in own:
+                say(f"notice: {error}. No run of this sweep is in that folder.")
+        except PosxError:
+            continue
 
 
 def _draw(workdir: Path, failed: bool) -> None:

@@ -30,7 +30,7 @@ from posx.errors import ConfigError, in_one_line
 from posx.fields import typed_fields
 
 #: The version of `config.json`. A file of another version is an error.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 #: Settings of training that change no weight.
 _FREE = ("dispatch_steps", "log_steps", "checkpoint_steps", "keep_checkpoints")

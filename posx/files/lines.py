@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +31,26 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
         file.write(line.encode())
 
 
-def read(path: Path, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
+def read(path: Path) -> list[dict[str, Any]]:
     """Return the objects of `path` in order, none if it is missing. Raises WorkdirError if it cannot be read.
 
-    Broken lines are left out. `notice` is told how many, a torn last line aside.
+    Broken lines are left out.
+    """
+    return [row for _, row in numbered(path) if row is not None]
+
+
+def numbered(path: Path) -> list[tuple[int, dict[str, Any] | None]]:
+    """Return (number from 1, object) of each line that is not blank. A line that holds no object has None.
+
+    A missing file has no lines. Raises WorkdirError if it cannot be read.
     """
     try:
-        *lines, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
     except OSError as error:
         raise WorkdirError(f"{path} cannot be read: {error.strerror}") from None
-    rows = list(map(_object, filter(str.strip, lines)))
-    if broken := rows.count(None):
-        notice(f"{path}: {broken} broken line{'s' * (broken > 1)} left out")
-    return [row for row in (*rows, _object(last)) if row is not None]
+    return [(number, _object(line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def whole(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -216,10 +216,17 @@ def _agree(failed: PosxError | None) -> None:
     if not any(said):
         return
     name, text = json.loads(next(filter(None, said)))
-    kind = next((cls for cls in PosxError.__subclasses__() if cls.__name__ == name), PosxError)
+    kind = next((cls for cls in _kinds(PosxError) if cls.__name__ == name), PosxError)
     shared = kind.__new__(kind)
     shared.args = (text,)
     raise alike(shared) from None
+
+
+def _kinds(kind: type[PosxError]) -> Iterator[type[PosxError]]:
+    """Yield a kind of error and all kinds below it."""
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _kinds(below)
 
 
 def check_same(facts: Mapping[str, str]) -> None:

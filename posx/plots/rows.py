@@ -18,8 +18,7 @@ from posx.errors import WorkdirError
 from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
-from posx.files import lines
-from posx.files.rows import measurement, number
+from posx.files.rows import number
 from posx.runs.folder import RunFolder, name_of, run_folders, typed_path
 from posx.runs.targets import anchor_of
 
@@ -47,6 +46,8 @@ OF_ENCODINGS = (
 SEED = ("train.seed", "parent.hash")
 #: The settings of the data, and the fields of a row that hold them as they were when it was measured.
 _MEASURED_ON = {"data.text": "data_digest", "data.source": "data_source", "data.tokenizer": "tokenizer"}
+#: The fields of a row that name the weights and the code that it was measured with.
+_SAME_MODEL = ("hash", "step", "weights", "code")
 _LOG = logging.getLogger(__name__)
 
 
@@ -143,20 +144,18 @@ def common_folder(folders: Iterable[pathlib.Path]) -> pathlib.Path:
 def _measured(folders: Sequence[str | pathlib.Path]) -> dict[pathlib.Path, list[dict[str, Any]]]:
     """Return the last row of each measurement of the runs below `folders`, by run."""
     measured: dict[pathlib.Path, list[dict[str, Any]]] = {}
-    unusable = 0
     for run in (run for folder in folders for run in run_folders(pathlib.Path(folder), "eval.jsonl")):
         latest: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for row in map(measurement, lines.read(run / "eval.jsonl", _LOG.warning)):
-            if row is not None:
-                place = [str(row.get(name)) for name in ("hash", "protocol", "eval_len", "stride", "step", "code")]
-                latest[targets_key(row), *place] = row
-            else:
-                unusable += 1
+        for row in RunFolder(run).measured(_warn):
+            place = [str(row.get(name)) for name in (*_SAME_MODEL, "protocol", "eval_len", "stride")]
+            latest[targets_key(row), *place] = row
         measured[run] = list(latest.values())
-    if unusable:
-        where = ", ".join(map(str, folders))
-        _LOG.warning("%s: %d rows of another version, or without settings or lengths, left out", where, unusable)
     return measured
+
+
+def _warn(problem: str) -> None:
+    """Say that a row counts as not measured."""
+    _LOG.warning("%s. The row counts as not measured: posx evaluate measures it again", problem)
 
 
 def rows_of(measured: Mapping[pathlib.Path, Sequence[dict[str, Any]]], folder: str | pathlib.Path) -> list[Row]:
@@ -188,7 +187,8 @@ def _of_run(rows: Sequence[dict[str, Any]], path: str, workdir: str) -> list[Row
     kept = _only([Row(row, run) for row in every], lambda row: row.get("hash") == name, "of another run")
     kept = _only(kept, lambda row: row.get("data_digest") == text, "measured on other text")
     kept = _only(kept, lambda row: row.get("code", {}) == code, "measured with other code of the encoding")
-    return _only(kept, lambda row: row.get("step") in (None, last), "measured earlier in training", "")
+    kept = _only(kept, lambda row: row.get("step") in (None, last), "measured earlier in training", "")
+    return _only(kept, lambda row: row.get("weights") == kept[-1].get("weights"), "measured with other weights")
 
 
 def _only(rows: Sequence[Row], wanted: Callable[[Row], bool], why: str, so: str = " (not comparable)") -> list[Row]:

@@ -18,8 +18,8 @@ from typing import Any
 from posx.config import base_config, run_config
 from posx.errors import PosxError
 from posx.evaluation.statistics import horizon
-from posx.files import lines
-from posx.files.rows import number
+from posx.files.rows import number, problem_of_log
+from posx.files.rows import read as read_file
 from posx.plots import captions, effects, look, pictures
 from posx.plots.groups import Curve, Panel, curves_of_runs, panels
 from posx.plots.points import averaged, bits_curves, local, perplexity_curves, ratio_curves
@@ -169,7 +169,7 @@ def _training(folders: Sequence[Path], places: Mapping[Run, int]) -> Iterator[di
     measured = {path for folder in folders for path in run_folders(folder, "eval.jsonl")}
     for path in sorted(measured):
         steps: dict[int, tuple[float, float, float]] = {}
-        for row in lines.read(path / "metrics.jsonl"):
+        for row in read_file(path / "metrics.jsonl", problem=problem_of_log):
             step, tokens, loss = (number(row.get(name)) for name in ("step", "tokens", "loss"))
             if step is not None and tokens is not None and loss is not None:
                 steps[int(step)] = loss, tokens, number(row.get("tokens_per_second")) or math.inf

@@ -14,7 +14,7 @@ import jax
 
 import posx
 from posx.data import Dataset
-from posx.files import lines
+from posx.files import checksums
 from posx.files.atomic import write_json
 from posx.machine import platforms
 from posx.machine.cores import cpu_name, usable_cores
@@ -49,7 +49,7 @@ def versions() -> dict[str, str]:
 
 def devices_of(folder: RunFolder) -> int | None:
     """Return the number of devices that the run in `folder` was started on, None for a new run."""
-    devices = lines.whole(folder.env_file).get("num_devices")
+    devices = checksums.whole(folder.env_file).get("num_devices")
     return devices if isinstance(devices, int) else None
 
 
@@ -57,18 +57,22 @@ def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
     """Write `env.json` at the first start. List later starts in it, with a notice if bits may differ."""
     now = environment(dataset, layout)
     if not folder.env_file.exists():
-        write_json(folder.env_file, now | {"resumed": []})
+        write_json(folder.env_file, checksums.with_checksum(now | {"resumed": []}))
         return
-    first = lines.whole(folder.env_file)
+    first = checksums.whole(folder.env_file)
     if not first.get("data_digest"):
-        say(f"notice: {folder.env_file} is damaged and is written again. The run may not resume bit for bit.")
+        place = checksums.set_aside(folder.env_file).name
+        say(
+            f"notice: {folder.env_file} is damaged and is written again. The run may not resume bit for bit. The old "
+            f"file is now {place}"
+        )
         first = now
     changes = layout_changes(first, now)
     if changes:
         say(f"notice: {folder.path.name} resumes under another layout, not bit for bit ({'; '.join(changes)})")
     before = first.get("resumed")
     resumed = [*(before if isinstance(before, list) else []), {"git": now["git"], "changes": changes}]
-    write_json(folder.env_file, first | {"resumed": resumed})
+    write_json(folder.env_file, checksums.with_checksum(first | {"resumed": resumed}))
 
 
 def environment(dataset: Dataset, layout: Layout) -> dict[str, Any]:

@@ -20,11 +20,14 @@ from posx.encodings import code_of
 from posx.errors import UndefinedLength
 from posx.evaluation.base import Protocol
 from posx.evaluation.scoring import Measured, digest_of
+from posx.files.checksums import with_checksum
 from posx.files.rows import ROW_VERSION, result_of
 from posx.layers import sequential
+from posx.machine import processes
 from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
 from posx.model import Model
 from posx.progress import Meter, counted, say
+from posx.runs import damage
 from posx.runs.describe import is_defined
 from posx.runs.environment import measured_with
 from posx.runs.folder import RunFolder
@@ -98,6 +101,7 @@ def evaluate_run(
     If a longer window than ever changes which tokens are scored, the lengths measured before are measured again. The
     validation text must be long enough: see `posx.runs.checks.check_stream`.
     """
+    processes.first(lambda: damage.mend_rows(folder))
     facts = _facts(run, model, dataset, folder, step)
     log_probs = model_log_probs(model, params, config.executor, layout)
     text, eos, work = dataset.validation, dataset.tokenizer.eos, _Work(model)
@@ -106,7 +110,7 @@ def evaluate_run(
     token_bytes = None if text.token_bytes is None else np.insert(text.token_bytes, 0, 0)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     measured = Measured(log_probs, stream, token_bytes, (eos,), documents, config.batch_tokens, work.report)
-    here = {name: facts[name] for name in ("hash", "step", "data_digest")}
+    here = {name: facts[name] for name in ("hash", "step", "data_digest", "weights") if name in facts}
     stored = [row for row in folder.measured() if here.items() <= row.items()]
     stored = [row for row in stored if row.get("code", {}) == facts.get("code", {})]
     rows: list[dict[str, Any]] = []
@@ -118,7 +122,7 @@ def evaluate_run(
     ):  # fmt: skip
         known = {length: row for length, row in one.stored.items() if _answers(row, config)}
         wanted = sorted({*one.lengths, *one.moved})
-        rows += [known[length] | facts for length in wanted if length in known]
+        rows += [with_checksum(known[length] | facts) for length in wanted if length in known]
         missing += [(one, length) for length in wanted if length not in known]
         if not known.keys() >= set(wanted):
             _say_why(one, facts["run_id"])
@@ -129,9 +133,11 @@ def evaluate_run(
         for one, length in missing:
             for row in one.protocol.measure(measured, [length]):
                 interrupts.check()
-                rows.append(facts | row | {"anchor": one.anchor, "executor": config.executor, "env": measured_with()})
+                more = {"anchor": one.anchor, "executor": config.executor, "env": measured_with()}
+                rows.append(with_checksum(facts | row | more))
                 folder.append(folder.eval_file, rows[-1])
                 work.finished(_line(rows[-1]))
+    folder.list_rows()
     return rows
 
 
@@ -159,8 +165,11 @@ def _say_why(one: Question, name: str) -> None:
 
 
 def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, step: int) -> dict[str, Any]:
-    """Return the fields that all rows of a run have. code: of the user's own encodings, as they are now."""
-    code = code_of(model.encodings)
+    """Return the fields that all rows of a run have.
+
+    code: of the user's own encodings, as they are now. weights: a digest of the parameters in their checkpoint.
+    """
+    code, weights = code_of(model.encodings), processes.told(lambda: damage.weights(folder).get(step, ""))
     return {
         "schema_version": ROW_VERSION,
         "hash": run.hash,
@@ -171,6 +180,7 @@ def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, st
         "train_len": run.train.length,
         "seed": run.train.seed,
         "step": step,
+        **({"weights": weights} if weights else {}),
         "tokenizer": dataset.tokenizer.name,
         "data_source": dataset.source,
         "data_digest": dataset.digest,

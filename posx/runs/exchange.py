@@ -65,7 +65,7 @@ def import_model(source: ForeignModel, whose: str, folder: RunFolder) -> RunConf
     params = params_of(source, run, whose)
     with folder.held():
         folder.tokenizer_file.write_text(source.tokenizer, "utf-8")
-        Checkpoints(folder.checkpoints).save(run.train.steps, {"params": params})
+        Checkpoints(folder.checkpoints, run=run.hash).save(run.train.steps, {"params": params})
         folder.write_config(run, num_params=count(model))
     return run
 

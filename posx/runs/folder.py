@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from posx.config import RunConfig
-from posx.errors import WorkdirError
-from posx.files import lines
+from posx.config.run import SCHEMA_VERSION
+from posx.errors import Damaged, WorkdirError
+from posx.files import checksums, lines, manifests, rows
 from posx.files.atomic import clear, write_json
-from posx.files.lines import parsed
 from posx.files.locks import lock
-from posx.files.rows import measurement, number
+from posx.files.rows import number
 from posx.machine import processes
 from posx.machine.compile_cache import process_seconds
 
 #: The places of a run's files in a work folder, which is a run, a sweep, or a folder of sweeps.
 _LEVELS = ("{}", "*/{}", "*/*/{}")
+#: The field of `config.json` that holds the checksum of `tokenizer.json`.
+TOKENIZER_CHECKSUM = "tokenizer_checksum"
 #: The letters of a folder's name.
 MOST_LETTERS = 120
 #: How many runs a message lists.
@@ -58,6 +60,7 @@ class RunFolder:
     env_file = _file("env.json")
     metrics_file = _file("metrics.jsonl")
     eval_file = _file("eval.jsonl")
+    ledger_file = _file("rows.json")  # the checksums of the rows that `eval.jsonl` must hold
     tokenizer_file = _file("tokenizer.json")
     checkpoints = _file("checkpoints")
     asked_file = _file("asked.json")  # the settings that a sweep has given to this run
@@ -72,21 +75,32 @@ class RunFolder:
         return processes.is_first()
 
     def logged(self) -> list[dict[str, Any]]:
-        """Return the rows of training in the order of writing. A row without step and attempt is left out."""
-        rows = self._rows(self.metrics_file)
-        return [row for row in rows if all(isinstance(row.get(name), int) for name in ("step", "attempt"))]
+        """Return the rows of training in the order of writing, without those that were cut or edited."""
+        return processes.told(lambda: rows.read(self.metrics_file, problem=rows.problem_of_log))
 
-    def measured(self) -> list[dict[str, Any]]:
-        """Return the rows of evaluation in the order of writing, without those that measure nothing."""
-        return list(filter(None, map(measurement, self._rows(self.eval_file))))
+    def measured(self, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
+        """Return the rows of evaluation in the order of writing. `notice` is told of rows that are not whole."""
+        return processes.told(lambda: rows.read(self.eval_file, notice, run=self.hash))
 
-    def _rows(self, file: Path) -> list[dict[str, Any]]:
-        return processes.told(lambda: lines.read(file))
+    @property
+    def hash(self) -> str:
+        """The hash of the run as `config.json` has it, "" if that is missing or damaged."""
+        return str(checksums.whole(self.config_file).get("hash", ""))
 
     def append(self, file: Path, row: dict[str, Any]) -> None:
-        """Append a row to a file of JSON lines. Raises WorkdirError, OutOfMemoryError."""
+        """Append a row and its checksum to a file of JSON lines. Raises WorkdirError, OutOfMemoryError."""
         if self.is_written:
-            lines.append(file, row)
+            lines.append(file, checksums.with_checksum(row))
+
+    def list_rows(self) -> None:
+        """Write which rows `eval.jsonl` holds, so that a row that is gone is found. Raises WorkdirError."""
+
+        def write() -> None:
+            every = rows.read(self.eval_file, run=self.hash)
+            there = {row[checksums.CHECKSUM]: rows.named(row) for row in every}
+            write_json(self.ledger_file, checksums.with_checksum({"rows": there}))
+
+        processes.first(write)
 
     def usual_start(self) -> float | None:
         """Return the seconds until the first step of this process ends, None if they are not known or over.
@@ -94,38 +108,54 @@ class RunFolder:
         The start takes as long as the last one here, else as long as the starts of the runs beside this one.
         """
         own = [row for row in lines.read(self.metrics_file) if "start" in row][-1:]
-        rows = own or [lines.first(path) for path in self.path.parent.glob(f"*/{self.metrics_file.name}")]
-        starts = [start for row in rows if isinstance(start := row.get("start"), dict)]
+        beside = own or [lines.first(path) for path in self.path.parent.glob(f"*/{self.metrics_file.name}")]
+        starts = [start for row in beside if isinstance(start := row.get("start"), dict)]
         took = [seconds for start in starts if isinstance(seconds := start.get("seconds"), float)]
         left = statistics.median(took) - process_seconds() if took else 0.0
         return left if left > 0 else None
 
     def ended_with_nan(self) -> int | None:
         """Return the last step of training if its loss or gradient was not finite."""
-        last = (lines.read(self.metrics_file) or [{}])[-1]
+        last = (rows.read(self.metrics_file, problem=rows.problem_of_log) or [{}])[-1]
         bad = any(name in last and number(last[name]) is None for name in ("loss", "grad_norm"))
-        return last["step"] if bad and isinstance(last.get("step"), int) else None
+        return last["step"] if bad else None
 
     def failure(self) -> str:
         """Return why the last process here failed, "" if it did not."""
         return str(lines.whole(self.status_file).get("reason", ""))
 
     def read_config(self) -> RunConfig:
-        """Return the settings that this run was started with. Raises WorkdirError if they cannot be read."""
-        try:
-            return RunConfig.from_json(parsed(self.config_file.read_text(encoding="utf-8")))
-        except FileNotFoundError:
+        """Return the settings that this run was started with.
+
+        Raises:
+          Damaged: the file was cut, or does not match its checksum.
+          WorkdirError: there is none, or its settings cannot be read for another reason.
+        """
+        if not self.config_file.exists():
             raise WorkdirError(
                 f"{self.path} holds no run: there is no {self.config_file.name} in it. Correct --workdir, or train "
                 "a run there."
-            ) from None
-        except (OSError, ValueError) as error:
+            )
+        found = checksums.read_object(self.config_file)
+        is_ours = found.get("schema_version") == SCHEMA_VERSION
+        if is_ours and (problem := checksums.checksum_problem(found)):
+            raise Damaged(f"{self.config_file} cannot be read: {problem}")
+        try:
+            return RunConfig.from_json(found)
+        except ValueError as error:
             raise WorkdirError(f"{self.config_file} cannot be read: {error}") from None
+
+    def owners(self) -> set[str]:
+        """Return the hashes of the runs that the whole files here are of, without that of `config.json`."""
+        found = {manifests.run_of(self.checkpoints, step) for step in manifests.steps(self.checkpoints)}
+        found |= {str(row.get("hash", "")) for row in rows.read(self.eval_file)}
+        return (found | {str(checksums.whole(self.done_file).get("hash", ""))}) - {""}
 
     def check_resumes(self, run: RunConfig) -> None:
         """Raise WorkdirError with every differing setting if the folder holds another run than `run`.
 
-        While the text of `run` is not read, it counts as that of the run in the folder.
+        While the text of `run` is not read, it counts as that of the run in the folder. Damaged settings are no
+        obstacle if all else in the folder is of `run`.
         """
         if not self.config_file.exists():
             if any(self.checkpoints.glob("*.json")):
@@ -134,7 +164,15 @@ class RunFolder:
                     "Restore it, or use another --workdir."
                 )
             return
-        held = self.read_config()
+        try:
+            held = self.read_config()
+        except Damaged as error:
+            if run.text and (others := self.owners() - {run.hash}):
+                raise WorkdirError(
+                    f"{error}. Its checkpoints and rows are of the run {', '.join(sorted(others))}, not of this one, "
+                    f"{run.hash}. Restore the file, or use another --workdir."
+                ) from None
+            return
         changes = held.differences(run if run.text else dataclasses.replace(run, text=held.text))
         if not changes:
             return
@@ -153,8 +191,8 @@ class RunFolder:
         raise WorkdirError(f"{self.path} {reason}")
 
     def finished(self, run: RunConfig) -> bool:
-        """Tell whether `run` was trained and evaluated to the end here."""
-        done = lines.whole(self.done_file)
+        """Tell whether `DONE` says that `run` was trained and evaluated to the end here."""
+        done = checksums.whole(self.done_file)
         return done.get("hash") == run.hash and done.get("eval") == run.to_json()["eval"]
 
     def mark_done(self, run: RunConfig, num_rows: int) -> None:
@@ -166,7 +204,7 @@ class RunFolder:
                     f"{self.config_file} was removed during training. Train again with another --workdir."
                 )
             done = {"hash": run.hash, "eval": run.to_json()["eval"], "step": run.train.steps, "rows": num_rows}
-            write_json(self.done_file, done)
+            write_json(self.done_file, checksums.with_checksum(done))
             self.status_file.unlink(missing_ok=True)
 
         processes.first(mark)
@@ -208,8 +246,10 @@ class RunFolder:
             raise WorkdirError(f"{self.path} holds another run than these weights under {run.encoding}. Rename it.")
 
     def write_config(self, run: RunConfig, **facts: Any) -> None:
-        """Write the settings, with `facts` beside them."""
-        write_json(self.config_file, run.to_json() | facts)
+        """Write the settings, with `facts` and the checksum of the tokenizer beside them."""
+        if self.tokenizer_file.exists():
+            facts |= {TOKENIZER_CHECKSUM: checksums.file_checksum(self.tokenizer_file)}
+        write_json(self.config_file, checksums.with_checksum(run.to_json() | facts))
 
     @contextlib.contextmanager
     def held(self, facts: Mapping[str, str] = {}, begin: Callable[[], object] = lambda: None) -> Iterator[None]:

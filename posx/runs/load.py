@@ -88,11 +88,12 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
         return model, params, tokenizer, step
     from posx.training.checkpoints import Checkpoints
 
+    whose = run.hash
     if folder.is_borrowed:
         parent = check_parent(run, RunFolder(folder.weights), folder.path.name)
         notice_of_code(parent, folder.weights.name)
-        folder = RunFolder(folder.weights)
-    restored = Checkpoints(folder.checkpoints).restore({"params": abstract}, notice=say)
+        folder, whose = RunFolder(folder.weights), parent.hash
+    restored = Checkpoints(folder.checkpoints, run=whose).restore({"params": abstract}, notice=say)
     if restored is None and (last := folder.ended_with_nan()) is not None:
         raise WorkdirError(
             f"{folder.path} has no checkpoint: its training ended with NaN at step {last}. Train again with a "
@@ -240,6 +241,34 @@ def _header(path: Path) -> dict[str, str]:
             f"{path} is damaged: its settings or its tokenizer do not match their digest. Export the run again."
         )
     return header
+
+
+def is_export(path: Path) -> bool:
+    """Tell whether a file says that `export` wrote it."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            return (file.metadata() or {}).get("format", "").startswith("posx ")
+    except Exception:  # damaged so that nothing tells, or of something else
+        return False
+
+
+def check_export(path: Path) -> None:
+    """Raise WorkdirError if a file that `export` wrote was cut, edited or changed by the disk."""
+    from safetensors import safe_open
+
+    from posx.training.checkpoints import sha256_of
+
+    with reading(path):
+        header = _header(path)
+        digests = {name: digest for name, digest in dict(parsed(header["digests"])).items() if name != HEADER}
+        with safe_open(path, "numpy") as file:
+            if other := other_names(file.keys(), digests):
+                raise WorkdirError(f"{path} is damaged: its arrays do not match its header: {other}")
+            for name, digest in digests.items():
+                if sha256_of(file.get_tensor(name)) != digest:
+                    raise WorkdirError(f"{path} is damaged: {name} does not match its digest")
 
 
 def _arrays(path: Path, abstract: Any) -> tuple[int, Any]:

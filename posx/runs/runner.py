@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -9,10 +10,10 @@ import jax
 
 from posx.config import RunConfig
 from posx.data import Dataset, check_length, corpus, prepare
-from posx.errors import DataError, PartialFailure, WorkdirError
+from posx.errors import Damaged, DataError, PartialFailure, WorkdirError
 from posx.files.rows import failures
 from posx.progress import say
-from posx.runs import environment, text
+from posx.runs import damage, environment, text
 from posx.runs.checks import check_disk, check_memory, check_stream, check_writable
 from posx.runs.describe import count, executor_of, layout, model_of, opening
 from posx.runs.evaluate import evaluate_run
@@ -39,10 +40,12 @@ def train_and_evaluate(
 
     def begin() -> None:
         folder.check_resumes(run)  # another process may have started one here meanwhile
+        damage.mend_settings(folder)
         environment.record(folder, dataset, how)
         executors = [executor_of(run, *layer) for layer in zip(model.encodings, run.model.masks, strict=True)]
-        folder.write_config(run, num_params=count(model), executors=executors)
         dataset.tokenizer.save(folder.tokenizer_file)
+        folder.write_config(run, num_params=count(model), executors=executors)
+        damage.mend(folder, run.hash)
 
     def first(params: dict[str, Any]) -> dict[str, Any]:
         return taken_over(params, run, dataset.tokenizer, parent) if parent else params
@@ -61,11 +64,12 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
     check_writable(folder.path)
     if folder.is_borrowed:
         raise WorkdirError(f"{folder.path} has the weights of another run, so it is not trained. Name a new folder.")
-    if folder.config_file.exists():
-        run = text.at_known_places(run, folder.read_config())
+    is_held = folder.config_file.exists()
+    with contextlib.suppress(Damaged):  # it is written again if all else is of this run
+        run = text.at_known_places(run, folder.read_config()) if is_held else run
     folder.check_resumes(run)
     at_hand = text.at_hand(folder, run)
-    if folder.config_file.exists():
+    if is_held:
         corpus.check_there(at_hand.data, folder.path.name)
     how = layout(at_hand, environment.devices_of(folder), mesh)
     say(f"{folder.path.name}  {opening(at_hand, how)}")

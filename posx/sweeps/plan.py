@@ -184,11 +184,12 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
 def status(jobs: Sequence[Job], workdir: Path) -> str:
     """Return the table of how far each run is, which process is at it, and the state of its SLURM job."""
     queued = jobs_of(workdir)
-    table = [["run", "is", "at work", "job"]]
+    table, ended = [["run", "is", "at work", "job"]], 0
     for job in jobs:
-        state = f"failed: {why}" if (why := job.failure()) else _state(job, job.part())
+        part = job.part()
+        state = f"failed: {why}" if (why := job.failure()) else _state(job, part)
         table.append([job.name, state, holder(job.folder.path / ".lock"), " ".join(queued.get(job.name, ()))])
-    ended = sum(job.finished() for job in jobs)
+        ended += part == 1
     return "\n".join([*_aligned(table), "", f"{ended} of {len(jobs)} runs are finished"])
 
 
@@ -199,9 +200,12 @@ def _median(measured: Sequence[Any]) -> float | None:
 
 
 def _state(job: Job, part: float) -> str:
-    """Return how far a run is, of which a part is finished."""
+    """Return how far a run is, of which a part is finished, or its damage."""
     if part == 1:
         return "finished"
+    if found := job.damages():
+        more = f" and {len(found) - 1} more" if found[1:] else ""
+        return f"damaged: {found[0].path.name}: {found[0].problem}{more}"
     return f"{part:.0%} done" if job.folder.config_file.exists() else "new"
 
 

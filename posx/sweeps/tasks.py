@@ -14,6 +14,7 @@ from posx.evaluation.protocols import Nonoverlapping, num_required_rows
 from posx.files import lines
 from posx.files.atomic import write_json
 from posx.files.rows import result_of
+from posx.runs.damage import Damage, damages
 from posx.runs.describe import Expected, expected
 from posx.runs.folder import RunFolder
 from posx.runs.text import at_hand
@@ -75,8 +76,12 @@ class Job(_Task):
         return self.folder.failure().removeprefix(f"{self.name}: ")
 
     def finished(self) -> bool:
-        """Tell whether these settings were trained and evaluated to the end."""
-        return self.folder.finished(self.run)
+        """Tell whether these settings were trained and evaluated to the end, and all files are whole."""
+        return self.folder.finished(self.run) and not self.damages()
+
+    def damages(self) -> list[Damage]:
+        """Return the damage in the run's folder."""
+        return damages(self.folder)
 
     def progress(self) -> float:
         """Return the finished part of the expected work after the start."""

@@ -1,8 +1,9 @@
 """Checkpoints through Orbax, behind one adapter.
 
 Orbax writes the arrays. A manifest `<step>.json` beside them, written last and synced, names every array with shape,
-type and digest. A step without a manifest does not exist. A step that does not match its manifest is passed over for
-the next older one, with a notice. Old steps lose their manifest first.
+type and digest, and every file with its digest (`posx.files.manifests`). A step without a manifest does not exist. A
+step that does not match its manifest is passed over for the next older one, with a notice. Old steps lose their
+manifest first.
 
 Arrays that are sharded over devices are written by the processes that hold their shards. All processes then call the
 methods here, on a folder that all see.
@@ -13,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import math
 import shutil
 import sys
@@ -27,12 +27,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from posx import interrupts
-from posx.errors import OutOfMemoryError, PosxError, WorkdirError
-from posx.files.atomic import clear, disk_full, write_bytes
-from posx.files.lines import parsed
+from posx.errors import Damaged, OutOfMemoryError, WorkdirError
+from posx.files import manifests
+from posx.files.atomic import clear, disk_full
 from posx.machine import processes
-
-FORMAT_VERSION = 2
 
 #: The words of TensorStore for a full disk.
 _FULL = ("NO_SPACE", "No space", "RESOURCE_EXHAUSTED", "File too large")
@@ -43,18 +41,18 @@ Tree = Any
 
 
 class Checkpoints:
-    """The checkpoints of one run in `folder`; the newest `keep` are kept. The caller holds the run's lock."""
+    """The checkpoints in `folder` of the run whose hash is `run`; the newest `keep` are kept.
 
-    def __init__(self, folder: Path, keep: int = 1):
+    The caller holds the run's lock. Without a hash, checkpoints of any run are taken.
+    """
+
+    def __init__(self, folder: Path, keep: int = 1, run: str = ""):
         self.folder = folder.absolute()
-        self.keep = keep
+        self.keep, self.run = keep, run
 
     def steps(self) -> list[int]:
         """List the steps with a manifest, oldest first, as process 0 sees them."""
-        return processes.told(self._steps)
-
-    def _steps(self) -> list[int]:
-        return sorted(int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdigit())
+        return processes.told(lambda: manifests.steps(self.folder))
 
     def save(self, step: int, state: Tree) -> None:
         """Write `state` as `step`, then remove all but the newest `keep`. Raises OutOfMemoryError, WorkdirError."""
@@ -62,8 +60,7 @@ class Checkpoints:
         processes.first(lambda: self._tried(step, self._make_room, step))
         self._tried(step, self._write, step, arrays)
         facts = {name: _facts(array, _is_sharded(array)) for name, array in arrays.items()}
-        manifest = {"format_version": FORMAT_VERSION, "step": step, "arrays": facts}
-        processes.first(lambda: self._tried(step, self._finish, step, manifest))
+        processes.first(lambda: self._tried(step, self._finish, step, facts))
 
     def _tried(self, step: int, part: Callable[..., object], *arguments: Any) -> None:
         """Call a part of a save. Its errors become those of posx, with the path that was to be written."""
@@ -84,25 +81,25 @@ class Checkpoints:
 
     def _make_room(self, step: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / f"{step}.json").unlink(missing_ok=True)  # a damaged one that was passed over
+        manifests.path_of(self.folder, step).unlink(missing_ok=True)  # a damaged one that was passed over
         self._sweep()
 
     def _write(self, step: int, arrays: dict[str, Any]) -> None:
         with interrupts.deferred(), _one_error_is_enough(), ocp.PyTreeCheckpointer() as checkpointer:
             checkpointer.save(self.folder / str(step), arrays)
 
-    def _finish(self, step: int, manifest: dict[str, Any]) -> None:
+    def _finish(self, step: int, arrays: dict[str, Any]) -> None:
         """Write the manifest, with which the step exists, and remove later and older steps."""
-        write_bytes(self.folder / f"{step}.json", json.dumps(manifest).encode())
-        until_now = [other for other in self._steps() if other <= step]  # later ones are damaged
-        for other in set(self._steps()).difference(until_now[-self.keep :]):
-            (self.folder / f"{other}.json").unlink()
+        manifests.write(self.folder, step, self.run, arrays)
+        until_now = [other for other in manifests.steps(self.folder) if other <= step]  # later ones are damaged
+        for other in set(manifests.steps(self.folder)).difference(until_now[-self.keep :]):
+            manifests.path_of(self.folder, other).unlink()
         self._sweep()
 
     def _sweep(self) -> None:
         """Remove folders without a manifest: steps half written or half deleted, and Orbax's temporary folders."""
         clear(self.folder)
-        good = {str(step) for step in self._steps()}
+        good = {str(step) for step in manifests.steps(self.folder)}
         for path in self.folder.iterdir() if self.folder.exists() else ():
             if path.is_dir() and path.name not in good and path.name.split(".")[0].isdigit():
                 shutil.rmtree(path, ignore_errors=True)
@@ -124,7 +121,7 @@ class Checkpoints:
             try:
                 arrays, sharded = processes.together(functools.partial(self._read, step, wanted))
                 _check({name: _facts(arrays[name], True) for name in sharded}, sharded)
-            except _Damaged as error:
+            except Damaged as error:
                 damaged.append(f"checkpoint {step} in {self.folder} is damaged ({error}) and was skipped")
                 notice(damaged[-1])
                 continue
@@ -139,17 +136,9 @@ class Checkpoints:
 
     def _read(self, step: int, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read the arrays of a step, and the saved facts of those that are sharded. All others are verified."""
-        try:
-            manifest = parsed((self.folder / f"{step}.json").read_text(encoding="utf-8"))
-            version, saved = manifest["format_version"], manifest["arrays"]
-            problems = _differences(saved, wanted)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _Damaged(f"manifest: {_first_line(error)}") from None
-        if version != FORMAT_VERSION:
-            raise WorkdirError(
-                f"checkpoint {step} in {self.folder} has format {version!r}, which this posx does not read. Use "
-                "another --workdir."
-            )
+        manifest = manifests.read(self.folder, step)
+        saved = manifest["arrays"]
+        problems = _differences(saved, wanted)
         # Only a manifest that is true to all its arrays proves another model. Else it is itself damaged.
         names = saved if problems else wanted
         args = {name: _restored_as(saved[name], None if problems else wanted[name]) for name in names}
@@ -158,7 +147,7 @@ class Checkpoints:
                 asked = ocp.args.PyTreeRestore(dict.fromkeys(names, 0), restore_args=args, partial_restore=True)
                 arrays = flatten(checkpointer.restore(self.folder / str(step), args=asked))
         except Exception as error:  # Orbax reports damage with whatever its storage layers raise.
-            raise _Damaged(_first_line(error)) from None
+            raise Damaged(_first_line(error)) from None
         sharded = {name: saved[name] for name in names if _is_sharded(arrays.get(name))}
         found = {name: _facts(x, "sum" in saved[name]) for name, x in arrays.items() if name not in sharded}
         _check(found, {name: saved[name] for name in names if name not in sharded})
@@ -166,11 +155,12 @@ class Checkpoints:
             raise WorkdirError(
                 f"checkpoint {step} in {self.folder} is of another model: {'; '.join(sorted(problems)[:4])}"
             )
+        if self.run and manifest.get("run") != self.run:
+            raise WorkdirError(
+                f"checkpoint {step} in {self.folder} is of the run {manifest.get('run') or 'without a hash'}, but the "
+                f"settings beside it are those of {self.run}. Restore that run's own checkpoints."
+            )
         return arrays, sharded
-
-
-class _Damaged(PosxError):
-    pass
 
 
 @contextlib.contextmanager
@@ -251,7 +241,7 @@ def _first_line(error: BaseException) -> str:
 def _check(found: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     for name, facts in saved.items():
         if found.get(name) != facts:
-            raise _Damaged(f"{name} does not match its digest")
+            raise Damaged(f"{name} does not match its digest")
 
 
 def _is_sharded(array: Any) -> bool:

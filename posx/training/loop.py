@@ -57,7 +57,7 @@ def train(
     the step. Raises NonFiniteError with the step; the last good checkpoint stays.
     """
     config, rates, name = run.train, run.rates, folder.path.name
-    checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints)
+    checkpoints = Checkpoints(folder.checkpoints, config.keep_checkpoints, run.hash)
     with _memory_errors(name, config.accumulation), Meter(name, config.steps) as meter:
         meter.waiting("compiling", folder.usual_start())
         restored = checkpoints.restore(layout.abstract(model, config), notice=say)

@@ -16,7 +16,7 @@ from posx.evaluation.differences import loss_difference
 from posx.evaluation.statistics import BLOCK_LEN
 from tests import tiny
 from tests.commands import refused
-from tests.made_rows import row
+from tests.made_rows import as_lines, row
 
 BLOCKS = 64
 NAMES = ("alibi", "rope")
@@ -49,7 +49,7 @@ def put(folder, encoding, seed=0, shift=0.0, noise=0.02, **changes):
     path = folder / f"{encoding}-L64-s{seed}"
     path.mkdir(parents=True)
     lines = [row(encoding, length, seed, **made) for length in (64, 128)]
-    (path / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "eval.jsonl").write_text(as_lines(lines))
     return str(path)
 
 
@@ -227,7 +227,7 @@ def test_half_of_each_window_is_no_stride_of_its_own(capsys, tmp_path):
     for encoding in ("alibi", "rope"):
         path = Path(put(tmp_path, encoding, protocol="hf_strided")) / "eval.jsonl"
         rows = [one | {"stride": one["eval_len"] // 2} for one in map(json.loads, path.read_text().splitlines())]
-        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        path.write_text(as_lines(rows))
     code, out, err = tiny.call(capsys, "compare", str(tmp_path))
     assert code == 0 and out.count("alibi against rope") == 1 and ", stride" not in out, err
 
@@ -266,7 +266,7 @@ def test_compare_refuses_what_cannot_be_compared(capsys, tmp_path, changes, reas
     paths = [put(tmp_path, "alibi"), put(tmp_path, "rope")]
     file = tmp_path / "rope-L64-s0" / "eval.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    file.write_text("".join(json.dumps(line | changes) + "\n" for line in lines))
+    file.write_text(as_lines(line | changes for line in lines))
     refused(capsys, 2, ["compare", *paths], reason, "alibi", "rope")
 
 

@@ -13,8 +13,10 @@ import tokenizers as hf
 import posx
 import posx.runs.evaluate
 from posx.data import DataConfig, prepare
+from posx.files.rows import ROW_VERSION
 from tests import tiny
 from tests.commands import refused, watched
+from tests.made_rows import as_lines
 
 BAD_QUESTIONS = {
     "lengths": (["evaluate", "--lengths=64,16"], ["(64, 16)", "increase"]),
@@ -164,13 +166,15 @@ def test_rows_of_other_targets_or_blocks_stay_out_of_a_curve(capsys, workdir):
     """Rows of a version before digests, and of other blocks, as an old folder holds them."""
     path = workdir / "eval.jsonl"
     new = [row | {"run_id": "run"} for row in tiny.rows(path)]
-    assert all(row["schema_version"] == 4 and row["num_documents"] and row["num_stretches"] == 1 for row in new)
+    assert all(
+        row["schema_version"] == ROW_VERSION and row["num_documents"] and row["num_stretches"] == 1 for row in new
+    )
     first = {key: value for key, value in new[0].items() if key not in ("targets", "num_documents", "num_stretches")}
-    old = [first | {"schema_version": 1, "block_len": 1024, "ppl": 99.0}, new[1] | {"block_len": 128, "ppl": 99.0}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in (*old, new[2])))
+    old = [first | {"schema_version": 1}, new[1] | {"block_len": 128, "block_nll": [500.0, 500.0]}]
+    path.write_text(as_lines((*old, new[2])))
     code, out, _ = tiny.call(capsys, "evaluate", f"--workdir={workdir}", "--protocol=P1")
-    assert code == 0 and "99.0" not in out
-    again = tiny.rows(path)[3:]
+    assert code == 0 and f"{math.exp(1000 / 256):.3f}" not in out
+    again = tiny.rows(path)[2:]
     names = ("protocol", "eval_len", "targets", "block_len")
     assert [[row[name] for name in names] for row in again] == [[row[name] for name in names] for row in new[:2]]
     assert [row["ppl"] for row in again] == pytest.approx([row["ppl"] for row in new[:2]])
@@ -180,14 +184,14 @@ def test_rows_of_other_targets_or_blocks_stay_out_of_a_curve(capsys, workdir):
 def test_rows_where_memory_ran_out_are_tried_again(capsys, workdir):
     path = workdir / "eval.jsonl"
     rows = tiny.rows(path)
-    failed = rows[1] | {"status": "oom", "nll": None, "ppl": None, "bpb": None}
-    path.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], failed, rows[2])))
+    path.write_text(as_lines((rows[0], rows[1] | {"status": "oom"}, rows[2])))
     code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}")
     assert code == 0, err
     again = tiny.rows(path)[3]
     numbers = {name: value for name, value in rows[1].items() if isinstance(value, float)}
     assert {name: again[name] for name in numbers} == pytest.approx(numbers, rel=1e-5)
-    assert again | numbers | {"block_nll": rows[1]["block_nll"]} == rows[1] | {"run_id": "run"}
+    same = {name: rows[1][name] for name in ("block_nll", "checksum")}
+    assert again | numbers | same == rows[1] | {"run_id": "run"}
 
 
 def test_partly_failed_evaluation_says_where_and_keeps_rows(capsys, workdir, monkeypatch):

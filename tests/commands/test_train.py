@@ -96,8 +96,7 @@ def test_checkpoints_of_another_model_are_refused(capsys, site, workdir):
 
 def test_other_text_under_the_same_name_is_refused(capsys, site, workdir, tmp_path):
     text = shutil.copytree(site / "text", tmp_path / "text")
-    path = workdir / "config.json"
-    path.write_text(path.read_text().replace(str(site / "text"), str(text)))
+    tiny.edit_json(workdir / "config.json", lambda old: old.replace(str(site / "text"), str(text)))
     (text / "00.txt").write_text("edited since " * 40)
     words = ["train", f"--config={site / 'tiny.py'}:t5", f"--workdir={workdir}", f"--config.data.source={text}"]
     refused(capsys, 4, words, "trained on other text", "digest")

@@ -16,6 +16,7 @@ from experiments.recipe import recipe
 from experiments.tables import SLIDING, Seeds, by_setting, load, perplexities
 from experiments.train_short_test_long.gates import Study, gates
 from posx.encodings import ENCODINGS
+from posx.files import rows
 from tests.experiments.readme import bodies, of_markdown
 
 TEN = "t5 learned shaw deberta transformer_xl tupe rope alibi sinusoidal nope".split()
@@ -29,13 +30,14 @@ def same(study, number, expected):
 
 def test_collected_lines_give_the_rows_back(tmp_path):
     facts = {"run_id": "rope-L64-s0", "hash": "1a2b3c4d", "settings": {"train.seed": 0}, "seed": 0}
-    blocks = {"num_targets": 6, "block_len": 2, "block_nll": [1.0, 2.0, 4.0]}
-    rows = [facts | {"eval_len": 64, "nll": 1.5, **blocks}, facts | {"eval_len": 128, "nll": None}]
+    facts |= {"encoding": "rope", "protocol": "nonoverlapping", "train_len": 64, "eval_len": 64}
+    blocks = {"num_targets": 6, "block_len": 2, "block_nll": [1.0, 2.0, 6.0]}
+    rows = [facts | {"nll": 1.5, "ppl": math.exp(1.5), **blocks}, facts | {"eval_len": 128, "status": "oom"}]
     files = {
         "config.json": '{"num_params": 9}',
         "env.json": "{}",
         "DONE": "",
-        "eval.jsonl": "\n".join(map(json.dumps, rows)),
+        "eval.jsonl": "".join(map(tables.as_line, rows)),
     }
     (tmp_path / "run").mkdir()
     for name, text in files.items():
@@ -44,21 +46,25 @@ def test_collected_lines_give_the_rows_back(tmp_path):
     assert tables.rows_of([run]) == rows and (run["part"], run["num_params"]) == ("study", 9)
     tables.unpack([run], tmp_path / "again")
     again = (tmp_path / "again" / run["run_id"] / "eval.jsonl").read_text()
-    assert [json.loads(line) for line in again.splitlines()] == rows
+    assert list(map(json.loads, again.splitlines())) == list(map(json.loads, files["eval.jsonl"].splitlines()))
     (run,) = tables.collect(tmp_path, block=4)
-    assert run["rows"][0]["block_nll"] == [3.0, 4.0] and "part" not in run
+    assert run["rows"][0]["block_nll"] == [3.0, 6.0] and "part" not in run
+    (tmp_path / "run" / "eval.jsonl").write_text(again.replace('"nll": 1.5', '"nll": 1.4'))
+    with pytest.raises(SystemExit, match=r"line 1: ppl is 4.48\d*, but exp\(nll\) is 4.05"):
+        tables.collect(tmp_path)
 
 
 @pytest.mark.parametrize("study", ["leaderboard", "recipe", "quick", "variants", STUDY])
 def test_every_study_unpacks_into_a_folder_per_run(study, tmp_path):
-    """The older lines have a run_id, the newer have none."""
+    """The older lines have a run_id, the newer have none. All rows agree with themselves, as a reader of rows asks."""
     runs = load(study)
     tables.main(["unpack", f"{tables.HERE / study}/runs.jsonl", str(tmp_path)])
-    assert len(list(tmp_path.rglob("eval.jsonl"))) == len(runs)
+    files = list(tmp_path.rglob("eval.jsonl"))
+    assert len(files) == len(runs) and all(rows.read(file, tables.refuse) for file in files)
     run = runs[0]
     name = run.get("run_id", f"{run['encoding']}-s{run['seed']}-{run['hash']}")
-    stored = (tmp_path / run.get("part", "") / name / "eval.jsonl").read_text()
-    assert [json.loads(line) for line in stored.splitlines()] == tables.rows_of([run])
+    stored = rows.read(tmp_path / run.get("part", "") / name / "eval.jsonl", tables.refuse)
+    assert [tables.named(row) for row in stored] == list(map(tables.named, tables.rows_of([run])))
 
 
 def test_unpack_writes_one_part_and_names_the_parts_there_are(tmp_path):

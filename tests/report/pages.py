@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from posx.evaluation.statistics import BLOCK_LEN
-from tests.made_rows import position_row, row
+from posx.files.checksums import with_checksum
+from tests.made_rows import as_lines, position_row, row
 
 BLOCKS = 40
 
@@ -25,10 +26,10 @@ def put(folder: Path, kind: str, /, seed: int = 0, name: str = "", lengths=(64, 
         rows.append(base | {"block_nll": nll, "run_id": path.name} | changes)
     if kind != "learned":
         rows.append(position_row(kind, seed) | {"run_id": path.name} | changes)
-    (path / "eval.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (path / "eval.jsonl").write_text(as_lines(rows))
     log = [
         {"step": n, "attempt": 1, "tokens": 4096 * n, "loss": 2 + math.exp(-n / 9), "tokens_per_second": 8192.0}
         for n in range(10, 60, 10)
     ]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in log))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(with_checksum(one)) + "\n" for one in log))
     return path

@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from posx.files.checksums import with_checksum
 from posx.report import gallery, page
 from posx.report.content import content
 from tests import tiny
@@ -92,7 +93,7 @@ def test_report_says_what_it_leaves_out(capsys, tmp_path):
     damaged = put(tmp_path / "sweep", "alibi") / "eval.jsonl"
     damaged.write_text('{"ppl": 3}\n' + damaged.read_text())
     data = content([tmp_path / "sweep"])
-    assert any("1 rows of another version" in warning for warning in data["warnings"])
+    assert any("line 1: it is a row of version None" in warning for warning in data["warnings"])
     for why in ("learned: undefined at", "on other targets"):
         assert any(why in note for note in data["panels"][0]["notes"]), why
     (tmp_path / "one").mkdir()
@@ -106,7 +107,8 @@ def test_runs_of_two_sweeps_keep_their_curves(tmp_path):
         path = put(tmp_path / folder, "rope", name="rope", settings={"train.learning_rate": n, "train.seed": 0})
         rows = [json.loads(line) for line in open(path / "metrics.jsonl")]
         again = [row | {"tokens_per_second": 4096.0, "attempt": 2} for row in rows[2:]]
-        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[: 3 + n] + again))
+        lines = [json.dumps(with_checksum(row)) + "\n" for row in rows[: 3 + n] + again]
+        (path / "metrics.jsonl").write_text("".join(lines))
     data = content([tmp_path / "a", tmp_path / "b", tmp_path / "a" / "."])
     assert [(run["curve"], run["run"]) for run in data["training"]] == [(0, "a/rope"), (1, "b/rope")]
     assert [step[3] for step in data["training"][0]["steps"]] == [5, 10, 20, 30, 40]

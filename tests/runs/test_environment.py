@@ -64,6 +64,6 @@ def test_options_that_decide_bits_are_said_on_resuming(capsys, site, whole, tmp_
     (workdir / "DONE").unlink()
     env = json.loads((workdir / "env.json").read_text())
     env["jax"]["jax_default_matmul_precision"] = "bfloat16"
-    (workdir / "env.json").write_text(json.dumps(env))
+    tiny.edit_json(workdir / "env.json", lambda old: json.dumps(env))
     code, _, err = tiny.call(capsys, "train", f"--config={site / 'tiny.py'}:t5", f"--workdir={workdir}")
     assert code == 0 and "jax_default_matmul_precision: bfloat16 -> None" in err

@@ -16,8 +16,7 @@ from tests import tiny
 @pytest.fixture
 def text(site, tmp_path, workdir):
     """The text of the run, which lies elsewhere by now."""
-    path = workdir / "config.json"
-    path.write_text(path.read_text().replace(str(site / "text"), str(tmp_path / "gone")))
+    tiny.edit_json(workdir / "config.json", lambda old: old.replace(str(site / "text"), str(tmp_path / "gone")))
     return shutil.copytree(site / "text", tmp_path / "text")
 
 
@@ -52,7 +51,7 @@ def test_a_relative_source_is_found_from_any_directory(capsys, site, workdir, tm
     call(capsys, "train", workdir, *start)
     assert (workdir / "DONE").exists() and (workdir / "eval.jsonl").read_bytes() == before
     values["data"]["source"] = str(tmp_path / "gone")  # a whole project may move, its text with it
-    (workdir / "config.json").write_text(json.dumps(values))
+    tiny.edit_json(workdir / "config.json", lambda old: json.dumps(values))
     assert str(tmp_path / "gone") in call(capsys, "evaluate", workdir, code=3)
     assert list((tmp_path / "elsewhere").iterdir()) == []
     monkeypatch.chdir(site)
@@ -92,8 +91,7 @@ def test_a_finished_run_is_told_by_the_digest_of_its_text(site, whole, tmp_path)
 
 def test_another_text_is_refused_unless_asked_for(capsys, site, workdir, text):
     (text / "00.txt").write_text("edited since " * 40)
-    path = workdir / "config.json"
-    path.write_text(path.read_text().replace(str(text.parent / "gone"), str(text)))
+    tiny.edit_json(workdir / "config.json", lambda old: old.replace(str(text.parent / "gone"), str(text)))
     own = json.loads((workdir / "env.json").read_text())["data_digest"]
     err = call(capsys, "evaluate", workdir, code=4)
     assert own[:12] in err and "now " in err and f"--config.data.source={text}\n" in err
@@ -111,8 +109,8 @@ def test_another_text_is_refused_unless_asked_for(capsys, site, workdir, text):
 
 def test_the_tokenizer_of_a_run_lies_in_its_folder(capsys, workdir, tmp_path):
     train_bpe(["some text"], 300).save(tmp_path / "mine.json")
-    path = workdir / "config.json"
-    path.write_text(path.read_text().replace('"bytes"', json.dumps(str(tmp_path / "mine.json"))))
+    name = json.dumps(str(tmp_path / "mine.json"))
+    tiny.edit_json(workdir / "config.json", lambda old: old.replace('"bytes"', name))
     before = (workdir / "eval.jsonl").read_bytes()
     call(capsys, "evaluate", workdir)
     (tmp_path / "mine.json").unlink()

@@ -10,6 +10,7 @@ from posx.data import corpus
 from posx.errors import DataError, WorkdirError
 from posx.runs.folder import RunFolder
 from posx.runs.text import text_of
+from tests import tiny
 
 
 @pytest.fixture
@@ -79,8 +80,7 @@ def test_a_text_that_is_not_named_is_asked_for(imported):
 
 
 def test_a_training_text_that_is_gone_is_not_needed(workdir, held, site, tmp_path, capsys):
-    path = workdir / "config.json"
-    path.write_text(path.read_text().replace(str(site / "text"), str(tmp_path / "gone")))
+    tiny.edit_json(workdir / "config.json", lambda old: old.replace(str(site / "text"), str(tmp_path / "gone")))
     folder = RunFolder(workdir)
     found = text_of(folder, folder.read_config(), {"validation": str(held)})
     assert len(found.train.tokens) == 0 and found.digest == found.held_out_digest

@@ -8,6 +8,7 @@ import pytest
 from posx.data import train_bpe
 from posx.plots import read_rows
 from tests import tiny
+from tests.made_rows import as_lines
 
 STEPS = ("--config.train.steps=3", "--config.eval.lengths=16", "--config.eval.protocols=nonoverlapping")
 
@@ -71,14 +72,17 @@ def test_config_json_reads_its_own_text_from_any_directory(capsys, site, tmp_pat
     assert code == 3 and "has changed since the settings of this run were written" in err
 
 
-def test_rows_of_another_run_in_a_folder_are_left_out(whole, tmp_path):
+def test_rows_of_another_run_in_a_folder_are_left_out(whole, tmp_path, caplog):
     shutil.copytree(whole, tmp_path / "run")
     path = tmp_path / "run" / "eval.jsonl"
     rows = tiny.rows(path)
     others = [row | {"hash": "00000000", "eval_len": 64, "ppl": 1.0} for row in rows[:1]]
-    path.write_text("".join(json.dumps(row) + "\n" for row in (*others, *rows)))
+    path.write_text(as_lines((*rows, *others)))  # the last row does not say whose folder it is
+    assert {row["hash"] for row in read_rows(tmp_path)} == {rows[0]["hash"]}
+    assert f"line {len(rows) + 1}: it is of the run 00000000, but config.json is of {rows[0]['hash']}" in caplog.text
+    (tmp_path / "run" / "config.json").unlink()
+    path.write_text(as_lines((*others, *rows)))
     found = read_rows(tmp_path)
-    assert {row["hash"] for row in found} == {rows[0]["hash"]}
     assert "1 row left out, of another run (not comparable)" in {why for _, why in found[0].run.left_out}
 
 
@@ -86,7 +90,7 @@ def test_run_is_labelled_by_the_encoding_of_its_layers(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     path = tmp_path / "run" / "eval.jsonl"
     rows = [row | {"encoding": "alibi", "layers": ["t5"]} for row in tiny.rows(path)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text(as_lines(rows))
     assert {row.run.text for row in read_rows(tmp_path)} == {"t5"}
 
 
@@ -96,6 +100,6 @@ def test_runs_trained_on_other_text_are_no_seeds_of_one_curve(whole, tmp_path):
         rows = tiny.rows(whole / "eval.jsonl")
         for row in rows:
             row["settings"] |= {"train.seed": number, "data": f"{number}" * 64}
-        (tmp_path / name / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / name / "eval.jsonl").write_text(as_lines(rows))
     kinds = {row.run.kind for row in read_rows(tmp_path)}
     assert len(kinds) == 2

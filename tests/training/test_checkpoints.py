@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from posx.errors import OutOfMemoryError, WorkdirError
-from posx.training import checkpoints as module
+from posx.files import manifests
 from posx.training.checkpoints import Checkpoints
 
 
@@ -200,7 +200,7 @@ def test_a_failed_save_keeps_the_older_ones(folder, monkeypatch, code, error, wo
     def fail(path, values):
         raise OSError(code, words)
 
-    monkeypatch.setattr(module, "write_bytes", fail)
+    monkeypatch.setattr(manifests, "write_bytes", fail)
     with pytest.raises(error, match="checkpoint .*15"):
         Checkpoints(folder, 1).save(15, state(15))
     assert {path.name for path in folder.iterdir()} == {"5", "5.json", "10", "10.json"}
