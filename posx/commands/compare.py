@@ -81,7 +81,7 @@ def _listed(folders: Sequence[Path]) -> str:
 
 def _lines(found: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
     """Yield a small table for each pair and protocol, and how to read them."""
-    for _, group in itertools.groupby(found, key=lambda v: (v.pair, v.place[:2], v.pairing, v.seeds)):
+    for _, group in itertools.groupby(found, key=lambda v: (v.pair, v.place[:2], v.pairing, v.num_targets)):
         yield from _table(list(group), names)
     yield from _footer(found)
 

@@ -8,9 +8,11 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from posx.evaluation.differences import ROUNDING, SIGNIFICANCE, Difference, holm, loss_difference, rise_difference
 from posx.evaluation.protocols import HfStrided, Sliding
-from posx.evaluation.statistics import perplexity, targets_key
+from posx.evaluation.statistics import perplexity, row_blocks, targets_key
 from posx.files.rows import number
 from posx.plots.groups import Curve
 from posx.plots.rows import FAILED, PER_POSITION, Row, Run
@@ -140,16 +142,21 @@ def _sides(one: Curve, other: Curve) -> tuple[_Sides, list[str]]:
     Runs of equal seeds are paired if there are two or more. That is right whatever a seed decides. It is sharper if
     the seed decides the initial weights and the order of the batches of both.
     """
-    seeds = [{run.settings.get("train.seed"): run for run in curve.runs} for curve in (one, other)]
-    shared = sorted((seed for seed in seeds[0] if seed in seeds[1] and seed is not None), key=str)
+    seeds = [{_seed(run): run for run in curve.runs} for curve in (one, other)]
+    shared = sorted(seeds[0].keys() & seeds[1].keys() - {"None"}, key=lambda seed: (len(seed), seed))
     labels, left = (one.label, other.label), []
     if len(shared) > 1:
         for own, label, rival in zip(seeds, labels, labels[::-1], strict=True):
-            if alone := ", ".join(str(seed) for seed in own if seed not in shared):
+            if alone := ", ".join(seed for seed in own if seed not in shared):
                 left.append(f"{label}, seed {alone}, as {rival} has no run of this seed")
         return _Sides(([seeds[0][seed] for seed in shared], [seeds[1][seed] for seed in shared]), labels, BY_SEED), left
     pairing = UNPAIRED if min(len(one.runs), len(other.runs)) > 1 else ONE_SEED
     return _Sides((one.runs, other.runs), labels, pairing), left
+
+
+def _seed(run: Run) -> str:
+    """Return the seed of a run as text, as `groups` compares them; "None" if it has none."""
+    return str(run.settings.get("train.seed"))
 
 
 def _places(by_run: _Rows, sides: _Sides) -> list[Place]:
@@ -208,7 +215,7 @@ def _verdict(
     train_lens, (ours, theirs) = (sides.runs[0][0].train_len, sides.runs[1][0].train_len), sides.runs
     bare = Verdict(pair, place, train_lens, (len(ours), len(theirs)), sides.pairing, targets, None)
     problems = [
-        f"{label}, seed {run.settings.get('train.seed')}: {problem}"
+        f"{label}, seed {_seed(run)}: {problem}"
         for label, runs, side in zip(sides.labels, sides.runs, pairs, strict=True)
         for run, rows in zip(runs, side, strict=True)
         if (problem := next(filter(None, map(_problem, rows)), ""))
@@ -247,12 +254,12 @@ def _equal(found: Difference) -> str:
 def _copies(sides: _Sides, pairs: Sequence[Sequence[Sequence[Row]]]) -> str:
     """Return that two seeds of a curve have equal losses, as one run and its copy have, else an empty string."""
     for label, runs, side in zip(sides.labels, sides.runs, pairs, strict=True):
-        known: dict[tuple[float, ...], Any] = {}
-        for run, (row, *_) in zip(runs, side, strict=True):
-            seed, losses = run.settings.get("train.seed"), tuple(row["block_nll"])
-            if losses in known:
-                return f"seeds {known[losses]} and {seed} of {label} have equal losses: one is a copy of the other"
-            known[losses] = seed
+        losses = [
+            (_seed(run), row_blocks(row)[0] / row["block_len"]) for run, (row, *_) in zip(runs, side, strict=True)
+        ]
+        for (seed, ours), (other, theirs) in itertools.combinations(losses, 2):
+            if np.max(np.abs(ours - theirs)) <= 10 * ROUNDING:
+                return f"seeds {seed} and {other} of {label} have equal losses: one is a copy of the other"
     return ""
 
 

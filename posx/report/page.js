@@ -197,8 +197,8 @@ function fillVerdicts() {
     const [ratio, low, high] = turned ? [v[3], v[5], v[4]].map((x) => (x === null ? null : 1 / x)) : v.slice(3, 6);
     const [protocol, stride, tokens, k] = data.places[v[2]];
     const word = turned ? { better: "worse", worse: "better" }[v[7]] ?? v[7] : v[7];
-    return [data.curves[ours].label, data.curves[theirs].label, stride ? `${protocol}, stride ${stride}` : protocol,
-      k === null ? tokens : `R_${k}`, ratio, low, high, v[6], word + v[8]];
+    const rule = (stride ? `${protocol}, stride ${stride}` : protocol) + (k === null ? "" : `, R_${k}`);
+    return [data.curves[ours].label, data.curves[theirs].label, rule, tokens, ratio, low, high, v[6], word + v[8]];
   });
   const few = body.slice(0, MOST_ROWS);
   table("verdicts", ["curve", "against", "protocol", "tokens", "ratio", "low", "high", "p (Holm)", "verdict"], few);
