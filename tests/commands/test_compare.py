@@ -45,7 +45,12 @@ def put(folder, encoding, seed=0, shift=0.0, noise=0.02, **changes):
     own = shift + noise * np.random.default_rng([seed, len(encoding)]).standard_normal(BLOCKS)
     nll, count = (text + own) * BLOCK_LEN, BLOCKS * BLOCK_LEN
     made = {"num_targets": count, "max_targets": count, "block_nll": nll.tolist(), "block_len": BLOCK_LEN}
-    made |= {"nll": nll.sum() / count, "ppl": math.exp(nll.sum() / count), "targets": "abc"} | changes
+    made |= {
+        "nll": nll.sum() / count,
+        "ppl": math.exp(nll.sum() / count),
+        "targets": "abc",
+        "num_bytes": count,
+    } | changes
     path = folder / f"{encoding}-L64-s{seed}"
     path.mkdir(parents=True)
     lines = [row(encoding, length, seed, **made) for length in (64, 128)]
@@ -64,7 +69,7 @@ def edited(path, change):
     """Rewrite the rows of a run as `change` returns them, without those that it returns None for."""
     file = Path(path) / "eval.jsonl"
     rows = filter(None, map(change, map(json.loads, file.read_text().splitlines())))
-    file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    file.write_text(as_lines(rows))
 
 
 def test_compare_says_which_run_is_better(capsys, tmp_path):
