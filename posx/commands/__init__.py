@@ -50,6 +50,9 @@ def work_folders(values: Mapping[str, Any]) -> list[Path]:
 #: The figures of `posx plot`.
 FIGURES = ("all", "extrapolation", "ratio", "per_position", "training", "encodings")
 
+#: The formats of `posx table`.
+FORMS = ("markdown", "csv", "json", "latex")
+
 #: The flags of `posx evaluate` that choose lengths, protocols and targets.
 MEASURING: Flags = {
     "lengths": ("", "window lengths in tokens, for example 64,128"),
@@ -115,6 +118,11 @@ _OWN: dict[str, Command] = {
     ),
     "plot": Command(
         "figures from stored rows", ("Sweeps", "docs/guides/sweeps.md"), {"what": ("all", ", ".join(FIGURES))}
+    ),
+    "table": Command(
+        "the table of stored rows, for a paper or another program",
+        ("Sweeps", "docs/guides/sweeps.md"),
+        {"format": ("markdown", ", ".join(FORMS))},
     ),
     "compare": Command(
         "which of several runs is better, on the same targets",
@@ -201,7 +209,7 @@ COMMANDS = {name: command._replace(flags={**COMMON, **command.flags}) for name, 
 
 #: The files of commands that share one; that of another command has its name.
 FILES = {
-    **dict.fromkeys(("plot", "export", "import", "generate"), "results"),
+    **dict.fromkeys(("plot", "table", "export", "import", "generate"), "results"),
     **dict.fromkeys(("compare", "report"), "compare"),
     **dict.fromkeys(("check", "doctor"), "checks"),
 }

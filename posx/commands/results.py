@@ -1,4 +1,4 @@
-"""`posx plot`, `posx export`, `posx import` and `posx generate`: figures, files and text of trained runs."""
+"""`posx plot`, `table`, `export`, `import` and `generate`: figures, tables, files and text of trained runs."""
 
 from __future__ import annotations
 
@@ -43,6 +43,18 @@ def run_plot(values: dict[str, Any], _: None) -> None:
 
     for path in plots.plot(folder, values["what"]):
         print(path)
+
+
+def run_table(values: dict[str, Any], _: None) -> None:
+    """Print the table of stored rows. Raises ConfigError, WorkdirError."""
+    folder = work_folder(values)
+    if values["dry_run"]:
+        run_folders(folder, "config.json")
+        print(f"would print the table of {folder} as {values['format']}")
+        return
+    from posx import plots  # Matplotlib: once the settings are known to be right
+
+    print(plots.table_as(folder, values["format"]), end="")
 
 
 def run_export(values: dict[str, Any], _: None) -> None:

@@ -29,20 +29,22 @@ from posx.evaluation.protocols import Nonoverlapping, Sliding
 from posx.files.atomic import disk_errors, write_bytes
 from posx.lazy import modules_of
 from posx.plots import curves, look
+from posx.plots.formats import FORMATS
 from posx.plots.groups import Panel, panels
 from posx.plots.points import read_training
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, diverged, read_rows, unfinished
-from posx.plots.tables import is_table, table
+from posx.plots.tables import is_table, table, tables
 from posx.progress import say
 from posx.runs.folder import RunFolder, typed_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["WHAT", "draw_again", "is_table", "picture", "plot", "read_rows", "table"]
+__all__ = ["FORMS", "WHAT", "draw_again", "is_table", "picture", "plot", "read_rows", "table", "table_as"]
 
 __getattr__ = modules_of(__name__)
 
+FORMS = ("markdown", *FORMATS)
 WHAT = ("all", *curves.DRAW, "training", "encodings")
 #: The endings that `_figures` gives, of today's rows and of rows that are gone.
 _SUFFIX = rf"(-lengths)?(-L\d+)?(-({'|'.join(PROTOCOLS)}))?(-s\d+)?"
@@ -110,6 +112,24 @@ def picture(
     subject = dataclasses.replace(trained[0], name=name) if trained else effects.initial(name, encoding, dims)
     file = "encoding-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60]
     return _save(lambda: pictures.encodings([subject]), figures, file)
+
+
+def table_as(workdir: str | pathlib.Path, form: str) -> str:
+    """Return the tables of the runs in a folder as Markdown, CSV, JSON or LaTeX.
+
+    Raises:
+      ConfigError: the format is unknown.
+      WorkdirError: no run there has a perplexity.
+    """
+    if form not in FORMS:
+        raise ConfigError(f"--format={form} is unknown. {nearest(form, FORMS)}The formats are: {', '.join(FORMS)}.")
+    folder = pathlib.Path(workdir)
+    stored = read_rows(folder)
+    made = tables(stored, unfinished(folder, stored))
+    if not made:
+        measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
+        raise WorkdirError(f"no run in {folder} has a perplexity yet, so there is no table. Measure with {measure}")
+    return FORMATS[form](made) if form in FORMATS else table(stored, unfinished(folder, stored)) + "\n"
 
 
 def _write_table(folder: pathlib.Path, stored: Sequence[Row]) -> bool:

@@ -18,6 +18,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib
+import matplotlib.colors
+import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -227,6 +229,10 @@ LOOKS = {
     "alibi": Look("#0072B2", "v"),
 }
 _SHADES = 5  # of one colour
+#: The distance of two colours that nobody takes for each other, and the matrices of Oklab.
+_APART = 0.16
+_CONES = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]])
+_OKLAB = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
 _SPARE_COLORS = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#7A5C1E", "#5E81B5", "#A50026")
 
 
@@ -295,15 +301,25 @@ def _turned(values: Sequence[Any], start: int) -> Sequence[Any]:
 
 
 def _colors(families: Collection[str]) -> dict[str, str]:
-    """Return a colour per name: a registry name's own, else that of the hash or the next spare one that is free."""
-    found: dict[str, str] = {}
-    for name in sorted(families):
-        color = look(name).color
-        if name not in LOOKS:
-            spare = _turned(_SPARE_COLORS, _SPARE_COLORS.index(color))
-            color = next((one for one in spare if one not in found.values()), color)
-        found[name] = color
+    """Return a colour per name: a registry name's own, else that of the hash if it is free and apart from the others.
+
+    If it is not, the spare colour that is farthest from those in use.
+    """
+    found = {name: look(name).color for name in sorted(families) if name in LOOKS}
+    for name in sorted(set(families) - found.keys()):
+        spare = _turned(_SPARE_COLORS, _SPARE_COLORS.index(look(name).color))
+        gaps = {color: min((_apart(color, one) for one in found.values()), default=1.0) for color in spare}
+        found[name] = spare[0] if gaps[spare[0]] >= _APART else max(spare, key=gaps.__getitem__)
     return found
+
+
+def _apart(color: str, other: str) -> float:
+    """Return how different two colours look: their distance in Oklab.
+
+    Source: Ottosson 2020, "A perceptual color space for image processing".
+    """
+    first, second = (np.cbrt(_CONES @ np.array(matplotlib.colors.to_rgb(one)) ** 2.2) for one in (color, other))
+    return float(np.linalg.norm(_OKLAB @ (first - second)))
 
 
 def _shade(color: str, level: int) -> str:

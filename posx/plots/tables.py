@@ -6,6 +6,7 @@ import pathlib
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from posx.plots import captions, look, rows
 from posx.plots.groups import Curve, Panel, Point, panels
@@ -15,14 +16,36 @@ MOST_FACTORS = 8
 _EMPTY, _HEAD = "-", "encoding | seeds"
 
 
+class RowTable(NamedTuple):
+    """The table of one training length and protocol.
+
+    facts: what was scored, and the meaning of the spreads. warnings: why its numbers do not compare. columns: the title
+    of each column of numbers. lines: (curve, {title: point}) of each row. notes: what is left out.
+    """
+
+    panel: Panel
+    facts: list[str]
+    warnings: list[str]
+    columns: list[str]
+    lines: list[tuple[Curve, dict[str, Point]]]
+    notes: list[str]
+
+
+def tables(stored: Iterable[rows.Row], missing: Mapping[str, str] | None = None) -> list[RowTable]:
+    """Return a table for each training length and protocol that has perplexities.
+
+    missing: {path of a run without rows: why it failed}.
+    """
+    return [_table(panel) for panel in panels(stored, missing) if panel.protocol != rows.PER_POSITION]
+
+
 def table(stored: Iterable[rows.Row], missing: Mapping[str, str] | None = None) -> str:
-    """Return one Markdown table per training length and protocol; an empty string if there is nothing to show.
+    """Return `tables` as Markdown; an empty string if there is nothing to show.
 
     A cell is the mean over the seeds that have a value, their sample standard deviation if n > 1, and the 95 % interval
-    over text. "-" was not measured. Empty columns are left out. missing: {path of a run without rows: why it failed}.
+    over text. "-" was not measured. Empty columns are left out.
     """
-    shown = [panel for panel in panels(stored, missing) if panel.protocol != rows.PER_POSITION]
-    return "\n\n".join(map(_table, shown))
+    return "\n\n".join(map(_markdown, tables(stored, missing)))
 
 
 def is_table(path: pathlib.Path) -> bool:
@@ -32,32 +55,37 @@ def is_table(path: pathlib.Path) -> bool:
     return False
 
 
-def _table(panel: Panel) -> str:
-    """Return the table of one training length and protocol, under lines on both, the scored targets and the spreads."""
+def _table(panel: Panel) -> RowTable:
     curves, columns = perplexity_curves(panel), _columns(panel)
     named = [(f"{one.label} ({title})", found[one.label]) for one in curves for title, found in columns.items()]
     spreads = ["± standard deviation over seeds"] if any(len(point.values) > 1 for _, point in named) else []
     spreads += ["(95 % interval over text)"] if any(point.interval for _, point in named) else []
-    lines = [" · ".join([*captions.facts([panel]), *spreads])]
-    if not _at_train_len(panel):
-        lines.append(f"**not measured at L = {panel.train_len}, so there are no ratios**")
+    warnings = [] if _at_train_len(panel) else [f"not measured at L = {panel.train_len}, so there are no ratios"]
     if warning := captions.mixture(panel.rows):
-        lines.append(f"**{warning}**")
-    kept = {title: found for title, found in columns.items() if any(_cell(point) != _EMPTY for point in found.values())}
-    lines += ["", _line([_HEAD, *kept]), _line(["---", *["---:"] * (len(kept) + 1)])]
-    for curve in curves:
-        cells = [_cell(found[curve.label]) for found in kept.values()]
-        seeds = " to ".join(map(str, dict.fromkeys(curve.seeds)))
-        lines.append(_line([_escaped(look.shown(curve.label)), seeds, *cells]))
+        warnings.append(warning)
+    kept = [title for title, found in columns.items() if any(cell(point) != _EMPTY for point in found.values())]
     notes = [*captions.no_intervals(named), *captions.fewer_runs(curves, ""), *captions.notes([panel], [])]
     # Lengths from L on without a column.
     least = panel.train_len if _at_train_len(panel) else 0
     units = {title: panel.train_len if title.startswith("R_") else 1 for title in columns}
     shown = {round(point.x * units[title]) for title in columns for point in columns[title].values()}
-    notes = [_escaped(note) for note in notes]
     if left := sorted({row["eval_len"] for row in panel.rows if row["eval_len"] >= least} - shown):
         notes.append(f"Measured too, in eval.jsonl: {', '.join(f'{length:.6g}' for length in left)} tokens")
-    return "\n".join([*lines, "", *notes] if notes else lines)
+    lines = [(curve, {title: columns[title][curve.label] for title in kept}) for curve in curves]
+    return RowTable(panel, [*captions.facts([panel]), *spreads], warnings, kept, lines, notes)
+
+
+def _markdown(made: RowTable) -> str:
+    lines = [" · ".join(made.facts), *(f"**{warning}**" for warning in made.warnings)]
+    lines += ["", _line([_HEAD, *made.columns]), _line(["---", *["---:"] * (len(made.columns) + 1)])]
+    for curve, points in made.lines:
+        lines.append(_line([_escaped(look.shown(curve.label)), seeds_of(curve), *map(cell, points.values())]))
+    return "\n".join([*lines, "", *map(_escaped, made.notes)] if made.notes else lines)
+
+
+def seeds_of(curve: Curve) -> str:
+    """Return the number of seeds of a curve's points: "3", or "2 to 3"."""
+    return " to ".join(map(str, dict.fromkeys(curve.seeds)))
 
 
 def _at_train_len(panel: Panel) -> bool:
@@ -100,7 +128,7 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\|`*])", r"\\\1", text)
 
 
-def _cell(point: Point) -> str:
+def cell(point: Point) -> str:
     """Return mean, spread over seeds, interval over text, and failures: "4.55 ± 0.03 (4.47-4.63)", "undefined", "-"."""
     failed = " and ".join(sorted({rows.FAILED[kind] for kind in point.failures}))
     if not point.values:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import inspect
 import io
 import logging
 import math
@@ -21,7 +22,7 @@ from posx.evaluation.statistics import horizon
 from posx.files.rows import number, problem_of_log
 from posx.files.rows import read as read_file
 from posx.plots import captions, effects, look, pictures
-from posx.plots.groups import Curve, Panel, curves_of_runs, panels
+from posx.plots.groups import Curve, Panel, Point, curves_of_runs, panels
 from posx.plots.points import averaged, bits_curves, local, perplexity_curves, ratio_curves
 from posx.plots.rows import (
     PER_POSITION,
@@ -34,6 +35,7 @@ from posx.plots.rows import (
     read_several,
     unfinished,
 )
+from posx.plots.tables import cell
 from posx.plots.verdicts import verdicts
 from posx.runs.folder import name_of, run_folders
 
@@ -57,6 +59,9 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     folders = list(dict.fromkeys(folder.resolve() for folder in folders))
     with _heard() as warnings:
         stored = read_several(folders)
+        drawn = [picture for folder in folders for picture in _pictures(folder)]
+    if drawn[MOST_PICTURES:]:
+        warnings.append(f"{len(drawn)} encodings were trained, of which the first {MOST_PICTURES} have a picture")
     missing: dict[str, str] = {}
     for folder in folders:
         ended = diverged_rows(folder)
@@ -76,7 +81,7 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
         "training": list(_training(folders, places)),
         **_verdicts(stored, curves),
         "settings": [_settings(curve.runs[0]) for curve in curves],
-        "pictures": [picture for folder in folders for picture in _pictures(folder)][:MOST_PICTURES],
+        "pictures": drawn[:MOST_PICTURES],
         "warnings": warnings,
         "columns": COLUMNS,
         "rows": [[_plain(row.get(name)) for name in COLUMNS] for row in stored],
@@ -85,9 +90,9 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _heard() -> Iterator[list[str]]:
-    """Collect the warnings on rows that cannot be used."""
+    """Collect the warnings on rows that cannot be used, and on encodings that cannot be drawn."""
     said: list[str] = []
-    handler, logger = logging.Handler(), logging.getLogger("posx.plots.rows")
+    handler, logger = logging.Handler(), logging.getLogger("posx.plots")
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     try:
@@ -144,17 +149,30 @@ def _table(
     """Yield the cells of each curve of a panel: seeds, perplexity and bits at L, R_k, and the 1 % horizon."""
     found = {name: {curve.label: curve.points for curve in drawn} for name, drawn in measured.items()}
     for curve in panel.curves:
-        ratios = {point.x: point.mean for point in found["R_k"][curve.label]}
+        ratios = {point.x: point for point in found["R_k"][curve.label]}
         yield {
             "panel": number_of_panel, "curve": places[curve.runs[0]], "seeds": len(curve.runs),
             **{name: _at(found[name][curve.label], panel.train_len) for name in ("ppl", "bpb")},
-            "ratios": {f"{k:g}": _plain(value) for k, value in ratios.items() if k > 1},
-            "horizon": horizon(ratios) if any(k > 1 and math.isfinite(ratio) for k, ratio in ratios.items()) else None,
+            "ratios": {f"{k:g}": _cell(point) for k, point in ratios.items() if k > 1},
+            "horizon": _horizon({k: point.mean for k, point in ratios.items()}),
         }  # fmt: skip
 
 
-def _at(points: Sequence[Any], x: float) -> float | None:
-    return next((_plain(point.mean) for point in points if point.x == x), None)
+def _horizon(ratios: Mapping[float, float]) -> dict[str, Any] | None:
+    """Return the cell of the 1 % horizon in training lengths, with >= if it is the longest length measured."""
+    if not any(k > 1 and math.isfinite(ratio) for k, ratio in ratios.items()):
+        return None
+    found = horizon(ratios)
+    return {"value": found, "text": f"{'>= ' if found == max(ratios) else ''}{found:g}"}
+
+
+def _at(points: Sequence[Point], x: float) -> dict[str, Any] | None:
+    return next((_cell(point) for point in points if point.x == x), None)
+
+
+def _cell(point: Point) -> dict[str, Any]:
+    """Return a cell: the number that it is sorted by, and its text with spread and interval."""
+    return {"value": _plain(point.mean) if point.values else None, "text": cell(point)}
 
 
 def _positions(panel: Panel, places: Mapping[Run, int]) -> Iterator[dict[str, Any]]:
@@ -211,14 +229,19 @@ def _settings(run: Run) -> dict[str, str]:
     except PosxError:  # a class of the user's own that is not at hand
         usual = run_config(base_config("nope")).settings
     given = {name: value for name, value in run.settings.items() if not name.startswith(("layers.", "encoding."))}
+    if str(given.get("data.source")).startswith(f"{usual['data.source']} ("):  # the corpus of some Python
+        given["data.source"] = usual["data.source"]
     differ = {name: value for name, value in given.items() if name in usual and value != usual[name]}
     return {name: str(value) for name, value in sorted(differ.items())}
 
 
-def _pictures(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (title, PNG as a data URL) of each encoding that a run with a checkpoint has trained."""
+def _pictures(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, line on the class, PNG as a data URL) of each encoding that a run with a checkpoint trained."""
     for subject in effects.encodings_of(folder):
         if subject.trained:
+            kind = type(subject.encoding)
+            first = (inspect.getdoc(kind) or "").partition("\n")[0]
             with look.style(), io.BytesIO() as file:
                 pictures.encodings([subject]).savefig(file, format="png", dpi=70, bbox_inches="tight")
-                yield subject.name, f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+                image = base64.b64encode(file.getvalue()).decode()
+            yield subject.name, f"{kind.__name__}: {first}", f"data:image/png;base64,{image}"

@@ -53,7 +53,27 @@ async function draw(id, description, layer, values) {
   await embed($(id), spec, tooltip);
 }
 
-const axisOf = (id) => ({ type: $(id).value, nice: false, ...($(id).value === "linear" && { zero: false }) });
+// Marks at the ends of an axis lie inside the frame.
+const axisOf = (id) => ({ type: $(id).value, nice: false, padding: 14, ...($(id).value === "linear" && { zero: false }) });
+
+// Ticks over the whole range of a log axis: Vega's own may leave out everything above the last power of ten.
+function ticksOf(id, values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  if ($(id).value !== "log" || !(low > 0)) return {};
+  let found = [];
+  for (const ladder of [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 4, 5, 7]]) {
+    found = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
+      for (const step of ladder) found.push(Number((step * 10 ** power).toPrecision(2)));
+    found = found.filter((tick) => tick >= low && tick <= high);
+    if (found.length >= 4) break;
+  }
+  if (found.length < 4) { // less than half a decade: even steps
+    const step = (high - low) / 4;
+    found = [0, 1, 2, 3, 4].map((n) => Number((low + n * step).toPrecision(3)));
+  }
+  return { axis: { values: found, format: "~g", labelOverlap: true } };
+}
 
 function chosen(points, measure = $("measure").value) {
   const panel = Number($("panel").value);
@@ -72,7 +92,8 @@ function drawLengths() {
   const xy = {
     x: { field: "x", type: "quantitative", title: "tokens in the window",
          scale: axisOf("xscale"), axis: { values: [...new Set(points.map((p) => p.x))], labelOverlap: true, format: "," } },
-    y: { field: "mean", type: "quantitative", title: MEASURES[measure], scale: axisOf("yscale") },
+    y: { field: "mean", type: "quantitative", title: MEASURES[measure], scale: axisOf("yscale"),
+         ...ticksOf("yscale", points.flatMap((p) => [p.min, p.max, p.mean])) },
     ...scales(used),
   };
   const { strokeDash, ...solid } = xy;
@@ -118,8 +139,9 @@ function drawPositions() {
 
 function showPictures() {
   $("s-pictures").hidden = !data.pictures.length;
-  $("pictures").replaceChildren(...data.pictures.map(([title, src]) =>
-    element("figure", null, Object.assign(element("img"), { src, alt: `The encoding ${title}, drawn` }), element("figcaption", title))));
+  $("pictures").replaceChildren(...data.pictures.map(([title, kind, src]) =>
+    element("figure", null, Object.assign(element("img"), { src, alt: `The encoding ${title}, drawn` }),
+      element("figcaption", `${title}. ${kind}`))));
 }
 
 function drawTraining() {
@@ -145,8 +167,9 @@ function drawCost() {
   const used = [...shown].filter((n) => data.panels[$("panel").value].curves.includes(n));
   const { strokeDash, ...solid } = scales(used);
   const encoding = {
-    x: { field: "x", type: "quantitative", title: "seconds of training", scale: { zero: false } },
-    y: { field: "y", type: "quantitative", title: MEASURES[$("measure").value], scale: axisOf("yscale") },
+    x: { field: "x", type: "quantitative", title: "seconds of training", scale: { zero: false, padding: 60 } },
+    y: { field: "y", type: "quantitative", title: MEASURES[$("measure").value],
+         scale: { ...axisOf("yscale"), padding: 24 }, ...ticksOf("yscale", values.map((v) => v.y)) },
     tooltip: { field: "tip" }, ...solid };
   const name = { text: { field: "label" }, x: encoding.x, y: encoding.y, color: encoding.color };
   $("cost-text").textContent = !values.length ? "" : `Windows of ${longest.toLocaleString("en")} tokens. Runs on other machines do not compare.`;
@@ -161,14 +184,15 @@ function table(id, head, body) {
   let sorted = { column: -1, up: true };
   const rows = element("tbody");
   const fill = () => rows.replaceChildren(...body.map((line) => element("tr", null, ...line.map((cell, n) =>
-    element(n ? "td" : "th", typeof cell === "number" ? number(cell) : (cell ?? "-"))))));
+    element(n ? "td" : "th", typeof cell === "number" ? number(cell) : (cell?.text ?? cell ?? "-"))))));
   const heads = head.map((text, column) => {
     const button = element("button", text), cell = element("th", null, button);
     button.type = "button";
     cell.scope = "col";
     button.addEventListener("click", () => {
       sorted = { column, up: sorted.column === column ? !sorted.up : true };
-      const value = (line) => line[column] ?? (sorted.up ? Infinity : -Infinity);
+      const last = sorted.up ? Infinity : -Infinity;
+      const value = (line) => (typeof line[column] === "object" ? line[column]?.value : line[column]) ?? last;
       body.sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) * (sorted.up ? 1 : -1));
       heads.forEach((one, n) => one.setAttribute("aria-sort", n === column ? (sorted.up ? "ascending" : "descending") : "none"));
       fill();
@@ -185,7 +209,7 @@ function fillTable() {
   const kept = factors.filter((k) => factors.length <= 8 || Number.isInteger(Math.log2(k)));
   const body = own.map((line) => [data.curves[line.curve].label, line.seeds, line.ppl, line.bpb,
     ...kept.map((k) => line.ratios[k] ?? null), line.horizon]);
-  body.sort((a, b) => (a[2] ?? Infinity) - (b[2] ?? Infinity));
+  body.sort((a, b) => (a[2]?.value ?? Infinity) - (b[2]?.value ?? Infinity));
   table("table", ["encoding", "seeds", "perplexity at L", "bits per byte at L", ...kept.map((k) => `R_${k}`), "horizon / L"], body);
 }
 
@@ -290,7 +314,7 @@ function choosePanel() {
   const there = new Set(data.points.filter((p) => p.panel === panel && p.mean !== null).map((p) => p.measure));
   options("measure", Object.entries(MEASURES).filter(([name]) => there.has(name)));
   shown.clear();
-  const best = data.table.filter((line) => line.panel === panel).sort((a, b) => (a.ppl ?? Infinity) - (b.ppl ?? Infinity));
+  const best = data.table.filter((line) => line.panel === panel).sort((a, b) => (a.ppl?.value ?? Infinity) - (b.ppl?.value ?? Infinity));
   best.slice(0, MOST_CURVES).forEach((line) => shown.add(line.curve));
   fillLegend();
   fillTable();

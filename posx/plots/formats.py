@@ -1,0 +1,108 @@
+"""Tables of stored rows for other programs: CSV and JSON with every digit, LaTeX with those of the Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from posx.files.atomic import finite
+from posx.plots.groups import Point
+from posx.plots.tables import RowTable, cell, seeds_of
+
+#: The fields of a number, one line of CSV each.
+FIELDS = (
+    "train_len", "protocol", "stride", "encoding", "column", "mean", "std_over_seeds", "seeds", "text_low", "text_high",
+    "no_interval", "failed", "num_targets", "num_documents", "tokenizer", "text",
+)  # fmt: skip
+
+
+def numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
+    """Yield each number of the tables with its spread over seeds, its 95 % interval over text, and what was scored."""
+    for made in tables:
+        panel, first = made.panel, made.panel.rows[0]
+        scored = {"num_targets": "num_targets", "num_documents": "num_documents", "tokenizer": "tokenizer"}
+        facts = {name: _one(made, key) for name, key in (scored | {"text": "data_digest"}).items()}
+        for curve, points in made.lines:
+            for title, point in points.items():
+                yield {
+                    "train_len": panel.train_len, "protocol": panel.protocol, "stride": panel.stride or first["stride"],
+                    "encoding": curve.label, "column": title, **_spread(point), **facts,
+                }  # fmt: skip
+
+
+def _spread(point: Point) -> dict[str, Any]:
+    low, high = point.interval or (None, None)
+    return {
+        "mean": point.mean if point.values else None,
+        "std_over_seeds": statistics.stdev(point.values) if point.values[1:] else None,
+        "seeds": len(point.values), "text_low": low, "text_high": high, "no_interval": point.no_interval or None,
+        "failed": " ".join(sorted(set(point.failures))) or None,
+    }  # fmt: skip
+
+
+def _one(made: RowTable, key: str) -> Any:
+    """Return the value that all rows of a table have; None if they differ, which its warnings say."""
+    found = {row.get(key) for row in made.panel.rows}
+    return found.pop() if len(found) == 1 else None
+
+
+def as_csv(tables: Sequence[RowTable]) -> str:
+    """Return a line for each number, under one line of names. A missing value is empty."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(numbers(tables))
+    return file.getvalue()
+
+
+def as_json(tables: Sequence[RowTable]) -> str:
+    """Return the numbers, and for each table what was scored, warnings and notes."""
+    said = [{"facts": made.facts, "warnings": made.warnings, "notes": made.notes} for made in tables]
+    return json.dumps(finite({"numbers": list(numbers(tables)), "tables": said}), indent=1) + "\n"
+
+
+def as_latex(tables: Sequence[RowTable]) -> str:
+    """Return a `tabular` for each table, with booktabs' lines. Comments before it say what was scored."""
+    return "\n".join(map(_latex, tables))
+
+
+def _latex(made: RowTable) -> str:
+    lines = [f"% {text}" for text in (*made.facts, *made.warnings, *made.notes)]
+    lines += [r"\begin{tabular}{lr" + "r" * len(made.columns) + "}", r"\toprule"]
+    lines += [_row(["encoding", "seeds", *map(_title, made.columns)]), r"\midrule"]
+    for curve, points in made.lines:
+        lines.append(
+            _row([rf"\texttt{{{_escaped(curve.label)}}}", seeds_of(curve), *(_number(p) for p in points.values())])
+        )
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _title(text: str) -> str:
+    return re.sub(r"R\\_(\S+)", r"$R_{\1}$", re.sub(r"\bL\b", "$L$", _escaped(text)))
+
+
+def _number(point: Point) -> str:
+    return (
+        re.sub(r" ?± ?", r" $\\pm$ ", _escaped(cell(point))).replace("-", "--")
+        if point.values
+        else _escaped(cell(point))
+    )
+
+
+def _escaped(text: str) -> str:
+    """Return text that LaTeX shows literally."""
+    signs = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return re.sub(r"[\\~^&%$#_{}]", lambda sign: signs.get(sign[0], "\\" + sign[0]), text)
+
+
+#: {name of a format: the tables in it}. Markdown is `posx.plots.tables.table`.
+FORMATS: dict[str, Callable[[Sequence[RowTable]], str]] = {"csv": as_csv, "json": as_json, "latex": as_latex}
