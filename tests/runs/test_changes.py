@@ -87,6 +87,7 @@ def test_open_fields_of_a_rule_follow_the_named_one():
             "proportional(share=1)", "geometric")),
         ("self_extend(group=1)", True), ("rope+nope", True), ("rope(rotary_dim=16)", True),
         ("frequencies=dynamic_ntk(factor=1)", False),  # it differs beyond L
+        ("frequencies=dynamic_ntk(factor=2, original_len=1000)", False),  # beyond 1000
         ("self_extend(window=1000000)", False), ("rope(base=100000.01)", False),
         ("frequencies=yarn(factor=1.001)", False),
     ],
