@@ -14,7 +14,7 @@ from posx.attention.masks import Mask
 from posx.config import RunConfig, encoding_section
 from posx.config.masks import mask_of, mask_text
 from posx.config.sections import cycle_of
-from posx.contract import Chain, Dims, Params, Value, abstract_params
+from posx.contract import Chain, Dims, Params, Value, abstract_params, values_in
 from posx.encodings import Encoding, build, changed, code_of, from_spec, spec_text
 from posx.encodings.grammar import value_text
 from posx.encodings.rates import rates_of_layers
@@ -22,8 +22,8 @@ from posx.errors import ConfigError
 
 #: The words of `--layers`: which layers a change acts on.
 LAYERS = ("", "all", "full", "window")
-#: Positions at which two encodings are compared: near and far, and any that a window or a group could reach.
-PROBES = (*range(8), *(sign + 2**n for n in range(5, 31) for sign in (-1, 0, 1)))
+#: Positions at which two encodings are compared, beside those near the whole numbers in their fields.
+PROBES = (*range(256), *(sign + 2**n for n in range(8, 31) for sign in (-1, 0, 1)))
 
 
 def under(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), layers: str = "") -> RunConfig:
@@ -109,16 +109,21 @@ def _shapes(encoding: Encoding, dims: Dims) -> dict[str, Any]:
 def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
     """Tell whether two encodings give equal attention, as `yarn(factor=1)` and plain RoPE do.
 
-    Encodings without parameters are compared on random vectors at PROBES. Other encodings are alike only if they are
-    equal: their parameters are not known here. The same holds for those that change with the length of the text.
+    Encodings without parameters are compared on random vectors. Others are alike only if they are equal, since their
+    parameters are not known here. Equality also decides for encodings that change with the length of the text or read
+    features, and for the user's own: nobody knows at which positions these differ.
     """
-    lengths = [2**n for n in range(1, 31)]
+    lengths, pos = [2**n for n in range(1, 31)], set(PROBES)
     for value in (new, old):
         set_by_length = any(value.at_length(n) != value.at_length(dims.train_len) for n in lengths)
-        if new == old or set_by_length or value.acts_on("embed") or abstract_params(value, dims):
+        unknown = set_by_length or code_of([value]) or any(map(value.acts_on, ("embed", "features")))
+        if new == old or unknown or abstract_params(value, dims):
             return new == old
-    rng, pos = np.random.default_rng(0), np.unique(np.array(PROBES, np.int32))
-    slots = Slots(pos, np.arange(len(pos), dtype=np.int32))
+        fields = (inner for part in values_in(value) for inner in vars(part).values())
+        sizes = (inner for inner in fields if isinstance(inner, int) and 8 < inner < 2**30)
+        pos |= {size + offset for size in sizes for offset in range(-8, 9)}
+    rng = np.random.default_rng(0)
+    slots = Slots(np.array(sorted(pos), np.int32), np.arange(len(pos), dtype=np.int32))
     q, k, v = (
         jnp.asarray(rng.standard_normal((1, len(pos), heads, dims.head_dim)), jnp.float32)
         for heads in (dims.num_heads, dims.kv_heads, dims.kv_heads)
