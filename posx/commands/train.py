@@ -80,11 +80,11 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
         run = dataclasses.replace(run, parent=held.as_parent() | {"step": str(step)})
         for line in differences(run, held) if len(run.layers) == len(held.layers) else ():
             say(f"notice: --from={values['from']}: {line}")
-        values_there = (value for encoding in run.layers for value in values_in(encoding))
-        if any(getattr(value, "original_len", 0) > held.train.length for value in values_there):
+        lengths = {getattr(value, "original_len", 0) for encoding in run.layers for value in values_in(encoding)}
+        if longer := sorted(length for length in lengths if length > held.train.length):
             say(
-                f"notice: original_len is {run.train.length} tokens, the new training length. --from was trained at "
-                f"{held.train.length}: for that, write original_len={held.train.length}"
+                f"notice: original_len is {longer[0]} tokens. --from was trained at {held.train.length}: for that, "
+                f"write original_len={held.train.length}"
             )
     elif run.parent:
         raise ConfigError(

@@ -169,9 +169,10 @@ def from_spec(spec: Spec, kind: type[Value] = Encoding, over: Value | None = Non
         if spec == {"name": CHAIN}:
             raise ConfigError(f"{CHAIN!r} alone is no encoding. Write the parts of a chain with +, such as rope+alibi")
         cls = encoding_class(name) if kind is Encoding else _class_of(name, kind)
-        return _called(f"{noun} {name!r}", cls, **_fields_of(cls, noun, spec, inherited(cls, over) if over else {}))
+        old = inherited(cls, over, spec.keys()) if over else {}
+        return _called(f"{noun} {name!r}", cls, **_fields_of(cls, noun, spec, old))
     if isinstance(spec, Sequence) and kind is Encoding:
-        parts = tuple(from_spec(part, over=over) for part in spec)
+        parts = tuple(map(from_spec, spec, [kind] * len(spec), _overs(spec, over)))
         if isinstance(over, Chain) and any(over in values_in(part) for part in parts):
             raise ConfigError(f"{unparse(spec)}: a part would hold the whole chain {spec_text(over)}. Write it out.")
         return Chain(parts)
@@ -192,7 +193,7 @@ def changed(text: str, trained: Encoding) -> Encoding:
     if fields is None:
         spec = parse(text)
         new = from_spec(spec, over=trained)
-        check_change(new, trained, spec if isinstance(spec, Mapping) else ())
+        check_change(new, trained, spec)
         return new
     (name,) = fields
     owners = [value for value in values_in(trained) if name in {field.name for field in dataclasses.fields(value)}]
@@ -210,6 +211,15 @@ def changed(text: str, trained: Encoding) -> Encoding:
         return new if value is owner else value.with_inner(replaced)
 
     return replaced(trained)  # type: ignore[return-value]
+
+
+def _overs(spec: Sequence[Any], over: Value | None) -> Sequence[Value | None]:
+    """Return the trained value for each part of a chain's spec: its own part if the trained chain has the same names.
+
+    Otherwise it is the whole `over`, from which each part takes over what fits.
+    """
+    names = [part.get("name") if isinstance(part, Mapping) else None for part in spec]
+    return over.parts if isinstance(over, Chain) and names == [*map(encoding_name, over.parts)] else [over] * len(spec)
 
 
 def _fields_of(cls: type, noun: str, spec: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +275,8 @@ def _nested(value: Any, hint: Any, old: Any) -> Any:
         return value
     registry = next(kind for kind in _REGISTRIES if issubclass(kinds[0], kind))
     if typing.get_origin(hint) is tuple:
-        return tuple(from_spec(item, registry) for item in value)
+        olds = old if isinstance(old, tuple) and len(old) == len(value) else [None] * len(value)
+        return tuple(map(from_spec, value, [registry] * len(value), olds))
     made = from_spec(value, registry, old)
     if isinstance(hint, type) and not isinstance(made, hint):
         raise ConfigError(f"{encoding_name(made)!r} is given, but an encoding of the kind {hint.__name__} is expected.")

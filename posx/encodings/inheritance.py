@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from posx.contract import Chain, Encoding, Value, values_in
@@ -13,53 +13,90 @@ from posx.encodings.frequencies import FrequencyRule
 from posx.errors import ConfigError
 
 
-def inherited(cls: type[Value], old: Value) -> dict[str, Any]:
+def inherited(cls: type[Value], old: Value, given: Collection[str] = ()) -> dict[str, Any]:
     """Return {field: value} that a value of class `cls` takes over from the trained value `old`.
 
     The same class takes over every field, also if that value is inside `old`, as RoPE is inside xPos or a chain.
-    Another encoding takes over trained values that its fields can hold: a remap the whole RoPE. Another frequency rule
-    takes over `original_len`, which is a fact of the model and not of the rule.
+    Another class takes over trained values that its fields can hold: a remap the whole RoPE, `resonance` the whole
+    rule. Another frequency rule takes over `original_len`, which is a fact of the model and not of the rule.
+
+    Args:
+      cls: the class of the new value.
+      old: the trained value.
+      given: the fields that the spec names.
+
+    Raises:
+      ConfigError: several trained values fit.
     """
+    fields = {field.name for field in dataclasses.fields(cls) if field.init}
     same = [value for value in values_in(old) if type(value) is cls]
     if len(same) == 1:
-        return {field.name: getattr(same[0], field.name) for field in dataclasses.fields(same[0]) if field.init}
-    if issubclass(cls, FrequencyRule):
-        name = "original_len"
-        return {name: getattr(old, name)} if hasattr(old, name) and name in cls.__dataclass_fields__ else {}
+        return {name: getattr(same[0], name) for name in fields}
+    if same and fields - {*given}:
+        raise ConfigError(
+            f"{snake_case(cls)}: the run was trained with {len(same)} of these. Name all parts of the chain in their "
+            "order, or every field."
+        )
     taken: dict[str, Any] = {}
+    if issubclass(cls, FrequencyRule) and "original_len" in fields:
+        lengths = {value.original_len for value in values_in(old) if hasattr(value, "original_len")}
+        taken |= {"original_len": lengths.pop()} if len(lengths) == 1 else {}
     for name, hint in typing.get_type_hints(cls).items():
-        if isinstance(hint, type) and issubclass(hint, Value):
-            fits = [value for value in values_in(old) if isinstance(value, hint)]
-            if len(fits) > 1 and fits[0] != old:
+        kinds = () if typing.get_origin(hint) is tuple else (hint, *typing.get_args(hint))
+        for kind in (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Value)):
+            fits = [value for value in values_in(old) if isinstance(value, kind)]
+            several = len(fits) > 1 and fits[0] != old
+            if several and name not in given:
                 raise ConfigError(f"{snake_case(cls)}: the run was trained with {len(fits)} {name}s. Name {name}=...")
-            taken |= {name: fits[0]} if fits else {}
+            taken |= {name: old if several else fits[0]} if fits else {}
     return taken
 
 
-def check_change(new: Encoding, old: Encoding, given: Iterable[str]) -> None:
+def check_change(new: Encoding, old: Encoding, spec: Any) -> None:
     """Raise ConfigError if an encoding put on a trained one would change what its spec does not name.
 
     Args:
       new: the encoding that the spec made of `old`.
       old: the trained encoding.
-      given: the fields that the spec names.
+      spec: the spec, as `posx.encodings.grammar.parse` returns it.
     """
     name, kinds = snake_case(type(new)), {type(value) for value in values_in(new)}
     if isinstance(old, Chain) and not isinstance(new, Chain):
-        lost = [snake_case(type(part)) for part in old.parts if not kinds & {type(value) for value in values_in(part)}]
+        left: list[type] = [type(value) for value in values_in(new) if isinstance(value, Encoding)]
+        lost = []
+        for part in old.parts:
+            if held := [type(value) for value in values_in(part) if type(value) in left]:
+                left.remove(held[0])
+            else:
+                lost.append(snake_case(type(part)))
         if lost and len(lost) < len(old.parts):
             raise ConfigError(
                 f"{name} alone would drop {' and '.join(lost)}. Write {'+'.join([name, *lost])} to keep the chain, "
                 f"{name}+nope to drop the rest, or only the field that changes, such as base=10000."
             )
-    hints = typing.get_type_hints(type(new), include_extras=True)
-    for value in values_in(old):
-        theirs = typing.get_type_hints(type(value), include_extras=True)
-        for field in dataclasses.fields(value):
-            trained, now = getattr(value, field.name), getattr(new, field.name, None)
-            same = theirs.get(field.name) == hints.get(field.name) and type(value) not in kinds
-            if same and field.name not in given and trained != now:
-                raise ConfigError(
-                    f"{name} would have {field.name}={now}, but the run was trained with {field.name}={trained} in "
-                    f"{snake_case(type(value))}. Name it: {name}({field.name}=...)."
-                )
+    replaced = [value for value in values_in(old) if type(value) not in kinds]
+    for made, given in _made(new, spec):
+        hints = typing.get_type_hints(type(made), include_extras=True)
+        for value in replaced:
+            theirs = typing.get_type_hints(type(value), include_extras=True)
+            for field in dataclasses.fields(value):
+                trained, now = getattr(value, field.name), getattr(made, field.name, None)
+                same = theirs.get(field.name) == hints.get(field.name) and field.name not in given
+                if same and trained != now:
+                    name = snake_case(type(made))
+                    raise ConfigError(
+                        f"{name} would have {field.name}={now}, but the run was trained with {field.name}={trained} in "
+                        f"{snake_case(type(value))}. Name it: {name}({field.name}=...)."
+                    )
+
+
+def _made(value: Any, spec: Any) -> Iterator[tuple[Encoding, Collection[str]]]:
+    """Yield the encodings that a spec has made, at any depth, and the fields that it names in each."""
+    if isinstance(value, Chain):
+        for part, inner in zip(value.parts, spec if isinstance(spec, list) else (), strict=False):
+            yield from _made(part, inner)
+    elif isinstance(value, Encoding):
+        fields = {key: inner for key, inner in spec.items() if key != "name"} if isinstance(spec, Mapping) else {}
+        yield value, fields.keys()
+        for key, inner in fields.items():
+            yield from _made(getattr(value, key), inner)

@@ -57,6 +57,12 @@ def test_an_unnamed_field_of_any_encoding_stays(case):
         (f"rope(frequencies={RULE})", "frequencies=llama3(factor=8)",
          "rope(frequencies=llama3(factor=8, original_len=16))"),
         (f"rope(frequencies={RULE})", "frequencies=geometric", "rope"),
+        (f"rope(frequencies={RULE})", "frequencies=resonance", f"rope(frequencies=resonance(of={RULE}))"),
+        (f"rope(frequencies={RULE})", "frequencies=resonance(of=llama3)",
+         "rope(frequencies=resonance(of=llama3(original_len=16)))"),
+        (f"rope(frequencies=resonance(of={RULE}))", "frequencies=llama3", "rope(frequencies=llama3(original_len=16))"),
+        ("rope(base=5)+rope(base=7)", "rope+rope(rotary_dim=4)", "rope(base=5)+rope(base=7, rotary_dim=4)"),
+        ("sandwich(base=5)+sandwich(base=7)", "sandwich+sandwich", "sandwich(base=5)+sandwich(base=7)"),
     ],
 )  # fmt: skip
 def test_changed_encoding_of_a_trained_one(trained, text, wanted):
@@ -78,8 +84,18 @@ def test_changed_encoding_of_a_trained_one(trained, text, wanted):
         (BASE, "bas=5", "Did you mean 'base'"),
         (BASE, "base=5, layout=interleaved", "give one field"),
         ("rope+rope(base=5)", "base=7", "rope and rope have this field"),
+        ("rope+rope(base=5)", "rope", "rope: the run was trained with 2 of these"),
+        ("sandwich(base=5)+sandwich(base=7)", "sandwich", "sandwich: the run was trained with 2 of these"),
+        ("rope(base=7)+rope(base=7)",
+         "rope(base=7, layout=half_split, rotary_dim=4, frequencies=geometric)",
+         "rope alone would drop rope"),
+        ("self_extend(rope=rope(base=5))+self_extend", "dual_chunk(rope=rope(rotary_dim=4))",
+         "rope: the run was trained with 2 of these"),
+        (BASE, "sinusoidal+log_length", "sinusoidal would have base=10000.0, but"),
+        (f"{BASE}+alibi", "sinusoidal+alibi", "sinusoidal would have base=10000.0, but"),
+        (BASE, "dape(base=sinusoidal)", "sinusoidal would have base=10000.0, but"),
     ],
-)
+)  # fmt: skip
 def test_a_change_of_what_is_not_named_is_refused(trained, text, problem):
     with pytest.raises(ConfigError, match=problem):
         changed(text, from_spec(trained))

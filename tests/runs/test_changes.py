@@ -79,6 +79,29 @@ def test_open_fields_of_a_rule_follow_the_named_one():
     assert under(run, "factor=8").layers[0].frequencies.magnitude == 1.5
 
 
+@pytest.mark.parametrize(("window", "other"), [(16, 15), (1000, 999)])
+def test_remaps_that_differ_at_one_distance_are_two_runs(window, other):
+    """Self-Extend moves distance 15 if w = 15. All other distances are those of w = 16."""
+    run = run_of(f"self_extend(window={window})")
+    assert under(run, f"window={other}") is not run
+
+
+def test_own_encoding_that_reads_features_can_be_put_on_a_run(tmp_path, monkeypatch):
+    (tmp_path / "gained.py").write_text(
+        "import dataclasses, posx\n"
+        "@dataclasses.dataclass(frozen=True)\n"
+        "class Gained(posx.Encoding):\n"
+        "    gain: float = 1.0\n"
+        "    def features(self, params, x, pos, carry):\n"
+        "        return {'mean': x.mean(-1)}, carry\n"
+        "    def query(self, params, vectors, pos, features):\n"
+        "        return vectors * (1 + self.gain * features['mean'][:, None, None])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run = run_of("gained:Gained")
+    assert under(run, "gain=2").layers[0].gain == 2
+
+
 @pytest.mark.parametrize(
     ("text", "alike"),
     [
@@ -87,6 +110,7 @@ def test_open_fields_of_a_rule_follow_the_named_one():
             "proportional(share=1)", "geometric")),
         ("self_extend(group=1)", True), ("rope+nope", True), ("rope(rotary_dim=16)", True),
         ("frequencies=dynamic_ntk(factor=1)", False),  # it differs beyond L
+        ("frequencies=dynamic_ntk(factor=2, original_len=1000)", False),  # beyond 1000
         ("self_extend(window=1000000)", False), ("rope(base=100000.01)", False),
         ("frequencies=yarn(factor=1.001)", False),
     ],
