@@ -33,6 +33,9 @@ from posx.runs.load import unpacked
 from posx.sweeps.engines.here import Here
 from posx.sweeps.tasks import Evaluation
 
+#: How to keep a change off the layers that it does not need.
+WINDOWS = " (--layers=full leaves these out)"
+
 #: {run folder: its rows of `eval.jsonl`}.
 Measured = Mapping[RunFolder, Sequence[dict[str, Any]]]
 
@@ -66,7 +69,7 @@ def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
     for request in requests:
         if request.parent:
             name = request.folder.path.name
-            for line in differences(request.run, request.parent.read_config()):
+            for line in differences(request.run, request.parent.read_config(), WINDOWS):
                 say(f"{name}: {line}")
         if request.parent and not values["dry_run"]:
             request.folder.take_weights(request.parent, request.run)

@@ -136,8 +136,11 @@ def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
     return np.allclose(one, other, rtol=0, atol=1e-5)
 
 
-def differences(new: RunConfig, old: RunConfig) -> list[str]:
-    """Return a line for each change of encoding or mask between two runs of one model: old, new and the layers."""
+def differences(new: RunConfig, old: RunConfig, fix: str = "") -> list[str]:
+    """Return a line for each change of encoding or mask between two runs of one model: old, new and the layers.
+
+    fix: follows the number of changed layers that see a window alone.
+    """
     lines: dict[str, list[int]] = {}
     for n, (one, other, mask, masked) in enumerate(
         zip(old.layers, new.layers, old.model.masks, new.model.masks, strict=True)
@@ -146,18 +149,18 @@ def differences(new: RunConfig, old: RunConfig) -> list[str]:
         words += [] if mask == masked else [f"{mask_text(mask)} -> {mask_text(masked)}"]
         lines.setdefault("; ".join(words), []).append(n)
     kept = lines.pop("", [])
-    found = [f"{line}, in {_where(layers, old.model.masks)}" for line, layers in lines.items()]
+    found = [f"{line}, in {_where(layers, old.model.masks, fix)}" for line, layers in lines.items()]
     return found + ([f"{len(kept)} of {len(old.layers)} layers are as trained"] if found and kept else [])
 
 
-def _where(layers: Sequence[int], masks: Sequence[Mask]) -> str:
+def _where(layers: Sequence[int], masks: Sequence[Mask], fix: str) -> str:
     """Name layers by their numbers from 1, with those that have a window."""
     windows = [n for n in layers if masks[n].window]
     which = "all" if len(layers) == len(masks) else f"{len(layers)} of {len(masks)}"
     numbers = "" if which == "all" else f" ({', '.join(str(n + 1) for n in layers)})"
     if not windows or len(windows) == len(masks):
         return f"{which} layers{numbers}"
-    return f"{which} layers{numbers}, {len(windows)} of which see a window alone (--layers=full leaves these out)"
+    return f"{which} layers{numbers}, {len(windows)} of which see a window alone{fix}"
 
 
 def _difference(old: Value, new: Value) -> str:

@@ -48,9 +48,9 @@ def test_a_rule_can_be_kept_off_window_layers():
     both, full = (under(run, "frequencies=yarn(factor=4)", layers=layers) for layers in ("", "full"))
     assert rules(both) == [Yarn] * 4 and rules(full) == [Geometric, Yarn] * 2
     assert full.layer_texts == ("rope(base=100000)", "rope(base=100000, frequencies=yarn(factor=4))") * 2
-    (line,) = differences(both, run)
+    (line,) = differences(both, run, " (FIX)")
     assert "frequencies: geometric -> yarn(factor=4, original_len=64" in line
-    assert line.endswith("in all layers, 2 of which see a window alone (--layers=full leaves these out)")
+    assert line.endswith("in all layers, 2 of which see a window alone (FIX)")
     assert differences(full, run)[0].endswith("in 2 of 4 layers (2, 4)")
     assert differences(full, run)[1] == "2 of 4 layers are as trained"
 
