@@ -157,6 +157,10 @@ def _checkpoints(folder: RunFolder) -> Iterator[Damage]:
         steps or folder.is_borrowed
     ):
         yield Damage(folder.checkpoints, "the weights of this imported model are missing", "Import the model again")
+    parent = checksums.whole(folder.config_file).get("parent")
+    if isinstance(parent, Mapping) and parent and "step" not in parent and not folder.is_borrowed:
+        mend = "Restore it, or remove this run and evaluate its parent again"
+        yield Damage(folder.weights_file, f"it is missing, but the weights are those of run {parent.get('hash')}", mend)
     if done and done.get("step") not in steps:
         yield Damage(folder.checkpoints, f"DONE says step {done.get('step')}, but that checkpoint is missing", train)
     if done and own and done.get("hash") != own:

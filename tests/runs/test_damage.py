@@ -149,8 +149,9 @@ def test_bytes_that_are_no_text_are_no_crash(capsys, workdir):
     assert tiny.call(capsys, "generate", f"--workdir={workdir}")[0] == 4
 
 
-def test_figures_name_rows_that_are_gone(workdir, caplog):
-    KINDS["row removed"][0](workdir)
+@pytest.mark.parametrize("kind", ["row removed", "rows removed"])
+def test_figures_name_rows_that_are_gone(workdir, caplog, kind):
+    KINDS[kind][0](workdir)
     plots.read_rows(workdir)
     assert "eval.jsonl: the row per_position at 32 is gone" in caplog.text
 
@@ -272,6 +273,8 @@ def test_verify_checks_runs_with_the_weights_of_others(capsys, workdir):
     run = RunFolder(workdir).read_config()
     RunFolder(workdir).write_config(dataclasses.replace(run, train=dataclasses.replace(run.train, seed=5)))
     assert "has the weights of the run" in tiny.call(capsys, "verify", child)[1]
+    (child / "weights.txt").unlink()
+    assert "weights.txt: it is missing, but the weights are those of run" in tiny.call(capsys, "verify", child)[1]
 
 
 def test_verify_checks_exports_and_tables(capsys, workdir, tmp_path):
