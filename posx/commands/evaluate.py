@@ -217,7 +217,7 @@ def _show(values: dict[str, Any], workdir: Path, measured: Measured, failed: Map
             except WorkdirError as error:
                 say(f"notice: there are no figures: {error}")
         tables = [place / "table.md" for place in places if plots.is_table(place / "table.md")]
-        others = [typed_path(path) for path in tables if path.read_text(encoding="utf-8") != f"{made}\n"]
+        others = [typed_path(path) for path in tables if path.read_text("utf-8", "replace") != f"{made}\n"]
         if made and others:
             say(
                 "notice: the printed table has only the rows of this command. All stored rows on the same targets "

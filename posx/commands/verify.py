@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posx.commands import work_folders
-from posx.errors import PosxError, WorkdirError
+from posx.errors import Damaged, PosxError, WorkdirError
 from posx.files import manifests, rows
 from posx.runs.damage import Damage, damages
 from posx.runs.folder import RunFolder, run_folders
@@ -53,8 +53,10 @@ def _runs(place: Path) -> list[RunFolder]:
 
 def _parents(run: RunFolder) -> list[RunFolder]:
     """Return the run whose weights a run has, wherever it is."""
-    has = run.is_borrowed and run.weights.is_dir()
-    return [RunFolder(run.weights)] if has else []
+    try:
+        return [RunFolder(run.weights)] if run.is_borrowed and run.weights.is_dir() else []
+    except Damaged:
+        return []  # `damages` names it
 
 
 def _exports(place: Path) -> list[Path]:
@@ -87,7 +89,8 @@ def _tables(place: Path) -> Iterator[Damage]:
 
     for path in filter(plots.is_table, found):
         stored = plots.read_rows(path.parent)
-        if path.read_text(encoding="utf-8") != f"{plots.table(stored, unfinished(path.parent, stored))}\n":
+        wanted = f"{plots.table(stored, unfinished(path.parent, stored))}\n"
+        if path.read_text(encoding="utf-8", errors="replace") != wanted:
             again = f"Write it again: posx plot --workdir {path.parent}"
             yield Damage(path, "it is not the table of the stored rows", again)
 

@@ -16,11 +16,9 @@ import numpy as np
 
 from posx.errors import ConfigError
 from posx.evaluation.statistics import check_pair, half_width, mean_blocks
-from posx.files.rows import problem_of_log
-from posx.files.rows import read as read_file
 from posx.plots.groups import Curve, Panel, Point
 from posx.plots.rows import FAILED, Row, Run, number, perplexity, run_of_config
-from posx.runs.folder import name_of, run_folders
+from posx.runs.folder import RunFolder, name_of, run_folders
 
 _MAX_TRAINING_POINTS = 150
 _BINS_PER_OCTAVE = 6
@@ -186,7 +184,7 @@ def read_training(folder: str | pathlib.Path, stored: Sequence[Row]) -> dict[Run
     found = {}
     for folder_of_run in run_folders(pathlib.Path(folder), "metrics.jsonl"):
         losses: dict[float, float] = {}
-        for row in read_file(folder_of_run / "metrics.jsonl", _LOG.warning, problem_of_log):
+        for row in RunFolder(folder_of_run).logged(_LOG.warning):
             step = number(row.get("step"))
             if step is not None and "loss" in row:
                 loss, norm = number(row["loss"]), number(row.get("grad_norm", 0.0))

@@ -150,6 +150,10 @@ def _measured(folders: Sequence[str | pathlib.Path]) -> dict[pathlib.Path, list[
             place = [str(row.get(name)) for name in (*_SAME_MODEL, "protocol", "eval_len", "stride")]
             latest[targets_key(row), *place] = row
         measured[run] = list(latest.values())
+    for folder in folders:
+        for run in run_folders(pathlib.Path(folder), "rows.json"):
+            if run not in measured:
+                RunFolder(run).measured(_warn)  # its `eval.jsonl` is gone
     return measured
 
 

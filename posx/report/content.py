@@ -19,8 +19,7 @@ from typing import Any
 from posx.config import base_config, run_config
 from posx.errors import PosxError
 from posx.evaluation.statistics import horizon
-from posx.files.rows import number, problem_of_log
-from posx.files.rows import read as read_file
+from posx.files.rows import number
 from posx.plots import captions, effects, look, pictures
 from posx.plots.groups import Curve, Panel, Point, curves_of_runs, panels
 from posx.plots.points import averaged, bits_curves, local, perplexity_curves, ratio_curves
@@ -37,7 +36,7 @@ from posx.plots.rows import (
 )
 from posx.plots.tables import cell
 from posx.plots.verdicts import verdicts
-from posx.runs.folder import name_of, run_folders
+from posx.runs.folder import RunFolder, name_of, run_folders
 
 #: The measures of the main chart: the curves of a panel.
 MEASURES = {"ppl": perplexity_curves, "bpb": bits_curves, "R_k": ratio_curves}
@@ -187,7 +186,7 @@ def _training(folders: Sequence[Path], places: Mapping[Run, int]) -> Iterator[di
     measured = {path for folder in folders for path in run_folders(folder, "eval.jsonl")}
     for path in sorted(measured):
         steps: dict[int, tuple[float, float, float]] = {}
-        for row in read_file(path / "metrics.jsonl", problem=problem_of_log):
+        for row in RunFolder(path).logged():
             step, tokens, loss = (number(row.get(name)) for name in ("step", "tokens", "loss"))
             if step is not None and tokens is not None and loss is not None:
                 steps[int(step)] = loss, tokens, number(row.get("tokens_per_second")) or math.inf

@@ -7,6 +7,7 @@ writes, measures or trains it again.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -71,7 +72,7 @@ def damages(folder: RunFolder, thorough: bool = False) -> list[Damage]:
     """
     stamp = _stamp(folder)
     with contextlib.suppress(OSError):
-        if not thorough and (folder.path / STAMP).read_text("utf-8") == stamp:
+        if not thorough and (folder.path / STAMP).read_bytes() == stamp.encode():
             return []
     found = list(_damages(folder))
     if found and holder(folder.path / ".lock"):
@@ -156,6 +157,10 @@ def _checkpoints(folder: RunFolder) -> Iterator[Damage]:
         steps or folder.is_borrowed
     ):
         yield Damage(folder.checkpoints, "the weights of this imported model are missing", "Import the model again")
+    parent = checksums.whole(folder.config_file).get("parent")
+    if isinstance(parent, Mapping) and parent and "step" not in parent and not folder.is_borrowed:
+        mend = "Restore it, or remove this run and evaluate its parent again"
+        yield Damage(folder.weights_file, f"it is missing, but the weights are those of run {parent.get('hash')}", mend)
     if done and done.get("step") not in steps:
         yield Damage(folder.checkpoints, f"DONE says step {done.get('step')}, but that checkpoint is missing", train)
     if done and own and done.get("hash") != own:
@@ -164,7 +169,12 @@ def _checkpoints(folder: RunFolder) -> Iterator[Damage]:
 
 def _weights(folder: RunFolder) -> Iterator[Damage]:
     """Yield damage of the run whose weights this one has."""
-    if not folder.is_borrowed or folder.weights.is_file():
+    mend = "Restore that run, or remove this one and evaluate it again"
+    try:
+        if not folder.is_borrowed or folder.weights.is_file():
+            return
+    except Damaged as error:
+        yield Damage(folder.weights_file, str(error).removeprefix(f"{folder.weights_file} "), mend)
         return
     try:
         run = folder.read_config()
@@ -173,44 +183,21 @@ def _weights(folder: RunFolder) -> Iterator[Damage]:
     try:
         check_parent(run, RunFolder(folder.weights), folder.path.name)
     except WorkdirError as error:
-        mend = "Restore that run, or remove this one and evaluate it again"
         yield Damage(folder.weights_file, str(error).rstrip("."), mend)
 
 
-def weights(folder: RunFolder) -> dict[int, str]:
-    """Return {step: digest of its parameters} of the whole checkpoints that a run is measured with."""
-    found: dict[int, str] = {}
-    if folder.is_borrowed and folder.weights.is_file():
-        return found
-    place = RunFolder(folder.weights).checkpoints
-    for step in manifests.steps(place):
-        with contextlib.suppress(WorkdirError):
-            found[step] = manifests.weights_of(place, step)
-    return found
-
-
 def _rows(folder: RunFolder) -> Iterator[Damage]:
-    """Yield damage of `eval.jsonl`: rows that are not whole, and rows that were listed once and are gone.
-
-    A row of other weights than the checkpoint of its step has is not whole here.
-    """
-    known, path = weights(folder), folder.eval_file
+    """Yield damage of `eval.jsonl`: rows that are not whole, and rows that were listed once and are gone."""
+    path = folder.eval_file
     again = MEASURE.format(typed_path(folder.path))
     try:
-        every = rows.checked(path, run=folder.hash)
+        every = folder.checked_rows()
     except WorkdirError as error:
         yield Damage(path, str(error).removeprefix(f"{path} "), again)
         return
-    for line, row, problem in every:
-        held = "" if problem else known.get(row.get("step") or 0, "")
-        if held and row.get("weights", held) != held:
-            problem = f"it was measured with other weights than checkpoint {row.get('step')} has"
-        if problem:
-            yield Damage(path, problem, again, line)
-    listed = checksums.whole(folder.ledger_file).get("rows")
-    if isinstance(listed, Mapping):
-        there = {row.get(checksums.CHECKSUM) for _, row, _ in every}
-        yield from (Damage(path, f"the row {name} is gone", again) for one, name in listed.items() if one not in there)
+    yield from (Damage(path, problem, again, line) for line, _, problem in every if problem)
+    if isinstance(checksums.whole(folder.ledger_file).get("rows"), Mapping):
+        yield from (Damage(path, problem, again) for problem in folder.gone_rows(every))
     elif folder.ledger_file.exists() or folder.done_file.exists():
         yield Damage(folder.ledger_file, _why(folder.ledger_file), f"{REPEAT}: it writes the file again")
 
@@ -220,11 +207,15 @@ def _log(folder: RunFolder) -> Iterator[Damage]:
     path = folder.metrics_file
     mend = f"{REPEAT}: it moves the line away. Only the figure of training rests on it"
     try:
-        every = rows.checked(path, rows.problem_of_log)
+        every = rows.checked(path, rows.problem_of_log, folder.hash)
     except WorkdirError as error:
         yield Damage(path, str(error).removeprefix(f"{path} "), mend)
         return
-    yield from (Damage(path, why, mend, line) for line, _, why in every if why)
+    named = set[str]()  # a log of another run is named once
+    for line, _, why in every:
+        if why and why not in named:
+            yield Damage(path, why, mend, line)
+            named |= {why} if why.startswith("it is of the run") else set()
     steps, done = [row["step"] for _, row, why in every if not why], checksums.whole(folder.done_file)
     last, wanted = max(steps, default=0), done.get("step", 0)
     if last < wanted and not list(folder.path.glob(f"{path.name}.damaged-*")):
@@ -245,7 +236,7 @@ def mend(folder: RunFolder, run: str) -> None:
     with contextlib.suppress(OSError):
         (folder.path / STAMP).unlink(missing_ok=True)
     _mend_checkpoints(folder, run)
-    log = rows.checked(folder.metrics_file, rows.problem_of_log)
+    log = rows.checked(folder.metrics_file, rows.problem_of_log, run)
     _mend_lines(folder.metrics_file, {line: why for line, _, why in log})
 
 
@@ -294,9 +285,11 @@ def _mend_lines(path: Path, problems: Mapping[int, str]) -> None:
         return
     torn = _torn(path)
     place = checksums.set_lines_aside(path, bad)
+    alike = collections.Counter(bad.values())
     for line, why in bad.items():
-        if line == torn:  # the usual trace of a killed process
+        if line == torn or not (more := alike.pop(why, 0)):  # a torn line is the usual trace of a killed process
             continue
+        why += f" (and {more - 1} lines more)" if more > 1 else ""
         say(f"notice: {typed_path(path)}, line {line}: {why}. It is now in {place.name}")
 
 

@@ -169,7 +169,7 @@ def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, st
 
     code: of the user's own encodings, as they are now. weights: a digest of the parameters in their checkpoint.
     """
-    code, weights = code_of(model.encodings), processes.told(lambda: damage.weights(folder).get(step, ""))
+    code, weights = code_of(model.encodings), processes.told(lambda: folder.weights_by_step().get(step, ""))
     return {
         "schema_version": ROW_VERSION,
         "hash": run.hash,

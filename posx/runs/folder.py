@@ -74,13 +74,51 @@ class RunFolder:
         """Whether this process writes here."""
         return processes.is_first()
 
-    def logged(self) -> list[dict[str, Any]]:
-        """Return the rows of training in the order of writing, without those that were cut or edited."""
-        return processes.told(lambda: rows.read(self.metrics_file, problem=rows.problem_of_log))
+    def logged(self, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
+        """Return the rows of training in the order of writing. `notice` is told of rows that are not whole."""
+        return processes.told(lambda: rows.read(self.metrics_file, notice, rows.problem_of_log, self.hash))
 
     def measured(self, notice: Callable[[str], object] = lambda words: None) -> list[dict[str, Any]]:
-        """Return the rows of evaluation in the order of writing. `notice` is told of rows that are not whole."""
-        return processes.told(lambda: rows.read(self.eval_file, notice, run=self.hash))
+        """Return the rows of evaluation in the order of writing. `notice` is told of rows that are not whole or gone.
+
+        A row of other weights than the checkpoint of its step has is not whole.
+        """
+
+        def read() -> list[dict[str, Any]]:
+            every = self.checked_rows()
+            problems = [f"{self.eval_file}, line {line}: {why}" for line, _, why in every if why]
+            for problem in [*problems, *(f"{self.eval_file}: {why}" for why in self.gone_rows(every))]:
+                notice(problem)
+            return [row for _, row, why in every if not why]
+
+        return processes.told(read)
+
+    def checked_rows(self) -> list[tuple[int, dict[str, Any], str]]:
+        """Return (line, row, its problem) of `eval.jsonl`; the problem is "" for a whole row. Raises WorkdirError."""
+        known, found = self.weights_by_step(), []
+        for line, row, problem in rows.checked(self.eval_file, run=self.hash):
+            held = "" if problem else known.get(row.get("step") or 0, "")
+            if held and row.get("weights", held) != held:
+                problem = f"it was measured with other weights than checkpoint {row.get('step')} has"
+            found.append((line, row, problem))
+        return found
+
+    def gone_rows(self, every: Iterable[tuple[int, dict[str, Any], str]]) -> list[str]:
+        """Return "the row NAME is gone" for each row that was listed once and is not in `every`."""
+        listed = checksums.whole(self.ledger_file).get("rows")
+        there = {row.get(checksums.CHECKSUM) for _, row, _ in every}
+        named = listed.items() if isinstance(listed, Mapping) else ()
+        return [f"the row {name} is gone" for one, name in named if one not in there]
+
+    def weights_by_step(self) -> dict[int, str]:
+        """Return {step: digest of its parameters} of the whole checkpoints that this run is measured with."""
+        found: dict[int, str] = {}
+        with contextlib.suppress(WorkdirError):  # `weights` says why it cannot be read
+            place = self.weights / self.checkpoints.name
+            for step in manifests.steps(place):
+                with contextlib.suppress(WorkdirError):
+                    found[step] = manifests.weights_of(place, step)
+        return found
 
     @property
     def hash(self) -> str:
@@ -116,7 +154,7 @@ class RunFolder:
 
     def ended_with_nan(self) -> int | None:
         """Return the last step of training if its loss or gradient was not finite."""
-        last = (rows.read(self.metrics_file, problem=rows.problem_of_log) or [{}])[-1]
+        last = (self.logged() or [{}])[-1]
         bad = any(name in last and number(last[name]) is None for name in ("loss", "grad_norm"))
         return last["step"] if bad else None
 
@@ -215,10 +253,16 @@ class RunFolder:
 
     @property
     def weights(self) -> Path:
-        """The folder or the exported file that holds this run's weights: another run's if it has none of its own."""
+        """The folder or the exported file that holds this run's weights: another run's if it has none of its own.
+
+        Raises Damaged if the file that names it cannot be read.
+        """
         if not self.is_borrowed:
             return self.path
-        return (self.path / self.weights_file.read_text("utf-8")).resolve()
+        try:
+            return (self.path / self.weights_file.read_text("utf-8")).resolve()
+        except (OSError, ValueError) as error:
+            raise Damaged(f"{self.weights_file} cannot be read: {error}") from None
 
     @property
     def is_borrowed(self) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 from posx.config import DataConfig, RunConfig
 from posx.data import Dataset, Tokenizer, corpus, load_tokenizer, prepare
 from posx.errors import WorkdirError
+from posx.files import checksums
 from posx.progress import say
-from posx.runs.folder import RunFolder
+from posx.runs.folder import TOKENIZER_CHECKSUM, RunFolder
 
 
 def named_alike(run: RunConfig, held: RunConfig) -> list[str]:
@@ -49,13 +50,19 @@ def at_hand(folder: RunFolder, run: RunConfig) -> RunConfig:
 
 
 def saved_tokenizer(folder: RunFolder) -> Tokenizer:
-    """Return the tokenizer of a run, which its folder holds. Raises WorkdirError if it is missing."""
+    """Return the tokenizer of a run, which its folder holds. Raises WorkdirError if it is missing or damaged."""
     if not folder.tokenizer_file.exists():
         if not any(folder.checkpoints.glob("*.json")):
             raise WorkdirError(f"{folder.path} holds no trained model yet. Run `posx train` with this --workdir first.")
         raise WorkdirError(
             f"{folder.tokenizer_file} is missing. `posx train` with this --workdir and the settings of the run writes "
             "it again."
+        )
+    wanted = checksums.whole(folder.config_file).get(TOKENIZER_CHECKSUM)
+    if wanted and checksums.file_checksum(folder.tokenizer_file) != wanted:
+        raise WorkdirError(
+            f"{folder.tokenizer_file} does not match its checksum in {folder.config_file.name}, so it was edited or "
+            "damaged. Restore it, or repeat the command that made the run: it writes the file again."
         )
     return load_tokenizer(folder.tokenizer_file)
 

@@ -220,7 +220,7 @@ class MetricsLog:
         return f"loss {row['loss']:.3f}  ppl {ppl}{speed}"
 
     def _append(self, row: dict[str, Any]) -> None:
-        self.folder.append(self.folder.metrics_file, row)
+        self.folder.append(self.folder.metrics_file, row | {"hash": self.run.hash})
         with interrupts.deferred():
             for name in SHOWN:
                 if row.get(name) is not None and math.isfinite(row[name]):  # else tensorboardX prints a warning

@@ -10,6 +10,7 @@ import pytest
 
 from posx import plots
 from posx.files import manifests
+from posx.plots import points
 from posx.runs import damage
 from posx.runs.damage import damages
 from posx.runs.folder import RunFolder
@@ -66,6 +67,11 @@ def manifest_of_another_run(folder):
     tiny.edit_json(path, lambda old: json.dumps(json.loads(old) | {"run": "12345678"}))
 
 
+def log_of_another_run(folder):
+    rows = tiny.rows(folder / "metrics.jsonl")
+    tiny.write_rows(folder / "metrics.jsonl", [row | {"hash": "12345678"} for row in rows])
+
+
 def other_weights(folder):
     rows = tiny.rows(folder / "eval.jsonl")
     tiny.write_rows(folder / "eval.jsonl", [row | {"weights": "0" * 16} for row in rows[:1]] + rows[1:])
@@ -95,6 +101,7 @@ KINDS = {
     "rows removed": (lambda f: (f / "eval.jsonl").unlink(), "eval.jsonl", "the row nonoverlapping at 16 is gone"),
     "ledger removed": (lambda f: (f / "rows.json").unlink(), "rows.json", "is missing"),
     "log edited": (lambda f: edit(f, "metrics.jsonl", '"grad_norm": ', '"grad_norm": 1'), "metrics.jsonl", "edited"),
+    "log of another run": (log_of_another_run, "metrics.jsonl", "it is of the run 12345678"),
     "log cut": (lambda f: lines(f, "metrics.jsonl", lambda x: x[:9]), "metrics.jsonl", "it ends at step 9, but DONE"),
     "a bit of an array": (lambda f: flip(arrays(f)), "32", "does not match its digest"),
     "a bit, times kept": (lambda f: flip(arrays(f), keep_times=True), "32", "does not match its digest"),
@@ -129,6 +136,48 @@ def test_files_that_nothing_touched_are_read_once(workdir, monkeypatch):
     assert damages(folder, thorough=True) == [] and len(read) == 4
     flip(arrays(workdir), keep_times=True)  # its size and its time of writing are as before
     assert len(damages(folder)) == 1
+
+
+def test_bytes_that_are_no_text_are_no_crash(capsys, workdir):
+    (workdir / damage.STAMP).write_bytes(b"\xff\x00")
+    assert damages(RunFolder(workdir)) == []
+    (workdir / "table.md").write_bytes(f"{plots.table(plots.read_rows(workdir))}\n".encode().replace(b"|", b"\xff", 1))
+    assert "it is not the table of the stored rows" in tiny.call(capsys, "verify", workdir)[1]
+    (workdir / "weights.txt").write_bytes(b"\xff\x00")
+    code, out, _ = tiny.call(capsys, "verify", workdir)
+    assert code == 1 and "weights.txt: cannot be read" in out
+    assert tiny.call(capsys, "generate", f"--workdir={workdir}")[0] == 4
+
+
+@pytest.mark.parametrize("kind", ["row removed", "rows removed"])
+def test_figures_name_rows_that_are_gone(workdir, caplog, kind):
+    KINDS[kind][0](workdir)
+    plots.read_rows(workdir)
+    assert "eval.jsonl: the row per_position at 32 is gone" in caplog.text
+
+
+def test_figures_leave_out_rows_of_other_weights(workdir, caplog):
+    rows = tiny.rows(workdir / "eval.jsonl")
+    tiny.write_rows(workdir / "eval.jsonl", [row | {"weights": "0" * 16} for row in rows])
+    assert plots.read_rows(workdir) == [] and "other weights than checkpoint 32 has" in caplog.text
+
+
+def test_figures_leave_out_the_log_of_another_run(workdir, caplog):
+    stored = plots.read_rows(workdir)
+    assert points.read_training(workdir, stored)
+    log_of_another_run(workdir)
+    assert not points.read_training(workdir, stored) and "it is of the run 12345678" in caplog.text
+
+
+def test_a_log_names_its_run(whole):
+    assert {row["hash"] for row in tiny.rows(whole / "metrics.jsonl")} == {RunFolder(whole).hash}
+
+
+def test_an_edited_tokenizer_is_not_used(capsys, workdir):
+    KINDS["tokenizer edited"][0](workdir)
+    for words in (["generate"], ["export", f"--to={workdir / 'm.safetensors'}"]):
+        code, _, err = tiny.call(capsys, *words, f"--workdir={workdir}")
+        assert code == 4 and "tokenizer.json does not match its checksum" in err
 
 
 def train(capsys, site, workdir):
@@ -224,6 +273,8 @@ def test_verify_checks_runs_with_the_weights_of_others(capsys, workdir):
     run = RunFolder(workdir).read_config()
     RunFolder(workdir).write_config(dataclasses.replace(run, train=dataclasses.replace(run.train, seed=5)))
     assert "has the weights of the run" in tiny.call(capsys, "verify", child)[1]
+    (child / "weights.txt").unlink()
+    assert "weights.txt: it is missing, but the weights are those of run" in tiny.call(capsys, "verify", child)[1]
 
 
 def test_verify_checks_exports_and_tables(capsys, workdir, tmp_path):
