@@ -16,6 +16,7 @@ import numpy as np
 from posx.errors import ConfigError, UndefinedLength
 from posx.evaluation.statistics import BLOCK_LEN
 from posx.layers import host
+from posx.progress import say
 
 LogProbs = Callable[[Any], Any]
 
@@ -24,6 +25,9 @@ STRETCHES = 32
 #: Rounding may lift a log-probability this far above 0, and the logarithm of a sum of probabilities this far from 0.
 ROUNDING = 1e-3
 SUM_ROUNDING = 0.05
+#: The bits after the leading one of 16-bit numbers, and the fewest different values that show a rounding to them.
+_HALF = {"bfloat16": 7, "float16": 10}
+FEWEST_VALUES = 16
 
 
 class Documents(NamedTuple):
@@ -199,6 +203,7 @@ class Measured:
     batch_tokens: int
     on_windows: Callable[[int, int], object] = lambda length, done: None
     passes: dict[tuple[int, str], Scored] = dataclasses.field(default_factory=dict)
+    said: list[str] = dataclasses.field(default_factory=list)  # notices about the results, each once
 
     def scored(self, windows: np.ndarray, length: int, begins: np.ndarray | None = None) -> Scored:
         """Score `windows` [n, 3] of `length` tokens, if that is not done yet.
@@ -246,6 +251,13 @@ class Measured:
         scored = (column >= windows[:, 1:2]) & (column < windows[:, 2:3])
         found = host(result[: len(windows), :length]).astype(np.float32)[scored]
         refuse_logits(found)
+        if not self.said and (precision := _half_precision(getattr(result, "dtype", ""), found)):
+            error = 8 / 2 ** (1 + _HALF[precision])
+            self.said.append(
+                f"notice: log_probs gives {precision}, which rounds a log-probability of -8 by up to {error:.2g} nats. "
+                "Cast the logits to float32 before log_softmax, not the result."
+            )
+            say(self.said[0])
         return -found
 
 
@@ -258,6 +270,27 @@ def out_of_memory(error: Exception) -> bool:
     """Tell whether `error` says that memory ran out."""
     words = str(error).lower()
     return isinstance(error, MemoryError) or "resource_exhausted" in words or "out of memory" in words
+
+
+def _half_precision(dtype: Any, found: np.ndarray) -> str:
+    """Return the 16-bit type of log-probabilities, or the one that they were rounded to before a cast, else "".
+
+    Rounding shows in values that use the last bit of the type at several powers of 2. A fixed grid, such as whole
+    numbers, does so at one power alone.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name in _HALF:
+        return name
+    bits = found[np.isfinite(found)].astype(np.float32).view(np.uint32)
+    for name, kept in _HALF.items():
+        last = 23 - kept  # of the 23 bits after the leading one
+        if (bits & ((1 << last) - 1)).any():
+            continue
+        values = np.unique(bits)
+        powers = np.unique(values[(values >> last) & 1 == 1] >> 23)
+        if len(values) >= FEWEST_VALUES and len(powers) > 1:
+            return name
+    return ""
 
 
 def refuse_logits(found: np.ndarray) -> None:
