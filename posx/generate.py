@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -43,7 +43,8 @@ class Sampling:
 def sample(logits: jax.Array, sampling: Sampling, rng: jax.Array) -> jax.Array:
     """Return the next tokens [b] from logits [b, v], -1 for a row with NaN or infinite logits.
 
-    Row n draws with its own key, made of `rng` and n. The contents and the number of the other rows change nothing.
+    Row n draws with its own key: entry n of keys [b], or one made of a single key and n. The contents and the number of
+    the other rows change nothing.
     """
     logits = logits[:, : sampling.vocab_size or None]
     best = logits.max(axis=-1, keepdims=True)
@@ -56,7 +57,7 @@ def sample(logits: jax.Array, sampling: Sampling, rng: jax.Array) -> jax.Array:
         if 0 < sampling.top_k < logits.shape[-1]:
             least = jax.lax.top_k(logits, sampling.top_k)[0][:, -1:]
             scaled = jnp.where(logits < least, -jnp.inf, scaled)
-        rngs = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, jnp.arange(len(logits)))
+        rngs = rng if rng.ndim else jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, jnp.arange(len(logits)))
         tokens = jax.vmap(jax.random.categorical)(rngs, scaled)
     return jnp.where(jnp.isfinite(best[:, 0]), tokens, -1).astype(jnp.int32)
 
@@ -70,8 +71,9 @@ def _forward(model: Model, params: Any, tokens: jax.Array, pos: jax.Array, idx: 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _sample(logits: jax.Array, sampling: Sampling, rng: jax.Array, n: int) -> jax.Array:
-    """Return new token n of each row."""
-    return sample(logits, sampling, jax.random.fold_in(rng, n))
+    """Return new token n of each row, under one key or keys [b]."""
+    fold = jax.random.fold_in
+    return sample(logits, sampling, jax.vmap(fold, (0, None))(rng, n) if rng.ndim else fold(rng, n))
 
 
 def prefill(model: Model, params: Any, tokens: np.ndarray, cache: Cache, chunk: int = 128) -> tuple[jax.Array, Cache]:
@@ -116,7 +118,7 @@ def generate(
     num_tokens: int,
     *,
     sampling: Sampling = Sampling(),
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     chunk: int = 128,
 ) -> Iterator[np.ndarray]:
     """Yield `num_tokens` arrays [b] of new token ids, one for each prompt.
@@ -135,12 +137,13 @@ def generate(
       prompts: token ids; lengths may differ.
       num_tokens: new tokens for each prompt.
       sampling: temperature and top_k.
-      seed: of the random draws.
+      seed: of the random draws, below 2**32. A list has one for each prompt, whose draws then are the same at any place
+        among the prompts.
       chunk: tokens of one call of the model while it reads the prompts.
 
     Raises:
       ConfigError: an empty prompt, or token ids outside the vocabulary. Prompt and new tokens past the last position of
-        the encoding. Prompts whose lengths would set the encoding to different values.
+        the encoding. Prompts whose lengths would set the encoding to different values. Another number of seeds.
       NonFiniteError: NaN or infinite logits.
     """
     prompts = [
@@ -157,7 +160,7 @@ def generate(
     cache = model.empty_cache(len(prompts), capacity)
     logits, cache = prefill(model, params, tokens, cache, chunk)
     pos = np.array([[len(prompt)] for prompt in prompts], np.int32)
-    rng = jax.random.key(seed)
+    rng = _key(seed, len(prompts))
     for n in range(num_tokens):
         new = _sample(logits, sampling, rng, n)
         found = np.asarray(new)
@@ -169,6 +172,15 @@ def generate(
         yield found
         if n + 1 < num_tokens:
             logits, cache = _forward(model, params, found[:, None], pos + n, pos + n, cache)
+
+
+def _key(seed: int | Sequence[int], count: int) -> jax.Array:
+    """Return the key of a seed, or keys [count] of a list of seeds. Raises ConfigError for a list of another length."""
+    if not isinstance(seed, Sequence):
+        return jax.random.key(seed)
+    if len(seed) != count:
+        raise ConfigError(f"seed has {len(seed)} entries for {count} prompts. Give one for each prompt, or one number.")
+    return jax.vmap(jax.random.key)(np.array(seed, np.uint32))
 
 
 def _set_for(model: Model, prompts: list[np.ndarray], num_tokens: int, chunk: int) -> Model:

@@ -97,6 +97,17 @@ def test_rows_of_one_prompt_draw_different_tokens():
     assert one.tolist() != other.tolist()
 
 
+def test_a_seed_of_each_prompt_goes_with_it_to_any_batch():
+    model, params = trained("rope")
+    prompts, sampling = [prompt(5)] * 3, Sampling(temperature=1.0)
+    found = made(model, params, prompts, 6, sampling=sampling, seed=[4, 5, 4])
+    assert (found[0] == found[2]).all() and (found[0] != found[1]).any()
+    (alone,) = made(model, params, prompts[:1], 6, sampling=sampling, seed=[5])
+    assert (alone == found[1]).all()
+    with pytest.raises(ConfigError, match="seed has 1 entries for 3 prompts"):
+        made(model, params, prompts, 6, sampling=sampling, seed=[5])
+
+
 def test_an_encoding_set_for_a_length_refuses_unequal_prompts():
     model, params = trained({"name": "learned", "num_positions": 12, "beyond": "interpolate"})
     with pytest.raises(ConfigError, match="2 different lengths"):

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -154,6 +155,145 @@ def test_the_command_of_the_harness_knows_posx(whole, tasks):
     command[5:7] = ["--model_args", f"run={tasks}"]
     done = subprocess.run(command, capture_output=True, text=True, env=tiny.environment(HF_HOME=str(tasks / "cache")))
     assert done.returncode == 4 and "Traceback" not in done.stderr, done.stderr
+
+
+LLAMA = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "vocab_size": 258, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+GEMMA = LLAMA | {"head_dim": 16, "num_key_value_heads": 2, "sliding_window": 8}
+FOREIGN = {"plain": ("LlamaConfig", LLAMA), "begin": ("LlamaConfig", LLAMA), "gemma": ("Gemma3TextConfig", GEMMA)}
+
+
+@pytest.fixture(scope="module", params=FOREIGN)
+def imported(request, tmp_path_factory):
+    """A random model of transformers and its run; "begin" and "gemma" have a tokenizer that puts <bos> before texts."""
+    import tokenizers as hf
+    import torch
+    import transformers
+
+    cls, sizes = FOREIGN[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, cls)(**sizes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder / "hf")
+    letters = hf.pre_tokenizers.ByteLevel.alphabet()
+    made = hf.Tokenizer(hf.models.BPE({one: n for n, one in enumerate(["<bos>", "<eos>", *letters])}, []))
+    made.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = hf.decoders.ByteLevel()
+    made.add_special_tokens(["<bos>", "<eos>"])
+    if request.param != "plain":
+        made.post_processor = hf.processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<bos>", eos_token="<eos>").save_pretrained(
+        folder / "hf"
+    )
+    code, _, err = tiny.run("import", f"--from={folder / 'hf'}", f"--to={folder / 'run'}")
+    assert code == 0, err
+    return folder
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("add_bos_token", [None, True, False])
+def test_first_tokens_are_those_of_transformers_in_lm_eval(imported, add_bos_token):
+    """Contexts, empty contexts, rolled documents and generated text, under each value of add_bos_token."""
+    from lm_eval.models.huggingface import HFLM
+
+    settings = {"add_bos_token": add_bos_token, "max_length": 16, "batch_size": 2}
+    theirs = HFLM(pretrained=str(imported / "hf"), device="cpu", dtype="float32", **settings)
+    ours = posx.lm_eval.register()(run=str(imported / "run"), **settings)
+    assert (ours.prefix_token_id, ours.eot_token_id) == (theirs.prefix_token_id, theirs.eot_token_id) == (0, 1)
+    pairs = [("", "kara"), ("kara", " losto"), ("<bos>kara", " mi"), ("losto " * 5, "nevi"), ("", "<bos>ka")]
+    for text, _ in pairs:
+        assert ours.tok_encode(text) == theirs.tok_encode(text)
+    for one, other in zip(answer("loglikelihood", ours, *pairs), answer("loglikelihood", theirs, *pairs), strict=True):
+        assert one[0] == pytest.approx(other[0], abs=1e-3) and one[1] == other[1]
+    texts = [(text,) for text in [*TEXTS, "<bos>kara losto"]]
+    found, wanted = (answer("loglikelihood_rolling", model, *texts) for model in (ours, theirs))
+    assert found == pytest.approx(wanted, abs=1e-3)
+    asked = [(text, {"until": [], "max_gen_toks": 5}) for text in TEXTS[:3]]
+    assert answer("generate_until", ours, *asked) == answer("generate_until", theirs, *asked)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("scored", [False, True])
+def test_rolling_with_a_begin_token_equals_lm_eval(imported, scored):
+    """With add_bos_token=False on texts alone. The template's own begin token is scored if documents begin with it."""
+    from lm_eval.models.huggingface import HFLM
+
+    log_probs, tokenizer = log_probs_of(imported / "run")
+    begins = list(tokenizer.template) if scored else []
+    documents, stream = [], [tokenizer.begin]
+    for text in TEXTS:
+        documents.append(len(stream))
+        stream += [*begins, *tokenizer.encode(text).tolist(), tokenizer.eos]
+    (row,) = posx.evaluate(
+        log_probs, np.array(stream), "lm_eval_rolling", [16], documents=documents, separators=[tokenizer.eos]
+    )
+    settings = {"max_length": 16, "batch_size": 2, "add_bos_token": None if scored else False}
+    theirs = HFLM(pretrained=str(imported / "hf"), device="cpu", dtype="float32", **settings)
+    wanted = answer("loglikelihood_rolling", theirs, *((text,) for text in TEXTS))
+    assert row["nll"] * row["num_targets"] == pytest.approx(-sum(wanted), rel=1e-5)
+
+
+@pytest.fixture
+def harness(whole, monkeypatch):
+    """A function that makes the model without the library, two of whose helpers are replaced."""
+    utils = types.ModuleType("lm_eval.models.utils")
+    utils.normalize_gen_kwargs = lambda settings, default: {"max_gen_toks": default, "until": []} | settings
+    utils.postprocess_generated_text = lambda text, stop, think: text
+    for name in ("lm_eval", "lm_eval.models"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "lm_eval.models.utils", utils)
+
+    def make(**settings):
+        model = posx.lm_eval.Harness(str(whole), **settings)
+        model.cache_hook = types.SimpleNamespace(add_partial=lambda *_: None)
+        return model
+
+    return make
+
+
+def written(model, prompts, **settings):
+    settings = {"temperature": 1.0, "max_gen_toks": 6} | settings
+    return model.generate_until([types.SimpleNamespace(args=(prompt, settings)) for prompt in prompts])
+
+
+def test_repeated_samples_differ_at_every_batch_size(harness):
+    prompts = ["kara"] * 6 + ["losto"] * 2
+    found = [written(harness(batch_size=rows), prompts) for rows in (8, 3)]
+    assert len(set(found[0][:6])) == 6 and found[0][6] != found[0][7]
+    assert found[0] == found[1]  # the draws of a request do not depend on its batch
+    again, other = (written(harness(batch_size=8, seed=seed), prompts) for seed in (0, 1))
+    assert again == found[0] and not set(other) & set(again)
+    assert len(set(written(harness(), ["kara"] * 3, temperature=0.0))) == 1
+
+
+def test_cut_contexts_are_counted_and_said(harness, capsys):
+    model = harness(max_length=16)
+    written(model, ["abcdefgh", "a" * 12, "a" * 30])  # 6 new tokens leave room for 10
+    assert "2 of 3 contexts do not fit. They lost 22 tokens at their start, at most 20 each" in capsys.readouterr().err
+    model._loglikelihood_tokens([(None, [1] * 15, [2] * 2), (None, [1] * 20, [2] * 2)])
+    assert "1 of 2 contexts do not fit. They lost 5 tokens" in capsys.readouterr().err
+    model._loglikelihood_tokens([(None, [1] * 15, [2] * 2)])
+    assert capsys.readouterr().err == ""
+
+
+def test_prefix_token_outside_the_model_is_refused(harness):
+    assert harness(prefix_token_id=5).prefix_token_id == 5
+    with pytest.raises(ConfigError, match="prefix_token_id=999: the model has ids 0 to"):
+        harness(prefix_token_id=999)
+
+
+def test_generation_ends_at_each_end_token(harness, monkeypatch):
+    model = harness(max_length=64)
+    given = {name: getattr(model._tokenizer, name) for name in ("begin", "encode_whole", "shown", "decode", "template")}
+    model._tokenizer = types.SimpleNamespace(**given, vocab_size=257, eos=256, ends=(256, 122))
+    steps = [list(b"abzde"), [97, 98, 99, 256, 100], list(b"lmnop")]
+    monkeypatch.setattr(posx.lm_eval, "generate", lambda *_, **__: map(np.array, zip(*steps, strict=True)))
+    assert written(model, ["one", "two", "six"], max_gen_toks=5) == ["ab", "abc", "lmnop"]
 
 
 def test_without_the_harness_one_line_says_so(monkeypatch, capsys):

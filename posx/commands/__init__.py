@@ -56,7 +56,11 @@ FORMS = ("markdown", "csv", "json", "latex")
 #: The flags of `posx evaluate` that choose lengths, protocols and targets.
 MEASURING: Flags = {
     "lengths": ("", "window lengths in tokens, for example 64,128"),
-    "protocol": ("", "nonoverlapping, sliding, per_position, lm_eval_rolling, hf_strided, or several with commas"),
+    "protocol": (
+        "",
+        "nonoverlapping, sliding, per_position, lm_eval_rolling, hf_strided, begin_every_window (each window after the "
+        "begin token), or several with commas",
+    ),
     "stride": (int, "stride of overlapping windows in tokens; 0: L/4 for sliding, half of a window for hf_strided"),
     "num_targets": (int, "targets to score; 0: all; left out: as in the run's config"),
     "executor": ("", "auto, dense, blockwise or fused"),

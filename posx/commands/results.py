@@ -121,7 +121,8 @@ def run_generate(values: dict[str, Any], _: None) -> None:
     except ConfigError as error:
         raise ConfigError(f"{error} The token before the prompt counts as one of its tokens.") from None
     print(values["prompt"], end="", flush=True)
-    for piece in pieces(tokenizer, prompt, (int(new[0]) for new in itertools.chain([first], steps))):
+    new = (int(step[0]) for step in itertools.chain([first], steps))
+    for piece in pieces(tokenizer, prompt, itertools.takewhile(lambda one: one not in tokenizer.ends, new)):
         print(piece, end="", flush=True)
     print()
 

@@ -1,11 +1,16 @@
 """Tokenizers: bytes, byte-level BPE trained here, any tokenizer.json, or ids alone.
 
-All classes have one interface: `name`, `vocab_size` (ids lie below it), `eos` and `begin` (two of the ids), `num_ids`
-(a text that was tokenised elsewhere has ids below it), `special` ({text: id} of the special tokens), `text` (of the
-file that `save` writes), `digest` (its sha256, in hex), `encode`, `encode_batch`, `token_bytes` and `decode`. Text
-inside a document that looks like a special token stays text. The one separator, `eos`, is only added as an id, after
-each document. `begin` is the first token of a prompt or a scored text. Text with a lone surrogate, which has no UTF-8
-form, is a DataError.
+All classes have one interface: `name`, `vocab_size` (ids lie below it), `num_ids` (a text that was tokenised elsewhere
+has ids below it), `special` ({text: id} of the special tokens), `text` (of the file that `save` writes), `digest`,
+`encode`, `encode_batch`, `encode_whole`, `token_bytes`, `decode` and `shown`. `digest` is the sha256 of `text` in hex,
+of an imported model that of its tokenizer.json, `begin` and `eos`. Text inside a document that looks like a special
+token stays text. Text with a lone surrogate, which has no UTF-8 form, is a DataError. Some
+ids have a meaning:
+
+* `eos` is the one separator. It is only added as an id, after each document.
+* `begin` is the first token of a prompt or a scored text.
+* `template` holds the ids that the file itself puts around a text, () without a template.
+* `ends` holds the ids at which an imported model ends a generation, () for all others.
 """
 
 import hashlib
@@ -27,6 +32,8 @@ _EOS_NAMES = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<EOS>", "<|eos|>", "[EOS
 #: A model has a row for every id. If there are so many times more ids than tokens, something is wrong.
 SPARSE = 8
 _IDS_TYPE = "posx-ids"
+#: The key in a stored tokenizer.json under which posx keeps the ids of an imported model.
+_OF_MODEL = "posx"
 _BYTES_JSON = json.dumps({"type": "posx-bytes", "version": 1, "vocab_size": 257, "eos": 256})
 
 
@@ -40,6 +47,15 @@ class _Tokenizer:
 
     text: str
     encode_batch: Callable[[Sequence[str]], list[np.ndarray]]
+    decode: Callable[[Any], str]
+
+    @property
+    def template(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return ()
 
     @property
     def digest(self) -> str:
@@ -48,6 +64,19 @@ class _Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Return ids [n] of the smallest unsigned type."""
         return self.encode_batch([text])[0]
+
+    def encode_whole(self, text: str, special: bool) -> list[int]:
+        """Return the ids of a text as transformers encodes it: with special tokens inside the text matched.
+
+        Args:
+          text: the text.
+          special: whether the template puts its ids around the text.
+        """
+        return self.encode(text).tolist()
+
+    def shown(self, number: int) -> str:
+        """Return the text of one id, that of special tokens too; "" for an id that stands for nothing."""
+        return self.decode([number])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         Path(path).write_bytes(self.text.encode())
@@ -120,9 +149,32 @@ class IdTokenizer(_Tokenizer):
 
 @dataclass(frozen=True)
 class BpeTokenizer(_Tokenizer):
-    """A Hugging Face tokenizer, held as the text of its tokenizer.json."""
+    """A Hugging Face tokenizer, held as the text of its tokenizer.json and the ids of an imported model in it."""
 
     text: str
+
+    @cached_property
+    def _parts(self) -> tuple[str, Mapping[str, Any]]:
+        if f'"{_OF_MODEL}"' not in self.text or _OF_MODEL not in (found := parsed(self.text)):
+            return self.text, {}
+        ids = found.pop(_OF_MODEL)
+        return json.dumps(found, ensure_ascii=False), ids
+
+    @property
+    def plain(self) -> str:
+        """The tokenizer.json as Hugging Face reads it: without the ids of a model."""
+        return self._parts[0]
+
+    @property
+    def of_model(self) -> Mapping[str, Any]:
+        """The ids of an imported model, as `with_model` keeps them; empty for every other tokenizer."""
+        return self._parts[1]
+
+    @property
+    def digest(self) -> str:
+        # The settings of generation beside the ids change no text, so they do not keep two rows apart.
+        named = f"{self.plain}\n{self.begin} {self.eos}" if self.of_model else self.text
+        return hashlib.sha256(named.encode()).hexdigest()
 
     @cached_property
     def name(self) -> str:
@@ -131,14 +183,22 @@ class BpeTokenizer(_Tokenizer):
 
     @cached_property
     def _tokenizer(self) -> Any:
+        tokenizer = self._read()
+        tokenizer.encode_special_tokens = True  # by default they are matched inside the text
+        tokenizer.post_processor = None  # adds special tokens, and cuts white space off the offsets
+        return tokenizer
+
+    @cached_property
+    def _own(self) -> Any:
+        return self._read()
+
+    def _read(self) -> Any:
+        """Return the library's tokenizer. A stored one may cut or pad its output: that is switched off."""
         from tokenizers import Tokenizer as HfTokenizer
 
-        tokenizer = HfTokenizer.from_str(self.text)
-        # A stored tokenizer may cut or pad its output, and by default matches special tokens inside the text.
+        tokenizer = HfTokenizer.from_str(self.plain)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        tokenizer.encode_special_tokens = True
-        tokenizer.post_processor = None  # adds special tokens, and cuts white space off the offsets
         return tokenizer
 
     @cached_property
@@ -156,23 +216,33 @@ class BpeTokenizer(_Tokenizer):
 
     @cached_property
     def eos(self) -> int:
-        """The id of the first end-of-text special token known to posx; without one, a new id after the last."""
+        """The first end token of an imported model, else the first special token of the file that is known as one.
+
+        Without either, a new id after the last.
+        """
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
-        return next((special[name] for name in _EOS_NAMES if name in special), self.num_ids)
+        return next(iter(self.ends), next((special[name] for name in _EOS_NAMES if name in special), self.num_ids))
+
+    @cached_property
+    def template(self) -> tuple[int, ...]:
+        """The ids that the file's own template puts around a text, such as Llama's <s>; () without a template."""
+        return tuple(self._own.encode("").ids)
 
     @cached_property
     def begin(self) -> int:
-        """The id that the file's own template puts before a text, such as Llama's <s>; `eos` without a template."""
-        from tokenizers import Tokenizer as HfTokenizer
+        """The first id of `template`, else the begin token of an imported model, else `eos`."""
+        of_model = self.of_model.get("begin")
+        return next(iter(self.template), self.eos if of_model is None else int(of_model))
 
-        tokenizer = HfTokenizer.from_str(self.text)
-        tokenizer.no_padding()
-        return next(iter(tokenizer.encode("").ids), self.eos)
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The end tokens of an imported model: those of its config.json, then those of its generation_config.json."""
+        return tuple(map(int, self.of_model.get("ends", ())))
 
     @cached_property
     def vocab_size(self) -> int:
-        return max(self.num_ids, self.eos + 1)
+        return 1 + max(self.num_ids - 1, self.eos, self.of_model.get("begin") or 0, *self.ends)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._encodings(texts, self._tokenizer.encode_batch_fast)
@@ -187,11 +257,11 @@ class BpeTokenizer(_Tokenizer):
         encodings = self._encodings(texts, self._tokenizer.encode_batch)
         return [_bytes_of(encoding.offsets, text) for encoding, text in zip(encodings, texts, strict=True)]
 
-    def _encodings(self, texts: Sequence[str], encode: Callable[..., list[Any]]) -> list[Any]:
+    def _encodings(self, texts: Sequence[str], encode: Callable[..., list[Any]], special: bool = False) -> list[Any]:
         for text in texts:
             utf8(text)
         try:
-            return encode(list(texts), add_special_tokens=False)
+            return encode(list(texts), add_special_tokens=special)
         except Exception as error:  # a plain one: for example of a tokenizer that lacks the token for unknown words
             raise DataError(f"the {self.name} tokenizer cannot encode this text: {error}") from None
 
@@ -199,6 +269,13 @@ class BpeTokenizer(_Tokenizer):
         """Return the text of `ids` without special tokens. Raises DataError for ids outside the vocabulary."""
         array = _checked(ids, self.vocab_size)
         return self._tokenizer.decode(array[array < self.num_ids].tolist(), skip_special_tokens=True)
+
+    def encode_whole(self, text: str, special: bool) -> list[int]:
+        (found,) = self._encodings([text], self._own.encode_batch, special)
+        return found.ids
+
+    def shown(self, number: int) -> str:
+        return self._own.decode([number], skip_special_tokens=False) if number < self.num_ids else ""
 
 
 Tokenizer = ByteTokenizer | BpeTokenizer | IdTokenizer
@@ -251,6 +328,17 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             f"tokenizer '{path}' has {used:,} tokens with ids up to {size - 1:,}. Number them without gaps."
         )
     return tokenizer
+
+
+def with_model(text: str, ids: Mapping[str, Any]) -> str:
+    """Return the text of a tokenizer.json with the ids of a model, which a `BpeTokenizer` of that text has as its own.
+
+    Args:
+      text: a tokenizer.json.
+      ids: "begin" (an id or None), "ends" (ids, the first of which is `eos`), and as the model's files have them
+        "config" ({"bos_token_id": ..., "eos_token_id": ...}, each if it is there) and "generation_config" (or None).
+    """
+    return json.dumps({**parsed(text), _OF_MODEL: dict(ids)}, ensure_ascii=False)
 
 
 def utf8(text: str) -> bytes:

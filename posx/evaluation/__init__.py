@@ -18,17 +18,18 @@ from posx.errors import ConfigError, UndefinedLength
 from posx.evaluation.base import Protocol, Row
 from posx.evaluation.differences import Difference, holm, loss_difference, rise_difference
 from posx.evaluation.probe import check_first_windows
-from posx.evaluation.protocols import Nonoverlapping, PerPosition, Sliding, protocol_class
+from posx.evaluation.protocols import BeginEveryWindow, Nonoverlapping, PerPosition, Sliding, protocol_class
 from posx.evaluation.published import HfStrided, LmEvalRolling
-from posx.evaluation.scoring import LogProbs, Measured
+from posx.evaluation.scoring import LogProbs, Measured, with_ends
 from posx.evaluation.statistics import Ratio, interval, paired_extrapolation, paired_ratio
 from posx.layers import host, token_ids
 from posx.lazy import modules_of
 from posx.progress import say
 
 __all__ = [
-    "Difference", "HfStrided", "LmEvalRolling", "Nonoverlapping", "PerPosition", "Ratio", "Sliding", "UndefinedLength",
-    "evaluate", "holm", "interval", "loss_difference", "paired_extrapolation", "paired_ratio", "rise_difference",
+    "BeginEveryWindow", "Difference", "HfStrided", "LmEvalRolling", "Nonoverlapping", "PerPosition", "Ratio", "Sliding",
+    "UndefinedLength", "evaluate", "holm", "interval", "loss_difference", "paired_extrapolation", "paired_ratio",
+    "rise_difference",
 ]  # fmt: skip
 
 __getattr__ = modules_of(__name__)
@@ -55,9 +56,9 @@ def evaluate(
         torch array: entry (b, i) is that of tokens[b, i + 1] given tokens[b, : i + 1]. The last column has no next
         token: it is not read and may be left out. The whole distribution, [b, t, v] or [b, t - 1, v], is accepted as
         well. May raise UndefinedLength.
-      stream: tokens [n + 1], the first of which is context only.
-      protocol: "nonoverlapping" ("P1"), "sliding" ("P2"), "per_position" ("P4"), "lm_eval_rolling" ("P6"), "hf_strided"
-        ("P8"), a protocol value, or several of them.
+      stream: tokens [n + 1], the first of which is context only: the token with which the model begins a text.
+      protocol: "nonoverlapping" ("P1"), "begin_every_window" ("P1B"), "sliding" ("P2"), "per_position" ("P4"),
+        "lm_eval_rolling" ("P6"), "hf_strided" ("P8"), a protocol value, or several of them.
       lengths: window lengths in tokens, each once.
       token_bytes: [n + 1] bytes of the text behind each token of the stream, for bits per byte; None if they are not
         known. A table by token id is not enough for most tokenizers: take them from offsets into the text.
@@ -96,7 +97,7 @@ def evaluate(
     sizes = None if token_bytes is None else _sizes(token_bytes, separators, len(tokens))
     separators = None if separators is None else _separators(separators, tokens, sizes)
     check_first_windows(log_probs, tokens, lengths, batch_tokens)
-    model = Measured(log_probs, tokens, sizes, separators, documents, batch_tokens)
+    model = Measured(log_probs, tokens, sizes, separators, with_ends(documents, tokens, separators), batch_tokens)
     rows = []
     for value in protocols:
         for row in value.measure(model, lengths):

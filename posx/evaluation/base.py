@@ -77,12 +77,17 @@ class Protocol(abc.ABC):
         """List the windows [n, 3] in which the targets are scored, as `Targets.windows` does."""
         return targets.windows(length, stride)
 
+    def begins(self, targets: Targets, windows: np.ndarray) -> np.ndarray:
+        """Return, for windows [n, 3], whether token 0 of the stream takes the place of their first token, [n]."""
+        return np.zeros(len(windows), bool)
+
     def measure(self, model: Measured, lengths: Sequence[int]) -> Iterator[Row]:
         """Yield a row for each length that is `required`."""
         targets = self.targets(model.stream, lengths, model.documents)
         for length in lengths:
             stride = self.stride_at(length, lengths)
-            scored = model.scored(self.windows(targets, length, stride), length)
+            windows = self.windows(targets, length, stride)
+            scored = model.scored(windows, length, self.begins(targets, windows))
             yield self.row(model, length, stride, targets, scored)
 
     def row(self, model: Measured, length: int, stride: int, targets: Targets, scored: Scored) -> Row:

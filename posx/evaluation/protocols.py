@@ -68,6 +68,24 @@ class Nonoverlapping(_Consecutive):
 
 
 @dataclasses.dataclass(frozen=True)
+class BeginEveryWindow(Nonoverlapping):
+    """P1B: the windows and targets of P1, each window after the begin token, as texts are in training.
+
+    NLL(x_1 .. x_n) = -sum over i of log p(x_i | begin, x_1 .. x_i-1), for the n <= length targets of a window.
+
+    Token 0 of the stream is the begin token. It takes the place of the one token of context that a window of P1 has
+    before its targets. The model therefore reads the begin token and length - 1 tokens of text, `length` in all, at
+    positions 0 to length - 1. Inside a window, documents and separators follow each other as under P1.
+    Use: models that were trained with such a token before every text, such as Gemma, and fail without it.
+    """
+
+    name, letter, title = "begin_every_window", "P1B", "non-overlapping windows after the begin token"
+
+    def begins(self, targets: Targets, windows: np.ndarray) -> np.ndarray:
+        return np.ones(len(windows), bool)
+
+
+@dataclasses.dataclass(frozen=True)
 class PerPosition(_Consecutive):
     """P4: one pass of P1 at the longest length for which the model is defined, its loss kept by position."""
 
@@ -158,7 +176,7 @@ class Sliding(Protocol):
 
 #: Protocols by their names in rows and settings.
 PROTOCOLS: dict[str, type[Protocol]] = {
-    cls.name: cls for cls in (Nonoverlapping, Sliding, PerPosition, LmEvalRolling, HfStrided)
+    cls.name: cls for cls in (Nonoverlapping, Sliding, PerPosition, LmEvalRolling, HfStrided, BeginEveryWindow)
 }
 
 

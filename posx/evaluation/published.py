@@ -15,7 +15,7 @@ import numpy as np
 from posx.config import EvalConfig
 from posx.errors import ConfigError
 from posx.evaluation.base import Protocol, Row
-from posx.evaluation.scoring import Measured, Scored, Targets, document_starts, targets_in
+from posx.evaluation.scoring import Documents, Measured, Scored, Targets, document_starts, targets_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +32,9 @@ class _FromTheStart(Protocol):
 class LmEvalRolling(_FromTheStart):
     """P6: each document by itself, in windows that share no target, the last one filled up with context on its left.
 
-    The context of a document's first token is token 0 of the stream, which must stand before every document. Windows
+    The context of a document's first token is token 0 of the stream, whatever stands before the document. Windows
     after the first begin with one token of context. The last one has full length, and scores only the rest of the
-    document. The token that ends a document is not scored.
+    document. The separator that ends a document is not scored.
 
     Source: lm-evaluation-harness 0.4.13, `loglikelihood_rolling` (`get_rolling_token_windows` with context_len=1).
     `bpb` is its bits_per_byte, 2^bpb its byte_perplexity, exp(nll * num_targets / words) its word_perplexity.
@@ -50,14 +50,7 @@ class LmEvalRolling(_FromTheStart):
     def targets(self, stream: np.ndarray, lengths: Sequence[int], documents: Any) -> Targets:
         self.check_text(len(stream) - 1, lengths, "the stream")
         starts = document_starts(documents, len(stream))
-        wrong = starts[stream[starts] != stream[0]]
-        if len(wrong):
-            raise ConfigError(
-                f"the document at place {wrong[0] + 1} of the stream follows token {stream[wrong[0]]}, but "
-                f"{self.name} begins every document after the first token of the stream, {stream[0]}. Put that token "
-                "before every document."
-            )
-        ends = np.append(starts[1:], len(stream) - (stream[-1] == stream[0])) - 1
+        ends = _ends(stream, documents, starts)
         sizes = np.maximum(ends - starts, 0)
         if self.num_targets:
             sizes = np.clip(self.num_targets - (np.cumsum(sizes) - sizes), 0, sizes)
@@ -68,6 +61,27 @@ class LmEvalRolling(_FromTheStart):
         found = targets.windows(length, length)
         is_later = ~np.isin(found[:, 0], targets.starts)
         return found + np.where(is_later, length - found[:, 2], 0)[:, None] * np.array([-1, 1, 1])
+
+    def begins(self, targets: Targets, windows: np.ndarray) -> np.ndarray:
+        return np.isin(windows[:, 0], targets.starts)
+
+
+def _ends(stream: np.ndarray, documents: Any, starts: np.ndarray) -> np.ndarray:
+    """Return the target after the last one of each document.
+
+    If the ends are not given, the first token of the stream must separate the documents. Raises ConfigError.
+    """
+    if isinstance(documents, Documents):
+        return documents.ends - 1
+    wrong = starts[stream[starts] != stream[0]]
+    if len(wrong):
+        token = stream[wrong[0]]
+        raise ConfigError(
+            f"the document at place {wrong[0] + 1} of the stream follows token {token}, which may be text or a "
+            f"separator: it is not the first token of the stream, {stream[0]}. Name the ids between documents, as "
+            f"separators=[{token}], or pass separators=[] if there are none."
+        )
+    return np.append(starts[1:], len(stream) - (stream[-1] == stream[0])) - 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
 from posx.evaluation.statistics import BLOCK_LEN
 from posx.layers import host
+from posx.progress import say
 
 LogProbs = Callable[[Any], Any]
 
@@ -24,6 +25,16 @@ STRETCHES = 32
 #: Rounding may lift a log-probability this far above 0, and the logarithm of a sum of probabilities this far from 0.
 ROUNDING = 1e-3
 SUM_ROUNDING = 0.05
+#: The bits after the leading one of 16-bit numbers, and the fewest different values that show a rounding to them.
+_HALF = {"bfloat16": 7, "float16": 10}
+FEWEST_VALUES = 16
+
+
+class Documents(NamedTuple):
+    """The places [d] in a stream at which documents start and end, the token at the end not included."""
+
+    starts: np.ndarray
+    ends: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +109,11 @@ def _select(values: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.nda
 
 
 def document_starts(documents: Any, size: int) -> np.ndarray:
-    """Return the first target of every document. That of the first document is 0."""
+    """Return the first target of every document. That of the first document is 0.
+
+    documents: `Documents`, [d] places in the stream at which documents start, or None.
+    """
+    documents = documents.starts if isinstance(documents, Documents) else documents
     given = host([] if documents is None else documents)
     if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
         raise ConfigError(
@@ -107,6 +122,18 @@ def document_starts(documents: Any, size: int) -> np.ndarray:
     if given.size and not 0 <= given.min() <= given.max() <= size:
         raise ConfigError(f"documents has places {given.min()} to {given.max()}, but the stream has 0 to {size}.")
     return np.unique(np.concatenate([[0], np.clip(given.astype(np.int64) - 1, 0, max(size - 2, 0))])).astype(np.int64)
+
+
+def with_ends(documents: Any, stream: np.ndarray, separators: Any) -> Any:
+    """Return `Documents` of [d] places at which documents start, if these and the ids of separators are known.
+
+    A document ends before the next one, and before the separator that it ends with.
+    """
+    if documents is None or separators is None:
+        return documents
+    starts = 1 + document_starts(documents, len(stream))
+    ends = np.append(starts[1:], len(stream))
+    return Documents(starts, ends - np.isin(stream[ends - 1], separators))
 
 
 def _middles(edges: np.ndarray, count: int) -> np.ndarray:
@@ -176,22 +203,28 @@ class Measured:
     batch_tokens: int
     on_windows: Callable[[int, int], object] = lambda length, done: None
     passes: dict[tuple[int, str], Scored] = dataclasses.field(default_factory=dict)
+    said: list[str] = dataclasses.field(default_factory=list)  # notices about the results, each once
 
-    def scored(self, windows: np.ndarray, length: int) -> Scored:
-        """Score `windows` [n, 3] of `length` tokens, if that is not done yet."""
-        key = length, digest_of(windows)
+    def scored(self, windows: np.ndarray, length: int, begins: np.ndarray | None = None) -> Scored:
+        """Score `windows` [n, 3] of `length` tokens, if that is not done yet.
+
+        The first token of a window whose entry of `begins` [n] is true is replaced by token 0 of the stream.
+        """
+        begins = np.zeros(len(windows), bool) if begins is None else begins
+        key = length, digest_of(windows, begins)
         if key not in self.passes:
-            self.passes[key] = self._score(windows, length)
+            self.passes[key] = self._score(windows, length, begins)
         return self.passes[key]
 
-    def _score(self, windows: np.ndarray, length: int) -> Scored:
+    def _score(self, windows: np.ndarray, length: int, begins: np.ndarray) -> Scored:
         """Score the windows in order. The batch is halved as long as memory runs out."""
         batch_size, batches = max(1, self.batch_tokens // length), list[np.ndarray]()
         while not batches:
             try:
                 self.on_windows(length, 0)
                 for n in range(0, len(windows), batch_size):
-                    batches.append(self._batch_nll(windows[n : n + batch_size], length, batch_size))
+                    some = slice(n, n + batch_size)
+                    batches.append(self._batch_nll(windows[some], length, begins[some], batch_size))
                     self.on_windows(length, min(n + batch_size, len(windows)))
             except UndefinedLength:
                 return Scored("undefined", windows)
@@ -204,12 +237,13 @@ class Measured:
         nll = np.concatenate(batches)
         return Scored("ok" if np.isfinite(nll).all() else "nonfinite", windows, nll)
 
-    def _batch_nll(self, windows: np.ndarray, length: int, batch_size: int) -> np.ndarray:
+    def _batch_nll(self, windows: np.ndarray, length: int, begins: np.ndarray, batch_size: int) -> np.ndarray:
         # Short batches and ragged windows are padded, so that one compiled shape serves all. The padding lies after
         # every scored target of a causal model and is not counted.
         starts = np.concatenate([windows[:, 0], np.zeros(batch_size - len(windows), windows.dtype)])
         places = np.minimum(starts[:, None] + np.arange(length + 1), len(self.stream) - 1)
         tokens = self.stream[places].astype(np.int32)
+        tokens[: len(windows), 0][begins] = self.stream[0]
         result = called(self.log_probs, tokens)
         if len(result.shape) == 3:
             result = _of_next(result, tokens[:, 1:])
@@ -217,6 +251,13 @@ class Measured:
         scored = (column >= windows[:, 1:2]) & (column < windows[:, 2:3])
         found = host(result[: len(windows), :length]).astype(np.float32)[scored]
         refuse_logits(found)
+        if not self.said and (precision := _half_precision(getattr(result, "dtype", ""), found)):
+            error = 8 / 2 ** (1 + _HALF[precision])
+            self.said.append(
+                f"notice: log_probs gives {precision}, which rounds a log-probability of -8 by up to {error:.2g} nats. "
+                "Cast the logits to float32 before log_softmax, not the result."
+            )
+            say(self.said[0])
         return -found
 
 
@@ -229,6 +270,27 @@ def out_of_memory(error: Exception) -> bool:
     """Tell whether `error` says that memory ran out."""
     words = str(error).lower()
     return isinstance(error, MemoryError) or "resource_exhausted" in words or "out of memory" in words
+
+
+def _half_precision(dtype: Any, found: np.ndarray) -> str:
+    """Return the 16-bit type of log-probabilities, or the one that they were rounded to before a cast, else "".
+
+    Rounding shows in values that use the last bit of the type at several powers of 2. A fixed grid, such as whole
+    numbers, does so at one power alone.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name in _HALF:
+        return name
+    bits = found[np.isfinite(found)].astype(np.float32).view(np.uint32)
+    for name, kept in _HALF.items():
+        last = 23 - kept  # of the 23 bits after the leading one
+        if (bits & ((1 << last) - 1)).any():
+            continue
+        values = np.unique(bits)
+        powers = np.unique(values[(values >> last) & 1 == 1] >> 23)
+        if len(values) >= FEWEST_VALUES and len(powers) > 1:
+            return name
+    return ""
 
 
 def refuse_logits(found: np.ndarray) -> None:

@@ -15,11 +15,12 @@ from posx import interrupts
 from posx.config import EvalConfig, RunConfig
 from posx.config.data import PLACES
 from posx.config.sections import cycle_of
-from posx.data import Dataset
+from posx.data import Dataset, Tokenizer
 from posx.encodings import code_of
 from posx.errors import UndefinedLength
 from posx.evaluation.base import Protocol
-from posx.evaluation.scoring import Measured, digest_of
+from posx.evaluation.protocols import BeginEveryWindow
+from posx.evaluation.scoring import Documents, Measured, digest_of
 from posx.files.checksums import with_checksum
 from posx.files.rows import ROW_VERSION, result_of
 from posx.layers import sequential
@@ -105,8 +106,9 @@ def evaluate_run(
     facts = _facts(run, model, dataset, folder, step)
     log_probs = model_log_probs(model, params, config.executor, layout)
     text, eos, work = dataset.validation, dataset.tokenizer.eos, _Work(model)
-    # One end-of-document token before the text is the context of the very first target.
-    stream, documents = np.insert(text.tokens, 0, dataset.tokenizer.begin), 1 + text.offsets[:-1]
+    # The begin token before the text is the context of the very first target.
+    stream = np.insert(text.tokens, 0, dataset.tokenizer.begin)
+    documents = Documents(1 + text.offsets[:-1], text.offsets[1:])
     token_bytes = None if text.token_bytes is None else np.insert(text.token_bytes, 0, 0)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
     measured = Measured(log_probs, stream, token_bytes, (eos,), documents, config.batch_tokens, work.report)
@@ -129,6 +131,7 @@ def evaluate_run(
     for one, length in missing:
         if is_defined(model, length):
             work.add(one.protocol, measured, length)
+    work.say_without_begin(dataset.tokenizer, facts["run_id"])
     with work.shown(f"{facts['run_id']} evaluating") if missing else contextlib.nullcontext():
         for one, length in missing:
             for row in one.protocol.measure(measured, [length]):
@@ -201,6 +204,7 @@ class _Work:
     def __init__(self, model: Model):
         self.model = model
         self.passes: dict[tuple[int, str], int] = {}
+        self.firsts: dict[str, list[np.ndarray]] = {}  # by protocol, the first token of each window
         self.before = self.inside = 0  # done in the passes before this one, and in this one
         self.meter: Meter
 
@@ -208,7 +212,24 @@ class _Work:
         """Add a length at which the model is defined. A pass that protocols share counts once."""
         targets = protocol.targets(measured.stream, [length], measured.documents)
         windows = protocol.windows(targets, length, protocol.stride_at(length, [length]))
-        self.passes[length, digest_of(windows)] = len(windows) * self._cost(length)
+        begins = protocol.begins(targets, windows)
+        self.passes[length, digest_of(windows, begins)] = len(windows) * self._cost(length)
+        firsts = np.where(begins, measured.stream[0], measured.stream[windows[:, 0]])
+        self.firsts.setdefault(protocol.name, []).append(firsts)
+
+    def say_without_begin(self, tokenizer: Tokenizer, run_id: str) -> None:
+        """Say how many windows begin with the begin token of the tokenizer's own template, unless all do."""
+        begin, found = tokenizer.begin, []
+        for name, firsts in self.firsts.items():
+            has = np.concatenate(firsts) == begin
+            found += [] if has.all() else [f"{has.sum():,} of {len(has):,} of {name}"]
+        if not found or begin not in tokenizer.template:
+            return
+        say(
+            f"notice: {run_id}: the tokenizer puts the begin token {begin} ({tokenizer.shown(begin)}) before every "
+            f"text, but not every window begins with it: {', '.join(found)}. --protocol {BeginEveryWindow.name} puts "
+            "it before each"
+        )
 
     def _cost(self, length: int) -> int:
         """Return a number proportional to the operations of a forward pass over one window."""

@@ -189,14 +189,18 @@ def export_model(folder: RunFolder, target: Path) -> int:
         raise WorkdirError(f"--to={target} holds something. Name a new folder, or a file that ends with .safetensors.")
     config = config_of(folder.read_config())
     model, params, tokenizer, step = load_model(folder)
-    config |= {"vocab_size": model.vocab_size, "eos_token_id": tokenizer.eos, "bos_token_id": tokenizer.begin}
+    of_model = tokenizer.of_model if isinstance(tokenizer, BpeTokenizer) else {}
+    special = {"eos_token_id": tokenizer.eos, "bos_token_id": tokenizer.begin}
+    config |= {"vocab_size": model.vocab_size} | of_model.get("config", special)
     arrays = dict(arrays_of(params, config))
     with disk_errors(target):
         target.mkdir(parents=True, exist_ok=True)
         write_json(target / "config.json", config)
+        if "generation_config" in of_model:
+            write_json(target / "generation_config.json", of_model["generation_config"])
         save_file(arrays, target / "model.safetensors", {"format": "pt"})
         if isinstance(tokenizer, BpeTokenizer):
-            tokenizer.save(target / "tokenizer.json")
+            (target / "tokenizer.json").write_text(tokenizer.plain, "utf-8")
         else:
             say(f"notice: no tokenizer is written, because the {tokenizer.name} tokenizer has no form there")
     return step

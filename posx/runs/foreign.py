@@ -12,8 +12,8 @@ import numpy as np
 
 from posx.data import load_tokenizer
 from posx.data.texts import file_digest
-from posx.data.tokenizers import BpeTokenizer
-from posx.errors import WorkdirError
+from posx.data.tokenizers import BpeTokenizer, with_model
+from posx.errors import ConfigError, WorkdirError
 from posx.files.lines import parsed
 from posx.progress import say
 from posx.runs.gguf import read_gguf
@@ -21,7 +21,10 @@ from posx.runs.load import reading
 
 
 class ForeignModel(NamedTuple):
-    """A model that was read: its config, its arrays by name, the text of its tokenizer, and the digest of its files."""
+    """A model that was read: its config, its arrays by name, its tokenizer, and the digest of its files.
+
+    tokenizer: the text of a tokenizer.json with the ids of the model, see `with_model`.
+    """
 
     config: Mapping[str, Any]
     arrays: Callable[[str], np.ndarray]
@@ -38,7 +41,8 @@ def read(path: Path) -> ForeignModel:
     """
     if path.suffix == ".gguf" and path.is_file():
         config, arrays, names, text = read_gguf(path)
-        return ForeignModel(config, arrays, names, _within(text, config["vocab_size"]), _digest([path]))
+        text = _with_ids(_within(text, config["vocab_size"]), config, {}, {})
+        return ForeignModel(config, arrays, names, text, _digest([path]))
     if not path.is_dir():
         raise WorkdirError(
             f"--from={path}: there is no such folder. Name one with a config.json, or a .gguf file. "
@@ -53,6 +57,8 @@ def read(path: Path) -> ForeignModel:
     places = _places(path)
     digest = _digest([path / "config.json", path / "tokenizer.json", *sorted(set(places.values()))])
     text = _within(tokenizer.text, config.get("vocab_size"))
+    others = [path / name for name in ("generation_config.json", "tokenizer_config.json")]
+    text = _with_ids(text, config, *(_parsed_file(file) if file.exists() else {} for file in others))
     return ForeignModel(config, lambda name: _array(places[name], name), frozenset(places), text, digest)
 
 
@@ -62,6 +68,50 @@ def _within(tokenizer: str, rows: Any) -> str:
     added = found.get("added_tokens") or []
     kept = [token for token in added if not (token["special"] and isinstance(rows, int) and token["id"] >= rows)]
     return tokenizer if kept == added else json.dumps(found | {"added_tokens": kept}, ensure_ascii=False)
+
+
+def _with_ids(text: str, config: Mapping[str, Any], generation: Mapping[str, Any], named: Mapping[str, Any]) -> str:
+    """Return a tokenizer.json with the begin and end tokens of a model.
+
+    The begin token is that of tokenizer_config.json, which may say that there is none, else that of config.json. A
+    generation ends at each end token of the three.
+
+    Args:
+      text: the tokenizer.json.
+      config: the config.json.
+      generation: the generation_config.json, empty without one.
+      named: the tokenizer_config.json, which names tokens by their text; empty without one.
+
+    Raises:
+      ConfigError: a value is no token id.
+    """
+    written = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
+    begins, ends = (_ids(config, f"{name}_token_id", config) for name in ("bos", "eos"))
+    ends += _ids(generation, "eos_token_id", config) + _named(named, "eos_token", text)
+    if "bos_token" in named:
+        begins = _named(named, "bos_token", text)
+    ids = {"begin": next(iter(begins), None), "ends": list(dict.fromkeys(ends)), "config": written}
+    return with_model(text, ids | ({"generation_config": generation} if generation else {}))
+
+
+def _named(found: Mapping[str, Any], name: str, text: str) -> list[int]:
+    """Return the id of a token that is named by its text, [] for null and for a token that is not in the file."""
+    token = found.get(name)
+    token = token.get("content") if isinstance(token, Mapping) else token
+    number = None if token is None else BpeTokenizer(text).vocab.get(str(token))
+    return [] if number is None else [number]
+
+
+def _ids(found: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> list[int]:
+    """Return the ids under a name, one or a list of them, that the model has rows for."""
+    value = found.get(name)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if wrong := [one for one in ids if isinstance(one, bool) or not isinstance(one, int)]:
+        raise ConfigError(f"{name}={wrong[0]!r} is no token id. Write a whole number, a list of them, or null.")
+    rows = config.get("vocab_size")
+    if beyond := [one for one in ids if one < 0 or (isinstance(rows, int) and one >= rows)]:
+        say(f"notice: {name}={beyond[0]} has no row in the model, which has {rows}. posx does not use it.")
+    return [one for one in ids if one not in beyond]
 
 
 def _places(path: Path) -> dict[str, Path]:

@@ -12,7 +12,7 @@ import tokenizers as hf
 
 import posx
 import posx.runs.evaluate
-from posx.data import DataConfig, prepare
+from posx.data import ByteTokenizer, DataConfig, prepare
 from posx.files.rows import ROW_VERSION
 from tests import tiny
 from tests.commands import refused, watched
@@ -131,6 +131,18 @@ def test_evaluate_under_the_protocols_of_other_libraries(capsys, workdir):
     code, out, err = tiny.call(capsys, *words, "--lengths=16,32", "--stride=16")
     assert code == 0 and "1 row left out, scored on other targets" in out, err
     refused(capsys, 2, [*words, "--stride=20"], "eval.stride=20", "shortest window, 16")
+
+
+def test_windows_without_the_begin_token_are_said(capsys, workdir, monkeypatch):
+    """The tokenizer's template has one. The named protocol puts it before each window, on the same targets."""
+    monkeypatch.setattr(ByteTokenizer, "template", (256,))
+    words = ["--num_targets=192", "--lengths=16", "--protocol=nonoverlapping,begin_every_window"]
+    code, _, err = tiny.call(capsys, "evaluate", f"--workdir={workdir}", *words)
+    assert code == 0 and "puts the begin token 256 () before every text, but not every window begins with it: " in err
+    assert " of 12 of nonoverlapping. --protocol begin_every_window puts it before each" in err
+    rows = [row for row in tiny.rows(workdir / "eval.jsonl") if row["num_targets"] == 192]
+    assert [row["protocol"] for row in rows] == ["nonoverlapping", "begin_every_window"]
+    assert rows[0]["targets"] == rows[1]["targets"] and rows[0]["nll"] != rows[1]["nll"]
 
 
 def test_no_targets_are_all_targets_as_in_the_settings(capsys, workdir):

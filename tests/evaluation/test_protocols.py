@@ -74,3 +74,30 @@ def test_per_position_owes_one_row_at_its_longest_defined_length():
     assert protocols.PerPosition().required((8, 16, 32), lambda length: length <= 16) == (16,)
     assert protocols.PerPosition().required((8,), lambda length: False) == ()
     assert protocols.Sliding().required((8, 16), lambda length: False) == (8, 16)
+
+
+def test_begin_every_window_predicts_after_the_begin_token():
+    """Windows of 3 tokens: begin and two tokens of text. The last window has one target."""
+    seen = []
+
+    def log_probs(
+        tokens,
+    ):  # 10 times the first token of the window, plus the token before the target, plus a tenth of it
+        seen.append(tokens.copy())
+        return -(10.0 * tokens[:, :1] + tokens[:, :-1] + 0.1 * tokens[:, 1:])
+
+    stream = np.array([9, 1, 2, 3, 4, 5, 6, 7])
+    (row,) = evaluate(log_probs, stream, "begin_every_window", [3], documents=[1, 4], batch_tokens=9)
+    # Windows after the begin token 9: (1, 2, 3), (4, 5, 6), (7).
+    losses = [90 + before + 0.1 * n for n, before in zip(range(1, 8), (9, 1, 2, 9, 4, 5, 9), strict=True)]
+    assert row["nll"] * 7 == pytest.approx(sum(losses)) and row["num_targets"] == 7 and row["num_windows"] == 3
+    assert seen[-1].tolist() == [[9, 1, 2, 3], [9, 4, 5, 6], [9, 7, 7, 7]]
+    plain, same = evaluate(log_probs, stream, ["P1", "P1B"], [3], documents=[1, 4])
+    assert plain["targets"] == same["targets"] and same["nll"] == row["nll"] != plain["nll"]
+    assert max(tokens.shape[1] for tokens in seen) == 4  # no more than 3 tokens are read, and one predicted
+
+
+def test_begin_every_window_is_a_setting_of_a_run():
+    config = EvalConfig(protocols=("begin_every_window",), lengths=(16, 64), num_targets=128)
+    [(protocol, lengths)] = protocols.run_protocols(config, 16)
+    assert (protocol, lengths) == (protocols.BeginEveryWindow(128, 64), (16, 64))

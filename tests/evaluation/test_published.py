@@ -111,8 +111,31 @@ def test_rolling_scores_the_first_targets(count):
     assert row["nll"] == pytest.approx(-rolling(kept, 8) / row["num_targets"], rel=1e-6)
 
 
-def test_rolling_needs_its_prefix_before_every_document():
-    with pytest.raises(ConfigError, match=r"at place 3 of the stream follows token .*first token of the stream, 0"):
+def test_rolling_begins_each_document_after_the_begin_token():
+    """Token 0 of the stream takes the place of the separator before a document."""
+    begin = 7
+    stream = np.concatenate([[begin], STREAM[1:]])
+    (row,) = evaluate(log_probs, stream, "lm_eval_rolling", [8], documents=BEGINS, separators=[EOS])
+    total = 0.0
+    for text in DOCUMENTS:
+        for context, rest in windows_of_harness(text, 8):
+            context = [begin] if context == [EOS] else context
+            given = (context + rest)[-9:]
+            total += log_probs([given])[0, -len(rest) :].sum()
+    assert row["num_targets"] == sum(map(len, DOCUMENTS)) and row["num_documents"] == 7
+    assert row["nll"] == pytest.approx(-total / row["num_targets"], rel=1e-6)
+
+
+def test_rolling_scores_text_that_no_separator_ends():
+    """Two documents without a separator between them, the second of which begins with the token of the start."""
+    stream = np.array([EOS, 3, 4, 5, EOS, 6, 7])
+    (row,) = evaluate(log_probs, stream, "lm_eval_rolling", [8], documents=[1, 4], separators=[])
+    assert row["num_targets"] == 6
+    assert row["nll"] == pytest.approx(-rolling([[3, 4, 5], [EOS, 6, 7]], 8) / 6, rel=1e-6)
+
+
+def test_rolling_asks_for_separators_that_it_cannot_know():
+    with pytest.raises(ConfigError, match=r"at place 3 of the stream follows token .*pass separators=\[\]"):
         evaluate(log_probs, STREAM, "lm_eval_rolling", [8], documents=[1, 3])
     with pytest.raises(DataError, match="0 targets, but lm_eval_rolling needs 1"):
         evaluate(log_probs, [EOS, EOS], "lm_eval_rolling", [8])

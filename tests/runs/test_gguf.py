@@ -270,10 +270,12 @@ def test_gguf_begin_and_end_tokens_are_read(tmp_path):
         assert (found.config["bos_token_id"], found.config["eos_token_id"]) == (4, 5)
         assert (json.loads(found.tokenizer)["post_processor"] is not None) == begins
         tokenizer = BpeTokenizer(found.tokenizer)
-        assert tokenizer.begin == (4 if begins else tokenizer.eos)
+        assert (tokenizer.begin, tokenizer.eos, tokenizer.ends) == (4, 5, (5,))
+        assert tokenizer.template == ((4,) if begins else ())
     write(path, drop=["bos_token_id"], add=[("add_bos_token", True)])
     found = read(path)
     assert "bos_token_id" not in found.config and json.loads(found.tokenizer)["post_processor"] is None
+    assert BpeTokenizer(found.tokenizer).begin == 5
 
 
 @pytest.mark.peers
@@ -284,7 +286,7 @@ def test_gguf_splits_are_those_of_llama_cpp(tmp_path):
         from tokenizers import Tokenizer
 
         write(path, add=[("tokenizer_pre", pre)], drop=["tokenizer_pre"])
-        tokenizer = Tokenizer.from_str(read(path).tokenizer)
+        tokenizer = Tokenizer.from_str(BpeTokenizer(read(path).tokenizer).plain)
         return [text[first:last] for _, (first, last) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
     assert pieces("gpt-2") == ["some", " words", " 12345", ",", " words"]

@@ -1,0 +1,119 @@
+"""The begin and end tokens of a model: read from each of its files, kept in the run, used, and written back."""
+
+import json
+
+import numpy as np
+import pytest
+
+import posx
+from posx.data import BpeTokenizer, load_tokenizer
+from posx.errors import ConfigError
+from posx.runs.foreign import read
+from tests import tiny
+
+
+def write(folder, name, **values):
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
+
+
+@pytest.fixture
+def source(tmp_path):
+    return tiny.write_model(tmp_path / "hf")
+
+
+#: What config.json, generation_config.json and tokenizer_config.json say, and the begin token and ends that follow.
+#: Token 0 is <|endoftext|>, and the letters "a" and "b" are tokens too.
+SAID = {
+    "nothing": ({}, {}, {}, 0, ()),
+    "config": ({"bos_token_id": 4, "eos_token_id": 5}, {}, {}, 4, (5,)),
+    "list": ({"bos_token_id": 4, "eos_token_id": [7, 5]}, {}, {}, 4, (7, 5)),
+    "null": ({"bos_token_id": None, "eos_token_id": None}, {}, {}, 0, ()),
+    "generation": ({"bos_token_id": 4, "eos_token_id": 5}, {"eos_token_id": [5, 9]}, {}, 4, (5, 9)),
+    "generation-alone": ({}, {"eos_token_id": 9}, {}, 9, (9,)),
+    "tokenizer": ({"bos_token_id": 4, "eos_token_id": 5}, {}, {"bos_token": "a", "eos_token": "b"}, "a", (5, "b")),
+    "tokenizer-whole": ({}, {}, {"bos_token": {"content": "a"}, "eos_token": {"content": "b"}}, "a", ("b",)),
+    "tokenizer-null": ({"bos_token_id": 4, "eos_token_id": 5}, {}, {"bos_token": None}, 5, (5,)),
+    "tokenizer-unknown": ({"bos_token_id": 4}, {}, {"bos_token": "<no such token>"}, 0, ()),
+    "beyond-the-rows": ({"bos_token_id": 999, "eos_token_id": [5, 300, -1]}, {}, {}, 5, (5,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_begin_and_end_tokens_of_each_file_are_read(source, capsys, case):
+    config, generation, named, begin, ends = SAID[case]
+    for name, values in (("config", config), ("generation_config", generation), ("tokenizer_config", named)):
+        if values:
+            write(source, name, **values)
+    found = BpeTokenizer(read(source).tokenizer)
+    ids = found.vocab
+    assert found.begin == (ids[begin] if isinstance(begin, str) else begin)
+    assert found.ends == tuple(ids[end] if isinstance(end, str) else end for end in ends)
+    assert found.eos == (found.ends or (0,))[0] and found.template == ()
+    assert found.plain == json.dumps(json.loads((source / "tokenizer.json").read_text()), ensure_ascii=False)
+    assert ("has no row in the model, which has 300" in capsys.readouterr().err) == (case == "beyond-the-rows")
+
+
+def test_a_token_called_none_is_no_begin_token(source):
+    """Qwen's tokenizer has "bos_token": null, and the vocabulary of GPT-2 has a token "None"."""
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    token = tokenizer["added_tokens"][0] | {"id": 257, "content": "None"}
+    write(source, "tokenizer", added_tokens=[*tokenizer["added_tokens"], token])
+    write(source, "tokenizer_config", bos_token=None)
+    found = BpeTokenizer(read(source).tokenizer)
+    assert found.vocab["None"] == 257 and found.begin == 0
+
+
+@pytest.mark.parametrize("value", ["</s>", 1.5, True, [5, "x"]])
+def test_end_tokens_that_are_no_ids_are_refused(source, value):
+    write(source, "generation_config", eos_token_id=value)
+    with pytest.raises(ConfigError, match=r"eos_token_id=.* is no token id. Write a whole number"):
+        read(source)
+
+
+def test_digest_of_a_tokenizer_has_its_begin_and_first_end(source):
+    """Settings of generation keep no rows apart: they change neither the text nor its first token."""
+    write(source, "config", bos_token_id=4, eos_token_id=5)
+    one = BpeTokenizer(read(source).tokenizer)
+    write(source, "generation_config", eos_token_id=[5, 9], temperature=0.6)
+    other = BpeTokenizer(read(source).tokenizer)
+    assert one.digest == other.digest and one.ends != other.ends
+    write(source, "config", bos_token_id=6)
+    assert BpeTokenizer(read(source).tokenizer).digest != one.digest
+
+
+@pytest.mark.peers
+def test_begin_and_end_tokens_survive_import_and_export(capsys, tmp_path):
+    """A list of end tokens and generation_config.json are written back. `posx generate` ends at each of them."""
+    from transformers import GenerationConfig
+
+    from tests.runs.test_exchange import model_of
+
+    source, run, back = tmp_path / "hf", tmp_path / "run", tmp_path / "back"
+    tiny.write_model(source)
+    model_of("llama").save_pretrained(source)
+    generation = {"eos_token_id": [5, 9], "temperature": 0.6, "do_sample": True}
+    GenerationConfig(**generation).save_pretrained(source)
+    write(source, "config", bos_token_id=4, eos_token_id=[5, 7])
+    code, _, err = tiny.call(capsys, "import", f"--from={source}", f"--to={run}")
+    assert code == 0, err
+    apply, params, tokenizer = posx.load(run)
+    assert (tokenizer.begin, tokenizer.eos, tokenizer.ends) == (4, 5, (5, 7, 9))
+    assert tiny.call(capsys, "export", f"--workdir={run}", f"--to={back}")[0] == 0
+    config = json.loads((back / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (4, [5, 7])
+    assert json.loads((back / "generation_config.json").read_text()).items() >= generation.items()
+    assert "posx" not in json.loads((back / "tokenizer.json").read_text())
+    again = tmp_path / "again"
+    assert tiny.call(capsys, "import", f"--from={back}", f"--to={again}")[0] == 0
+    assert load_tokenizer(again) == load_tokenizer(run)
+    # The text ends before the first end token.
+    words = ["generate", f"--workdir={run}", "--prompt=some", "--num_tokens=4", "--temperature=0"]
+    prompt = np.array([[4, *tokenizer.encode("some")]])
+    first = int(np.asarray(apply(params, prompt))[0, -1].argmax())
+    assert tiny.call(capsys, *words)[1].strip() != "some" or first in (5, 7, 9)
+    stored = json.loads((run / "tokenizer.json").read_text())
+    stored["posx"]["ends"].append(first)
+    (run / "tokenizer.json").write_text(json.dumps(stored))
+    code, out, err = tiny.call(capsys, *words)
+    assert code == 0 and out == "some\n", err
