@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from posx.config import RunConfig
 from posx.data import Tokenizer
 from posx.errors import PosxError, WorkdirError, other_names
+from posx.files import checksums
 from posx.files.atomic import disk_errors, write_bytes
 from posx.files.lines import parsed
 from posx.layers import sequential, token_ids
@@ -102,6 +103,12 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
     if restored is None:
         raise WorkdirError(f"{folder.path} holds no checkpoint yet. Run `posx train` with this --workdir first.")
     step, state = restored
+    ended = checksums.whole(folder.done_file).get("step")
+    if isinstance(ended, int) and step < ended:  # else its numbers would be taken for those of the whole training
+        raise WorkdirError(
+            f"{folder.path}: this run ended at step {ended}, but that checkpoint is damaged. posx verify names the "
+            f"file. The command that trained the run trains on from step {step}."
+        )
     return model, jax.tree.map(jnp.asarray, state["params"]), tokenizer, step
 
 

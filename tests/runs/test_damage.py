@@ -289,3 +289,16 @@ def test_verify_checks_exports_and_tables(capsys, workdir, tmp_path):
     (workdir / "m.safetensors").write_bytes(data)
     code, out, _ = tiny.call(capsys, "verify", workdir / "m.safetensors")
     assert code == 1 and "does not match its digest. Export the run again." in out
+
+
+def test_an_older_checkpoint_is_not_evaluated_for_a_finished_run(capsys, workdir):
+    """The weights of step 28 would be reported as those of the whole training. A run that is not finished resumes."""
+    file = arrays(workdir)
+    file.write_bytes(file.read_bytes()[:1000])
+    (workdir / "eval.jsonl").unlink()
+    for words in (["evaluate", "--lengths=16"], ["generate", "--prompt=ka"]):
+        code, out, err = tiny.call(capsys, *words, f"--workdir={workdir}")
+        assert (code, out) == (4, "") and f"ended at step {tiny.STEPS}, but that checkpoint is damaged" in err
+    (workdir / "DONE").unlink()
+    code, out, err = tiny.call(capsys, "generate", "--prompt=ka", f"--workdir={workdir}")
+    assert code == 0 and "skipped" in err
