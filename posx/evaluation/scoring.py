@@ -165,7 +165,8 @@ class Measured:
 
     stream: tokens [n + 1], the first of which is context only. token_bytes: bytes of text behind each, [n + 1], or
     None. separators: ids that are no text, or None. documents: [d], or None. batch_tokens: tokens per call of the
-    model. on_windows: called with the length and the number of windows done, before the first batch and after each.
+    model. on_windows: called with the length, the number of windows done and that of all, before the first batch and
+    after each.
     """
 
     log_probs: LogProbs
@@ -174,7 +175,7 @@ class Measured:
     separators: Sequence[int] | None
     documents: Any
     batch_tokens: int
-    on_windows: Callable[[int, int], object] = lambda length, done: None
+    on_windows: Callable[[int, int, int], object] = lambda length, done, windows: None
     passes: dict[tuple[int, str], Scored] = dataclasses.field(default_factory=dict)
 
     def scored(self, windows: np.ndarray, length: int) -> Scored:
@@ -189,10 +190,10 @@ class Measured:
         batch_size, batches = max(1, self.batch_tokens // length), list[np.ndarray]()
         while not batches:
             try:
-                self.on_windows(length, 0)
+                self.on_windows(length, 0, len(windows))
                 for n in range(0, len(windows), batch_size):
                     batches.append(self._batch_nll(windows[n : n + batch_size], length, batch_size))
-                    self.on_windows(length, min(n + batch_size, len(windows)))
+                    self.on_windows(length, min(n + batch_size, len(windows)), len(windows))
             except UndefinedLength:
                 return Scored("undefined", windows)
             except Exception as error:

@@ -7,12 +7,23 @@ warm-up. That length is the anchor. Rows keep it and it can only rise. Earlier r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from posx.config import EvalConfig
+import numpy as np
+
+from posx.config import EvalConfig, RunConfig
+from posx.data import Dataset
 from posx.evaluation.base import Protocol, Row
 from posx.evaluation.protocols import longest_window, run_protocols
+from posx.evaluation.scoring import Targets, digest_of
 from posx.evaluation.statistics import BLOCK_LEN
+from posx.runs.describe import is_defined
+from posx.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from posx.model import Model
 
 #: The fields by which rows compare. A damaged row may lack some: it is measured again.
 _COMPARED = frozenset({"block_len", "max_targets", "stride", "targets"})
@@ -60,6 +71,68 @@ def questions(
         apart = tuple(row for row in kin if row not in same)
         found.append(Question(protocol, anchor, protocol.required(lengths, defined), tuple(moved), stored, apart))
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A row that is asked of a run.
+
+    targets: the scored ones. windows: [n, 3], as `Targets.windows`, or None if the model is not defined at the length.
+    stored: the row, if it is there.
+    """
+
+    question: Question
+    length: int
+    targets: Targets
+    windows: np.ndarray | None
+    stored: Row | None
+
+    @property
+    def key(self) -> tuple[int, str] | None:
+        """The pass over the text that gives the row. Protocols may share it. None for an undefined length."""
+        return None if self.windows is None else (self.length, digest_of(self.windows))
+
+
+def stream_of(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Return the stream that a run is scored on, tokens [n + 1], and the places [d] in it at which documents start.
+
+    One end-of-document token before the text is the context of the very first target.
+    """
+    text = dataset.validation
+    return np.insert(text.tokens, 0, dataset.tokenizer.begin), 1 + text.offsets[:-1]
+
+
+def asked_rows(
+    run: RunConfig, config: EvalConfig, model: Model, dataset: Dataset, folder: RunFolder, facts: Mapping[str, Any]
+) -> list[Asked]:
+    """Return the rows that `config` asks of a run, with those that its folder holds, in the order of measuring.
+
+    facts: the fields of its rows that name weights and text (hash, step, data_digest, weights and code).
+    """
+    stream, documents = stream_of(dataset)
+    here = {name: facts[name] for name in ("hash", "step", "data_digest", "weights") if name in facts}
+    stored = [row for row in folder.measured() if here.items() <= row.items()]
+    stored = [row for row in stored if row.get("code", {}) == facts.get("code", {})]
+    defined = functools.partial(is_defined, model)
+    place = functools.cache(lambda protocol, length: protocol.targets(stream, [length], documents))
+    found = []
+    for one in questions(
+        config, run.eval, run.train.length, stored, lambda protocol, length: place(protocol, length).digest, defined
+    ):
+        for length in sorted({*one.lengths, *one.moved}):
+            targets, row = place(one.protocol, length), one.stored.get(length)
+            stride = one.protocol.stride_at(length, [length])
+            windows = one.protocol.windows(targets, length, stride) if defined(length) else None
+            found.append(Asked(one, length, targets, windows, row if row and is_answer(row, config) else None))
+    return found
+
+
+def is_answer(row: Row, config: EvalConfig) -> bool:
+    """Tell whether a stored row need not be computed again.
+
+    A named executor is measured itself. A row of status "oom" is tried again, as this may be another machine.
+    """
+    return row.get("status") != "oom" and config.executor in ("auto", row.get("executor", "auto"))
 
 
 def _settings(row: Row) -> tuple[int, int]:
