@@ -75,7 +75,8 @@ def estimate(requests: Mapping[str, Request], jobs: int) -> tuple[str, dict[str,
         rows += found
     if not rows:
         return "", failed
-    return "\n".join([*aligned(table), "", _sum(rows, seconds, schedule), _ASSUMED]), failed
+    assumed = [_ASSUMED] if any(seconds) else []
+    return "\n".join([*aligned(table), "", _sum(rows, seconds, schedule), *assumed]), failed
 
 
 def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], float]:
