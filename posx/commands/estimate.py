@@ -11,13 +11,13 @@ from posx.data.store import cache_folder
 from posx.errors import PosxError
 from posx.machine.devices import machine_ceiling
 from posx.machine.guard import start_devices
-from posx.progress import counted, duration, size
+from posx.progress import counted, duration, say, size
 from posx.runs import text
 from posx.runs.checks import check_stream
 from posx.runs.cost import COMPILING, EVALUATION_SHARE, STARTING, Pass, pass_cost
 from posx.runs.describe import model_of, slower
 from posx.runs.load import stored_step
-from posx.runs.targets import Asked, asked_rows
+from posx.runs.targets import Asked, asked_rows, few_places
 from posx.sweeps.engines.here import Here
 from posx.sweeps.plan import aligned
 from posx.sweeps.schedule import Cost, Schedule
@@ -95,7 +95,7 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
     check_stream(config, run.train.length, dataset)
     model = model_of(run, tokenizer.vocab_size)
     facts = facts_of(run, model, dataset, request.folder, stored_step(weights))
-    found, passes = list[_Row](), dict[object, str]()
+    found, passes, said = list[_Row](), dict[object, str](), list[str]()
     for one in asked_rows(run, config, model, dataset, request.folder, facts):
         cost, name = None, one.question.protocol.name
         if one.stored:
@@ -109,6 +109,9 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
             passes[one.key] = name
             state = "new"
         state = "stored on other targets, measured again" if one.length in one.question.moved else state
+        if state == "new" and (few := few_places(one, dataset.validation.num_documents)) and few not in said:
+            said.append(few)
+            say(f"notice: {request.folder.path.name}  {name}: {few}")
         found.append(_Row(one, dataset.validation.num_documents, cost, state))
     return found, slower(model)
 

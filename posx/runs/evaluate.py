@@ -32,7 +32,7 @@ from posx.runs.cost import Pass, pass_cost, speed_of
 from posx.runs.describe import is_defined, slower
 from posx.runs.environment import measured_with
 from posx.runs.folder import RunFolder
-from posx.runs.targets import Asked, Question, asked_rows, stream_of
+from posx.runs.targets import Asked, asked_rows, few_places, stream_of
 from posx.training.layout import Layout
 from posx.training.step import flops_per_token
 
@@ -116,7 +116,7 @@ def evaluate_run(
         log_probs, stream, token_bytes, (dataset.tokenizer.eos,), documents, config.batch_tokens, work.report
     )
     for _, (one, *_) in itertools.groupby(missing, key=lambda one: one.question.protocol.name):
-        _say_why(one.question, facts["run_id"])
+        _say_why(one, facts["run_id"], len(documents))
     work.add(missing)
     with work.shown(f"{facts['run_id']} evaluating") if missing else contextlib.nullcontext():
         for one in missing:
@@ -130,9 +130,12 @@ def evaluate_run(
     return rows
 
 
-def _say_why(one: Question, name: str) -> None:
-    """Say which lengths are measured again, and which stored rows are not compared."""
+def _say_why(asked: Asked, name: str, num_documents: int) -> None:
+    """Say which lengths are measured again, which stored rows are not compared, and if few documents are scored."""
+    one = asked.question
     what = f"{name}  {one.protocol.name}"
+    if few := few_places(asked, num_documents):
+        say(f"notice: {what}: {few}")
     if one.moved:
         lengths = ", ".join(map(str, one.moved))
         say(

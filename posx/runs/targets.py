@@ -16,7 +16,7 @@ import numpy as np
 from posx.config import EvalConfig, RunConfig
 from posx.data import Dataset
 from posx.evaluation.base import Protocol, Row
-from posx.evaluation.protocols import longest_window, run_protocols
+from posx.evaluation.protocols import Nonoverlapping, PerPosition, longest_window, run_protocols
 from posx.evaluation.scoring import Targets, digest_of
 from posx.evaluation.statistics import BLOCK_LEN
 from posx.runs.describe import is_defined
@@ -25,6 +25,8 @@ from posx.runs.folder import RunFolder
 if TYPE_CHECKING:
     from posx.model import Model
 
+#: With targets at fewer places of the text than this, intervals cover too seldom how other documents differ.
+LEAST_PLACES = 8
 #: The fields by which rows compare. A damaged row may lack some: it is measured again.
 _COMPARED = frozenset({"block_len", "max_targets", "stride", "targets"})
 
@@ -91,6 +93,23 @@ class Asked:
     def key(self) -> tuple[int, str] | None:
         """The pass over the text that gives the row. Protocols may share it. None for an undefined length."""
         return None if self.windows is None else (self.length, digest_of(self.windows))
+
+
+def few_places(asked: Asked, num_documents: int) -> str:
+    """Return that the targets lie in few of the text's documents, and how to score more; "" if they do not.
+
+    A long window needs all of its targets at one place of the text.
+    """
+    targets, protocol = asked.targets, asked.question.protocol
+    places = max(len(targets.sizes), targets.num_documents or 0)
+    if not isinstance(protocol, Nonoverlapping | PerPosition) or places >= LEAST_PLACES or places >= num_documents:
+        return ""
+    longest = asked.question.anchor
+    return (
+        f"{targets.count:,} targets lie in {targets.num_documents} of {num_documents} documents, because each window "
+        f"of {longest:,} tokens is one place of the text. Intervals do not show how other documents differ. For "
+        f"{LEAST_PLACES} places, pass --num_targets={LEAST_PLACES * longest}"
+    )
 
 
 def stream_of(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
