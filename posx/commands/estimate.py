@@ -111,7 +111,7 @@ def _rows(request: Request, texts: dict[str, Dataset]) -> tuple[list[_Row], floa
         state = "stored on other targets, measured again" if one.length in one.question.moved else state
         if state == "new" and (few := few_places(one, dataset.validation.num_documents)) and few not in said:
             said.append(few)
-            say(f"notice: {request.folder.path.name}  {name}: {few}")
+            say(f"notice: {request.folder.path.name}: {few}")
         found.append(_Row(one, dataset.validation.num_documents, cost, state))
     return found, slower(model)
 

@@ -65,8 +65,8 @@ def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int 
     """Place `num_targets` targets in stretches; 0, or more than there are, gives one stretch of all from `first` on.
 
     A stretch is a multiple of `longest`, itself rounded up to whole blocks. It is as large as leaves STRETCHES
-    stretches and one a document. The last one takes the rest, or is a rest of half a stretch or more. The middles are
-    evenly spread over the stream. If there are enough stretches, every document, however short, gets a share that holds
+    stretches and one a document. The last one takes the rest. If windows are as long as a block, a rest of half a
+    stretch or more is a stretch of its own. The middles are evenly spread over the stream. If there are enough stretches, every document, however short, gets a share that holds
     one.
 
     documents: [d] places in the stream at which documents start, None if they are not known.
@@ -79,7 +79,8 @@ def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int 
     else:
         least = -(-longest // BLOCK_LEN) * BLOCK_LEN
         size = least * max(1, count // (least * max(STRETCHES, len(begins))))
-        sizes = np.full(max(1, (count + size // 2) // size), size)
+        alone = size // 2 if longest >= BLOCK_LEN else 0
+        sizes = np.full(max(1, (count + alone) // size), size)
         sizes[-1] += count - sizes.sum()
         edges = np.unique(np.concatenate([[first], begins[begins > first], [end]]))
         starts = _apart(_middles(edges, len(sizes)) - sizes / 2, sizes, first, end)

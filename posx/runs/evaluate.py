@@ -32,7 +32,7 @@ from posx.runs.cost import Pass, pass_cost, speed_of
 from posx.runs.describe import is_defined, slower
 from posx.runs.environment import measured_with
 from posx.runs.folder import RunFolder
-from posx.runs.targets import Asked, asked_rows, few_places, stream_of
+from posx.runs.targets import Asked, Question, asked_rows, few_places, stream_of
 from posx.training.layout import Layout
 from posx.training.step import flops_per_token
 
@@ -115,8 +115,10 @@ def evaluate_run(
     measured = Measured(
         log_probs, stream, token_bytes, (dataset.tokenizer.eos,), documents, config.batch_tokens, work.report
     )
+    for few in filter(None, dict.fromkeys(few_places(one, len(documents)) for one in missing)):
+        say(f"notice: {facts['run_id']}: {few}")
     for _, (one, *_) in itertools.groupby(missing, key=lambda one: one.question.protocol.name):
-        _say_why(one, facts["run_id"], len(documents))
+        _say_why(one.question, facts["run_id"])
     work.add(missing)
     with work.shown(f"{facts['run_id']} evaluating") if missing else contextlib.nullcontext():
         for one in missing:
@@ -130,12 +132,9 @@ def evaluate_run(
     return rows
 
 
-def _say_why(asked: Asked, name: str, num_documents: int) -> None:
-    """Say which lengths are measured again, which stored rows are not compared, and if few documents are scored."""
-    one = asked.question
+def _say_why(one: Question, name: str) -> None:
+    """Say which lengths are measured again, and which stored rows are not compared."""
     what = f"{name}  {one.protocol.name}"
-    if few := few_places(asked, num_documents):
-        say(f"notice: {what}: {few}")
     if one.moved:
         lengths = ", ".join(map(str, one.moved))
         say(
