@@ -12,7 +12,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?benchmarks/accelerator.sh FOLDER: give the folder of the results}
-python=${PYTHON:-.venv/bin/python}
+python=${PYTHON:-${VENV:-.venv}/bin/python}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from typing import Any, TextIO
 
 LINE_SECONDS = 10.0
+#: The part of the whole work that an expected pace counts for, beside the pace of the work that is finished.
+PRIOR = 0.05
 DAY, YEAR = 86400, 365.25 * 86400  # seconds
 
 _quiet = False
@@ -62,11 +64,15 @@ class Meter:
     """Progress from 0 to `total`.
 
     On a terminal one line is drawn again all the time, so that its times move while nothing is reported. The lines of
-    `say` appear above it. A log gets a line every 10 s at most.
+    `say` appear above it. A log gets a line every 10 s at most. Between two steps of progress the time left only falls.
+
+    pace: the expected seconds per unit of `total`. It gives the time left until something is finished, and then counts
+    as PRIOR of the total. None: no time is shown until something is finished.
     """
 
-    def __init__(self, title: str, total: float):
+    def __init__(self, title: str, total: float, pace: float | None = None):
         self.title, self.total, self.start, self.done = title, total, 0.0, 0.0  # start: from which time is counted
+        self.pace = pace
         self.opened = self.began = self.reported = self.last_line = time.monotonic()
         self.facts = ""
         self.wait: tuple[str, float, float] | None = None  # for what, since when, until when as far as known
@@ -102,11 +108,15 @@ class Meter:
         self.wait = what, now, now + (seconds or 0)
 
     def update(self, done: float, facts: str) -> None:
-        """Report that `done` of the total are finished."""
+        """Report that `done` of the total are finished. The same number again is no progress: only `facts` change."""
         now = time.monotonic()
         if self.wait:  # neither the work done meanwhile nor its time counts
-            self.start, self.began, self.wait = self.start + done - self.done, self.began + now - self.wait[1], None
-        self.done, self.facts, self.reported = done, facts, now
+            waited, self.wait = now - self.wait[1], None
+            self.start, self.began = self.start + done - self.done, self.began + waited
+            self.reported += waited
+        if done != self.done:
+            self.reported = now
+        self.done, self.facts = done, facts
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=self.total)
         elif now - self.last_line >= LINE_SECONDS or done >= self.total:
@@ -127,6 +137,8 @@ class Meter:
         if self.done >= self.total:
             return f"took {duration(self.reported - self.opened)}"
         made, spent = self.done - self.start, self.reported - self.began
+        if self.pace is not None:
+            made, spent = made + PRIOR * self.total, spent + PRIOR * self.total * self.pace
         if made <= 0:
             return ""
         return f"{duration(spent / made * (self.total - self.done) - (now - self.reported))} left"

@@ -52,6 +52,34 @@ def test_what_an_earlier_process_did_counts_for_nothing(clock):
     assert str(meter) == "took 10 s  done"
 
 
+def test_time_left_falls_while_nothing_is_finished(clock):
+    meter = Meter("evaluate", 720)
+    clock[0] = 10
+    meter.update(10, "0 of 4 runs")
+    shown = []
+    for clock[0] in range(20, 101, 20):  # the engine looks at its runs, and none has a new row
+        meter.update(10, "0 of 4 runs")
+        shown.append(str(meter).partition(" left")[0])
+    assert shown == ["11 min 40 s", "11 min 20 s", "11 min 00 s", "10 min 40 s", "10 min 20 s"]
+    meter.waiting("compiling")
+    clock[0] = 130
+    meter.update(10, "0 of 4 runs")  # nothing came of the wait
+    assert str(meter).startswith("10 min 20 s left")
+
+
+def test_expected_pace_gives_time_left_until_work_is_known(clock):
+    """The unit is an expected second, but this machine takes two."""
+    meter = Meter("run", 100, pace=1.0)
+    assert said(meter, clock, 0, 30) == ["1 min 40 s left", "1 min 10 s left"]
+    meter.update(0, "compiling")
+    assert said(meter, clock, 40) == ["1 min 00 s left  compiling"]
+    meter.update(20, "first windows")  # 40 s for 20 units, and 5 expected units at 1 s: 1.8 s a unit
+    assert said(meter, clock, 40, 50) == ["2 min 24 s left  first windows", "2 min 14 s left  first windows"]
+    clock[0] = 200
+    meter.update(100, "all")
+    assert str(meter) == "took 3 min 20 s  all"
+
+
 def test_a_log_gets_a_line_every_ten_seconds_and_one_at_the_end(clock, monkeypatch):
     monkeypatch.setattr(progress.sys, "stderr", io.StringIO())
     with Meter("run", 100) as meter:

@@ -143,6 +143,21 @@ def test_scripts_are_the_readme_commands():
         assert os.access(ROOT / name, os.X_OK), name
 
 
+@pytest.mark.parametrize("script", ["scripts/quickstart.sh", "scripts/test.sh"])
+def test_scripts_install_and_run_in_the_folder_of_venv(script, tmp_path):
+    """The programs of the folder are replaced by ones that print how they were called."""
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "posx"):
+        (tmp_path / "bin" / name).write_text('#!/bin/sh\necho "$0 $*"\n', encoding="utf-8")
+        (tmp_path / "bin" / name).chmod(0o755)
+    env = {**os.environ, "VENV": str(tmp_path), "PYTHON": sys.executable}
+    done = subprocess.run([ROOT / script, "--word"], env=env, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    installed, ran = done.stdout.splitlines()
+    assert installed.startswith(f"{tmp_path}/bin/python -m pip install")
+    assert ran.startswith(f"{tmp_path}/bin/") and ran.endswith("--word")
+
+
 def _environment():
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 

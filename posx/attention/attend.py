@@ -89,7 +89,8 @@ def attend(
 
     Args:
       encoding: a resolved value.
-      params: its merged dict for this layer, see `Encoding.init`.
+      params: the arrays of `encoding` in this layer, its own and those that layers share, in one dict. See
+        `Encoding.init`.
       q: [b, q, h, d]. If `query` looks back and q are not all tokens, the windows [b, q, 1 + n, h, d] of `seen_by`.
       k: [b, k, g, d], g dividing h.
       v: [b, k, g, d].

@@ -22,15 +22,18 @@ from posx.fields import items_of, split, typed
 from posx.files.atomic import finite
 from posx.files.rows import failures
 from posx.machine.compile_cache import use_compile_cache
+from posx.machine.cores import usable_cores
 from posx.machine.devices import mesh_of, use_every_core
-from posx.machine.guard import start_devices
+from posx.machine.guard import on_cpus, start_devices
 from posx.progress import by_reason, say
 from posx.runs import text
 from posx.runs.changes import differences, under
 from posx.runs.checks import check_stream, checked, say_unused
+from posx.runs.cost import speed_of
 from posx.runs.folder import RunFolder, name_of, runs_in, typed_path
 from posx.runs.load import unpacked
 from posx.sweeps.engines.here import Here
+from posx.sweeps.schedule import CORE_SPEED
 from posx.sweeps.tasks import Evaluation
 
 #: How to keep a change off the layers that it does not need.
@@ -78,6 +81,7 @@ def run_evaluate(values: dict[str, Any], _: None) -> Callable[[], None]:
         for request in requests:
             name, config = name_of(request.folder.path, workdir), request.asked.eval
             print(f"{name}: {', '.join(config.protocols)} at {config.lengths}")
+        failed |= _estimated(values, {name_of(one.folder.path, workdir): one for one in requests})
     elif len(requests) + len(failed) == 1:
         measured = {request.folder: _evaluate(values, request) for request in requests}
     else:
@@ -178,13 +182,32 @@ def _evaluate(values: dict[str, Any], request: Request) -> list[dict[str, Any]]:
         return evaluate_run(run, config, model, layout.put(params), dataset, folder, step, layout)
 
 
+def _estimated(values: dict[str, Any], requests: Mapping[str, Request]) -> dict[str, str]:
+    """Print the rows that are asked of runs with their cost. Return {name: reason} of the runs that fail."""
+    from posx.commands.estimate import estimate
+
+    made, failed = estimate(requests, values["jobs"])
+    print(f"\n{made}" if made else "", end="\n" if made else "")
+    return failed
+
+
+def _core_speed(run: RunConfig) -> float:
+    """Return the expected FLOP/s of evaluation on one core. An accelerator is left to the processes that evaluate."""
+    if not on_cpus():
+        return CORE_SPEED
+    start_devices()
+    return speed_of(run) / len(usable_cores())
+
+
 def _side_by_side(values: dict[str, Any], requests: Sequence[Request]) -> tuple[Measured, dict[RunFolder, str]]:
     """Return the rows of each run, measured in its own process, and {folder: reason} of the runs that failed."""
     words = [f"--{name}={values[name]}" for name in MEASURING if values[name] not in (None, "")]
     words += ["--debug"] * values["debug"] + values["overrides"]
     with tempfile.TemporaryDirectory() as outputs:
         tasks = [
-            Evaluation(request.asked, request.folder, Path(outputs, str(number)), tuple(words))
+            Evaluation(
+                request.asked, request.folder, Path(outputs, str(number)), tuple(words), _core_speed(request.run)
+            )
             for number, request in enumerate(requests)
         ]
         failed = Here(tasks, values["jobs"]).run(tasks, "evaluate", echo=True)

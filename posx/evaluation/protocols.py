@@ -200,11 +200,6 @@ def run_protocols(config: EvalConfig, train_len: int, longest: int = 0) -> list[
     return [(cls.of_run(config, train_len, longest), cls.lengths_of(config, train_len)) for cls in found]
 
 
-def num_required_rows(config: EvalConfig, train_len: int) -> int:
-    """Count the rows that a run's settings ask for."""
-    return sum(len(protocol.required(lengths)) for protocol, lengths in run_protocols(config, train_len))
-
-
 def longest_window(config: EvalConfig, train_len: int) -> int:
     """Return the longest window that a run's settings name for any protocol, whether they ask for it or not."""
     return max(n for cls in PROTOCOLS.values() for n in cls.lengths_of(config, train_len))

@@ -76,8 +76,9 @@ def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int 
     """Place `num_targets` targets in stretches; 0, or more than there are, gives one stretch of all from `first` on.
 
     A stretch is a multiple of `longest`, itself rounded up to whole blocks. It is as large as leaves STRETCHES
-    stretches and one a document, and the last one takes the rest. The middles are evenly spread over the stream. If
-    there are enough stretches, every document, however short, gets a share that holds one.
+    stretches and one a document. The last one takes the rest. If windows are as long as a block, a rest of half a
+    stretch or more is a stretch of its own. The middles are evenly spread over the stream. If there are enough
+    stretches, every document, however short, gets a share that holds one.
 
     documents: [d] places in the stream at which documents start, None if they are not known.
     """
@@ -89,7 +90,8 @@ def place(stream: np.ndarray, num_targets: int, *, longest: int = 1, first: int 
     else:
         least = -(-longest // BLOCK_LEN) * BLOCK_LEN
         size = least * max(1, count // (least * max(STRETCHES, len(begins))))
-        sizes = np.full(max(1, count // size), size)
+        alone = size // 2 if longest >= BLOCK_LEN else 0
+        sizes = np.full(max(1, (count + alone) // size), size)
         sizes[-1] += count - sizes.sum()
         edges = np.unique(np.concatenate([[first], begins[begins > first], [end]]))
         starts = _apart(_middles(edges, len(sizes)) - sizes / 2, sizes, first, end)
@@ -192,7 +194,8 @@ class Measured:
 
     stream: tokens [n + 1], the first of which is context only. token_bytes: bytes of text behind each, [n + 1], or
     None. separators: ids that are no text, or None. documents: [d], or None. batch_tokens: tokens per call of the
-    model. on_windows: called with the length and the number of windows done, before the first batch and after each.
+    model. on_windows: called with the length, the number of windows done and that of all, before the first batch and
+    after each.
     """
 
     log_probs: LogProbs
@@ -201,7 +204,7 @@ class Measured:
     separators: Sequence[int] | None
     documents: Any
     batch_tokens: int
-    on_windows: Callable[[int, int], object] = lambda length, done: None
+    on_windows: Callable[[int, int, int], object] = lambda length, done, windows: None
     passes: dict[tuple[int, str], Scored] = dataclasses.field(default_factory=dict)
     said: list[str] = dataclasses.field(default_factory=list)  # notices about the results, each once
 
@@ -221,11 +224,11 @@ class Measured:
         batch_size, batches = max(1, self.batch_tokens // length), list[np.ndarray]()
         while not batches:
             try:
-                self.on_windows(length, 0)
+                self.on_windows(length, 0, len(windows))
                 for n in range(0, len(windows), batch_size):
                     some = slice(n, n + batch_size)
                     batches.append(self._batch_nll(windows[some], length, begins[some], batch_size))
-                    self.on_windows(length, min(n + batch_size, len(windows)))
+                    self.on_windows(length, min(n + batch_size, len(windows)), len(windows))
             except UndefinedLength:
                 return Scored("undefined", windows)
             except Exception as error:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 #: 128, training and evaluating to 16 L: Shaw takes 1.5, Transformer-XL 1.35 and DeBERTa 1.25 times as long as NoPE.
 PAIRS_COST = 0.35
 
+#: The targets of a whole text that is not read, to weigh rows by.
+WHOLE = 2**20
+
 #: Sums over `MODEL` of activations [rows, m] in a layer: forward after `out` and `down`, backward before `query`,
 #: `key`, `value` and `up`. A gate adds one, and so does the repeated `out` if layers are computed again. Counted in the
 #: programs of XLA's CPU backend. Accelerators may join those of `query`, `key` and `value`.
@@ -125,20 +128,39 @@ def expected(run: RunConfig) -> Expected:
 
     model, train = _model_of(run), run.train
     tokens = train.steps * train.batch_size * train.length
-    passes = {  # those that protocols share count once
-        (length, protocol.stride_at(length, lengths)): protocol.num_targets
-        for protocol, lengths in run_protocols(run.eval, train.length)
-        for length in protocol.required(lengths)
-        if is_defined(model, length)
-    }
-    forward = {length: length * flops_per_token(model, length) / 3 for length, _ in passes}
-    eval_flops = sum(targets / stride * forward[length] for (length, stride), targets in passes.items())
-    pairs = [_reads_pairs(encoding, model.dims) for encoding in model.encodings]
+    rows, protocols = row_flops(run), run_protocols(run.eval, train.length)
+    is_known = all(protocol.num_targets for protocol, _ in protocols)
     return Expected(
         count(model), tokens, tokens * flops_per_token(model, train.length),
-        eval_flops if all(passes.values()) else None, len(forward), 1 + PAIRS_COST * sum(pairs) / len(pairs),
+        sum(rows.values()) if is_known else None, len({length for (_, length), flops in rows.items() if flops}),
+        slower(model),
         round(16 * count(model) + _activations(run, model)),
     )  # fmt: skip
+
+
+def row_flops(run: RunConfig) -> dict[tuple[str, int], float]:
+    """Return the operations behind each row of evaluation that `run` requires, by protocol and length.
+
+    A pass that protocols share counts for the first of them. A whole text counts as WHOLE targets.
+    """
+    from posx.training.step import flops_per_token
+
+    model, found = _model_of(run), dict[tuple[str, int], float]()
+    passes = set[tuple[int, int, int]]()
+    for protocol, lengths in run_protocols(run.eval, run.train.length):
+        for length in protocol.required(lengths, functools.partial(is_defined, model)):
+            stride = protocol.stride_at(length, lengths)
+            one = length, stride, protocol.num_targets
+            flops = (protocol.num_targets or WHOLE) / stride * length * flops_per_token(model, length) / 3
+            found[protocol.name, length] = flops if is_defined(model, length) and one not in passes else 0.0
+            passes.add(one)
+    return found
+
+
+def slower(model: Model) -> float:
+    """Return how many times longer a model takes than one without an encoding, for as many operations."""
+    pairs = [_reads_pairs(encoding, model.dims) for encoding in model.encodings]
+    return 1 + PAIRS_COST * sum(pairs) / len(pairs)
 
 
 def describe(run: RunConfig, mesh: str = "") -> str:

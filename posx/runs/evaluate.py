@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,9 +19,8 @@ from posx.config.sections import cycle_of
 from posx.data import Dataset, Tokenizer
 from posx.encodings import code_of
 from posx.errors import UndefinedLength
-from posx.evaluation.base import Protocol
 from posx.evaluation.protocols import BeginEveryWindow
-from posx.evaluation.scoring import Documents, Measured, digest_of
+from posx.evaluation.scoring import Measured
 from posx.files.checksums import with_checksum
 from posx.files.rows import ROW_VERSION, result_of
 from posx.layers import sequential
@@ -29,10 +29,11 @@ from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, 
 from posx.model import Model
 from posx.progress import Meter, counted, say
 from posx.runs import damage
-from posx.runs.describe import is_defined
+from posx.runs.cost import Pass, pass_cost, speed_of
+from posx.runs.describe import is_defined, slower
 from posx.runs.environment import measured_with
 from posx.runs.folder import RunFolder
-from posx.runs.targets import Question, questions
+from posx.runs.targets import Asked, Question, asked_rows, few_places, stream_of
 from posx.training.layout import Layout
 from posx.training.step import flops_per_token
 
@@ -103,53 +104,34 @@ def evaluate_run(
     validation text must be long enough: see `posx.runs.checks.check_stream`.
     """
     processes.first(lambda: damage.mend_rows(folder))
-    facts = _facts(run, model, dataset, folder, step)
+    facts = facts_of(run, model, dataset, folder, step)
+    asked = asked_rows(run, config, model, dataset, folder, facts)
+    rows = [with_checksum(one.stored | facts) for one in asked if one.stored]
+    missing = [one for one in asked if not one.stored]
     log_probs = model_log_probs(model, params, config.executor, layout)
-    text, eos, work = dataset.validation, dataset.tokenizer.eos, _Work(model)
-    # The begin token before the text is the context of the very first target.
-    stream = np.insert(text.tokens, 0, dataset.tokenizer.begin)
-    documents = Documents(1 + text.offsets[:-1], text.offsets[1:])
-    token_bytes = None if text.token_bytes is None else np.insert(text.token_bytes, 0, 0)
+    work = _Work(model, config, slower(model) / speed_of(run) if missing else 0.0)
+    (stream, documents), token_bytes = stream_of(dataset), dataset.validation.token_bytes
+    token_bytes = None if token_bytes is None else np.insert(token_bytes, 0, 0)
     # One for all protocols: per-position loss is read off a pass that the non-overlapping protocol makes.
-    measured = Measured(log_probs, stream, token_bytes, (eos,), documents, config.batch_tokens, work.report)
-    here = {name: facts[name] for name in ("hash", "step", "data_digest", "weights") if name in facts}
-    stored = [row for row in folder.measured() if here.items() <= row.items()]
-    stored = [row for row in stored if row.get("code", {}) == facts.get("code", {})]
-    rows: list[dict[str, Any]] = []
-    missing: list[tuple[Question, int]] = []
-    for one in questions(
-        config, run.eval, run.train.length, stored,
-        lambda protocol, length: protocol.targets(stream, [length], documents).digest,
-        functools.partial(is_defined, model),
-    ):  # fmt: skip
-        known = {length: row for length, row in one.stored.items() if _answers(row, config)}
-        wanted = sorted({*one.lengths, *one.moved})
-        rows += [with_checksum(known[length] | facts) for length in wanted if length in known]
-        missing += [(one, length) for length in wanted if length not in known]
-        if not known.keys() >= set(wanted):
-            _say_why(one, facts["run_id"])
-    for one, length in missing:
-        if is_defined(model, length):
-            work.add(one.protocol, measured, length)
-    work.say_without_begin(dataset.tokenizer, facts["run_id"])
+    measured = Measured(
+        log_probs, stream, token_bytes, (dataset.tokenizer.eos,), documents, config.batch_tokens, work.report
+    )
+    for few in filter(None, dict.fromkeys(few_places(one, len(documents.starts)) for one in missing)):
+        say(f"notice: {facts['run_id']}: {few}")
+    for _, (one, *_) in itertools.groupby(missing, key=lambda one: one.question.protocol.name):
+        _say_why(one.question, facts["run_id"])
+    _say_without_begin(missing, stream, dataset.tokenizer, facts["run_id"])
+    work.add(missing)
     with work.shown(f"{facts['run_id']} evaluating") if missing else contextlib.nullcontext():
-        for one, length in missing:
-            for row in one.protocol.measure(measured, [length]):
+        for one in missing:
+            for row in one.question.protocol.measure(measured, [one.length]):
                 interrupts.check()
-                more = {"anchor": one.anchor, "executor": config.executor, "env": measured_with()}
+                more = {"anchor": one.question.anchor, "executor": config.executor, "env": measured_with()}
                 rows.append(with_checksum(facts | row | more))
                 folder.append(folder.eval_file, rows[-1])
                 work.finished(_line(rows[-1]))
     folder.list_rows()
     return rows
-
-
-def _answers(row: dict[str, Any], config: EvalConfig) -> bool:
-    """Tell whether a stored row need not be computed again.
-
-    A named executor is measured itself. A row of status "oom" is tried again, as this may be another machine.
-    """
-    return row.get("status") != "oom" and config.executor in ("auto", row.get("executor", "auto"))
 
 
 def _say_why(one: Question, name: str) -> None:
@@ -167,7 +149,7 @@ def _say_why(one: Question, name: str) -> None:
         say(f"notice: {what}: rows with other targets or strides ({before}) are not compared with the new ones")
 
 
-def _facts(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, step: int) -> dict[str, Any]:
+def facts_of(run: RunConfig, model: Model, dataset: Dataset, folder: RunFolder, step: int) -> dict[str, Any]:
     """Return the fields that all rows of a run have.
 
     code: of the user's own encodings, as they are now. weights: a digest of the parameters in their checkpoint.
@@ -198,58 +180,53 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['run_id']}  {row['protocol']} at {row['eval_len']}: {result_of(row)}  ({scored})"
 
 
-class _Work:
-    """The work of an evaluation and the finished part of it, in windows weighed by their cost."""
-
-    def __init__(self, model: Model):
-        self.model = model
-        self.passes: dict[tuple[int, str], int] = {}
-        self.firsts: dict[str, list[np.ndarray]] = {}  # by protocol, the first token of each window
-        self.before = self.inside = 0  # done in the passes before this one, and in this one
-        self.meter: Meter
-
-    def add(self, protocol: Protocol, measured: Measured, length: int) -> None:
-        """Add a length at which the model is defined. A pass that protocols share counts once."""
-        targets = protocol.targets(measured.stream, [length], measured.documents)
-        windows = protocol.windows(targets, length, protocol.stride_at(length, [length]))
-        begins = protocol.begins(targets, windows)
-        self.passes[length, digest_of(windows, begins)] = len(windows) * self._cost(length)
-        firsts = np.where(begins, measured.stream[0], measured.stream[windows[:, 0]])
-        self.firsts.setdefault(protocol.name, []).append(firsts)
-
-    def say_without_begin(self, tokenizer: Tokenizer, run_id: str) -> None:
-        """Say how many windows begin with the begin token of the tokenizer's own template, unless all do."""
-        begin, found = tokenizer.begin, []
-        for name, firsts in self.firsts.items():
-            has = np.concatenate(firsts) == begin
-            found += [] if has.all() else [f"{has.sum():,} of {len(has):,} of {name}"]
-        if not found or begin not in tokenizer.template:
-            return
+def _say_without_begin(missing: Sequence[Asked], stream: np.ndarray, tokenizer: Tokenizer, name: str) -> None:
+    """Say how many windows begin with the begin token of the tokenizer's own template, unless all do."""
+    begin, firsts = tokenizer.begin, dict[str, list[np.ndarray]]()
+    for one in missing:
+        if one.windows is not None and one.begins is not None:
+            tokens = np.where(one.begins, stream[0], stream[one.windows[:, 0]])
+            firsts.setdefault(one.question.protocol.name, []).append(tokens == begin)
+    has = {protocol: np.concatenate(found) for protocol, found in firsts.items()}
+    found = [f"{one.sum():,} of {len(one):,} of {protocol}" for protocol, one in has.items() if not one.all()]
+    if found and begin in tokenizer.template:
         say(
-            f"notice: {run_id}: the tokenizer puts the begin token {begin} ({tokenizer.shown(begin)}) before every "
-            f"text, but not every window begins with it: {', '.join(found)}. --protocol {BeginEveryWindow.name} puts "
-            "it before each"
+            f"notice: {name}: the tokenizer puts the begin token {begin} ({tokenizer.shown(begin)}) before every text, "
+            f"but not every window begins with it: {', '.join(found)}. --protocol {BeginEveryWindow.name} puts it "
+            "before each"
         )
 
-    def _cost(self, length: int) -> int:
-        """Return a number proportional to the operations of a forward pass over one window."""
-        return round(length * flops_per_token(self.model, length))
+
+class _Work:
+    """The work of an evaluation and the finished part of it, in expected seconds on this machine."""
+
+    def __init__(self, model: Model, config: EvalConfig, per_flop: float):
+        self.model, self.config, self.per_flop = model, config, per_flop
+        self.passes: dict[tuple[int, str], Pass] = {}
+        self.before = self.inside = 0.0  # done in the passes before this one, and in this one
+        self.meter: Meter
+
+    def add(self, missing: Sequence[Asked]) -> None:
+        """Add rows. A pass that several of them share counts once."""
+        for one in missing:
+            if one.key and one.windows is not None:
+                self.passes[one.key] = pass_cost(self.model, self.config, one.length, len(one.windows))
 
     @contextlib.contextmanager
     def shown(self, title: str) -> Iterator[None]:
         """Show a bar of all that was added."""
-        with Meter(title, sum(self.passes.values())) as self.meter:
+        total = sum(one.seconds(self.per_flop) for one in self.passes.values())
+        with Meter(title, total, pace=1.0) as self.meter:
             yield
 
-    def report(self, length: int, done: int) -> None:
-        """Report the number of finished windows of a pass. At 0 its program is being compiled."""
-        self.inside = done * self._cost(length)
-        if done:
-            self.meter.update(self.before + self.inside, f"windows of {length} tokens")
-        else:
-            self.meter.waiting(f"compiling for windows of {length} tokens")
+    def report(self, length: int, done: int, windows: int) -> None:
+        """Report the number of finished windows of a pass, out of all its windows. At 0 its program is compiled."""
+        one = pass_cost(self.model, self.config, length, windows)
+        self.inside = one.seconds(self.per_flop, done)
+        what = f"{done:,} of {windows:,} windows" if done else "compiling for windows"
+        self.meter.update(self.before + self.inside, f"{what} of {length} tokens")
 
     def finished(self, line: str) -> None:
         """End the pass and print its `line` above the bar."""
-        self.before, self.inside = self.before + self.inside, 0
+        self.before, self.inside = self.before + self.inside, 0.0
         say(line)

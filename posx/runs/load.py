@@ -101,7 +101,7 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
             "lower --config.train.learning_rate."
         )
     if restored is None:
-        raise WorkdirError(f"{folder.path} holds no checkpoint yet. Run `posx train` with this --workdir first.")
+        raise _no_checkpoint(folder)
     step, state = restored
     ended = checksums.whole(folder.done_file).get("step")
     if isinstance(ended, int) and step < ended:  # else its numbers would be taken for those of the whole training
@@ -110,6 +110,21 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
             f"file. The command that trained the run trains on from step {step}."
         )
     return model, jax.tree.map(jnp.asarray, state["params"]), tokenizer, step
+
+
+def stored_step(folder: RunFolder) -> int:
+    """Return the step of the weights of a run, from names and headers alone. Raises WorkdirError if it has none."""
+    if folder.weights.is_file():
+        with reading(folder.weights):
+            return int(_header(folder.weights)["step"])
+    step = RunFolder(folder.weights).newest_step
+    if step is None:
+        raise _no_checkpoint(folder)
+    return step
+
+
+def _no_checkpoint(folder: RunFolder) -> WorkdirError:
+    return WorkdirError(f"{folder.path} holds no checkpoint yet. Run `posx train` with this --workdir first.")
 
 
 def check_parent(run: RunConfig, parent: RunFolder, whose: str) -> RunConfig:

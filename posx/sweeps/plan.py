@@ -174,7 +174,7 @@ def preview(jobs: Sequence[Job], values: Mapping[str, Any]) -> str:
         each = one_or_more(cpus, "CPU")
         told = f"{duration(sum(left.values()))} of work left on {each} a run; {on} decides how many train at once"
     return "\n".join([
-        *_aligned(table), "",
+        *aligned(table), "",
         f"{len(jobs)} runs, {sum(not seconds for seconds in left.values())} of them finished; about {told}",
         f"The times assume a start of {start:.0f} s, then {share or USUAL_SHARE:.0%} of the speed of matrix products "
         f"on this machine{', as measured in runs here' if share else '. No run here has measured them yet'}.",
@@ -190,7 +190,7 @@ def status(jobs: Sequence[Job], workdir: Path) -> str:
         state = f"failed: {why}" if (why := job.failure()) else _state(job, part)
         table.append([job.name, state, holder(job.folder.path / ".lock"), " ".join(queued.get(job.name, ()))])
         ended += part == 1
-    return "\n".join([*_aligned(table), "", f"{ended} of {len(jobs)} runs are finished"])
+    return "\n".join([*aligned(table), "", f"{ended} of {len(jobs)} runs are finished"])
 
 
 def _median(measured: Sequence[Any]) -> float | None:
@@ -209,7 +209,7 @@ def _state(job: Job, part: float) -> str:
     return f"{part:.0%} done" if job.folder.config_file.exists() else "new"
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table, with columns of equal width."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from posx.machine.cores import equal_parts
+from posx.runs.cost import COMPILING
 
 #: Seconds that a training step takes longer on several devices than its share of the work, as they wait for each other.
 #: Measured on 4 cores at widths 96 to 256, where 4 devices reach 0.65 to 0.93 of the speed of 4 one-core processes.
 SYNC_SECONDS = 0.015
 #: Seconds from the start of a process to its second step, spent on one core by Python and the compiler. Each evaluated
-#: length is one more program to compile.
-START, COMPILING = 10.0, 3.0
+#: length is one more program to compile, see COMPILING.
+START = 10.0
 #: FLOP/s of a run on one core, to express costs in seconds: half the speed of a matrix product.
 CORE_SPEED = 4e10
 #: The fraction of a core's time that is left if processes take turns on it, since each evicts the data of the last.

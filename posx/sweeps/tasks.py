@@ -10,12 +10,13 @@ from typing import Any, TypeAlias
 
 from posx.config import RunConfig
 from posx.errors import PosxError
-from posx.evaluation.protocols import Nonoverlapping, num_required_rows
+from posx.evaluation.protocols import Nonoverlapping
 from posx.files import lines
 from posx.files.atomic import write_json
 from posx.files.rows import result_of
+from posx.runs.cost import STARTING
 from posx.runs.damage import Damage, damages
-from posx.runs.describe import Expected, expected
+from posx.runs.describe import Expected, expected, row_flops
 from posx.runs.folder import RunFolder
 from posx.runs.text import at_hand
 from posx.sweeps.axes import Point
@@ -46,10 +47,23 @@ class _Task:
         """The cost of the whole run, whose tokenizer its folder may hold. Raises PosxError if nothing tells it."""
         return expected(at_hand(self.folder, self.run))
 
+    @functools.cached_property
+    def _row_flops(self) -> dict[tuple[str, int], float]:
+        """The operations behind each required row, by protocol and length; none if the folder does not tell them."""
+        with contextlib.suppress(PosxError):
+            return row_flops(at_hand(self.folder, self.run))
+        return {}
+
     def part_of_rows(self, before: int = 0) -> float:
-        """Return the fraction of the required rows that were added to the `before` rows of the folder."""
-        required = num_required_rows(self.run.eval, self.run.train.length)
-        return min(1.0, (len(self.folder.measured()) - before) / required)
+        """Return the finished part of the evaluation, by operations, from the rows after the first `before` ones.
+
+        The rows before them, which are not computed again, are no part of it.
+        """
+        rows = [(row["protocol"], row["eval_len"]) for row in self.folder.measured()]
+        new, weights = {*rows[before:]}, self._row_flops
+        done = sum(weights.get(row, 0.0) for row in new)
+        left = sum(flops for row, flops in weights.items() if row not in {*rows})
+        return done / (done + left) if done else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,16 +128,25 @@ class Job(_Task):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(_Task):
-    """One run, evaluated. run: its settings, with those that the flags `words` set."""
+    """One run, evaluated.
+
+    run: its settings, with those that the flags `words` set. speed: FLOP/s of one core.
+    """
 
     words: tuple[str, ...] = ()
+    speed: float = CORE_SPEED
 
     @functools.cached_property
     def cost(self) -> Cost:
         """The expected cost, 0 if the folder does not tell it: the task's process will say what is missing there."""
         with contextlib.suppress(PosxError):
-            found = self.expected
-            return Cost(found.slower * (found.eval_flops or 0.0), found.lengths, found.memory, seed=self.run.train.seed)
+            found, stored = self.expected, {(row["protocol"], row["eval_len"]) for row in self.folder.measured()}
+            missing = {length: n for (name, length), n in self._row_flops.items() if n and (name, length) not in stored}
+            flops = sum(n for row, n in self._row_flops.items() if row not in stored and found.eval_flops is not None)
+            return Cost(
+                found.slower * flops, len(missing), found.memory, seed=self.run.train.seed, speed=self.speed,
+                start=STARTING,
+            )  # fmt: skip
         return Cost(0.0, 0, 0.0)
 
     def command(self) -> list[str]:

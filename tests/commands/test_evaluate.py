@@ -48,10 +48,11 @@ def test_wrong_questions_about_a_run(capsys, whole, words, wanted):
 def test_evaluate_takes_a_folder_of_sweeps_as_plot_does(capsys, sweeps):
     """Runs are named by their paths, which tell those of one name apart."""
     code, out, err = tiny.call(capsys, "evaluate", f"--workdir={sweeps}", "--lengths=16,32", "--dry_run")
-    assert (code, out) == (7, "a/t5: nonoverlapping, per_position at (16, 32)\n")
+    asked = "a/t5: nonoverlapping, per_position at (16, 32)\n"
+    assert code == 7 and out.startswith(asked)
     assert "posx: b/t5: " in err and "config.json cannot be read" in err
     words = ["--lengths=16, 32", "--protocol=nonoverlapping, per_position,", "--dry_run"]  # with spaces
-    assert tiny.call(capsys, "evaluate", f"--workdir={sweeps / 'a'}", *words)[1].endswith(out.removeprefix("a/"))
+    assert tiny.call(capsys, "evaluate", f"--workdir={sweeps / 'a'}", *words)[1].startswith(asked.removeprefix("a/"))
     code, out, err = tiny.call(capsys, "evaluate", f"--workdir={sweeps}", "--print_config")
     assert code == 0 and "has these settings" in err and "the first of 2 runs" in err
 

@@ -69,6 +69,22 @@ def test_a_stretch_holds_whole_windows_of_the_longest_length():
     )
 
 
+@pytest.mark.parametrize(("num_targets", "sizes"), [
+    (65_536, [16_384] * 4), (32_767, [16_384, 16_383]), (30_000, [16_384, 13_616]), (20_000, [20_000]),
+    (16_384, [16_384]),
+])  # fmt: skip
+def test_long_windows_lie_in_as_many_documents_as_windows(num_targets, sizes):
+    """20 documents of 20,000 tokens. A rest of half a window or more is a stretch of its own, at no extra window."""
+    begins = np.arange(1, 400_000, 20_000)
+    stream = rng.integers(0, 9, 400_001)
+    (row,) = evaluate(context, stream, Nonoverlapping(num_targets), [16_384], documents=begins)
+    assert row["num_stretches"] == len(sizes) and row["num_windows"] == -(-num_targets // 16_384)
+    assert row["num_documents"] >= len(sizes) and row["num_targets"] == num_targets
+    expected = np.concatenate([np.arange(1, size + 1) % 16_384 for size in sizes]).astype(float)
+    expected[expected == 0] = 16_384
+    assert row["block_nll"] == [sum(expected[n : n + BLOCK]) for n in range(0, num_targets, BLOCK)]
+
+
 def context(tokens):
     """A "model" whose loss is how many tokens of context a target has."""
     return -np.broadcast_to(np.arange(1, tokens.shape[1], dtype=np.float32), (tokens.shape[0], tokens.shape[1] - 1))

@@ -26,7 +26,7 @@ from posx.machine.guard import on_cpus
 from posx.progress import Meter, say
 from posx.runs.folder import RunFolder
 from posx.sweeps.schedule import Cost, Schedule, choose
-from posx.sweeps.tasks import Job, Task
+from posx.sweeps.tasks import Evaluation, Job, Task
 
 #: How often a task is started if it is stopped from outside, as schedulers do.
 STARTS = 3
@@ -114,6 +114,7 @@ class Engine:
     """
 
     schedule: Schedule
+    pace: float | None = None  # seconds in which an expected second passes, None if nothing tells
 
     def start(self, task: Task) -> Worker | None:
         """Start a task beside the `running` workers, or return None if it must wait. Raises PosxError."""
@@ -157,7 +158,7 @@ class Engine:
         self.running, self.failed, self.starts = list[Worker](), dict[RunFolder, str](), Counter[RunFolder]()
         self.parts = {task.folder: task.progress() for task in self.waiting}
         self.left = {task.folder: self.seconds(task) for task in self.waiting}
-        self.meter, self.looked = Meter(title, self.wall_seconds()), time.monotonic()
+        self.meter, self.looked = Meter(title, self.wall_seconds(), self.pace), time.monotonic()
 
     def seconds(self, task: Task) -> float:
         """Return the seconds that a task needs, its start among them."""
@@ -233,6 +234,7 @@ class Here(Engine):
         self.cores = usable_cores() if on_cpus() else ()
         if self.cores:
             self.schedule = choose([task.cost for task in tasks], len(self.cores), usable_memory(), jobs)
+            self.pace = 1.0 if all(isinstance(task, Evaluation) and task.cost.flops for task in tasks) else None
         else:
             self.schedule = Schedule(jobs or 1, jobs or 1, width=0)
 
