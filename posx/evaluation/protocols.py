@@ -24,7 +24,7 @@ POSITION_BINS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class _Consecutive(Protocol):
-    """A protocol on the targets of P1."""
+    """A protocol on the targets of `nonoverlapping`."""
 
     num_targets: int = 0
     stretch: int = 0
@@ -46,7 +46,7 @@ class _Consecutive(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Nonoverlapping(_Consecutive):
-    """P1: each stretch of targets in consecutive windows from its start, the ragged last one included.
+    """Each stretch of targets in consecutive windows from its start, the ragged last one included.
 
     num_targets: 0 for the whole stream, in one stretch. stretch: its least length. 0 stands for the longest of the
     lengths, so that every length has whole windows in every stretch.
@@ -69,13 +69,13 @@ class Nonoverlapping(_Consecutive):
 
 @dataclasses.dataclass(frozen=True)
 class BeginEveryWindow(Nonoverlapping):
-    """P1B: the windows and targets of P1, each window after the begin token, as texts are in training.
+    """The windows and targets of `nonoverlapping`, each window after the begin token, as texts are in training.
 
     NLL(x_1 .. x_n) = -sum over i of log p(x_i | begin, x_1 .. x_i-1), for the n <= length targets of a window.
 
-    Token 0 of the stream is the begin token. It takes the place of the one token of context that a window of P1 has
-    before its targets. The model therefore reads the begin token and length - 1 tokens of text, `length` in all, at
-    positions 0 to length - 1. Inside a window, documents and separators follow each other as under P1.
+    Token 0 of the stream is the begin token. It takes the place of the one token of context that a window has without
+    it, before its targets. The model therefore reads the begin token and length - 1 tokens of text, `length` in all, at
+    positions 0 to length - 1. Inside a window, documents and separators follow each other as without it.
     Use: models that were trained with such a token before every text, such as Gemma, and fail without it.
     """
 
@@ -87,7 +87,7 @@ class BeginEveryWindow(Nonoverlapping):
 
 @dataclasses.dataclass(frozen=True)
 class PerPosition(_Consecutive):
-    """P4: one pass of P1 at the longest length for which the model is defined, its loss kept by position."""
+    """One pass of `nonoverlapping` at the longest length for which the model is defined, its loss kept by position."""
 
     name, letter, title = "per_position", "P4", "loss per position"
 
@@ -123,7 +123,7 @@ def _positions(scored: Scored, length: int) -> Row:
 
 @dataclasses.dataclass(frozen=True)
 class Sliding(Protocol):
-    """P2: windows end every `stride` tokens, and the last `stride` targets of each are scored.
+    """Windows that end every `stride` tokens, and the last `stride` targets of each are scored.
 
     Every target has between length - stride + 1 and length tokens of context, of the text before its stretch too. The
     first `warm_up` targets of the stream are context and never scored. A `stride` of 0 is a quarter of the shortest

@@ -30,7 +30,7 @@ class _FromTheStart(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LmEvalRolling(_FromTheStart):
-    """P6: each document by itself, in windows that share no target, the last one filled up with context on its left.
+    """Each document by itself, in windows that share no target, the last one filled up with context on its left.
 
     The context of a document's first token is token 0 of the stream, whatever stands before the document. Windows
     after the first begin with one token of context. The last one has full length, and scores only the rest of the
@@ -38,7 +38,8 @@ class LmEvalRolling(_FromTheStart):
 
     Source: lm-evaluation-harness 0.4.13, `loglikelihood_rolling` (`get_rolling_token_windows` with context_len=1).
     `bpb` is its bits_per_byte, 2^bpb its byte_perplexity, exp(nll * num_targets / words) its word_perplexity.
-    Bias: the first targets of a window have almost no context, as in P1. Longer windows have fewer of them.
+    Bias: the first targets of a window have almost no context, as in non-overlapping ones. Longer windows have
+    fewer of them.
     """
 
     name, letter, title = "lm_eval_rolling", "P6", "rolling log-likelihood of lm-evaluation-harness"
@@ -86,7 +87,7 @@ def _ends(stream: np.ndarray, documents: Any, starts: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class HfStrided(_FromTheStart):
-    """P8: windows begin every `stride` tokens of the stream, and score the tokens that no window before them has.
+    """Windows that begin every `stride` tokens of the stream, and score the tokens that no window before them has.
 
     A window has `length` tokens, so a target has at most length - 1 tokens of context. The documents are one text. The
     first token of the stream is not scored. If `stride` is the length, nor is that of any window. A `stride` of 0 is
