@@ -12,7 +12,7 @@ import numpy as np
 from posx.config import EvalConfig
 from posx.errors import DataError
 from posx.evaluation.scoring import Measured, Scored, Targets
-from posx.evaluation.statistics import BLOCK_LEN, LARGEST_NLL, block_sums, interval
+from posx.evaluation.statistics import BLOCK_LEN, LARGEST_NLL, block_sums, few_places, interval
 
 Row = dict[str, Any]
 
@@ -109,7 +109,7 @@ class Protocol(abc.ABC):
             sums, counts = block_sums(scored.nll)
             row |= {
                 "nll": nll,
-                "nll_interval": interval(sums, counts),
+                "nll_interval": None if few_places(row) else interval(sums, counts),
                 "ppl": math.exp(nll) if nll < LARGEST_NLL else "inf",
                 "bpb": of_text / math.log(2) / num_bytes if num_bytes else None,
                 "block_nll": [round(float(x), 3) for x in sums],

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from posx.evaluation.statistics import COSINES, T_QUANTILE, check_pair, half_width, no_interval, row_blocks
+from posx.evaluation.statistics import COSINES, T_QUANTILE, check_pair, few_places, half_width, no_interval, row_blocks
 
 #: Intervals miss, and verdicts are wrong, with this probability at most.
 SIGNIFICANCE = 0.05
@@ -142,9 +142,10 @@ def _difference(ours: Sequence[_Loss], theirs: Sequence[_Loss], row: _Row, paire
     mean, gap = statistics.fmean(seeds[0]) - statistics.fmean(seeds[1]), blocks[0] - blocks[1]
     if paired:
         seeds = [[a - b for a, b in zip(*seeds, strict=True)]]
-    half = half_width(gap, counts)
+    reason = few_places(row) or no_interval(gap, counts)
+    half = None if reason else half_width(gap, counts)
     over_text = None if half is None else half / T_QUANTILE
-    return Difference(mean, over_text, *_seeds_error(seeds), no_interval(gap, counts))
+    return Difference(mean, over_text, *_seeds_error(seeds), reason)
 
 
 def half_width_over_seeds(*groups: Sequence[float]) -> float | None:

@@ -23,6 +23,10 @@ COSINES = 8
 T_QUANTILE = 2.306004
 #: Less text than this, in blocks and in correlation lengths, gives no interval.
 LEAST_BLOCKS, LEAST_LENGTHS = 32, 16
+#: Targets that were chosen from a text, at fewer places and in fewer documents than this, give no interval. Let
+#: documents differ by half the deviation of a block. Intervals of 8 places of 32 blocks then cover the true value in
+#: 92 % of simulated texts. For 4 places of 64 blocks it is 75 %, and for one place 42 %.
+LEAST_PLACES = 8
 #: Perplexities above e^700 overflow a float64.
 LARGEST_NLL = 700.0
 
@@ -72,6 +76,20 @@ def no_interval(sums: Any, counts: Any) -> str:
     return f"too few blocks of text ({least}, as neighbouring blocks are alike)"
 
 
+def few_places(row: _Row) -> str:
+    """Return that the targets of a row lie at too few places of its text for an interval, "" if they do not.
+
+    The whole text is never too few places: no other targets could be chosen.
+    """
+    stretches, documents = row.get("num_stretches"), row.get("num_documents")
+    if not stretches or not documents or row.get("num_targets", 0) < (row.get("max_targets") or math.inf):
+        return ""
+    if max(stretches, documents) >= LEAST_PLACES:
+        return ""
+    places = f"{stretches} stretch{'es' * (stretches > 1)} of {documents} document{'s' * (documents > 1)}"
+    return f"too few places of the text ({places}, of at least {LEAST_PLACES})"
+
+
 def _residuals(sums: Any, counts: Any) -> tuple[np.ndarray, float]:
     """Return the sums less their mean [n], and the correlation of neighbours without its bias; 0 if all are equal."""
     sums, counts = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
@@ -97,7 +115,7 @@ def paired_ratio(a: _Row, b: _Row) -> Ratio:
     """
     check_pair(a, b)
     (sums_a, counts), (sums_b, _) = row_blocks(a), row_blocks(b)
-    return _ratio(sums_a - sums_b, counts)
+    return _ratio(sums_a - sums_b, counts, a)
 
 
 def paired_extrapolation(far_a: _Row, near_a: _Row, far_b: _Row, near_b: _Row) -> Ratio:
@@ -115,12 +133,12 @@ def paired_extrapolation(far_a: _Row, near_a: _Row, far_b: _Row, near_b: _Row) -
     check_pair(far_a, near_a, far_b, near_b)
     blocks = [row_blocks(row) for row in (far_a, near_a, far_b, near_b)]
     sums_far_a, sums_near_a, sums_far_b, sums_near_b = (sums for sums, _ in blocks)
-    return _ratio((sums_far_a - sums_near_a) - (sums_far_b - sums_near_b), blocks[0][1])
+    return _ratio((sums_far_a - sums_near_a) - (sums_far_b - sums_near_b), blocks[0][1], far_a)
 
 
-def _ratio(difference: np.ndarray, counts: np.ndarray) -> Ratio:
-    """Return exp(sum(difference) / sum(counts)), of differences of losses by block [n], in nats."""
-    mean, half = float(difference.sum() / counts.sum()), half_width(difference, counts)
+def _ratio(difference: np.ndarray, counts: np.ndarray, row: _Row) -> Ratio:
+    """Return exp(sum(difference) / sum(counts)), of differences of losses by block [n], in nats. row: any row."""
+    mean, half = float(difference.sum() / counts.sum()), None if few_places(row) else half_width(difference, counts)
     ends = (None, None) if half is None else (perplexity(mean - half), perplexity(mean + half))
     return Ratio(perplexity(mean), *ends)
 

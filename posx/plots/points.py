@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from posx.errors import ConfigError
-from posx.evaluation.statistics import check_pair, half_width, mean_blocks
+from posx.evaluation.statistics import check_pair, few_places, half_width, mean_blocks
 from posx.plots.groups import Curve, Panel, Point
 from posx.plots.rows import FAILED, Row, Run, number, perplexity, run_of_config
 from posx.runs.folder import RunFolder, name_of, run_folders
@@ -117,7 +117,7 @@ def _half_width(rows: Sequence[Row], bases: Sequence[Row]) -> float:
         raise ConfigError("no losses of common blocks of text are stored") from None
     sums, counts = mean_blocks(rows)
     half = half_width(sums - mean_blocks(bases)[0] if bases else sums, counts)
-    if half is None:
+    if half is None or few_places(rows[0]):
         raise ConfigError("too little text")
     return half
 

@@ -18,15 +18,13 @@ from posx.data import Dataset
 from posx.evaluation.base import Protocol, Row
 from posx.evaluation.protocols import Nonoverlapping, PerPosition, longest_window, run_protocols
 from posx.evaluation.scoring import Documents, Targets, digest_of
-from posx.evaluation.statistics import BLOCK_LEN
+from posx.evaluation.statistics import BLOCK_LEN, LEAST_PLACES
 from posx.runs.describe import is_defined
 from posx.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from posx.model import Model
 
-#: With targets at fewer places of the text than this, intervals cover too seldom how other documents differ.
-LEAST_PLACES = 8
 #: The fields by which rows compare. A damaged row may lack some: it is measured again.
 _COMPARED = frozenset({"block_len", "max_targets", "stride", "targets"})
 
@@ -110,7 +108,7 @@ def few_places(asked: Asked, num_documents: int) -> str:
     longest = asked.question.anchor
     return (
         f"{targets.count:,} targets lie in {targets.num_documents} of {num_documents} documents, because each window "
-        f"of {longest:,} tokens is one place of the text. Intervals do not show how other documents differ. For "
+        f"of {longest:,} tokens is one place of the text. There are no intervals from so few places. For "
         f"{LEAST_PLACES} places, pass --num_targets={LEAST_PLACES * longest}"
     )
 

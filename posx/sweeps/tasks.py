@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from posx.config import RunConfig
 from posx.errors import PosxError
-from posx.evaluation.protocols import Nonoverlapping
+from posx.evaluation.protocols import Nonoverlapping, run_protocols
 from posx.files import lines
 from posx.files.atomic import write_json
 from posx.files.rows import result_of
@@ -59,11 +60,16 @@ class _Task:
 
         The rows before them, which are not computed again, are no part of it.
         """
-        rows = [(row["protocol"], row["eval_len"]) for row in self.folder.measured()]
-        new, weights = {*rows[before:]}, self._row_flops
-        done = sum(weights.get(row, 0.0) for row in new)
-        left = sum(flops for row, flops in weights.items() if row not in {*rows})
+        rows, weights = self.folder.measured(), self._row_flops
+        done = sum(weights.get(row, 0.0) for row in self._answered(rows[before:]))
+        left = sum(flops for row, flops in weights.items() if row not in self._answered(rows))
         return done / (done + left) if done else 0.0
+
+    def _answered(self, rows: Sequence[Mapping[str, Any]]) -> set[tuple[str, int]]:
+        """Return the required rows, by protocol and length, that are among `rows` with as many targets."""
+        wanted = {one.name: one.num_targets for one, _ in run_protocols(self.run.eval, self.run.train.length)}
+        same = (row for row in rows if row.get("max_targets") == wanted.get(row["protocol"], -1))
+        return {(row["protocol"], row["eval_len"]) for row in same}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +146,7 @@ class Evaluation(_Task):
     def cost(self) -> Cost:
         """The expected cost, 0 if the folder does not tell it: the task's process will say what is missing there."""
         with contextlib.suppress(PosxError):
-            found, stored = self.expected, {(row["protocol"], row["eval_len"]) for row in self.folder.measured()}
+            found, stored = self.expected, self._answered(self.folder.measured())
             missing = {length: n for (name, length), n in self._row_flops.items() if n and (name, length) not in stored}
             flops = sum(n for row, n in self._row_flops.items() if row not in stored and found.eval_flops is not None)
             return Cost(

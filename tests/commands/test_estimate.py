@@ -95,3 +95,10 @@ def test_progress_of_an_evaluation_weighs_rows_by_operations(workdir):
     assert task.progress() == pytest.approx(0.99 * short / (short + long)) and short < long
     (workdir / "eval.jsonl").write_text("".join(rows))
     assert task.progress() == pytest.approx(0.99)
+    left = [Evaluation(run, folder, speed=speed).cost for speed in (1e9, 2e9)]
+    assert left[0].flops == 0 and task.cost.flops == 0, "stored rows cost nothing"
+    (workdir / "eval.jsonl").write_text(rows[0])
+    left = [Evaluation(run, folder, speed=speed).cost for speed in (1e9, 2e9)]
+    assert [cost.flops for cost in left] == [long, long] and left[0].lengths == 1
+    work = [cost.seconds(1) - cost.start - COMPILING for cost in left]
+    assert work == pytest.approx([long / 1e9, long / 2e9])

@@ -8,6 +8,7 @@ import pytest
 from experiments.intervals import coverage as study
 from posx.errors import ConfigError
 from posx.evaluation import Nonoverlapping, evaluate, interval, paired_extrapolation, paired_ratio
+from posx.evaluation.differences import loss_difference
 from posx.evaluation.statistics import T_QUANTILE, half_width, horizon
 
 rng = np.random.default_rng(0)
@@ -132,3 +133,22 @@ def test_a_horizon_ends_where_perplexity_first_leaves_it() -> None:
     assert horizon({0.5: 1.2, 1: 1.0, 1.25: 1.02}) == 1, "lengths below the training length are not asked"
     assert horizon({1: 1.0, 2: 0.97, 4: float("nan"), 8: 0.97}) == 2, "a length that failed is no length it holds to"
     assert horizon({1: 1.0, 2: 1.04, 4: 1.05}, factor=1.05) == 4
+
+
+@pytest.mark.parametrize(("places", "has"), [
+    ({"num_stretches": 4, "num_documents": 4, "max_targets": 3000}, False),
+    ({"num_stretches": 1, "num_documents": 1, "max_targets": 3000}, False),
+    ({"num_stretches": 8, "num_documents": 1, "max_targets": 3000}, True),
+    ({"num_stretches": 1, "num_documents": 8, "max_targets": 3000}, True),
+    ({"num_stretches": 1, "num_documents": 1, "max_targets": 0}, True),
+    ({"num_stretches": 1, "num_documents": 1, "max_targets": 4000}, True),
+])  # fmt: skip
+def test_few_places_of_a_text_give_no_interval_and_no_p(places, has):
+    """The whole text, of which no other targets could be chosen, is never too few places."""
+    sums = rng.normal(100, 5, (2, 60))
+    one, other = (row(values, nll=float(values.sum()) / 3000, **places) for values in sums)
+    ratio, gap = paired_ratio(one, other), loss_difference([one], [other])
+    assert ratio.value == pytest.approx(math.exp(one["nll"] - other["nll"]))
+    assert [found is not None for found in (ratio.low, ratio.high, gap.over_text, gap.p)] == [has] * 4
+    few = f"too few places of the text ({places['num_stretches']} stretch"
+    assert gap.no_interval == "" if has else gap.no_interval.startswith(few)
