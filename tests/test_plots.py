@@ -1,5 +1,6 @@
 """Figures and tables from stored rows, when all went well and when runs are missing, torn, failed or oddly named."""
 
+import itertools
 import math
 import os
 import pathlib
@@ -15,7 +16,7 @@ from posx import plots
 from posx.errors import ConfigError, WorkdirError
 from posx.evaluation import interval, paired_ratio
 from posx.evaluation.statistics import row_blocks
-from posx.plots import curves, groups, look, points, rows
+from posx.plots import curves, groups, look, palette, points, rows
 from tests.made_rows import (
     AT_TRAIN,
     FIVE,
@@ -89,7 +90,7 @@ def test_undefined_is_a_gap_that_is_named(tmp_path: pathlib.Path) -> None:
     curve = one_curve(made, "learned")
     assert [math.isnan(point.mean) for point in curve.points] == [length > L for length in LENGTHS]
     figure = curves.extrapolation(panels(made)[0])
-    drawn = [line for line in figure.axes[0].lines if line.get_color() == look.LOOKS["learned"].color]
+    drawn = [line for line in figure.axes[0].lines if line.get_color() == palette.LOOKS["learned"].color]
     assert np.isnan(np.asarray(drawn[0].get_ydata(), float)).tolist() == [length > L for length in LENGTHS]
     assert "learned: undefined at 128, 256, 512, 1024" in words(figure)
     assert table_of(made).count("undefined") == 4
@@ -198,7 +199,7 @@ def test_an_encoding_has_one_colour_everywhere() -> None:
     panel, at = panels([one for one in made if one["protocol"] == "nonoverlapping"])[0], panels(made)[1]
     training = curves.training({rows.Run(name, name): [(0, 5.0), (1, 2.0)] for name in AT_TRAIN}, {})
     for name in AT_TRAIN:
-        color = look.LOOKS[name].color
+        color = palette.LOOKS[name].color
         for figure in (
             curves.extrapolation(panel),
             curves.ratio(panel),
@@ -212,8 +213,9 @@ def test_an_encoding_has_one_colour_everywhere() -> None:
             )
             assert drawn[name].get_color() == color
             assert any(line.get_color() == color for line in figure.axes[0].lines)
-    assert len({one.color for one in look.LOOKS.values()}) == len({one.marker for one in look.LOOKS.values()}) == 10
-    assert look.look("my.module:Mine") == look.look("my.module:Mine")
+    fixed = palette.LOOKS.values()
+    assert len({one.color for one in fixed}) == len({one.marker for one in fixed}) == 10
+    assert palette.look("my.module:Mine") == palette.look("my.module:Mine")
 
 
 def test_different_texts_are_called_incomparable() -> None:
@@ -431,3 +433,41 @@ def test_failed_single_and_pending_runs_are_drawn(tmp_path: pathlib.Path) -> Non
     shown = words(curves.extrapolation(panel))
     assert "no finite perplexity" in shown and "No results yet: rope-pending" in shown
     assert len(plots.plot(write(tmp_path / "point", [row("rope", 64)]))) == 4
+
+
+@pytest.mark.parametrize("low", [1, 2.2, 4.1, 6.3, 9.9, 11.5])
+def test_log_axes_have_ticks_near_both_ends(low: float) -> None:
+    """A curve from 4.1 to 13.5 has a tick above 10."""
+    for ratio in (1.05, 1.3, 2.5, 3.3, 4.4, 15, 1e5, 1e9):
+        ax = look.figure(4, 3).subplots()
+        look.log_axis(ax, [low, low * math.sqrt(ratio), low * ratio])
+        (bottom, top), ticks = ax.get_ylim(), ax.get_yticks()
+        bare = math.log(max(ticks[0] / bottom, top / ticks[-1])) / math.log(top / bottom)
+        assert bare <= 0.25 and 4 <= len(ticks) <= 9, (ratio, ticks)
+
+
+@pytest.mark.parametrize(
+    "curves",
+    [
+        [(text, 0) for text in ("rope", "alibi", "t5", "mine:LearnedBase", "mine:GatedLog")],
+        [(f"rope(base={base})", 0) for base in range(6)],
+        [("rope", rate) for rate in range(6)],
+        [*((f"mine:E{n}", 0) for n in range(6)), ("nope", 0), ("alibi", 0)],
+    ],
+    ids=["own", "variants", "settings", "many"],
+)
+def test_colours_of_one_figure_differ(curves: list[tuple[str, int]]) -> None:
+    """CIE76 differences in sRGB of at least 20: 2.3 is just noticeable."""
+    colors = [one.color for one in palette.looks(curves).values()]
+    assert min(math.dist(_lab(a), _lab(b)) for a, b in itertools.combinations(colors, 2)) >= 20
+
+
+def _lab(color: str) -> tuple[float, float, float]:
+    rgb = [int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb)
+    x, y, z = (
+        0.4124 * r + 0.3576 * g + 0.1805 * b, 0.2126 * r + 0.7152 * g + 0.0722 * b,
+        0.0193 * r + 0.1192 * g + 0.9505 * b,
+    )  # fmt: skip
+    fx, fy, fz = (c ** (1 / 3) if c > 0.008856 else 7.787 * c + 16 / 116 for c in (x / 0.9505, y, z / 1.089))
+    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)

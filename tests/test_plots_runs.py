@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from posx import plots
 from posx.config import RunConfig
 from posx.encodings.grammar import parse
-from posx.plots import groups, look
+from posx.plots import groups, look, palette
 from posx.plots.rows import Run
 from tests.made_rows import AT_TRAIN, as_lines, as_rows, cells, config, logged, position_row, row, start, words, write
 
@@ -124,7 +124,7 @@ def test_a_hybrid_is_never_drawn_as_its_first_encoding(tmp_path: pathlib.Path, d
     put(tmp_path, "third", measured(ppl=6.0, layers=["rope", "rope", "nope"]))
     figure = draw(tmp_path)["extrapolation"]
     assert entries(figure) == ["rope", "rope, nope", "rope, rope, nope"]
-    assert line(figure, "rope").get_color() == look.LOOKS["rope"].color != line(figure, "rope, nope").get_color()
+    assert line(figure, "rope").get_color() == palette.LOOKS["rope"].color != line(figure, "rope, nope").get_color()
     table = plots.table(plots.read_rows(tmp_path))
     assert [cells(table, name)[2] for name in ("rope", "rope, nope", "rope, rope, nope")] == ["4.000", "5.000", "6.000"]
 
@@ -512,14 +512,14 @@ def test_no_two_curves_are_drawn_alike() -> None:
     fields = [f"rope(base={base})" for base in range(8)]
     chains = [f"{first}+{second}" for first in AT_TRAIN for second in ("alibi", "my.module:Mine(gain=3)")]
     texts = [*AT_TRAIN, *fields, *chains, "rope, nope", "rope, rope, nope"]
-    drawn = look.looks([(text, rate) for text in texts for rate in (1, 2)])
+    drawn = palette.looks([(text, rate) for text in texts for rate in (1, 2)])
     assert len({(one.color, str(one.dashes)) for one in drawn.values()}) == len(drawn)
     assert len({(one.marker, str(one.dashes)) for one in drawn.values()}) == len(drawn)
-    for name, fixed in look.LOOKS.items():
+    for name, fixed in palette.LOOKS.items():
         assert (drawn[name, 1].color, drawn[name, 1].marker) == (fixed.color, fixed.marker)
-        assert look.looks([(text, 1) for text in texts])[name, 1] == fixed
-    assert drawn["rope(base=0)", 1].color == look.LOOKS["rope"].color
-    assert drawn["rope+alibi", 1].color not in {one.color for one in look.LOOKS.values()}
+        assert palette.looks([(text, 1) for text in texts])[name, 1] == fixed
+    assert drawn["rope(base=0)", 1].color == palette.LOOKS["rope"].color
+    assert drawn["rope+alibi", 1].color not in {one.color for one in palette.LOOKS.values()}
 
 
 def test_dashes_stand_for_the_varied_setting(tmp_path: pathlib.Path, draw: Draw) -> None:

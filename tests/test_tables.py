@@ -2,17 +2,17 @@
 
 import csv
 import io
-import itertools
 import json
 import re
+import shutil
 import statistics
+import subprocess
 
 import pytest
 
 from posx import plots
 from posx.commands import FORMS
 from posx.errors import ConfigError, WorkdirError
-from posx.plots.look import _apart, looks
 from tests import made_rows, tiny
 
 
@@ -64,8 +64,29 @@ def test_table_command_prints_each_form(capsys, runs, tmp_path):
         plots.table_as(tmp_path / "empty", "csv")
 
 
-@pytest.mark.parametrize("own", [("m:A", "m:B", "m:C"), ("m:LearnedBase", "m:GatedLog"), ("pope", "fope")])
-def test_colours_of_other_names_differ_from_all(own):
-    """No two of five curves are two reds."""
-    found = [look.color for look in looks([(name, ()) for name in ("rope", "alibi", *own)]).values()]
-    assert min(itertools.starmap(_apart, itertools.combinations(found, 2))) > 0.15
+def test_each_number_has_its_own_window_and_unit(runs):
+    """The stride of windows side by side is their length, R_k has the unit 1, and targets are those of the length."""
+    found = json.loads(plots.table_as(runs, "json"))["numbers"]
+    facts = {x["column"]: (x["eval_len"], x["stride"], x["unit"], x["num_targets"]) for x in found}
+    assert facts["perplexity at L = 64"] == (64, 64, "per token", 262144)
+    assert facts["bits per byte at 64"] == (64, 64, "bits per byte", 262144)
+    assert facts["R_4"] == (256, 256, "1", 262144)
+
+
+def test_names_are_text_in_spreadsheets_and_in_latex(tmp_path):
+    """A name that looks like a formula has a quote before it in CSV. LaTeX without packages knows no Greek."""
+    made_rows.write(tmp_path, [made_rows.row("rope", 64) | {"encoding": "=1+θ:A", "layers": ["=1+θ:A"]}])
+    (line, *_) = csv.DictReader(io.StringIO(plots.table_as(tmp_path, "csv")))
+    assert line["encoding"] == "'=1+θ:A" and r"\texttt{=1+\textbackslash{}u03b8:A}" in plots.table_as(tmp_path, "latex")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
+def test_latex_compiles(runs, tmp_path):
+    """With the lines of booktabs as plain ones, so that no package is needed."""
+    lines = "".join(rf"\let\{name}rule\hline" for name in ("top", "mid", "bottom"))
+    text = plots.table_as(runs, "latex")
+    (tmp_path / "a.tex").write_text(f"\\documentclass{{article}}{lines}\\begin{{document}}\n{text}\\end{{document}}")
+    words = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "a.tex"]
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "a.pdf").stat().st_size > 1000

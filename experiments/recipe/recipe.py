@@ -173,12 +173,12 @@ def _edge(value: float, tried: Sequence[float]) -> str:
 
 def figure(records: Sequence[Record], folder: Path) -> list[Path]:
     """Draw perplexity at L and R_8 against the multiplier. A ring marks the multiplier of a class."""
-    from posx.plots import look
+    from posx.plots import look, palette
 
     multipliers = sorted({r["position_lr_multiplier"] for r in records})
     count = len({r["seed"] for r in records})
     seeds = "one seed" if count == 1 else f"lines: means over seeds, dots: {count} seeds"
-    looks = look.looks([(name, 0) for name in dict.fromkeys(r["encoding"] for r in records)])
+    looks = palette.looks([(name, 0) for name in dict.fromkeys(r["encoding"] for r in records)])
     with look.style():
         made = look.figure(11, 4.2)
         axes = made.subplots(1, 2, gridspec_kw={"left": look.MARGIN, "right": 0.83, "top": 0.99, "wspace": 0.24})

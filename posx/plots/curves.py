@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from posx.plots import captions, look, points
 from posx.plots.groups import Curve, Panel, Point, curves_of_runs, labels, settings_by_length
-from posx.plots.look import Look
+from posx.plots.palette import Look
 from posx.plots.rows import FAILED, Run, perplexity
 
 FAILURE_MARKS = {"undefined": "o", "nonfinite": "*", "oom": "x", "diverged": "d", "apart": "+"}

@@ -60,8 +60,15 @@ def catalogue() -> list[Subject]:
     return [initial(name, build(name, dims), dims) for name in ("nope", "sinusoidal", "rope", "t5", "alibi")]
 
 
-def encodings_of(folder: pathlib.Path) -> list[Subject]:
-    """Return the distinct encodings of the runs below `folder`, as the first run trained each, else as initialised."""
+def _warn(name: str, error: PosxError) -> None:
+    logging.getLogger(__name__).warning("%s is not drawn: %s", name, error)
+
+
+def encodings_of(folder: pathlib.Path, warn: Callable[[str, PosxError], None] = _warn) -> list[Subject]:
+    """Return the distinct encodings of the runs below `folder`, as the first run trained each, else as initialised.
+
+    warn: gets the name of each run whose encodings cannot be read, and the error.
+    """
     found: dict[tuple[str, Encoding, Dims], Subject] = {}
     for path in run_folders(folder, "config.json") if folder.is_dir() else ():
         name = name_of(path, folder)
@@ -71,7 +78,7 @@ def encodings_of(folder: pathlib.Path) -> list[Subject]:
                 if key not in found or subject.trained > found[key].trained:
                     found[key] = subject
         except PosxError as error:
-            logging.getLogger(__name__).warning("%s is not drawn: %s", name, error)
+            warn(name, error)
     return sorted(found.values(), key=lambda subject: (subject.name, subject.dims.train_len))
 
 

@@ -7,32 +7,39 @@ import io
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from posx.files.atomic import finite
+from posx.plots import look
 from posx.plots.groups import Point
 from posx.plots.tables import RowTable, cell, seeds_of
 
-#: The fields of a number, one line of CSV each.
+#: The fields of a number, one line of CSV each. Lengths are in tokens; the mean and its spreads in `unit`.
 FIELDS = (
-    "train_len", "protocol", "stride", "encoding", "column", "mean", "std_over_seeds", "seeds", "text_low", "text_high",
-    "no_interval", "failed", "num_targets", "num_documents", "tokenizer", "text",
+    "train_len", "protocol", "stride", "eval_len", "encoding", "column", "unit", "mean", "std_over_seeds", "seeds",
+    "text_low", "text_high", "no_interval", "failed", "num_targets", "num_documents", "tokenizer", "text", "warning",
 )  # fmt: skip
+_SCORED = {"stride": "stride", "num_targets": "num_targets", "num_documents": "num_documents", "tokenizer": "tokenizer"}
 
 
 def numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
     """Yield each number of the tables with its spread over seeds, its 95 % interval over text, and what was scored."""
     for made in tables:
-        panel, first = made.panel, made.panel.rows[0]
-        scored = {"num_targets": "num_targets", "num_documents": "num_documents", "tokenizer": "tokenizer"}
-        facts = {name: _one(made, key) for name, key in (scored | {"text": "data_digest"}).items()}
+        panel = made.panel
         for curve, points in made.lines:
             for title, point in points.items():
-                yield {
-                    "train_len": panel.train_len, "protocol": panel.protocol, "stride": panel.stride or first["stride"],
-                    "encoding": curve.label, "column": title, **_spread(point), **facts,
+                ratio = title.startswith("R_")
+                length = round(point.x * (panel.train_len if ratio else 1))
+                own = [row for row in curve.rows if row["eval_len"] == length]
+                facts = {name: _one(own, key) for name, key in (_SCORED | {"text": "data_digest"}).items()}
+                unit = "1" if ratio else "bits per byte" if title.startswith("bits") else "per token"
+                found = {
+                    "train_len": panel.train_len, "protocol": panel.protocol, "eval_len": length,
+                    "encoding": curve.label, "column": title, "unit": unit, "warning": "; ".join(made.warnings) or None,
+                    **_spread(point), **facts,
                 }  # fmt: skip
+                yield {name: found[name] for name in FIELDS}
 
 
 def _spread(point: Point) -> dict[str, Any]:
@@ -45,10 +52,13 @@ def _spread(point: Point) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _one(made: RowTable, key: str) -> Any:
-    """Return the value that all rows of a table have; None if they differ, which its warnings say."""
-    found = {row.get(key) for row in made.panel.rows}
+def _one(rows: Sequence[Mapping[str, Any]], key: str) -> Any:
+    """Return the value that all rows have; None if they differ, which the warning says, or if there is none."""
+    found = {row.get(key) for row in rows}
     return found.pop() if len(found) == 1 else None
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def as_csv(tables: Sequence[RowTable]) -> str:
@@ -56,7 +66,10 @@ def as_csv(tables: Sequence[RowTable]) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(numbers(tables))
+    for number in numbers(tables):
+        # A spreadsheet would read such a name as a formula.
+        name = number["encoding"]
+        writer.writerow(number | {"encoding": f"'{name}" if name.startswith(_FORMULA) else name})
     return file.getvalue()
 
 
@@ -99,9 +112,10 @@ def _number(point: Point) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text that LaTeX shows literally."""
+    """Return text that LaTeX shows literally, a character beyond ASCII as its escape."""
     signs = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return re.sub(r"[\\~^&%$#_{}]", lambda sign: signs.get(sign[0], "\\" + sign[0]), text)
+    plain = "".join(c if c.isascii() or c == "±" else ascii(c)[1:-1] for c in look.shown(text))
+    return re.sub(r"[\\~^&%$#_{}]", lambda sign: signs.get(sign[0], "\\" + sign[0]), plain)
 
 
 #: {name of a format: the tables in it}. Markdown is `posx.plots.tables.table`.

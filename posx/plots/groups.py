@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from posx.plots import look
-from posx.plots.look import Look
+from posx.plots import palette
+from posx.plots.palette import Look
 from posx.plots.rows import OF_ENCODINGS, PER_POSITION, SEED, Row, Run, by_stride, diverged
 
 #: Settings of the model that are resolved from others if they are left open.
@@ -123,7 +123,7 @@ def _looks(seeds: Sequence[Sequence[Run]], one_figure: bool = False) -> list[Loo
         alike = (run.text, *others, run.train_len)
         places.append((run.text, (*others, counts[alike])))
         counts[alike] += 1
-    found = look.looks(places)
+    found = palette.looks(places)
     return [found[place] for place in places]
 
 

@@ -1,12 +1,6 @@
-"""One look for every figure: colours, safe text, ticks, headings and legends, and files with stable bytes.
+"""One look for every figure: safe text, ticks, headings and legends, and files with stable bytes."""
 
-A registry name keeps its colour everywhere, and no two curves are drawn alike.
-"""
-
-import collections
-import colorsys
 import contextlib
-import dataclasses
 import hashlib
 import io
 import math
@@ -14,12 +8,10 @@ import pathlib
 import re
 import statistics
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib
-import matplotlib.colors
-import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -51,6 +43,10 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 9.5,
     "text.parse_math": False,
 }
+_LADDERS: tuple[tuple[float, ...], ...] = (  # the ticks of a decade
+    (1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8),
+)  # fmt: skip
+_BARE = 0.2  # of an axis, the most before its first tick or after its last
 MARGIN = 0.07  # of the figure's width, left of the axes
 
 
@@ -177,18 +173,25 @@ def log_axis(ax: Axes, values: Sequence[float]) -> float:
     low, high = low / pad, high * pad
     ax.set_yscale("log")
     ax.set_ylim(low, high)
-    ticks: list[float] = []
-    for ladder in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)):
-        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        ticks = [step * 10.0**power for power in powers for step in ladder if low <= step * 10.0**power <= high]
-        if len(ticks) >= 4:
-            break
-    if len(ticks) < 4:  # less than half a decade: even steps read better
-        ticks = [float(tick) for tick in MaxNLocator(6).tick_values(low, high) if low <= tick <= high]
-    while len(ticks) > 9:
-        ticks = ticks[::2]
+    ticks = _log_ticks(low, high)
     _ticks(ax.yaxis, {tick: f"{tick:,.10g}" for tick in ticks})
     return high
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return 4 to 9 ticks of a log axis that leave no end of it bare; even steps if it is less than half a decade."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    every = [[step * 10.0**power for power in powers for step in ladder] for ladder in _LADDERS]
+    every.append(list(map(float, MaxNLocator(6).tick_values(low, high))))
+    choices = [[tick for tick in ticks if low <= tick <= high] for ticks in every]
+    while max(map(len, choices)) > 9:
+        choices = [ticks[::2] if len(ticks) > 9 else ticks for ticks in choices]
+    choices = [ticks for ticks in choices if len(ticks) >= 4] or choices
+
+    def bare(ticks: Sequence[float]) -> float:
+        return math.log(max(ticks[0] / low, high / ticks[-1])) / math.log(high / low)
+
+    return next((ticks for ticks in choices if bare(ticks) <= _BARE), min(choices, key=bare))
 
 
 def train_line(ax: Axes, at: float) -> None:
@@ -198,134 +201,3 @@ def train_line(ax: Axes, at: float) -> None:
     text: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "size": 9, "color": "#555555", "zorder": 4}
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.0}
     ax.annotate(f"L = {at:g}", (at, 1.0), bbox=box, **place, **text)
-
-
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """How one curve is drawn."""
-
-    color: str
-    marker: str
-    dashes: Any = "-"  # a matplotlib line style
-
-
-_DASHED, _DOTTED, _DASHDOT = (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)), (0.0, (6.0, 1.5, 1.5, 1.5))
-_DASHES = (
-    "-", _DASHED, _DOTTED, _DASHDOT, (0.0, (3.0, 1.0, 1.0, 1.0, 1.0, 1.0)), (0.0, (9.0, 2.5)), (0.0, (3.0, 3.0)),
-    (0.0, (9.0, 1.5, 3.0, 1.5)),
-)  # fmt: skip
-_MARKERS = ("d", "p", "X", "^", "v", "P", "o", "s", "<", ">", "D", "H", "*", "h", "8")
-# Okabe-Ito for the five of the headline figure, solid; Okabe-Ito and Tol's muted set for the others, broken.
-LOOKS = {
-    "nope": Look("#222222", "D"),
-    "sinusoidal": Look("#D55E00", "o"),
-    "learned": Look("#E69F00", "X", _DASHED),
-    "shaw": Look("#56B4E9", "<", _DASHED),
-    "transformer_xl": Look("#882255", "h", _DASHED),
-    "t5": Look("#009E73", "^"),
-    "tupe": Look("#8A8A1F", "P", _DASHDOT),
-    "deberta": Look("#332288", ">", _DASHDOT),
-    "rope": Look("#CC79A7", "s"),
-    "alibi": Look("#0072B2", "v"),
-}
-_SHADES = 5  # of one colour
-#: The distance of two colours that nobody takes for each other, and the matrices of Oklab.
-_APART = 0.16
-_CONES = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]])
-_OKLAB = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
-_SPARE_COLORS = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#7A5C1E", "#5E81B5", "#A50026")
-
-
-def look(encoding: str) -> Look:
-    """Return the look of a registry name, or for another text one fixed by its hash."""
-    if encoding in LOOKS:
-        return LOOKS[encoding]
-    first, second, third, *_ = hashlib.sha256(encoding.encode("utf-8", "surrogatepass")).digest()
-    return Look(_SPARE_COLORS[first % len(_SPARE_COLORS)], _MARKERS[second % 8], _DASHES[1 + third % 4])
-
-
-def family(text: str) -> str:
-    """Return an encoding's text without its fields, for which a colour stands. Chains and hybrids are families too."""
-    text = text[:500]
-    while (bare := re.sub(r"\([^()]*\)", "", text)) != text:
-        text = bare
-    return text
-
-
-def looks(curves: Collection[tuple[str, Any]]) -> dict[tuple[str, Any], Look]:
-    """Return a look for each (text of the encoding, its other settings), all of which may be in one figure.
-
-    The colour stands for the name of the encoding. If the other settings differ, the dashes stand for them, solid for
-    the most frequent; else variants of a name differ in their dashes. Plain names come first, as `look` has them. No
-    two looks share colour and dashes, or marker and dashes, so that they differ without colours too.
-    """
-    order = sorted(set(curves), key=lambda curve: (curve[0] not in LOOKS, curve))
-    counts = collections.Counter(other for _, other in order)
-    values = sorted(counts, key=lambda other: (-counts[other], other))
-    variants: dict[str, list[str]] = {}
-    for text, _ in order:
-        own = variants.setdefault(family(text), [family(text)])
-        own += [] if text in own else [text]
-    colors = _colors(variants)
-    found: dict[tuple[str, Any], Look] = {}
-    # A plain name has its own dashes only if all plain names are given theirs before any variant takes them.
-    ranks = [(variants[family(text)].index(text), (text, other)) for text, other in order]
-    for rank, (text, other) in sorted(ranks, key=lambda pair: pair[0]):
-        first = dataclasses.replace(look(family(text)), color=colors[family(text)])
-        if len(values) > 1:
-            first = dataclasses.replace(first, dashes=_DASHES[values.index(other) % len(_DASHES)])
-        found[text, other] = _free(first, rank, set(found.values()), keep_dashes=len(values) > 1)
-    return {curve: found[curve] for curve in order}
-
-
-def _free(first: Look, rank: int, taken: Collection[Look], keep_dashes: bool) -> Look:
-    """Return `first` in the `rank`-th dashes, or shade, and marker; the next ones if another look has these."""
-    shades = [_shade(first.color, level) for level in range(_SHADES)]
-    dashes = [first.dashes, *(one for one in _DASHES if one != first.dashes)]
-    markers = [first.marker, *(one for one in _MARKERS if one != first.marker)]
-    lines = [(color, line) for color in shades for line in dashes]
-    if keep_dashes:
-        lines = [(color, line) for line in dashes for color in shades]
-    for color, line in _turned(lines, rank):
-        seen = {one.marker for one in taken if one.dashes == line}
-        marker = next((one for one in _turned(markers, rank) if one not in seen), None)
-        if marker and all((one.color, one.dashes) != (color, line) for one in taken):
-            return Look(color, marker, line)
-    return first
-
-
-def _turned(values: Sequence[Any], start: int) -> Sequence[Any]:
-    """Return the values from number `start` on, round to the one before it."""
-    start %= len(values)
-    return [*values[start:], *values[:start]]
-
-
-def _colors(families: Collection[str]) -> dict[str, str]:
-    """Return a colour per name: a registry name's own, else that of the hash if it is free and apart from the others.
-
-    If it is not, the spare colour that is farthest from those in use.
-    """
-    found = {name: look(name).color for name in sorted(families) if name in LOOKS}
-    for name in sorted(set(families) - found.keys()):
-        spare = _turned(_SPARE_COLORS, _SPARE_COLORS.index(look(name).color))
-        gaps = {color: min((_apart(color, one) for one in found.values()), default=1.0) for color in spare}
-        found[name] = spare[0] if gaps[spare[0]] >= _APART else max(spare, key=gaps.__getitem__)
-    return found
-
-
-def _apart(color: str, other: str) -> float:
-    """Return how different two colours look: their distance in Oklab.
-
-    Source: Ottosson 2020, "A perceptual color space for image processing".
-    """
-    first, second = (np.cbrt(_CONES @ np.array(matplotlib.colors.to_rgb(one)) ** 2.2) for one in (color, other))
-    return float(np.linalg.norm(_OKLAB @ (first - second)))
-
-
-def _shade(color: str, level: int) -> str:
-    """Return a darker or lighter shade of the same hue, for variants beyond the number of dashes."""
-    if level == 0:
-        return color
-    hue, light, saturation = colorsys.rgb_to_hls(*(int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)))
-    light = min(max(light + (0.18, -0.18, 0.3, -0.3)[level - 1], 0.08), 0.82)
-    return "#" + "".join(f"{round(255 * part):02X}" for part in colorsys.hls_to_rgb(hue, light, saturation))

@@ -36,7 +36,12 @@ def tables(stored: Iterable[rows.Row], missing: Mapping[str, str] | None = None)
 
     missing: {path of a run without rows: why it failed}.
     """
-    return [_table(panel) for panel in panels(stored, missing) if panel.protocol != rows.PER_POSITION]
+    return tables_of([panel for panel in panels(stored, missing) if panel.protocol != rows.PER_POSITION])
+
+
+def tables_of(windows: Iterable[Panel]) -> list[RowTable]:
+    """Return a table for each training length and protocol."""
+    return list(map(_table, windows))
 
 
 def table(stored: Iterable[rows.Row], missing: Mapping[str, str] | None = None) -> str:

@@ -21,9 +21,11 @@ from posx.errors import PosxError
 from posx.evaluation.statistics import horizon
 from posx.files.rows import number
 from posx.plots import captions, effects, look, pictures
+from posx.plots.formats import FORMATS
 from posx.plots.groups import Curve, Panel, Point, curves_of_runs, panels
 from posx.plots.points import averaged, bits_curves, local, perplexity_curves, ratio_curves
 from posx.plots.rows import (
+    OF_ENCODINGS,
     PER_POSITION,
     PROTOCOLS,
     Row,
@@ -34,7 +36,7 @@ from posx.plots.rows import (
     read_several,
     unfinished,
 )
-from posx.plots.tables import cell
+from posx.plots.tables import cell, tables_of
 from posx.plots.verdicts import verdicts
 from posx.runs.folder import RunFolder, name_of, run_folders
 
@@ -46,6 +48,8 @@ MOST_STEPS = 120
 MOST_COMPARED = 50
 #: Pictures of encodings, of about 50 kB each.
 MOST_PICTURES = 12
+#: Sizes from which posx resolves others.
+RESOLVED_FROM = ("model.num_layers", "model.model_dim", "model.num_heads", "model.mlp", "train.length")
 #: Columns of a row that the page offers as a table.
 COLUMNS = (
     "run_id", "encoding", "train_len", "seed", "protocol", "stride", "eval_len", "status", "num_targets", "nll", "ppl",
@@ -58,9 +62,6 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     folders = list(dict.fromkeys(folder.resolve() for folder in folders))
     with _heard() as warnings:
         stored = read_several(folders)
-        drawn = [picture for folder in folders for picture in _pictures(folder)]
-    if drawn[MOST_PICTURES:]:
-        warnings.append(f"{len(drawn)} encodings were trained, of which the first {MOST_PICTURES} have a picture")
     missing: dict[str, str] = {}
     for folder in folders:
         ended = diverged_rows(folder)
@@ -76,11 +77,12 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
         "panels": [_panel(panel, places, found["ppl"]) for panel, found in zip(windows, measured, strict=True)],
         "points": [point for n, panel in enumerate(windows) for point in _points(n, panel, measured[n], places)],
         "table": [line for n, panel in enumerate(windows) for line in _table(n, panel, measured[n], places)],
+        "copies": {name: write(tables_of(windows)) for name, write in FORMATS.items()},
         "positions": [_panel(panel, places, ()) | {"points": list(_positions(panel, places))} for panel in positions],
         "training": list(_training(folders, places)),
         **_verdicts(stored, curves),
         "settings": [_settings(curve.runs[0]) for curve in curves],
-        "pictures": drawn[:MOST_PICTURES],
+        **_pictures(folders),
         "warnings": warnings,
         "columns": COLUMNS,
         "rows": [[_plain(row.get(name)) for name in COLUMNS] for row in stored],
@@ -89,7 +91,7 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _heard() -> Iterator[list[str]]:
-    """Collect the warnings on rows that cannot be used, and on encodings that cannot be drawn."""
+    """Collect the warnings on rows that cannot be used."""
     said: list[str] = []
     handler, logger = logging.Handler(), logging.getLogger("posx.plots")
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -222,25 +224,59 @@ def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """Return the settings of a run that differ from the defaults of its encoding."""
+    """Return the settings of a run that differ from the defaults of its encoding.
+
+    A setting that posx resolved from others is a default too.
+    """
     try:
-        usual = run_config(base_config(re.split(" under | from ", run.text)[0])).settings
-    except PosxError:  # a class of the user's own that is not at hand
-        usual = run_config(base_config("nope")).settings
-    given = {name: value for name, value in run.settings.items() if not name.startswith(("layers.", "encoding."))}
-    if str(given.get("data.source")).startswith(f"{usual['data.source']} ("):  # the corpus of some Python
-        given["data.source"] = usual["data.source"]
-    differ = {name: value for name, value in given.items() if name in usual and value != usual[name]}
+        usual = base_config(re.split(" under | from ", run.text)[0])
+        skipped: tuple[str, ...] = ("layers.", "encoding.")
+    except PosxError:  # a hybrid, or a class of the user's own that is not at hand
+        usual, skipped = base_config("nope"), OF_ENCODINGS
+    given = {name: value for name, value in run.settings.items() if not name.startswith(skipped)}
+    defaults = run_config(usual).settings
+    for name in RESOLVED_FROM:
+        section, _, field = name.partition(".")
+        if name in given:
+            usual[section][field] = given[name]
+    with contextlib.suppress(PosxError):  # sizes that only another version takes
+        resolved = run_config(usual).settings
+        defaults |= {name: resolved[name] for name in defaults.keys() & resolved.keys() if name not in RESOLVED_FROM}
+    if str(given.get("data.source", "")).startswith(f"{defaults['data.source']} ("):  # with the version of Python
+        defaults["data.source"] = given["data.source"]
+    differ = {name: value for name, value in given.items() if name in defaults and value != defaults[name]}
     return {name: str(value) for name, value in sorted(differ.items())}
 
 
-def _pictures(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, line on the class, PNG as a data URL) of each encoding that a run with a checkpoint trained."""
-    for subject in effects.encodings_of(folder):
-        if subject.trained:
+def _pictures(folders: Sequence[Path]) -> dict[str, Any]:
+    """Return (name, line on the class, PNG as a data URL) of trained encodings, and why others have no picture."""
+    found, reasons = dict[str, tuple[str, str]](), dict[str, list[str]]()
+
+    def without(name: str, why: object) -> None:
+        # Without the path of the file and the kinds of errors around the last.
+        text = str(why).rpartition(" cannot be read: ")[2].rpartition("ConfigError: ")[2]
+        reasons.setdefault(text, []).append(name)
+
+    for subject in [one for folder in folders for one in effects.encodings_of(folder, without)]:
+        if not subject.trained:
+            without(subject.name, "no run has a checkpoint of it")
+        elif len(found) >= MOST_PICTURES:
+            without(subject.name, f"the page has {MOST_PICTURES} pictures. Draw all with posx plot --what encodings")
+        else:
             kind = type(subject.encoding)
-            first = (inspect.getdoc(kind) or "").partition("\n")[0]
-            with look.style(), io.BytesIO() as file:
-                pictures.encodings([subject]).savefig(file, format="png", dpi=70, bbox_inches="tight")
-                image = base64.b64encode(file.getvalue()).decode()
-            yield subject.name, f"{kind.__name__}: {first}", f"data:image/png;base64,{image}"
+            line = (inspect.getdoc(kind) or "").partition("\n")[0]
+            try:
+                title = subject.name if subject.name not in found else f"{subject.name}, {subject.origin}"
+                found[title] = f"{kind.__name__}: {line}", _picture(subject)
+            except Exception as error:  # a class of the user's own may raise anything
+                without(subject.name, f"{type(error).__name__}: {error}")
+    return {
+        "pictures": [(title, *facts) for title, facts in found.items()],
+        "no_pictures": [f"No picture of {captions.listed(names, 'runs')}: {why}" for why, names in reasons.items()],
+    }
+
+
+def _picture(subject: effects.Subject) -> str:
+    with look.style(), io.BytesIO() as file:
+        pictures.encodings([subject]).savefig(file, format="png", dpi=70, bbox_inches="tight")
+        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

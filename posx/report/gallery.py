@@ -18,7 +18,7 @@ from posx.contract import acting
 from posx.encodings import ENCODINGS, Dims, Encoding, build
 from posx.errors import ConfigError
 from posx.plots import effects
-from posx.plots.look import look
+from posx.plots.palette import look
 from posx.report.page import save
 
 #: The factors by which a slider multiplies the default of a number.

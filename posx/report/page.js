@@ -43,36 +43,16 @@ function tooltip(handler, event, item, value) {
   tip.style.top = `${Math.min(event.clientY + 12, innerHeight - tip.offsetHeight - 8)}px`;
 }
 
+const widthOf = (id) => Math.max($(id).clientWidth - 70, 200);
+
 async function draw(id, description, layer, values) {
   if (!values.length) {
     $(id).replaceChildren(element("p", "Nothing to draw here for the curves that are ticked."));
     return;
   }
-  const width = Math.max($(id).clientWidth - 70, 200);
+  const width = widthOf(id);
   const spec = { width, height: Math.min(380, 0.8 * width + 80), autosize: { type: "pad" }, description, layer };
   await embed($(id), spec, tooltip);
-}
-
-// Marks at the ends of an axis lie inside the frame.
-const axisOf = (id) => ({ type: $(id).value, nice: false, padding: 14, ...($(id).value === "linear" && { zero: false }) });
-
-// Ticks over the whole range of a log axis: Vega's own may leave out everything above the last power of ten.
-function ticksOf(id, values) {
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  if ($(id).value !== "log" || !(low > 0)) return {};
-  let found = [];
-  for (const ladder of [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 4, 5, 7]]) {
-    found = [];
-    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
-      for (const step of ladder) found.push(Number((step * 10 ** power).toPrecision(2)));
-    found = found.filter((tick) => tick >= low && tick <= high);
-    if (found.length >= 4) break;
-  }
-  if (found.length < 4) { // less than half a decade: even steps
-    const step = (high - low) / 4;
-    found = [0, 1, 2, 3, 4].map((n) => Number((low + n * step).toPrecision(3)));
-  }
-  return { axis: { values: found, format: "~g", labelOverlap: true } };
 }
 
 function chosen(points, measure = $("measure").value) {
@@ -89,11 +69,12 @@ function drawLengths() {
       `${p.values.length} seed${p.values.length > 1 ? "s" : ""}: ${p.values.map((v) => number(v)).join(", ")}` },
   }));
   const used = [...shown].filter((n) => panel.curves.includes(n));
+  const ends = { band: (p) => [p.min, p.max], seeds: (p) => p.values, interval: (p) => (p.low === null ? [] : [p.low, p.high]) };
+  const values = points.flatMap((p) => [p.mean, ...(ends[spread]?.(p) ?? [])]);
+  const windows = windowsOf($("xscale").value, points.map((p) => p.x), panel.train_len, widthOf("lengths"));
   const xy = {
-    x: { field: "x", type: "quantitative", title: "tokens in the window",
-         scale: axisOf("xscale"), axis: { values: [...new Set(points.map((p) => p.x))], labelOverlap: true, format: "," } },
-    y: { field: "mean", type: "quantitative", title: MEASURES[measure], scale: axisOf("yscale"),
-         ...ticksOf("yscale", points.flatMap((p) => [p.min, p.max, p.mean])) },
+    x: { field: "x", type: "quantitative", title: "tokens in the window", ...windows },
+    y: { field: "mean", type: "quantitative", title: MEASURES[measure], ...scaleOf($("yscale").value, values) },
     ...scales(used),
   };
   const { strokeDash, ...solid } = xy;
@@ -120,8 +101,10 @@ function drawLengths() {
   return draw("lengths", `${MEASURES[measure]} against tokens in the window`, layer, points);
 }
 
-function lines(id, description, values, x, y, used) {
-  const encoding = { x: { field: "x", type: "quantitative", ...x }, y: { field: "y", type: "quantitative", ...y }, ...scales(used) };
+function lines(id, description, values, x, y, used, kind = "linear") {
+  const encoding = {
+    x: { field: "x", type: "quantitative", title: x, ...scaleOf(kind, values.map((p) => p.x), 0) },
+    y: { field: "y", type: "quantitative", title: y, ...scaleOf("linear", values.map((p) => p.y)) }, ...scales(used) };
   return draw(id, description, [{ mark: { type: "line", strokeWidth: 1.5 }, data: { values }, encoding }], values);
 }
 
@@ -132,16 +115,16 @@ function drawPositions() {
     .map((p) => ({ x: p.x, y: p.mean, label: data.curves[p.curve].label, run: "" }));
   $("positions-facts").textContent = panel.facts.join(" · ");
   $("positions-text").textContent = "Means over bins of a sixth of an octave.";
-  const title = "position in the window, in tokens";
-  return lines("positions", "Loss by position", values, { title, scale: axisOf("xscale") },
-    { title: "nats per token", scale: { zero: false } }, panel.curves.filter((n) => shown.has(n)));
+  return lines("positions", "Loss by position", values, "position in the window, in tokens", "nats per token",
+    panel.curves.filter((n) => shown.has(n)), $("xscale").value);
 }
 
 function showPictures() {
-  $("s-pictures").hidden = !data.pictures.length;
+  $("s-pictures").hidden = !data.pictures.length && !data.no_pictures.length;
   $("pictures").replaceChildren(...data.pictures.map(([title, kind, src]) =>
     element("figure", null, Object.assign(element("img"), { src, alt: `The encoding ${title}, drawn` }),
       element("figcaption", `${title}. ${kind}`))));
+  $("pictures").append(...data.no_pictures.map((text) => element("p", text)));
 }
 
 function drawTraining() {
@@ -151,8 +134,7 @@ function drawTraining() {
     x: step[column - 1], y: step[1], run: run.run, label: data.curves[run.curve].label })));
   const title = { 1: "steps", 3: "tokens", 4: "seconds of training on the run's own machine" }[column];
   $("training-text").textContent = `${own.length} run${own.length === 1 ? "" : "s"}; the loss of each stored step.`;
-  return lines("training", "Training loss", values, { title }, { title: "nats per token", scale: { zero: false } },
-    [...new Set(own.map((run) => run.curve))]);
+  return lines("training", "Training loss", values, title, "nats per token", [...new Set(own.map((run) => run.curve))]);
 }
 
 function drawCost() {
@@ -167,15 +149,19 @@ function drawCost() {
   const used = [...shown].filter((n) => data.panels[$("panel").value].curves.includes(n));
   const { strokeDash, ...solid } = scales(used);
   const encoding = {
-    x: { field: "x", type: "quantitative", title: "seconds of training", scale: { zero: false, padding: 60 } },
+    x: { field: "x", type: "quantitative", title: "seconds of training", ...scaleOf("linear", values.map((p) => p.x)) },
     y: { field: "y", type: "quantitative", title: MEASURES[$("measure").value],
-         scale: { ...axisOf("yscale"), padding: 24 }, ...ticksOf("yscale", values.map((v) => v.y)) },
+         ...scaleOf($("yscale").value, values.map((p) => p.y), 0.1) }, // room for a name over the highest mark
     tooltip: { field: "tip" }, ...solid };
   const name = { text: { field: "label" }, x: encoding.x, y: encoding.y, color: encoding.color };
+  const middle = values.length ? (encoding.x.scale.domain[0] + encoding.x.scale.domain[1]) / 2 : 0;
+  const names = [["left", (p) => p.x < middle], ["right", (p) => p.x >= middle]].map(([align, own]) => ({ // towards the middle
+    mark: { type: "text", dy: -9, fontSize: 11, aria: false, align, limit: 0.45 * widthOf("cost") },
+    data: { values: values.filter(own) }, encoding: name }));
   $("cost-text").textContent = !values.length ? "" : `Windows of ${longest.toLocaleString("en")} tokens. Runs on other machines do not compare.`;
   return draw("cost", "Seconds of training against quality", [
     { mark: { type: "point", filled: true, size: 70 }, data: { values }, encoding },
-    { mark: { type: "text", dy: -9, fontSize: 11, aria: false }, data: { values }, encoding: name }], values);
+    ...names], values);
 }
 
 // ---- tables ----
@@ -240,13 +226,7 @@ function fillSettings() {
 
 // ---- numbers ----
 
-function quoted(value) {
-  const text = value === null ? "" : Array.isArray(value) ? value.join(" ") : String(value);
-  const safe = /^[=+@\t\r-]/.test(text) && typeof value !== "number" ? `'${text}` : text; // no formula in a spreadsheet
-  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
-}
-
-async function copy(text, what) {
+async function copy(text, what, id) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
@@ -257,17 +237,16 @@ async function copy(text, what) {
     document.execCommand("copy");
     area.remove();
   }
-  $("copied").textContent = `${data.rows.length} rows copied as ${what}`;
+  $(id).textContent = `${what} copied`;
 }
 
-const asCsv = () => [data.columns, ...data.rows].map((row) => row.map(quoted).join(",")).join("\n") + "\n";
 const asJson = () => JSON.stringify(data.rows.map((row) => Object.fromEntries(row.map((cell, n) => [data.columns[n], cell]))));
 
 function fillRows() {
   if ($("rows").childElementCount) return;
   const few = data.rows.slice(0, MOST_ROWS);
   table("rows", data.columns, few.map((row) => row.map((cell) => (Array.isArray(cell) ? cell.map((x) => number(x)).join(" to ") : cell))));
-  if (few.length < data.rows.length) $("rows").append(element("p", `The first ${few.length} of ${data.rows.length}; copy all with the buttons.`));
+  if (few.length < data.rows.length) $("rows").append(element("p", `The first ${few.length} of ${data.rows.length}; copy all with the button.`));
 }
 
 // ---- switches ----
@@ -340,8 +319,9 @@ $("filter").addEventListener("input", fillLegend);
 $("all").addEventListener("click", () => { fillLegend().forEach((n) => shown.add(n)); fillLegend(); drawAll(); });
 $("none").addEventListener("click", () => { fillLegend().forEach((n) => shown.delete(n)); fillLegend(); drawAll(); });
 $("one").addEventListener("change", fillVerdicts);
-$("copy-csv").addEventListener("click", () => copy(asCsv(), "CSV"));
-$("copy-json").addEventListener("click", () => copy(asJson(), "JSON"));
+for (const [format, text] of Object.entries(data.copies))
+  $(`copy-${format}`).addEventListener("click", () => copy(text, `table as ${format === "latex" ? "LaTeX" : format.toUpperCase()}`, "copied"));
+$("copy-rows").addEventListener("click", () => copy(asJson(), `${data.rows.length} rows`, "copied-rows"));
 document.querySelector("details").addEventListener("toggle", fillRows);
 dark.addEventListener("change", () => { fillLegend(); drawAll(); });
 let width = innerWidth;

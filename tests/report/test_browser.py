@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from posx.encodings import Dims
 from posx.report import gallery
+from posx.report import page as page_file
 from posx.report.page import write
 from tests.report.pages import put
 
@@ -95,10 +97,43 @@ def test_each_switch_changes_what_is_drawn(show, report):
     page.click("#all")
     drawn(page)
     assert paths(page)
-    before = paths(page, "training")
+    before = page.locator("#training").inner_text()
     page.select_option("#against", "4")
     drawn(page)
-    assert paths(page, "training") != before
+    assert page.locator("#training").inner_text() != before
+
+
+def test_axes_hold_all_marks_and_have_ticks_to_the_end(show, report):
+    """Ticks begin at or below the lowest value and end at or above the highest; names and marks are in the frame."""
+    page = show(report)
+    data = json.loads(page.locator("#data").text_content())
+    for scale in ("log", "linear"):
+        page.select_option("#yscale", scale)
+        drawn(page)
+        texts = page.locator("#lengths .mark-text.role-axis-label text").all_text_contents()
+        ticks = sorted(float(text.replace(",", "")) for text in texts)
+        values = [one["mean"] for one in data["points"] if one["measure"] == "ppl" and one["panel"] == 0]
+        y = [tick for tick in ticks if tick < 60]  # windows are longer
+        assert y[0] <= min(values) and max(values) <= y[-1] and len(y) >= 5
+        assert {64, 128, 256} <= set(ticks)
+        frame = page.locator("#cost .background").first.bounding_box()
+        for mark in page.locator("#cost .mark-symbol path, #cost .mark-text.role-mark text").all():
+            box = mark.bounding_box()
+            for side, length in (("x", "width"), ("y", "height")):
+                assert frame[side] <= box[side] and box[side] + box[length] <= frame[side] + frame[length]
+
+
+@pytest.mark.parametrize("function", ["logTicks", "evenTicks"])
+def test_ticks_cover_every_range(browser, function):
+    """From a hair to many decades: some five to a dozen ticks, from below the lowest value to above the highest."""
+    axes = (Path(page_file.__file__).parent / "common.js").read_text("utf-8").partition("// ---- axes ----")[2]
+    page = browser.new_page()
+    for low in (1e-3, 0.97, 1, 3.4, 9.9, 99.8):
+        for ratio in (1.0001, 1.02, 1.3, 2, 4.4, 15, 300, 1e5, 1e12):
+            ticks = page.evaluate(f"() => {{ {axes}; return {function}({low}, {low * ratio}); }}")
+            assert ticks == sorted(set(ticks)) and 4 <= len(ticks) <= 13, (low, ratio, ticks)
+            assert ticks[0] <= low and low * ratio <= ticks[-1] and ticks[0] >= 0, (low, ratio, ticks)
+    page.close()
 
 
 def test_tables_sort_and_verdicts_turn(show, report):
@@ -123,13 +158,18 @@ def test_tables_sort_and_verdicts_turn(show, report):
 def test_numbers_can_be_copied(show, report):
     page = show(report)
     page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
-    page.click("#copy-json")
-    page.wait_for_function("document.getElementById('copied').textContent.includes('JSON')")
+    for format, said in (("json", "JSON"), ("csv", "CSV"), ("latex", "LaTeX")):
+        page.click(f"#copy-{format}")
+        page.wait_for_function(f"document.getElementById('copied').textContent.includes('{said}')")
+        text = page.evaluate("window.copied")
+        if format == "json":
+            assert {"mean", "encoding", "text_low"} <= json.loads(text)["numbers"][0].keys()
+        else:
+            assert text.startswith({"csv": "train_len,protocol,", "latex": "% Non-overlapping"}[format])
+    page.click("#copy-rows")
+    page.wait_for_function("document.getElementById('copied-rows').textContent.includes('rows')")
     rows = json.loads(page.evaluate("window.copied"))
     assert len(rows) > 20 and {"ppl", "encoding", "seed"} <= rows[0].keys()
-    page.click("#copy-csv")
-    page.wait_for_function("document.getElementById('copied').textContent.includes('CSV')")
-    assert page.evaluate("window.copied").startswith("run_id,encoding,")
     page.locator("summary").click()
     page.wait_for_selector("#rows tbody tr")
 

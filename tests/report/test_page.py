@@ -10,6 +10,7 @@ import re
 import pytest
 
 from posx import plots
+from posx.config import base_config, run_config
 from posx.files.checksums import with_checksum
 from posx.report import gallery, page
 from posx.report.content import content
@@ -60,6 +61,36 @@ def test_report_holds_the_numbers_of_the_rows(capsys, tmp_path):
     assert len(data["rows"]) == 2 * len(stored) and data["columns"].index("ppl") > 0
     assert data["training"][0]["steps"][-1] == pytest.approx([50, 2 + math.exp(-50 / 9), 204800, 25.0])
     assert data["positions"][0]["points"]
+
+
+def test_copies_of_the_page_are_those_of_posx_table(capsys, tmp_path):
+    for seed in range(2):
+        put(tmp_path / "sweep", "rope", seed)
+        put(tmp_path / "sweep", "alibi", seed)
+    _, data, _ = written(capsys, tmp_path, tmp_path / "sweep")
+    assert data["copies"] == {form: plots.table_as(tmp_path / "sweep", form) for form in ("csv", "json", "latex")}
+
+
+def test_defaults_are_no_differences(tmp_path):
+    """Neither the default text, named with the version of Python, nor a size that follows from another."""
+    changed = base_config("rope")
+    changed.model.model_dim, changed.model.num_layers, changed.train.learning_rate = 64, 2, 0.5
+    for name, config in (("plain", base_config("rope")), ("changed", changed)):
+        settings = run_config(config).settings
+        named = {"data_source": "stdlib (Python 3.11.7)", "tokenizer": "bytes"}
+        put(tmp_path, "rope", name=name, settings=settings, **named)
+    found = {run: line for run, line in zip(("changed", "plain"), content([tmp_path])["settings"], strict=True)}
+    assert found["plain"] == {}
+    assert found["changed"] == {"model.model_dim": "64", "model.num_layers": "2", "train.learning_rate": "0.5"}
+
+
+def test_an_encoding_without_a_picture_says_why(tmp_path):
+    path = put(tmp_path, "rope", name="mine")
+    (path / "config.json").write_text(json.dumps({"encoding": {"name": "no_module:Mine"}}))
+    put(tmp_path, "alibi")
+    data = content([tmp_path])
+    (why,) = data["no_pictures"]
+    assert data["pictures"] == [] and why.startswith("No picture of mine: ") and str(tmp_path) not in why
 
 
 def test_texts_of_users_are_data(capsys, tmp_path):
