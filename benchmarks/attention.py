@@ -37,14 +37,15 @@ from benchmarks import measure, report
 from benchmarks.calls import KINDS, TOLERANCE, Case, contestants, in_attention, is_quadratic, separate
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.workers import Worker, WorkerError
-from posx.plots import look
+from posx.plots import palette
 
 KIND_NAMES = {"forward": "forward", "gradient": "forward + backward", "model": "evaluation of one window"}
 OURS = ("posx", "posx-blockwise")  # the one that is shown if there is room for one
 RIVALS = {
-    "jax.nn": look.Look("#555555", "", (0.0, (4.0, 2.0))), "torch-sdpa": look.Look("#999999", "", (0.0, (1.5, 1.5))),
+    "jax.nn": palette.Look("#555555", "", (0.0, (4.0, 2.0))),
+    "torch-sdpa": palette.Look("#999999", "", (0.0, (1.5, 1.5))),
 }  # fmt: skip
-CEILING = look.Look("#BBBBBB", "_")
+CEILING = palette.Look("#BBBBBB", "_")
 MOST_CALLS = 100
 
 
@@ -246,7 +247,7 @@ def draw(stored: dict[str, Any], path: Path) -> None:
         ours = [(executor, encoding) for encoding in dict.fromkeys(row["encoding"] for row in rows)]
         for who, encoding in [*((who, "nope") for who in RIVALS), *ours]:
             line = [r for r in rows if (r["contestant"], r["encoding"], r["kind"]) == (who, encoding, kind)]
-            label, drawn = (f"{who}, NoPE", RIVALS[who]) if who in RIVALS else (encoding, look.look(encoding))
+            label, drawn = (f"{who}, NoPE", RIVALS[who]) if who in RIVALS else (encoding, palette.look(encoding))
             if line:
                 yield report.Curve(label, {row["length"]: row["flops"] / 1e9 for row in line}, drawn)
         yield report.Curve("float32 matmul ceiling", dict.fromkeys(lengths, ceiling), CEILING)

@@ -26,7 +26,7 @@ from benchmarks.calls import LIBRARY
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.train import SHAPES, VOCAB, Shape, step_parts
 from posx.attention import EXECUTORS
-from posx.plots import look
+from posx.plots import palette
 from posx.training.step import init_state, train_steps
 
 HIT = "/jax/compilation_cache/cache_hits"
@@ -131,7 +131,7 @@ def draw(stored: dict[str, Any], path: Path) -> None:
     """Draw cold bars per encoding and executor, the warm time as a line across."""
     groups = {}
     for row in summarise(stored):
-        drawn = look.look(row["encoding"])
+        drawn = palette.look(row["encoding"])
         groups[f"{row['encoding']}, {row['executor']}"] = [report.Bar(row["cold"], drawn.color, mark=row["warm"][0])]
     lines = [f"{Shape(**stored['shape'])} tokens, {stored['cores']} cores", "white line: from the persistent cache"]
     report.bars(path, groups, "Compile time", lines, "seconds to compile one training step")

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import attention, memory, report, train
 from benchmarks.report import Spread
 from benchmarks.train import Shape
-from posx.plots import look
+from posx.plots import palette
 
 Curves = dict[str, dict[int, Spread]]
 Report = dict[str, Any]
@@ -58,7 +58,7 @@ def _speeds(times: dict[int, Spread]) -> dict[int, Spread]:
 
 
 def _panel(curves: Curves) -> report.Panel:
-    drawn = [report.Curve(name, points, look.look(name)) for name, points in curves.items()]
+    drawn = [report.Curve(name, points, palette.look(name)) for name, points in curves.items()]
     return report.Panel(drawn, "speed relative to NoPE")
 
 

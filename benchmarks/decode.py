@@ -34,7 +34,7 @@ from posx.config.sections import ModelConfig
 from posx.generate import Sampling, generate
 from posx.layers import sequential
 from posx.model import Model, make_model
-from posx.plots import look
+from posx.plots import palette
 
 TIE = 1e-4
 VOCAB = 257
@@ -179,7 +179,7 @@ def draw(stored: dict[str, Any], path: Path) -> None:
     """Draw two bars per encoding on a logarithmic axis, the ratio at the first."""
     groups = {}
     for row in stored["results"]:
-        drawn, ratio = look.look(row["encoding"]), ratios(row["cached"], row.get("recomputed"))
+        drawn, ratio = palette.look(row["encoding"]), ratios(row["cached"], row.get("recomputed"))
         cached = report.Bar(quartiles(row["cached"]), drawn.color, f" {ratio[0]:.3g}x" if ratio else "")
         again = [report.Bar(quartiles(row["recomputed"]), report.GREY)] if stored["samples"] else []
         groups[row["encoding"]] = [cached, *again]

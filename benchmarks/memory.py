@@ -27,15 +27,15 @@ from benchmarks.attention import KIND_NAMES, add_sizes, first_case
 from benchmarks.calls import KINDS, Case, contestants, in_attention, is_quadratic, separate
 from posx.config.sections import ModelConfig
 from posx.model import make_model
-from posx.plots import look
+from posx.plots import look, palette
 from posx.runs.evaluate import model_log_probs
 
 TINY = 64  # at this length a process has little more than what it needs anyway
 FIT_FROM = 4096
 GREYS = {
-    "posx-dense": look.Look("#777777", "", (0.0, (4.0, 2.0))),
-    "torch-sdpa-column": look.Look("#0072B2", "", (0.0, (1.5, 1.5))),
-    "torch-eager": look.Look("#AAAAAA", "", (0.0, (1.5, 1.5))),
+    "posx-dense": palette.Look("#777777", "", (0.0, (4.0, 2.0))),
+    "torch-sdpa-column": palette.Look("#0072B2", "", (0.0, (1.5, 1.5))),
+    "torch-eager": palette.Look("#AAAAAA", "", (0.0, (1.5, 1.5))),
 }
 LADDER = [1024, 2048, 4096, 8192, 16384, 32768]
 LAYERS = 4
@@ -202,7 +202,7 @@ def panel(stored: dict[str, Any], kind: str) -> report.Panel:
         name, encoding = row["contestant"], row["encoding"]
         points = {n: size / 2**20 for n, size in row["bytes"].items() if size > 0}
         if name == best:
-            curves.append(report.Curve(encoding, points, look.look(encoding)))
+            curves.append(report.Curve(encoding, points, palette.look(encoding)))
         # A rival's least memory: without a position encoding, but for the one that serves ALiBi alone.
         elif name in GREYS and encoding == ("alibi" if name == "torch-sdpa-column" else "nope"):
             curves.append(report.Curve(f"{name}, {encoding}", points, GREYS[name]))

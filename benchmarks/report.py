@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from posx.plots import look
+from posx.plots import look, palette
 
 Spread = tuple[float, float, float]
 GREY = "#C4C4C4"
@@ -92,7 +92,7 @@ class Curve(NamedTuple):
 
     label: str
     points: Mapping[int, float | Spread]
-    look: look.Look
+    look: palette.Look
 
 
 class Panel(NamedTuple):

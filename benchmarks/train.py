@@ -45,7 +45,7 @@ from posx.config.sections import ModelConfig
 from posx.data.corpus import stdlib_files
 from posx.machine.devices import devices_for, on_devices, over_devices
 from posx.model import make_model
-from posx.plots import look
+from posx.plots import palette
 from posx.training.step import flops_per_token, init_state, train_steps
 
 VOCAB = 257
@@ -332,7 +332,7 @@ def draw(stored: dict[str, Any], path: Path) -> None:
     """Draw a bar for posx and one for its best rival per encoding, the ratio at posx's bar."""
     rows, groups = summarise(stored), {}
     for row in rows:
-        drawn, best = look.look(row["encoding"]), row["others"].get(row["best"])
+        drawn, best = palette.look(row["encoding"]), row["others"].get(row["best"])
         form = (row["best"] or "").removeprefix(PEER).removeprefix(", ") or "eager"
         ours = report.Bar(row["rate"], drawn.color, f" {best['ratio'][0]:.2f}x {form}" if best else "")
         groups[row["encoding"]] = [ours, *([report.Bar(best["rate"], report.GREY)] if best else [])]
