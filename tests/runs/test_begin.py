@@ -112,8 +112,9 @@ def test_begin_and_end_tokens_survive_import_and_export(capsys, tmp_path):
     prompt = np.array([[4, *tokenizer.encode("some")]])
     first = int(np.asarray(apply(params, prompt))[0, -1].argmax())
     assert tiny.call(capsys, *words)[1].strip() != "some" or first in (5, 7, 9)
-    stored = json.loads((run / "tokenizer.json").read_text())
-    stored["posx"]["ends"].append(first)
-    (run / "tokenizer.json").write_text(json.dumps(stored))
+    GenerationConfig(**generation | {"eos_token_id": [5, first]}).save_pretrained(source)
+    ends = tmp_path / "ends"
+    assert tiny.call(capsys, "import", f"--from={source}", f"--to={ends}")[0] == 0
+    words[1] = f"--workdir={ends}"
     code, out, err = tiny.call(capsys, *words)
     assert code == 0 and out == "some\n", err
