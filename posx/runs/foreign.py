@@ -19,6 +19,9 @@ from posx.progress import say
 from posx.runs.gguf import read_gguf
 from posx.runs.load import reading
 
+#: The types of numbers in safetensors files that posx reads.
+_TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
+
 
 class ForeignModel(NamedTuple):
     """A model that was read: its config, its arrays by name, its tokenizer, and the digest of its files.
@@ -152,6 +155,8 @@ def _array(file: Path, name: str) -> np.ndarray:
     from safetensors import safe_open
 
     with reading(file), safe_open(file, "flax") as opened:  # it knows bfloat16
+        if (kind := opened.get_slice(name).get_dtype()) not in _TYPES:  # numbers of 8 bits are quantised
+            raise ValueError(f"the array {name} has the type {kind}. Save the model in float32, float16 or bfloat16.")
         return np.asarray(opened.get_tensor(name)).astype(np.float32)
 
 

@@ -112,3 +112,14 @@ def test_a_tied_flag_beside_another_head_is_untied(capsys, folder):
     for head in (arrays["model.embed_tokens.weight"], None):
         _, run, params = whole(folder, **{"lm_head.weight": head})
         assert run.model.tied and "unembedding" not in params and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "C64"])
+def test_arrays_of_other_types_are_refused_by_name(folder, kind):
+    """transformers reads float8, the format's reader for JAX raises."""
+    numbers = np.zeros(32, np.complex64 if kind == "C64" else np.uint8)
+    header = {NORM: {"dtype": kind, "shape": [32], "data_offsets": [0, numbers.nbytes]}}
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + numbers.tobytes())
+    with pytest.raises(WorkdirError, match=f"the array {NORM} has the type {kind}. Save the model in float32"):
+        read(folder).arrays(NORM)
