@@ -90,7 +90,8 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
     if tokenizer.vocab_size > rows:
         raise DataError(f"{whose}: the tokenizer has {tokenizer.vocab_size:,} ids, but the model {rows:,} rows.")
     # A rule that is put on the model later acts on its layers without a window.
-    main = next((one for one, window in zip(encodings, windows, strict=True) if window is None), encodings[-1])
+    layers = list(zip(encodings, windows, strict=True))
+    main, mains = next(((one, [None]) for one, window in layers if window is None), (encodings[-1], windows))
     settings = base_config(spec_text(main))
     settings.model.update(chosen)
     settings.model.update({
@@ -101,7 +102,9 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
         "tied": _tied(source, typed(config["tie_word_embeddings"] or False, bool, "tie_word_embeddings")),
         "norm_eps": typed(config.get("rms_norm_eps", 1e-6), float, "rms_norm_eps"),
         "parallel": typed(config.get("use_parallel_residual") or False, bool, "use_parallel_residual"),
-        "layer_policy": cycle_of(tuple("encoding" if one == main else spec_text(one) for one in encodings)),
+        "layer_policy": cycle_of(
+            tuple("encoding" if one == main and window in mains else spec_text(one) for one, window in layers)
+        ),
         "mask_policy": cycle_of(tuple(_mask(window) for window in windows)),
     })  # fmt: skip
     settings.data.tokenizer = str(folder.tokenizer_file)

@@ -11,10 +11,12 @@ import pytest
 import posx
 from posx.data import train_bpe
 from posx.generate import Sampling, generate
+from posx.runs.changes import under
 from posx.runs.folder import RunFolder
 from posx.runs.load import load_model
 from tests import tiny
 from tests.commands import refused
+from tests.runs import oracle
 
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -170,6 +172,16 @@ def test_an_imported_run_is_a_run(capsys, folder, site, tmp_path):
     words += [f"--config.data.cache_dir={tmp_path / 'cache'}", "--config.eval.num_targets=64"]
     code, out, err = tiny.call(capsys, *words)
     assert code == 0 and "20 of 20 arrays kept" in err, err
+
+
+@pytest.mark.peers
+def test_window_layers_keep_a_rope_that_all_layers_have(tmp_path):
+    """A rule that is put on Gemma 3 acts on its layers without a window, even if both kinds have one base."""
+    oracle.write(tmp_path / "hf", "gemma3_text", oracle.BASES["gemma3_text"] | {"rope_theta": 1e4})
+    run, _ = oracle.imported(tmp_path / "hf")
+    assert run.layers[0] == run.layers[1]
+    window, full = under(run, "frequencies=yarn(factor=4)").layers
+    assert window == run.layers[0] != full
 
 
 @pytest.mark.peers
