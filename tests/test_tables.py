@@ -4,9 +4,7 @@ import csv
 import io
 import json
 import re
-import shutil
 import statistics
-import subprocess
 
 import pytest
 
@@ -78,15 +76,3 @@ def test_names_are_text_in_spreadsheets_and_in_latex(tmp_path):
     made_rows.write(tmp_path, [made_rows.row("rope", 64) | {"encoding": "=1+θ:A", "layers": ["=1+θ:A"]}])
     (line, *_) = csv.DictReader(io.StringIO(plots.table_as(tmp_path, "csv")))
     assert line["encoding"] == "'=1+θ:A" and r"\texttt{=1+\textbackslash{}u03b8:A}" in plots.table_as(tmp_path, "latex")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
-def test_latex_compiles(runs, tmp_path):
-    """With the lines of booktabs as plain ones, so that no package is needed."""
-    lines = "".join(rf"\let\{name}rule\hline" for name in ("top", "mid", "bottom"))
-    text = plots.table_as(runs, "latex")
-    (tmp_path / "a.tex").write_text(f"\\documentclass{{article}}{lines}\\begin{{document}}\n{text}\\end{{document}}")
-    words = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "a.tex"]
-    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
-    assert (tmp_path / "a.pdf").stat().st_size > 1000

@@ -22,7 +22,7 @@ def source(tmp_path):
     return tiny.write_model(tmp_path / "hf")
 
 
-#: What config.json, generation_config.json and tokenizer_config.json say, and the begin token and ends that follow.
+#: The contents of config.json, generation_config.json and tokenizer_config.json, and the ids that follow from them.
 #: Token 0 is <|endoftext|>, and the letters "a" and "b" are tokens too.
 SAID = {
     "nothing": ({}, {}, {}, 0, ()),

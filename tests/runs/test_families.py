@@ -58,7 +58,7 @@ def test_keys_that_posx_lacks_are_refused_by_name(name, config, problem):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_declared_key_has_one_kind(name):
-    """The keys that transformers declares, and those of all its configs. What posx needs is their default."""
+    """The keys that transformers declares, and those of all its configs. posx needs their defaults."""
     keys = FAMILIES[name].keys
     declared = {**DECLARED[""], **DECLARED[name]}
     assert [key for key in declared if not keys.kind(key)] == []

@@ -41,7 +41,7 @@ def test_a_run_without_training_text_reads_none(imported, held, monkeypatch):
 
 
 def test_equal_targets_have_one_name(imported, held, workdir, site, tmp_path):
-    """Whatever was trained on, whatever files are called, and whether text or ids are stored."""
+    """The training text, the names of files and the form of storage do not count."""
     alone = imported(validation=str(held))
     other = tmp_path / "other.txt"
     other.write_text("other words " * 99)
