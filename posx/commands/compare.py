@@ -16,7 +16,7 @@ from posx.fields import items_of, typed
 from posx.files.atomic import finite
 from posx.machine.guard import start_devices
 from posx.plots.groups import curves_of_runs
-from posx.plots.rows import PER_POSITION, PROTOCOLS, read_several
+from posx.plots.rows import FAILED, PER_POSITION, PROTOCOLS, diverged_of_several, read_several
 from posx.plots.verdicts import BY_SEED, HOLDS_FOR, NOT_SEPARATED, ONE_SEED, UNPAIRED, Place, Verdict, verdicts
 from posx.progress import say
 
@@ -30,6 +30,7 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     stored = read_several(folders)
     if not stored:
         raise WorkdirError(f"{_listed(folders)}: no run has results. Measure them with posx evaluate.")
+    stored += diverged_of_several(folders)
     curves = curves_of_runs(row.run for row in stored if row["protocol"] != PER_POSITION)
     names = [curve.label for curve in curves]
     if len(curves) < 2:
@@ -46,6 +47,8 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     if all(verdict.ratio is None for verdict in found):
         why = left_out[0] if left_out else found[0].reason
         how = "Evaluate all with one command, on one text, at the same lengths."
+        if why.endswith(FAILED["diverged"]):
+            how = "Train this seed again, or name the runs to compare: posx compare RUN RUN"
         raise ConfigError(f"{_listed(folders)}: {why}. {how}")
     for line in (json.dumps(finite(v.facts(names))) for v in found) if values["json"] else _lines(found, names):
         print(line)

@@ -176,7 +176,12 @@ def _factor(run: Run, place: tuple[str, int | None, int]) -> tuple[str, int | No
 
 
 def _at(rows: Mapping[tuple[str, int | None, int], Row], run: Run, place: Place) -> list[Row | None]:
-    """Return the row of a run at a place; for R_k those at kL and at L. None for a row that it does not have."""
+    """Return the row of a run at a place; for R_k those at kL and at L. None for a row that it does not have.
+
+    A run whose training ended with NaN has one row for every place.
+    """
+    if ended := [row for row in rows.values() if row.get("status") == "diverged"]:
+        return list(ended)
     start = place.protocol, place.stride
     if place.k is None:
         return [rows.get((*start, place.eval_len))]
@@ -185,6 +190,7 @@ def _at(rows: Mapping[tuple[str, int | None, int], Row], run: Run, place: Place)
 
 def _unlike(rows: Sequence[Row]) -> str:
     """Return why rows cannot be compared, "" if they can."""
+    rows = [row for row in rows if row.get("status") != "diverged"]  # it has no text and no targets
     if len({row.get("tokenizer") for row in rows}) > 1:
         return "have other tokenizers, so their perplexities are of other tokens"
     if len({row.get("data_digest") for row in rows}) > 1:

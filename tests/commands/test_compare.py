@@ -14,9 +14,10 @@ import pytest
 from posx.evaluation import paired_extrapolation
 from posx.evaluation.differences import loss_difference
 from posx.evaluation.statistics import BLOCK_LEN
+from posx.report.content import content
 from tests import tiny
 from tests.commands import refused
-from tests.made_rows import as_lines, row
+from tests.made_rows import as_lines, config, logged, row, start
 
 BLOCKS = 64
 NAMES = ("alibi", "rope")
@@ -151,6 +152,31 @@ def test_a_run_without_its_loss_gives_no_verdict(capsys, tmp_path):
     near, far = (one for one in compared(capsys, str(tmp_path)) if (one["one"], one["other"]) == NAMES)
     assert (near["word"], near["reason"]) == ("no interval", "rope, seed 0: not finite") and near["ratio"] is None
     assert (far["word"], far["reason"]) == ("no interval", "alibi, seed 1: not measured")
+
+
+def test_a_seed_that_ended_with_nan_is_not_dropped(capsys, tmp_path):
+    """The seeds that are left would be a choice: neither the command nor the page judges them, in any window."""
+    for seed in range(3):
+        for name, shift in (("alibi", 0.0), ("t5", 0.05), ("rope", -0.05)):
+            settings = config(name, train__seed=seed)
+            path = Path(put(tmp_path, name, seed, shift=shift + 0.001 * seed * len(name)))
+            facts = {"layers": [name], "code": dict(settings.code), "settings": settings.settings}
+            edited(path, lambda row, facts=facts: row | facts)
+    assert compared(capsys, str(tmp_path))[0]["word"] == "worse"
+    (path / "eval.jsonl").unlink()
+    start(path, settings)
+    (path / "metrics.jsonl").write_text(logged(2.0, "nan"))
+    for folders in ([str(tmp_path)], [str(tmp_path), str(path)]):
+        every = [one for measure in ("ppl", "R_k") for one in compared(capsys, *folders, measure=measure)]
+        found = [one for one in every if "rope" in (one["one"], one["other"])]
+        assert (
+            len(found) == 6 and len(every) == 9 and {one["reason"] for one in found} == {"rope, seed 2: ended with NaN"}
+        )
+        assert {(one["word"], one["ratio"], *one["seeds"]) for one in found} == {("no interval", None, 3, 3)}
+    assert [line[7:] for line in content([tmp_path])["verdicts"]].count(["no interval", f": {found[0]['reason']}"]) == 6
+    for seed in range(3):
+        shutil.rmtree(tmp_path / f"t5-L64-s{seed}")
+    refused(capsys, 2, ["compare", str(tmp_path)], "rope, seed 2: ended with NaN. Train this seed again")
 
 
 def test_a_copy_is_no_second_seed(capsys, tmp_path):
