@@ -217,7 +217,7 @@ def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
     places = list(dict.fromkeys(one.place for one in found))
     short = [
         [*one.pair, places.index(one.place)]
-        + [value and _plain(float(f"{value:.6g}")) for value in (one.ratio, one.low, one.high, one.adjusted_p)]
+        + [value and _plain(float(f"{value:.10g}")) for value in (one.ratio, one.low, one.high, one.adjusted_p)]
         + [one.word, one.said.removeprefix(one.word)]
         for one in found
     ]
