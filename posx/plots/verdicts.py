@@ -140,18 +140,23 @@ def _sides(one: Curve, other: Curve) -> tuple[_Sides, list[str]]:
     """Return the runs of two curves that are compared, and which are left out.
 
     Runs of equal seeds are paired if there are two or more. That is right whatever a seed decides. It is sharper if
-    the seed decides the initial weights and the order of the batches of both.
+    the seed decides the initial weights and the order of the batches of both. A single run is compared with the run of
+    its seed, if there is one: a mean of other seeds would add their spread to the difference, which no interval counts.
     """
     seeds = [{_seed(run): run for run in curve.runs} for curve in (one, other)]
     shared = sorted(seeds[0].keys() & seeds[1].keys() - {"None"}, key=lambda seed: (len(seed), seed))
     labels, left = (one.label, other.label), []
-    if len(shared) > 1:
+    single = min(len(one.runs), len(other.runs)) == 1
+    if len(shared) > 1 or (shared and single):
         for own, label, rival in zip(seeds, labels, labels[::-1], strict=True):
             if alone := ", ".join(seed for seed in own if seed not in shared):
                 left.append(f"{label}, seed {alone}, as {rival} has no run of this seed")
-        return _Sides(([seeds[0][seed] for seed in shared], [seeds[1][seed] for seed in shared]), labels, BY_SEED), left
-    pairing = UNPAIRED if min(len(one.runs), len(other.runs)) > 1 else ONE_SEED
-    return _Sides((one.runs, other.runs), labels, pairing), left
+        return _Sides(
+            ([seeds[0][seed] for seed in shared], [seeds[1][seed] for seed in shared]),
+            labels,
+            ONE_SEED if single else BY_SEED,
+        ), left
+    return _Sides((one.runs, other.runs), labels, ONE_SEED if single else UNPAIRED), left
 
 
 def _seed(run: Run) -> str:

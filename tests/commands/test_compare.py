@@ -179,6 +179,20 @@ def test_a_seed_that_ended_with_nan_is_not_dropped(capsys, tmp_path):
     refused(capsys, 2, ["compare", str(tmp_path)], "rope, seed 2: ended with NaN. Train this seed again")
 
 
+def test_a_single_run_is_compared_with_its_own_seed(capsys, tmp_path):
+    """Better than the run of its seed by 0.05 nats, and worse than the mean of three seeds, two of them lucky."""
+    for seed, shift in enumerate((0.2, 0.0, 0.0)):
+        put(tmp_path, "rope", seed, shift=shift)
+    single = put(tmp_path, "alibi", shift=0.15)
+    (one, _) = compared(capsys, str(tmp_path))
+    assert (one["word"], one["seeds"], one["pairing"]) == ("better", [1, 1], "one seed")
+    assert one == compared(capsys, single, str(tmp_path / "rope-L64-s0"))[0]
+    assert "rope, seed 1, 2, as alibi has no run of this seed" in tiny.call(capsys, "compare", str(tmp_path))[2]
+    reseeded(single, 7)
+    (one, _) = compared(capsys, str(tmp_path))
+    assert (one["word"], one["seeds"], one["pairing"]) == ("worse", [1, 3], "one seed")
+
+
 def test_a_copy_is_no_second_seed(capsys, tmp_path):
     for name in NAMES:
         put(tmp_path, name, shift=0.05 * len(name))
