@@ -17,7 +17,7 @@ from posx.files.atomic import finite
 from posx.machine.guard import start_devices
 from posx.plots.groups import curves_of_runs
 from posx.plots.rows import FAILED, PER_POSITION, PROTOCOLS, diverged_of_several, read_several
-from posx.plots.verdicts import BY_SEED, HOLDS_FOR, NOT_SEPARATED, ONE_SEED, UNPAIRED, Place, Verdict, verdicts
+from posx.plots.verdicts import BY_SEED, HOLDS_FOR, NOT_SEPARATED, ONE_SEED, UNPAIRED, Place, Verdict, shown_p, verdicts
 from posx.progress import say
 
 
@@ -135,11 +135,15 @@ def _cells(verdict: Verdict, parts: int) -> list[str]:
     digits = _digits([verdict.ratio, *itertools.chain(*filter(None, ends))])
     return [
         f"{verdict.place.eval_len:,}" if verdict.place.k is None else f"R_{verdict.place.k:g}",
-        "-" if verdict.ratio is None else f"{verdict.ratio:.{digits}f}",
-        *("-".join(f"{end:.{digits}f}" for end in pair) if pair else "-" for pair in ends),
-        "-" if verdict.adjusted_p is None else f"{verdict.adjusted_p:.2g}",
+        "-" if verdict.ratio is None else _shown(verdict.ratio, digits),
+        *("-".join(_shown(end, digits) for end in pair) if pair else "-" for pair in ends),
+        "-" if verdict.adjusted_p is None else shown_p(verdict.adjusted_p),
         verdict.said,
     ]
+
+
+def _shown(ratio: float, digits: int) -> str:
+    return f"{ratio:.{digits}f}" if ratio >= 0.001 else f"{ratio:.3e}"
 
 
 def _digits(values: Iterable[float | None]) -> int:

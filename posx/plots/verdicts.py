@@ -274,6 +274,12 @@ def _copies(sides: _Sides, pairs: Sequence[Sequence[Sequence[Row]]]) -> str:
     return ""
 
 
+def shown_p(p: float) -> str:
+    """Return a p-value with two digits, or as many as leave it on its side of 0.05."""
+    texts = (f"{p:.{digits}g}" for digits in range(2, 17))
+    return next((text for text in texts if (float(text) < SIGNIFICANCE) == (p < SIGNIFICANCE)), repr(p))
+
+
 def _corrected(found: Sequence[Verdict]) -> list[Verdict]:
     """Return verdicts with their words: Holm's correction is for all of them that have a p-value."""
     judged = [n for n, verdict in enumerate(found) if verdict.p is not None]
@@ -288,5 +294,5 @@ def _worded(verdict: Verdict) -> Verdict:
         return verdict
     if verdict.adjusted_p < SIGNIFICANCE:
         return verdict._replace(word=BETTER if verdict.ratio < 1 else WORSE)
-    alone = f"p = {verdict.p:.2g} alone, before Holm's correction" if verdict.p < SIGNIFICANCE else ""
+    alone = f"p = {shown_p(verdict.p)} alone, before Holm's correction" if verdict.p < SIGNIFICANCE else ""
     return verdict._replace(word=NOT_SEPARATED, reason=verdict.reason or alone)

@@ -204,7 +204,7 @@ function ratioCells(values) {
   const gaps = values.filter((x) => x !== null && x !== 1).map((x) => Math.abs(x - 1));
   let places = 4;
   while (places < 9 && gaps.some((gap) => gap <= 0.5 * 10 ** -places)) places += 1;
-  return values.map((x) => ({ value: x, text: x === null ? "-" : x.toFixed(places) }));
+  return values.map((x) => ({ value: x, text: x === null || x < 0.001 ? number(x) : x.toFixed(places) }));
 }
 
 function fillVerdicts() {

@@ -14,6 +14,7 @@ import pytest
 from posx.evaluation import paired_extrapolation
 from posx.evaluation.differences import loss_difference
 from posx.evaluation.statistics import BLOCK_LEN
+from posx.plots.verdicts import shown_p
 from posx.report.content import content
 from tests import tiny
 from tests.commands import refused
@@ -152,6 +153,20 @@ def test_a_run_without_its_loss_gives_no_verdict(capsys, tmp_path):
     near, far = (one for one in compared(capsys, str(tmp_path)) if (one["one"], one["other"]) == NAMES)
     assert (near["word"], near["reason"]) == ("no interval", "rope, seed 0: not finite") and near["ratio"] is None
     assert (far["word"], far["reason"]) == ("no interval", "alibi, seed 1: not measured")
+
+
+def test_words_print_no_value_on_the_other_side(capsys, tmp_path):
+    """A p-value just below 0.05 is not printed as 0.05, nor a ratio of e^-12 as 0."""
+    assert [shown_p(p) for p in (0.0497, 0.05, 0.0503, 0.04999996, 0.0, 1e-14)] == [
+        "0.0497", "0.05", "0.05", "0.04999996", "0", "1e-14",
+    ]  # fmt: skip
+    paths = [put(tmp_path, "alibi"), put(tmp_path, "rope", shift=0.007214555740356444)]
+    (one,) = compared(capsys, *paths, "--lengths=64")
+    assert 0.0495 < one["adjusted_p"] < 0.05 and one["word"] == "better"
+    assert "  0.0497  better" in tiny.call(capsys, "compare", *paths, "--lengths=64")[1]
+    far = put(tmp_path, "t5", shift=12.0)
+    (line, *_) = [line for line in tiny.call(capsys, "compare", paths[0], far)[1].splitlines() if " 64 " in line]
+    assert "6.1" in line and "e-06" in line and "0.0000" not in line
 
 
 def test_a_seed_that_ended_with_nan_is_not_dropped(capsys, tmp_path):
