@@ -150,7 +150,7 @@ def _sides(one: Curve, other: Curve) -> tuple[_Sides, list[str]]:
     if len(shared) > 1 or (shared and single):
         for own, label, rival in zip(seeds, labels, labels[::-1], strict=True):
             if alone := ", ".join(seed for seed in own if seed not in shared):
-                left.append(f"{label}, seed {alone}, as {rival} has no run of this seed")
+                left.append(f"{label}, seed {alone}, as {rival} has no results of this seed")
         return _Sides(
             ([seeds[0][seed] for seed in shared], [seeds[1][seed] for seed in shared]),
             labels,

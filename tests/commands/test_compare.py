@@ -120,7 +120,9 @@ def test_equal_seeds_are_compared_in_pairs(capsys, tmp_path):
     reseeded(tmp_path / "rope-L64-s2", 7)
     code, out, err = tiny.call(capsys, "compare", str(tmp_path))
     assert code == 0 and "2 pairs of equal seeds" in out
-    assert "alibi, seed 2, as rope has no run of this seed" in err and "rope, seed 7, as alibi has no run" in err
+    assert (
+        "alibi, seed 2, as rope has no results of this seed" in err and "rope, seed 7, as alibi has no results" in err
+    )
     for seed in range(2):
         reseeded(tmp_path / f"rope-L64-s{seed}", seed + 8)
     (one, _) = compared(capsys, str(tmp_path))
@@ -153,6 +155,20 @@ def test_a_run_without_its_loss_gives_no_verdict(capsys, tmp_path):
     near, far = (one for one in compared(capsys, str(tmp_path)) if (one["one"], one["other"]) == NAMES)
     assert (near["word"], near["reason"]) == ("no interval", "rope, seed 0: not finite") and near["ratio"] is None
     assert (far["word"], far["reason"]) == ("no interval", "alibi, seed 1: not measured")
+
+
+def test_order_of_runs_does_not_decide_an_interval(capsys, tmp_path):
+    """One run was told to score all of the text, and the other as many targets as the text has."""
+    few = {"num_stretches": 1, "num_documents": 1}
+    words = []
+    for folder, all_of_first in (("one", True), ("other", False)):
+        for name, whole in (("alibi", all_of_first), ("rope", not all_of_first)):
+            put(tmp_path / folder, name, shift=0.05 * (name == "rope"), **few | ({"max_targets": 0} if whole else {}))
+        words.append(compared(capsys, str(tmp_path / folder))[0]["word"])
+    assert words == ["better", "better"]
+    for name in NAMES:
+        put(tmp_path / "few", name, shift=0.05 * (name == "rope"), **few)
+    assert compared(capsys, str(tmp_path / "few"))[0]["reason"].startswith("too few places")
 
 
 def test_words_print_no_value_on_the_other_side(capsys, tmp_path):
@@ -202,7 +218,7 @@ def test_a_single_run_is_compared_with_its_own_seed(capsys, tmp_path):
     (one, _) = compared(capsys, str(tmp_path))
     assert (one["word"], one["seeds"], one["pairing"]) == ("better", [1, 1], "one seed")
     assert one == compared(capsys, single, str(tmp_path / "rope-L64-s0"))[0]
-    assert "rope, seed 1, 2, as alibi has no run of this seed" in tiny.call(capsys, "compare", str(tmp_path))[2]
+    assert "rope, seed 1, 2, as alibi has no results of this seed" in tiny.call(capsys, "compare", str(tmp_path))[2]
     reseeded(single, 7)
     (one, _) = compared(capsys, str(tmp_path))
     assert (one["word"], one["seeds"], one["pairing"]) == ("worse", [1, 3], "one seed")
