@@ -16,8 +16,8 @@ from posx.fields import items_of, typed
 from posx.files.atomic import finite
 from posx.machine.guard import start_devices
 from posx.plots.groups import curves_of_runs
-from posx.plots.rows import PER_POSITION, PROTOCOLS, read_several
-from posx.plots.verdicts import BY_SEED, HOLDS_FOR, NOT_SEPARATED, ONE_SEED, UNPAIRED, Place, Verdict, verdicts
+from posx.plots.rows import FAILED, PER_POSITION, PROTOCOLS, diverged_of_several, read_several
+from posx.plots.verdicts import BY_SEED, HOLDS_FOR, NOT_SEPARATED, ONE_SEED, UNPAIRED, Place, Verdict, shown_p, verdicts
 from posx.progress import say
 
 
@@ -30,6 +30,7 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     stored = read_several(folders)
     if not stored:
         raise WorkdirError(f"{_listed(folders)}: no run has results. Measure them with posx evaluate.")
+    stored += diverged_of_several(folders)
     curves = curves_of_runs(row.run for row in stored if row["protocol"] != PER_POSITION)
     names = [curve.label for curve in curves]
     if len(curves) < 2:
@@ -46,6 +47,8 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     if all(verdict.ratio is None for verdict in found):
         why = left_out[0] if left_out else found[0].reason
         how = "Evaluate all with one command, on one text, at the same lengths."
+        if why.endswith(FAILED["diverged"]):
+            how = "Train this seed again, or name the runs to compare: posx compare RUN RUN"
         raise ConfigError(f"{_listed(folders)}: {why}. {how}")
     for line in (json.dumps(finite(v.facts(names))) for v in found) if values["json"] else _lines(found, names):
         print(line)
@@ -132,11 +135,15 @@ def _cells(verdict: Verdict, parts: int) -> list[str]:
     digits = _digits([verdict.ratio, *itertools.chain(*filter(None, ends))])
     return [
         f"{verdict.place.eval_len:,}" if verdict.place.k is None else f"R_{verdict.place.k:g}",
-        "-" if verdict.ratio is None else f"{verdict.ratio:.{digits}f}",
-        *("-".join(f"{end:.{digits}f}" for end in pair) if pair else "-" for pair in ends),
-        "-" if verdict.adjusted_p is None else f"{verdict.adjusted_p:.2g}",
+        "-" if verdict.ratio is None else _shown(verdict.ratio, digits),
+        *("-".join(_shown(end, digits) for end in pair) if pair else "-" for pair in ends),
+        "-" if verdict.adjusted_p is None else shown_p(verdict.adjusted_p),
         verdict.said,
     ]
+
+
+def _shown(ratio: float, digits: int) -> str:
+    return f"{ratio:.{digits}f}" if ratio >= 0.001 else f"{ratio:.3e}"
 
 
 def _digits(values: Iterable[float | None]) -> int:

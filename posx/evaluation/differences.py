@@ -104,7 +104,7 @@ def loss_difference(ours: Sequence[_Row], theirs: Sequence[_Row], paired: bool =
       ConfigError: for rows that `check_pair` refuses.
     """
     check_pair(*ours, *theirs)
-    return _difference([_losses(row) for row in ours], [_losses(row) for row in theirs], ours[0], paired)
+    return _difference([_losses(row) for row in ours], [_losses(row) for row in theirs], [*ours, *theirs], paired)
 
 
 def rise_difference(
@@ -121,9 +121,10 @@ def rise_difference(
     Raises:
       ConfigError: for rows that `check_pair` refuses.
     """
-    check_pair(*itertools.chain(*ours, *theirs))
+    every = list(itertools.chain(*ours, *theirs))
+    check_pair(*every)
     our_rises, their_rises = ([_rise(*map(_losses, rows)) for rows in side] for side in (ours, theirs))
-    return _difference(our_rises, their_rises, ours[0][0], paired)
+    return _difference(our_rises, their_rises, every, paired)
 
 
 def _rise(far: _Loss, near: _Loss) -> _Loss:
@@ -134,15 +135,16 @@ def _losses(row: _Row) -> _Loss:
     return row["nll"], row_blocks(row)[0]
 
 
-def _difference(ours: Sequence[_Loss], theirs: Sequence[_Loss], row: _Row, paired: bool) -> Difference:
-    """Return the difference of two sides, a loss for each seed. row: any of their rows."""
-    counts = row_blocks(row)[1]
+def _difference(ours: Sequence[_Loss], theirs: Sequence[_Loss], rows: Sequence[_Row], paired: bool) -> Difference:
+    """Return the difference of two sides, a loss for each seed. rows: all of theirs, on the same targets."""
+    counts = row_blocks(rows[0])[1]
     seeds: list[list[float]] = [[nll for nll, _ in side] for side in (ours, theirs)]
     blocks = [np.mean([sums for _, sums in side], axis=0) for side in (ours, theirs)]
     mean, gap = statistics.fmean(seeds[0]) - statistics.fmean(seeds[1]), blocks[0] - blocks[1]
     if paired:
         seeds = [[a - b for a, b in zip(*seeds, strict=True)]]
-    reason = few_places(row) or no_interval(gap, counts)
+    few = [few_places(row) for row in rows]  # one row may tell that these targets are the whole text
+    reason = (few[0] if all(few) else "") or no_interval(gap, counts)
     half = None if reason else half_width(gap, counts)
     over_text = None if half is None else half / T_QUANTILE
     return Difference(mean, over_text, *_seeds_error(seeds), reason)

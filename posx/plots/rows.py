@@ -256,10 +256,23 @@ def _longest(rows: Sequence[Row]) -> list[Row]:
 
 def diverged_rows(folder: str | pathlib.Path) -> list[Row]:
     """Return a row without a value for every run that has no results because its training ended with NaN."""
+    return _ended({run.path: name_of(run.path, folder) for run in _without_results(folder)})
+
+
+def diverged_of_several(folders: Sequence[str | pathlib.Path]) -> list[Row]:
+    """Return the rows of `diverged_rows` for several folders, of runs that are named as `read_several` names its."""
+    resolved = [pathlib.Path(folder).resolve() for folder in folders]
+    measured = {run for folder in resolved for run in run_folders(folder, "eval.jsonl")}
+    started = [run.path for folder in resolved for run in _without_results(folder)]
+    return _ended({path: os.path.relpath(path, common_folder(measured)) for path in started}) if measured else []
+
+
+def _ended(names: Mapping[pathlib.Path, str]) -> list[Row]:
+    """Return a row of the status "diverged" for each run folder whose training ended with NaN. names: of the runs."""
     found = []
-    for started in _without_results(folder):
-        step = started.ended_with_nan()
-        if step is not None and (run := run_of_config(started.path, name_of(started.path, folder))).train_len:
+    for path, name in names.items():
+        step = RunFolder(path).ended_with_nan()
+        if step is not None and (run := run_of_config(path, name)).train_len:
             lengths = dict.fromkeys(("train_len", "eval_len", "stride"), run.train_len)
             facts = {"protocol": protocols.Nonoverlapping.name, "step": step, "status": "diverged"}
             found.append(Row(facts | lengths, run))

@@ -140,18 +140,23 @@ def _sides(one: Curve, other: Curve) -> tuple[_Sides, list[str]]:
     """Return the runs of two curves that are compared, and which are left out.
 
     Runs of equal seeds are paired if there are two or more. That is right whatever a seed decides. It is sharper if
-    the seed decides the initial weights and the order of the batches of both.
+    the seed decides the initial weights and the order of the batches of both. A single run is compared with the run of
+    its seed, if there is one: a mean of other seeds would add their spread to the difference, which no interval counts.
     """
     seeds = [{_seed(run): run for run in curve.runs} for curve in (one, other)]
     shared = sorted(seeds[0].keys() & seeds[1].keys() - {"None"}, key=lambda seed: (len(seed), seed))
     labels, left = (one.label, other.label), []
-    if len(shared) > 1:
+    single = min(len(one.runs), len(other.runs)) == 1
+    if len(shared) > 1 or (shared and single):
         for own, label, rival in zip(seeds, labels, labels[::-1], strict=True):
             if alone := ", ".join(seed for seed in own if seed not in shared):
-                left.append(f"{label}, seed {alone}, as {rival} has no run of this seed")
-        return _Sides(([seeds[0][seed] for seed in shared], [seeds[1][seed] for seed in shared]), labels, BY_SEED), left
-    pairing = UNPAIRED if min(len(one.runs), len(other.runs)) > 1 else ONE_SEED
-    return _Sides((one.runs, other.runs), labels, pairing), left
+                left.append(f"{label}, seed {alone}, as {rival} has no results of this seed")
+        return _Sides(
+            ([seeds[0][seed] for seed in shared], [seeds[1][seed] for seed in shared]),
+            labels,
+            ONE_SEED if single else BY_SEED,
+        ), left
+    return _Sides((one.runs, other.runs), labels, ONE_SEED if single else UNPAIRED), left
 
 
 def _seed(run: Run) -> str:
@@ -176,7 +181,12 @@ def _factor(run: Run, place: tuple[str, int | None, int]) -> tuple[str, int | No
 
 
 def _at(rows: Mapping[tuple[str, int | None, int], Row], run: Run, place: Place) -> list[Row | None]:
-    """Return the row of a run at a place; for R_k those at kL and at L. None for a row that it does not have."""
+    """Return the row of a run at a place; for R_k those at kL and at L. None for a row that it does not have.
+
+    A run whose training ended with NaN has one row for every place.
+    """
+    if ended := [row for row in rows.values() if row.get("status") == "diverged"]:
+        return list(ended)
     start = place.protocol, place.stride
     if place.k is None:
         return [rows.get((*start, place.eval_len))]
@@ -185,6 +195,7 @@ def _at(rows: Mapping[tuple[str, int | None, int], Row], run: Run, place: Place)
 
 def _unlike(rows: Sequence[Row]) -> str:
     """Return why rows cannot be compared, "" if they can."""
+    rows = [row for row in rows if row.get("status") != "diverged"]  # it has no text and no targets
     if len({row.get("tokenizer") for row in rows}) > 1:
         return "have other tokenizers, so their perplexities are of other tokens"
     if len({row.get("data_digest") for row in rows}) > 1:
@@ -263,6 +274,12 @@ def _copies(sides: _Sides, pairs: Sequence[Sequence[Sequence[Row]]]) -> str:
     return ""
 
 
+def shown_p(p: float) -> str:
+    """Return a p-value with two digits, or as many as leave it on its side of 0.05."""
+    texts = (f"{p:.{digits}g}" for digits in range(2, 17))
+    return next((text for text in texts if (float(text) < SIGNIFICANCE) == (p < SIGNIFICANCE)), repr(p))
+
+
 def _corrected(found: Sequence[Verdict]) -> list[Verdict]:
     """Return verdicts with their words: Holm's correction is for all of them that have a p-value."""
     judged = [n for n, verdict in enumerate(found) if verdict.p is not None]
@@ -277,5 +294,5 @@ def _worded(verdict: Verdict) -> Verdict:
         return verdict
     if verdict.adjusted_p < SIGNIFICANCE:
         return verdict._replace(word=BETTER if verdict.ratio < 1 else WORSE)
-    alone = f"p = {verdict.p:.2g} alone, before Holm's correction" if verdict.p < SIGNIFICANCE else ""
+    alone = f"p = {shown_p(verdict.p)} alone, before Holm's correction" if verdict.p < SIGNIFICANCE else ""
     return verdict._replace(word=NOT_SEPARATED, reason=verdict.reason or alone)

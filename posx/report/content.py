@@ -32,6 +32,7 @@ from posx.plots.rows import (
     Run,
     common_folder,
     diverged,
+    diverged_of_several,
     diverged_rows,
     read_several,
     unfinished,
@@ -69,7 +70,8 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
     split = panels(stored, missing)
     windows = [panel for panel in split if panel.protocol != PER_POSITION]
     positions = [panel for panel in split if panel.protocol == PER_POSITION]
-    curves = curves_of_runs(row.run for row in stored)
+    judged = [*stored, *diverged_of_several(folders)]
+    curves = curves_of_runs(row.run for row in judged)
     places = {run: n for n, curve in enumerate(curves) for run in curve.runs}
     measured = [{name: made(panel) for name, made in MEASURES.items()} for panel in windows]
     return {
@@ -80,7 +82,7 @@ def content(folders: Sequence[Path]) -> dict[str, Any]:
         "copies": {name: write(tables_of(windows)) for name, write in FORMATS.items()},
         "positions": [_panel(panel, places, ()) | {"points": list(_positions(panel, places))} for panel in positions],
         "training": list(_training(folders, places)),
-        **_verdicts(stored, curves),
+        **_verdicts(judged, curves),
         "settings": [_settings(curve.runs[0]) for curve in curves],
         **_pictures(folders),
         "warnings": warnings,
@@ -215,7 +217,7 @@ def _verdicts(stored: Sequence[Row], curves: Sequence[Curve]) -> dict[str, Any]:
     places = list(dict.fromkeys(one.place for one in found))
     short = [
         [*one.pair, places.index(one.place)]
-        + [value and _plain(float(f"{value:.6g}")) for value in (one.ratio, one.low, one.high, one.adjusted_p)]
+        + [value and _plain(float(f"{value:.10g}")) for value in (one.ratio, one.low, one.high, one.adjusted_p)]
         + [one.word, one.said.removeprefix(one.word)]
         for one in found
     ]

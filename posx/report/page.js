@@ -199,6 +199,14 @@ function fillTable() {
   table("table", ["encoding", "seeds", "perplexity at L", "bits per byte at L", ...kept.map((k) => `R_${k}`), "horizon / L"], body);
 }
 
+// Ratios with the decimals, 4 or more, at which no value that is not 1 is shown as 1: those of posx compare.
+function ratioCells(values) {
+  const gaps = values.filter((x) => x !== null && x !== 1).map((x) => Math.abs(x - 1));
+  let places = 4;
+  while (places < 9 && gaps.some((gap) => gap <= 0.5 * 10 ** -places)) places += 1;
+  return values.map((x) => ({ value: x, text: x === null || x < 0.001 ? number(x) : x.toFixed(places) }));
+}
+
 function fillVerdicts() {
   const one = $("one").value === "" ? null : Number($("one").value);
   const body = data.verdicts.filter((v) => one === null || v[0] === one || v[1] === one).map((v) => {
@@ -208,7 +216,7 @@ function fillVerdicts() {
     const [protocol, stride, tokens, k] = data.places[v[2]];
     const word = turned ? { better: "worse", worse: "better" }[v[7]] ?? v[7] : v[7];
     const rule = (stride ? `${protocol}, stride ${stride}` : protocol) + (k === null ? "" : `, R_${k}`);
-    return [data.curves[ours].label, data.curves[theirs].label, rule, tokens, ratio, low, high, v[6], word + v[8]];
+    return [data.curves[ours].label, data.curves[theirs].label, rule, tokens, ...ratioCells([ratio, low, high]), v[6], word + v[8]];
   });
   const few = body.slice(0, MOST_ROWS);
   table("verdicts", ["curve", "against", "protocol", "tokens", "ratio", "low", "high", "p (Holm)", "verdict"], few);

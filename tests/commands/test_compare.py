@@ -14,9 +14,11 @@ import pytest
 from posx.evaluation import paired_extrapolation
 from posx.evaluation.differences import loss_difference
 from posx.evaluation.statistics import BLOCK_LEN
+from posx.plots.verdicts import shown_p
+from posx.report.content import content
 from tests import tiny
 from tests.commands import refused
-from tests.made_rows import as_lines, row
+from tests.made_rows import as_lines, config, logged, row, start
 
 BLOCKS = 64
 NAMES = ("alibi", "rope")
@@ -118,7 +120,9 @@ def test_equal_seeds_are_compared_in_pairs(capsys, tmp_path):
     reseeded(tmp_path / "rope-L64-s2", 7)
     code, out, err = tiny.call(capsys, "compare", str(tmp_path))
     assert code == 0 and "2 pairs of equal seeds" in out
-    assert "alibi, seed 2, as rope has no run of this seed" in err and "rope, seed 7, as alibi has no run" in err
+    assert (
+        "alibi, seed 2, as rope has no results of this seed" in err and "rope, seed 7, as alibi has no results" in err
+    )
     for seed in range(2):
         reseeded(tmp_path / f"rope-L64-s{seed}", seed + 8)
     (one, _) = compared(capsys, str(tmp_path))
@@ -151,6 +155,73 @@ def test_a_run_without_its_loss_gives_no_verdict(capsys, tmp_path):
     near, far = (one for one in compared(capsys, str(tmp_path)) if (one["one"], one["other"]) == NAMES)
     assert (near["word"], near["reason"]) == ("no interval", "rope, seed 0: not finite") and near["ratio"] is None
     assert (far["word"], far["reason"]) == ("no interval", "alibi, seed 1: not measured")
+
+
+def test_order_of_runs_does_not_decide_an_interval(capsys, tmp_path):
+    """One run was told to score all of the text, and the other as many targets as the text has."""
+    few = {"num_stretches": 1, "num_documents": 1}
+    words = []
+    for folder, all_of_first in (("one", True), ("other", False)):
+        for name, whole in (("alibi", all_of_first), ("rope", not all_of_first)):
+            put(tmp_path / folder, name, shift=0.05 * (name == "rope"), **few | ({"max_targets": 0} if whole else {}))
+        words.append(compared(capsys, str(tmp_path / folder))[0]["word"])
+    assert words == ["better", "better"]
+    for name in NAMES:
+        put(tmp_path / "few", name, shift=0.05 * (name == "rope"), **few)
+    assert compared(capsys, str(tmp_path / "few"))[0]["reason"].startswith("too few places")
+
+
+def test_words_print_no_value_on_the_other_side(capsys, tmp_path):
+    """A p-value just below 0.05 is not printed as 0.05, nor a ratio of e^-12 as 0."""
+    assert [shown_p(p) for p in (0.0497, 0.05, 0.0503, 0.04999996, 0.0, 1e-14)] == [
+        "0.0497", "0.05", "0.05", "0.04999996", "0", "1e-14",
+    ]  # fmt: skip
+    paths = [put(tmp_path, "alibi"), put(tmp_path, "rope", shift=0.007214555740356444)]
+    (one,) = compared(capsys, *paths, "--lengths=64")
+    assert 0.0495 < one["adjusted_p"] < 0.05 and one["word"] == "better"
+    assert "  0.0497  better" in tiny.call(capsys, "compare", *paths, "--lengths=64")[1]
+    far = put(tmp_path, "t5", shift=12.0)
+    (line, *_) = [line for line in tiny.call(capsys, "compare", paths[0], far)[1].splitlines() if " 64 " in line]
+    assert "6.1" in line and "e-06" in line and "0.0000" not in line
+
+
+def test_a_seed_that_ended_with_nan_is_not_dropped(capsys, tmp_path):
+    """The seeds that are left would be a choice: neither the command nor the page judges them, in any window."""
+    for seed in range(3):
+        for name, shift in (("alibi", 0.0), ("t5", 0.05), ("rope", -0.05)):
+            settings = config(name, train__seed=seed)
+            path = Path(put(tmp_path, name, seed, shift=shift + 0.001 * seed * len(name)))
+            facts = {"layers": [name], "code": dict(settings.code), "settings": settings.settings}
+            edited(path, lambda row, facts=facts: row | facts)
+    assert compared(capsys, str(tmp_path))[0]["word"] == "worse"
+    (path / "eval.jsonl").unlink()
+    start(path, settings)
+    (path / "metrics.jsonl").write_text(logged(2.0, "nan"))
+    for folders in ([str(tmp_path)], [str(tmp_path), str(path)]):
+        every = [one for measure in ("ppl", "R_k") for one in compared(capsys, *folders, measure=measure)]
+        found = [one for one in every if "rope" in (one["one"], one["other"])]
+        assert (
+            len(found) == 6 and len(every) == 9 and {one["reason"] for one in found} == {"rope, seed 2: ended with NaN"}
+        )
+        assert {(one["word"], one["ratio"], *one["seeds"]) for one in found} == {("no interval", None, 3, 3)}
+    assert [line[7:] for line in content([tmp_path])["verdicts"]].count(["no interval", f": {found[0]['reason']}"]) == 6
+    for seed in range(3):
+        shutil.rmtree(tmp_path / f"t5-L64-s{seed}")
+    refused(capsys, 2, ["compare", str(tmp_path)], "rope, seed 2: ended with NaN. Train this seed again")
+
+
+def test_a_single_run_is_compared_with_its_own_seed(capsys, tmp_path):
+    """Better than the run of its seed by 0.05 nats, and worse than the mean of three seeds, two of them lucky."""
+    for seed, shift in enumerate((0.2, 0.0, 0.0)):
+        put(tmp_path, "rope", seed, shift=shift)
+    single = put(tmp_path, "alibi", shift=0.15)
+    (one, _) = compared(capsys, str(tmp_path))
+    assert (one["word"], one["seeds"], one["pairing"]) == ("better", [1, 1], "one seed")
+    assert one == compared(capsys, single, str(tmp_path / "rope-L64-s0"))[0]
+    assert "rope, seed 1, 2, as alibi has no results of this seed" in tiny.call(capsys, "compare", str(tmp_path))[2]
+    reseeded(single, 7)
+    (one, _) = compared(capsys, str(tmp_path))
+    assert (one["word"], one["seeds"], one["pairing"]) == ("worse", [1, 3], "one seed")
 
 
 def test_a_copy_is_no_second_seed(capsys, tmp_path):

@@ -10,6 +10,7 @@ from posx.encodings import Dims
 from posx.report import gallery
 from posx.report import page as page_file
 from posx.report.page import write
+from tests.commands.test_compare import put as judged
 from tests.report.pages import put
 
 pytestmark = pytest.mark.browser
@@ -153,6 +154,18 @@ def test_tables_sort_and_verdicts_turn(show, report):
         assert set(cells("verdicts", 1)) == {one}
         ratios[one] = float(cells("verdicts", 5)[cells("verdicts", 2).index(other)])
     assert ratios["alibi"] == pytest.approx(1 / ratios["t5"], rel=1e-3)
+
+
+def test_page_shows_no_judged_ratio_as_1(show, tmp_path):
+    """A ratio of 1.0003 has as many decimals as posx compare gives it, either way round."""
+    for name, shift in (("alibi", 0.0003), ("rope", 0.0)):
+        judged(tmp_path, name, shift=shift, noise=1e-5)
+    write([tmp_path], tmp_path / "report.html")
+    page = show(tmp_path / "report.html")
+    for one, ratio, word in (("alibi", "1.0003", "worse (one seed)"), ("rope", "0.9997", "better (one seed)")):
+        page.select_option("#one", label=one)
+        first = page.locator("#verdicts tbody tr").first.locator("td, th").all_inner_texts()
+        assert (first[4], first[8]) == (ratio, word) and "1.0000" not in first[5:7], first
 
 
 def test_numbers_can_be_copied(show, report):
