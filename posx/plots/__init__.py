@@ -33,7 +33,7 @@ from posx.plots.formats import FORMATS
 from posx.plots.groups import Panel, panels
 from posx.plots.points import read_training
 from posx.plots.rows import PER_POSITION, PROTOCOLS, Row, diverged, read_rows, unfinished
-from posx.plots.tables import is_table, table, tables
+from posx.plots.tables import as_markdown, is_table, table, tables
 from posx.progress import say
 from posx.runs.folder import RunFolder, typed_path
 
@@ -129,7 +129,7 @@ def table_as(workdir: str | pathlib.Path, form: str) -> str:
     if not made:
         measure = f"posx evaluate --workdir {shlex.quote(typed_path(folder))}"
         raise WorkdirError(f"no run in {folder} has a perplexity yet, so there is no table. Measure with {measure}")
-    return FORMATS[form](made) if form in FORMATS else table(stored, unfinished(folder, stored)) + "\n"
+    return FORMATS[form](made) if form in FORMATS else as_markdown(made) + "\n"
 
 
 def _write_table(folder: pathlib.Path, stored: Sequence[Row]) -> bool:

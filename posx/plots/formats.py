@@ -104,11 +104,8 @@ def _title(text: str) -> str:
 
 
 def _number(point: Point) -> str:
-    return (
-        re.sub(r" ?± ?", r" $\\pm$ ", _escaped(cell(point))).replace("-", "--")
-        if point.values
-        else _escaped(cell(point))
-    )
+    text = _escaped(cell(point))
+    return re.sub(r" ?± ?", r" $\\pm$ ", text).replace("-", "--") if point.values else text
 
 
 def _escaped(text: str) -> str:
@@ -118,5 +115,5 @@ def _escaped(text: str) -> str:
     return re.sub(r"[\\~^&%$#_{}]", lambda sign: signs.get(sign[0], "\\" + sign[0]), plain)
 
 
-#: {name of a format: the tables in it}. Markdown is `posx.plots.tables.table`.
+#: {name of a format: the tables in it}. Markdown is `posx.plots.tables.as_markdown`.
 FORMATS: dict[str, Callable[[Sequence[RowTable]], str]] = {"csv": as_csv, "json": as_json, "latex": as_latex}

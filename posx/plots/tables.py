@@ -45,12 +45,17 @@ def tables_of(windows: Iterable[Panel]) -> list[RowTable]:
 
 
 def table(stored: Iterable[rows.Row], missing: Mapping[str, str] | None = None) -> str:
-    """Return `tables` as Markdown; an empty string if there is nothing to show.
+    """Return the `tables` of rows as Markdown; an empty string if there is nothing to show."""
+    return as_markdown(tables(stored, missing))
+
+
+def as_markdown(made: Iterable[RowTable]) -> str:
+    """Return tables as Markdown.
 
     A cell is the mean over the seeds that have a value, their sample standard deviation if n > 1, and the 95 % interval
     over text. "-" was not measured. Empty columns are left out.
     """
-    return "\n\n".join(map(_markdown, tables(stored, missing)))
+    return "\n\n".join(map(_markdown, made))
 
 
 def is_table(path: pathlib.Path) -> bool:

@@ -53,7 +53,8 @@ def under(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), layers:
         raise ConfigError(f"--masks: {masks[len(chosen)]} would be in none of the {len(chosen)} layers. Give fewer.")
     for place, n in enumerate(chosen if masks else ()):
         new_masks[n] = mask_of(masks[place % len(masks)], new_masks[n])
-    if all(map(_act_alike, found, run.layers, [run.dims] * len(found))) and new_masks == list(run.model.masks):
+    pairs = dict.fromkeys(zip(found, run.layers, strict=True))  # layers mostly have one encoding
+    if new_masks == list(run.model.masks) and all(_act_alike(new, old, run.dims) for new, old in pairs):
         return run
     model = dataclasses.replace(run.model, layer_policy=policy, mask_policy=cycle_of(tuple(map(mask_text, new_masks))))
     asked["model"] = {**asked["model"], "layer_policy": list(policy), "mask_policy": list(model.mask_policy)}

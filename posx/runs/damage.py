@@ -139,9 +139,10 @@ def _config(folder: RunFolder) -> Iterator[Damage]:
 
 
 def _checkpoints(folder: RunFolder) -> Iterator[Damage]:
-    own = folder.hash
+    settings, done = checksums.whole(folder.config_file), checksums.whole(folder.done_file)
+    own, steps = str(settings.get("hash", "")), manifests.steps(folder.checkpoints)
     train = f"{REPEAT}: it trains again from the newest whole checkpoint, or from step 0"
-    for step in manifests.steps(folder.checkpoints):
+    for step in steps:
         path = folder.checkpoints / str(step)
         try:
             problem, run = manifests.problem_of(folder.checkpoints, step), manifests.run_of(folder.checkpoints, step)
@@ -152,12 +153,9 @@ def _checkpoints(folder: RunFolder) -> Iterator[Damage]:
             yield Damage(path, problem, train)
         elif own and run and run != own:
             yield Damage(path, f"it is of the run {run}, but config.json is of {own}", "Restore the checkpoint")
-    done, steps = checksums.whole(folder.done_file), manifests.steps(folder.checkpoints)
-    if str(checksums.whole(folder.config_file).get("text")).startswith("imported") and not (
-        steps or folder.is_borrowed
-    ):
+    if str(settings.get("text")).startswith("imported") and not (steps or folder.is_borrowed):
         yield Damage(folder.checkpoints, "the weights of this imported model are missing", "Import the model again")
-    parent = checksums.whole(folder.config_file).get("parent")
+    parent = settings.get("parent")
     if isinstance(parent, Mapping) and parent and "step" not in parent and not folder.is_borrowed:
         mend = "Restore it, or remove this run and evaluate its parent again"
         yield Damage(folder.weights_file, f"it is missing, but the weights are those of run {parent.get('hash')}", mend)

@@ -272,8 +272,7 @@ class RunFolder:
     @property
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint, None if there is none."""
-        steps = [int(path.stem) for path in self.checkpoints.glob("*.json") if path.stem.isdigit()]
-        return max(steps, default=None)
+        return max(manifests.steps(self.checkpoints), default=None)
 
     def take_weights(self, parent: RunFolder, run: RunConfig) -> None:
         """Make this the folder of `run`, whose weights are those of `parent`, unless it is. Raises WorkdirError."""
