@@ -145,7 +145,7 @@ class RunConfig:
             asked, code, parent = (dict(values[name]) for name in ("asked", "code", "parent"))
             text = str(values["text"])
             spec_text(asked["encoding"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"its settings are damaged: {type(error).__name__}: {error}") from None
         typed_sections(asked)
         if len(layers) != sections["model"].num_layers or len(rates) != len(layers):

@@ -313,7 +313,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             f"tokenizer '{path}' does not exist. Use 'bytes', 'bpe' (trained here), 'ids' or the path of a "
             "tokenizer.json."
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise DataError(f"tokenizer '{path}' cannot be read as JSON ({error}). Name a tokenizer.json.") from None
     tokenizer = BpeTokenizer(text)
     try:

@@ -83,7 +83,7 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
         chosen, (encodings, windows) = family.model(config), family.layers(config)
     except ConfigError as error:
         raise ConfigError(f"{whose}: {error}") from None
-    except (TypeError, ValueError, AttributeError) as error:  # a text for a number, and the like
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:  # a text for a number, and the like
         raise ConfigError(f"{whose}: its config.json has a value of another type: {error}") from None
     m, h = sizes["hidden_size"], sizes["num_attention_heads"]
     tokenizer, rows, length = BpeTokenizer(source.tokenizer), sizes["vocab_size"], sizes["max_position_embeddings"]

@@ -244,7 +244,7 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except SafetensorError as error:
         raise WorkdirError(f"{path} is damaged, or no safetensors file: {error}") from None
-    except (OSError, ValueError, KeyError, TypeError, PosxError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, PosxError) as error:
         raise WorkdirError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 

@@ -126,6 +126,13 @@ def test_config_json_that_lacks_something_is_refused(section, setting):
         RunConfig.from_json(values)
 
 
+def test_config_json_with_too_large_a_rate_is_refused():
+    values = run_of("t5").to_json()
+    values["rates"][0]["table"]["lr_multiplier"] = 10**400
+    with pytest.raises(ConfigError, match="settings are damaged: OverflowError"):
+        RunConfig.from_json(values)
+
+
 def test_edited_config_json_is_refused():
     values = run_of().to_json()
     values["train"]["steps"] = 5

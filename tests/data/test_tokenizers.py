@@ -224,6 +224,7 @@ def test_tokenizer_without_its_unknown_token_is_an_error(tmp_path):
         (b"\xff\xfe", "cannot be read"),
         (b'{"a": 1}', "no usable tokenizer.json"),
         (b"[]", "no usable tokenizer.json"),
+        (b'{"type": "posx-ids", "num_ids": 1e999}', "cannot be read as JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (word_level({"[UNK]": 0, "word": 10**8}), "ids up to 100,000,001"),
     ],
