@@ -40,7 +40,7 @@ HERE = Path(__file__).parent
 #: The facts of a run, which every row of its `eval.jsonl` repeats.
 FACTS = (
     "run_id", "hash", "encoding", "layers", "train_len", "seed", "step", "weights", "tokenizer", "data_source",
-    "data_digest", "settings", "code",
+    "data_digest", "own_text", "settings", "code",
 )  # fmt: skip
 WINDOWS, SLIDING = "nonoverlapping", "sliding"
 

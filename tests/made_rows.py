@@ -72,6 +72,7 @@ def row(encoding: str, length: int, seed: int = 0, **changes: Any) -> dict[str, 
         "bpb": ppl and math.log2(ppl),
         "status": "undefined" if learned_out else "ok",
         "data_digest": DIGEST,
+        "own_text": True,
         "tokenizer": "bytes",
     }
     made |= changes

@@ -174,19 +174,29 @@ def test_texts_are_compared_by_content(tmp_path: pathlib.Path) -> None:
     """They are told apart by their digests if their paths and tokenizers are alike."""
     names = {"data_source": "novels", "tokenizer": "bytes"}
     for number, text in enumerate(("alibi", "rope", "t5")):
-        put(tmp_path, text, measured(text, data_digest=f"{number % 2}" * 16, **names))
+        put(tmp_path, text, measured(text, data_digest=f"{number % 2}" * 16, **names), data=f"{number % 2}" * 16)
     table = plots.table(plots.read_rows(tmp_path))
     assert cells(table, "alibi") and cells(table, "rope, text=111111111111")
     assert "If a label does not say otherwise: text=000000000000" in table
-    put(tmp_path, "nope", measured("nope", data_digest="2" * 16, **names | {"tokenizer": "bpe-512"}))
+    put(tmp_path, "nope", measured("nope", data_digest="2" * 16, **names | {"tokenizer": "bpe-512"}), data="2" * 16)
     assert cells(plots.table(plots.read_rows(tmp_path)), "nope, tokenizer=bpe-512")
+
+
+def test_runs_of_other_training_texts_share_their_held_out_text(tmp_path: pathlib.Path) -> None:
+    """Their rows are compared, but they are no seeds of one curve."""
+    for number, name in enumerate(("novels", "code")):
+        put(tmp_path, name, measured(seed=number, data_source=f"{name}, held out v"), data=name)
+    table = plots.table(plots.read_rows(tmp_path))
+    assert cells(table, "rope, source=novels, held out v") and cells(table, "rope, source=code, held out v")
+    assert "corpora" not in table
 
 
 def test_another_text_has_no_layout_of_the_training_text(tmp_path: pathlib.Path) -> None:
     """`data_settings` are those of the text that the run was trained on."""
     names = {"data_source": "novels", "tokenizer": "bytes"}
     for number, (text, digest) in enumerate((("alibi", "0" * 16), ("rope", "1" * 16))):
-        rows = measured(text, data_digest=digest, data_settings={"text_field": f"field{number}"}, **names)
+        own = {"data_digest": digest, "own_text": not number, "data_settings": {"text_field": f"field{number}"}}
+        rows = measured(text, **own, **names)
         put(tmp_path, text, rows, data="0" * 16)
     table = plots.table(plots.read_rows(tmp_path))
     assert "text=111111111111" in table and "text_field" not in table
@@ -310,9 +320,14 @@ def test_rows_on_other_targets_never_replace_the_runs_own(tmp_path: pathlib.Path
 
 def test_rows_on_another_text_never_replace_the_runs_own(tmp_path: pathlib.Path, draw: Draw) -> None:
     """As `posx evaluate --config.data.source=OTHER` appends them."""
-    put(tmp_path, "rope-s0", [*measured(), *measured(ppl=9.0, data_digest="other", targets="ff")])
+    put(tmp_path, "rope-s0", [*measured(), *measured(ppl=9.0, data_digest="other", own_text=False, targets="ff")])
     own = config("alibi")
-    put(tmp_path, "alibi-s0", [*measured("alibi", ppl=9.0, data_digest="other", targets="ff"), *measured("alibi")], own)
+    put(
+        tmp_path,
+        "alibi-s0",
+        [*measured("alibi", ppl=9.0, data_digest="other", own_text=False, targets="ff"), *measured("alibi")],
+        own,
+    )
     figure = draw(tmp_path)["extrapolation"]
     note = "alibi-s0, rope-s0, each: 3 rows left out, measured on other text (not comparable)"
     assert note in words(figure) and 9.0 not in {one["ppl"] for one in plots.read_rows(tmp_path)}
@@ -321,7 +336,7 @@ def test_rows_on_another_text_never_replace_the_runs_own(tmp_path: pathlib.Path,
 
 def test_rows_on_another_text_alone_make_no_seed_of_the_others(tmp_path: pathlib.Path) -> None:
     """A protocol that a run was measured under on other text only: beside its own text those rows are no part of it."""
-    other = measured(ppl=9.0, protocol="sliding", stride=16, data_digest="other", targets="ff")
+    other = measured(ppl=9.0, protocol="sliding", stride=16, data_digest="other", own_text=False, targets="ff")
     put(tmp_path, "a", [*measured(), *other], config())
     sliding = measured(seed=1, protocol="sliding", stride=16)
     put(tmp_path, "b", [*measured(ppl=5.0, seed=1), *sliding], config(train__seed=1))

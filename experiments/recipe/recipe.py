@@ -60,10 +60,9 @@ def record(run: Run) -> Record:
     "r_8" is added if it was measured on another text at L and 8 L.
     """
     rows = [run | row for row in run["rows"] if row["status"] == "ok" and row["protocol"] == WINDOWS]
-    own = [row for row in rows if row["data_digest"] == run["settings"]["data"] and row["eval_len"] == run["train_len"]]
-    there = {
-        row["eval_len"] / run["train_len"]: row["ppl"] for row in rows if row["data_digest"] != own[0]["data_digest"]
-    }
+    text = rows[0]["data_digest"]  # `posx train` measures the run's own text first
+    own = [row for row in rows if row["data_digest"] == text and row["eval_len"] == run["train_len"]]
+    there = {row["eval_len"] / run["train_len"]: row["ppl"] for row in rows if row["data_digest"] != text}
     found = own[0] | {name: run["settings"][f"train.{name}"] for name in ("learning_rate", "position_lr_multiplier")}
     return found | ({"r_8": there[8] / there[1]} if {1, 8} <= there.keys() else {})
 

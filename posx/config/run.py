@@ -30,7 +30,7 @@ from posx.errors import ConfigError, in_one_line
 from posx.fields import typed_fields
 
 #: The version of `config.json`. A file of another version is an error.
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 #: Settings of training that change no weight.
 _FREE = ("dispatch_steps", "log_steps", "checkpoint_steps", "keep_checkpoints")
@@ -42,8 +42,9 @@ class RunConfig:
 
     layers: the encoding of each layer. rates: how the parameters of each are trained. code: digests of the user's own
     classes among them, by name. text: the digest of text, split and tokenizer, "" until the text is read, or "imported"
-    and the digest of an imported model. parent: see `as_parent`, of the run whose weights this one has or starts from.
-    asked: the sections of the config as they were given, for the reader.
+    and the digest of an imported model. held_out: the digest of what is scored of that text, which `text` covers.
+    parent: see `as_parent`, of the run whose weights this one has or starts from. asked: the sections of the config as
+    they were given, for the reader.
     """
 
     layers: tuple[Encoding, ...]
@@ -54,6 +55,7 @@ class RunConfig:
     rates: Rates
     code: Mapping[str, str]
     text: str = ""
+    held_out: str = ""
     parent: Mapping[str, str] = dataclasses.field(default_factory=dict)
     asked: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
@@ -124,7 +126,8 @@ class RunConfig:
         """Return what `config.json` holds."""
         sections = {name: vars(getattr(self, name)) for name in SECTIONS}
         resolved = {"layers": list(map(spec_of, self.layers)), "rates": to_json(self.rates), "code": dict(self.code)}
-        head = {"schema_version": SCHEMA_VERSION, "hash": self.hash, "text": self.text, "parent": dict(self.parent)}
+        texts = {"text": self.text, "held_out": self.held_out}
+        head = {"schema_version": SCHEMA_VERSION, "hash": self.hash, **texts, "parent": dict(self.parent)}
         return _plain_values(head | {"asked": dict(self.asked)} | sections | resolved)
 
     @staticmethod
@@ -143,14 +146,16 @@ class RunConfig:
         try:
             layers, rates = tuple(map(from_spec, values["layers"])), from_json(values["rates"])
             asked, code, parent = (dict(values[name]) for name in ("asked", "code", "parent"))
-            text = str(values["text"])
+            text, held_out = str(values["text"]), str(values["held_out"])
             spec_text(asked["encoding"])
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"its settings are damaged: {type(error).__name__}: {error}") from None
         typed_sections(asked)
         if len(layers) != sections["model"].num_layers or len(rates) != len(layers):
             raise ConfigError(f"layers and rates must have {sections['model'].num_layers} entries, one for each layer")
-        run = RunConfig(layers, rates=rates, code=code, text=text, parent=parent, asked=asked, **sections)
+        run = RunConfig(
+            layers, rates=rates, code=code, text=text, held_out=held_out, parent=parent, asked=asked, **sections
+        )
         for layer, stored in zip(layers, values["layers"], strict=True):
             if _plain_values(spec_of(layer)) != stored:
                 raise ConfigError(

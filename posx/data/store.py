@@ -72,14 +72,15 @@ class Dataset:
         return _digest(f"{self.tokenizer.digest} {self.validation.digest}".encode())
 
     def summary(self) -> str:
-        """Describe in one line the source, the text read and held out, the tokenizer, and the digest."""
+        """Describe in one line the source, the text read and held out, the tokenizer, and the digests."""
         train, held_out = (
             f"{'' if store.num_bytes is None else counted(store.num_bytes, 'byte') + ' in '}"
             f"{counted(store.num_documents, 'document')} ({counted(len(store.tokens), 'token')})"
             for store in (self.train, self.validation)
         )
         tokenizer = f"{self.tokenizer.name} tokenizer, {self.tokenizer.vocab_size:,} ids"
-        return f"{self.source}: {train} to train on, {held_out} held out; {tokenizer}; digest {self.digest[:12]}"
+        digests = f"digest {self.digest[:12]}, of the held-out text {self.held_out_digest[:12]}"
+        return f"{self.source}: {train} to train on, {held_out} held out; {tokenizer}; {digests}"
 
 
 def prepare(config: DataConfig, log: Log = lambda line: None, training: bool = True) -> Dataset:

@@ -17,7 +17,7 @@ from posx.files.checksums import CHECKSUM, checksum_problem
 Row = dict[str, Any]
 
 #: The version of a row of `eval.jsonl`. Rows of other versions count as not measured.
-ROW_VERSION = 5
+ROW_VERSION = 6
 #: The results of a measurement. Only "ok" has numbers.
 STATUSES = ("ok", "oom", "nonfinite", "undefined")
 #: The fields that hold numbers.
@@ -256,6 +256,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("block_nll", "position_edges", "position_targets"), _or_none(_are_numbers)),
     "nll_interval": _or_none(lambda value: _are_numbers(value) and len(value) == 2),
     "position_nll": _or_none(lambda value: isinstance(value, list)),
+    "own_text": lambda value: isinstance(value, bool),
     "layers": lambda value: isinstance(value, list) and _are_texts(value),
     "code": lambda value: isinstance(value, dict) and _are_texts(value.values()),
     **dict.fromkeys(("settings", "data_settings"), lambda value: isinstance(value, dict)),

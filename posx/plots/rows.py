@@ -45,7 +45,7 @@ OF_ENCODINGS = (
 #: Settings in which the runs of one curve differ.
 SEED = ("train.seed", "parent.hash")
 #: The settings of the data, and the fields of a row that hold them as they were when it was measured.
-_MEASURED_ON = {"data.text": "data_digest", "data.source": "data_source", "data.tokenizer": "tokenizer"}
+_MEASURED_ON = {"data.source": "data_source", "data.tokenizer": "tokenizer"}
 #: The fields of a row that name the weights and the code that it was measured with.
 _SAME_MODEL = ("hash", "step", "weights", "code")
 _LOG = logging.getLogger(__name__)
@@ -95,11 +95,14 @@ def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
     """Return the run at `path` with the settings of a row of its results."""
     settings = {name: value for name, value in row["settings"].items() if not name.startswith(("code.", "data"))}
     settings |= {f"code.{name}": digest for name, digest in row.get("code", {}).items()}
-    if row["settings"].get("data", row.get("data_digest")) == row.get("data_digest"):  # else they are of another text
-        settings |= {f"data.{name}": value for name, value in row.get("data_settings", {}).items()}
-    settings |= {name: row[key] for name, key in _MEASURED_ON.items() if key in row}
     trained = {name: value for name, value in row["settings"].items() if name.startswith("code.")}
     trained |= {"data.text": row["settings"]["data"]} if "data" in row["settings"] else {}
+    if row.get("own_text"):  # else the settings of the data are of another text
+        settings |= {f"data.{name}": value for name, value in row.get("data_settings", {}).items()}
+        settings |= {name: value for name, value in trained.items() if name == "data.text"}
+    elif "data_digest" in row:
+        settings["data.text"] = row["data_digest"]
+    settings |= {name: row[key] for name, key in _MEASURED_ON.items() if key in row}
     settings |= {f"trained.{name}": value for name, value in trained.items() if settings.get(name) != value}
     layers, masks = row.get("layers", []), row["settings"].get("model.mask_policy", ["causal"])
     text = ", ".join(layers if len(set(layers)) > 1 else layers[:1] or [row["encoding"]])
@@ -115,7 +118,7 @@ def run_of_config(folder: pathlib.Path, path: str) -> Run:
     except WorkdirError:
         return Run(path, path)
     facts = {"settings": run.settings, "encoding": run.encoding, "layers": cycle_of(run.layer_texts)}
-    data = {"data_digest": run.text, "data_source": run.data.source, "tokenizer": run.data.tokenizer}
+    data = {"own_text": True, "data_source": run.data.source, "tokenizer": run.data.tokenizer}
     return run_of_row(path, {**facts, **data, "train_len": run.train.length, "code": run.code})
 
 
@@ -182,7 +185,7 @@ def _of_run(rows: Sequence[dict[str, Any]], path: str, workdir: str) -> list[Row
     settings = rows[0]["settings"]
     own_code = {name.removeprefix("code."): value for name, value in settings.items() if name.startswith("code.")}
     texts, codes = [row.get("data_digest") for row in rows], [row.get("code", {}) for row in rows]
-    text = settings["data"] if settings.get("data") in texts else texts[0]
+    text = next((row["data_digest"] for row in rows if row.get("own_text")), texts[0])
     code = own_code if own_code in codes else codes[0]
     own = [row for row, *facts in zip(rows, texts, codes, strict=True) if facts == [text, code]] or rows
     last = max(row.get("step") or 0 for row in own)

@@ -60,7 +60,7 @@ def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
         write_json(folder.env_file, checksums.with_checksum(now | {"resumed": []}))
         return
     first = checksums.whole(folder.env_file)
-    if not first.get("data_digest"):
+    if not first.get("text_digest"):
         place = checksums.set_aside(folder.env_file).name
         say(
             f"notice: {folder.env_file} is damaged and is written again. The run may not resume bit for bit. The old "
@@ -92,7 +92,7 @@ def environment(dataset: Dataset, layout: Layout) -> dict[str, Any]:
         "threads": _threads(),
         "jax": options(),
         "data_source": dataset.source,
-        "data_digest": dataset.digest,
+        "text_digest": dataset.digest,
         "tokenizer": dataset.tokenizer.name,
         "tokenizer_digest": dataset.tokenizer.digest,
     }

@@ -80,7 +80,7 @@ def _prepared(run: RunConfig, folder: RunFolder, mesh: str) -> tuple[RunConfig, 
             f"this run were written (digest {run.text[:12]}, now {dataset.digest[:12]}). Restore it, or name it "
             "with --config.data.source=PATH."
         )
-    run = dataclasses.replace(run, text=dataset.digest)
+    run = dataclasses.replace(run, text=dataset.digest, held_out=dataset.held_out_digest)
     folder.check_resumes(run)
     check_stream(run.eval, run.train.length, dataset)
     check_length(len(dataset.train.tokens), run.train.length, "the training text")

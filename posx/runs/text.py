@@ -70,14 +70,13 @@ def saved_tokenizer(folder: RunFolder) -> Tokenizer:
 def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Dataset:
     """Return the text of a trained run in its own tokens, or another text that `asked`, fields of DataConfig, names.
 
-    The `digest` of the run's own text is that of its settings. Another text has the digest of what is scored, whatever
-    text was trained on. An imported run has no training text, so none is read unless `asked` names it.
+    An imported run has no training text, so none is read unless `asked` names it.
 
     Raises WorkdirError if the text has changed and no other text is asked for, DataError if it is gone.
     """
     named = set(asked) - {"cache_dir"}
     data = _named_text(folder, run, asked)
-    tokenizer = saved_tokenizer(folder)
+    saved_tokenizer(folder)  # raises if it is gone or damaged
     if named or Path(data.tokenizer).is_absolute():
         data = dataclasses.replace(data, tokenizer=str(folder.tokenizer_file))
     if not named:
@@ -87,22 +86,19 @@ def text_of(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> Data
     if gone:
         say(f"notice: the training text of {folder.path.name} is no longer at '{data.source}' and is not read")
     dataset = prepare(data, log=say, training=not (gone or (scores_only and run.is_imported)))
-    if dataset.digest == run.text and dataset.tokenizer.digest == tokenizer.digest:
-        return dataset
-    now = dataset.held_out_digest if named else dataset.digest
-    digests = f"digest {run.text[:12]}, now {now[:12]}"
-    if not named:
+    if not named and dataset.digest != run.text:
         raise WorkdirError(
-            f"{folder.path} was trained on other text or tokens than {dataset.source} has now ({digests}). "
+            f"{folder.path} was trained on other text or tokens than {dataset.source} has now (digest "
+            f"{run.text[:12]}, now {dataset.digest[:12]}). "
             "Restore the original text or pass --config.data.source=PATH. To evaluate on the changed text on "
             f"purpose, pass --config.data.source={data.source}"
         )
-    if not run.is_imported:
+    if not run.is_imported and dataset.held_out_digest != run.held_out:
         say(
-            f"notice: {folder.path.name} is measured on other text than in training ({digests}). Its rows are "
-            "kept apart (docs/guides/resuming.md)."
+            f"notice: {folder.path.name} is measured on other text than in training (digest {run.held_out[:12]}, now "
+            f"{dataset.held_out_digest[:12]}). Its rows are kept apart (docs/guides/resuming.md)."
         )
-    return dataclasses.replace(dataset, digest=now)
+    return dataset
 
 
 def _named_text(folder: RunFolder, run: RunConfig, asked: Mapping[str, Any]) -> DataConfig:

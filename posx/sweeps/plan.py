@@ -74,12 +74,12 @@ def _with_texts(jobs: Sequence[Job], held: Mapping[RunFolder, RunConfig], read: 
                 say(datasets[data].summary())
             check_stream(run.eval, run.train.length, datasets[data])
             check_length(len(datasets[data].train.tokens), run.train.length, "the training text")
-            known = datasets[data].digest
+            known = datasets[data].digest, datasets[data].held_out_digest
         else:  # the run in the job's own folder counts wherever its text is
             own_first = {job.folder: held[job.folder], **held} if job.folder in held else held
-            same = (old.text for at, old in own_first.items() if text.may_be_the_same(run, old, at == job.folder))
-            known = next(same, "")
-        found.append(dataclasses.replace(job, run=dataclasses.replace(run, text=known)))
+            same = (old for at, old in own_first.items() if text.may_be_the_same(run, old, at == job.folder))
+            known = next(((old.text, old.held_out) for old in same), ("", ""))
+        found.append(dataclasses.replace(job, run=dataclasses.replace(run, text=known[0], held_out=known[1])))
     return found
 
 

@@ -41,7 +41,7 @@ def test_a_run_of_ids(capsys, site, tmp_path):
     np.save(tmp_path / "held.npy", stream[::-1])
     words = ["evaluate", f"--workdir={run}", f"--config.data.validation={tmp_path / 'held.npy'}", "--protocol=P1"]
     code, out, err = tiny.call(capsys, *words, own[0])
-    assert code == 0 and tiny.rows(run / "eval.jsonl")[-1]["data_digest"] != RunFolder(run).read_config().text, err
+    assert code == 0 and tiny.rows(run / "eval.jsonl")[-1]["data_digest"] != RunFolder(run).read_config().held_out, err
     code, out, err = tiny.call(capsys, "generate", f"--workdir={run}", "--prompt=107 97", "--num_tokens=5")
     assert code == 0 and out.startswith("107 97 ") and len(out.split()) >= 6, err
     refused(capsys, 3, ["generate", f"--workdir={run}", "--prompt=some words"], "'some' is no id below 256")

@@ -32,7 +32,7 @@ def test_a_run_remembers_where_its_text_was_and_what_it_was(site, whole):
     values = json.loads((whole / "config.json").read_text())
     data = values["data"]
     assert data["source"] == str(site / "text") and data["validation"] == "" and data["tokenizer"] == "bytes"
-    assert values["text"] == json.loads((whole / "env.json").read_text())["data_digest"]
+    assert values["text"] == json.loads((whole / "env.json").read_text())["text_digest"]
 
 
 def test_a_relative_source_is_found_from_any_directory(capsys, site, workdir, tmp_path, monkeypatch):
@@ -90,9 +90,10 @@ def test_a_finished_run_is_told_by_the_digest_of_its_text(site, whole, tmp_path)
 
 
 def test_another_text_is_refused_unless_asked_for(capsys, site, workdir, text):
-    (text / "00.txt").write_text("edited since " * 40)
+    for path in text.iterdir():
+        path.write_text("edited since " + path.read_text())
     tiny.edit_json(workdir / "config.json", lambda old: old.replace(str(text.parent / "gone"), str(text)))
-    own = json.loads((workdir / "env.json").read_text())["data_digest"]
+    own = json.loads((workdir / "env.json").read_text())["text_digest"]
     err = call(capsys, "evaluate", workdir, code=4)
     assert own[:12] in err and "now " in err and f"--config.data.source={text}\n" in err
     err = call(capsys, "train", workdir, f"--config={site / 'tiny.py'}:t5", f"--config.data.source={text}", code=4)
@@ -102,7 +103,8 @@ def test_another_text_is_refused_unless_asked_for(capsys, site, workdir, text):
     assert call(capsys, "evaluate", workdir, *words).count("notice: run is measured on other text") == 1
     rows = tiny.rows(workdir / "eval.jsonl")
     assert rows[:3] == before and [row["eval_len"] for row in rows[3:]] == [16, 32]
-    assert all(row["data_digest"] != own and row["hash"] == before[0]["hash"] for row in rows[3:])
+    assert [row["own_text"] for row in rows] == [True] * 3 + [False] * 2
+    assert len({row["data_digest"] for row in rows}) == 2 and {row["hash"] for row in rows} == {before[0]["hash"]}
     call(capsys, "evaluate", workdir, *words)
     assert tiny.rows(workdir / "eval.jsonl") == rows
 

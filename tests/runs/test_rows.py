@@ -68,7 +68,9 @@ def test_a_run_is_named_by_what_decides_its_weights(capsys, workdir, whole):
     evaluated(capsys, workdir, "--lengths=64", "--protocol=P1", "--config.eval.batch_tokens=512")
     last = tiny.rows(workdir / "eval.jsonl")[-1]
     assert last["eval_len"] == last["anchor"] == 64 and last["hash"] == first["hash"]
-    assert first["settings"]["encoding.name"] == "t5" and first["settings"]["data"] == first["data_digest"]
+    run = RunFolder(workdir).read_config()
+    assert first["settings"]["encoding.name"] == "t5" and first["settings"]["data"] == run.text
+    assert first["own_text"] and first["data_digest"] == run.held_out != run.text
     reseed(workdir, 5)
     evaluated(capsys, workdir, "--lengths=48", "--protocol=P1")
     assert tiny.rows(workdir / "eval.jsonl")[-1]["hash"] != first["hash"]
