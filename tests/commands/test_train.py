@@ -161,7 +161,7 @@ def test_a_run_folder_holds_what_it_should(whole):
     assert {"config.json", "env.json", "metrics.jsonl", "eval.jsonl", "checkpoints", "tensorboard", "DONE"} <= names
     assert "status.json" not in names
     env = json.loads((whole / "env.json").read_text())
-    assert {"versions", "git", "device", "threads", "data_digest", "tokenizer_digest", "num_cpus"} <= env.keys()
+    assert {"versions", "git", "device", "threads", "text_digest", "tokenizer_digest", "num_cpus"} <= env.keys()
     steps = [row["step"] for row in tiny.rows(whole / "metrics.jsonl")]
     assert steps == list(range(1, tiny.STEPS + 1))
     rows = tiny.rows(whole / "eval.jsonl")
