@@ -35,8 +35,15 @@ from experiments.leaderboard.leaderboard import (
 )
 from experiments.recipe.recipe import cells_of, records
 from experiments.tables import SLIDING, WINDOWS, Row, load, markdown, spread
-from posx.evaluation.differences import SIGNIFICANCE, half_width_over_seeds, holm, loss_difference
-from posx.evaluation.statistics import half_width, mean_blocks, paired_ratio
+from posx.evaluation.differences import (
+    SIGNIFICANCE,
+    Difference,
+    error_over_text,
+    errors_over_seeds,
+    holm,
+    loss_difference,
+)
+from posx.evaluation.statistics import mean_blocks, paired_ratio
 
 L = 64
 STUDY = "train_short_test_long"
@@ -74,10 +81,9 @@ def rise(entry: Entry, factor: int = 8) -> str:
     sums = [mean_blocks(entry.rows[n * L])[0] for n in (2 * factor, factor, 2, 1)]
     counts = mean_blocks(entry.rows[L])[1]
     series = (2 * sums[0] - sums[1]) - (2 * sums[2] - sums[3])
-    over_text = half_width(series, counts)
-    assert over_text is not None
     gaps = [a - b for a, b in zip(far(entry, factor), far(entry, 1), strict=True)]
-    return ratio(float(series.sum() / counts.sum()), math.hypot(over_text, half_width_over_seeds(gaps) or 0.0))
+    mean = float(series.sum() / counts.sum())
+    return ratio(mean, Difference(mean, error_over_text(series, counts), errors_over_seeds(gaps), "").half)
 
 
 def link(name: str) -> str:
@@ -237,7 +243,7 @@ def protocols(study: Study) -> str:
 
 
 def pairs(study: Study, entries: dict[str, Entry]) -> str:
-    """Return comparisons of two encodings whose verdict depends on the protocol."""
+    """Return comparisons of two encodings whose ratio depends on the protocol."""
     body = []
     for a, b, k in (("deberta", "shaw", 2), ("shaw", "transformer_xl", 16)):
         cells = [judged(*(study[name, protocol, k * L][:3] for name in (a, b))) for protocol in (WINDOWS, SLIDING)]

@@ -96,8 +96,8 @@ def of_seeds(seeds: int, effect: str, spread: str, calls: int, rng: np.random.Ge
     """Return how often the intervals of a difference cover its true value, 0, by the source that they are for.
 
     Two runs share an effect of their seed, and have one each that is their own. Keys: "seeds" (paired, for this text),
-    "text" (these runs), "both" (paired), "Welch" (both, as if the seeds were others), "R_k" (both, of rises from L to
-    kL).
+    "text" (these runs), "both" (paired), "unpaired" (both, as if the seeds were others), "R_k" (both, of rises from L
+    to kL).
     """
     counts, blocks = np.full(256, BLOCK_LEN), 256
     text = simulate(blocks * BLOCK_LEN, 500, 2048, 4 * calls, rng).reshape(4, calls, blocks) / BLOCK_LEN
@@ -109,7 +109,7 @@ def of_seeds(seeds: int, effect: str, spread: str, calls: int, rng: np.random.Ge
         own *= math.sqrt(2) * np.array([1, 0, 1, 0])[:, None, None]
     noise = 0.05 * rng.standard_normal((4, calls, seeds, blocks))  # of one seed at one passage
     effects = common + own
-    hits: dict[str, list[bool]] = {name: [] for name in ("seeds", "text", "both", "Welch", "R_k")}
+    hits: dict[str, list[bool]] = {name: [] for name in ("seeds", "text", "both", "unpaired", "R_k")}
     for n in range(calls):
         far_a, far_b, near_a, near_b = (
             [_row(text[m, n] + effects[m, n, seed] + noise[m, n, seed], counts) for seed in range(seeds)]
@@ -126,7 +126,7 @@ def of_seeds(seeds: int, effect: str, spread: str, calls: int, rng: np.random.Ge
         hits["seeds"].append(abs(found.mean - here) <= found.over_seeds)
         hits["text"].append(abs(found.mean - these) <= found.over_text)
         hits["both"].append(abs(found.mean) <= found.half)
-        hits["Welch"].append(abs(found.mean) <= loss_difference(far_a, far_b).half)
+        hits["unpaired"].append(abs(found.mean) <= loss_difference(far_a, far_b).half)
         hits["R_k"].append(abs(rise.mean) <= rise.half)
     return {name: float(np.mean(found)) for name, found in hits.items()}
 
@@ -138,7 +138,7 @@ def _row(losses: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
 
 def seeds_table(calls: int = 2000) -> Iterator[str]:
     """Yield the lines of the table of differences between runs of several seeds."""
-    yield "| effects of seeds | their size | seeds | over seeds | over text | both | both, Welch | R_k, both |"
+    yield "| effects of seeds | their size | seeds | over seeds | over text | both | both, unpaired | R_k, both |"
     yield "|---|---|---:|---:|---:|---:|---:|---:|"
     for n, effect in enumerate(EFFECTS):
         for spread in SPREADS:

@@ -14,8 +14,8 @@ training bench; if several reports hold an encoding, the first counts).
 
 A verdict against ALiBi or RoPE, at L and at 8 L, is exp of the difference of the mean losses, which is the ratio of
 geometric means over seeds. It has a sign, - for better and + for worse, if that difference is more than the 95 %
-intervals over text and over seeds (Welch's, unpaired) together, with their squares added. If nothing differed, about
-five of a hundred verdicts would have a sign. With one seed there is none. Three seeds are too few to say that one
+intervals over text and over the seeds of each (unpaired) together, with their squares added. If nothing differed, at
+most five of a hundred verdicts would have a sign. With one seed there is none. Three seeds are too few to say that one
 encoding beats another.
 
 `claims` compares `claims.toml` with that difference and its interval. "below" and "above" are confirmed if the whole

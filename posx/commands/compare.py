@@ -116,7 +116,7 @@ def _table(lines: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
     targets = f"{first.num_targets:,} targets, " if first.num_targets else ""
     compared = {
         BY_SEED: f"{first.seeds[0]} pairs of equal seeds",
-        UNPAIRED: f"{seeds}, unpaired (Welch)",
+        UNPAIRED: f"{seeds}, unpaired",
         ONE_SEED: "one seed each" if first.seeds == (1, 1) else seeds,
     }[first.pairing]
     parts = ("over seeds", "over text") if first.pairing != ONE_SEED else ()

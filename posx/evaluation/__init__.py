@@ -16,7 +16,7 @@ import numpy as np
 
 from posx.errors import ConfigError, UndefinedLength
 from posx.evaluation.base import Protocol, Row
-from posx.evaluation.differences import Difference, holm, loss_difference, rise_difference
+from posx.evaluation.differences import Difference, StandardError, holm, loss_difference, rise_difference
 from posx.evaluation.probe import check_first_windows
 from posx.evaluation.protocols import BeginEveryWindow, Nonoverlapping, PerPosition, Sliding, protocol_class
 from posx.evaluation.published import HfStrided, LmEvalRolling
@@ -28,8 +28,8 @@ from posx.progress import say
 
 __all__ = [
     "BeginEveryWindow", "Difference", "HfStrided", "LmEvalRolling", "Nonoverlapping", "PerPosition", "Ratio", "Sliding",
-    "UndefinedLength", "evaluate", "holm", "interval", "loss_difference", "paired_extrapolation", "paired_ratio",
-    "rise_difference",
+    "StandardError", "UndefinedLength", "evaluate", "holm", "interval", "loss_difference", "paired_extrapolation",
+    "paired_ratio", "rise_difference",
 ]  # fmt: skip
 
 __getattr__ = modules_of(__name__)

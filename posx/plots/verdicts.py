@@ -258,8 +258,7 @@ def _ends(mean: float, half: float | None) -> tuple[float, float] | None:
 
 def _equal(found: Difference) -> str:
     """Return that two curves are the same function, as far as a loss shows it, else an empty string."""
-    same = found.mean == 0 and not found.text_error and not found.seeds_error
-    return "all losses are equal" if same else "equal up to rounding" if abs(found.mean) <= ROUNDING else ""
+    return "all losses are equal" if found.half == 0 else "equal up to rounding" if abs(found.mean) <= ROUNDING else ""
 
 
 def _copies(sides: _Sides, pairs: Sequence[Sequence[Sequence[Row]]]) -> str:

@@ -309,7 +309,7 @@ def test_half_of_each_window_is_no_stride_of_its_own(capsys, tmp_path):
 
 
 def test_differences_have_the_intervals_of_text_and_seeds():
-    """Welch's interval and that of paired seeds, where Student's t has a closed form: 2 and 1 degrees of freedom."""
+    """Unpaired and paired intervals of two seeds, where Student's t has a closed form: 1 degree of freedom."""
     count, text = BLOCKS * BLOCK_LEN, np.random.default_rng(1).standard_normal(BLOCKS)
 
     def rows(*losses):
@@ -320,12 +320,12 @@ def test_differences_have_the_intervals_of_text_and_seeds():
     ours, theirs = rows(2.0, 2.3), rows(2.1, 2.4)
     found = loss_difference(ours, theirs)
     assert found.mean == pytest.approx(-0.1)
-    welch = 0.95 * math.sqrt(2 / (1 - 0.95**2)) * math.sqrt(2 * 0.045 / 2)
-    assert found.over_seeds == pytest.approx(welch, rel=1e-6)
+    cauchy = math.tan(0.475 * math.pi)
+    assert found.over_seeds == pytest.approx(cauchy * math.sqrt(2 * 0.045 / 2), rel=1e-6)
     assert found.half == pytest.approx(math.hypot(found.over_text, found.over_seeds))
     assert loss_difference(ours[:1], theirs).over_seeds is None
     paired = loss_difference(ours, rows(2.1, 2.5), paired=True)
-    assert paired.over_seeds == pytest.approx(math.tan(0.475 * math.pi) * 0.05, rel=1e-6)
+    assert paired.over_seeds == pytest.approx(cauchy * 0.05, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import tables
-from experiments.intervals import coverage
+from experiments.intervals import coverage, unpaired
 from experiments.leaderboard import leaderboard
 from experiments.recipe import recipe
 from experiments.tables import SLIDING, Seeds, by_setting, load, perplexities
@@ -248,6 +248,12 @@ def test_coverage_of_several_seeds():
     assert line[3:] == [f"{share:.1%}" for share in found.values()]
 
 
+@pytest.mark.slow
+def test_verdicts_on_unpaired_seeds():
+    for number, lines in ((2, unpaired.wrong()), (3, unpaired.detected())):
+        assert bodies("intervals")[number] == of_markdown("\n".join(lines))
+
+
 def test_every_table_of_a_readme_is_covered():
     """A table without a test is named here with its reason."""
     beside = {
@@ -261,7 +267,7 @@ def test_every_table_of_a_readme_is_covered():
         "leaderboard": 3,
         "scale": 2,
         "faults": 1,
-        "intervals": 2,
+        "intervals": 4,
     }
     for study, count in tested.items():
         assert len(bodies(study)) == count + (study in beside), study
