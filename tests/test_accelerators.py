@@ -4,6 +4,7 @@ import ast
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -67,6 +68,27 @@ def test_attention_is_lowered_for_accelerators(case, platform):
         vectors = [shape_of(*a.shape, dtype=dtype) for a in VECTORS]
         function = functools.partial(attention, encoding, executor)
         assert not faults(lowered(function, platform, params, *vectors, x, slots)), executor
+
+
+def transpositions(text):
+    """The transpositions of the last two axes in a program: of matrices, not of tokens and heads."""
+    found = re.findall(r"stablehlo.transpose .*dims = \[([\d, ]+)\]", text)
+    return [dims for dims in found if dims.split(", ")[:-3:-1] == [str(dims.count(",") - 1), str(dims.count(","))]]
+
+
+@pytest.mark.parametrize(("rows", "heads", "size"), [(4, 12, 512), (32, 12, 256), (1, 2, 2048)])
+def test_tiles_fill_an_accelerator_and_have_no_form_of_cpus(rows, heads, size):
+    """By the sizes of the call: few tiles, whose scores fit in memory. Gradients transpose no matrix."""
+    encoding, slots = posx.build("alibi", posx.Dims(64, heads, 8, heads, 8, 1)), np.arange(4096, dtype=np.int32)
+
+    def loss(q, k, v):
+        return jnp.sum(posx.attend(encoding, {}, q, k, v, slots, executor="blockwise").astype(jnp.float32))
+
+    vectors = [shape_of(rows, 4096, heads, 8, dtype="bfloat16")] * 3
+    gradients = jax.grad(loss, argnums=(0, 1, 2))
+    text = lowered(gradients, "cuda", *vectors)
+    assert f"tensor<{rows}x{heads}x{size}x{size}xf32>" in text and not transpositions(text) and not faults(text)
+    assert transpositions(lowered(gradients, "cpu", *vectors))
 
 
 @pytest.mark.parametrize(
