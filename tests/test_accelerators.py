@@ -91,6 +91,23 @@ def test_tiles_fill_an_accelerator_and_have_no_form_of_cpus(rows, heads, size):
     assert transpositions(lowered(gradients, "cpu", *vectors))
 
 
+def test_a_learned_bias_of_the_kernel_is_summed_over_diagonals():
+    """Its gradient scatters sums of distances, and not all pairs, as it does if positions are traced."""
+    encoding, length, vectors = posx.build("t5", DIMS), 48, [shape_of(1, 48, heads, 8) for heads in (4, 2, 2)]
+
+    def loss(params, q, k, v, slots):
+        at = np.arange(length, dtype=np.int32) if slots is None else slots
+        return jnp.sum(posx.attend(encoding, params, q, k, v, at, executor="fused"))
+
+    def rows(slots):
+        """How many rows each scatter of the gradient adds."""
+        text = lowered(jax.grad(loss), "cuda", abstract_params(encoding, DIMS), *vectors, slots)
+        found = re.findall(r"stablehlo\.scatter.*?\}\) : \(\S+, tensor<(\d+)x1xi32>", text, re.S)
+        return sorted(map(int, found))
+
+    assert rows(shape_of(length, dtype="int32")) == [length**2] and rows(None) == [2 * length]
+
+
 @pytest.mark.parametrize(
     ("case", "platform"),
     [pytest.param(case, "cuda", marks=() if case in FEW else pytest.mark.slow) for case in (*STRUCTURAL, *APART)]
