@@ -4,6 +4,7 @@ import ast
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -67,6 +68,44 @@ def test_attention_is_lowered_for_accelerators(case, platform):
         vectors = [shape_of(*a.shape, dtype=dtype) for a in VECTORS]
         function = functools.partial(attention, encoding, executor)
         assert not faults(lowered(function, platform, params, *vectors, x, slots)), executor
+
+
+def transpositions(text):
+    """The transpositions of the last two axes in a program: of matrices, not of tokens and heads."""
+    found = re.findall(r"stablehlo.transpose .*dims = \[([\d, ]+)\]", text)
+    return [dims for dims in found if dims.split(", ")[:-3:-1] == [str(dims.count(",") - 1), str(dims.count(","))]]
+
+
+@pytest.mark.parametrize(("rows", "heads", "size"), [(4, 12, 512), (32, 12, 256), (1, 2, 2048)])
+def test_tiles_fill_an_accelerator_and_have_no_form_of_cpus(rows, heads, size):
+    """By the sizes of the call: few tiles, whose scores fit in memory. Gradients transpose no matrix."""
+    encoding, slots = posx.build("alibi", posx.Dims(64, heads, 8, heads, 8, 1)), np.arange(4096, dtype=np.int32)
+
+    def loss(q, k, v):
+        return jnp.sum(posx.attend(encoding, {}, q, k, v, slots, executor="blockwise").astype(jnp.float32))
+
+    vectors = [shape_of(rows, 4096, heads, 8, dtype="bfloat16")] * 3
+    gradients = jax.grad(loss, argnums=(0, 1, 2))
+    text = lowered(gradients, "cuda", *vectors)
+    assert f"tensor<{rows}x{heads}x{size}x{size}xf32>" in text and not transpositions(text) and not faults(text)
+    assert transpositions(lowered(gradients, "cpu", *vectors))
+
+
+def test_a_learned_bias_of_the_kernel_is_summed_over_diagonals():
+    """Its gradient scatters sums of distances, and not all pairs, as it does if positions are traced."""
+    encoding, length, vectors = posx.build("t5", DIMS), 48, [shape_of(1, 48, heads, 8) for heads in (4, 2, 2)]
+
+    def loss(params, q, k, v, slots):
+        at = np.arange(length, dtype=np.int32) if slots is None else slots
+        return jnp.sum(posx.attend(encoding, params, q, k, v, at, executor="fused"))
+
+    def rows(slots):
+        """How many rows each scatter of the gradient adds."""
+        text = lowered(jax.grad(loss), "cuda", abstract_params(encoding, DIMS), *vectors, slots)
+        found = re.findall(r"stablehlo\.scatter.*?\}\) : \(\S+, tensor<(\d+)x1xi32>", text, re.S)
+        return sorted(map(int, found))
+
+    assert rows(shape_of(length, dtype="int32")) == [length**2] and rows(None) == [2 * length]
 
 
 @pytest.mark.parametrize(

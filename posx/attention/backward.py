@@ -3,8 +3,8 @@
 Scores and weights of a tile are recomputed. The gradients of its matrix products are written out by hand. The gradients
 of all terms that position adds come from `jax.vjp` of the same functions of a tile.
 
-Gradients are summed over tiles in at least float32. For mapped keys and values they are transposed, [.., d, block].
-Every product then contracts the minor axis of its left side, which is about twice as fast on XLA's CPU backend.
+Gradients are summed over tiles in at least float32. On CPUs those of mapped keys and values are transposed,
+[.., d, block], so that every product contracts the minor axis of its left side.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention.blocks import Plan, first_row, scan_blocks, skipper, tile_at, walk
-from posx.attention.cpu import made_once, queries_transposed, transposed_products
+from posx.attention.cpu import made_once, of_key_heads, sums_over_queries, transposed
 from posx.attention.tiles import (
     Block,
     Pairs,
@@ -50,13 +50,13 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
 
     def query_block(sums: tuple[Tables, Tokens], q: Block, *rows: jax.Array):
         *back, floor = rows
-        of_q = queries_transposed(q.tokens.mapped, groups) if not plan.encoding.acts_on("decay") else None
-        transposed = made_once((of_q, queries_transposed(back[0], groups)))
+        of_q = of_key_heads(q.tokens.mapped, groups) if not plan.encoding.acts_on("decay") else None
+        rows_of_heads = made_once((of_q, of_key_heads(back[0], groups)))
 
         def visit(j: Any, carry: Any, masked: bool, far: bool = False) -> Any:
             (params, strips, sink), of_k, of_q = carry
             tile = tile_at(plan, tables, q, k, j, far)
-            table_grads, k_grads, q_grads = _tile_gradients(plan, tile, back, transposed, masked)
+            table_grads, k_grads, q_grads = _tile_gradients(plan, tile, back, rows_of_heads, masked)
             first = first_row(plan, q.number, j, far)
             if plan.learned:
                 strips = jax.tree.map(lambda x, g: _add_slice(x, g, first, axis=1), strips, table_grads.strips)
@@ -78,13 +78,13 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
     return of_tables, Block(of_q, None), Block(of_k, None)  # type: ignore[arg-type]
 
 
-def _tile_gradients(plan: Plan, pairs: Pairs, back: Any, transposed: Any, masked: bool):
+def _tile_gradients(plan: Plan, pairs: Pairs, back: Any, rows_of_heads: Any, masked: bool):
     """Return one tile's part of the gradients of the tables (of its own part of the strips), of keys, and of queries.
 
-    back: the gradient of outputs over the totals [b, h, q, d], the shifts and the deltas [b, h, q]. transposed: mapped
-    queries, and the gradient of outputs, side by side for each key head.
+    back: the gradient of outputs over the totals [b, h, q, d], the shifts and the deltas [b, h, q]. rows_of_heads:
+    mapped queries, and the gradient of outputs, as `of_key_heads` returns them.
     """
-    q, k, (o_grad, shift, delta), (q_transposed, o_transposed) = pairs.q.tokens, pairs.k.tokens, back, transposed
+    q, k, (o_grad, shift, delta), (of_queries, of_outputs) = pairs.q.tokens, pairs.k.tokens, back, rows_of_heads
     visible, decays = visible_pairs(plan.mask, pairs.q.slots, pairs.k.slots), plan.encoding.acts_on("decay")
     strips = pairs.tables.strips if plan.learned else jax.lax.stop_gradient(pairs.tables.strips)
     tables = pairs.tables._replace(strips=strips)
@@ -103,17 +103,17 @@ def _tile_gradients(plan: Plan, pairs: Pairs, back: Any, transposed: Any, masked
     table_grads, s_grad, q_grads, k_grads = pull_scores(p * (p_grad - delta[..., None]))
     if extra_grad is not None:
         table_grads = _add(table_grads, extra_grad)
-    k_grads = _transposed(k_grads)._replace(values=transposed_products(o_transposed, p))
+    k_grads = _transposed(k_grads)._replace(values=sums_over_queries(of_outputs, p))
     if not decays:
         of_q, of_k = map(at_least_float32, (q_grads.mapped, k_grads.mapped))
         q_grads = q_grads._replace(mapped=of_q + weighted(s_grad, k.mapped))
-        k_grads = k_grads._replace(mapped=of_k + transposed_products(q_transposed, s_grad))
+        k_grads = k_grads._replace(mapped=of_k + sums_over_queries(of_queries, s_grad))
     return table_grads, k_grads, q_grads
 
 
 def _transposed(k: Tokens) -> Tokens:
     """Return keys or their gradients with mapped keys and values transposed."""
-    return k._replace(mapped=k.mapped.mT, values=k.values.mT)
+    return k._replace(mapped=transposed(k.mapped), values=transposed(k.values))
 
 
 def _add_slice(total: jax.Array, part: jax.Array, first: Any, axis: int) -> jax.Array:

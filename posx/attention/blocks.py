@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,12 @@ SKIP_FROM = 1024
 #: Scores in a tile of whole rows on a CPU core, 512 KiB of float32, and the fewest queries of it. `score` makes arrays
 #: of many times that size. DAPE's gradients took twice as long in tiles of 1 MiB.
 IN_CACHE, FEWEST_QUERIES = 2**17, 64
+
+
+#: Scores in a tile on an accelerator, 128 MB of float32, and the fewest and most tokens of its sides. A loop over small
+#: tiles leaves the chip idle: each step launches kernels and waits for the loop's condition. `score` makes arrays of
+#: several times that size, so its tiles have an eighth of the scores.
+ON_CHIP, SIDES = 2**25, (256, 2048)
 
 
 class Tiling(NamedTuple):
@@ -74,12 +81,14 @@ def make_plan(pairs: Pairs, terms: set[str], in_order: bool, offset: int | None,
     falls = offset is not None if "bias" in terms else encoding.acts_on("token_bias")
     bounded = falls and not vectors and not of_kinds(encoding, "pair", "channel", "tile")
     skip = skip and bounded and in_order and mask.causal and not mask.window and q.slots.segment is None
-    sizes = block_sizes(num_queries, num_keys, b * h // groups if skip else b * h, vectors, devices)
+    rows, by_score = b * h // groups if skip else b * h, encoding.acts_on("score")
+    sizes = block_sizes(num_queries, num_keys, rows, vectors, devices, by_score)
     query_block, key_block = tiling.query_block or sizes[0], tiling.key_block or sizes[1]
     if encoding.tiling != "any":
         key_block = num_keys
-        if sharding.is_one_core() and not tiling.query_block:
-            query_block = _even(num_queries, max(FEWEST_QUERIES, IN_CACHE // (h * num_keys)))
+        if not tiling.query_block and (sharding.is_one_core() or not on_cpu()):
+            fitting = IN_CACHE // h if on_cpu() else ON_CHIP // (8 * rows)
+            query_block = _even(num_queries, max(FEWEST_QUERIES, fitting // num_keys))
     in_order = in_order and (key_block % query_block == 0 or key_block >= num_keys)
     plan = Plan(
         encoding, mask, in_order, count_blocks(num_queries, query_block), query_block, key_block,
@@ -91,8 +100,10 @@ def make_plan(pairs: Pairs, terms: set[str], in_order: bool, offset: int | None,
     return plan._replace(reach=encoding.reach - plan.offset)
 
 
-def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool, devices: int = 1) -> tuple[int, int]:
-    """Return the tokens of a query block and of a key block, the fastest that were measured on CPUs.
+def block_sizes(
+    num_queries: int, num_keys: int, rows: int, by_strips: bool, devices: int = 1, by_score: bool = False
+) -> tuple[int, int]:
+    """Return the tokens of a query block and of a key block: on CPUs the fastest that were measured.
 
     Blocks divide the lengths evenly, so that little is padded. In self-attention a key block is a whole number of query
     blocks, so that only the last tile of a row is on the diagonal.
@@ -102,9 +113,13 @@ def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool, dev
       rows: score matrices, b * h. Several cores want larger tiles if there are few rows, about 4 MB of scores.
       by_strips: products with strips cost (query_block + key_block) / key_block of those with keys: tiles are wide.
       devices: the number of devices that query blocks are sharded over, from both ends.
+      by_score: whether `score` is evaluated on tiles.
     """
     size, ratio = (64, 2) if by_strips else (128, 1)
-    if rows < 32 and not sharding.is_one_core():
+    if not on_cpu():
+        largest = math.isqrt(ON_CHIP // (rows * (8 if by_score else 1)))
+        size = min(max(2 ** (largest.bit_length() - 1), SIDES[0]), SIDES[1])
+    elif rows < 32 and not sharding.is_one_core():
         size, ratio = 256, 2
     query_block = _even(num_queries, size, 1 if devices == 1 else 2 * devices)
     if num_queries != num_keys:

@@ -2,8 +2,9 @@
 
 It serves token maps (RoPE, absolute encodings, NoPE), logit scales, and biases that depend on positions alone. A bias
 becomes one slab [1, h, q, k] at training lengths. At greater lengths there is one slab for each block of queries, one
-after the other. On an NVIDIA GPU with 16-bit operands the kernel is cuDNN. Elsewhere it is the XLA form of the same
-call, so that it can be tested without a GPU.
+after the other. At consecutive positions a slab is spread out from a strip of distances: the gradient of a learned bias
+is then a sum over diagonals, and no scatter of all pairs. On an NVIDIA GPU with 16-bit operands the kernel is cuDNN.
+Elsewhere it is the XLA form of the same call, so that it can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from posx.attention.blocks import joined, split_into_blocks
 from posx.attention.masks import Mask
-from posx.attention.tiles import Block, Pairs, content_free_bias, visible_pairs
-from posx.contract import Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
+from posx.attention.tiles import Block, Pairs, content_free_bias, finite, visible_pairs
+from posx.contract import ByDistance, Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import platform
 
 #: The most query-key pairs of one slab: 1 GB for 8 heads in float32. Biases stay in float32 beside 16-bit operands too.
@@ -59,11 +61,13 @@ def is_native(vectors: Any) -> bool:
     return vectors.shape[-1] <= (256 if capability >= HOPPER else 128)
 
 
-def fused(pairs: Pairs, *, in_order: bool = False, slab_pairs: int = SLAB_PAIRS, **_: Any) -> jax.Array:
+def fused(
+    pairs: Pairs, *, in_order: bool = False, offset: int | None = None, slab_pairs: int = SLAB_PAIRS
+) -> jax.Array:
     """Return attention outputs as `dense` does, from the kernel.
 
-    The kernel is called once, or once for each block of queries if the bias of all pairs exceeds `slab_pairs`. Raises
-    ValueError for a call that the kernel cannot serve.
+    The kernel is called once, or once for each block of queries if the bias of all pairs exceeds `slab_pairs`. `offset`
+    is that of `blockwise`. Raises ValueError for a call that the kernel cannot serve.
     """
     encoding, mask, tables, q, k = pairs
     if why := refusal(encoding, tables.params, mask, in_order, q.slots.segment is not None):
@@ -75,8 +79,15 @@ def fused(pairs: Pairs, *, in_order: bool = False, slab_pairs: int = SLAB_PAIRS,
     width += -width % 8 if native else 0
     keys, values = (_vectors(x, width, multiple) for x in (k.tokens.mapped, k.tokens.values))
 
+    size = -(-num_queries // blocks)  # of a block
+    strip = None if offset is None else _strip(pairs, blocks * size, offset)
+
     def kernel(q: Block, visible: jax.Array | None = None, **options: Any) -> jax.Array:
-        bias = content_free_bias(encoding, tables.params, q.slots.pos, k.slots.pos)
+        of_block = strip
+        if strip is not None:  # from the largest distance of the block on
+            start, length = (blocks - 1 - q.number) * size, size + pairs.sizes[1]
+            of_block = ByDistance(bias=jax.lax.dynamic_slice_in_dim(strip.bias, start, length, axis=1))
+        bias = content_free_bias(encoding, tables.params, q.slots.pos, k.slots.pos, of_block)
         if visible is None and not mask.causal and keys.shape[1] > pairs.sizes[1]:
             visible = jnp.ones((1, 1, *pairs.sizes), bool)
         with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes types
@@ -98,10 +109,20 @@ def fused(pairs: Pairs, *, in_order: bool = False, slab_pairs: int = SLAB_PAIRS,
         return kernel(part, visible[:, None])
 
     if blocks == 1:
-        o = kernel(q, is_causal=mask.causal, local_window_size=(mask.window - 1, 0) if mask.window else None)
+        o = kernel(
+            q._replace(number=0), is_causal=mask.causal, local_window_size=(mask.window - 1, 0) if mask.window else None
+        )
     else:
-        o = joined(jax.lax.map(slab, split_into_blocks(q, -(-num_queries // blocks))))[:, :, :num_queries]
+        o = joined(jax.lax.map(slab, split_into_blocks(q, size)))[:, :, :num_queries]
     return o[..., : k.tokens.values.shape[-1]]
+
+
+def _strip(pairs: Pairs, num_queries: int, offset: int) -> ByDistance | None:
+    """Return the bias of so many queries at all their distances, the largest first, [h or 1, q + k], or None."""
+    if not pairs.encoding.acts_on("by_distance"):
+        return None
+    distances = np.arange(offset + num_queries - 1, offset - pairs.sizes[1] - 1, -1, dtype=np.int32)
+    return ByDistance(bias=finite(pairs.encoding.by_distance(pairs.tables.params, jnp.asarray(distances)).bias))
 
 
 def _padded(x: jax.Array, axis: int, multiple: int, value: Any = 0) -> jax.Array:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from posx.attention.cpu import made_once, row_sums
 from posx.contract import rows_at
+from posx.machine.platforms import on_cpu
 
 
 class Table(NamedTuple):
@@ -176,6 +177,8 @@ def _strip_gradient(vectors: jax.Array, shared: bool, fold: _Fold | None, shifte
     if fold is None:
         by_head = jnp.einsum("bhad,bha->hd", vectors, shifted)
         return (by_head.sum(axis=0, keepdims=True) if shared else by_head)[:, None]
+    if not on_cpu():
+        return fold.unwindows(jnp.einsum("sgrn,sgrd->sgnd", shifted, fold.rows(vectors)))
     # The small side is transposed, so that the product contracts the minor axis of its left side.
     transposed = made_once(fold.rows(vectors).mT)
     return fold.unwindows(made_once(transposed @ shifted).mT)

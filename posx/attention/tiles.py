@@ -246,9 +246,14 @@ def _position_biases(
     return [x for x in found if x is not None]
 
 
-def content_free_bias(encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array | None:
-    """Return the sum of both biases that depend on positions alone, finite [b or 1, h or 1, q, k], or None."""
-    found = _position_biases(encoding, params, q_pos, k_pos)
+def content_free_bias(
+    encoding: Encoding, params: Params, q_pos: jax.Array, k_pos: jax.Array, table: ByDistance | None = None
+) -> jax.Array | None:
+    """Return the sum of both biases that depend on positions alone, finite [b or 1, h or 1, q, k], or None.
+
+    table: the strip of the bias by distance, None to evaluate it at the positions.
+    """
+    found = _position_biases(encoding, params, q_pos, k_pos, table)
     return functools.reduce(operator.add, found) if found else None
 
 
