@@ -30,7 +30,7 @@ IN_CACHE, FEWEST_QUERIES = 2**17, 64
 #: Scores in a tile on an accelerator, 128 MB of float32, and the fewest and most tokens of its sides. A loop over small
 #: tiles leaves the chip idle: each step launches kernels and waits for the loop's condition. `score` makes arrays of
 #: several times that size, so its tiles have an eighth of the scores.
-ON_CHIP, SIDES = 2**25, (256, 2048)
+ON_CHIP, SIDES = 2**25, (128, 2048)
 
 
 class Tiling(NamedTuple):
