@@ -2,7 +2,9 @@
 
 The steps run under jax.profiler, with a device per core as in `posx train`. Each operation of XLA's CPU backend leaves
 an event with its name in the compiled program. Its own time is its duration less the events inside it. The program's
-text says which operation is a product, of which sizes, and in which `jax.named_scope` of posx it was made.
+text says which operation is a product, of which sizes, and in which `jax.named_scope` of posx it was made. On a GPU
+products are calls of cuBLAS or fusions around a product, and attention may be a call of cuDNN. Graphs of kernels are
+switched off there, since their events have no names.
 
 Cells are per step and device, the median of the devices. GFLOP/s are of one device; its ceiling is that of one core.
 "Dispatch" is the time of a step outside of all operations: starting them, loops, allocation. "Average over devices" is
@@ -19,6 +21,7 @@ import math
 import re
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +32,7 @@ import numpy as np
 from benchmarks import measure, report, workers
 from benchmarks.train import SHAPES, Shape, step_parts, text_batches
 from posx.machine.devices import devices_for, on_devices, over_devices
+from posx.machine.platforms import on_cpu
 from posx.training.step import flops_per_token, init_state, train_steps
 
 #: The names of posx's scopes in the table. Outside of them are the layers but for attention.
@@ -36,7 +40,7 @@ SCOPES = {"attention": "attention", "optimizer": "optimizer", "cross_entropy": "
 #: The groups of operations that are no products, by parts of their names. XLA names a fusion after some of its steps.
 KINDS = {
     "exponential": "exponentials", "tanh": "GELU", "reduce-window": "sums and maxima", "reduce_": "sums and maxima",
-    "transpose": "copies", "copy": "copies", "slice": "copies", "concatenate": "copies",
+    "transpose": "copies", "copy": "copies", "slice": "copies", "concatenate": "copies", "convert": "casts",
 }  # fmt: skip
 
 
@@ -60,10 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="medium")
     parser.add_argument("--length", type=measure.positive, help="another window length, as many tokens a step")
     parser.add_argument("--steps", type=measure.positive, default=8, help="profiled steps")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of operands of products")
 
 
 def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    shape, cores = SHAPES[options.shape], measure.core_list()
+    shape, cores = dataclasses.replace(SHAPES[options.shape], dtype=options.dtype), measure.core_list()
     shape = shape.at_length(options.length) if options.length else shape
     made = workers.Worker("benchmarks.profiling:profile", devices=len(cores))
     with contextlib.closing(made):
@@ -80,9 +85,13 @@ def profile(sizes: dict[str, Any], encoding: str, steps: int) -> dict[str, Any]:
     devices = devices_for(shape.batch, shape.tokens * flops_per_token(model, shape.length))
     state = on_devices(init_state(model, config), devices)
     block = over_devices(np.stack(text_batches(shape, steps)), devices, axis=1)
-    compiled = train_steps.lower(model, config, state, block, steps, devices).compile()
+    no_graphs = {} if on_cpu() else {"xla_gpu_enable_command_buffer": ""}
+    compiled = train_steps.lower(model, config, state, block, steps, devices).compile(no_graphs)
     operations, shares = parsed(compiled.as_text()), collections.defaultdict(list)
     state, _ = jax.block_until_ready(compiled(state, block, steps))
+    started = time.perf_counter()
+    state, _ = jax.block_until_ready(compiled(state, block, steps))
+    by_clock = time.perf_counter() - started
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             jax.block_until_ready(compiled(state, block, steps))
@@ -103,6 +112,7 @@ def profile(sizes: dict[str, Any], encoding: str, steps: int) -> dict[str, Any]:
     return {
         "encoding": encoding, "devices": devices, "flops_per_token": flops_per_token(model, shape.length),
         "milliseconds": 1e3 * statistics.median(wall for *_, wall in found) / steps,
+        "unprofiled_milliseconds": 1e3 * by_clock / steps,
         "shares": sorted(rows, key=lambda row: -row.milliseconds),
     }  # fmt: skip
 
@@ -124,10 +134,15 @@ def _operation(name: str, line: str, lines: dict[str, str], computations: dict[s
     called = re.search(r"calls=%?([\w.\-]+)", line)
     body = computations.get(called[1], {}) if called else {name: line}
     scope = next((word for word in SCOPES if word and word in _made_in(line, lines)), "")
+    if "__cudnn$fmha" in line:
+        return Operation(f"attention: cuDNN, {'backward' if 'Backward' in line else 'forward'}")
     for inner in body.values():
-        if product := re.search(r" dot\(%?([\w.\-]+),", inner):
+        is_call = "__cublas$" in inner
+        if product := re.search(r" custom-call\(%?([\w.\-]+)," if is_call else r" dot\(%?([\w.\-]+),", inner):
             out, left = _sizes(inner), _sizes((body | lines if called else lines)[product[1]])
-            contracted = math.prod(left[int(n)] for n in _axes("lhs_contracting_dims", inner))
+            axes = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', inner) if is_call else None
+            contracting = re.findall(r"\d+", axes[1]) if axes else _axes("lhs_contracting_dims", inner)
+            contracted = math.prod(left[int(n)] for n in contracting)
             label = f"products {_by(out)} over {contracted}"
             kind = "attention" if scope == "attention" else "weights"
             return Operation(f"{kind}: {label}", 2.0 * math.prod(out) * contracted)
@@ -200,7 +215,8 @@ def table(stored: dict[str, Any]) -> str:
         step, tokens = result["milliseconds"], shape.tokens / result["devices"]
         useful = tokens * result["flops_per_token"] / step * 1e3
         lines += ["", f"{result['encoding']}: {step:.0f} ms a step on each of {result['devices']} devices, "
-                      f"{useful / ceiling:.2f} of the ceiling", ""]  # fmt: skip
+                      f"{useful / ceiling:.2f} of the ceiling; {result['unprofiled_milliseconds']:.0f} ms by the "
+                      "host's clock without the profiler", ""]  # fmt: skip
         head = ["group", "ms a step", "share", "events a step", "GFLOP/s"]
         lines += report.rows(head, (
             [row.group, f"{row.milliseconds:.1f}", f"{row.milliseconds / step:.1%}", f"{row.events:.0f}",

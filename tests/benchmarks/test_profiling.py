@@ -25,6 +25,23 @@ def test_program_text_names_products_and_scopes():
     assert {"attention: exponentials", "attention: sums and maxima", "optimizer"} <= found.keys()
 
 
+def test_program_text_of_a_gpu_names_the_calls_of_its_libraries():
+    text = """
+ENTRY %main (x: bf16[6,3], w: bf16[3,4]) -> f32[6,4] {
+  %x.1 = bf16[6,3]{1,0} parameter(0)
+  %w.1 = bf16[3,4]{1,0} parameter(1)
+  %cublas-gemm.1 = (f32[6,4]{1,0}, s8[4194304]{0}) custom-call(%x.1, %w.1), custom_call_target="__cublas$gemm", metadata={op_name="jit(step)/mlp/dot_general"}, backend_config={"gemm_backend_config":{"alpha_real":1,"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+  %fmha.1 = (bf16[1,2,8,4]{3,2,1,0}, u8[0]{0}) custom-call(%x.1, %w.1), custom_call_target="__cudnn$fmhaSoftmax", metadata={op_name="jit(step)/attention/dot_product_attention"}
+  %fmha.2 = (bf16[1,2,8,4]{3,2,1,0}, u8[0]{0}) custom-call(%x.1, %w.1), custom_call_target="__cudnn$fmhaSoftmaxBackward", metadata={op_name="jit(step)/attention/dot_product_attention"}
+  ROOT %convert.3 = f32[6,4]{1,0} convert(%w.1), metadata={op_name="jit(step)/mlp/convert"}
+}
+"""  # noqa: E501
+    found = profiling.parsed(text)
+    assert found["cublas-gemm.1"] == ("weights: products 6 x 4 over 3", 2.0 * 6 * 4 * 3)
+    assert [found[f"fmha.{n}"].group for n in (1, 2)] == ["attention: cuDNN, forward", "attention: cuDNN, backward"]
+    assert found["convert.3"].group == "layers: casts"
+
+
 def test_own_times_leave_out_the_events_inside():
     events = [(0.0, 10.0, "loop"), (1.0, 4.0, "dot"), (5.0, 8.0, "call"), (6.0, 7.0, "dot"), (12.0, 13.0, "exp")]
     own, counts, wall = profiling.own_times(events)
