@@ -9,7 +9,7 @@ ids have a meaning:
 
 * `eos` is the one separator. It is only added as an id, after each document.
 * `begin` is the first token of a prompt or a scored text.
-* `template` holds the ids that the file itself puts around a text, () without a template.
+* `template` holds the ids that the file itself puts before a text, () without any.
 * `ends` holds the ids at which an imported model ends a generation, () for all others.
 """
 
@@ -226,8 +226,13 @@ class BpeTokenizer(_Tokenizer):
 
     @cached_property
     def template(self) -> tuple[int, ...]:
-        """The ids that the file's own template puts around a text, such as Llama's <s>; () without a template."""
-        return tuple(self._own.encode("").ids)
+        """The ids that the file's own template puts before a text, such as Llama's <s>; () without any."""
+        from tokenizers import Tokenizer as HfTokenizer
+        from tokenizers.models import WordLevel
+
+        text = HfTokenizer(WordLevel({"a": 0}, unk_token="a")).encode("a")  # one token, whatever the vocabulary here
+        found = self._own.post_process(text)
+        return tuple(found.ids[: found.special_tokens_mask.index(0)])
 
     @cached_property
     def begin(self) -> int:
