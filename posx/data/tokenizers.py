@@ -246,10 +246,15 @@ class BpeTokenizer(_Tokenizer):
     def template(self) -> tuple[int, ...]:
         """The ids that the file's own template puts before a text, such as Llama's <s>; () without any."""
         from tokenizers import Tokenizer as HfTokenizer
-        from tokenizers.models import WordLevel
 
-        text = HfTokenizer(WordLevel({"a": 0}, unk_token="a")).encode("a")  # one token, whatever the vocabulary here
-        found = self._own.post_process(text)
+        whole = dict.fromkeys(("normalizer", "pre_tokenizer", "decoder")) | {"version": "1.0", "added_tokens": []}
+        whole["model"] = {
+            "type": "WordLevel",
+            "vocab": {"a": 0},
+            "unk_token": "a",
+        }  # which encodes any text as one token
+        whole["post_processor"] = parsed(self.plain).get("post_processor")
+        found = HfTokenizer.from_str(json.dumps(whole)).encode("a")
         return tuple(found.ids[: found.special_tokens_mask.index(0)])
 
     @cached_property
@@ -265,7 +270,7 @@ class BpeTokenizer(_Tokenizer):
 
     @cached_property
     def vocab_size(self) -> int:
-        return 1 + max(self.num_ids - 1, self.eos, self.of_model.get("begin") or 0, *self.ends)
+        return 1 + max(self.num_ids - 1, self.eos, self.begin, *self.ends)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._encodings(texts, self._tokenizer.encode_batch_fast)

@@ -7,7 +7,9 @@ import pytest
 
 import posx
 from posx.data import BpeTokenizer, load_tokenizer
-from posx.errors import ConfigError
+from posx.errors import ConfigError, DataError
+from posx.runs.exchange import run_of
+from posx.runs.folder import RunFolder
 from posx.runs.foreign import read
 from tests import tiny
 
@@ -76,6 +78,16 @@ def test_begin_tokens_stand_before_the_text(source):
             write(source, "tokenizer", post_processor=processor)
             found = BpeTokenizer(read(source).tokenizer)
             assert (found.begin, found.template) == (begin, template)
+
+
+def test_a_begin_token_without_a_row_is_refused(source):
+    """The tokens of images in a tokenizer have no rows, but the template's token begins each text."""
+    text, token = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    special = {"<s>": {"id": "<s>", "ids": [300], "tokens": ["<s>"]}}
+    one = {"type": "TemplateProcessing", "single": [token, text], "pair": [text], "special_tokens": special}
+    write(source, "tokenizer", post_processor=one)
+    with pytest.raises(DataError, match="the tokenizer has 301 ids, but the model 300 rows"):
+        run_of(read(source), "hf", RunFolder(source / "run"))
 
 
 def test_older_files_name_begin_and_end_tokens(source, capsys):
