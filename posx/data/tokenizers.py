@@ -2,10 +2,10 @@
 
 All classes have one interface: `name`, `vocab_size` (ids lie below it), `num_ids` (a text that was tokenised elsewhere
 has ids below it), `special` ({text: id} of the special tokens), `text` (of the file that `save` writes), `digest`,
-`encode`, `encode_batch`, `encode_whole`, `token_bytes`, `decode`, `shown` and `inner`, the tokenizer of text after a
-special token. `digest` is the sha256 of `text` in hex, of an imported model that of its tokenizer.json, `begin` and
-`eos`. Text inside a document that looks like a special token stays text. Text with a lone surrogate, which has no UTF-8
-form, is a DataError. Some ids have a meaning:
+`encode`, `encode_batch`, `encode_whole`, `token_bytes`, `decode`, `shown` and `inner`. `inner` is the tokenizer of text
+after a special token. `digest` is the sha256 of `text` in hex, of an imported model that of its tokenizer.json, `begin`
+and `eos`. Text inside a document that looks like a special token stays text. Text with a lone surrogate, which has no
+UTF-8 form, is a DataError. Some ids have a meaning:
 
 * `eos` is the one separator. It is only added as an id, after each document.
 * `begin` is the first token of a prompt or a scored text.
@@ -247,12 +247,9 @@ class BpeTokenizer(_Tokenizer):
         """The ids that the file's own template puts before a text, such as Llama's <s>; () without any."""
         from tokenizers import Tokenizer as HfTokenizer
 
+        # Any text is one token of this vocabulary.
         whole = dict.fromkeys(("normalizer", "pre_tokenizer", "decoder")) | {"version": "1.0", "added_tokens": []}
-        whole["model"] = {
-            "type": "WordLevel",
-            "vocab": {"a": 0},
-            "unk_token": "a",
-        }  # which encodes any text as one token
+        whole["model"] = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
         whole["post_processor"] = parsed(self.plain).get("post_processor")
         found = HfTokenizer.from_str(json.dumps(whole)).encode("a")
         return tuple(found.ids[: found.special_tokens_mask.index(0)])
