@@ -4,7 +4,7 @@ A chat is encoded part by part: the markers of its template are special tokens w
 are kept as they are.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ def encoded(documents: Sequence[Document], tokenizer: Tokenizer) -> Iterator[np.
     """Yield the ids [n] of each document, of any integer type, without a separator."""
     for chunk in chunks(documents):
         texts = [document for document in chunk if isinstance(document, str)]
-        of_texts = _by_part(texts, tokenizer, tokenizer.encode_batch, lambda number: number)
+        of_texts = _by_part(texts, tokenizer, lambda one, parts: one.encode_batch(parts), lambda number: number)
         for document in chunk:
             yield np.concatenate(next(of_texts)) if isinstance(document, str) else document
 
@@ -38,7 +38,8 @@ def text_bytes(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarra
         again = tokenizer.encode_batch([texts[n] for n in decoded])
         if not all(np.array_equal(ids, chunk[n]) for n, ids in zip(decoded, again, strict=True)):
             return None
-        for text, sizes in zip(texts, _by_part(texts, tokenizer, tokenizer.token_bytes, markers.get), strict=True):
+        of_texts = _by_part(texts, tokenizer, lambda one, parts: one.token_bytes(parts), markers.get)
+        for text, sizes in zip(texts, of_texts, strict=True):
             if any(one is None for one in sizes):
                 return None
             found += [*sizes, np.array([len(utf8(text)) - sum(int(one.sum()) for one in sizes)])]
@@ -48,12 +49,36 @@ def text_bytes(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarra
 def _by_part(
     texts: Sequence[str],
     tokenizer: Tokenizer,
-    of_texts: Callable[[Sequence[str]], Sequence[Any]],
+    of_texts: Callable[[Tokenizer, list[str]], Sequence[Any]],
     of_marker: Callable[[int], Any],
 ) -> Iterator[list[Any]]:
-    """Yield for each text the results of its parts: all texts in one call, and [one] for the marker of a chat."""
-    special = tokenizer.special
-    parts = [text.parts(special) if isinstance(text, Chat) else [text] for text in texts]
-    results = iter(of_texts([part for found in parts for part in found if isinstance(part, str)]))
+    """Yield for each text the results of its parts: all texts in two calls, and [one] for the marker of a chat.
+
+    A part after a marker is encoded by `tokenizer.inner`.
+    """
+    parts = [
+        _stripped(text.parts(tokenizer.special), tokenizer.strips) if isinstance(text, Chat) else [text]
+        for text in texts
+    ]
+
+    def results(one: Tokenizer, *, later: bool) -> Iterator[Any]:
+        places = ((n, part) for found in parts for n, part in enumerate(found) if isinstance(part, str))
+        return iter(of_texts(one, [part for n, part in places if later == (n > 0)]))
+
+    firsts, others = results(tokenizer, later=False), results(tokenizer.inner, later=True)
     for found in parts:
-        yield [next(results) if isinstance(part, str) else np.array([of_marker(part)]) for part in found]
+        yield [
+            next(others if n else firsts) if isinstance(part, str) else np.array([of_marker(part)])
+            for n, part in enumerate(found)
+        ]
+
+
+def _stripped(parts: list[str | int], strips: Mapping[int, tuple[bool, bool]]) -> list[str | int]:
+    """Return the parts of a chat without the white space that its markers drop: before them, and after them."""
+    found = list(parts)
+    for n, part in enumerate(parts):
+        before, after = strips.get(part, (False, False)) if isinstance(part, int) else (False, False)
+        for place, drops, strip in ((n - 1, before, str.rstrip), (n + 1, after, str.lstrip)):
+            if drops and 0 <= place < len(found) and isinstance(text := found[place], str):
+                found[place] = strip(text)
+    return found

@@ -31,7 +31,7 @@ from posx.files.atomic import disk_full, replacing, write_bytes
 from posx.files.locks import lock
 from posx.progress import counted, say
 
-PIPELINE_VERSION = 5  # raise it when the same text would give other files
+PIPELINE_VERSION = 6  # raise it when the same text would give other files
 SPLITS = ("train", "validation")
 _HEADER, _TOKENIZER, _TOKEN_BYTES = "header.json", "tokenizer.json", "validation.bytes.npy"
 _READ = 64 << 20  # bytes of a token file up to which it is read into memory

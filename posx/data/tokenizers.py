@@ -2,20 +2,22 @@
 
 All classes have one interface: `name`, `vocab_size` (ids lie below it), `num_ids` (a text that was tokenised elsewhere
 has ids below it), `special` ({text: id} of the special tokens), `text` (of the file that `save` writes), `digest`,
-`encode`, `encode_batch`, `encode_whole`, `token_bytes`, `decode` and `shown`. `digest` is the sha256 of `text` in hex,
-of an imported model that of its tokenizer.json, `begin` and `eos`. Text inside a document that looks like a special
-token stays text. Text with a lone surrogate, which has no UTF-8 form, is a DataError. Some
-ids have a meaning:
+`encode`, `encode_batch`, `encode_whole`, `token_bytes`, `decode`, `shown` and `inner`. `inner` is the tokenizer of text
+after a special token. `digest` is the sha256 of `text` in hex, of an imported model that of its tokenizer.json, `begin`
+and `eos`. Text inside a document that looks like a special token stays text. Text with a lone surrogate, which has no
+UTF-8 form, is a DataError. Some ids have a meaning:
 
 * `eos` is the one separator. It is only added as an id, after each document.
 * `begin` is the first token of a prompt or a scored text.
-* `template` holds the ids that the file itself puts around a text, () without a template.
+* `template` holds the ids that the file itself puts before a text, () without any.
+* `strips` holds {id: (whether it drops white space before it, and after it)} of special tokens that stand in a text.
 * `ends` holds the ids at which an imported model ends a generation, () for all others.
 """
 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,6 +50,12 @@ class _Tokenizer:
     text: str
     encode_batch: Callable[[Sequence[str]], list[np.ndarray]]
     decode: Callable[[Any], str]
+
+    strips: ClassVar[Mapping[int, tuple[bool, bool]]] = {}
+
+    @property
+    def inner(self) -> Any:
+        return self
 
     @property
     def template(self) -> tuple[int, ...]:
@@ -215,6 +223,16 @@ class BpeTokenizer(_Tokenizer):
         return {token.content: number for number, token in self._tokenizer.get_added_tokens_decoder().items()}
 
     @cached_property
+    def strips(self) -> dict[int, tuple[bool, bool]]:  # type: ignore[override]
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {number: (token.lstrip, token.rstrip) for number, token in added.items()}
+
+    @cached_property
+    def inner(self) -> "BpeTokenizer":
+        text = re.sub(r'("prepend_scheme":\s*)"first"', r'\1"never"', self.plain)  # its space is for the start alone
+        return self if text == self.plain else BpeTokenizer(text)
+
+    @cached_property
     def eos(self) -> int:
         """The first end token of an imported model, else the first special token of the file that is known as one.
 
@@ -226,8 +244,15 @@ class BpeTokenizer(_Tokenizer):
 
     @cached_property
     def template(self) -> tuple[int, ...]:
-        """The ids that the file's own template puts around a text, such as Llama's <s>; () without a template."""
-        return tuple(self._own.encode("").ids)
+        """The ids that the file's own template puts before a text, such as Llama's <s>; () without any."""
+        from tokenizers import Tokenizer as HfTokenizer
+
+        # Any text is one token of this vocabulary.
+        whole = dict.fromkeys(("normalizer", "pre_tokenizer", "decoder")) | {"version": "1.0", "added_tokens": []}
+        whole["model"] = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+        whole["post_processor"] = parsed(self.plain).get("post_processor")
+        found = HfTokenizer.from_str(json.dumps(whole)).encode("a")
+        return tuple(found.ids[: found.special_tokens_mask.index(0)])
 
     @cached_property
     def begin(self) -> int:
@@ -242,7 +267,7 @@ class BpeTokenizer(_Tokenizer):
 
     @cached_property
     def vocab_size(self) -> int:
-        return 1 + max(self.num_ids - 1, self.eos, self.of_model.get("begin") or 0, *self.ends)
+        return 1 + max(self.num_ids - 1, self.eos, self.begin, *self.ends)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._encodings(texts, self._tokenizer.encode_batch_fast)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,6 +112,8 @@ def rope_of(parameters: Mapping[str, Any], head_dim: int, max_positions: int) ->
 def parameters_of(rope: Rope, head_dim: int) -> dict[str, Any]:
     """Return the dictionary that `rope_of` reads as this RoPE, without what is open.
 
+    It has no `original_len` of `dynamic_ntk`: there it is the config's own max_position_embeddings.
+
     Raises:
       ConfigError: Hugging Face has no such rule, layout or form of it.
     """
@@ -122,7 +125,10 @@ def parameters_of(rope: Rope, head_dim: int) -> dict[str, Any]:
         raise ConfigError(f"{rope}: Hugging Face has neither interleaved planes nor YaRN's ramp over turns.")
     keys, values = _TYPES[kind][1], {"rope_type": kind, "rope_theta": rope.base}
     if rope.rotary_dim not in (None, head_dim):
-        values[_SHARE] = rope.rotary_dim / head_dim
+        if _SHARE in keys.values():
+            raise ConfigError(f"{rope}: Hugging Face has this rule for all channels only.")
+        share = rope.rotary_dim / head_dim
+        values[_SHARE] = share if int(head_dim * share) == rope.rotary_dim else math.nextafter(share, 1)
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if field.name in keys and value is not None and not (field.name in _OPTIONAL and value == field.default):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,9 @@ from posx.runs.load import reading
 
 #: The types of numbers in safetensors files that posx reads.
 _TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
+#: Keys of tokenizer_config.json that name tokens.
+_TOKENS = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "bos_token", "eos_token")
+_SAVE = "Save one with a fast tokenizer's save_pretrained."
 
 
 class ForeignModel(NamedTuple):
@@ -53,16 +56,31 @@ def read(path: Path) -> ForeignModel:
         )
     config = _parsed_file(path / "config.json")
     if not (path / "tokenizer.json").exists():
-        raise WorkdirError(f"{path} holds no tokenizer.json. Save one with a fast tokenizer's save_pretrained.")
+        raise WorkdirError(f"{path} holds no tokenizer.json. {_SAVE}")
     tokenizer = load_tokenizer(path / "tokenizer.json")
     if not isinstance(tokenizer, BpeTokenizer):
         raise WorkdirError(f"{path / 'tokenizer.json'} is of posx's bytes, not of Hugging Face.")
     places = _places(path)
     digest = _digest([path / "config.json", path / "tokenizer.json", *sorted(set(places.values()))])
-    text = _within(tokenizer.text, config.get("vocab_size"))
-    others = [path / name for name in ("generation_config.json", "tokenizer_config.json")]
-    text = _with_ids(text, config, *(_parsed_file(file) if file.exists() else {} for file in others))
+    generation, named, legacy, added = (
+        _parsed_file(path / f"{name}.json") if (path / f"{name}.json").exists() else {}
+        for name in ("generation_config", "tokenizer_config", "special_tokens_map", "added_tokens")
+    )
+    if "added_tokens_decoder" not in named:  # else transformers does not read the older files
+        named = {**named, **legacy, "added_tokens_decoder": list(added)}
+    if lost := sorted({*_texts([named.get(key) for key in _TOKENS])} - tokenizer.vocab.keys()):
+        say(f"notice: the token {lost[0]!r} is not in tokenizer.json, so posx does not know it. {_SAVE}")
+    text = _with_ids(_within(tokenizer.text, config.get("vocab_size")), config, generation, named)
     return ForeignModel(config, lambda name: _array(places[name], name), frozenset(places), text, digest)
+
+
+def _texts(found: Any) -> Iterator[str]:
+    """Yield the texts of tokens in a value of tokenizer_config.json: one, a list, or under names or ids."""
+    found = found.get("content", list(found.values())) if isinstance(found, Mapping) else found
+    if isinstance(found, list):
+        yield from (text for one in found for text in _texts(one))
+    elif isinstance(found, str):
+        yield found
 
 
 def _within(tokenizer: str, rows: Any) -> str:
@@ -83,7 +101,7 @@ def _with_ids(text: str, config: Mapping[str, Any], generation: Mapping[str, Any
       text: the tokenizer.json.
       config: the config.json.
       generation: the generation_config.json, empty without one.
-      named: the tokenizer_config.json, which names tokens by their text; empty without one.
+      named: the tokenizer_config.json, which names tokens by their text, and older files; empty without one.
 
     Raises:
       ConfigError: a value is no token id.

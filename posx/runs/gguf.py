@@ -17,7 +17,7 @@ import numpy as np
 from posx.encodings.frequencies import Llama3
 from posx.errors import ConfigError, WorkdirError
 from posx.runs.families import FAMILIES, FULL, LOCAL
-from posx.runs.gguf_keys import ARCHITECTURES, CONFIG_KEYS, FOLDER, check_keys, shown
+from posx.runs.gguf_keys import ARCHITECTURES, CONFIG_KEYS, END_KEYS, FOLDER, check_keys, shown
 from posx.runs.gguf_tokenizer import check_tokenizer, finished
 
 #: The arrays [c] that llama.cpp divides theta_c by: at every length, or in long and in short texts.
@@ -109,11 +109,9 @@ def config_of(
         raise ConfigError(f"{architecture}.{missing} is missing. Convert the model again with llama.cpp.")
     config: dict[str, Any] = {name: own[key] for key, name in named.items() if key in own}
     config |= {"model_type": ARCHITECTURES[architecture], "tie_word_embeddings": "output.weight" not in names}
-    config |= {
-        f"{role}_token_id": values[f"tokenizer.ggml.{role}_token_id"]
-        for role in ("bos", "eos")
-        if f"tokenizer.ggml.{role}_token_id" in values
-    }
+    begin, ends = values.get("tokenizer.ggml.bos_token_id"), [values[key] for key in END_KEYS if key in values]
+    config |= {} if begin is None else {"bos_token_id": begin}
+    config |= {"eos_token_id": ends if ends[1:] else ends[0]} if ends else {}
     heads, m = own["attention.head_count"], own["embedding_length"]
     if "rope.freq_base" not in CONFIG_KEYS[architecture]:
         _same(architecture, own, {"attention.head_count_kv": heads} | _wide(architecture, m))

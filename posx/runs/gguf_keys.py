@@ -52,12 +52,16 @@ CONFIG_KEYS: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 
+#: The tokens that end a generation in llama.cpp: of the text, of a turn, and of a message.
+END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+
 #: Keys of every architecture that are read: the tokenizer's, and those of the file.
 READ = (
+    *END_KEYS,
     "general.architecture", "general.alignment", "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens",
     "tokenizer.ggml.token_type", "tokenizer.ggml.scores", "tokenizer.ggml.merges", "tokenizer.ggml.bos_token_id",
-    "tokenizer.ggml.eos_token_id", "tokenizer.ggml.unknown_token_id", "tokenizer.ggml.padding_token_id",
-    "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix",
+    "tokenizer.ggml.unknown_token_id", "tokenizer.ggml.padding_token_id", "tokenizer.ggml.add_bos_token",
+    "tokenizer.ggml.add_space_prefix",
 )  # fmt: skip
 
 #: {key: the values at which it changes nothing}. Any other value is refused.
@@ -83,10 +87,9 @@ _OWN_NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {"bloom": {"{arch}.attenti
 IRRELEVANT = (
     "GGUF.*", "general.*", "quantize.imatrix.*", "split.tensors.count",
     "tokenizer.chat_template", "tokenizer.chat_template.*", "tokenizer.chat_templates", "tokenizer.huggingface.json",
-    "tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_sep_token", "tokenizer.ggml.eot_token_id",
-    "tokenizer.ggml.eom_token_id", "tokenizer.ggml.seperator_token_id", "tokenizer.ggml.cls_token_id",
-    "tokenizer.ggml.mask_token_id", "tokenizer.ggml.fim_*_token_id", "tokenizer.ggml.prefix_token_id",
-    "tokenizer.ggml.suffix_token_id", "tokenizer.ggml.middle_token_id",
+    "tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_sep_token", "tokenizer.ggml.seperator_token_id",
+    "tokenizer.ggml.cls_token_id", "tokenizer.ggml.mask_token_id", "tokenizer.ggml.fim_*_token_id",
+    "tokenizer.ggml.prefix_token_id", "tokenizer.ggml.suffix_token_id", "tokenizer.ggml.middle_token_id",
     "{arch}.tensor_data_layout", "{arch}.rope.scaling.finetuned",
     "{arch}.attention.layer_norm_epsilon", "{arch}.attention.layer_norm_rms_epsilon",
 )  # fmt: skip

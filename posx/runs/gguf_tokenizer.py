@@ -34,8 +34,7 @@ _LLAMA3 = (
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
 )  # fmt: skip
 _PLAIN = (
-    "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "qwen2", "deepseek-r1-qwen", "dbrx", "smaug-bpe", "gpt-4o",
-    "llama4",
+    "gpt-2", "phi-2", "mpt", "olmo", "jais", "qwen2", "deepseek-r1-qwen", "dbrx", "smaug-bpe", "gpt-4o", "llama4",
 )  # fmt: skip
 _OF_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 
@@ -53,7 +52,8 @@ def check_tokenizer(values: Mapping[str, Any]) -> Split:
         raise ConfigError(f"tokenizer.ggml.model={shown(model)}: posx reads gpt2 and llama. {FOLDER}")
     known = SPLITS if model == "gpt2" else {"default": Split(begin=True)}
     if pre not in known:
-        raise ConfigError(f"tokenizer.ggml.pre={shown(pre)}: posx does not know how it splits a text. {FOLDER}")
+        given = f"={shown(pre)}" if "tokenizer.ggml.pre" in values else " is missing"
+        raise ConfigError(f"tokenizer.ggml.pre{given}: posx does not know how it splits a text. {FOLDER}")
     if model == "gpt2" and values.get("tokenizer.ggml.add_space_prefix"):
         raise ConfigError("tokenizer.ggml.add_space_prefix=True: byte-level tokenizers have no such space in posx.")
     return known[pre]

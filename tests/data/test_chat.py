@@ -7,7 +7,7 @@ import pytest
 import tokenizers as hf
 
 from posx.config import DataConfig
-from posx.data import load_tokenizer, prepare
+from posx.data import BpeTokenizer, load_tokenizer, prepare
 from posx.data.chat import TEMPLATES, Chat, chat_of
 from posx.data.encoded import encoded, text_bytes
 from posx.errors import DataError
@@ -86,6 +86,23 @@ def test_bytes_of_a_chat_are_those_of_its_text(tokenizer_file, name):
     assert sizes.sum() == sum(len(chat.encode()) for chat in chats)
     lengths = [len(ids) for ids in encoded(chats, tokenizer)]
     assert len(sizes) == sum(lengths) + 3 and not sizes[np.cumsum(np.add(lengths, 1)) - 1].any()
+
+
+@pytest.mark.parametrize("flags", [{}, {"rstrip": True}, {"lstrip": True, "rstrip": True}])
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_text_after_a_marker_is_encoded_as_in_the_library(scheme, flags):
+    """Sentencepiece's space is added at the start of the document alone, and markers may drop white space."""
+    letters = sorted({*"".join(turn["content"] for turn in TURNS), *"system user assistant\n\u2581"})
+    vocab = {token: n for n, token in enumerate(["?", *letters, *(f"\u2581{one}" for one in letters)])}
+    made = hf.Tokenizer(hf.models.BPE(vocab, [("\u2581", one) for one in letters], unk_token="?"))
+    made.pre_tokenizer = hf.pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    made.add_special_tokens([hf.AddedToken(marker, normalized=False, **flags) for marker in MARKERS])
+    tokenizer = BpeTokenizer(made.to_str())
+    for name, turns in (("chatml", TURNS[2:]), ("llama3", TURNS[:1] * 2), ("gemma", TURNS[2:] * 2)):
+        chat = chat_of(turns, name, "here")
+        (ids,) = encoded([chat], tokenizer)
+        assert ids.tolist() == tokenizer.encode_whole(chat, False)
+        assert text_bytes([chat], tokenizer).sum() == len(chat.encode())
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])

@@ -309,6 +309,13 @@ def test_hugging_face_dictionaries_are_read_and_written(parameters, text):
     assert rope_of(parameters_of(rope, 16), 16, 256) == rope
 
 
+def test_each_number_of_rotated_channels_is_written():
+    """A share of the channels is rounded down: 44 (30 / 44) is below 30."""
+    for width in range(4, 130, 2):
+        for rotated in range(2, width, 2):
+            assert rope_of(parameters_of(Rope(rotary_dim=rotated), width), width, 256).rotary_dim == rotated
+
+
 def test_older_and_nested_dictionaries_are_read():
     older = sizes(None) | {"rope_scaling": {"type": "linear", "factor": 4}, "rope_theta": 1e5}
     assert spec_text(ropes_of(older)[""]) == "rope(base=100000, frequencies=linear(factor=4))"
@@ -338,7 +345,8 @@ def test_dictionaries_that_do_not_fit_are_refused(config, problem):
 
 
 def test_rules_that_hugging_face_lacks_are_not_written():
-    for rope in (Rope(frequencies=WholeTurns()), Rope(layout="interleaved"), Rope(frequencies=Yarn(2.0, ramp="turns"))):
+    lacking = WholeTurns(), Yarn(2.0, ramp="turns"), Proportional(0.5)
+    for rope in (Rope(layout="interleaved"), *(Rope(rotary_dim=8, frequencies=rule) for rule in lacking)):
         with pytest.raises(ConfigError, match="Hugging Face has"):
             parameters_of(rope, 16)
 

@@ -7,7 +7,9 @@ import pytest
 
 import posx
 from posx.data import BpeTokenizer, load_tokenizer
-from posx.errors import ConfigError
+from posx.errors import ConfigError, DataError
+from posx.runs.exchange import run_of
+from posx.runs.folder import RunFolder
 from posx.runs.foreign import read
 from tests import tiny
 
@@ -62,6 +64,59 @@ def test_a_token_called_none_is_no_begin_token(source):
     write(source, "tokenizer_config", bos_token=None)
     found = BpeTokenizer(read(source).tokenizer)
     assert found.vocab["None"] == 257 and found.begin == 0
+
+
+def test_begin_tokens_stand_before_the_text(source):
+    """A template that only ends texts, as that of embedding models, has none: it is the model's own."""
+    end, text = {"SpecialToken": {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    special = {"a": {"id": "a", "ids": [7], "tokens": ["a"]}}
+    write(source, "config", bos_token_id=4, eos_token_id=7)
+    for single, begin, template in (([text, end], 4, ()), ([end, text, end], 7, (7,)), ([end, end, text], 7, (7, 7))):
+        one = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
+        first = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
+        for processor in (one, {"type": "Sequence", "processors": [first, one]}):
+            write(source, "tokenizer", post_processor=processor)
+            found = BpeTokenizer(read(source).tokenizer)
+            assert (found.begin, found.template) == (begin, template)
+
+
+def test_a_begin_token_without_a_row_is_refused(source):
+    """The tokens of images in a tokenizer have no rows, but the template's token begins each text."""
+    text, token = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    special = {"<s>": {"id": "<s>", "ids": [300], "tokens": ["<s>"]}}
+    one = {"type": "TemplateProcessing", "single": [token, text], "pair": [text], "special_tokens": special}
+    write(source, "tokenizer", post_processor=one)
+    with pytest.raises(DataError, match="the tokenizer has 301 ids, but the model 300 rows"):
+        run_of(read(source), "hf", RunFolder(source / "run"))
+
+
+def test_older_files_name_begin_and_end_tokens(source, capsys):
+    """transformers reads special_tokens_map.json unless tokenizer_config.json lists its added tokens."""
+    write(source, "special_tokens_map", bos_token="a", eos_token={"content": "b", "lstrip": False})
+    write(source, "tokenizer_config", bos_token="c")
+    found = BpeTokenizer(read(source).tokenizer)
+    assert (found.begin, found.ends) == (found.vocab["a"], (found.vocab["b"],))
+    write(source, "tokenizer_config", added_tokens_decoder={})
+    found = BpeTokenizer(read(source).tokenizer)
+    assert (found.begin, found.ends) == (found.vocab["c"], ()) and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        ("tokenizer_config", {"added_tokens_decoder": {"258": {"content": "<think>", "special": False}}}),
+        ("tokenizer_config", {"additional_special_tokens": ["<think>", "a"]}),
+        ("tokenizer_config", {"extra_special_tokens": {"think_token": "<think>"}}),
+        ("tokenizer_config", {"eos_token": "<think>"}),
+        ("special_tokens_map", {"eos_token": {"content": "<think>"}}),
+        ("added_tokens", {"<think>": 258}),
+    ],
+)
+def test_tokens_that_tokenizer_json_lacks_are_named(source, capsys, name, values):
+    """transformers adds them to the tokenizer."""
+    write(source, name, **values)
+    read(source)
+    assert "notice: the token '<think>' is not in tokenizer.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["</s>", 1.5, True, [5, "x"]])

@@ -205,6 +205,7 @@ def test_models_that_do_not_fit_are_refused(capsys, folder, tmp_path):
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, "not of llama"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "llama3"}, "original_max_position_embeddings": 0}, "division by zero"),
         ({"hidden_size": 1 << 19, "head_dim": 1 << 17}, "of memory"),
     ):
         changed(**values)

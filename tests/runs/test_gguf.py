@@ -76,8 +76,8 @@ def test_every_gguf_key_has_a_kind():
     """The counts are those of gguf 0.19.0: a change of the table that loses a key changes one."""
     counts = gguf_table.counts()
     assert gguf_table.NAMED <= {*gguf_table.known(), *gguf_table.MORE}
-    assert [counts["llama"][kind] for kind in gguf_table.KINDS] == [31, 27, 82, 133]
-    assert [counts["gemma3"][kind] for kind in gguf_table.KINDS] == [34, 26, 82, 131]
+    assert [counts["llama"][kind] for kind in gguf_table.KINDS] == [33, 27, 80, 133]
+    assert [counts["gemma3"][kind] for kind in gguf_table.KINDS] == [36, 26, 80, 131]
     assert kind_of("llama.twirl", "llama") == kind_of("qwen2.block_count", "llama") == "refused"
 
 
@@ -185,6 +185,8 @@ REFUSED = {
     "general.type": ("llama", [("type", "adapter")], ()),
     "split.count=2": ("llama", [("uint16", "split.count", 2)], ()),
     "tokenizer.ggml.pre='viking'": ("llama", [("tokenizer_pre", "viking")], ["tokenizer_pre"]),
+    "tokenizer.ggml.pre='default'": ("llama", [("tokenizer_pre", "default")], ["tokenizer_pre"]),
+    "tokenizer.ggml.pre is missing": ("qwen2", [], ["tokenizer_pre"]),
     "tokenizer.ggml.model='t5'": ("llama", [("tokenizer_model", "t5")], ["tokenizer_model"]),
     "tokenizer.ggml.add_space_prefix": ("llama", [("add_space_prefix", True)], ()),
     "general.architecture='gptneox'": ("gptneox", [], ()),
@@ -237,7 +239,8 @@ def test_gguf_keys_without_effect_are_accepted(capsys, tmp_path):
     write(path)
     keys = [("logit_scale", 1.0), ("clamp_kqv", 0.0), ("expert_count", 0), ("sliding_window", 0)]
     keys += [("rope_scaling_finetuned", True), ("tensor_data_layout", "Meta AI original pth"), ("name", "mistral")]
-    keys += [("layer_norm_eps", 0.1), ("chat_template", "{{ messages }}"), ("add_eos_token", True), ("eot_token_id", 7)]
+    keys += [("layer_norm_eps", 0.1), ("chat_template", "{{ messages }}"), ("add_eos_token", True)]
+    keys += [("uint32", "tokenizer.ggml.fim_pre_token_id", 7)]
     keys += [("head_count", [4, 4]), ("type", "model"), ("quantization_version", 2)]
     write(odd, add=keys, drop=["head_count"])
     first, second = read(path), read(odd)
@@ -276,6 +279,8 @@ def test_gguf_begin_and_end_tokens_are_read(tmp_path):
     found = read(path)
     assert "bos_token_id" not in found.config and json.loads(found.tokenizer)["post_processor"] is None
     assert BpeTokenizer(found.tokenizer).begin == 5
+    write(path, add=[("eom_token_id", 9), ("eot_token_id", 7)])  # as in llama.cpp, a turn and a message end a text too
+    assert BpeTokenizer(read(path).tokenizer).ends == (5, 7, 9)
 
 
 @pytest.mark.peers
