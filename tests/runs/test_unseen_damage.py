@@ -1,13 +1,17 @@
 """Damage that no file shows alone: forgotten rows, weights and tokenizers of others, folders in use, links."""
 
+import dataclasses
+
 import pytest
 
 from posx import plots
+from posx.errors import WorkdirError
 from posx.plots import effects
 from posx.plots.rows import unfinished
 from posx.runs import damage
 from posx.runs.damage import damages
 from posx.runs.folder import RunFolder
+from posx.runs.text import at_hand
 from tests import tiny
 from tests.runs.test_damage import KINDS, arrays, flip, lines
 
@@ -51,6 +55,17 @@ def test_a_damaged_tokenizer_is_not_inherited(capsys, workdir):
     code, _, err = evaluate(capsys, workdir, "--lengths=16", "--masks=window(size=8)")
     assert code == 4 and "tokenizer.json does not match its checksum" in err
     assert not list(workdir.parent.glob("run@*"))
+
+
+def test_a_damaged_tokenizer_replaces_no_lost_one(workdir):
+    """A sweep would plan other runs, of the text in other tokens."""
+    folder = RunFolder(workdir)
+    run = folder.read_config()
+    lost = dataclasses.replace(run, data=dataclasses.replace(run.data, tokenizer=str(workdir / "lost.json")))
+    assert at_hand(folder, lost).data.tokenizer == str(folder.tokenizer_file)
+    KINDS["tokenizer edited"][0](workdir)
+    with pytest.raises(WorkdirError, match="does not match its checksum"):
+        at_hand(folder, lost)
 
 
 def test_a_child_with_another_tokenizer_is_refused(capsys, child):
