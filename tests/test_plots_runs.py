@@ -1,5 +1,7 @@
 """Figures and tables of folders that hold more than one plain sweep: which runs are one curve, what each is called."""
 
+import csv
+import io
 import itertools
 import json
 import math
@@ -354,6 +356,8 @@ def test_rows_of_an_earlier_step_are_left_out_and_named(tmp_path: pathlib.Path, 
     assert "rope-s0: 4 rows left out, measured earlier in training" in words(figure)
     note = "Measured before the end of training: alibi-s0 (step 500 of 1,200)"
     assert note in words(figure) and note in plots.table(plots.read_rows(tmp_path))
+    for line_ in csv.DictReader(io.StringIO(plots.table_as(tmp_path, "csv"))):
+        assert line_["warning"] == (note if line_["encoding"] == "alibi" else "")
 
 
 def test_seeds_slid_with_other_strides_are_not_averaged(tmp_path: pathlib.Path, draw: Draw) -> None:

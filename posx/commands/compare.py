@@ -15,6 +15,7 @@ from posx.evaluation.protocols import protocol_class
 from posx.fields import items_of, typed
 from posx.files.atomic import finite
 from posx.machine.guard import start_devices
+from posx.plots.captions import before_the_end
 from posx.plots.groups import curves_of_runs
 from posx.plots.rows import FAILED, PER_POSITION, PROTOCOLS, diverged_of_several, read_several
 from posx.plots.verdicts import BY_SEED, HOLDS_FOR, NOT_SEPARATED, ONE_SEED, UNPAIRED, Place, Verdict, shown_p, verdicts
@@ -54,6 +55,8 @@ def run_compare(values: dict[str, Any], _: None) -> None:
         print(line)
     for reason in left_out:
         say(f"not compared: {reason}")
+    for line in before_the_end(row for row in stored if row.get("status") != "diverged"):
+        say(f"notice: {line}")
 
 
 def _wanted(values: dict[str, Any]) -> Callable[[Place], bool]:

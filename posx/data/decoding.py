@@ -25,6 +25,7 @@ _ICONV |= {"cp1252": "cp1252", "latin-1": "iso-8859-1"}
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 NAMED = 10  # files that a message names
 _SAMPLE = 4096  # characters by which a guess is judged
+_MOST_BLOCKS = 100  # of 256 characters, that a sample of text has characters of
 
 
 class TextDecoder:
@@ -42,13 +43,14 @@ class TextDecoder:
         """Return the text of a file, None if it cannot be decoded."""
         raw = path.read_bytes()
         self.num_files += 1
-        encoding = next((name for mark, name in _MARKS.items() if raw.startswith(mark)), self.encoding)
+        mark = next((name for mark, name in _MARKS.items() if raw.startswith(mark)), "")
+        encoding = mark or self.encoding
         try:
             text = raw.decode(encoding)
         except UnicodeError as error:
             self._refuse(path, raw, encoding, getattr(error, "start", 0))
             return None
-        if "\0" in text:
+        if "\0" in text or not (mark or _is_in_order(raw, text, encoding)):
             self._refuse(path, raw, encoding, None)
             return None
         self.plain_utf8 &= raw.isascii()
@@ -58,7 +60,7 @@ class TextDecoder:
 
     def _refuse(self, path: Path, raw: bytes, encoding: str, at: int | None) -> None:
         """Keep the reason why a file cannot be decoded. at: the offset of the first wrong byte, None for a NUL."""
-        guess = _wide_encoding(raw) if b"\0" in raw else ""
+        guess = _wide_encoding(raw) if b"\0" in raw or at is None else ""
         if guess:
             reason = f"looks like {guess} without a byte-order mark"
         elif at is None or (b"\0" in raw and encoding.lower().startswith("utf-8")):
@@ -154,6 +156,23 @@ def _wide_encoding(raw: bytes) -> str:
     return max(found, key=found.__getitem__, default="")
 
 
+def _is_in_order(raw: bytes, text: str, encoding: str) -> bool:
+    """Tell whether bytes without a mark, read as `text` by a wide encoding, are not text of the other byte order.
+
+    In the wrong order the letters of a script, which share a few blocks, are spread over many.
+    """
+    if not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")) or not (guess := _wide_encoding(raw)):
+        return True
+    meant, sample = raw.decode(guess)[:_SAMPLE], text[:_SAMPLE]
+    is_spread = _blocks(sample) > min(_MOST_BLOCKS, 2 * _blocks(meant))
+    return meant == sample or not (is_spread or _like_text(meant) > 0.5)
+
+
+def _blocks(sample: str) -> int:
+    """Return the number of blocks of 256 characters that a sample has characters of."""
+    return len({ord(char) >> 8 for char in sample})
+
+
 def _like_text(sample: str) -> float:
     """Return the share of ASCII and of East Asian punctuation, 0 if a sample is not like text.
 
@@ -162,6 +181,6 @@ def _like_text(sample: str) -> float:
     code = np.frombuffer(sample.encode("utf-32-le"), "<u4")
     control = sum(unicodedata.category(char)[0] == "C" and char not in "\t\n\r\f" for char in sample)
     common = (code < 0x80) | ((code >= 0x3000) & (code < 0x3040)) | ((code >= 0xFF00) & (code < 0xFFF0))
-    blocks = len(np.unique(code >> 8))
     share = float(common.mean())
-    return share if share >= 0.05 and control <= 0.01 * len(sample) and blocks <= 100 else 0.0
+    is_text = share >= 0.05 and control <= 0.01 * len(sample) and _blocks(sample) <= _MOST_BLOCKS
+    return share if is_text else 0.0

@@ -103,10 +103,16 @@ def of_npy(path: Path) -> Ids:
     return Ids(found.reshape(-1), np.arange(width, found.size + 1, width), f"'{path}'", row)
 
 
+def _are_halves(values: np.ndarray) -> bool:
+    """Tell whether numbers are the low and high halves of others in turn: high halves of ids are almost all 0."""
+    low, high = values[::2], values[1::2]
+    return len(high) >= 32 and values.itemsize < 8 and bool((high >= 0).all()) and high.max() < 4 <= low.max()
+
+
 def of_bin(path: Path, dtype: str) -> Ids:
     """Return the ids of a file that holds only numbers of the type `dtype`, or of one with llm.c's header.
 
-    Raises DataError if the type is not known, or does not fit the size.
+    Raises DataError if the type is not known, or does not fit the size or the numbers.
     """
     size, start = path.stat().st_size, 0
     head = np.fromfile(path, "<i4", _HEADER)
@@ -129,4 +135,10 @@ def of_bin(path: Path, dtype: str) -> Ids:
         values: np.ndarray = np.memmap(path, kind, "r", start)
     else:
         values = np.fromfile(path, kind, offset=start)
+    if not start and _are_halves(values[:PIECE]):
+        wide = np.dtype(f"{kind.kind}{2 * kind.itemsize}").name
+        raise DataError(
+            f"'{path}' read as {dtype}: every second number is below 4, so these are halves of larger numbers. Name "
+            f"their type, for example --config.data.dtype={wide}"
+        )
     return Ids(values, np.array([len(values)]), f"'{path}'")

@@ -210,6 +210,7 @@ def _build(folder: Path, config: DataConfig, source: Source, tokenizer: Tokenize
     if corpus.find(config, source.train is not None).digest != source.digest:  # mapped files are read until here
         raise DataError(f"'{source.description}' was changed while posx read it. Run the same command again.")
     header = {
+        "key": folder.name,
         "num_bytes": sizes,
         "warnings": [*doubts, *warnings(train, held_out, tokenizer, known is not None)],
         "files": {path.name: file_digest(path) for path in folder.iterdir() if not path.name.startswith("lock")},
@@ -246,6 +247,8 @@ def _open(folder: Path, source: Source, tokenizer: Tokenizer | None) -> Dataset:
     if _digest(text).encode() != wanted:
         raise ValueError(f"{folder / _HEADER} is damaged")
     header = json.loads(text)
+    if header.get("key") != folder.name:
+        raise ValueError(f"{folder / _HEADER} is of other text or settings: {header.get('key')}")
     for name, digest in header["files"].items():
         if file_digest(folder / name) != digest:
             raise ValueError(f"token file '{folder / name}' is damaged")

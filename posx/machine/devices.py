@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from posx.errors import ConfigError, PosxError
-from posx.files import lines
+from posx.files import checksums
 from posx.files.atomic import write_json
 from posx.files.rows import number
-from posx.machine.cores import equal_parts, usable_cores, usable_memory
+from posx.machine.cores import cpu_name, equal_parts, usable_cores, usable_memory
 from posx.machine.guard import add_flags, jax_has_started
 from posx.machine.platforms import on_cpu
 
@@ -135,9 +135,10 @@ def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: b
       keep: whether a measurement is stored.
     """
     units = jax.process_count() if on_cpu() else jax.device_count()
-    kind = f"{jax.devices()[0].device_kind}-{len(usable_cores())}-{dtype}"
+    device = cpu_name() if on_cpu() else jax.devices()[0].device_kind  # JAX calls every CPU "cpu"
+    kind = f"{device}-{len(usable_cores())}-{dtype}"
     path = folder / f"ceiling-{kind}.json".replace(" ", "_").replace("/", "_")
-    known = number(lines.whole(path).get("flops_per_second")) or 0.0
+    known = number(checksums.whole(path).get("flops_per_second")) or 0.0
     with contextlib.suppress(OSError):
         if known and time.time() - path.stat().st_mtime < max_age:
             return units * known
@@ -145,7 +146,7 @@ def machine_ceiling(folder: Path, dtype: str, max_age: float = math.inf, keep: b
     with contextlib.suppress(OSError, PosxError):  # a cache that cannot be written only means measuring again
         if keep:
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"flops_per_second": measured})
+            write_json(path, checksums.with_checksum({"flops_per_second": measured}))
     return units * measured
 
 

@@ -83,7 +83,7 @@ def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> l
         *fewer_runs(points, unit),
         *_left_out(panels),
         *_apart(stored),
-        *_before_the_end(stored),
+        *before_the_end(stored),
         *without_results(panels[0].missing),
         *tokens_per_step(curves),
     ]
@@ -151,7 +151,7 @@ def _apart(stored: Sequence[rows.Row]) -> list[str]:
     return [f"To compare all runs: posx evaluate --workdir {shlex.quote(stored[0].run.workdir or 'FOLDER')} {words}"]
 
 
-def _before_the_end(stored: Sequence[rows.Row]) -> list[str]:
+def before_the_end(stored: Iterable[rows.Row]) -> list[str]:
     """Return lines on runs that were measured before the end of training, and on those that ended with NaN."""
     early, ended = [], []
     for run, row in {row.run: row for row in stored}.items():

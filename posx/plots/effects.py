@@ -19,7 +19,7 @@ import numpy as np
 from posx.attention import Slots, attend, batch_features, seen_by
 from posx.attention.dense import dense
 from posx.attention.tiles import Pairs, mapped_products, with_terms
-from posx.contract import acting
+from posx.contract import abstract_params, acting
 from posx.encodings import Dims, Encoding, Nope, build, encoding_name
 from posx.errors import PosxError, WorkdirError
 from posx.model import layer_name, shared_name
@@ -83,13 +83,19 @@ def encodings_of(folder: pathlib.Path, warn: Callable[[str, PosxError], None] = 
 
 
 def of_run(folder: RunFolder, name: str) -> list[Subject]:
-    """Return the distinct encodings of one run's layers, each with the arrays of its first layer."""
+    """Return the distinct encodings of one run's layers, each with the arrays of its first layer.
+
+    They are as initialised if the run has no weights yet. Raises WorkdirError if learned arrays cannot be read.
+    """
     run = folder.read_config()
     several = len(set(run.layers)) > 1
     names = {encoding: encoding_name(encoding) if several else run.encoding for encoding in run.layers}
+    was_trained = folder.is_borrowed or folder.newest_step is not None or folder.done_file.exists()
     try:
         model, params, _, step = load_model(folder)
     except WorkdirError:
+        if was_trained and any(abstract_params(encoding, run.dims) for encoding in names):
+            raise
         return [initial(title, encoding, run.dims) for encoding, title in names.items()]
     found = []
     for number, encoding in enumerate(model.distinct):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from posx.files.atomic import finite
-from posx.plots import look
+from posx.plots import captions, look
 from posx.plots.groups import Point
 from posx.plots.tables import RowTable, cell, seeds_of
 
@@ -33,10 +33,11 @@ def numbers(tables: Sequence[RowTable]) -> Iterator[dict[str, Any]]:
                 length = round(point.x * (panel.train_len if ratio else 1))
                 own = [row for row in curve.rows if row["eval_len"] == length]
                 facts = {name: _one(own, key) for name, key in (_SCORED | {"text": "data_digest"}).items()}
+                warning = "; ".join([*made.warnings, *captions.before_the_end(own)])
                 unit = "1" if ratio else "bits per byte" if title.startswith("bits") else "per token"
                 found = {
                     "train_len": panel.train_len, "protocol": panel.protocol, "eval_len": length,
-                    "encoding": curve.label, "column": title, "unit": unit, "warning": "; ".join(made.warnings) or None,
+                    "encoding": curve.label, "column": title, "unit": unit, "warning": warning or None,
                     **_spread(point), **facts,
                 }  # fmt: skip
                 yield {name: found[name] for name in FIELDS}

@@ -18,7 +18,8 @@ from posx.errors import WorkdirError
 from posx.evaluation import protocols
 from posx.evaluation.protocols import PerPosition
 from posx.evaluation.statistics import targets_key
-from posx.files.rows import number
+from posx.files import lines
+from posx.files.rows import number, problem_of
 from posx.runs.folder import RunFolder, name_of, run_folders, typed_path
 from posx.runs.targets import anchor_of
 
@@ -296,9 +297,9 @@ def unfinished(folder: str | pathlib.Path, stored: Iterable[Row]) -> dict[str, s
 
 
 def _without_results(folder: str | pathlib.Path) -> list[RunFolder]:
-    """Return the started runs that have no results."""
+    """Return the started runs without a whole row."""
     started = map(RunFolder, run_folders(pathlib.Path(folder), "config.json"))
-    return [run for run in started if not run.eval_file.is_file()]
+    return [run for run in started if problem_of(lines.first(run.eval_file)) and not run.measured()]
 
 
 def perplexity(row: Mapping[str, Any]) -> float | None:

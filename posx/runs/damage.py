@@ -23,7 +23,7 @@ from posx.files import checksums, manifests, rows
 from posx.files.locks import holder
 from posx.progress import say
 from posx.runs.folder import TOKENIZER_CHECKSUM, RunFolder, typed_path
-from posx.runs.load import check_parent
+from posx.runs.load import check_borrowed
 
 #: Whole files have the same stamp as long as nothing touches them. It is the name of the file that holds it, too.
 STAMP = ".verified"
@@ -68,15 +68,15 @@ def damages(folder: RunFolder, thorough: bool = False) -> list[Damage]:
         again. Their sizes, times and inodes tell.
 
     Returns:
-      The damage, in the order of the files. A folder that a process works in has none.
+      The damage, in the order of the files. In a folder that a process works in, it is there at two looks.
     """
     stamp = _stamp(folder)
     with contextlib.suppress(OSError):
         if not thorough and (folder.path / STAMP).read_bytes() == stamp.encode():
             return []
     found = list(_damages(folder))
-    if found and holder(folder.path / ".lock"):
-        return []
+    if found and holder(folder.path / ".lock"):  # a file may have been at change: damage is there at a second look too
+        found = [damage for damage in _damages(folder) if damage in found]
     with contextlib.suppress(OSError):  # the folder may be read-only
         if found:
             (folder.path / STAMP).unlink(missing_ok=True)
@@ -169,19 +169,14 @@ def _weights(folder: RunFolder) -> Iterator[Damage]:
     """Yield damage of the run whose weights this one has."""
     mend = "Restore that run, or remove this one and evaluate it again"
     try:
-        if not folder.is_borrowed or folder.weights.is_file():
-            return
-    except Damaged as error:
-        yield Damage(folder.weights_file, str(error).removeprefix(f"{folder.weights_file} "), mend)
-        return
-    try:
         run = folder.read_config()
     except WorkdirError:
         return  # named already
     try:
-        check_parent(run, RunFolder(folder.weights), folder.path.name)
+        if folder.is_borrowed:
+            check_borrowed(folder, run)
     except WorkdirError as error:
-        yield Damage(folder.weights_file, str(error).rstrip("."), mend)
+        yield Damage(folder.weights_file, str(error).removeprefix(f"{folder.weights_file} ").rstrip("."), mend)
 
 
 def _rows(folder: RunFolder) -> Iterator[Damage]:
@@ -302,7 +297,7 @@ def _newest(folder: RunFolder) -> float:
 
 
 def _stats(folder: RunFolder) -> Iterator[tuple[str, os.stat_result]]:
-    paths = [folder.path / name for name in COVERED] + sorted(folder.checkpoints.rglob("*"))
-    for path in paths:
+    saved = [path for one in folder.checkpoints.glob("*") for path in (one, *one.rglob("*"))]  # a step may be a link
+    for path in [*(folder.path / name for name in COVERED), *sorted(saved)]:
         with contextlib.suppress(FileNotFoundError):
             yield path.relative_to(folder.path).as_posix(), path.stat()

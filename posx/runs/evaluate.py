@@ -130,7 +130,7 @@ def evaluate_run(
                 rows.append(with_checksum(facts | row | more))
                 folder.append(folder.eval_file, rows[-1])
                 work.finished(_line(rows[-1]))
-    folder.list_rows()
+    folder.list_rows(config == run.eval and facts["own_text"])
     return rows
 
 

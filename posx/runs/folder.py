@@ -105,10 +105,13 @@ class RunFolder:
 
     def gone_rows(self, every: Iterable[tuple[int, dict[str, Any], str]]) -> list[str]:
         """Return "the row NAME is gone" for each row that was listed once and is not in `every`."""
-        listed = checksums.whole(self.ledger_file).get("rows")
         there = {row.get(checksums.CHECKSUM) for _, row, _ in every}
-        named = listed.items() if isinstance(listed, Mapping) else ()
-        return [f"the row {name} is gone" for one, name in named if one not in there]
+        return [f"the row {name} is gone" for one, name in self._listed_rows().items() if one not in there]
+
+    def _listed_rows(self) -> Mapping[str, str]:
+        """Return {checksum of a row: its name} of the rows that were listed; empty if the list is damaged."""
+        listed = checksums.whole(self.ledger_file).get("rows")
+        return listed if isinstance(listed, Mapping) else {}
 
     def weights_by_step(self) -> dict[int, str]:
         """Return {step: digest of its parameters} of the whole checkpoints that this run is measured with."""
@@ -130,13 +133,20 @@ class RunFolder:
         if self.is_written:
             lines.append(file, checksums.with_checksum(row))
 
-    def list_rows(self) -> None:
-        """Write which rows `eval.jsonl` holds, so that a row that is gone is found. Raises WorkdirError."""
+    def list_rows(self, all_measured: bool) -> None:
+        """Write which rows `eval.jsonl` holds, so that a row that is gone is found. Raises WorkdirError.
+
+        all_measured: whether all rows of the run's own settings are there. Otherwise rows that are gone stay listed
+        until they are measured again.
+        """
 
         def write() -> None:
             every = rows.read(self.eval_file, run=self.hash)
             there = {row[checksums.CHECKSUM]: rows.named(row) for row in every}
-            write_json(self.ledger_file, checksums.with_checksum({"rows": there}))
+            listed = {} if all_measured else self._listed_rows()
+            again = {name for one, name in there.items() if one not in listed}
+            gone = {one: name for one, name in listed.items() if one not in there and name not in again}
+            write_json(self.ledger_file, checksums.with_checksum({"rows": gone | there}))
 
         processes.first(write)
 
@@ -283,10 +293,20 @@ class RunFolder:
                 self.weights_file.write_text(os.path.relpath(parent.path, self.path), "utf-8")
                 self.write_config(run)
 
+        processes.first(parent.check_tokenizer)
         with self.held():
             processes.first(make)
         if self.read_config().hash != run.hash:
             raise WorkdirError(f"{self.path} holds another run than these weights under {run.encoding}. Rename it.")
+
+    def check_tokenizer(self) -> None:
+        """Raise WorkdirError if `tokenizer.json` does not match its checksum in `config.json`."""
+        wanted = checksums.whole(self.config_file).get(TOKENIZER_CHECKSUM)
+        if wanted and checksums.file_checksum(self.tokenizer_file) != wanted:
+            raise WorkdirError(
+                f"{self.tokenizer_file} does not match its checksum in {self.config_file.name}, so it was edited or "
+                "damaged. Restore it, or repeat the command that made the run: it writes the file again."
+            )
 
     def write_config(self, run: RunConfig, **facts: Any) -> None:
         """Write the settings, with `facts` and the checksum of the tokenizer beside them."""

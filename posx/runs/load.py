@@ -31,7 +31,7 @@ from posx.layers import sequential, token_ids
 from posx.machine.guard import start_devices
 from posx.progress import say
 from posx.runs.describe import model_of, notice_of_code
-from posx.runs.folder import RunFolder, run_in
+from posx.runs.folder import TOKENIZER_CHECKSUM, RunFolder, run_in
 from posx.runs.text import saved_tokenizer
 
 if TYPE_CHECKING:
@@ -84,16 +84,16 @@ def load_model(folder: RunFolder, layout: Layout | None = None) -> tuple[Model, 
     tokenizer = saved_tokenizer(folder)
     model = model_of(run, tokenizer.vocab_size)
     abstract = layout.placed(model.abstract()) if layout else model.abstract()
+    borrowed = check_borrowed(folder, run) if folder.is_borrowed else None
     if folder.weights.is_file():
         step, params = _arrays(folder.weights, abstract)
         return model, params, tokenizer, step
     from posx.training.checkpoints import Checkpoints
 
     whose = run.hash
-    if folder.is_borrowed:
-        parent = check_parent(run, RunFolder(folder.weights), folder.path.name)
-        notice_of_code(parent, folder.weights.name)
-        folder, whose = RunFolder(folder.weights), parent.hash
+    if borrowed:
+        notice_of_code(borrowed, folder.weights.name)
+        folder, whose = RunFolder(folder.weights), borrowed.hash
     restored = Checkpoints(folder.checkpoints, run=whose).restore({"params": abstract}, notice=say)
     if restored is None and (last := folder.ended_with_nan()) is not None:
         raise WorkdirError(
@@ -125,6 +125,31 @@ def stored_step(folder: RunFolder) -> int:
 
 def _no_checkpoint(folder: RunFolder) -> WorkdirError:
     return WorkdirError(f"{folder.path} holds no checkpoint yet. Run `posx train` with this --workdir first.")
+
+
+def check_borrowed(folder: RunFolder, run: RunConfig) -> RunConfig:
+    """Return the settings of the run whose weights `run` has: those of its parent, or its own in an exported file.
+
+    Raises WorkdirError if another run is there, or a run with another tokenizer.
+    """
+    weights, name = folder.weights, folder.path.name
+    if weights.is_file():
+        with reading(weights):
+            held = str(parsed(_header(weights)["config"])["hash"])
+        if held != run.hash:
+            raise WorkdirError(
+                f"{name} has the weights of {weights}, but that file is of the run {held}, not of {run.hash}. Restore "
+                "the file."
+            )
+        return run
+    found = check_parent(run, RunFolder(weights), name)
+    own, theirs = (checksums.whole(path / folder.config_file.name) for path in (folder.path, weights))
+    if own.get(TOKENIZER_CHECKSUM) != theirs.get(TOKENIZER_CHECKSUM):
+        raise WorkdirError(
+            f"{folder.tokenizer_file} is not that of {weights}, whose weights {name} has. Remove this run and evaluate "
+            "it again."
+        )
+    return found
 
 
 def check_parent(run: RunConfig, parent: RunFolder, whose: str) -> RunConfig:

@@ -10,9 +10,8 @@ from typing import Any
 from posx.config import DataConfig, RunConfig
 from posx.data import Dataset, Tokenizer, corpus, load_tokenizer, prepare
 from posx.errors import WorkdirError
-from posx.files import checksums
 from posx.progress import say
-from posx.runs.folder import TOKENIZER_CHECKSUM, RunFolder
+from posx.runs.folder import RunFolder
 
 
 def named_alike(run: RunConfig, held: RunConfig) -> list[str]:
@@ -43,8 +42,12 @@ def at_known_places(run: RunConfig, held: RunConfig) -> RunConfig:
 
 
 def at_hand(folder: RunFolder, run: RunConfig) -> RunConfig:
-    """Return `run` with the tokenizer that its folder holds, if the file that the settings name is gone."""
+    """Return `run` with the tokenizer that its folder holds, if the file that the settings name is gone.
+
+    Raises WorkdirError if the tokenizer in the folder is damaged.
+    """
     if corpus.is_gone(run.data.tokenizer) and folder.tokenizer_file.exists():
+        folder.check_tokenizer()
         return dataclasses.replace(run, data=dataclasses.replace(run.data, tokenizer=str(folder.tokenizer_file)))
     return run
 
@@ -58,12 +61,7 @@ def saved_tokenizer(folder: RunFolder) -> Tokenizer:
             f"{folder.tokenizer_file} is missing. `posx train` with this --workdir and the settings of the run writes "
             "it again."
         )
-    wanted = checksums.whole(folder.config_file).get(TOKENIZER_CHECKSUM)
-    if wanted and checksums.file_checksum(folder.tokenizer_file) != wanted:
-        raise WorkdirError(
-            f"{folder.tokenizer_file} does not match its checksum in {folder.config_file.name}, so it was edited or "
-            "damaged. Restore it, or repeat the command that made the run: it writes the file again."
-        )
+    folder.check_tokenizer()
     return load_tokenizer(folder.tokenizer_file)
 
 

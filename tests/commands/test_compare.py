@@ -90,6 +90,15 @@ def test_compare_says_which_run_is_better(capsys, tmp_path):
     assert compared(capsys, str(tmp_path)) == list(found.values()) == compared(capsys, f"--workdir={tmp_path}")
 
 
+def test_runs_measured_before_their_end_are_named(capsys, tmp_path):
+    """A process that was killed half way leaves weights that `posx evaluate` measures."""
+    paths = [put(tmp_path, "alibi"), put(tmp_path, "rope", shift=0.05)]
+    edited(Path(paths[1]), lambda row: row | {"step": 400, "settings": row["settings"] | {"train.steps": 1000}})
+    note = "notice: Measured before the end of training: rope-L64-s0 (step 400 of 1,000)"
+    for words in ([], ["--json"]):
+        assert note in tiny.call(capsys, "compare", *paths, *words)[2]
+
+
 def test_compare_counts_the_spread_of_seeds(capsys, tmp_path):
     """A difference that one seed shows may be less than seeds differ."""
     for seed in range(3):

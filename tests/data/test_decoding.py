@@ -39,6 +39,14 @@ def test_a_mark_decides_whatever_the_setting(tmp_path, encoding):
     assert found == set(LANGUAGES.values()) and lines == []
 
 
+@pytest.mark.parametrize(("written", "read"), [("utf-16-be", "utf-16"), ("utf-16-be", "utf-16-le"), WIDE[:2]])
+@pytest.mark.parametrize("language", ["English", "French", "Russian"])
+def test_text_in_the_other_byte_order_is_refused(tmp_path, language, written, read):
+    """Most of it is valid: letters of Latin become Chinese ones."""
+    with pytest.raises(DataError, match=f"looks like {written} without .*Set --config.data.text_encoding={written}"):
+        loaded(tmp_path, {"a.txt": (LANGUAGES[language] * 9).encode(written)}, text_encoding=read)
+
+
 @pytest.mark.parametrize("encoding", WIDE)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_wide_text_without_a_mark_is_recognised(tmp_path, language, encoding):

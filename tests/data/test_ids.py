@@ -168,6 +168,7 @@ BAD = {
     "no type": ("a.bin", b"\1\2", IDS, "numbers without a type. Name it, for example --config.data.dtype=uint16"),
     "no type, folder": ("d/a.bin", b"\1\2", {"tokenizer": "BPE"}, "'a.bin', numbers without a type"),
     "odd size": ("a.bin", b"\1\2\3", IDS | {"dtype": "uint16"}, "3 bytes, no multiple of the 2 of data.dtype=uint16"),
+    "narrow type": ("a.bin", (SOME + 4).astype("<u4"), IDS | {"dtype": "uint16"}, "second number.*data.dtype=uint32"),
     "cut header": ("a.bin", np.array([20240520, 1, 9] + [0] * 254, "<i4"), IDS, "header of 9 ids, but 4 bytes after"),
     "floats in a column": ("a.jsonl", row(text=[1, 0.5]), IDS, "line 1, column 'text': a list with float instead of"),
     "booleans in a column": ("a.jsonl", row(text=[1, True]), IDS, "a list with bool instead of token ids"),

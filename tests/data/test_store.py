@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import tempfile
 import threading
 
@@ -126,6 +127,23 @@ def test_damaged_files_are_noticed_and_rebuilt(config, damage, name):
     assert any(line.startswith("reading ") for line in lines)
     if name == "train.tokens" and damage is not os.unlink:
         assert any("train.tokens' is damaged" in line for line in lines)
+
+
+def test_token_files_of_another_text_are_not_used(config, texts):
+    """Both folders are whole: only their names tell."""
+    first = prepare(config)
+    folder = token_file(config).parent
+    shutil.move(folder, folder.with_name("first"))
+    (texts / "1.txt").write_text("another text\n" * 40, encoding="utf-8")
+    second = prepare(config)
+    (other,) = {path.parent for path in store.cache_folder(config).glob("tokens/*/train.tokens")} - {
+        folder.with_name("first")
+    }
+    shutil.rmtree(other)
+    shutil.move(folder.with_name("first"), other)
+    lines: list[str] = []
+    assert prepare(config, lines.append).digest == second.digest != first.digest
+    assert any("is of other text or settings" in line for line in lines)
 
 
 def test_a_header_with_another_number_is_noticed(config):

@@ -8,10 +8,23 @@ import time
 
 import pytest
 
+from posx.machine import devices
 from posx.machine.cores import on_cores, usable_cores
 from tests import tiny
 
 EIGHT = {"JAX_NUM_CPU_DEVICES": "8"}
+
+
+def test_an_edited_ceiling_is_measured_again(tmp_path, monkeypatch):
+    """The best of all times counts, so that a wrong one would stay. Other kinds of CPU have files of their own."""
+    speeds = iter((1e11, 2e11, 3e11))
+    monkeypatch.setattr(devices, "_measure", lambda dtype: next(speeds))
+    assert devices.machine_ceiling(tmp_path, "float32") == devices.machine_ceiling(tmp_path, "float32") == 1e11
+    (file,) = tmp_path.glob("ceiling-*.json")
+    file.write_text(file.read_text().replace("100000000000.0", "900000000000.0"))
+    assert devices.machine_ceiling(tmp_path, "float32") == 2e11
+    monkeypatch.setattr(devices, "cpu_name", lambda: "another CPU")
+    assert devices.machine_ceiling(tmp_path, "float32") == 3e11
 
 
 @pytest.mark.slow
