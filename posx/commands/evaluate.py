@@ -133,7 +133,7 @@ def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolde
     elif work_folder(values).is_file():
         raise ConfigError(f"--encoding, --masks: {values['workdir']} is an exported file. Name the folder of a run.")
     elif not folder.is_borrowed:
-        own, taken = folder.read_config(), dict[Path, str]()
+        own, children = folder.read_config(), {child.hash: child for child in folder.children() if child.hash}
         for text in texts or [""]:
             run = under(own, text, masks, values["layers"])
             if run is own:
@@ -143,10 +143,11 @@ def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolde
             else:
                 words = [*([run.encoding] if text else []), *(run.model.mask_policy if masks else [])]
                 words += [f"layers={values['layers']}"] * bool(values["layers"])
-                child = folder.child(words)
-                if (child.hash or taken.setdefault(child.path, run.hash)) != run.hash:  # of other layers, for example
+                child = children.get(run.hash) or folder.child(words)  # the same change may have another name
+                if child in (other for name, other in children.items() if name != run.hash):
                     child = folder.child([*words, run.hash])
-                yield child, run, folder
+                children[run.hash] = child
+                yield child, child.read_config() if child.hash else run, folder
 
 
 def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: RunFolder | None) -> Request:

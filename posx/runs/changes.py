@@ -86,8 +86,8 @@ def _chosen(run: RunConfig, encoding: str, layers: str) -> list[int]:
 def _changed(text: str, run: RunConfig, layer: int) -> tuple[Encoding, str]:
     """Return the encoding that `text` makes of a layer's, resolved, and its spec.
 
-    Fields that were left open are resolved again, as YaRN's factor of the logits follows its `factor`. Those of a part
-    keep their trained values if its learned arrays need these, as the buckets of T5 do, and all of them do if posx
+    Fields that were left open are resolved again, as YaRN's factor of the logits follows its `factor`. A part of a chain
+    keeps their trained values if its learned arrays need these, as the buckets of T5 do. All parts keep them if posx
     resolves them otherwise by now. Raises ConfigError if the parameters do not fit the trained ones.
     """
     given, trained = from_spec(run.model.layers(run.asked["encoding"])[layer]), run.layers[layer]
@@ -122,8 +122,8 @@ def _shapes(encoding: Encoding, dims: Dims) -> dict[str, Any]:
 def _check_acts_on_these(text: str, new: Sequence[Encoding], old: Sequence[Encoding]) -> None:
     """Raise ConfigError if a change would act on other layers than those whose encoding changes.
 
-    An encoding that adds to the embeddings acts once, on all layers. Arrays that layers share are stored by the place of
-    their encoding among the distinct ones, which must stay.
+    An encoding that adds to the embeddings acts once, on all layers. Arrays that layers share are stored by the place
+    of their encoding among the distinct ones, which must stay.
     """
     pairs = list(zip(new, old, strict=True))
     changes = [(one, other) for one, other in pairs if one != other]
@@ -137,8 +137,8 @@ def _check_acts_on_these(text: str, new: Sequence[Encoding], old: Sequence[Encod
     if torn or moved:
         why = "it acts on all through the embeddings" if torn else "arrays that layers share would move to other layers"
         raise ConfigError(
-            f"--encoding={text}: it would change {len(changes)} of {len(pairs)} layers, but {why}. Change all layers of "
-            "one encoding alike, as with --layers=all."
+            f"--encoding={text}: it would change {len(changes)} of {len(pairs)} layers, but {why}. Change all layers "
+            "of one encoding alike, as with --layers=all."
         )
 
 

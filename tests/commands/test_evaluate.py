@@ -281,7 +281,8 @@ def test_masks_of_trained_weights_are_in_labels(capsys, workdir):
     assert code == 0 and "| t5 under window(size=4, sinks=2) |" in out, err
     child = workdir.parent / f"{workdir.name}@window-size=4-sinks=2"
     assert tiny.call(capsys, *asked, "--masks=window(size=4, sinks=2)")[0] == 0
-    assert {*workdir.parent.iterdir()} == {workdir, child}
+    assert tiny.call(capsys, *asked, "--masks=window(size=4, sinks=2)", "--layers=all")[0] == 0
+    assert {*workdir.parent.iterdir()} == {workdir, child}, "one run has one folder"
     refused(capsys, 2, [*asked, "--masks=causal,window(size=4)"], "would be in none of the 1 layers")
     refused(capsys, 2, [*asked, "--masks=window(size=5000000000)"], "below 2**31")
     refused(capsys, 2, [*asked[:1], f"--workdir={child}", "--masks=causal"], "Name that run")
