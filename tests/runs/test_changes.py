@@ -171,7 +171,7 @@ def test_training_on_takes_no_array_of_another_part(tmp_path):
         np.testing.assert_array_equal(found["shared"]["encoding_0"]["0.table"], table)
 
 
-def test_models_of_other_depths_are_compared_where_both_have_layers():
+def test_models_of_other_depths_are_compared():
     old, deeper = run_of("rope(base=5)", num_layers=2), run_of("rope(base=7)", num_layers=3)
     assert differences(deeper, old) == ["base: 5 -> 7, in all layers"]
     assert differences(old, deeper) == ["base: 7 -> 5, in all layers"]
