@@ -16,7 +16,8 @@ from posx.config.masks import mask_of, mask_text
 from posx.config.sections import cycle_of
 from posx.contract import Chain, Dims, Params, Value, abstract_params, values_in
 from posx.contract.composite import inside
-from posx.encodings import Encoding, build, changed, code_of, from_spec, spec_text
+from posx.encodings import Encoding, Rope, build, changed, code_of, from_spec, spec_text
+from posx.encodings.frequencies import Geometric
 from posx.encodings.grammar import value_text
 from posx.encodings.rates import rates_of_layers
 from posx.errors import ConfigError
@@ -145,10 +146,12 @@ def _check_acts_on_these(text: str, new: Sequence[Encoding], old: Sequence[Encod
 def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
     """Tell whether two encodings give equal attention, as `yarn(factor=1)` and plain RoPE do.
 
-    Encodings without parameters are compared on random vectors. Others are alike only if they are equal, since their
-    parameters are not known here. Equality also decides for encodings that change with the length of the text or read
-    features, and for the user's own: nobody knows at which positions these differ.
+    Rules that give equal frequencies are equal. Encodings without parameters are compared on random vectors. Others are
+    alike only if they are equal, since their parameters are not known here. Equality also decides for encodings that
+    change with the length of the text or read features, and for the user's own: nobody knows at which positions these
+    differ.
     """
+    new, old = _with_plain_rules(new), _with_plain_rules(old)
     lengths, pos = [2**n for n in range(1, 31)], set(PROBES)
     for value in (new, old):
         set_by_length = any(value.at_length(n) != value.at_length(dims.train_len) for n in lengths)
@@ -170,6 +173,14 @@ def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
         for encoding in (new, old)
     )
     return np.allclose(one, other, rtol=0, atol=1e-5)
+
+
+def _with_plain_rules(value: Any) -> Any:
+    """Return a value with `geometric` in place of rules that give its frequencies, as `yarn(factor=1)`."""
+    if isinstance(value, Rope) and not hasattr(rule := value.frequencies, "length") and rule.magnitude == 1:
+        found, plain = (one.checked(value.base, value.rotary_dim) for one in (rule, Geometric()))
+        return dataclasses.replace(value, frequencies=Geometric()) if np.allclose(found, plain, 1e-12, 0) else value
+    return value.with_inner(_with_plain_rules)
 
 
 def differences(new: RunConfig, old: RunConfig, fix: str = "") -> list[str]:

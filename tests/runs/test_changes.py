@@ -133,6 +133,13 @@ def test_a_change_that_changes_nothing_is_the_run_itself(text, alike):
     assert (under(run, text) is run) == alike
 
 
+@pytest.mark.parametrize("trained", ["rope+learned_sinks", "t5+self_extend", "dape(base=rope)"])
+def test_a_rule_of_factor_1_changes_no_learned_encoding(trained):
+    run = run_of(trained)
+    assert under(run, "frequencies=yarn(factor=1)") is run
+    assert under(run, "frequencies=yarn(factor=1.001)") is not run
+
+
 FAR, NEAR = (f"t5(num_buckets=16, max_distance={far})" for far in (40, 20))
 
 
