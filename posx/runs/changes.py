@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -106,7 +106,7 @@ def _changed(text: str, run: RunConfig, layer: int) -> tuple[Encoding, str]:
     )
 
 
-def _that_fits(new: Encoding, kept: Encoding, learned: Mapping[str, Any], dims: Dims) -> Encoding:
+def _that_fits(new: Encoding, kept: Encoding, learned: dict[str, Any], dims: Dims) -> Encoding:
     """Return `new`, with the parts of `kept` in place of those whose parameters do not have the `learned` shapes."""
     if isinstance(new, Chain) and isinstance(kept, Chain):
         parts = enumerate(zip(new.parts, kept.parts, strict=True))
@@ -177,8 +177,8 @@ def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
 
 def _with_plain_rules(value: Any) -> Any:
     """Return a value with `geometric` in place of rules that give its frequencies, as `yarn(factor=1)`."""
-    if isinstance(value, Rope) and not hasattr(rule := value.frequencies, "length") and rule.magnitude == 1:
-        found, plain = (one.checked(value.base, value.rotary_dim) for one in (rule, Geometric()))
+    if type(value) is Rope and (rule := value.frequencies) == rule.at_length(2**30) and rule.magnitude == 1:
+        found, plain = (one.checked(value.base, value.rotary_dim or 0) for one in (rule, Geometric()))
         return dataclasses.replace(value, frequencies=Geometric()) if np.allclose(found, plain, 1e-12, 0) else value
     return value.with_inner(_with_plain_rules)
 

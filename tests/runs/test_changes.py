@@ -137,7 +137,8 @@ def test_a_change_that_changes_nothing_is_the_run_itself(text, alike):
 def test_a_rule_of_factor_1_changes_no_learned_encoding(trained):
     run = run_of(trained)
     assert under(run, "frequencies=yarn(factor=1)") is run
-    assert under(run, "frequencies=yarn(factor=1.001)") is not run
+    for rule in ("yarn(factor=1.001)", "dynamic_ntk(factor=1)", "resonance"):
+        assert under(run, f"frequencies={rule}") is not run
 
 
 FAR, NEAR = (f"t5(num_buckets=16, max_distance={far})" for far in (40, 20))
