@@ -129,9 +129,9 @@ def _check_acts_on_these(text: str, new: Sequence[Encoding], old: Sequence[Encod
     pairs = list(zip(new, old, strict=True))
     changes = [(one, other) for one, other in pairs if one != other]
     torn = any(
-        one.acts_on("embed") or other.acts_on("embed")
+        (one.acts_on("embed") and any((a == one) != (b == other) for a, b in pairs))
+        or (other.acts_on("embed") and any(a != one and b == other for a, b in pairs))
         for one, other in changes
-        if any((a == one) != (b == other) for a, b in pairs)
     )
     places = [[list(dict.fromkeys(layers)).index(one) for one in layers] for layers in (new, old)]
     moved = any(other.shared and n != m for n, m, other in zip(*places, old, strict=True))

@@ -160,6 +160,8 @@ def test_change_of_a_part_of_what_layers_share_is_refused(trained, policy, text,
     masks = ("window(size=8)", "causal", "causal", "causal")
     with pytest.raises(ConfigError, match=problem):
         under(run_of(trained, layer_policy=policy, mask_policy=masks), text, layers=layers)
+    whole = run_of("sinusoidal", layer_policy=("encoding", "nope"))
+    assert set(under(whole, "nope").layer_texts) == {"nope"}, "all layers of the encoding change"
 
 
 def test_training_on_takes_no_array_of_another_part(tmp_path):
