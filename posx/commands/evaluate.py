@@ -126,12 +126,14 @@ def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolde
     for flag, found in (("encoding", texts), ("masks", masks)):
         if values[flag] and not found:
             raise ConfigError(f"--{flag}={values[flag]} names nothing. Give one, as --{flag}=...")
+    if values["layers"] and not (texts or masks):
+        raise ConfigError(f"--layers={values['layers']} changes nothing alone. Give --encoding or --masks too.")
     if not texts and not masks:
         yield folder, folder.read_config(), None
     elif work_folder(values).is_file():
         raise ConfigError(f"--encoding, --masks: {values['workdir']} is an exported file. Name the folder of a run.")
     elif not folder.is_borrowed:
-        own = folder.read_config()
+        own, children = folder.read_config(), {child.hash: child for child in folder.children() if child.hash}
         for text in texts or [""]:
             run = under(own, text, masks, values["layers"])
             if run is own:
@@ -140,7 +142,12 @@ def _under(values: dict[str, Any], folder: RunFolder) -> Iterator[tuple[RunFolde
                 yield folder, own, None
             else:
                 words = [*([run.encoding] if text else []), *(run.model.mask_policy if masks else [])]
-                yield folder.child(words + [f"layers={values['layers']}"] * bool(values["layers"])), run, folder
+                words += [f"layers={values['layers']}"] * bool(values["layers"])
+                child = children.get(run.hash) or folder.child(words)  # the same change may have another name
+                if child in (other for name, other in children.items() if name != run.hash):
+                    child = folder.child([*words, run.hash])
+                children[run.hash] = child
+                yield child, child.read_config() if child.hash else run, folder
 
 
 def _request(values: dict[str, Any], folder: RunFolder, run: RunConfig, parent: RunFolder | None) -> Request:

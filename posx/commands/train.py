@@ -78,7 +78,7 @@ def _asked(values: dict[str, Any], config: ConfigDict) -> RunConfig:
             )
         held = parent.read_config()
         run = dataclasses.replace(run, parent=held.as_parent() | {"step": str(step)})
-        for line in differences(run, held) if len(run.layers) == len(held.layers) else ():
+        for line in differences(run, held):
             say(f"notice: --from={values['from']}: {line}")
         lengths = {getattr(value, "original_len", 0) for encoding in run.layers for value in values_in(encoding)}
         if longer := sorted(length for length in lengths if length > held.train.length):

@@ -170,7 +170,7 @@ def from_spec(spec: Spec, kind: type[Value] = Encoding, over: Value | None = Non
             raise ConfigError(f"{CHAIN!r} alone is no encoding. Write the parts of a chain with +, such as rope+alibi")
         cls = encoding_class(name) if kind is Encoding else _class_of(name, kind)
         old = inherited(cls, over, spec.keys()) if over else {}
-        return _called(f"{noun} {name!r}", cls, **_fields_of(cls, noun, spec, old))
+        return _called(f"{noun} {name!r}", cls, **_fields_of(cls, noun, spec, old, over))
     if isinstance(spec, Sequence) and kind is Encoding:
         parts = tuple(map(from_spec, spec, [kind] * len(spec), _overs(spec, over)))
         if isinstance(over, Chain) and any(over in values_in(part) for part in parts):
@@ -222,8 +222,10 @@ def _overs(spec: Sequence[Any], over: Value | None) -> Sequence[Value | None]:
     return over.parts if isinstance(over, Chain) and names == [*map(encoding_name, over.parts)] else [over] * len(spec)
 
 
-def _fields_of(cls: type, noun: str, spec: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a spec as values; those that it does not name are as in `old`."""
+def _fields_of(
+    cls: type, noun: str, spec: Mapping[str, Any], old: Mapping[str, Any], over: Value | None
+) -> dict[str, Any]:
+    """Return the fields of a spec as values; those that it does not name are as in `old`, which is made of `over`."""
     given = {key: value for key, value in spec.items() if key != "name"}
     kept = {key: value for key, value in old.items() if key not in given}
     typed = kept | typed_fields(cls, given, f"{noun} {spec['name']!r}", "encoding.")
@@ -231,7 +233,7 @@ def _fields_of(cls: type, noun: str, spec: Mapping[str, Any], old: Mapping[str, 
     if missing := [name for name in needed if name not in typed]:
         raise ConfigError(f"{noun} {spec['name']!r} needs {missing[0]}. Write {spec['name']}({missing[0]}=...).")
     hints = typing.get_type_hints(cls)
-    return {key: _nested(value, hints[key], old.get(key)) for key, value in typed.items()}
+    return {key: _nested(value, hints[key], old.get(key, over)) for key, value in typed.items()}
 
 
 def spec_of(encoding: Encoding) -> dict[str, Any] | list[Any]:

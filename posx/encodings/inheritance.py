@@ -75,7 +75,10 @@ def check_change(new: Encoding, old: Encoding, spec: Any) -> None:
                 f"{name}+nope to drop the rest, or only the field that changes, such as base=10000."
             )
     replaced = [value for value in values_in(old) if type(value) not in kinds]
+    trained_values = set(values_in(old))
     for made, given in _made(new, spec):
+        if not given and made in trained_values:
+            continue
         hints = typing.get_type_hints(type(made), include_extras=True)
         for value in replaced:
             theirs = typing.get_type_hints(type(value), include_extras=True)
@@ -91,12 +94,13 @@ def check_change(new: Encoding, old: Encoding, spec: Any) -> None:
 
 
 def _made(value: Any, spec: Any) -> Iterator[tuple[Encoding, Collection[str]]]:
-    """Yield the encodings that a spec has made, at any depth, and the fields that it names in each."""
-    if isinstance(value, Chain):
-        for part, inner in zip(value.parts, spec if isinstance(spec, list) else (), strict=False):
+    """Yield the encodings in a value that a spec has made, at any depth, and the fields that it names in each."""
+    if isinstance(value, Chain | tuple):
+        parts = value.parts if isinstance(value, Chain) else value
+        for part, inner in zip(parts, spec if isinstance(spec, list | tuple) else [None] * len(parts), strict=False):
             yield from _made(part, inner)
     elif isinstance(value, Encoding):
         fields = {key: inner for key, inner in spec.items() if key != "name"} if isinstance(spec, Mapping) else {}
         yield value, fields.keys()
-        for key, inner in fields.items():
-            yield from _made(getattr(value, key), inner)
+        for field in dataclasses.fields(value):
+            yield from _made(getattr(value, field.name), fields.get(field.name))

@@ -15,7 +15,9 @@ from posx.config import RunConfig, encoding_section
 from posx.config.masks import mask_of, mask_text
 from posx.config.sections import cycle_of
 from posx.contract import Chain, Dims, Params, Value, abstract_params, values_in
-from posx.encodings import Encoding, build, changed, code_of, from_spec, spec_text
+from posx.contract.composite import inside
+from posx.encodings import Encoding, Rope, build, changed, code_of, from_spec, spec_text
+from posx.encodings.frequencies import Geometric
 from posx.encodings.grammar import value_text
 from posx.encodings.rates import rates_of_layers
 from posx.errors import ConfigError
@@ -46,6 +48,7 @@ def under(run: RunConfig, encoding: str = "", masks: Sequence[str] = (), layers:
     if encoding:
         for n in chosen:
             found[n], texts[n] = _changed(encoding, run, n)
+        _check_acts_on_these(encoding, found, run.layers)
         main = next((texts[n] for n in chosen if policy[n % len(policy)] == "encoding"), texts[chosen[0]])
         policy = cycle_of(tuple("encoding" if text == main else text for text in texts))
         asked["encoding"] = encoding_section(main).to_dict()
@@ -84,21 +87,31 @@ def _chosen(run: RunConfig, encoding: str, layers: str) -> list[int]:
 def _changed(text: str, run: RunConfig, layer: int) -> tuple[Encoding, str]:
     """Return the encoding that `text` makes of a layer's, resolved, and its spec.
 
-    Fields that were left open are resolved again, as YaRN's factor of the logits follows its `factor`. They keep their
-    trained values if the learned arrays need these, as the buckets of T5 do, or if posx resolves them otherwise by now.
-    Raises ConfigError if the parameters do not fit the trained ones.
+    Fields that were left open are resolved again, as YaRN's factor of the logits follows its `factor`. A part of a
+    chain keeps their trained values if its learned arrays need these, as the buckets of T5 do. All parts keep them if
+    posx resolves them otherwise by now. Raises ConfigError if the parameters do not fit the trained ones.
     """
     given, trained = from_spec(run.model.layers(run.asked["encoding"])[layer]), run.layers[layer]
-    for old in (given, trained) if build(given, run.dims) == trained else (trained,):
-        new = changed(text, old)
-        found = build(new, run.dims)
-        wanted, learned = (_shapes(one, run.dims) for one in (found, trained))
-        if wanted == learned:
-            return found, spec_text(new)
+    learned, follows = _shapes(trained, run.dims), build(given, run.dims) == trained
+    new = changed(text, given if follows else trained)
+    if follows and _shapes(build(new, run.dims), run.dims) != learned:
+        arrays = {name: array.shape for name, array in abstract_params(trained, run.dims).items()}
+        new = _that_fits(new, changed(text, trained), arrays, run.dims)
+    found = build(new, run.dims)
+    if (wanted := _shapes(found, run.dims)) == learned:
+        return found, spec_text(new)
     raise ConfigError(
         f"{spec_text(new)} needs the parameters {wanted or 'none'}, but {spec_text(given)} has learned "
         f"{learned or 'none'}. Use an encoding with the same parameters, or train on with posx train --from."
     )
+
+
+def _that_fits(new: Encoding, kept: Encoding, learned: dict[str, Any], dims: Dims) -> Encoding:
+    """Return `new`, with the parts of `kept` in place of those whose parameters do not have the `learned` shapes."""
+    if isinstance(new, Chain) and isinstance(kept, Chain):
+        parts = enumerate(zip(new.parts, kept.parts, strict=True))
+        return Chain(tuple(_that_fits(*both, inside(str(n), learned), dims) for n, both in parts))
+    return new if {k: x.shape for k, x in abstract_params(build(new, dims), dims).items()} == learned else kept
 
 
 def _shapes(encoding: Encoding, dims: Dims) -> dict[str, Any]:
@@ -107,13 +120,38 @@ def _shapes(encoding: Encoding, dims: Dims) -> dict[str, Any]:
     return {f"shared {name}" if name in encoding.shared else name: array.shape for name, array in arrays.items()}
 
 
+def _check_acts_on_these(text: str, new: Sequence[Encoding], old: Sequence[Encoding]) -> None:
+    """Raise ConfigError if a change would act on other layers than those whose encoding changes.
+
+    An encoding that adds to the embeddings acts once, on all layers. Arrays that layers share are stored by the place
+    of their encoding among the distinct ones, which must stay.
+    """
+    pairs = list(zip(new, old, strict=True))
+    changes = [(one, other) for one, other in pairs if one != other]
+    torn = any(
+        (one.acts_on("embed") and any((a == one) != (b == other) for a, b in pairs))
+        or (other.acts_on("embed") and any(a != one and b == other for a, b in pairs))
+        for one, other in changes
+    )
+    places = [[list(dict.fromkeys(layers)).index(one) for one in layers] for layers in (new, old)]
+    moved = any(other.shared and n != m for n, m, other in zip(*places, old, strict=True))
+    if torn or moved:
+        why = "it acts on all through the embeddings" if torn else "arrays that layers share would move to other layers"
+        raise ConfigError(
+            f"--encoding={text}: it would change {len(changes)} of {len(pairs)} layers, but {why}. Change all layers "
+            "of one encoding alike, as with --layers=all."
+        )
+
+
 def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
     """Tell whether two encodings give equal attention, as `yarn(factor=1)` and plain RoPE do.
 
-    Encodings without parameters are compared on random vectors. Others are alike only if they are equal, since their
-    parameters are not known here. Equality also decides for encodings that change with the length of the text or read
-    features, and for the user's own: nobody knows at which positions these differ.
+    Rules that give equal frequencies are equal. Encodings without parameters are compared on random vectors. Others are
+    alike only if they are equal, since their parameters are not known here. Equality also decides for encodings that
+    change with the length of the text or read features, and for the user's own: nobody knows at which positions these
+    differ.
     """
+    new, old = _with_plain_rules(new), _with_plain_rules(old)
     lengths, pos = [2**n for n in range(1, 31)], set(PROBES)
     for value in (new, old):
         set_by_length = any(value.at_length(n) != value.at_length(dims.train_len) for n in lengths)
@@ -137,21 +175,29 @@ def _act_alike(new: Encoding, old: Encoding, dims: Dims) -> bool:
     return np.allclose(one, other, rtol=0, atol=1e-5)
 
 
+def _with_plain_rules(value: Any) -> Any:
+    """Return a value with `geometric` in place of rules that give its frequencies, as `yarn(factor=1)`."""
+    if type(value) is Rope and (rule := value.frequencies) == rule.at_length(2**30) and rule.magnitude == 1:
+        found, plain = (one.checked(value.base, value.rotary_dim or 0) for one in (rule, Geometric()))
+        return dataclasses.replace(value, frequencies=Geometric()) if np.allclose(found, plain, 1e-12, 0) else value
+    return value.with_inner(_with_plain_rules)
+
+
 def differences(new: RunConfig, old: RunConfig, fix: str = "") -> list[str]:
-    """Return a line for each change of encoding or mask between two runs of one model: old, new and the layers.
+    """Return a line for each change of encoding or mask between two runs: old, new and the layers, of those in both.
 
     fix: follows the number of changed layers that see a window alone.
     """
     lines: dict[str, list[int]] = {}
-    for n, (one, other, mask, masked) in enumerate(
-        zip(old.layers, new.layers, old.model.masks, new.model.masks, strict=True)
-    ):
+    shown = list(zip(old.layers, new.layers, old.model.masks, new.model.masks, strict=False))  # one may have more
+    for n, (one, other, mask, masked) in enumerate(shown):
         words = [] if one == other else [_difference(one, other)]
         words += [] if mask == masked else [f"{mask_text(mask)} -> {mask_text(masked)}"]
         lines.setdefault("; ".join(words), []).append(n)
     kept = lines.pop("", [])
-    found = [f"{line}, in {_where(layers, old.model.masks, fix)}" for line, layers in lines.items()]
-    return found + ([f"{len(kept)} of {len(old.layers)} layers are as trained"] if found and kept else [])
+    masks = old.model.masks[: len(shown)]
+    found = [f"{line}, in {_where(layers, masks, fix)}" for line, layers in lines.items()]
+    return found + ([f"{len(kept)} of {len(shown)} layers are as trained"] if found and kept else [])
 
 
 def _where(layers: Sequence[int], masks: Sequence[Mask], fix: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import hashlib
 import os
 import re
@@ -260,6 +261,10 @@ class RunFolder:
     def child(self, changes: Iterable[str]) -> RunFolder:
         """Return the folder, beside this one, of the run that has this run's weights with `changes`."""
         return RunFolder(self.path.with_name(safe_name(f"{self.path.name}@{'+'.join(changes)}")))
+
+    def children(self) -> list[RunFolder]:
+        """Return the folders beside this one that `child` has named."""
+        return list(map(RunFolder, sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}@*"))))
 
     @property
     def weights(self) -> Path:

@@ -22,7 +22,9 @@ import jax
 import jax.numpy as jnp
 
 from posx.config import RunConfig
+from posx.contract import Composite
 from posx.data import Tokenizer
+from posx.encodings import Encoding
 from posx.errors import PosxError, WorkdirError, other_names
 from posx.files import checksums
 from posx.files.atomic import disk_errors, write_bytes
@@ -186,12 +188,12 @@ def taken_over(params: dict[str, Any], run: RunConfig, tokenizer: Tokenizer, par
     def fits(name: str) -> bool:
         if name not in old or old[name].shape != fresh[name].shape:
             return False
-        word = next(iter(re.findall(r"layer_(\d+)\.attention\.position|shared\.encoding_(\d+)", name)), None)
-        if word is None:
+        place = re.search(r"layer_(\d+)\.attention\.position\.|shared\.encoding_(\d+)\.", name)
+        if place is None:
             return True
-        layers = [(one.layers if word[0] else list(dict.fromkeys(one.layers))) for one in (run, theirs)]
-        one, other = (found[int(word[0] or word[1])] for found in layers)
-        return type(one) is type(other)
+        layers = [(one.layers if place[1] else list(dict.fromkeys(one.layers))) for one in (run, theirs)]
+        one, other = (_classes(found[int(place[1] or place[2])], name[place.end() :]) for found in layers)
+        return one == other
 
     kept = {name: old[name] for name in fresh if fits(name)}
     if not kept:
@@ -207,6 +209,13 @@ def taken_over(params: dict[str, Any], run: RunConfig, tokenizer: Tokenizer, par
     leaves = [jax.device_put(kept[n], leaf.sharding) if n in kept else leaf for n, leaf in
               zip(fresh, jax.tree.leaves(params), strict=True)]  # fmt: skip
     return jax.tree.unflatten(jax.tree.structure(params), leaves)
+
+
+def _classes(encoding: Encoding, name: str) -> list[type]:
+    """Return the class of an encoding, and of its parts around the array `name`, as "0.table" in a chain."""
+    part, _, rest = name.partition(".")
+    inner = encoding.named_parts().get(part) if isinstance(encoding, Composite) and rest else None
+    return [type(encoding), *(_classes(inner, rest) if inner else [])]
 
 
 def export(folder: RunFolder, target: Path) -> int:

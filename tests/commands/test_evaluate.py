@@ -12,8 +12,10 @@ import tokenizers as hf
 
 import posx
 import posx.runs.evaluate
+from posx.config import base_config, run_config
 from posx.data import ByteTokenizer, DataConfig, prepare
 from posx.files.rows import ROW_VERSION
+from posx.runs.folder import RunFolder
 from tests import tiny
 from tests.commands import refused, watched
 from tests.made_rows import as_lines
@@ -279,15 +281,31 @@ def test_masks_of_trained_weights_are_in_labels(capsys, workdir):
     assert code == 0 and "| t5 under window(size=4, sinks=2) |" in out, err
     child = workdir.parent / f"{workdir.name}@window-size=4-sinks=2"
     assert tiny.call(capsys, *asked, "--masks=window(size=4, sinks=2)")[0] == 0
-    assert {*workdir.parent.iterdir()} == {workdir, child}
+    assert tiny.call(capsys, *asked, "--masks=window(size=4, sinks=2)", "--layers=all")[0] == 0
+    assert {*workdir.parent.iterdir()} == {workdir, child}, "one run has one folder"
     refused(capsys, 2, [*asked, "--masks=causal,window(size=4)"], "would be in none of the 1 layers")
     refused(capsys, 2, [*asked, "--masks=window(size=5000000000)"], "below 2**31")
     refused(capsys, 2, [*asked[:1], f"--workdir={child}", "--masks=causal"], "Name that run")
     refused(capsys, 2, [*asked, "--encoding=,"], "names nothing")
+    refused(capsys, 2, [*asked, "--layers=full"], "changes nothing alone")
     refused(capsys, 2, [*asked[:2], "--lengths=abc", "--masks=window(size=2)"], "not a whole number")
     assert {*workdir.parent.iterdir()} == {workdir, child}
     shutil.rmtree(workdir)
     refused(capsys, 4, [*asked[:1], f"--workdir={child}", "--lengths=64"], "Put that run back")
+
+
+def test_changes_of_one_name_are_two_runs(capsys, tmp_path):
+    """The name has the encoding of the layers with the run's own, and these two changes differ in the others."""
+    settings = base_config("rope(base=500)")
+    settings.model.update({"num_layers": 2, "model_dim": 32, "layer_policy": ("encoding", "rope(base=20)")})
+    RunFolder(tmp_path / "run").path.mkdir()
+    RunFolder(tmp_path / "run").write_config(run_config(settings))
+    texts = "--encoding=frequencies=ntk(factor=2), rope(base=500, frequencies=ntk(factor=2))"
+    _, out, err = tiny.call(capsys, "evaluate", f"--workdir={tmp_path / 'run'}", "--layers=all", texts, "--dry_run")
+    name = "run@rope-base=500-frequencies=ntk-factor=2+layers=all"
+    assert f"{name}: frequencies: geometric -> ntk(factor=2), in all layers" in err
+    assert re.search(rf"{re.escape(name)}\+[0-9a-f]{{8}}: base: 20 -> 500, .*, in 1 of 2 layers \(2\)", err)
+    assert len(re.findall(r"^run@.*: nonoverlapping", out, re.MULTILINE)) == 2
 
 
 @pytest.mark.parametrize(

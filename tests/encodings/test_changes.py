@@ -61,6 +61,9 @@ def test_an_unnamed_field_of_any_encoding_stays(case):
         (f"rope(frequencies={RULE})", "frequencies=resonance(of=llama3)",
          "rope(frequencies=resonance(of=llama3(original_len=16)))"),
         (f"rope(frequencies=resonance(of={RULE}))", "frequencies=llama3", "rope(frequencies=llama3(original_len=16))"),
+        ("fope(base=50, original_len=9)", "rope(base=50, frequencies=yarn(factor=2))",
+         "rope(base=50, frequencies=yarn(factor=2, original_len=9))"),
+        ("rope(base=5)+sinusoidal(base=7)", "rope+nope", "rope(base=5)+nope"),
         ("rope(base=5)+rope(base=7)", "rope+rope(rotary_dim=4)", "rope(base=5)+rope(base=7, rotary_dim=4)"),
         ("sandwich(base=5)+sandwich(base=7)", "sandwich+sandwich", "sandwich(base=5)+sandwich(base=7)"),
     ],
@@ -94,6 +97,8 @@ def test_changed_encoding_of_a_trained_one(trained, text, wanted):
         (BASE, "sinusoidal+log_length", "sinusoidal would have base=10000.0, but"),
         (f"{BASE}+alibi", "sinusoidal+alibi", "sinusoidal would have base=10000.0, but"),
         (BASE, "dape(base=sinusoidal)", "sinusoidal would have base=10000.0, but"),
+        *((trained, text, f"rope would have base=10000.0, but the run was trained with {trained[5:12]}") for trained in
+          ("fope(base=50.0)",) for text in ("self_extend", "dual_chunk+log_length", "xpos(scale_base=9)")),
     ],
 )  # fmt: skip
 def test_a_change_of_what_is_not_named_is_refused(trained, text, problem):

@@ -1,12 +1,21 @@
 """Runs with the weights of another under a change: layers, masks, and changes that change nothing."""
 
+import dataclasses
+
+import jax
+import numpy as np
 import pytest
 
 from posx.config import base_config, run_config
+from posx.data import ByteTokenizer
 from posx.encodings import Rope, spec_text
 from posx.encodings.frequencies import Geometric, Yarn
 from posx.errors import ConfigError
 from posx.runs.changes import differences, under
+from posx.runs.describe import model_of
+from posx.runs.folder import RunFolder
+from posx.runs.load import taken_over
+from posx.training.checkpoints import Checkpoints
 
 
 def run_of(encoding="rope(base=100000)", **model):
@@ -77,6 +86,10 @@ def test_open_fields_of_a_rule_follow_the_named_one():
     assert found.frequencies == Yarn(factor=8, original_len=16).resolve(run.dims)
     run = run_of("rope(frequencies=yarn(factor=4, attention_factor=1.5))")
     assert under(run, "factor=8").layers[0].frequencies.magnitude == 1.5
+    run = run_of("t5+rope(frequencies=yarn(factor=4))")  # the buckets of the learned table stay beside it
+    t5, rope = under(run, "t5(max_distance=128)+rope(frequencies=yarn(factor=8))").layers[0].parts
+    assert t5.num_buckets == run.layers[0].parts[0].num_buckets and t5.max_distance == 128
+    assert rope.frequencies == Yarn(factor=8).resolve(run.dims)
 
 
 @pytest.mark.parametrize(("window", "other"), [(16, 15), (1000, 999)])
@@ -118,6 +131,60 @@ def test_own_encoding_that_reads_features_can_be_put_on_a_run(tmp_path, monkeypa
 def test_a_change_that_changes_nothing_is_the_run_itself(text, alike):
     run = run_of()
     assert (under(run, text) is run) == alike
+
+
+@pytest.mark.parametrize("trained", ["rope+learned_sinks", "t5+self_extend", "dape(base=rope)"])
+def test_a_rule_of_factor_1_changes_no_learned_encoding(trained):
+    run = run_of(trained)
+    assert under(run, "frequencies=yarn(factor=1)") is run
+    for rule in ("yarn(factor=1.001)", "dynamic_ntk(factor=1)", "resonance"):
+        assert under(run, f"frequencies={rule}") is not run
+
+
+FAR, NEAR = (f"t5(num_buckets=16, max_distance={far})" for far in (40, 20))
+
+
+@pytest.mark.parametrize(
+    ("trained", "policy", "text", "layers", "problem"),
+    [
+        *(("sinusoidal", ["encoding"], text, "full", "acts on all through the embeddings") for text in (
+            "base=500", "nope")),
+        ("rope", ["encoding"], "sinusoidal+rope", "full", "acts on all through the embeddings"),
+        ("learned", ["encoding"], "beyond=clamp", "window", "acts on all through the embeddings"),
+        ("t5", ["encoding"], "max_distance=40", "full", "arrays that layers share"),
+        # The tables of the two would change places: arrays are stored by the order of distinct encodings.
+        (FAR, [NEAR, "encoding", NEAR, "encoding"], "max_distance=40", "window", "would change 1 of 4 layers, but arr"),
+    ],
+)  # fmt: skip
+def test_change_of_a_part_of_what_layers_share_is_refused(trained, policy, text, layers, problem):
+    masks = ("window(size=8)", "causal", "causal", "causal")
+    with pytest.raises(ConfigError, match=problem):
+        under(run_of(trained, layer_policy=policy, mask_policy=masks), text, layers=layers)
+    whole = run_of("sinusoidal", layer_policy=("encoding", "nope"))
+    assert set(under(whole, "nope").layer_texts) == {"nope"}, "all layers of the encoding change"
+
+
+def test_training_on_takes_no_array_of_another_part(tmp_path):
+    """The tables of `learned` and TUPE have one name and one shape, but another meaning."""
+    held = run_of("learned+log_length", num_layers=1)
+    folder, tokenizer = RunFolder(tmp_path), ByteTokenizer()
+    tokenizer.save(folder.tokenizer_file)
+    folder.write_config(held)
+    params = model_of(held, tokenizer.vocab_size).init(jax.random.key(1))
+    Checkpoints(folder.checkpoints, run=held.hash).save(1, {"params": params})
+    for text, is_kept in (("tupe+log_length", False), ("learned(beyond=clamp)+log_length", True)):
+        run = dataclasses.replace(run_of(text, num_layers=1), parent=held.as_parent() | {"step": "1"})
+        fresh = model_of(run, tokenizer.vocab_size).init(jax.random.key(2))
+        found = taken_over(fresh, run, tokenizer, folder)
+        np.testing.assert_array_equal(found["embedding"], params["embedding"])
+        table = (params if is_kept else fresh)["shared"]["encoding_0"]["0.table"]
+        np.testing.assert_array_equal(found["shared"]["encoding_0"]["0.table"], table)
+
+
+def test_models_of_other_depths_are_compared():
+    old, deeper = run_of("rope(base=5)", num_layers=2), run_of("rope(base=7)", num_layers=3)
+    assert differences(deeper, old) == ["base: 5 -> 7, in all layers"]
+    assert differences(old, deeper) == ["base: 7 -> 5, in all layers"]
 
 
 def test_parameters_that_do_not_fit_are_refused():
