@@ -10,13 +10,15 @@ from typing import Any
 
 from posx.plots import palette
 from posx.plots.palette import Look
-from posx.plots.rows import OF_ENCODINGS, PER_POSITION, SEED, Row, Run, by_stride, diverged
+from posx.plots.rows import OF_ENCODINGS, PER_POSITION, SCORED_STEP, SCORED_TEXT, SEED, Row, Run, by_stride, diverged
 
-#: Settings of the model that are resolved from others if they are left open.
+#: Settings that follow from others, or are resolved from them if they are left open.
 _RESOLVED_FROM = {
     "model.mlp_dim": ("model.model_dim", "model.mlp"),
     "model.num_kv_heads": ("model.num_heads",),
     "model.head_dim": ("model.model_dim", "model.num_heads"),
+    SCORED_TEXT: ("data.text",),
+    SCORED_STEP: ("train.steps",),
 }
 
 
@@ -186,13 +188,14 @@ def settings_by_length(runs: Sequence[Run]) -> dict[str, dict[int, str]]:
 def _differing(runs: Sequence[Run], on_axes: Collection[str]) -> list[str]:
     """Return the settings in which runs differ, but for those that follow from others.
 
-    Text is told apart by the settings of the data, by its digest only if these are the same.
+    Text is told apart by the settings of the data, by its digest if these are the same or not known of all runs.
     """
     names = {name for run in runs for name in run.settings} - {*SEED, *on_axes}
     found = [name for name in sorted(names) if _differs(name, runs)]
     named = {name for name in names if name.startswith("data.")} - {"data.text"}
-    hidden = {"data.text"} if named.intersection(found) else set()
-    return [name for name in found if name not in (hidden if "data.text" in found else named)]
+    telling = named.intersection(found)
+    by_name = "data.text" in found and telling and all(telling <= run.settings.keys() for run in runs)
+    return [name for name in found if name not in ({"data.text"} if by_name else named)]
 
 
 def _differs(name: str, runs: Sequence[Run]) -> bool:
@@ -211,7 +214,7 @@ def _differs(name: str, runs: Sequence[Run]) -> bool:
 def _value(run: Run, name: str) -> str:
     value = run.settings.get(name)
     text = str(tuple(value) if isinstance(value, list) else value)
-    return text[:12] if name.endswith("data.text") else text
+    return " ".join(word[:12] for word in text.split()) if name in ("data.text", SCORED_TEXT) else text
 
 
 def _short(name: str, names: Iterable[str]) -> str:

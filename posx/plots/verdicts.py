@@ -14,6 +14,7 @@ from posx.evaluation.differences import ROUNDING, SIGNIFICANCE, Difference, holm
 from posx.evaluation.protocols import HfStrided, Sliding
 from posx.evaluation.statistics import perplexity, row_blocks, targets_key
 from posx.files.rows import number
+from posx.plots.captions import other_tokens
 from posx.plots.groups import Curve
 from posx.plots.rows import FAILED, PER_POSITION, Row, Run
 from posx.plots.rows import perplexity as perplexity_of
@@ -123,7 +124,7 @@ def verdicts(
             rows = [row for side in pairs for pair in side for row in pair if row is not None]
             if not (reason := _unlike(rows)):
                 found.append(_verdict((n, m), place, sides, pairs))
-            elif place.k is None:
+            else:
                 left.append(f"{one.label} and {other.label} {reason}")
         reasons |= dict.fromkeys(left)
     return _corrected(found), list(reasons)
@@ -160,7 +161,7 @@ def _sides(one: Curve, other: Curve) -> tuple[_Sides, list[str]]:
 
 
 def _seed(run: Run) -> str:
-    """Return the seed of a run as text, as `groups` compares them; "None" if it has none."""
+    """Return the seed of a run as text, as `groups` compares them; "None" for an imported model, which has none."""
     return str(run.settings.get("train.seed"))
 
 
@@ -199,8 +200,10 @@ def _unlike(rows: Sequence[Row]) -> str:
     if len({row.get("tokenizer") for row in rows}) > 1:
         return "have other tokenizers, so their perplexities are of other tokens"
     if len({row.get("data_digest") for row in rows}) > 1:
-        return "were measured on other texts"
+        return "were measured on other texts" + other_tokens(rows)
     scored = {(*targets_key(row), row.get("num_targets")) for row in rows if _problem(row) == ""}
+    if all(row.get("status") == "apart" for row in rows) and rows:
+        return "scored other targets than most runs"
     if any(row.get("status") == "apart" for row in rows) or len(scored) > 1:
         return "scored other targets"
     return (
@@ -226,7 +229,7 @@ def _verdict(
     train_lens, (ours, theirs) = (sides.runs[0][0].train_len, sides.runs[1][0].train_len), sides.runs
     bare = Verdict(pair, place, train_lens, (len(ours), len(theirs)), sides.pairing, targets, None)
     problems = [
-        f"{label}, seed {_seed(run)}: {problem}"
+        f"{label}{'' if _seed(run) == 'None' else f', seed {_seed(run)}'}: {problem}"
         for label, runs, side in zip(sides.labels, sides.runs, pairs, strict=True)
         for run, rows in zip(runs, side, strict=True)
         if (problem := next(filter(None, map(_problem, rows)), ""))

@@ -37,7 +37,7 @@ from posx.plots.rows import (
     read_several,
     unfinished,
 )
-from posx.plots.tables import cell, tables_of
+from posx.plots.tables import cell, seeds_of, tables_of
 from posx.plots.verdicts import verdicts
 from posx.runs.folder import RunFolder, name_of, run_folders
 
@@ -151,10 +151,11 @@ def _table(
 ) -> Iterator[dict[str, Any]]:
     """Yield the cells of each curve of a panel: seeds, perplexity and bits at L, R_k, and the 1 % horizon."""
     found = {name: {curve.label: curve.points for curve in drawn} for name, drawn in measured.items()}
+    seeds = {curve.label: {"value": curve.seeds[1], "text": seeds_of(curve)} for curve in measured["ppl"]}
     for curve in panel.curves:
         ratios = {point.x: point for point in found["R_k"][curve.label]}
         yield {
-            "panel": number_of_panel, "curve": places[curve.runs[0]], "seeds": len(curve.runs),
+            "panel": number_of_panel, "curve": places[curve.runs[0]], "seeds": seeds[curve.label],
             **{name: _at(found[name][curve.label], panel.train_len) for name in ("ppl", "bpb")},
             "ratios": {f"{k:g}": _cell(point) for k, point in ratios.items() if k > 1},
             "horizon": _horizon({k: point.mean for k, point in ratios.items()}),
