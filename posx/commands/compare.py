@@ -112,7 +112,7 @@ def _listed(folders: Sequence[Path]) -> str:
 
 def _lines(found: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
     """Yield a small table for each pair and protocol, and how to read them."""
-    for _, group in itertools.groupby(found, key=lambda v: (v.pair, v.place[:2], v.pairing, v.num_targets)):
+    for _, group in itertools.groupby(found, key=lambda v: (v.pair, v.place[:2], v.pairing, v.num_targets, v.text)):
         yield from _table(list(group), names)
     yield from _footer(found)
 
@@ -142,6 +142,7 @@ def _table(lines: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
     place, seeds = first.place, "{} and {} seeds".format(*first.seeds)
     rule = PROTOCOLS.get(place.protocol, place.protocol) + (f", stride {place.stride}" if place.stride else "")
     targets = f"{first.num_targets:,} targets, " if first.num_targets else ""
+    targets += f"text {first.text[:12]}, " if first.text else ""
     compared = {
         BY_SEED: f"{first.seeds[0]} pairs of equal seeds",
         UNPAIRED: f"{seeds}, unpaired",

@@ -45,11 +45,11 @@ class Place(NamedTuple):
 class Verdict(NamedTuple):
     """The perplexity (or R_k) of one curve over that of another, its 95 % interval, and the word that follows.
 
-    pair: the numbers of the two curves. seeds: how many runs of each are compared, as `pairing` says. Ends are None if
-    there is no interval; `reason` says why. p is of this comparison alone, `adjusted_p` of it among the `family`
-    comparisons with a p. word: "better" or "worse" if `adjusted_p` is below 0.05, else "not separated" or
-    "no interval". over_seeds and over_text are the parts of the interval: other seeds on this text, and these runs on
-    other text.
+    pair: the numbers of the two curves. seeds: how many runs of each are compared, as `pairing` says. text: the digest
+    of the scored text. Ends are None if there is no interval; `reason` says why. p is of this comparison alone,
+    `adjusted_p` of it among the `family` comparisons with a p. word: "better" or "worse" if `adjusted_p` is below 0.05,
+    else "not separated" or "no interval". over_seeds and over_text are the parts of the interval: other seeds on this
+    text, and these runs on other text.
     """
 
     pair: tuple[int, int]
@@ -58,6 +58,7 @@ class Verdict(NamedTuple):
     seeds: tuple[int, int]
     pairing: str
     num_targets: int | None
+    text: str | None
     ratio: float | None
     low: float | None = None
     high: float | None = None
@@ -225,9 +226,9 @@ def _verdict(
 ) -> Verdict:
     """Return a verdict without its correction. pairs: per side and run, the row of a loss, or those at kL and at L."""
     there = [row for side in pairs for rows in side for row in rows if row is not None]
-    targets = next((row["num_targets"] for row in there if row.get("num_targets")), None)
+    targets, text = (next((row[key] for row in there if row.get(key)), None) for key in ("num_targets", "data_digest"))
     train_lens, (ours, theirs) = (sides.runs[0][0].train_len, sides.runs[1][0].train_len), sides.runs
-    bare = Verdict(pair, place, train_lens, (len(ours), len(theirs)), sides.pairing, targets, None)
+    bare = Verdict(pair, place, train_lens, (len(ours), len(theirs)), sides.pairing, targets, text, None)
     problems = [
         f"{label}{'' if _seed(run) == 'None' else f', seed {_seed(run)}'}: {problem}"
         for label, runs, side in zip(sides.labels, sides.runs, pairs, strict=True)

@@ -51,6 +51,8 @@ MOST_COMPARED = 50
 MOST_PICTURES = 12
 #: Sizes from which posx resolves others.
 RESOLVED_FROM = ("model.num_layers", "model.model_dim", "model.num_heads", "model.mlp", "train.length")
+#: Failures of a seed that end a horizon.
+_BROKEN = {"undefined", "nonfinite"}
 #: Columns of a row that the page offers as a table.
 COLUMNS = (
     "run_id", "encoding", "train_len", "seed", "protocol", "stride", "eval_len", "status", "num_targets", "nll", "ppl",
@@ -158,8 +160,13 @@ def _table(
             "panel": number_of_panel, "curve": places[curve.runs[0]], "seeds": seeds[curve.label],
             **{name: _at(found[name][curve.label], panel.train_len) for name in ("ppl", "bpb")},
             "ratios": {f"{k:g}": _cell(point) for k, point in ratios.items() if k > 1},
-            "horizon": _horizon({k: point.mean for k, point in ratios.items()}),
+            "horizon": _horizon({k: _of_all(point) for k, point in ratios.items()}),
         }  # fmt: skip
+
+
+def _of_all(point: Point) -> float:
+    """Return the mean of a point, NaN if a seed failed there: the other seeds do not speak for it."""
+    return math.nan if _BROKEN & set(point.failures) else point.mean
 
 
 def _horizon(ratios: Mapping[float, float]) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from posx.evaluation.statistics import BLOCK_LEN
 from posx.report.content import content
 from tests import tiny
 from tests.commands import refused
-from tests.made_rows import as_lines, cells, config, logged, row, start
+from tests.made_rows import DIGEST, as_lines, cells, config, logged, row, start
 
 BLOCKS, STEPS = 64, 1200
 ONE_PLACE = {"num_stretches": 1, "num_documents": 1}
@@ -119,7 +119,8 @@ def test_runs_are_compared_on_the_text_that_most_have(capsys, tmp_path):
     seeds(tmp_path, "alibi", data_digest="8" * 16, targets="tuning", **tuned)
     seeds(tmp_path, "alibi", own_text=False, **tuned)
     (one,), err = compared(capsys, str(tmp_path))
-    assert one["pairing"] == "by seed" and one["word"] != "no interval"
+    assert one["pairing"] == "by seed" and one["word"] != "no interval" and one["text"] == DIGEST
+    assert f"16,384 targets, text {DIGEST}, 2 pairs" in tiny.call(capsys, "compare", str(tmp_path))[1]
     assert "alibi-s0, alibi-s1, each: 2 rows left out, measured on other text" in err
     assert "corpora" not in plots.table(plots.read_rows(tmp_path))
 
@@ -159,6 +160,16 @@ def test_page_and_table_count_the_same_seeds(tmp_path):
     page = content([tmp_path])
     shown = {page["curves"][line["curve"]]["label"]: line["seeds"]["text"] for line in page["table"]}
     assert shown == {name: cells(table, name)[1] for name in ("alibi", "rope")} == {"alibi": "3", "rope": "2"}
+
+
+def test_a_failed_seed_ends_the_horizon(tmp_path):
+    """The seeds that are left would be a choice."""
+    seeds(tmp_path, "alibi", count=2)
+    failed = {"status": "nonfinite", "ppl": None, "nll": None, "block_nll": None}
+    put(tmp_path / "alibi-s0", "alibi", 0, lengths=(256,))
+    put(tmp_path / "alibi-s1", "alibi", 1, lengths=(256,), **failed)
+    (line,) = content([tmp_path])["table"]
+    assert line["horizon"] == {"value": 2, "text": "2"} and line["ratios"]["4"]["text"].endswith("(1 not finite)")
 
 
 def test_no_order_of_rows_decides_an_interval(tmp_path):
