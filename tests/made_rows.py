@@ -115,7 +115,7 @@ def config(encoding: str = "rope", **changes: Any) -> RunConfig:
     for name, value in (usual | changes).items():
         section, _, key = name.partition("__")
         made[section][key] = value
-    return dataclasses.replace(run_config(made), text=DIGEST, held_out=DIGEST)
+    return dataclasses.replace(run_config(made), text=DIGEST)
 
 
 def start(run: pathlib.Path, settings: RunConfig) -> None:

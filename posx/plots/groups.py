@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import math
 import os
 import statistics
@@ -132,13 +133,18 @@ def _looks(seeds: Sequence[Sequence[Run]], one_figure: bool = False) -> list[Loo
 def seeds_of_curves(runs: Iterable[Run]) -> list[list[Run]]:
     """Return the runs of each curve, which differ in nothing but the seed.
 
-    If runs at two paths have the same seed too, each folder of runs is a curve of its own, or else each run.
+    They were measured on one text at one step. A run without results is a seed of the largest such group of its
+    settings. If runs at two paths have the same seed too, each folder of runs is a curve of its own, or else each run.
     """
-    alike: dict[tuple[str, str], list[Run]] = collections.defaultdict(list)
+    alike: dict[Any, dict[Any, list[Run]]] = collections.defaultdict(lambda: collections.defaultdict(list))
     for run in dict.fromkeys(runs):
-        alike[run.text, run.kind].append(run)
+        alike[run.text, run.kind][run.scored].append(run)
+    for groups in alike.values():
+        without = groups.pop((None, None), [])
+        most = max(groups, key=lambda scored: len(groups[scored]), default=None)
+        groups[most] += without
     found = []
-    for members in alike.values():
+    for members in itertools.chain(*(groups.values() for groups in alike.values())):
         by_folder: dict[str, list[Run]] = collections.defaultdict(list)
         for run in members:
             by_folder[os.path.dirname(run.path)].append(run)

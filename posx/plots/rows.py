@@ -47,7 +47,7 @@ OF_ENCODINGS = (
 #: Settings in which the runs of one curve differ.
 SEED = ("train.seed", "parent.hash")
 #: The settings in which rows of one run can differ: the text that was scored, and the step of the weights.
-SCORED_TEXT, SCORED_STEP = "scored.text", "scored.step"
+SCORED = SCORED_TEXT, SCORED_STEP = "scored.text", "scored.step"
 #: The fields of a row that name the weights and the code that it was measured with.
 _SAME_MODEL = ("hash", "step", "weights", "code")
 _LOG = logging.getLogger(__name__)
@@ -71,9 +71,14 @@ class Run:
 
     @functools.cached_property
     def kind(self) -> str:
-        """All settings but the seed. The text counts by its digest, a parent by its encoding."""
+        """All settings but the seed. The text of training counts by its digest, a parent by its encoding."""
         text = [name for name in self.settings if name.startswith("data.") and name != "data.text"]
-        return self._without(*SEED, *text)
+        return self._without(*SEED, *text, *SCORED)
+
+    @property
+    def scored(self) -> tuple[Any, ...]:
+        """The scored text and the step of the weights, None if the run has no results."""
+        return tuple(self.settings.get(name) for name in SCORED)
 
     @functools.cached_property
     def around(self) -> str:
@@ -112,7 +117,7 @@ def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
         "data.source": row.get("data_source") if row.get("own_text") else None,
         "data.tokenizer": row.get("tokenizer"),
         SCORED_TEXT: row.get("data_digest"),
-        SCORED_STEP: row.get("step", trained.get("train.steps")),
+        SCORED_STEP: row.get("step"),
     }
     settings |= {name: value for name, value in known.items() if value is not None}
     layers, masks = row.get("layers", []), trained.get("model.mask_policy", ["causal"])
@@ -130,7 +135,6 @@ def run_of_config(folder: pathlib.Path, path: str) -> Run:
         return Run(path, path)
     facts = {"settings": run.settings, "encoding": run.encoding, "layers": cycle_of(run.layer_texts)}
     data = {"own_text": True, "data_source": run.data.source, "tokenizer": run.data.tokenizer}
-    data |= {"data_digest": run.held_out} if run.held_out else {}
     return run_of_row(path, {**facts, **data, "train_len": run.train.length, "code": run.code})
 
 

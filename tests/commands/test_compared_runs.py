@@ -3,6 +3,7 @@
 `posx compare`, `posx table` and the page of `posx report` read the same runs.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -123,6 +124,12 @@ def test_runs_are_compared_on_the_text_that_most_have(capsys, tmp_path):
     assert f"16,384 targets, text {DIGEST}, 2 pairs" in tiny.call(capsys, "compare", str(tmp_path))[1]
     assert "alibi-s0, alibi-s1, each: 2 rows left out, measured on other text" in err
     assert "corpora" not in plots.table(plots.read_rows(tmp_path))
+    # A seed without results is of the curve whose other seeds were measured on that text.
+    failed = dataclasses.replace(config("alibi", train__seed=2, train__steps=STEPS), text="7" * 16)
+    start(tmp_path / "alibi-s2", failed)
+    (tmp_path / "alibi-s2" / "metrics.jsonl").write_text(logged(2.0, "nan"))
+    put(tmp_path / "rope-s2", "rope", 2)
+    refused(capsys, 2, ["compare", str(tmp_path)], "alibi, text=777777777777, seed 2: ended with NaN")
 
 
 def test_a_link_to_a_run_or_sweep_is_no_run(capsys, tmp_path):
