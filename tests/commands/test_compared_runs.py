@@ -179,6 +179,18 @@ def test_a_failed_seed_ends_the_horizon(tmp_path):
     assert line["horizon"] == {"value": 2, "text": "2"} and line["ratios"]["4"]["text"].endswith("(1 not finite)")
 
 
+def test_equal_means_of_unequal_blocks_are_no_equal_losses(capsys, tmp_path):
+    for encoding in ("alibi", "rope"):
+        put(tmp_path / encoding, encoding)
+    lines = [json.loads(line) for line in (tmp_path / "alibi" / "eval.jsonl").read_text().splitlines()]
+    blocks = np.array(lines[0]["block_nll"]) + np.tile([20, -20, -10, 10], BLOCKS // 4)
+    (tmp_path / "rope" / "eval.jsonl").unlink()
+    put(tmp_path / "rope", "rope", block_nll=blocks.tolist())
+    (one,), _ = compared(capsys, str(tmp_path))
+    assert one["ratio"] == pytest.approx(1, abs=1e-9) and one["low"] < 0.999
+    assert (one["word"], one["reason"], one["p"]) == ("not separated", "", 1)
+
+
 def test_no_order_of_rows_decides_an_interval(tmp_path):
     """One seed was told to score all of the text, the other as many targets as the text has."""
     for name, places in (("alibi", (0, 1)), ("rope", (1, 0))):
