@@ -207,7 +207,11 @@ def check_pair(*rows: _Row) -> None:
 
 
 def check_rises(*pairs: Sequence[_Row]) -> None:
-    """Raise ConfigError unless all pairs of rows, at kL and at L tokens, have one k above 1."""
+    """Raise ConfigError unless each pair of rows, at kL and at L tokens, is of one run, and all have one k above 1."""
+    for far, near in pairs:
+        if far.get("hash") != near.get("hash"):
+            names = " and ".join(str(row.get("run_id", row.get("hash"))) for row in (far, near))
+            raise ConfigError(f"R_k needs two rows of one run, but these are of {names}.")
     windows = [(far["eval_len"], near["eval_len"]) for far, near in pairs if "eval_len" in far and "eval_len" in near]
     factors = {far / near for far, near in windows}
     if len(factors) > 1 or any(k <= 1 for k in factors):

@@ -224,6 +224,8 @@ def _value(run: Run, name: str) -> str:
 
 
 def _short(name: str, names: Iterable[str]) -> str:
-    """Return the last word of a setting if no other of `names` ends so, else its path."""
+    """Return the last word of a setting if no other of `names` ends so, else its path. `text` is that of training."""
+    if name == SCORED_TEXT:
+        return name
     last = "code" if name.startswith(("code.", "trained.code.")) else name.rpartition(".")[2]
     return name if sum(one.rpartition(".")[2] == last for one in names) > 1 else last

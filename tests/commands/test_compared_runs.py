@@ -223,6 +223,9 @@ def test_pairs_of_other_seeds_are_refused():
     for wrong in ([pair[::-1] for pair in rises], [(made(seed, 256), made(seed)) for seed in range(2)]):
         with pytest.raises(ConfigError, match="with one k"):
             rise_difference(rises, wrong)
+    mixed = [(far | {"hash": "a"}, near | {"hash": "b"}) for far, near in rises]
+    with pytest.raises(ConfigError, match="two rows of one run, but these are of a and b"):
+        rise_difference(rises, mixed)
 
 
 def test_holm_refuses_what_is_no_p_value():
