@@ -357,7 +357,7 @@ def test_rows_of_an_earlier_step_are_left_out_and_named(tmp_path: pathlib.Path, 
     note = "Measured before the end of training: alibi-s0 (step 500 of 1,200)"
     assert note in words(figure) and note in plots.table(plots.read_rows(tmp_path))
     for line_ in csv.DictReader(io.StringIO(plots.table_as(tmp_path, "csv"))):
-        assert line_["warning"] == (note if line_["encoding"] == "alibi" else "")
+        assert line_["warning"] == (note if line_["encoding"] == "alibi, step=500" else "")
 
 
 def test_seeds_slid_with_other_strides_are_not_averaged(tmp_path: pathlib.Path, draw: Draw) -> None:
