@@ -352,12 +352,12 @@ def test_rows_of_an_earlier_step_are_left_out_and_named(tmp_path: pathlib.Path, 
     put(tmp_path, "rope-s0", [*early, *measured(step=1200)], config(train__steps=1200))
     put(tmp_path, "alibi-s0", measured("alibi", step=500), config("alibi", train__steps=1200))
     figure = draw(tmp_path)["extrapolation"]
-    assert list(line(figure, "rope").get_xdata()) == [64, 128, 256]
+    assert list(line(figure, "rope, step=1200").get_xdata()) == [64, 128, 256]
     assert "rope-s0: 4 rows left out, measured earlier in training" in words(figure)
     note = "Measured before the end of training: alibi-s0 (step 500 of 1,200)"
     assert note in words(figure) and note in plots.table(plots.read_rows(tmp_path))
     for line_ in csv.DictReader(io.StringIO(plots.table_as(tmp_path, "csv"))):
-        assert line_["warning"] == (note if line_["encoding"] == "alibi" else "")
+        assert line_["warning"] == (note if line_["encoding"] == "alibi, step=500" else "")
 
 
 def test_seeds_slid_with_other_strides_are_not_averaged(tmp_path: pathlib.Path, draw: Draw) -> None:

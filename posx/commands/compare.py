@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,18 @@ from posx.evaluation.protocols import protocol_class
 from posx.fields import items_of, typed
 from posx.files.atomic import finite
 from posx.machine.guard import start_devices
-from posx.plots.captions import before_the_end
+from posx.plots.captions import before_the_end, left_out, unless_named, without_results
 from posx.plots.groups import curves_of_runs
-from posx.plots.rows import FAILED, PER_POSITION, PROTOCOLS, diverged_of_several, read_several
+from posx.plots.rows import (
+    FAILED,
+    PER_POSITION,
+    PROTOCOLS,
+    Row,
+    diverged_of_several,
+    diverged_rows,
+    read_several,
+    unfinished,
+)
 from posx.plots.verdicts import BY_SEED, HOLDS_FOR, NOT_SEPARATED, ONE_SEED, UNPAIRED, Place, Verdict, shown_p, verdicts
 from posx.progress import say
 
@@ -28,35 +37,51 @@ def run_compare(values: dict[str, Any], _: None) -> None:
     if values["dry_run"]:
         print(f"would compare the runs in {', '.join(map(str, folders))}")
         return
-    stored = read_several(folders)
+    stored = [row for row in read_several(folders) if row["protocol"] != PER_POSITION]
     if not stored:
         raise WorkdirError(f"{_listed(folders)}: no run has results. Measure them with posx evaluate.")
     stored += diverged_of_several(folders)
-    curves = curves_of_runs(row.run for row in stored if row["protocol"] != PER_POSITION)
+    curves = curves_of_runs(row.run for row in stored)
     names = [curve.label for curve in curves]
     if len(curves) < 2:
         raise ConfigError(
             f"{_listed(folders)}: all runs with results have the same settings but for the seed ({', '.join(names)}), "
             "so there is nothing to compare. Name runs of two settings or more: posx compare RUN RUN"
         )
-    found, left_out = verdicts(stored, curves, _wanted(values))
-    if not found and (values["lengths"] or values["protocol"]) and verdicts(stored, curves)[0]:
-        flags = " ".join(f"--{name}={values[name]}" for name in ("lengths", "protocol") if values[name])
-        raise ConfigError(
-            f"{flags}: no two runs were both measured there. Leave the flag out to see what they measured."
-        )
+    found, reasons = verdicts(stored, curves, _wanted(values))
+    if not found:
+        others, reasons = verdicts(stored, curves)
+        if others:
+            flags = " ".join(f"--{name}={values[name]}" for name in ("lengths", "protocol") if values[name])
+            raise ConfigError(
+                f"{flags}: no two runs were both measured there. Leave the flag out to see what they measured."
+            )
     if all(verdict.ratio is None for verdict in found):
-        why = left_out[0] if left_out else found[0].reason
+        why = reasons[0] if reasons else found[0].reason
         how = "Evaluate all with one command, on one text, at the same lengths."
         if why.endswith(FAILED["diverged"]):
             how = "Train this seed again, or name the runs to compare: posx compare RUN RUN"
         raise ConfigError(f"{_listed(folders)}: {why}. {how}")
     for line in (json.dumps(finite(v.facts(names))) for v in found) if values["json"] else _lines(found, names):
         print(line)
-    for reason in left_out:
+    for reason in reasons:
         say(f"not compared: {reason}")
-    for line in before_the_end(row for row in stored if row.get("status") != "diverged"):
+    for line in _notes(folders, stored, {place.protocol for place in (verdict.place for verdict in found)}):
         say(f"notice: {line}")
+
+
+def _notes(folders: Sequence[Path], stored: Sequence[Row], protocols: Collection[str]) -> list[str]:
+    """Return lines on rows and runs that no verdict is about, and on runs that were measured before their end."""
+    missing: dict[str, str] = {}
+    for folder in folders:
+        missing |= unfinished(folder, diverged_rows(folder))
+    shown = [row for row in stored if row["protocol"] in protocols and row.get("status") != "diverged"]
+    return [
+        *unless_named(curves_of_runs(row.run for row in stored)),
+        *left_out(dict.fromkeys(row.run for row in stored), protocols),
+        *before_the_end(shown),
+        *without_results(missing),
+    ]
 
 
 def _wanted(values: dict[str, Any]) -> Callable[[Place], bool]:
@@ -87,7 +112,7 @@ def _listed(folders: Sequence[Path]) -> str:
 
 def _lines(found: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
     """Yield a small table for each pair and protocol, and how to read them."""
-    for _, group in itertools.groupby(found, key=lambda v: (v.pair, v.place[:2], v.pairing, v.num_targets)):
+    for _, group in itertools.groupby(found, key=lambda v: (v.pair, v.place[:2], v.pairing, v.num_targets, v.text)):
         yield from _table(list(group), names)
     yield from _footer(found)
 
@@ -117,6 +142,7 @@ def _table(lines: Sequence[Verdict], names: Sequence[str]) -> Iterator[str]:
     place, seeds = first.place, "{} and {} seeds".format(*first.seeds)
     rule = PROTOCOLS.get(place.protocol, place.protocol) + (f", stride {place.stride}" if place.stride else "")
     targets = f"{first.num_targets:,} targets, " if first.num_targets else ""
+    targets += f"text {first.text[:12]}, " if first.text else ""
     compared = {
         BY_SEED: f"{first.seeds[0]} pairs of equal seeds",
         UNPAIRED: f"{seeds}, unpaired",

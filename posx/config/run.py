@@ -32,6 +32,8 @@ from posx.fields import typed_fields
 #: The version of `config.json`. A file of another version is an error.
 SCHEMA_VERSION = 7
 
+#: How the digest of an imported model begins, in the place of that of a text.
+IMPORTED = "imported"
 #: Settings of training that change no weight.
 _FREE = ("dispatch_steps", "log_steps", "checkpoint_steps", "keep_checkpoints")
 
@@ -99,7 +101,7 @@ class RunConfig:
     @property
     def is_imported(self) -> bool:
         """Whether the weights are those of a model from elsewhere, so that the run has no text of its own."""
-        return self.text.startswith("imported")
+        return self.text.startswith(IMPORTED)
 
     def as_parent(self) -> dict[str, str]:
         """Return what a run says of the one whose weights it has: `kind` is alike for runs of other seeds."""

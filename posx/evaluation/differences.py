@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from posx.evaluation.statistics import COSINES, T_QUANTILE, check_pair, few_places, half_width, no_interval, row_blocks
+from posx.errors import ConfigError
+from posx.evaluation.statistics import (
+    COSINES,
+    T_QUANTILE,
+    check_pair,
+    check_rises,
+    few_places,
+    half_width,
+    no_interval,
+    row_blocks,
+)
 
 #: Intervals miss, and verdicts are wrong, with this probability at most.
 SIGNIFICANCE = 0.05
@@ -97,9 +107,10 @@ def loss_difference(ours: Sequence[_Row], theirs: Sequence[_Row], paired: bool =
       paired: the rows are of the same seeds, in the same order.
 
     Raises:
-      ConfigError: for rows that `check_pair` refuses.
+      ConfigError: for rows that `check_pair` refuses, no rows, and pairs of other seeds.
     """
     check_pair(*ours, *theirs)
+    _check_seeds(ours, theirs, paired)
     return _difference([_losses(row) for row in ours], [_losses(row) for row in theirs], [*ours, *theirs], paired)
 
 
@@ -115,12 +126,27 @@ def rise_difference(
       paired: the rows are of the same seeds, in the same order.
 
     Raises:
-      ConfigError: for rows that `check_pair` refuses.
+      ConfigError: for rows that `check_pair` refuses, no rows, pairs of other seeds, and windows of other k.
     """
     every = list(itertools.chain(*ours, *theirs))
     check_pair(*every)
+    check_rises(*ours, *theirs)
+    _check_seeds([far for far, _ in ours], [far for far, _ in theirs], paired)
     our_rises, their_rises = ([_rise(*map(_losses, rows)) for rows in side] for side in (ours, theirs))
     return _difference(our_rises, their_rises, every, paired)
+
+
+def _check_seeds(ours: Sequence[_Row], theirs: Sequence[_Row], paired: bool) -> None:
+    """Raise ConfigError for a side without rows, and for pairs that are not of the same seeds."""
+    if not ours or not theirs:
+        raise ConfigError("a difference needs a row of each side.")
+    seeds = [[row.get("seed") for row in side] for side in (ours, theirs)]
+    pairs = list(itertools.zip_longest(*seeds))
+    if paired and (len(ours) != len(theirs) or any(a != b for a, b in pairs if a is not None and b is not None)):
+        raise ConfigError(
+            f"paired=True: the seeds are {seeds[0]} and {seeds[1]}. Give the rows of the seeds that both have, in one "
+            "order, or leave paired out."
+        )
 
 
 def _rise(far: _Loss, near: _Loss) -> _Loss:
@@ -139,8 +165,7 @@ def _difference(ours: Sequence[_Loss], theirs: Sequence[_Loss], rows: Sequence[_
     mean, gap = statistics.fmean(seeds[0]) - statistics.fmean(seeds[1]), blocks[0] - blocks[1]
     if paired:
         seeds = [[a - b for a, b in zip(*seeds, strict=True)]]
-    few = [few_places(row) for row in rows]  # one row may tell that these targets are the whole text
-    reason = (few[0] if all(few) else "") or no_interval(gap, counts)
+    reason = few_places(*rows) or no_interval(gap, counts)
     return Difference(mean, None if reason else error_over_text(gap, counts), errors_over_seeds(*seeds), reason)
 
 
@@ -179,7 +204,11 @@ def holm(chances: Sequence[float]) -> list[float]:
     """Return p-values adjusted for their number: a family of true nulls has one below 0.05 with probability 0.05.
 
     Source: Holm 1979 (Scandinavian Journal of Statistics 6). It needs no independence.
+
+    Raises ConfigError for a p-value that is None, which a `Difference` without an interval has, or not from 0 to 1.
     """
+    if wrong := [p for p in chances if p is None or not 0 <= p <= 1]:
+        raise ConfigError(f"{wrong[0]} is no p-value. Leave comparisons without an interval out of the family.")
     order = sorted(range(len(chances)), key=chances.__getitem__)
     steps = [min(1.0, chances[n] * (len(chances) - rank)) for rank, n in enumerate(order)]
     adjusted = dict(zip(order, itertools.accumulate(steps, max), strict=True))

@@ -76,11 +76,17 @@ def no_interval(sums: Any, counts: Any) -> str:
     return f"too few blocks of text ({least}, as neighbouring blocks are alike)"
 
 
-def few_places(row: _Row) -> str:
-    """Return that the targets of a row lie at too few places of its text for an interval, "" if they do not.
+def few_places(*rows: _Row) -> str:
+    """Return that the targets of rows lie at too few places of their text for an interval, "" if they do not.
 
-    The whole text is never too few places: no other targets could be chosen.
+    The whole text is never too few places: no other targets could be chosen. One row may tell that the targets, which
+    are those of all rows, are the whole text.
     """
+    found = list(map(_few_places, rows))
+    return found[0] if all(found) else ""
+
+
+def _few_places(row: _Row) -> str:
     stretches, documents = row.get("num_stretches"), row.get("num_documents")
     if not stretches or not documents or row.get("num_targets", 0) < (row.get("max_targets") or math.inf):
         return ""
@@ -115,7 +121,7 @@ def paired_ratio(a: _Row, b: _Row) -> Ratio:
     """
     check_pair(a, b)
     (sums_a, counts), (sums_b, _) = row_blocks(a), row_blocks(b)
-    return _ratio(sums_a - sums_b, counts, a)
+    return _ratio(sums_a - sums_b, counts, a, b)
 
 
 def paired_extrapolation(far_a: _Row, near_a: _Row, far_b: _Row, near_b: _Row) -> Ratio:
@@ -128,17 +134,18 @@ def paired_extrapolation(far_a: _Row, near_a: _Row, far_b: _Row, near_b: _Row) -
       far_b, near_b: the rows of encoding b at the same lengths. All four must have scored the same targets.
 
     Raises:
-      ConfigError: for rows that `check_pair` refuses.
+      ConfigError: for rows that `check_pair` refuses, and for windows of other k.
     """
     check_pair(far_a, near_a, far_b, near_b)
+    check_rises((far_a, near_a), (far_b, near_b))
     blocks = [row_blocks(row) for row in (far_a, near_a, far_b, near_b)]
     sums_far_a, sums_near_a, sums_far_b, sums_near_b = (sums for sums, _ in blocks)
-    return _ratio((sums_far_a - sums_near_a) - (sums_far_b - sums_near_b), blocks[0][1], far_a)
+    return _ratio((sums_far_a - sums_near_a) - (sums_far_b - sums_near_b), blocks[0][1], far_a, near_a, far_b, near_b)
 
 
-def _ratio(difference: np.ndarray, counts: np.ndarray, row: _Row) -> Ratio:
-    """Return exp(sum(difference) / sum(counts)), of differences of losses by block [n], in nats. row: any row."""
-    mean, half = float(difference.sum() / counts.sum()), None if few_places(row) else half_width(difference, counts)
+def _ratio(difference: np.ndarray, counts: np.ndarray, *rows: _Row) -> Ratio:
+    """Return exp(sum(difference) / sum(counts)), of differences of losses by block [n], in nats. rows: all of them."""
+    mean, half = float(difference.sum() / counts.sum()), None if few_places(*rows) else half_width(difference, counts)
     ends = (None, None) if half is None else (perplexity(mean - half), perplexity(mean + half))
     return Ratio(perplexity(mean), *ends)
 
@@ -197,3 +204,16 @@ def check_pair(*rows: _Row) -> None:
                 f"{names[0]} and {name} scored different targets. Evaluate both with the same settings, on the same "
                 "text."
             )
+
+
+def check_rises(*pairs: Sequence[_Row]) -> None:
+    """Raise ConfigError unless each pair of rows, at kL and at L tokens, is of one run, and all have one k above 1."""
+    for far, near in pairs:
+        if far.get("hash") != near.get("hash"):
+            names = " and ".join(str(row.get("run_id", row.get("hash"))) for row in (far, near))
+            raise ConfigError(f"R_k needs two rows of one run, but these are of {names}.")
+    windows = [(far["eval_len"], near["eval_len"]) for far, near in pairs if "eval_len" in far and "eval_len" in near]
+    factors = {far / near for far, near in windows}
+    if len(factors) > 1 or any(k <= 1 for k in factors):
+        found = ", ".join(f"{far} and {near}" for far, near in dict.fromkeys(windows))
+        raise ConfigError(f"R_k needs rows at kL and L tokens, in this order, with one k. These are at {found}.")

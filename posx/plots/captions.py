@@ -58,7 +58,7 @@ def no_intervals(points: Sequence[tuple[str, Point]]) -> list[str]:
 
 def mixture(panel_rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a warning if numbers of different texts, tokenizers or targets are compared, else an empty string."""
-    for key, word in (("data_digest", "corpora"), ("tokenizer", "tokenizers")):
+    for key, word in (("data_digest", f"corpora{other_tokens(panel_rows)}"), ("tokenizer", "tokenizers")):
         if len({str(row[key]) for row in panel_rows if row.get(key)}) > 1:
             return f"different {word}: not comparable"
     scored = [row for row in panel_rows if row.get("status") not in ("diverged", "apart")]
@@ -67,6 +67,11 @@ def mixture(panel_rows: Sequence[Mapping[str, Any]]) -> str:
     if len({targets_key(row) for row in scored}) > len(windows):
         return "scored on different targets: evaluate all runs again to compare them"
     return ""
+
+
+def other_tokens(panel_rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return that rows of other digests may be of one text by other tokenizers of one name, "" if all are of bytes."""
+    return "" if {row.get("tokenizer") for row in panel_rows} <= {"bytes", None} else ", or tokenizers of one name"
 
 
 def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> list[str]:
@@ -81,7 +86,7 @@ def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> l
         *unless_named(curves, on_axes),
         *_failures(points, unit),
         *fewer_runs(points, unit),
-        *_left_out(panels),
+        *left_out([run for panel in panels for run in panel.runs], [panels[0].protocol]),
         *_apart(stored),
         *before_the_end(stored),
         *without_results(panels[0].missing),
@@ -131,10 +136,10 @@ def fewer_runs(curves: Sequence[Curve], unit: str) -> list[str]:
     return _first(lines, 6, "curves of fewer runs at some lengths")
 
 
-def _left_out(panels: Sequence[Panel]) -> list[str]:
-    """Return lines on rows that are not drawn, and why. Runs with the same reason share a line."""
-    omitted = [(run.path, omission) for panel in panels for run in panel.runs for omission in run.left_out]
-    said = _by((words, path) for path, (protocol, words) in omitted if protocol == panels[0].protocol)
+def left_out(runs: Iterable[rows.Run], protocols: Collection[str]) -> list[str]:
+    """Return lines on rows that are not shown, and why. Runs with the same reason share a line."""
+    omitted = [(run.path, omission) for run in runs for omission in run.left_out]
+    said = _by((words, path) for path, (protocol, words) in omitted if protocol in protocols)
     return [f"{listed(paths, 'runs')}{', each' if len(paths) > 1 else ''}: {words}" for words, paths in said.items()]
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import math
 import os
 import statistics
@@ -10,13 +11,15 @@ from typing import Any
 
 from posx.plots import palette
 from posx.plots.palette import Look
-from posx.plots.rows import OF_ENCODINGS, PER_POSITION, SEED, Row, Run, by_stride, diverged
+from posx.plots.rows import OF_ENCODINGS, PER_POSITION, SCORED_STEP, SCORED_TEXT, SEED, Row, Run, by_stride, diverged
 
-#: Settings of the model that are resolved from others if they are left open.
+#: Settings that follow from others, or are resolved from them if they are left open.
 _RESOLVED_FROM = {
     "model.mlp_dim": ("model.model_dim", "model.mlp"),
     "model.num_kv_heads": ("model.num_heads",),
     "model.head_dim": ("model.model_dim", "model.num_heads"),
+    SCORED_TEXT: ("data.text",),
+    SCORED_STEP: ("train.steps",),
 }
 
 
@@ -130,13 +133,18 @@ def _looks(seeds: Sequence[Sequence[Run]], one_figure: bool = False) -> list[Loo
 def seeds_of_curves(runs: Iterable[Run]) -> list[list[Run]]:
     """Return the runs of each curve, which differ in nothing but the seed.
 
-    If runs at two paths have the same seed too, each folder of runs is a curve of its own, or else each run.
+    They were measured on one text at one step. A run without results is a seed of the largest such group of its
+    settings. If runs at two paths have the same seed too, each folder of runs is a curve of its own, or else each run.
     """
-    alike: dict[tuple[str, str], list[Run]] = collections.defaultdict(list)
+    alike: dict[Any, dict[Any, list[Run]]] = collections.defaultdict(lambda: collections.defaultdict(list))
     for run in dict.fromkeys(runs):
-        alike[run.text, run.kind].append(run)
+        alike[run.text, run.kind][run.scored].append(run)
+    for groups in alike.values():
+        without = groups.pop((None, None), [])
+        most = max(groups, key=lambda scored: len(groups[scored]), default=None)
+        groups[most] += without
     found = []
-    for members in alike.values():
+    for members in itertools.chain(*(groups.values() for groups in alike.values())):
         by_folder: dict[str, list[Run]] = collections.defaultdict(list)
         for run in members:
             by_folder[os.path.dirname(run.path)].append(run)
@@ -186,13 +194,14 @@ def settings_by_length(runs: Sequence[Run]) -> dict[str, dict[int, str]]:
 def _differing(runs: Sequence[Run], on_axes: Collection[str]) -> list[str]:
     """Return the settings in which runs differ, but for those that follow from others.
 
-    Text is told apart by the settings of the data, by its digest only if these are the same.
+    Text is told apart by the settings of the data, by its digest if these are the same or not known of all runs.
     """
     names = {name for run in runs for name in run.settings} - {*SEED, *on_axes}
     found = [name for name in sorted(names) if _differs(name, runs)]
     named = {name for name in names if name.startswith("data.")} - {"data.text"}
-    hidden = {"data.text"} if named.intersection(found) else set()
-    return [name for name in found if name not in (hidden if "data.text" in found else named)]
+    telling = named.intersection(found)
+    by_name = "data.text" in found and telling and all(telling <= run.settings.keys() for run in runs)
+    return [name for name in found if name not in ({"data.text"} if by_name else named)]
 
 
 def _differs(name: str, runs: Sequence[Run]) -> bool:
@@ -211,10 +220,12 @@ def _differs(name: str, runs: Sequence[Run]) -> bool:
 def _value(run: Run, name: str) -> str:
     value = run.settings.get(name)
     text = str(tuple(value) if isinstance(value, list) else value)
-    return text[:12] if name.endswith("data.text") else text
+    return " ".join(word[:12] for word in text.split()) if name in ("data.text", SCORED_TEXT) else text
 
 
 def _short(name: str, names: Iterable[str]) -> str:
-    """Return the last word of a setting if no other of `names` ends so, else its path."""
+    """Return the last word of a setting if no other of `names` ends so, else its path. `text` is that of training."""
+    if name == SCORED_TEXT:
+        return name
     last = "code" if name.startswith(("code.", "trained.code.")) else name.rpartition(".")[2]
     return name if sum(one.rpartition(".")[2] == last for one in names) > 1 else last

@@ -117,7 +117,7 @@ def _half_width(rows: Sequence[Row], bases: Sequence[Row]) -> float:
         raise ConfigError("no losses of common blocks of text are stored") from None
     sums, counts = mean_blocks(rows)
     half = half_width(sums - mean_blocks(bases)[0] if bases else sums, counts)
-    if half is None or few_places(rows[0]):
+    if half is None or few_places(*rows, *bases):
         raise ConfigError("too little text")
     return half
 

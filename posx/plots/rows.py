@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from posx.config.run import IMPORTED
 from posx.config.sections import cycle_of
 from posx.errors import WorkdirError
 from posx.evaluation import protocols
@@ -45,8 +46,8 @@ OF_ENCODINGS = (
 )  # fmt: skip
 #: Settings in which the runs of one curve differ.
 SEED = ("train.seed", "parent.hash")
-#: The settings of the data, and the fields of a row that hold them as they were when it was measured.
-_MEASURED_ON = {"data.source": "data_source", "data.tokenizer": "tokenizer"}
+#: The settings in which rows of one run can differ: the text that was scored, and the step of the weights.
+SCORED = SCORED_TEXT, SCORED_STEP = "scored.text", "scored.step"
 #: The fields of a row that name the weights and the code that it was measured with.
 _SAME_MODEL = ("hash", "step", "weights", "code")
 _LOG = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ _LOG = logging.getLogger(__name__)
 class Run:
     """One run folder, another run than any other folder, whatever their names and settings.
 
-    settings: of training, but code and data as they were when the rows were measured.
+    settings: of training, but code as it was when the rows were measured, with the scored text and step.
     left_out: (protocol, the rows that figures and tables leave out, and why).
     """
 
@@ -70,14 +71,19 @@ class Run:
 
     @functools.cached_property
     def kind(self) -> str:
-        """All settings but the seed. The text counts by its digest, a parent by its encoding."""
+        """All settings but the seed. The text of training counts by its digest, a parent by its encoding."""
         text = [name for name in self.settings if name.startswith("data.") and name != "data.text"]
-        return self._without(*SEED, *text)
+        return self._without(*SEED, *text, *SCORED)
+
+    @property
+    def scored(self) -> tuple[Any, ...]:
+        """The scored text and the step of the weights, None if the run has no results."""
+        return tuple(self.settings.get(name) for name in SCORED)
 
     @functools.cached_property
     def around(self) -> str:
         """All settings but those of the encodings, of the data, the seed and the training length."""
-        return self._without(*SEED, "train.length", "data.", *OF_ENCODINGS)
+        return self._without(*SEED, "train.length", "data.", SCORED_TEXT, *OF_ENCODINGS)
 
     def _without(self, *starts: str) -> str:
         kept = {name: value for name, value in self.settings.items() if not name.startswith(starts)}
@@ -93,22 +99,31 @@ class Row(dict[str, Any]):
 
 
 def run_of_row(path: str, row: Mapping[str, Any], **others: Any) -> Run:
-    """Return the run at `path` with the settings of a row of its results."""
-    settings = {name: value for name, value in row["settings"].items() if not name.startswith(("code.", "data"))}
+    """Return the run at `path` with the settings of a row of its results.
+
+    The text of training is known by its digest, and by its place if the row is of the same text. The seed of an
+    imported model is not known.
+    """
+    trained = row["settings"]
+    settings = {name: value for name, value in trained.items() if not name.startswith(("code.", "data"))}
     settings |= {f"code.{name}": digest for name, digest in row.get("code", {}).items()}
-    trained = {name: value for name, value in row["settings"].items() if name.startswith("code.")}
-    trained |= {"data.text": row["settings"]["data"]} if "data" in row["settings"] else {}
+    settings |= {f"trained.{n}": v for n, v in trained.items() if n.startswith("code.") and settings.get(n) != v}
+    if str(trained.get("data", "")).startswith(IMPORTED):
+        settings.pop("train.seed", None)
     if row.get("own_text"):  # else the settings of the data are of another text
         settings |= {f"data.{name}": value for name, value in row.get("data_settings", {}).items()}
-        settings |= {name: value for name, value in trained.items() if name == "data.text"}
-    elif "data_digest" in row:
-        settings["data.text"] = row["data_digest"]
-    settings |= {name: row[key] for name, key in _MEASURED_ON.items() if key in row}
-    settings |= {f"trained.{name}": value for name, value in trained.items() if settings.get(name) != value}
-    layers, masks = row.get("layers", []), row["settings"].get("model.mask_policy", ["causal"])
+    known = {
+        "data.text": trained.get("data"),
+        "data.source": row.get("data_source") if row.get("own_text") else None,
+        "data.tokenizer": row.get("tokenizer"),
+        SCORED_TEXT: row.get("data_digest"),
+        SCORED_STEP: row.get("step"),
+    }
+    settings |= {name: value for name, value in known.items() if value is not None}
+    layers, masks = row.get("layers", []), trained.get("model.mask_policy", ["causal"])
     text = ", ".join(layers if len(set(layers)) > 1 else layers[:1] or [row["encoding"]])
     text += f" under {', '.join(masks)}" if masks != ["causal"] else ""
-    text += f" from {row['settings']['parent.encoding']}" if "parent.step" in row["settings"] else ""
+    text += f" from {trained['parent.encoding']}" if "parent.step" in trained else ""
     return Run(path, text, row["train_len"], settings, **others)
 
 
@@ -127,7 +142,7 @@ def read_rows(folder: str | pathlib.Path) -> list[Row]:
     """Return the usable rows of the `eval.jsonl` files of a run or a sweep, by the path of the run.
 
     The last row of a measurement wins, so that a resumed evaluation replaces its first attempt. Rows of one run are of
-    its own text and its last training step. Rows of one figure are on the targets that most runs have. A run without
+    one text and its last training step. Rows of one figure are on the targets that most runs have. A run without
     them keeps its lengths, with the status "apart" and no values. Losses per position are of the longest windows.
     A run whose training ended with NaN has one row, of the status "diverged". `run.left_out` has all other omissions.
     """
@@ -150,18 +165,21 @@ def _measured(folders: Sequence[str | pathlib.Path]) -> dict[pathlib.Path, list[
     measured: dict[pathlib.Path, list[dict[str, Any]]] = {}
     for run in (run for folder in folders for run in run_folders(pathlib.Path(folder), "eval.jsonl")):
         latest: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for row in RunFolder(run).measured(_warn):
+        for row in RunFolder(run).measured(_warn_of_row):
             place = [str(row.get(name)) for name in (*_SAME_MODEL, "protocol", "eval_len", "stride")]
             latest[targets_key(row), *place] = row
+        if latest and (step := _nan_step(RunFolder(run))) is not None:
+            _LOG.warning("%s: training ended with NaN at step %s. Rows of earlier steps do not count", run, step)
+            latest = {}
         measured[run] = list(latest.values())
     for folder in folders:
         for run in run_folders(pathlib.Path(folder), "rows.json"):
             if run not in measured:
-                RunFolder(run).measured(_warn)  # its `eval.jsonl` is gone
+                RunFolder(run).measured(_warn_of_row)  # its `eval.jsonl` is gone
     return measured
 
 
-def _warn(problem: str) -> None:
+def _warn_of_row(problem: str) -> None:
     """Say that a row counts as not measured."""
     _LOG.warning("%s. The row counts as not measured: posx evaluate measures it again", problem)
 
@@ -169,8 +187,9 @@ def _warn(problem: str) -> None:
 def rows_of(measured: Mapping[pathlib.Path, Sequence[dict[str, Any]]], folder: str | pathlib.Path) -> list[Row]:
     """Return the rows of run folders as `read_rows` does. Runs are named by their paths below `folder`."""
     panels: dict[tuple[Any, ...], list[Row]] = collections.defaultdict(list)
+    texts = collections.Counter(text for rows in measured.values() for text in {row.get("data_digest") for row in rows})
     for path, rows in measured.items():
-        for row in _of_run(rows, name_of(path, folder), typed_path(folder)) if rows else ():
+        for row in _of_run(rows, name_of(path, folder), typed_path(folder), texts) if rows else ():
             panels[row.get("data_digest"), row["train_len"], row["protocol"]].append(row)
     found: list[Row] = []
     for (_, _, protocol), members in panels.items():
@@ -179,19 +198,23 @@ def rows_of(measured: Mapping[pathlib.Path, Sequence[dict[str, Any]]], folder: s
     return sorted(found, key=lambda row: row.run.path)
 
 
-def _of_run(rows: Sequence[dict[str, Any]], path: str, workdir: str) -> list[Row]:
-    """Return the rows of a folder's last run: of its last step, and of its own text and code or its first row's."""
+def _of_run(rows: Sequence[dict[str, Any]], path: str, workdir: str, runs_of: Mapping[str | None, int]) -> list[Row]:
+    """Return the rows of a folder's last run: of its last step, of one text, and of its own code or its first row's.
+
+    The text is that of most runs, whose numbers are in `runs_of`. Ties go to the run's own text, then to the first.
+    """
     every, name = rows, rows[-1].get("hash")
     rows = [row for row in every if row.get("hash") == name]
     settings = rows[0]["settings"]
     own_code = {name.removeprefix("code."): value for name, value in settings.items() if name.startswith("code.")}
     texts, codes = [row.get("data_digest") for row in rows], [row.get("code", {}) for row in rows]
-    text = next((row["data_digest"] for row in rows if row.get("own_text")), texts[0])
+    own_text = next((row["data_digest"] for row in rows if row.get("own_text")), texts[0])
+    text = max(texts, key=lambda one: (runs_of[one], one == own_text))
     code = own_code if own_code in codes else codes[0]
     own = [row for row, *facts in zip(rows, texts, codes, strict=True) if facts == [text, code]] or rows
     last = max(row.get("step") or 0 for row in own)
     own = [row for row in own if row.get("step") in (None, last)]
-    run = run_of_row(path, own[-1], longest=max(map(anchor_of, own)), workdir=workdir)
+    run = run_of_row(path, own[0], longest=max(map(anchor_of, own)), workdir=workdir)
     kept = _only([Row(row, run) for row in every], lambda row: row.get("hash") == name, "of another run")
     kept = _only(kept, lambda row: row.get("data_digest") == text, "measured on other text")
     kept = _only(kept, lambda row: row.get("code", {}) == code, "measured with other code of the encoding")
@@ -297,9 +320,18 @@ def unfinished(folder: str | pathlib.Path, stored: Iterable[Row]) -> dict[str, s
 
 
 def _without_results(folder: str | pathlib.Path) -> list[RunFolder]:
-    """Return the started runs without a whole row."""
+    """Return the started runs without a whole row, or without one of the end of their training, as it was NaN."""
     started = map(RunFolder, run_folders(pathlib.Path(folder), "config.json"))
-    return [run for run in started if problem_of(lines.first(run.eval_file)) and not run.measured()]
+    return [run for run in started if _has_no_row(run) or _nan_step(run) is not None]
+
+
+def _has_no_row(run: RunFolder) -> bool:
+    return bool(problem_of(lines.first(run.eval_file))) and not run.measured()
+
+
+def _nan_step(run: RunFolder) -> int | None:
+    """Return the step at which the training of a run ended with NaN, None if it did not. A finished run is not read."""
+    return None if run.done_file.is_file() else run.ended_with_nan()
 
 
 def perplexity(row: Mapping[str, Any]) -> float | None:

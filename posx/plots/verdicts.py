@@ -14,6 +14,7 @@ from posx.evaluation.differences import ROUNDING, SIGNIFICANCE, Difference, holm
 from posx.evaluation.protocols import HfStrided, Sliding
 from posx.evaluation.statistics import perplexity, row_blocks, targets_key
 from posx.files.rows import number
+from posx.plots.captions import other_tokens
 from posx.plots.groups import Curve
 from posx.plots.rows import FAILED, PER_POSITION, Row, Run
 from posx.plots.rows import perplexity as perplexity_of
@@ -44,11 +45,11 @@ class Place(NamedTuple):
 class Verdict(NamedTuple):
     """The perplexity (or R_k) of one curve over that of another, its 95 % interval, and the word that follows.
 
-    pair: the numbers of the two curves. seeds: how many runs of each are compared, as `pairing` says. Ends are None if
-    there is no interval; `reason` says why. p is of this comparison alone, `adjusted_p` of it among the `family`
-    comparisons with a p. word: "better" or "worse" if `adjusted_p` is below 0.05, else "not separated" or
-    "no interval". over_seeds and over_text are the parts of the interval: other seeds on this text, and these runs on
-    other text.
+    pair: the numbers of the two curves. seeds: how many runs of each are compared, as `pairing` says. text: the digest
+    of the scored text. Ends are None if there is no interval; `reason` says why. p is of this comparison alone,
+    `adjusted_p` of it among the `family` comparisons with a p. word: "better" or "worse" if `adjusted_p` is below 0.05,
+    else "not separated" or "no interval". over_seeds and over_text are the parts of the interval: other seeds on this
+    text, and these runs on other text.
     """
 
     pair: tuple[int, int]
@@ -57,6 +58,7 @@ class Verdict(NamedTuple):
     seeds: tuple[int, int]
     pairing: str
     num_targets: int | None
+    text: str | None
     ratio: float | None
     low: float | None = None
     high: float | None = None
@@ -123,7 +125,7 @@ def verdicts(
             rows = [row for side in pairs for pair in side for row in pair if row is not None]
             if not (reason := _unlike(rows)):
                 found.append(_verdict((n, m), place, sides, pairs))
-            elif place.k is None:
+            else:
                 left.append(f"{one.label} and {other.label} {reason}")
         reasons |= dict.fromkeys(left)
     return _corrected(found), list(reasons)
@@ -160,7 +162,7 @@ def _sides(one: Curve, other: Curve) -> tuple[_Sides, list[str]]:
 
 
 def _seed(run: Run) -> str:
-    """Return the seed of a run as text, as `groups` compares them; "None" if it has none."""
+    """Return the seed of a run as text, as `groups` compares them; "None" for an imported model, which has none."""
     return str(run.settings.get("train.seed"))
 
 
@@ -199,8 +201,10 @@ def _unlike(rows: Sequence[Row]) -> str:
     if len({row.get("tokenizer") for row in rows}) > 1:
         return "have other tokenizers, so their perplexities are of other tokens"
     if len({row.get("data_digest") for row in rows}) > 1:
-        return "were measured on other texts"
+        return "were measured on other texts" + other_tokens(rows)
     scored = {(*targets_key(row), row.get("num_targets")) for row in rows if _problem(row) == ""}
+    if all(row.get("status") == "apart" for row in rows) and rows:
+        return "scored other targets than most runs"
     if any(row.get("status") == "apart" for row in rows) or len(scored) > 1:
         return "scored other targets"
     return (
@@ -222,11 +226,11 @@ def _verdict(
 ) -> Verdict:
     """Return a verdict without its correction. pairs: per side and run, the row of a loss, or those at kL and at L."""
     there = [row for side in pairs for rows in side for row in rows if row is not None]
-    targets = next((row["num_targets"] for row in there if row.get("num_targets")), None)
+    targets, text = (next((row[key] for row in there if row.get(key)), None) for key in ("num_targets", "data_digest"))
     train_lens, (ours, theirs) = (sides.runs[0][0].train_len, sides.runs[1][0].train_len), sides.runs
-    bare = Verdict(pair, place, train_lens, (len(ours), len(theirs)), sides.pairing, targets, None)
+    bare = Verdict(pair, place, train_lens, (len(ours), len(theirs)), sides.pairing, targets, text, None)
     problems = [
-        f"{label}, seed {_seed(run)}: {problem}"
+        f"{label}{'' if _seed(run) == 'None' else f', seed {_seed(run)}'}: {problem}"
         for label, runs, side in zip(sides.labels, sides.runs, pairs, strict=True)
         for run, rows in zip(runs, side, strict=True)
         if (problem := next(filter(None, map(_problem, rows)), ""))
@@ -257,8 +261,13 @@ def _ends(mean: float, half: float | None) -> tuple[float, float] | None:
 
 
 def _equal(found: Difference) -> str:
-    """Return that two curves are the same function, as far as a loss shows it, else an empty string."""
-    return "all losses are equal" if found.half == 0 else "equal up to rounding" if abs(found.mean) <= ROUNDING else ""
+    """Return that two curves are the same function, as far as a loss shows it, else an empty string.
+
+    Other functions may have one mean by chance, but then their blocks differ.
+    """
+    if found.half == 0:
+        return "all losses are equal"
+    return "equal up to rounding" if max(abs(found.mean), found.half / 10) <= ROUNDING else ""
 
 
 def _copies(sides: _Sides, pairs: Sequence[Sequence[Sequence[Row]]]) -> str:

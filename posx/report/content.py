@@ -37,7 +37,7 @@ from posx.plots.rows import (
     read_several,
     unfinished,
 )
-from posx.plots.tables import cell, tables_of
+from posx.plots.tables import cell, seeds_of, tables_of
 from posx.plots.verdicts import verdicts
 from posx.runs.folder import RunFolder, name_of, run_folders
 
@@ -51,6 +51,8 @@ MOST_COMPARED = 50
 MOST_PICTURES = 12
 #: Sizes from which posx resolves others.
 RESOLVED_FROM = ("model.num_layers", "model.model_dim", "model.num_heads", "model.mlp", "train.length")
+#: Failures of a seed that end a horizon.
+_BROKEN = {"undefined", "nonfinite"}
 #: Columns of a row that the page offers as a table.
 COLUMNS = (
     "run_id", "encoding", "train_len", "seed", "protocol", "stride", "eval_len", "status", "num_targets", "nll", "ppl",
@@ -151,14 +153,20 @@ def _table(
 ) -> Iterator[dict[str, Any]]:
     """Yield the cells of each curve of a panel: seeds, perplexity and bits at L, R_k, and the 1 % horizon."""
     found = {name: {curve.label: curve.points for curve in drawn} for name, drawn in measured.items()}
+    seeds = {curve.label: {"value": curve.seeds[1], "text": seeds_of(curve)} for curve in measured["ppl"]}
     for curve in panel.curves:
         ratios = {point.x: point for point in found["R_k"][curve.label]}
         yield {
-            "panel": number_of_panel, "curve": places[curve.runs[0]], "seeds": len(curve.runs),
+            "panel": number_of_panel, "curve": places[curve.runs[0]], "seeds": seeds[curve.label],
             **{name: _at(found[name][curve.label], panel.train_len) for name in ("ppl", "bpb")},
             "ratios": {f"{k:g}": _cell(point) for k, point in ratios.items() if k > 1},
-            "horizon": _horizon({k: point.mean for k, point in ratios.items()}),
+            "horizon": _horizon({k: _of_all(point) for k, point in ratios.items()}),
         }  # fmt: skip
+
+
+def _of_all(point: Point) -> float:
+    """Return the mean of a point, NaN if a seed failed there: the other seeds do not speak for it."""
+    return math.nan if _BROKEN & set(point.failures) else point.mean
 
 
 def _horizon(ratios: Mapping[float, float]) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from posx.attention.masks import causal
 from posx.attention.masks import window as window_of
 from posx.config import RunConfig, base_config, run_config
 from posx.config.masks import mask_text
+from posx.config.run import IMPORTED
 from posx.config.sections import cycle_of
 from posx.data.tokenizers import BpeTokenizer
 from posx.encodings import Rope, spec_text
@@ -114,7 +115,7 @@ def run_of(source: ForeignModel, whose: str, folder: RunFolder) -> RunConfig:
     })  # fmt: skip
     settings.eval.lengths = tuple(sorted({max(length // n, 2) for n in (4, 2, 1)}))
     settings.eval.num_targets = max(length, 16384)
-    return dataclasses.replace(run_config(settings), text=f"imported {source.digest}")
+    return dataclasses.replace(run_config(settings), text=f"{IMPORTED} {source.digest}")
 
 
 def _size(value: Any, key: str) -> int:

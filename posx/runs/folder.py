@@ -372,12 +372,18 @@ def short_digest(text: str) -> str:
 def run_folders(workdir: Path, holding: str) -> list[Path]:
     """Return the run folders at or below `workdir` that hold a file named `holding`, sorted.
 
+    A folder that several links name is returned once, without links if it lies below `workdir`.
+
     Raises WorkdirError if `workdir` is no folder.
     """
     if not os.path.isdir(workdir):  # a name that is too long is none either
         what = "is a file" if os.path.isfile(workdir) else "does not exist"
         raise WorkdirError(f"work folder {str(workdir)[:300]} {what}. Give the folder of a run or of a sweep.")
-    return sorted({path.parent for level in _LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()})
+    found = {path.parent for level in _LEVELS for path in workdir.glob(level.format(holding)) if path.is_file()}
+    root, places = workdir.resolve(), dict[Path, Path]()
+    for path in sorted(found, key=lambda path: (path.resolve() != root / path.relative_to(workdir), path)):
+        places.setdefault(path.resolve(), path)
+    return sorted(places.values())
 
 
 def name_of(run: Path, workdir: str | Path) -> str:

@@ -83,7 +83,7 @@ def test_paired_extrapolation_is_the_ratio_of_two_r_k():
     hard = rng.uniform(0, 200, 60)
     near_a, near_b, far_b = (hard + rng.normal(0, 0.5, 60) for _ in range(3))
     far_a = hard + 50 * 0.03 + rng.normal(0, 0.5, 60)
-    rows = [row(sums) for sums in (far_a, near_a, far_b, near_b)]
+    rows = [row(sums) | {"eval_len": n} for sums, n in zip((far_a, near_a, far_b, near_b), (128, 64) * 2, strict=True)]
     found, r_a, r_b = paired_extrapolation(*rows), paired_ratio(*rows[:2]), paired_ratio(*rows[2:])
     assert found.value == pytest.approx(r_a.value / r_b.value)
     half = half_width(far_a - near_a - far_b + near_b, np.full(60, 50))
@@ -93,6 +93,9 @@ def test_paired_extrapolation_is_the_ratio_of_two_r_k():
         other = [made | {"targets": "b"} if n == place else made for place, made in enumerate(rows)]
         with pytest.raises(ConfigError, match="scored different targets"):
             paired_extrapolation(*other)
+    for order in ((1, 0, 3, 2), (0, 1, 3, 2), (0, 1, 2, 0)):
+        with pytest.raises(ConfigError, match="R_k needs rows at kL and L tokens"):
+            paired_extrapolation(*(rows[n] for n in order))
 
 
 @pytest.mark.parametrize(
