@@ -143,7 +143,7 @@ def _sum(run: Callable[[], jax.Array], wanted: float) -> tuple[bool, str]:
 def _precision() -> tuple[bool, str]:
     """Compare products with float64: in the precision of evaluation, and in that of training by default."""
     rng = np.random.default_rng(0)
-    x, y = (rng.standard_normal(shape).astype(np.float32) / 32 for shape in ((64, 1024), (1024, 64)))
+    x, y = (rng.standard_normal(shape).astype(np.float32) / np.float32(32**0.5) for shape in ((64, 1024), (1024, 64)))
     wanted, errors = x.astype(np.float64) @ y, {}
     for precision in ("highest", "default"):
         with platforms.products_in(precision):
