@@ -14,6 +14,7 @@ import numpy as np
 from posx.attention.cache import Cache
 from posx.errors import ConfigError, NonFiniteError
 from posx.layers import token_ids
+from posx.machine.platforms import products_in
 
 if TYPE_CHECKING:
     from posx.model import Model
@@ -65,7 +66,8 @@ def sample(logits: jax.Array, sampling: Sampling, rng: jax.Array) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=5)
 def _forward(model: Model, params: Any, tokens: jax.Array, pos: jax.Array, idx: jax.Array, cache: Cache):
     """Return logits [b, v] after the last of tokens [b, t], and the cache with these appended."""
-    logits, cache = model.cached(params, tokens, pos, idx, cache)
+    with products_in("highest"):  # as in evaluation
+        logits, cache = model.cached(params, tokens, pos, idx, cache)
     return logits[:, -1], cache
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from posx.errors import ConfigError, PosxError
 from posx.generate import Sampling, generate
 from posx.layers import sequential
+from posx.machine.platforms import products_in
 from posx.progress import counted, say
 from posx.runs.describe import is_defined
 from posx.runs.load import load
@@ -46,7 +47,8 @@ def register() -> type:
 @functools.partial(jax.jit, static_argnums=0)
 def _scores(model: Any, params: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return for tokens [b, t + 1] the log-probabilities [b, t] of the next ones, and whether they are most likely."""
-    logits = model(params, tokens[:, :-1], sequential(tokens.shape[1] - 1))
+    with products_in("highest"):
+        logits = model(params, tokens[:, :-1], sequential(tokens.shape[1] - 1))
     found = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)[..., 0]
     return found, jnp.argmax(logits, axis=-1) == tokens[:, 1:]
 

@@ -16,11 +16,12 @@ import pytest
 
 import posx
 from posx.attention import causal, refusal, strips
-from posx.config import TrainConfig
+from posx.config import EvalConfig, TrainConfig
 from posx.config.sections import ModelConfig
 from posx.contract import abstract_params, distance_terms
 from posx.machine.platforms import platform, traced_for
 from posx.model import make_model
+from posx.runs.evaluate import _log_probs
 from posx.testing.subject import KNOWN, LENGTH, even_tiles
 from posx.training.step import init_state, train_step, train_steps
 from tests.encodings.cases import APART, CASES, DIMS, FEW, SPECS, STRUCTURAL, WAYS, first
@@ -136,6 +137,35 @@ def test_training_is_lowered_for_accelerators(dtype, platform):
         assert not faults(lowered(one, platform, state, shape_of(*rows, dtype="int32")))
         many, count = shape_of(3, *rows, dtype="int32"), shape_of(dtype="int32")
         assert not faults(lowered(several, platform, state, many, count))
+
+
+def precisions(text):
+    """The precisions of products of float32 numbers in a program."""
+    products = re.findall(r"stablehlo\.dot_general .*", text)
+    wide = [line for line in products if not re.search(r"bf16|f16|i32", line.split(" : (")[-1])]
+    return {found[1] if (found := re.search(r"precision = \[(\w+)", line)) else "DEFAULT" for line in wide}
+
+
+def test_float32_is_what_the_settings_say_on_an_accelerator():
+    """Evaluation multiplies in full float32, training in the device's own precision, unless they are asked."""
+    model = make_model(ModelConfig(1, 16, 2), ["alibi"], 7, LENGTH)
+    tokens = shape_of(2, LENGTH + 1, dtype="int32")
+
+    def scored(precision):
+        return lowered(
+            functools.partial(_log_probs, model, "blockwise", precision, 1), "cuda", model.abstract(), tokens
+        )
+
+    def trained(precision):
+        config = TrainConfig(length=LENGTH, batch_size=2, steps=9, warmup_steps=1, precision=precision)
+        state = jax.eval_shape(lambda: init_state(model, config))
+        with jax.numpy_dtype_promotion("standard"):
+            return lowered(functools.partial(train_step, model, config), "cuda", state, tokens)
+
+    with jax.default_matmul_precision(None):
+        assert TrainConfig().precision == "default" and EvalConfig().precision == "highest"
+        for program in (scored, trained):
+            assert precisions(program("highest")) == {"HIGHEST"} and precisions(program("default")) == {"DEFAULT"}
 
 
 @pytest.mark.slow

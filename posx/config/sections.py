@@ -160,6 +160,7 @@ class TrainConfig:
     speed alone: the memory of a call is not given back between its steps, and an accelerator does not wait for Python.
     `position_lr_multiplier`: every parameter of an encoding learns at so many times the learning rate; 0 leaves it to
     the encoding (`Encoding.lr_multiplier`).
+    `precision`: of products of float32 numbers on an accelerator: its own, which rounds their operands, or float32.
     """
 
     length: Annotated[int, at_least(2)] = 64
@@ -176,6 +177,7 @@ class TrainConfig:
     clip_norm: Annotated[float, above(0)] = 1.0
     accumulation: Annotated[int, at_least(1)] = 1
     executor: Literal["auto", "dense", "blockwise", "fused"] = "auto"
+    precision: Literal["default", "highest"] = "default"
     dispatch_steps: Annotated[int, at_least(1)] = 16
     log_steps: Annotated[int, at_least(1)] = 20
     checkpoint_steps: Annotated[int, at_least(1)] = 200
@@ -212,6 +214,7 @@ class EvalConfig:
     each window of hf_strided. Targets are spread over all held-out documents. They are the same at every length: those
     of the longest windows of the run so far.
     `num_targets` and `sliding_targets` 0 score the whole validation stream.
+    `precision`: of products of float32 numbers, so that a perplexity does not depend on the kind of device.
     """
 
     lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)
@@ -222,6 +225,7 @@ class EvalConfig:
     stride: Annotated[int, at_least(0)] = 0
     batch_tokens: Annotated[int, at_least(1)] = 16384
     executor: Literal["auto", "dense", "blockwise", "fused"] = "auto"
+    precision: Literal["default", "highest"] = "highest"
 
     def problems(self) -> list[str]:
         """Return the problems of these fields, one line each. Each protocol knows its own."""

@@ -6,6 +6,7 @@ user context of JAX, which is part of their keys.
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import AbstractContextManager
 
 import jax
@@ -39,3 +40,12 @@ def traced_for(name: str) -> AbstractContextManager:
     if name not in PLATFORMS:
         raise ValueError(f"platform {name!r} is unknown; allowed: {', '.join(PLATFORMS)}.")
     return _stated(name)
+
+
+def products_in(precision: str) -> AbstractContextManager:
+    """Return a context in which products of float32 arrays are traced in a precision: "default" or "highest".
+
+    By default a GPU rounds their operands to TF32, 10 bits, and a TPU to bfloat16. CPUs have float32 alone, so programs
+    for them are the same in both.
+    """
+    return contextlib.nullcontext() if on_cpu() else jax.default_matmul_precision(precision)

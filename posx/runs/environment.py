@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 import posx
+from posx.config import RunConfig
 from posx.data import Dataset
 from posx.files import checksums
 from posx.files.atomic import write_json
@@ -53,9 +54,9 @@ def devices_of(folder: RunFolder) -> int | None:
     return devices if isinstance(devices, int) else None
 
 
-def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
+def record(folder: RunFolder, run: RunConfig, dataset: Dataset, layout: Layout) -> None:
     """Write `env.json` at the first start. List later starts in it, with a notice if bits may differ."""
-    now = environment(dataset, layout)
+    now = environment(run, dataset, layout)
     if not folder.env_file.exists():
         write_json(folder.env_file, checksums.with_checksum(now | {"resumed": []}))
         return
@@ -75,7 +76,7 @@ def record(folder: RunFolder, dataset: Dataset, layout: Layout) -> None:
     write_json(folder.env_file, checksums.with_checksum(first | {"resumed": resumed}))
 
 
-def environment(dataset: Dataset, layout: Layout) -> dict[str, Any]:
+def environment(run: RunConfig, dataset: Dataset, layout: Layout) -> dict[str, Any]:
     """Return versions, state of the code, devices, threads and data."""
     device = jax.devices()[0]
     return {
@@ -84,6 +85,7 @@ def environment(dataset: Dataset, layout: Layout) -> dict[str, Any]:
         "git": _git_state(),
         "backend": platforms.platform(),
         "device": device.device_kind,
+        "precision": run.train.precision,
         "num_devices": layout.num_devices,
         "layout": str(layout),
         "processes": jax.process_count(),

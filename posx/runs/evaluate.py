@@ -26,6 +26,7 @@ from posx.files.rows import ROW_VERSION, result_of
 from posx.layers import sequential
 from posx.machine import processes
 from posx.machine.devices import DATA, mesh, on_devices, on_each, over_devices, worth
+from posx.machine.platforms import products_in
 from posx.model import Model
 from posx.progress import Meter, counted, say
 from posx.runs import damage
@@ -38,17 +39,22 @@ from posx.training.layout import Layout
 from posx.training.step import flops_per_token
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _log_probs(model: Model, executor: str, num_devices: int, params: Any, tokens: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _log_probs(
+    model: Model, executor: str, precision: str, num_devices: int, params: Any, tokens: jax.Array
+) -> jax.Array:
     """Return log-probabilities with the rows sharded over devices, or over the mesh that is set around the call."""
 
     def one(params: Any, tokens: jax.Array) -> jax.Array:
-        return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
+        with products_in(precision):
+            return model.log_probs(params, tokens, sequential(tokens.shape[1] - 1), None, executor)
 
     return on_each(one, num_devices, PartitionSpec(DATA))(params, tokens)
 
 
-def model_log_probs(model: Model, params: Any, executor: str = "auto", layout: Layout = Layout()):
+def model_log_probs(
+    model: Model, params: Any, executor: str = "auto", layout: Layout = Layout(), precision: str = "highest"
+):
     """Return the model as `evaluate` takes it: tokens [b, t + 1] -> log-probabilities [b, t].
 
     Sharded parameters stay sharded, and every process that holds some calls this. Many windows are sharded over `DATA`,
@@ -62,30 +68,32 @@ def model_log_probs(model: Model, params: Any, executor: str = "auto", layout: L
         if not is_defined(model, length):
             raise UndefinedLength(f"defined up to position {at_length.max_position}, but {length} tokens are requested")
         if layout.is_global:
-            return _together(at_length, executor, layout, params, tokens)
+            return _together(at_length, (executor, precision), layout, params, tokens)
         devices = worth(tokens[:, 1:].size * flops_per_token(model, length) / 3)
         if len(tokens) < devices:  # few windows, long ones: blocks of their queries are sharded
             with jax.set_mesh(mesh(devices)):
-                return np.asarray(_log_probs(at_length, executor, 1, on(devices), on_devices(tokens, devices)))
+                return np.asarray(
+                    _log_probs(at_length, executor, precision, 1, on(devices), on_devices(tokens, devices))
+                )
         rows = over_devices(np.pad(tokens, ((0, -len(tokens) % devices), (0, 0))), devices)
-        return np.asarray(_log_probs(at_length, executor, devices, on(devices), rows))[: len(tokens)]
+        return np.asarray(_log_probs(at_length, executor, precision, devices, on(devices), rows))[: len(tokens)]
 
     return log_probs
 
 
-def _together(model: Model, executor: str, layout: Layout, params: Any, tokens: np.ndarray) -> np.ndarray:
+def _together(model: Model, how: tuple[str, str], layout: Layout, params: Any, tokens: np.ndarray) -> np.ndarray:
     """Return log-probabilities by all devices of a layout: rows are sharded if there are as many, else their tokens."""
     rows = layout.mesh.shape[DATA]
     padded = np.pad(tokens, ((0, -len(tokens) % rows if len(tokens) >= rows else 0), (0, 0)))
     with jax.set_mesh(layout.mesh):
-        return np.asarray(program(layout, model, executor)(params, padded))[: len(tokens)]
+        return np.asarray(program(layout, model, *how)(params, padded))[: len(tokens)]
 
 
 @functools.cache
-def program(layout: Layout, model: Model, executor: str) -> Any:
+def program(layout: Layout, model: Model, executor: str, precision: str) -> Any:
     """Return the compiled program of a sharded model."""
     whole = NamedSharding(layout.mesh, PartitionSpec())
-    return jax.jit(functools.partial(_log_probs, model, executor, 1), out_shardings=whole)
+    return jax.jit(functools.partial(_log_probs, model, executor, precision, 1), out_shardings=whole)
 
 
 def evaluate_run(
@@ -108,7 +116,7 @@ def evaluate_run(
     asked = asked_rows(run, config, model, dataset, folder, facts)
     rows = [with_checksum(one.stored | facts) for one in asked if one.stored]
     missing = [one for one in asked if not one.stored]
-    log_probs = model_log_probs(model, params, config.executor, layout)
+    log_probs = model_log_probs(model, params, config.executor, layout, config.precision)
     work = _Work(model, config, slower(model) / speed_of(run) if missing else 0.0)
     (stream, documents), token_bytes = stream_of(dataset), dataset.validation.token_bytes
     token_bytes = None if token_bytes is None else np.insert(token_bytes, 0, 0)
@@ -126,7 +134,8 @@ def evaluate_run(
         for one in missing:
             for row in one.question.protocol.measure(measured, [one.length]):
                 interrupts.check()
-                more = {"anchor": one.question.anchor, "executor": config.executor, "env": measured_with()}
+                how = {"executor": config.executor, "precision": config.precision}
+                more = {"anchor": one.question.anchor, **how, "env": measured_with()}
                 rows.append(with_checksum(facts | row | more))
                 folder.append(folder.eval_file, rows[-1])
                 work.finished(_line(rows[-1]))

@@ -41,7 +41,7 @@ def train_and_evaluate(
     def begin() -> None:
         folder.check_resumes(run)  # another process may have started one here meanwhile
         damage.mend_settings(folder)
-        environment.record(folder, dataset, how)
+        environment.record(folder, run, dataset, how)
         executors = [executor_of(run, *layer) for layer in zip(model.encodings, run.model.masks, strict=True)]
         dataset.tokenizer.save(folder.tokenizer_file)
         folder.write_config(run, num_params=count(model), executors=executors)

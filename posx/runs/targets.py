@@ -153,9 +153,11 @@ def asked_rows(
 def is_answer(row: Row, config: EvalConfig) -> bool:
     """Tell whether a stored row need not be computed again.
 
-    A named executor is measured itself. A row of status "oom" is tried again, as this may be another machine.
+    A named executor is measured itself, and another precision. A row of status "oom" is tried again, as this may be
+    another machine.
     """
-    return row.get("status") != "oom" and config.executor in ("auto", row.get("executor", "auto"))
+    alike = config.executor in ("auto", row.get("executor", "auto")) and config.precision == row.get("precision")
+    return row.get("status") != "oom" and alike
 
 
 def _settings(row: Row) -> tuple[int, int]:

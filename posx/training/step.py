@@ -18,6 +18,7 @@ from posx.config import TrainConfig
 from posx.encodings.rates import Rate, Rates, rates_of_layers
 from posx.layers import sequential
 from posx.machine.devices import DATA, on_each
+from posx.machine.platforms import products_in
 from posx.model import Model, layer_name, shared_name
 
 State = dict[str, Any]
@@ -75,7 +76,8 @@ def _gradients(
             rng = jax.random.fold_in(jax.random.split(jax.random.key(config.seed), 3)[2], step)
             rng = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, numbers)
         call = functools.partial(loss, model, tokens=rows, dropout_rng=rng, executor=config.executor)
-        return jax.value_and_grad(call)(params)
+        with products_in(config.precision):
+            return jax.value_and_grad(call)(params)
 
     if config.accumulation == 1:
         return part(*numbered)

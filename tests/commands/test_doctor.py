@@ -17,8 +17,9 @@ def test_doctor_names_the_facts_and_checks_every_encoding(capsys, monkeypatch):
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     for fact, text in (("versions", "jaxlib"), ("devices", "cpu"), ("cache", "posx"), ("memory", "free")):
         assert text in lines[fact]
-    assert out.count("ok  ") == 3 and "FAILED" not in out
-    assert out.splitlines()[-1] == "all is well: 3 of 3 checks passed"
+    assert out.count("ok  ") == 4 and "FAILED" not in out
+    assert out.splitlines()[-1] == "all is well: 4 of 4 checks passed"
+    assert "evaluation errs by" in out and "as its operands are rounded" not in out
     assert "1 of the 1 encodings" in lines["self-test"]
     texts = [line for line in out.splitlines() if "  " in line]
     assert all(line[checks.WIDTH - 1] == " " != line[checks.WIDTH] for line in texts), "one column starts there"
@@ -39,8 +40,22 @@ def test_a_wrong_number_is_exit_1_with_its_line(capsys, monkeypatch, wrong):
     code, out, err = tiny.call(capsys, "doctor")
     assert code == 1
     assert [line.split()[:3] for line in out.splitlines() if "FAILED" in line] == [["attention,", "alibi", "FAILED"]]
-    assert "1 of 3 checks failed: attention, alibi: fused: differs" in err and len(err.splitlines()) == 1
+    assert "1 of 4 checks failed: attention, alibi: fused: differs" in err and len(err.splitlines()) == 1
     assert "all is well" not in out
+
+
+def test_a_slow_machine_names_what_it_left(capsys, monkeypatch):
+    monkeypatch.setattr(checks, "LIMIT", -1.0)
+    code, out, err = tiny.call(capsys, "doctor")
+    assert code == 0 and "not checked" in out and "attention, learned_sinks: -1 s were over" in out, err
+    assert out.splitlines()[-1] == "no check failed: 0 of 16 checks passed"
+
+
+def test_the_check_of_16_bits_sees_a_wrong_gradient(monkeypatch):
+    assert checks._vendor()[0]
+    right = attention.EXECUTORS["fused"]
+    monkeypatch.setitem(attention.EXECUTORS, "fused", lambda *a, **o: right(*a, **o) * 1.25)
+    assert not checks._vendor()[0]
 
 
 def test_it_is_a_command_without_settings(capsys):

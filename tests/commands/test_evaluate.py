@@ -213,10 +213,10 @@ def test_partly_failed_evaluation_says_where_and_keeps_rows(capsys, workdir, mon
     module = posx.runs.evaluate
     real = module._log_probs
 
-    def fail(model, executor, num_devices, params, tokens):
+    def fail(model, executor, precision, num_devices, params, tokens):
         if tokens.shape[1] > 33:
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return real(model, executor, num_devices, params, tokens)
+        return real(model, executor, precision, num_devices, params, tokens)
 
     monkeypatch.setattr(module, "_log_probs", fail)
     words = ["evaluate", f"--workdir={workdir}", "--lengths=16,48,64", "--protocol=nonoverlapping"]
