@@ -1,77 +1,114 @@
 #!/usr/bin/env bash
-# All that an hour on one GPU should do: numerical tests, ceiling, attention, training, decoding and the GPU preset.
+# All that a GPU should tell posx, in the order of what it tells: `posx doctor`, a step of training beside its rivals,
+# attention with every encoding, a sweep, the numerical tests; then what an hour adds.
 #
-#   scripts/setup.sh dev peers cuda12            # and the CUDA build of torch: pip install torch==2.13.0
-#   benchmarks/accelerator.sh runs/gpu           # the same command resumes
-#   TINY=1 benchmarks/accelerator.sh runs/tiny   # the same stages on this CPU at tiny sizes, in minutes
+#   scripts/setup.sh dev peers cuda12                         # and the CUDA build of torch
+#   benchmarks/accelerator.sh runs/gpu --minutes=10           # the same command resumes
+#   benchmarks/accelerator.sh runs/gpu                        # an hour
+#   WHEELS=wheels benchmarks/accelerator.sh runs/gpu          # what the machine lacks, from a folder of wheels
+#   TINY=1 benchmarks/accelerator.sh runs/tiny --minutes=5    # the same stages on this CPU at tiny sizes
 #
-# Each stage has a time limit. A stage that fails or runs out of time is reported, later stages go on, and the next call
-# tries it again. FOLDER/results.jsonl holds a line for each stage, with its report. FOLDER/summary.md has the tables.
-# PLATFORM=tpu chooses another platform than cuda, PYTHON another interpreter, STAGES="ceiling train" some stages alone.
-# TEXT=FOLDER is the text of the study, by default the source code of Python's library.
+# Each stage has a part of the minutes. Benchmarks write every measure as it is made, and a stage that is cut keeps what
+# it had. A stage that fails or runs out of time is reported, later stages go on, and the next call tries it again.
+# However the script ends, FOLDER/results.jsonl has a line for each stage, with its report, and FOLDER/summary.md the
+# tables. PLATFORM=tpu chooses another platform than cuda, PYTHON another interpreter, STAGES="ceiling train" some stages
+# alone. TEXT=FOLDER is the text of the study, by default the source code of Python's library.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?benchmarks/accelerator.sh FOLDER: give the folder of the results}
+minutes=60
+case "${2:-}" in
+  "") ;;
+  --minutes=*) minutes=${2#--minutes=} ;;
+  *) echo "$2 is unknown. The only flag is --minutes=N" >&2; exit 2 ;;
+esac
+[[ "$minutes" =~ ^[1-9][0-9]*$ ]] || { echo "--minutes=$minutes must be a whole number, at least 1" >&2; exit 2; }
 python=${PYTHON:-${VENV:-.venv}/bin/python}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
+
+if [ -n "${WHEELS:-}" ]; then
+  "$python" -m pip install --quiet --no-index --no-deps --upgrade --target "$out/site" "$WHEELS"/*.whl || exit 1
+  export PYTHONPATH="$out/site${PYTHONPATH:+:$PYTHONPATH}"
+fi
 
 # Posx and torch share the memory of one device.
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
 export JAX_PLATFORMS=${PLATFORM:-cuda},cpu
 [ -n "${TINY:-}" ] && export JAX_PLATFORMS=cpu
+export PYTHONUNBUFFERED=1
 
-stage() { # NAME SECONDS COMMAND...
-  local name=$1 limit=$2 start=$SECONDS code=0 status=done
+summary() {
+  trap - EXIT INT TERM
+  [ -n "${running:-}" ] && printf 'cut\n%s\n' "$SECONDS" >"$out/$running.status"
+  "$python" -m benchmarks.stages "$out" || exit 1
+}
+trap summary EXIT
+trap 'exit 143' INT TERM
+
+stage() { # NAME PERCENT COMMAND...
+  local name=$1 limit=$((minutes * 60 * $2 / 100)) left=$((minutes * 60 - SECONDS)) start=$SECONDS code=0 status=done
   shift 2
   case " ${STAGES:-$name} " in *" $name "*) ;; *) return ;; esac
   grep -qs "^done" "$out/$name.status" && { echo "$name: done before"; return; }
+  limit=$((limit < left ? limit : left))
+  [ "$limit" -lt 1 ] && { echo "$name: no time is left"; return; }
   echo "$name: at most $limit s"
-  timeout --kill-after=60 "$limit" "$@" >"$out/$name.txt" 2>"$out/$name.log" || code=$?
-  [ "$code" = 124 ] && status="out of time"
-  [ "$code" != 0 ] && [ "$code" != 124 ] && status="failed with exit code $code"
+  running=$name
+  # In the background, so that a signal to this script is seen while it waits.
+  timeout --kill-after=10 "$limit" "$@" >"$out/$name.txt" 2>"$out/$name.log" &
+  wait $! || code=$?
+  running=
+  [ "$code" = 124 ] || [ "$code" = 137 ] && status="out of time"
+  [ "$code" != 0 ] && [ "$status" = done ] && status="failed with exit code $code"
   printf '%s\n%s\n' "$status" "$((SECONDS - start))" >"$out/$name.status"
   echo "$name: $status after $((SECONDS - start)) s"
 }
 
-bench() { # NAME SECONDS ARGUMENTS...
-  local name=$1 limit=$2
+bench() { # NAME PERCENT ARGUMENTS...
+  local name=$1 percent=$2
   shift 2
-  stage "$name" "$limit" "$python" -m benchmarks "$@" --out="$out/$name.json"
+  stage "$name" "$percent" "$python" -m benchmarks "$@" --out="$out/$name.json"
 }
 
-tests=(tests/encodings tests/attention tests/test_model.py tests/test_generate.py tests/test_accelerators.py -n 4)
+# -v names a failing test as soon as it fails, so that a run that is cut has said so.
+tests=(tests/encodings tests/attention tests/test_model.py tests/test_generate.py tests/test_accelerators.py -v -n 8)
 ours=posx,posx-blockwise,posx-wide-tiles,posx-fused
 rivals=jax.nn,jax.nn-cudnn,torch-sdpa,torch-sdpa-compiled,torch-flex
-forms=posx,eager,flash,compiled,flash_compiled
-some=nope,rope,alibi,t5
+forms=posx,flash,flash_compiled
+some=rope,alibi,t5,nope
 lengths=(--lengths=1024,4096,16384 --batch=4 --rounds=5)
-long=(--lengths=4096 --batch=4 --rounds=3)
-shape=(--shape=large --rounds=5 --steps=16)
+long=(--lengths=4096 --batch=4 --rounds=3 --heads=12)
+shape=(--shape=large --rounds=3 --steps=10)
 steps=(--shape=medium --rounds=3 --steps=16)
+profile=(--shape=large --dtype=bfloat16 --encodings=rope --steps=4)
 decode=(--rounds=3)
+quick=(--config quick)
 study=(--config novels_gpu "--config.data.source=${TEXT:-stdlib}")
 if [ -n "${TINY:-}" ]; then
-  tests=(tests/attention/test_masks.py tests/test_accelerators.py -k "masks or padding or anew")
+  tests=(tests/attention/test_masks.py tests/test_accelerators.py -v -k "masks or padding or anew")
   some=nope,t5
   lengths=(--lengths=64 --check_length=64 --rounds=1 --heads=2 --head_dim=8 --turn_seconds=0.01)
   long=("${lengths[@]}" --encodings=nope,shaw)
   shape=(--shape=tiny --rounds=1 --steps=2)
   steps=("${shape[@]}" --encodings=nope,shaw)
+  profile=(--shape=tiny --encodings=rope --steps=2)
   decode=(--prompt=8 --new=8 --layers=1 --width=32 --heads=2 --rounds=1 --samples=2 --encodings=nope,rope)
   study=(--config smoke --config.train.steps=8 --config.train.warmup_steps=2 --config.train.checkpoint_steps=8
     --config.sweep.encodings=rope --config.eval.num_targets=512)
+  quick=("${study[@]}")
 fi
 
-stage doctor 120 "$python" -m posx.cli doctor
-bench ceiling 120 ceiling --rounds=3
-stage tests 600 "$python" -m pytest -p no:cacheprovider "${tests[@]}"
-bench attention 600 attention --dtype=bfloat16 --encodings=$some --contestants=$ours,$rivals "${lengths[@]}"
-bench train 600 train --dtype=bfloat16 --encodings=$some --contestants=$forms "${shape[@]}"
-bench attention_all 300 attention --dtype=bfloat16 --contestants=posx,posx-wide-tiles "${long[@]}"
-bench train_all 300 train --dtype=bfloat16 --contestants=posx "${steps[@]}"
+stage doctor 12 "$python" -m posx.cli doctor
+bench train 30 train --dtype=bfloat16 --encodings=$some --contestants=$forms "${shape[@]}"
+bench attention_all 25 attention --dtype=bfloat16 --contestants=posx "${long[@]}"
+stage quick 20 "$python" -m posx.cli sweep --workdir "$out/quick" "${quick[@]}"
+stage tests 20 "$python" -m pytest -p no:cacheprovider "${tests[@]}"
+bench profile 10 profile "${profile[@]}"
+bench ceiling 3 ceiling --rounds=3
+bench attention 20 attention --dtype=bfloat16 --encodings=$some --contestants=$ours,$rivals "${lengths[@]}"
+bench train_all 10 train --dtype=bfloat16 --contestants=posx "${steps[@]}"
 # In full float32, so that cached and recomputed logits agree.
-stage decode 400 env JAX_DEFAULT_MATMUL_PRECISION=highest \
+stage decode 10 env JAX_DEFAULT_MATMUL_PRECISION=highest \
   "$python" -m benchmarks decode "${decode[@]}" --out="$out/decode.json"
-stage study 720 "$python" -m posx.cli sweep --workdir "$out/study" "${study[@]}"
-"$python" -m benchmarks.stages "$out"
+stage study 30 "$python" -m posx.cli sweep --workdir "$out/study" "${study[@]}"

@@ -36,7 +36,7 @@ from typing import Any
 from benchmarks import measure, report
 from benchmarks.calls import KINDS, TOLERANCE, Case, contestants, in_attention, is_quadratic, separate
 from benchmarks.report import cell, quartiles, ratios
-from benchmarks.workers import Worker, WorkerError
+from benchmarks.workers import Worker, WorkerError, side_by_side
 from posx.plots import palette
 
 KIND_NAMES = {"forward": "forward", "gradient": "forward + backward", "model": "evaluation of one window"}
@@ -106,40 +106,46 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
             "left_out": [name for name in options.encodings if name not in encodings], "skipped": [], "groups": [],
         }  # fmt: skip
         for length in options.lengths:
-            cases = [dataclasses.replace(start_case, encoding=name, length=length) for name in encodings]
-            group, skipped = one_length(cases, processes, options)
-            stored["groups"].append(group)
-            stored["skipped"] += skipped
-            save(stored)
+            cases, before = (
+                [dataclasses.replace(start_case, encoding=name, length=length) for name in encodings],
+                stored,
+            )
+            for group, skipped in one_length(cases, processes, options):
+                stored = before | {"groups": [*before["groups"], group], "skipped": [*before["skipped"], *skipped]}
+                save(stored)
     return stored
 
 
 def one_length(
     cases: list[Case], processes: dict[str, Worker], options: argparse.Namespace
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Measure every contestant with every encoding in turns. Return this length's numbers, and the skipped."""
+) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Measure every contestant with every encoding in turns. Yield this length's numbers so far, and the skipped."""
     length, keys, turns, skipped = cases[0].length, [], [], []
-    for case in cases:
-        for name, worker in processes.items():
-            too_long = length > options.dense_limit and is_quadratic(name, case.encoding)
-            ready = dict.fromkeys(KINDS, "longer than --dense_limit") if too_long else prepare(worker, name, case)
-            for kind, first in ready.items():
-                if isinstance(first, str):
-                    who = {"contestant": name, "encoding": case.encoding}
-                    skipped.append({**who, "length": length, "kind": kind, "why": first})
-                    continue
-                repeats = min(max(round(options.turn_seconds / first), 1), MOST_CALLS)
-                keys.append((case, name, kind))
-                turns.append(functools.partial(worker.call, "turn", name, dataclasses.asdict(case), kind, repeats))
+    calls = [(case, name) for case in cases for name in processes]
+
+    def first_calls(case: Case, name: str) -> dict[str, Any]:
+        too_long = length > options.dense_limit and is_quadratic(name, case.encoding)
+        return dict.fromkeys(KINDS, "longer than --dense_limit") if too_long else prepare(processes[name], name, case)
+
+    ready = side_by_side(first_calls, calls, lambda _, name: processes[name])
+    for (case, name), by_kind in zip(calls, ready, strict=True):
+        for kind, first in by_kind.items():
+            if isinstance(first, str):
+                who = {"contestant": name, "encoding": case.encoding}
+                skipped.append({**who, "length": length, "kind": kind, "why": first})
+                continue
+            repeats = min(max(round(options.turn_seconds / first), 1), MOST_CALLS)
+            keys.append((case, name, kind))
+            turns.append(functools.partial(processes[name].call, "turn", name, dataclasses.asdict(case), kind, repeats))
     ceiling: list[float] = []
     print(f"length {length}: {len(turns)} contestants", file=sys.stderr)
-    times = measure.interleave(turns, options.rounds, before=lambda: ceiling.append(measure.fresh_ceiling()))
-    results = [
-        {"contestant": name, "encoding": case.encoding, "kind": kind, "useful_flops": case.useful_flops(kind),
-         "seconds": found}
-        for (case, name, kind), found in zip(keys, times, strict=True)
-    ]  # fmt: skip
-    return {"length": length, "ceiling": ceiling, "results": results}, skipped
+    for times in measure.interleaved(turns, options.rounds, before=lambda: ceiling.append(measure.fresh_ceiling())):
+        results = [
+            {"contestant": name, "encoding": case.encoding, "kind": kind, "useful_flops": case.useful_flops(kind),
+             "seconds": found}
+            for (case, name, kind), found in zip(keys, times, strict=True) if found
+        ]  # fmt: skip
+        yield {"length": length, "ceiling": list(ceiling), "results": results}, skipped
 
 
 def prepare(worker: Worker, name: str, case: Case) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import importlib.metadata
 import json
@@ -12,7 +13,7 @@ import re
 import resource
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -146,6 +147,14 @@ def interleave(turns: Sequence[Callable[[], T]], rounds: int, before: Callable[[
 
     `before` opens a round. The order rotates and flips.
     """
+    last = collections.deque(interleaved(turns, rounds, before), maxlen=1)
+    return last[0] if last else []
+
+
+def interleaved(
+    turns: Sequence[Callable[[], T]], rounds: int, before: Callable[[], Any] | None = None
+) -> Iterator[list[list[T]]]:
+    """Yield the results of `interleave` after each turn: all of the finished rounds; in the first, those there are."""
     results: list[list[T]] = [[] for _ in turns]
     for n in range(rounds):
         if before:
@@ -153,5 +162,6 @@ def interleave(turns: Sequence[Callable[[], T]], rounds: int, before: Callable[[
         order = [(n + place) % len(turns) for place in range(len(turns))]
         for turn in order if n % 2 == 0 else reversed(order):
             results[turn].append(turns[turn]())
+            finished = n + (n == 0 or min(map(len, results)) > n)
+            yield [found[:finished] for found in results]
         print(f"round {n + 1}/{rounds}", file=sys.stderr)
-    return results

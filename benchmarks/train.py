@@ -211,19 +211,24 @@ def start(words: list[str], shape: Shape, baseline: str | None, stack: contextli
 def sides(
     words: list[str], encodings: Sequence[str], processes: dict[str, list[Worker]]
 ) -> tuple[list[Side], list[dict[str, str]]]:
-    """Return every contestant that has run its first steps, encoding by encoding, and the failures."""
-    found, failed = [], []
-    for encoding, word in itertools.product(encodings, words):
+    """Return every contestant that has run its first steps, encoding by encoding, and the failures.
+
+    On an accelerator contestants of other processes compile side by side.
+    """
+    pairs = list(itertools.product(encodings, words))
+
+    def ready(word: str, encoding: str) -> Side | dict[str, str] | None:
         key, who = (word if word in FORMS else OURS, encoding), {"library": LIBRARIES[word], "encoding": encoding}
         try:
             facts = workers.call_all(processes[word], "add", *key)[0]
         except WorkerError as error:
-            failed.append(who | {"why": str(error)})
-            continue
+            return who | {"why": str(error)}
         if facts:
-            found.append(Side({**who, "processes": len(processes[word]), **facts}, processes[word], key))
             print(f"{LIBRARIES[word]} {encoding} is ready", file=sys.stderr)
-    return found, failed
+        return Side({**who, "processes": len(processes[word]), **facts}, processes[word], key) if facts else None
+
+    found = workers.side_by_side(ready, [(word, encoding) for encoding, word in pairs], lambda word, _: processes[word])
+    return [one for one in found if isinstance(one, Side)], [one for one in found if isinstance(one, dict)]
 
 
 def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
@@ -233,13 +238,19 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
     with contextlib.ExitStack() as stack:
         taking_part, failed = sides(words, options.encodings, start(words, shape, options.baseline, stack))
         turns = [functools.partial(side.turn, steps) for side in taking_part]
-        rates = measure.interleave(turns, options.rounds, lambda: ceiling.append(measure.fresh_ceiling()))
-        results = [
-            {**side.row, "tokens_per_second": rate, "losses": side.processes[0].call("losses", *side.key)}
-            for side, rate in zip(taking_part, rates, strict=True)
-        ]
-    sizes = {"shape": dataclasses.asdict(shape), "steps": steps, "ceiling": ceiling}
-    return {**sizes, "baseline": options.baseline, "failed": failed, "results": results}
+
+        def so_far(rates: list[list[float]]) -> dict[str, Any]:
+            results = [
+                {**side.row, "tokens_per_second": rate, "losses": side.processes[0].call("losses", *side.key)}
+                for side, rate in zip(taking_part, rates, strict=False) if rate
+            ]  # fmt: skip
+            sizes = {"shape": dataclasses.asdict(shape), "steps": steps, "ceiling": ceiling}
+            return {**sizes, "baseline": options.baseline, "failed": failed, "results": results}
+
+        stored = so_far([])
+        for rates in measure.interleaved(turns, options.rounds, lambda: ceiling.append(measure.fresh_ceiling())):
+            save(stored := so_far(rates))
+        return stored
 
 
 def summarise(stored: dict[str, Any]) -> list[Row]:

@@ -19,12 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 ROOT = Path(__file__).parents[1]
 NO_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "MemoryError", "not enough memory", "bad_alloc")
 POLL_SECONDS = 0.02
+T = TypeVar("T")
 
 
 class WorkerError(Exception):
@@ -104,6 +106,29 @@ def call_all(workers: Sequence[Worker], method: str, *arguments: Any) -> list[An
     if failed:
         raise failed[0]
     return answers
+
+
+def side_by_side(function: Callable[..., T], calls: Sequence[tuple[Any, ...]], process: Callable[..., Any]) -> list[T]:
+    """Return `function` of each call, in order. Calls in other processes, by `process` of a call, run at the same time.
+
+    On CPUs all are made one after the other: they would share the cores.
+    """
+    from posx.machine.platforms import on_cpu
+
+    found: dict[int, T] = {}
+    own: dict[int, list[int]] = {}
+    for n, call in enumerate(calls):
+        own.setdefault(0 if on_cpu() else id(process(*call)), []).append(n)
+
+    def all_of(numbers: list[int]) -> None:
+        found.update({n: function(*calls[n]) for n in numbers})
+
+    if len(own) == 1:
+        all_of(next(iter(own.values())))
+    else:
+        with ThreadPoolExecutor(max(len(own), 1)) as several:
+            list(several.map(all_of, own.values()))
+    return [found[n] for n in range(len(calls))]
 
 
 def fresh(
