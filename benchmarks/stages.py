@@ -1,8 +1,8 @@
 """Collect the stages of `benchmarks/accelerator.sh` in one file: python -m benchmarks.stages FOLDER.
 
 FOLDER/results.jsonl gets a line for each stage: its name, status, seconds, report and the end of its output.
-FOLDER/summary.md gets a table of the stages and the text that each of them printed, or if it was cut, the table of what
-it had measured and the tests that had failed. Exit code 1: a stage failed.
+FOLDER/summary.md gets a table of the stages and the text that each of them printed. A stage that was cut has the table
+of what it had measured, and the tests that had failed. Exit code 1: a stage failed.
 """
 
 from __future__ import annotations
