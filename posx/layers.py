@@ -48,13 +48,18 @@ def _linear_tangent(dtype: str, primals: Any, tangents: Any):
 _narrow_linear = jax.custom_vjp(_product, nondiff_argnums=(2,))
 
 
+def _narrow_forward(x: jax.Array, w: jax.Array, dtype: str):
+    return _product(x, w, dtype), (x.astype(dtype), w, x[:0])  # no row of x, but its type
+
+
 def _narrow_backward(dtype: str, saved: Any, grad: jax.Array):
-    x, w = saved
+    x, w, of_x = saved
     grad = grad.astype(dtype)
-    return _product(grad, w.T, dtype), _product(made_once(x.T), grad, dtype)
+    x_grad, w_grad = _product(grad, w.T, dtype), _product(made_once(x.T), grad, dtype)
+    return x_grad.astype(of_x.dtype), w_grad.astype(w.dtype)
 
 
-_narrow_linear.defvjp(lambda x, w, dtype: (_product(x, w, dtype), (x.astype(dtype), w)), _narrow_backward)
+_narrow_linear.defvjp(_narrow_forward, _narrow_backward)
 
 
 @jax.custom_jvp
