@@ -49,14 +49,16 @@ _narrow_linear = jax.custom_vjp(_product, nondiff_argnums=(2,))
 
 
 def _narrow_forward(x: jax.Array, w: jax.Array, dtype: str):
-    return _product(x, w, dtype), (x.astype(dtype), w, x[:0])  # no row of x, but its type
+    # The backward pass reads the same casts: weights are cast once. Arrays without a row keep the types of x and w.
+    narrow = x.astype(dtype), w.astype(dtype)
+    return _product(*narrow, dtype), (*narrow, x[:0], w[:0])
 
 
 def _narrow_backward(dtype: str, saved: Any, grad: jax.Array):
-    x, w, of_x = saved
+    x, w, of_x, of_w = saved
     grad = grad.astype(dtype)
     x_grad, w_grad = _product(grad, w.T, dtype), _product(made_once(x.T), grad, dtype)
-    return x_grad.astype(of_x.dtype), w_grad.astype(w.dtype)
+    return x_grad.astype(of_x.dtype), w_grad.astype(of_w.dtype)
 
 
 _narrow_linear.defvjp(_narrow_forward, _narrow_backward)
