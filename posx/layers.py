@@ -48,13 +48,20 @@ def _linear_tangent(dtype: str, primals: Any, tangents: Any):
 _narrow_linear = jax.custom_vjp(_product, nondiff_argnums=(2,))
 
 
+def _narrow_forward(x: jax.Array, w: jax.Array, dtype: str):
+    # The backward pass reads the same casts: weights are cast once. Arrays without a row keep the types of x and w.
+    narrow = x.astype(dtype), w.astype(dtype)
+    return _product(*narrow, dtype), (*narrow, x[:0], w[:0])
+
+
 def _narrow_backward(dtype: str, saved: Any, grad: jax.Array):
-    x, w = saved
+    x, w, of_x, of_w = saved
     grad = grad.astype(dtype)
-    return _product(grad, w.T, dtype), _product(made_once(x.T), grad, dtype)
+    x_grad, w_grad = _product(grad, w.T, dtype), _product(made_once(x.T), grad, dtype)
+    return x_grad.astype(of_x.dtype), w_grad.astype(of_w.dtype)
 
 
-_narrow_linear.defvjp(lambda x, w, dtype: (_product(x, w, dtype), (x.astype(dtype), w)), _narrow_backward)
+_narrow_linear.defvjp(_narrow_forward, _narrow_backward)
 
 
 @jax.custom_jvp

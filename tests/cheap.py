@@ -5,14 +5,21 @@ own passes stay. For the tests' own processes and those they start, unless it is
 compiled: AS_USERS_HAVE_IT is their environment then.
 """
 
-from importlib import metadata
+import os
 
-FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-if tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (
-    0,
-    12,
-):  # later ones know no such flag, and would abort
-    FLAGS += " --xla_cpu_use_fusion_emitters=false"
+from posx.machine.guard import known_flags
+
+FLAGS = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_cpu_use_fusion_emitters=false",
+)
 
 #: posx adds its own flag.
 AS_USERS_HAVE_IT = {"XLA_FLAGS": ""}
+
+
+def set_flags() -> None:
+    """Add to XLA_FLAGS what this jaxlib knows of FLAGS; a worker's process has them from the one that starts it."""
+    given = os.environ.get("XLA_FLAGS", "").split()
+    os.environ["XLA_FLAGS"] = " ".join([*given, *known_flags([flag for flag in FLAGS if flag not in given])])

@@ -31,7 +31,7 @@ gc.set_threshold(200_000, 50, 1000)
 
 # The processes that tests start inherit this; where it is the point how users' programs are compiled, a test says so.
 if os.environ["JAX_PLATFORMS"] == "cpu":
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {cheap.FLAGS}".strip()
+    cheap.set_flags()
 jax.devices()  # reads the flags
 
 

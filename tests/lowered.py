@@ -1,8 +1,8 @@
 """Programs lowered for accelerators on this CPU, and the law that holds for their text.
 
-Run as a script, this file prints which custom calls the gradient of every encoding makes that the fused executor
-serves: JSON of {name: {case: calls}}. It must find `cudnn_get_version` in a module `jax_cuda12_plugin._versions`, as
-JAX asks for the version of cuDNN before it lowers its call.
+Run as a script, this file prints the custom calls of a training step with every encoding that the fused executor
+serves, and the types of their operands: JSON of {name: {case: {call: types}}}. It must find `cudnn_get_version` in a
+module `jax_cuda12_plugin._versions`, as JAX asks for the version of cuDNN before it lowers its call.
 """
 
 import json
@@ -11,23 +11,28 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 import posx
 from posx.attention import causal, refusal
+from posx.config import TrainConfig
+from posx.config.sections import ModelConfig
 from posx.contract import abstract_params
 from posx.machine.platforms import traced_for
+from posx.model import make_model
+from posx.training.step import init_state, train_step
 
 ACCELERATORS = ("cuda", "tpu")
-#: By name: length, width of a head, and type of the operands. Every encoding has the first two, NoPE all.
+#: By name: length, width of a head, and type of the operands. cuDNN serves SERVED. Every encoding has EVERY case, but
+#: some have more.
 SIZES = {
     "even": (16, 8, "bfloat16"),
-    "odd": (13, 6, "float16"),
+    "odd": (13, 6, "bfloat16"),
+    "in slabs": (8191, 6, "bfloat16"),
     "too wide": (16, 136, "bfloat16"),
     "too precise": (16, 8, "float32"),
 }
-EVERY = ("even", "odd")
+EVERY, SERVED = ("even", "odd"), ("even", "odd", "in slabs")
+MORE = {"alibi": SERVED, "nope": (*EVERY, "too wide", "too precise")}
 
 
 def lowered(function: Callable, platform: str, *shapes: Any) -> str:
@@ -51,22 +56,19 @@ def shape_of(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def kernel_calls(name: str, length: int, width: int, dtype: str) -> list[str]:
-    """Return the custom calls of attention with gradients on cuda, by the executor that posx chooses there."""
-    dims = posx.Dims(2 * width, 2, width, 1, 64, 1)
-    encoding, pos = posx.build(name, dims), np.arange(length, dtype=np.int32)
-    q, k = (shape_of(1, length, heads, width, dtype=dtype) for heads in (2, 1))
-    x = [shape_of(1, length, dims.model_dim)] if encoding.acts_on("features") else []
-
-    def gradients(params, q, k, v, x=None):
-        def loss(*arrays):
-            return jnp.sum(posx.attend(encoding, *arrays, pos, x=x).astype(jnp.float32))
-
-        return jax.value_and_grad(loss, argnums=(0, 1, 2, 3))(params, q, k, v)
-
+def kernel_calls(encoding: str, length: int, width: int, dtype: str) -> dict[str, list[str]]:
+    """Return the vendor's calls in a training step on cuda: the types of q, k, v, and of the gradient of o and o."""
+    model = make_model(ModelConfig(1, 2 * width, 2, 1, width, dtype=dtype), encoding, 7, 64)
+    config = TrainConfig(length=length, batch_size=1, steps=9)
+    state, found = jax.eval_shape(lambda: init_state(model, config)), {}
     with traced_for("cuda"):
-        traced = jax.jit(gradients).trace(abstract_params(encoding, dims), q, k, k, *x)
-        return sorted(custom_calls(traced.lower(lowering_platforms=("cuda",)).as_text()))
+        traced = train_step.trace(model, config, state, shape_of(1, length + 1, dtype="int32"))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    for name, operands in re.findall(r"custom_call @([\w$.]+)\(.*\} : \((.*?)\) ->", text):
+        types = re.findall(r"tensor<(?:\d+x)*(\w+)>", operands)
+        # The backward call also gets float32 statistics of rows, and the bias if there is one.
+        found[name] = [types[n] for n in ((0, 1, 2, 4, -1) if name.endswith("Backward") else (0, 1, 2))]
+    return found
 
 
 def main() -> None:
@@ -74,8 +76,7 @@ def main() -> None:
     for name in posx.ENCODINGS:
         encoding = posx.build(name, dims := posx.Dims(16, 2, 8, 1, 64, 1))
         if not refusal(encoding, abstract_params(encoding, dims), causal(), in_order=True, segments=False):
-            cases = SIZES if name == "nope" else EVERY
-            found[name] = {case: kernel_calls(name, *SIZES[case]) for case in cases}
+            found[name] = {case: kernel_calls(name, *SIZES[case]) for case in MORE.get(name, EVERY)}
     print(json.dumps(found))
 
 

@@ -23,9 +23,9 @@ from posx.machine.platforms import platform, traced_for
 from posx.model import make_model
 from posx.runs.evaluate import _log_probs
 from posx.testing.subject import KNOWN, LENGTH, even_tiles
-from posx.training.step import init_state, train_step, train_steps
+from posx.training.step import init_state, loss, train_step, train_steps
 from tests.encodings.cases import APART, CASES, DIMS, FEW, SPECS, STRUCTURAL, WAYS, first
-from tests.lowered import ACCELERATORS, EVERY, SIZES, faults, lowered, shape_of
+from tests.lowered import ACCELERATORS, SERVED, SIZES, faults, lowered, shape_of
 from tests.test_architecture import FILES
 from tests.tiny import environment
 
@@ -42,14 +42,14 @@ every_accelerator = pytest.mark.parametrize(
 def attention(encoding, executor, params, q, k, v, x, slots, mask=posx.causal()):
     """The outputs and all gradients."""
 
-    def loss(params, q, k, v, x):
+    def total(params, q, k, v, x):
         embedded = x if x is None else jax.vmap(encoding.embed, in_axes=(None, 0, None))(params, x, jnp.asarray(KNOWN))
         reads = embedded if encoding.acts_on("features") else None
         at = KNOWN if slots is None else slots
         o = posx.attend(encoding, params, q, k, v, at, x=reads, executor=executor, mask=mask)
         return jnp.sum(o.astype(jnp.float32)) + (0 if embedded is None else jnp.sum(embedded)), o
 
-    return jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(params, q, k, v, x)
+    return jax.value_and_grad(total, argnums=(0, 1, 2, 3), has_aux=True)(params, q, k, v, x)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,12 @@ def test_training_is_lowered_for_accelerators(dtype, platform):
     state, rows = jax.eval_shape(lambda: init_state(model, config)), (4, LENGTH + 1)
     one, several = (functools.partial(step, model, config) for step in (train_step, train_steps))
     with jax.numpy_dtype_promotion("standard"):  # Optax mixes types
-        assert not faults(lowered(one, platform, state, shape_of(*rows, dtype="int32")))
+        text = lowered(one, platform, state, shape_of(*rows, dtype="int32"))
+        assert not faults(text)
+        # Four products of attention and two of the MLP, in 2 layers. The backward pass reads the same casts.
+        shapes = ("16x16", "16x64", "64x16")
+        casts = [text.count(f": (tensor<{shape}xf32>) -> tensor<{shape}xbf16>") for shape in shapes]
+        assert casts == ([8, 2, 2] if dtype == "bfloat16" else [0] * 3)
         many, count = shape_of(3, *rows, dtype="int32"), shape_of(dtype="int32")
         assert not faults(lowered(several, platform, state, many, count))
 
@@ -170,7 +175,7 @@ def test_float32_is_what_the_settings_say_on_an_accelerator():
 
 @pytest.mark.slow
 def test_the_fused_executor_calls_cudnn_wherever_it_fits(tmp_path):
-    """The calls are in the lowered text of every encoding that the kernel serves, if cuDNN can take its operands."""
+    """A training step calls it for every encoding that it serves, with vectors and gradients of outputs in one type."""
     (plugin := tmp_path / "jax_cuda12_plugin").mkdir()
     (plugin / "__init__.py").touch()
     (plugin / "_versions.py").write_text("def cudnn_get_version(): return 91002\n")
@@ -184,9 +189,10 @@ def test_the_fused_executor_calls_cudnn_wherever_it_fits(tmp_path):
     for name, of_sizes in found.items():
         encoding = posx.build(name, DIMS)
         bias = "ScaleBias" if encoding.acts_on("by_distance") or encoding.acts_on("bias") else ""
-        both = [f"__cudnn$fmha{bias}Softmax", f"__cudnn$fmha{bias}SoftmaxBackward"]
-        assert of_sizes == {case: both if case in EVERY else [] for case in of_sizes}, name
-    assert {*found["nope"]} == {*SIZES}
+        for case, calls in of_sizes.items():
+            both = {f"__cudnn$fmha{bias}Softmax": ["bf16"] * 3, f"__cudnn$fmha{bias}SoftmaxBackward": ["bf16"] * 5}
+            assert calls == (both if case in SERVED else {}), (name, case)
+    assert {case for cases in found.values() for case in cases} == {*SIZES}
 
 
 @every_encoding
@@ -224,6 +230,30 @@ def test_the_forms_of_accelerators_agree_with_those_of_cpus(case):
             both.append(run(encoding, even_tiles, params, *vectors, None, None))
     for a, b in zip(*map(jax.tree.leaves, both), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_cudnn_gets_vectors_and_gradients_of_one_type(monkeypatch):
+    """The slow test above reads it for all encodings. Here the XLA form of the kernel stands in for it."""
+    kernel, types = jax.nn.dot_product_attention, []
+
+    @jax.custom_vjp
+    def outputs(o):
+        return o
+
+    outputs.defvjp(lambda o: (o, None), lambda _, grad: (types.append(str(grad.dtype)), (grad,))[1])
+
+    def stand_in(q, k, v, *, implementation, **options):
+        o = kernel(q, k, v, implementation="xla", **options)
+        types.extend(str(x.dtype) for x in (q, k, v, o))
+        return outputs(o)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr("posx.attention.fused.is_native", lambda vectors: True)
+    model = make_model(ModelConfig(1, 12, 2, 1, 6, dtype="bfloat16"), "t5", 7, LENGTH)
+    step = jax.grad(functools.partial(loss, model, dropout_rng=None, executor="fused"))
+    with traced_for("cuda"):
+        jax.eval_shape(step, model.abstract(), shape_of(ROWS, LENGTH + 1, dtype="int32"))
+    assert types == ["bfloat16"] * 5
 
 
 @pytest.mark.parametrize("mask", [posx.causal(), posx.full(), posx.window(5)], ids=["causal", "full", "window"])

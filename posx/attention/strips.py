@@ -187,13 +187,14 @@ def _strip_gradient(vectors: jax.Array, shared: bool, fold: _Fold | None, shifte
 def _products_backward(n: int, saved: tuple[jax.Array, jax.Array], grad: jax.Array):
     vectors, strip = saved
     shifted = _shifted(grad, strip)
-    return _sums(strip, *shifted), _strip_gradient(vectors, strip.shape[0] == 1, *shifted)
+    by_strip = _strip_gradient(vectors, strip.shape[0] == 1, *shifted)
+    return _sums(strip, *shifted).astype(vectors.dtype), by_strip.astype(strip.dtype)
 
 
 def _sums_backward(saved: tuple[jax.Array, jax.Array], grad: jax.Array):
     weights, strip = saved
     by_strip = _strip_gradient(grad, strip.shape[0] == 1, *_shifted(weights, strip))
-    return strip_products(grad, strip, weights.shape[-1]), by_strip
+    return strip_products(grad, strip, weights.shape[-1]).astype(weights.dtype), by_strip.astype(strip.dtype)
 
 
 strip_products.defvjp(lambda *given: (strip_products(*given), given[:2]), _products_backward)

@@ -122,7 +122,7 @@ def _with_slope(value: jax.Array, of: jax.Array) -> jax.Array:
 
 
 # The primal goes through `_with_slope` again, or the derivative of a derivative would be that of `value`: 0.
-_with_slope.defjvp(lambda primals, tangents: (_with_slope(*primals), tangents[1]))
+_with_slope.defjvp(lambda primals, tangents: (_with_slope(*primals), tangents[1].astype(primals[0].dtype)))
 
 
 def running_angles(steps: jax.Array, frequencies: np.ndarray, start: jax.Array | None) -> tuple[jax.Array, jax.Array]:

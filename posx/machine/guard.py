@@ -16,8 +16,9 @@ There are two guards:
   pattern impossible there. It costs 2 to 3 % of a training step, so it is left out if the flag is set.
 
 The flag is set only for versions of jaxlib that were tested to have the fault and to know it. XLA ends the process over
-an unknown name. Processes started from this one inherit the flag. Nothing is compiled and no JAX is imported for this.
-A notice says so if posx comes too late, because JAX has started its devices or XLA_FLAGS says otherwise.
+an unknown name, so that `known_flags` asks other versions for their flags. Processes started from this one inherit the
+flag. Nothing is compiled and no JAX is imported for this. A notice says so if posx comes too late, because JAX has
+started its devices or XLA_FLAGS says otherwise.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -154,10 +155,31 @@ def barrier(tree: Any) -> Any:
 
 
 def add_flags(flags: Mapping[str, object]) -> None:
-    """Add the flags that XLA_FLAGS does not have yet, if this version of XLA is known to know them."""
-    if jaxlib.__version__ in FAULTY and not (_names_file() or _libtpu_reads_flags()):
-        new = [f"{name}={value}" for name, value in flags.items() if name not in _flags()]
+    """Add the flags that XLA_FLAGS does not have yet, if this version of XLA knows them."""
+    if _names_file() or _libtpu_reads_flags():
+        return
+    new = [f"{name}={value}" for name, value in flags.items() if name not in _flags()]
+    new = new if jaxlib.__version__ in FAULTY else known_flags(new)  # the versions in FAULTY know all of posx's flags
+    if new:
         os.environ["XLA_FLAGS"] = " ".join([_flags(), *new]).strip()
+
+
+def known_flags(flags: Sequence[str]) -> list[str]:
+    """Return the flags, each as --name=value, that this version of XLA knows.
+
+    XLA ends a process over a flag that it does not know, and names it. So a process of its own reads them: 0.1 s.
+    """
+    if not flags:
+        return []
+    asked = [sys.executable, "-P", "-c", "from jaxlib import xla_client; xla_client.CompileOptions()"]
+    given = os.environ | {"XLA_FLAGS": " ".join(flags)}
+    done = subprocess.run(
+        asked, env=given, capture_output=True, encoding="utf-8", errors="replace", check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode == 0:
+        return [*flags]
+    named = done.stderr.partition("in XLA_FLAGS:")[2].split()
+    return [flag for flag in flags if flag not in named] if named else []
 
 
 def _libtpu_reads_flags() -> bool:

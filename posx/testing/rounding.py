@@ -13,6 +13,7 @@ from posx.attention import Slots, causal, refusal
 from posx.attention.dense import dense
 from posx.attention.fused import fused
 from posx.contract import MAPS, Composite, Encoding, Features, Params, acting, parts
+from posx.machine.platforms import on_cpu
 from posx.testing.findings import Findings, leaves
 from posx.testing.subject import CheckSubject, Floats, even_tiles, in_float64, one_document, single, variant
 
@@ -47,8 +48,9 @@ def check_float32(subject: CheckSubject, findings: Findings) -> None:
 def check_bfloat16(subject: CheckSubject, findings: Findings) -> None:
     """Check that only vectors are rounded to 8 bits: each map rounds once more, outputs once, positions never.
 
-    On CPUs scores, weights and sums are in float32, so that gradients of params are as exact as in float32. If maps
-    act, `_moved_by_roundings` derives from the encoding itself how far their roundings may move each gradient.
+    On CPUs scores, weights and sums are in float32, so that gradients of params are as exact as in float32.
+    Accelerators also round the operands of products: weights, and the gradients of scores and weights. If maps act,
+    `_moved_by_roundings` derives from the encoding itself how far their roundings may move each gradient.
     """
     encoding = subject.encoding
     if encoding.acts_on("embed"):
@@ -65,7 +67,8 @@ def check_bfloat16(subject: CheckSubject, findings: Findings) -> None:
     weights = jax.tree.map(narrow, subject.no_weights)
     # If a map rounds both sides, logits of this size are off by up to 2 units, and weights by twice that.
     rounds = max(sum(_maps(part, hook) for part in parts(encoding)) for hook in MAPS)
-    of_outputs = 4 * UNIT * rounds or subject.rough
+    # Weights are off by half a unit if they are rounded, and values are at most 4.
+    of_outputs = 4 * UNIT * rounds + (0 if on_cpu() else 2 * UNIT) or subject.rough
     moved = _moved_by_roundings(subject, exact, cotangent64, wanted.gradients)
     for name, executor in {"dense": dense, "tiles": even_tiles, **({"fused": fused} if kernel else {})}.items():
         o, grads = subject.program(executor, causal())(weights, floats._replace(params=params), None, cotangent)
@@ -73,7 +76,8 @@ def check_bfloat16(subject: CheckSubject, findings: Findings) -> None:
         findings.holds(o.dtype == jnp.bfloat16, f"{name}: outputs are {o.dtype}, not bfloat16")
         for leaf, a, b in leaves(grads, wanted.gradients):
             size = max(float(np.linalg.norm(b)), 1e-30)
-            own = subject.rough if leaf.startswith("params") else 2 * UNIT  # the gradient itself is rounded too
+            is_exact = on_cpu() and leaf.startswith("params")
+            own = subject.rough if is_exact else 2 * UNIT  # the gradient itself is rounded too
             off, bound = float(np.linalg.norm(a - b)) / size, own + 2 * rounds * moved[leaf] / size
             problem = f"{name}: gradient of {leaf} is off by {off:.2g} of its norm, allowed {bound:.2g}"
             findings.holds(off <= bound, problem)

@@ -93,6 +93,16 @@ flags("", "99.0")
     assert len(notices) == 4 and all(line.startswith("notice: XLA_FLAGS ") for line in notices)
 
 
+def test_only_flags_that_this_jaxlib_knows_are_added(monkeypatch):
+    """XLA would end the process over another one; versions that posx was not tested with are asked."""
+    monkeypatch.setattr(jaxlib, "__version__", "99.0")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_max_hlo_modules=1")
+    guard.add_flags({"--xla_no_such_flag": 1, "--xla_backend_optimization_level": 0, "--xla_nor_this": "a"})
+    assert os.environ["XLA_FLAGS"] == "--xla_dump_max_hlo_modules=1 --xla_backend_optimization_level=0"
+    guard.add_flags({"--xla_no_such_flag": 1})
+    assert os.environ["XLA_FLAGS"] == "--xla_dump_max_hlo_modules=1 --xla_backend_optimization_level=0"
+
+
 @pytest.fixture
 def without_flag(monkeypatch):
     monkeypatch.setattr(guard, "guard", lambda: Guard(open=True, text="", flag_set=False))
