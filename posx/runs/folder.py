@@ -106,7 +106,7 @@ class RunFolder:
 
     def gone_rows(self, every: Iterable[tuple[int, dict[str, Any], str]]) -> list[str]:
         """Return "the row NAME is gone" for each row that was listed once and is not in `every`."""
-        there = {row.get(checksums.CHECKSUM) for _, row, _ in every}
+        there = {str(row.get(checksums.CHECKSUM)) for _, row, _ in every}
         return [f"the row {name} is gone" for one, name in self._listed_rows().items() if one not in there]
 
     def _listed_rows(self) -> Mapping[str, str]:
