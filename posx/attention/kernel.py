@@ -1,0 +1,148 @@
+"""The kernel executor: flash attention in Pallas (flash.py) for encodings whose formula it can evaluate.
+
+It serves token maps, logit scales, biases by distance, token biases, `decay` and sinks, under every mask, with
+documents and grouped key heads. Lengths are padded to whole blocks, widths of heads to powers of two.
+
+A bias by distance is tabulated in tiles of one block, one for each block diagonal: at consecutive positions all tiles
+of a diagonal have the same distances. The tiles of 4,096 tokens take 1 MiB a head, those of all pairs would take 64.
+
+On an NVIDIA GPU the kernels are compiled by Triton. Elsewhere Pallas interprets them, so that they can be tested.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posx.attention import sharding, strips
+from posx.attention.arguments import Slots
+from posx.attention.blockwise import blockwise
+from posx.attention.flash import Grid, Shared, forward
+from posx.attention.flash_backward import backward
+from posx.attention.tiles import SAFE, SAFE_HALF, Block, Pairs, Tables, Tokens, finite, sinks
+from posx.contract import Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
+from posx.machine.platforms import platform
+
+#: Tokens in a block, and the fewest: Triton multiplies matrices of at least 16 rows.
+BLOCK, SMALLEST = 64, 16
+
+#: The widest head, after its maps, whose blocks fit the shared memory of an NVIDIA GPU.
+WIDEST = 128
+
+
+def kernel_refusal(encoding: Encoding, params: Params, in_order: bool, consecutive: bool) -> str | None:
+    """Return why the kernel cannot serve this call, None if it can.
+
+    Args:
+      encoding: the resolved encoding.
+      params: its parameters, or their shapes.
+      in_order: queries and keys are the same tokens, in order of arrival.
+      consecutive: positions are known and count up by one.
+    """
+    refused = [*of_kinds(encoding, "pair", "tile")]
+    refused += [f"by_distance.{name}" for name in distance_terms(encoding, params) if name != "bias"]
+    if refused:
+        return f"{type(encoding).__name__} acts on {', '.join(refused)}, which the kernel does not support"
+    if not in_order:
+        return "the kernel needs whole sequences in order, without idx"
+    if not consecutive and (hooks := acting(encoding, ("by_distance", "decay"))):
+        return f"{type(encoding).__name__} acts on {hooks[0]}: the kernel needs known positions that count up by one"
+    return None
+
+
+def is_fast(vectors: Any) -> bool:
+    """Return whether the kernel pays for queries of this type and shape [..., d] on the platform traced for."""
+    fits = jnp.dtype(vectors.dtype).itemsize == 2 and vectors.shape[-1] <= WIDEST
+    return platform() == "cuda" and fits and sharding.keeps_heads_whole(vectors.shape[0])
+
+
+def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, block: int = BLOCK) -> jax.Array:
+    """Return attention outputs [b, h, q, d] as `dense` does, from the kernel.
+
+    Args:
+      pairs: a whole call.
+      in_order, offset: see `blockwise`.
+      block: tokens in a block, a power of two of at least 16.
+
+    Raises:
+      ValueError: the kernel cannot serve the call.
+    """
+    encoding, mask, (params, *_), q, k = pairs
+    if why := kernel_refusal(encoding, params, in_order, offset is not None):
+        raise ValueError(f"executor 'kernel' cannot serve this call: {why}. Give executor='blockwise'.")
+    num_tokens, heads, width = pairs.sizes[0], q.tokens.mapped.shape[1], k.tokens.values.shape[-1]
+    block = min(block, max(SMALLEST, _power_of_two(num_tokens)))
+    biased, learned = "bias" in distance_terms(encoding, params), bool(jax.tree.leaves(params))
+    documents, blocks = q.slots.segment is not None, -(-num_tokens // block)
+    grid = Grid(encoding, mask, block, blocks, heads, documents, biased and learned)
+    rate = at_least_float32(jnp.asarray(encoding.decay(params))) if encoding.acts_on("decay") else None
+
+    def run(tables: Tables, q: Block, k: Block) -> jax.Array:
+        bias = _bias_tiles(grid, encoding, tables.params, offset) if biased else None
+        shared = Shared(bias, None if rate is None else _widened(rate[None, :, None]), sinks(pairs))
+        return _attend(grid, shared, _whole_blocks(q, block), _whole_blocks(k, block))[:, :, :num_tokens, :width]
+
+    def otherwise(*parts: Any) -> jax.Array:
+        return blockwise(Pairs(encoding, mask, *parts), in_order=in_order, offset=offset)
+
+    if rate is None:
+        return run(*pairs[2:])
+    # Powers of the decay over one block must stay finite, see `tiles.mapped_products`.
+    safe = jnp.abs(rate).max() * block < (SAFE_HALF if q.tokens.mapped.dtype == jnp.float16 else SAFE)
+    return jax.lax.cond(safe, run, otherwise, *pairs[2:])
+
+
+def _bias_tiles(grid: Grid, encoding: Encoding, params: Params, offset: Any) -> jax.Array:
+    """Return the bias by distance of each block diagonal, [1, h or 1, n, block, block], the earliest queries first."""
+    block, count = grid.block, grid.blocks + grid.ahead
+    first = offset + grid.blocks * block - 1
+    distance = jnp.asarray(first - np.arange((count + 1) * block), jnp.int32)
+    strip: Any = finite(encoding.by_distance(params, distance).bias)
+    parts = strip.reshape(strip.shape[0], count + 1, block)
+    each = jnp.concatenate([parts[:, :-1], parts[:, 1:]], axis=2)[:, ::-1]  # a strip falls, diagonals rise
+    tiles = strips.toeplitz(each.reshape(-1, 2 * block), block)
+    return at_least_float32(tiles.reshape(1, -1, count, block, block))
+
+
+def _whole_blocks(side: Block, block: int) -> Block:
+    """Return the arrays of one side that the kernel reads, padded with empty slots to whole blocks."""
+    tokens, (pos, idx, segment), padding = side.tokens, side.slots, -side.slots.idx.shape[1] % block
+
+    def vectors(x: jax.Array, least: int = SMALLEST) -> jax.Array:
+        return _widened(jnp.pad(x, ((0, 0), (0, 0), (0, padding), (0, 0))) if padding else x, least)
+
+    def numbers(x: jax.Array, **how: Any) -> jax.Array:
+        return jnp.pad(x, ((0, 0), (0, padding)), **how) if padding else x
+
+    read = jax.tree.map(vectors, Tokens(tokens.mapped, tokens.values))
+    token_bias = None if tokens.token_bias is None else vectors(tokens.token_bias, least=1)
+    segment = None if segment is None else numbers(segment)
+    slots = Slots(numbers(pos, mode="edge"), numbers(idx, constant_values=-1), segment)
+    return Block(read._replace(token_bias=token_bias), slots)
+
+
+def _widened(x: jax.Array, least: int = SMALLEST) -> jax.Array:
+    """Return x with zeros up to a power of two of channels, at least `least`."""
+    channels = max(least, _power_of_two(x.shape[-1]))
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, channels - x.shape[-1])]) if channels > x.shape[-1] else x
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(grid: Grid, shared: Shared, q: Block, k: Block) -> jax.Array:
+    return forward(grid, shared, q, k)[0]
+
+
+def _attend_forward(grid: Grid, shared: Shared, q: Block, k: Block):
+    o, total, shift = forward(grid, shared, q, k)
+    return o, (shared, q, k, o, total, shift)
+
+
+_attend.defvjp(_attend_forward, backward)
