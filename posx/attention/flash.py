@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from posx.attention import strips
 from posx.attention.masks import Mask
@@ -162,16 +161,23 @@ def call(grid: Grid, kernel: Callable, count: int, out: Any, *operands: Any) -> 
         return pl.BlockSpec((None, None, None, *block), lambda n, h, b: (b, h, n, *(0 for _ in block)))
 
     widest = max(x.shape[-1] for x in jax.tree.leaves(operands[1:3]) if x.ndim == 4)
+    compiled = platform() == "cuda"
     return pl.pallas_call(
         functools.partial(kernel, grid),
         grid=(count, grid.heads, b),
         in_specs=jax.tree.map(read, operands),
         out_specs=jax.tree.map(lambda x: written(x.shape), out),
         out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct((b, grid.heads, count, *x.shape), x.dtype), out),
-        compiler_params=triton.CompilerParams(num_warps=4 if widest <= 64 else 8, num_stages=2),
-        interpret=platform() != "cuda",
+        compiler_params=_by_triton(num_warps=4 if widest <= 64 else 8) if compiled else None,
+        interpret=not compiled,
         name=f"posx{kernel.__name__}",
     )(*operands)  # fmt: skip
+
+
+def _by_triton(num_warps: int) -> Any:
+    from jax.experimental.pallas import triton  # JAX may remove it
+
+    return triton.CompilerParams(num_warps=num_warps, num_stages=2)
 
 
 def forward(grid: Grid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, ...]:

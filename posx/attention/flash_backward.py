@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from posx.attention.flash import Grid, Shared, blocks_at, call, dot, factors, over_keys, part, quotient, scored
+from posx.attention.flash import Grid, Shared, blocks_at, call, dot, factors, forward, over_keys, part, quotient, scored
 from posx.attention.tiles import Block, Tokens, hidden, visible_pairs
 from posx.contract import at_least_float32
 
@@ -162,3 +162,17 @@ def _add(total: Any, part: Any) -> Any:
 def _write(refs: Any, found: Any) -> None:
     for ref, x in zip(jax.tree.leaves(refs), jax.tree.leaves(found), strict=True):
         ref[...] = x[0, 0].astype(ref.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def flash(grid: Grid, shared: Shared, q: Block, k: Block) -> jax.Array:
+    """Return attention outputs [b, h, q, d], float32, of whole blocks of tokens."""
+    return forward(grid, shared, q, k)[0]
+
+
+def _flash_forward(grid: Grid, shared: Shared, q: Block, k: Block):
+    o, total, shift = forward(grid, shared, q, k)
+    return o, (shared, q, k, o, total, shift)
+
+
+flash.defvjp(_flash_forward, backward)

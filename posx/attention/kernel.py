@@ -6,13 +6,14 @@ documents and grouped key heads. Lengths are padded to whole blocks, widths of h
 A bias by distance is tabulated in tiles of one block, one for each block diagonal: at consecutive positions all tiles
 of a diagonal have the same distances. The tiles of 4,096 tokens take 1 MiB a head, those of all pairs would take 64.
 
-On an NVIDIA GPU the kernels are compiled by Triton. Elsewhere Pallas interprets them, so that they can be tested.
+On an NVIDIA GPU Pallas compiles the kernels with Triton, a backend that JAX deprecates from 0.11 on and may remove.
+`auto` then takes other executors. Elsewhere Pallas interprets the kernels, so that they can be tested.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +22,18 @@ import numpy as np
 from posx.attention import sharding, strips
 from posx.attention.arguments import Slots
 from posx.attention.blockwise import blockwise
-from posx.attention.flash import Grid, Shared, forward
-from posx.attention.flash_backward import backward
 from posx.attention.tiles import SAFE, SAFE_HALF, Block, Pairs, Tables, Tokens, finite, sinks
 from posx.contract import Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import platform
 
+if TYPE_CHECKING:
+    from posx.attention.flash import Grid
+
 #: Tokens in a block, and the fewest: Triton multiplies matrices of at least 16 rows.
 BLOCK, SMALLEST = 64, 16
+
+#: The compute capability from which on GPUs multiply bfloat16.
+AMPERE = 8.0
 
 #: The widest head, after its maps, whose blocks fit the shared memory of an NVIDIA GPU.
 WIDEST = 128
@@ -55,9 +60,11 @@ def kernel_refusal(encoding: Encoding, params: Params, in_order: bool, consecuti
 
 
 def is_fast(vectors: Any) -> bool:
-    """Return whether the kernel pays for queries of this type and shape [..., d] on the platform traced for."""
+    """Return whether the kernel is for queries of this type and shape [b, ..., d] on the GPU that is traced for."""
+    capability = float(getattr(jax.devices()[0], "compute_capability", 0)) if platform() == "cuda" else 0
     fits = jnp.dtype(vectors.dtype).itemsize == 2 and vectors.shape[-1] <= WIDEST
-    return platform() == "cuda" and fits and sharding.keeps_heads_whole(vectors.shape[0])
+    compiles = capability >= AMPERE and find_spec("jax.experimental.pallas.triton") is not None
+    return compiles and fits and sharding.keeps_heads_whole(vectors.shape[0])
 
 
 def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, block: int = BLOCK) -> jax.Array:
@@ -71,6 +78,9 @@ def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, b
     Raises:
       ValueError: the kernel cannot serve the call.
     """
+    from posx.attention.flash import Grid, Shared  # Pallas takes a while to import
+    from posx.attention.flash_backward import flash
+
     encoding, mask, (params, *_), q, k = pairs
     if why := kernel_refusal(encoding, params, in_order, offset is not None):
         raise ValueError(f"executor 'kernel' cannot serve this call: {why}. Give executor='blockwise'.")
@@ -84,7 +94,7 @@ def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, b
     def run(tables: Tables, q: Block, k: Block) -> jax.Array:
         bias = _bias_tiles(grid, encoding, tables.params, offset) if biased else None
         shared = Shared(bias, None if rate is None else _widened(rate[None, :, None]), sinks(pairs))
-        return _attend(grid, shared, _whole_blocks(q, block), _whole_blocks(k, block))[:, :, :num_tokens, :width]
+        return flash(grid, shared, _whole_blocks(q, block), _whole_blocks(k, block))[:, :, :num_tokens, :width]
 
     def otherwise(*parts: Any) -> jax.Array:
         return blockwise(Pairs(encoding, mask, *parts), in_order=in_order, offset=offset)
@@ -133,16 +143,3 @@ def _widened(x: jax.Array, least: int = SMALLEST) -> jax.Array:
 
 def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(grid: Grid, shared: Shared, q: Block, k: Block) -> jax.Array:
-    return forward(grid, shared, q, k)[0]
-
-
-def _attend_forward(grid: Grid, shared: Shared, q: Block, k: Block):
-    o, total, shift = forward(grid, shared, q, k)
-    return o, (shared, q, k, o, total, shift)
-
-
-_attend.defvjp(_attend_forward, backward)
