@@ -49,6 +49,10 @@ class Grid(NamedTuple):
         return 0 if self.mask.causal else self.blocks - 1
 
     @property
+    def diagonals(self) -> int:
+        return self.blocks + self.ahead
+
+    @property
     def plain(self) -> bool:
         """Whether tiles below the diagonal need no mask."""
         return self.mask.causal and not self.mask.window and not self.documents
@@ -57,8 +61,8 @@ class Grid(NamedTuple):
 class Shared(NamedTuple):
     """Arrays of the whole call that get gradients, at least float32. An unused array is None.
 
-    bias: the bias by distance in tiles [1, h or 1, n, block, block], one for each block diagonal. rate: the value of
-    `decay`, [1, h or 1, 1, d']. sink: logits [h].
+    bias: the bias at all distances of the tiles, rising by one, [1, h or 1, n]. rate: the value of `decay`,
+    [1, h or 1, 1, d']. sink: logits [h].
     """
 
     bias: Any = None
@@ -91,8 +95,12 @@ def scored(grid: Grid, bias: Any, q: Block, k: Block, s: jax.Array) -> jax.Array
 
 def part(grid: Grid, shared: Shared, i: Any, j: Any) -> Shared:
     """Return the arrays that tile (i, j) reads, with axes of 1 for sequences and heads."""
-    bias = None if shared.bias is None else shared.bias[i - j + grid.ahead, ...][None, None]
-    return Shared(bias, None if shared.rate is None else shared.rate[...][None, None])
+    rate = None if shared.rate is None else shared.rate[...][None, None]
+    if shared.bias is None:
+        return Shared(None, rate)
+    behind = jnp.arange(grid.block)[:, None] - jnp.arange(grid.block)[None, :]
+    place = (i - j + grid.ahead + 1) * grid.block - 1 + behind
+    return Shared(shared.bias[place][None, None], rate)
 
 
 def _forward(grid: Grid, shared: Shared, q_side: Block, k_side: Block, o_ref: Any, total_ref: Any, shift_ref: Any):

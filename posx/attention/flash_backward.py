@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from posx.attention import strips
 from posx.attention.flash import Grid, Shared, blocks_at, call, dot, factors, forward, over_keys, part, quotient, scored
 from posx.attention.tiles import Block, Tokens, hidden, visible_pairs
 from posx.contract import at_least_float32
@@ -56,11 +57,22 @@ def backward(grid: Grid, saved: Any, o_grad: jax.Array):
 
     of_q, of_rate = run(_of_queries, grid.blocks, (q.tokens, shared.rate))
     of_k = run(_of_keys, grid.blocks, k.tokens)
-    of_bias = run(_of_diagonal, grid.blocks + grid.ahead, shared.bias) if grid.learned else None
+    of_bias = None
+    if grid.learned:
+        tiles, pull = jax.vjp(functools.partial(_bias_tiles, grid), shared.bias)
+        (of_bias,) = pull(run(_of_diagonal, grid.diagonals, tiles))
     of_sink = None
     if shared.sink is not None:  # a key without a value: dL/dw = 0, and dL/ds = -w * delta, summed over rows
         of_sink = -(jnp.exp(shared.sink[None, :, None] - shift) / total * delta).sum(axis=(0, 2))
     return Shared(of_bias, of_rate, of_sink), Block(of_q, None), Block(of_k, None)  # type: ignore[arg-type]
+
+
+def _bias_tiles(grid: Grid, strip: jax.Array) -> jax.Array:
+    """Return the bias of a tile of each block diagonal, [1, h or 1, n, block, block] of the bias by distance."""
+    parts = strip.reshape(-1, grid.diagonals + 1, grid.block)
+    rising = jnp.concatenate([parts[:, :-1], parts[:, 1:]], axis=2)
+    falling = jnp.pad(rising[..., -2::-1], ((0, 0), (0, 0), (0, 1))).reshape(-1, 2 * grid.block)
+    return strips.toeplitz(falling, grid.block).reshape(1, -1, grid.diagonals, grid.block, grid.block)
 
 
 def _summed(found: jax.Array, x: jax.Array) -> jax.Array:

@@ -3,8 +3,8 @@
 It serves token maps, logit scales, biases by distance, token biases, `decay` and sinks, under every mask, with
 documents and grouped key heads. Lengths are padded to whole blocks, widths of heads to powers of two.
 
-A bias by distance is tabulated in tiles of one block, one for each block diagonal: at consecutive positions all tiles
-of a diagonal have the same distances. The tiles of 4,096 tokens take 1 MiB a head, those of all pairs would take 64.
+A bias by distance is tabulated at the consecutive distances of a call, and tiles gather their numbers from this strip.
+For 4,096 causal tokens it takes 16 KiB a head. The bias of all pairs would take 64 MiB.
 
 On an NVIDIA GPU Pallas compiles the kernels with Triton, a backend that JAX deprecates from 0.11 on and may remove.
 `auto` then takes other executors. Elsewhere Pallas interprets the kernels, so that they can be tested.
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import sharding, strips
+from posx.attention import sharding
 from posx.attention.arguments import Slots
 from posx.attention.blockwise import blockwise
 from posx.attention.tiles import SAFE, SAFE_HALF, Block, Pairs, Tables, Tokens, finite, sinks
@@ -92,7 +92,7 @@ def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, b
     rate = at_least_float32(jnp.asarray(encoding.decay(params))) if encoding.acts_on("decay") else None
 
     def run(tables: Tables, q: Block, k: Block) -> jax.Array:
-        bias = _bias_tiles(grid, encoding, tables.params, offset) if biased else None
+        bias = _bias_strip(grid, encoding, tables.params, offset) if biased else None
         shared = Shared(bias, None if rate is None else _widened(rate[None, :, None]), sinks(pairs))
         return flash(grid, shared, _whole_blocks(q, block), _whole_blocks(k, block))[:, :, :num_tokens, :width]
 
@@ -106,16 +106,12 @@ def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, b
     return jax.lax.cond(safe, run, otherwise, *pairs[2:])
 
 
-def _bias_tiles(grid: Grid, encoding: Encoding, params: Params, offset: Any) -> jax.Array:
-    """Return the bias by distance of each block diagonal, [1, h or 1, n, block, block], the earliest queries first."""
-    block, count = grid.block, grid.blocks + grid.ahead
-    first = offset + grid.blocks * block - 1
-    distance = jnp.asarray(first - np.arange((count + 1) * block), jnp.int32)
+def _bias_strip(grid: Grid, encoding: Encoding, params: Params, offset: Any) -> jax.Array:
+    """Return the bias by distance at all distances of a call, rising by one, [1, h or 1, n]; the last is never read."""
+    lowest = offset + 1 - (grid.ahead + 1) * grid.block
+    distance = jnp.asarray(lowest + np.arange((grid.diagonals + 1) * grid.block), jnp.int32)
     strip: Any = finite(encoding.by_distance(params, distance).bias)
-    parts = strip.reshape(strip.shape[0], count + 1, block)
-    each = jnp.concatenate([parts[:, :-1], parts[:, 1:]], axis=2)[:, ::-1]  # a strip falls, diagonals rise
-    tiles = strips.toeplitz(each.reshape(-1, 2 * block), block)
-    return at_least_float32(tiles.reshape(1, -1, count, block, block))
+    return at_least_float32(strip)[None]
 
 
 def _whole_blocks(side: Block, block: int) -> Block:
