@@ -152,7 +152,7 @@ def call(grid: Grid, kernel: Callable, count: int, out: Any, *operands: Any) -> 
     b = max(x.shape[0] for x in jax.tree.leaves(operands) if x.ndim > 1)
 
     def read(x: jax.Array) -> pl.BlockSpec:
-        """Shared arrays have a first axis or heads of 1; a key head serves several query heads."""
+        """Return the part that an instance reads: a first axis or heads of 1 are shared, as key heads are."""
 
         def place(_: Any, head: Any, sequence: Any) -> tuple[Any, ...]:
             own = quotient(head, grid.heads // heads) if heads > 1 else 0
