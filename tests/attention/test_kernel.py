@@ -25,8 +25,8 @@ from posx.runs.checks import checked
 from tests.encodings.cases import CASES, DIMS, params_of
 from tests.lowered import custom_calls, shape_of
 
-#: More than two blocks, the last of which is padded.
-B, T = 2, 37
+#: Three blocks, the last of which is padded; two for encodings of at most 32 positions.
+B, T, SHORT = 2, 37, 31
 POS = np.arange(T, dtype=np.int32)
 small_blocks = functools.partial(kernel, block=16)
 SERVED = [
@@ -45,33 +45,34 @@ def draw(*shapes, dtype="float32"):
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
-def vectors(dtype="float32"):
+def vectors(dtype="float32", length=T):
     heads = DIMS.num_heads, DIMS.kv_heads, DIMS.kv_heads
-    return draw(*[(B, T, number, DIMS.head_dim) for number in heads], dtype=dtype)
+    return draw(*[(B, length, number, DIMS.head_dim) for number in heads], dtype=dtype)
 
 
 def run(encoding, params, executor, mask=posx.causal(), dtype="float32", segment=None):
     """Return the outputs and all gradients."""
-    x, cotangent = draw((B, T, DIMS.model_dim), (B, T, DIMS.num_heads, DIMS.head_dim))
+    length = T if encoding.max_position is None else SHORT
+    x, cotangent = draw((B, length, DIMS.model_dim), (B, length, DIMS.num_heads, DIMS.head_dim))
     x = x if encoding.acts_on("features") else None
 
     @jax.jit
     def gradients(params, q, k, v, x):
         def loss(params, q, k, v, x):
-            slots = posx.Slots(POS, segment=segment)
+            slots = posx.Slots(POS[:length], segment=segment)
             o = posx.attend(encoding, params, q, k, v, slots, x=x, mask=mask, executor=executor)
             return jnp.sum(o.astype(jnp.float32) * cotangent), o
 
         return jax.grad(loss, argnums=(0, 1, 2, 3, *([] if x is None else [4])), has_aux=True)(params, q, k, v, x)
 
-    return gradients(params, *vectors(dtype), x)
+    return gradients(params, *vectors(dtype, length), x)
 
 
 def assert_agree(encoding, params, **how):
     found, wanted = (run(encoding, params, executor, **how) for executor in (small_blocks, "dense"))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert a.dtype == b.dtype
-        assert_allclose(a, b, atol=1e-5 * max(1, np.abs(b).max()))
+        assert_allclose(a, b, atol=5e-5 * max(1, np.abs(b).max()))
 
 
 @pytest.mark.parametrize("case", [case if case in QUICK else slowly(case) for case in SERVED])
