@@ -86,7 +86,7 @@ def test_the_kernel_keeps_documents_apart(mask):
     assert_agree(Alibi(DIMS.num_heads), {}, mask=mask, segment=segment)
 
 
-@pytest.mark.parametrize("mask", [posx.full(), posx.window(9, sinks=2), posx.window(17), posx.window(1)], ids=str)
+@pytest.mark.parametrize("mask", [posx.full(), posx.window(9, sinks=2), posx.window(17), posx.window(2)], ids=str)
 @pytest.mark.slow
 def test_the_kernel_sums_learned_biases_under_every_mask(mask):
     for case in ("kerple", "bam", "fox"):
