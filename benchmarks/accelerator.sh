@@ -73,7 +73,7 @@ bench() { # NAME PERCENT ARGUMENTS...
 
 # -v names a failing test as soon as it fails, so that a run that is cut has said so.
 tests=(tests/encodings tests/attention tests/test_model.py tests/test_generate.py tests/test_accelerators.py -v -n 8)
-ours=posx,posx-blockwise,posx-wide-tiles,posx-fused
+ours=posx,posx-blockwise,posx-wide-tiles,posx-kernel,posx-fused
 rivals=jax.nn,jax.nn-cudnn,torch-sdpa,torch-sdpa-compiled,torch-flex
 forms=posx,flash,flash_compiled
 some=rope,alibi,t5,nope

@@ -169,15 +169,16 @@ def contestants() -> dict[str, Callable[[Case], Call | None]]:
 
 
 def separate() -> list[str]:
-    """List all contestants of a CPU but "posx-auto", which is one of the others."""
-    return [name for name in contestants() if name not in ("posx-auto", "posx-wide-tiles", "jax.nn-cudnn")]
+    """List all contestants of a CPU but "posx-auto", which is one of the others. A CPU interprets "posx-kernel"."""
+    of_accelerators = ("posx-kernel", "posx-wide-tiles", "jax.nn-cudnn")
+    return [name for name in contestants() if name not in ("posx-auto", *of_accelerators)]
 
 
 def is_quadratic(contestant: str, encoding: str) -> bool:
     """Return whether memory grows with the square of the length by construction."""
     flash = contestant in ("torch-sdpa", "torch-sdpa-compiled") and encoding in calls_torch.WITHOUT_BIAS
     flash |= contestant == "jax.nn-cudnn" and encoding in calls_torch.WITHOUT_BIAS
-    linear = ("posx", "posx-blockwise", "posx-fused", "posx-auto", "posx-every-tile", "posx-wide-tiles")
+    linear = ("posx", "posx-blockwise", "posx-kernel", "posx-fused", "posx-auto", "posx-every-tile", "posx-wide-tiles")
     return not flash and contestant not in (*linear, "torch-sdpa-column", "torch-flex")
 
 

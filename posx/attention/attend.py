@@ -27,6 +27,7 @@ from posx.attention.cpu import operand_dtype
 from posx.attention.dense import dense
 from posx.attention.fused import fused, is_native, refusal
 from posx.attention.history import seen_by
+from posx.attention.kernel import is_fast, kernel, kernel_refusal
 from posx.attention.masks import Mask, causal, require_mask
 from posx.attention.tiles import Block, Pairs, Tables, Tokens, over_batch
 from posx.contract import (
@@ -47,7 +48,7 @@ from posx.errors import ConfigError
 from posx.machine.guard import barrier
 
 Executor = Callable[..., jax.Array]
-EXECUTORS: dict[str, Executor] = {"dense": dense, "blockwise": blockwise, "fused": fused}
+EXECUTORS: dict[str, Executor] = {"dense": dense, "blockwise": blockwise, "kernel": kernel, "fused": fused}
 
 #: `auto` takes the dense executor up to this many query-key pairs if they are not in order: decoding, and prefill of a
 #: chunk. Above it the score matrix costs more than it saves; in order, tiles of the future are saved at any length.
@@ -102,8 +103,9 @@ def attend(
       mask: who may see whom; a row that sees nothing returns 0.
       x: [b, q, m], the layer's normalised input, from which features of whole-sequence self-attention are computed.
       features: those of queries and of keys, arrays [b, t, ...] by name, in place of x: with a cache.
-      executor: "dense" (one tile, the oracle), "blockwise" (memory linear in length), "fused" (the vendor's kernel,
-        for encodings that fit it), "auto", see `choose_executor`, or a function called as these three are.
+      executor: "dense" (one tile, the oracle), "blockwise" (memory linear in length), "kernel" (posx's own,
+        for most encodings), "fused" (the vendor's, for encodings that fit it), "auto", see `choose_executor`, or a
+        function called as these are.
       cached: k, v and features of keys come out of posx's cache: values are mapped, and keys too unless
         `encoding.reads_raw_keys`. Empty slots hold finite values at positions that the encoding is defined for. Without
         the features of `encoding.revised_by` keys are revised by the tokens before the queries; if queries lack them
@@ -141,7 +143,7 @@ def attend(
     if encoding.acts_on("features") and x is not None:
         slots = q_at._replace(idx=None) if in_order else q_at
         q_features = k_features = batch_features(encoding, params, x, slots)[0]
-    offset = consecutive_offset(q_at.pos, k_at.pos) if in_order else None
+    offset, known = consecutive_offset(q_at.pos, k_at.pos) if in_order else None, q_at
     q_at, k_at = (jax.tree.map(lambda x: jnp.atleast_2d(jnp.asarray(x)), at) for at in (q_at, k_at))
 
     def mapped(hook: str, x: jax.Array, at: Slots, features: Features) -> jax.Array:
@@ -156,9 +158,9 @@ def attend(
     keys = _read_tokens(encoding, params, of_keys, k_at, stored=cached and mapped_k is k)
 
     if isinstance(executor, str):
-        sizes, segments = (q.shape[1], k.shape[1]), q_at.segment is not None
+        sizes = q.shape[1], k.shape[1]
         executor = choose_executor(
-            executor, encoding, params, mask, sizes, in_order, segments, queries.tokens.mapped
+            executor, encoding, params, mask, sizes, in_order, known, queries.tokens.mapped
         )  # fmt: skip
 
     def run(params: Params, queries: Block, keys: Block) -> jax.Array:
@@ -258,15 +260,29 @@ def choose_executor(
     mask: Mask,
     sizes: tuple[int, int],
     in_order: bool,
-    segments: bool = False,
+    slots: Slots | None = None,
     vectors: Any = None,
 ) -> str:
     """Return the name of the executor behind "auto".
 
-    sizes: queries and keys. vectors: mapped queries [..., d], or their shape and type; None if no kernel serves them.
+    Args:
+      executor, encoding, params, mask: see `attend`.
+      sizes: queries and keys.
+      in_order: queries and keys are the same tokens, in order of arrival.
+      slots: those of the queries; None for one document at positions that count up by one.
+      vectors: mapped queries [b, h, q, d], or their shape and type; None if no kernel serves them.
     """
     if executor != "auto":
         return executor
-    if vectors is not None and is_native(vectors) and not refusal(encoding, params, mask, in_order, segments):
-        return "fused"
+    if vectors is not None:
+        segments = slots is not None and slots.segment is not None
+        consecutive = slots is None or (in_order and consecutive_offset(slots.pos, slots.pos) is not None)
+        native = is_native(vectors) and not refusal(encoding, params, mask, in_order, segments)
+        served = is_fast(vectors) and not kernel_refusal(encoding, params, in_order, consecutive)
+        # The vendor's kernel writes the gradient of a learned bias for all pairs.
+        learned = bool(params) and "bias" in distance_terms(encoding, params)
+        if served and (learned or not native):
+            return "kernel"
+        if native:
+            return "fused"
     return "dense" if math.prod(sizes) <= DENSE_PAIRS and not in_order else "blockwise"

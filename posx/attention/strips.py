@@ -38,6 +38,12 @@ class Table(NamedTuple):
         return jax.vmap(functools.partial(rows_at, axis=0))(by_distance, distance.reshape(-1, k)).reshape(b, h, q, k)
 
 
+class Made(NamedTuple):
+    """The numbers [h or 1, q, k] of a tile's pairs, read before from where they are kept."""
+
+    numbers: jax.Array
+
+
 #: A term by distance of a tile. A strip has numbers [h or 1, a + n] or vectors [h or 1, a + n, d] over the distances
 #: a-1, a-2, ..., or one entry that holds for all. A function maps signed distances [n] to vectors [n, h or 1, d].
 Term = jax.Array | Table | Callable[[jax.Array], jax.Array]
@@ -231,8 +237,10 @@ def sums(weights: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> 
     return _by_query("bhk", "bhd", term, q_pos, k_pos, weights) if callable(term) else strip_sums(weights, term)
 
 
-def numbers(term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+def numbers(term: Term | Made, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     """Return the numbers of a term at pos_i - pos_j, [b or 1, h or 1, q, k], pos [b or 1, t]."""
+    if isinstance(term, Made):
+        return term.numbers[None]
     if not callable(term):
         return toeplitz(term, q_pos.shape[1])[None]
     one, b = term(jnp.zeros(1, q_pos.dtype)), max(q_pos.shape[0], k_pos.shape[0])

@@ -175,12 +175,8 @@ def _decayed(rate: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, 
     behind_q, behind_k = as_float(last - q_pos), as_float(last - k_pos)
     widest = jnp.abs(rate).max() * jnp.maximum(behind_q.max(), -behind_k.min())
 
-    def power(behind: jax.Array) -> jax.Array:
-        """Return exp(rate * behind) [b or 1, h or 1, t, d']."""
-        return jnp.exp(jnp.minimum(rate[None, :, None] * behind[:, None, :, None], SAFE))
-
     def of_block() -> jax.Array:
-        by_q, by_k = at_least_float32(q) * power(behind_q), at_least_float32(k) * power(-behind_k)
+        by_q, by_k = decayed_vectors(rate, q_pos, k_pos, q, k)
         return products(by_q.astype(q.dtype), by_k.astype(k.dtype))
 
     def of_pairs() -> jax.Array:
@@ -199,6 +195,20 @@ def _decayed(rate: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, 
     if q.shape[2] == 1 and q.dtype != jnp.float16:  # decoding: powers are relative to the query itself
         return of_block()
     return jax.lax.cond(widest < (SAFE_HALF if q.dtype == jnp.float16 else SAFE), of_block, of_pairs)
+
+
+def decayed_vectors(
+    rate: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, k: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return q and k times their powers of the decay, relative to the last query's position, at least float32."""
+    last = q_pos.max(axis=1, keepdims=True)
+
+    def power(behind: jax.Array) -> jax.Array:
+        """Return exp(rate * behind) [b or 1, h or 1, t, d']."""
+        return jnp.exp(jnp.minimum(rate[None, :, None] * behind[:, None, :, None], SAFE))
+
+    by_q = at_least_float32(q) * power(as_float(last - q_pos))
+    return by_q, at_least_float32(k) * power(-as_float(last - k_pos))
 
 
 def with_terms(pairs: Pairs, s: jax.Array) -> jax.Array:

@@ -63,7 +63,7 @@ MEASURING: Flags = {
     ),
     "stride": (int, "stride of overlapping windows in tokens; 0: L/4 for sliding, half of a window for hf_strided"),
     "num_targets": (int, "targets to score; 0: all; left out: as in the run's config"),
-    "executor": ("", "auto, dense, blockwise or fused"),
+    "executor": ("", "auto, dense, blockwise, kernel or fused"),
 }
 #: Flags of commands that run several processes, and of the processes that they start.
 _JOBS = (0, "runs at a time; 0: the number, and the cores of each, that are fastest on this machine")

@@ -176,7 +176,7 @@ class TrainConfig:
     weight_decay: Annotated[float, at_least(0)] = 0.1
     clip_norm: Annotated[float, above(0)] = 1.0
     accumulation: Annotated[int, at_least(1)] = 1
-    executor: Literal["auto", "dense", "blockwise", "fused"] = "auto"
+    executor: Literal["auto", "dense", "blockwise", "kernel", "fused"] = "auto"
     precision: Literal["default", "highest"] = "default"
     dispatch_steps: Annotated[int, at_least(1)] = 16
     log_steps: Annotated[int, at_least(1)] = 20
@@ -224,7 +224,7 @@ class EvalConfig:
     sliding_lengths: tuple[int, ...] = ()
     stride: Annotated[int, at_least(0)] = 0
     batch_tokens: Annotated[int, at_least(1)] = 16384
-    executor: Literal["auto", "dense", "blockwise", "fused"] = "auto"
+    executor: Literal["auto", "dense", "blockwise", "kernel", "fused"] = "auto"
     precision: Literal["default", "highest"] = "highest"
 
     def problems(self) -> list[str]:

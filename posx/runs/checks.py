@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from posx.attention import refusal
+from posx.attention import kernel_refusal, refusal
 from posx.config import SECTIONS, EvalConfig, RunConfig
 from posx.contract import abstract_params
 from posx.data import Dataset
@@ -42,11 +42,15 @@ def _encoding_problems(run: RunConfig) -> Iterator[str]:
                 "--config.train.length."
             )
     for section, executor in (("train", run.train.executor), ("eval", run.eval.executor)):
-        for encoding, mask in layers if executor == "fused" else ():
+        for encoding, mask in layers if executor in ("fused", "kernel") else ():
             params = abstract_params(encoding, run.dims)
-            if why := refusal(encoding, params, mask, in_order=True, segments=False):
+            if executor == "fused":
+                why = refusal(encoding, params, mask, in_order=True, segments=False)
+            else:
+                why = kernel_refusal(encoding, params, in_order=True, consecutive=True)
+            if why:
                 yield (
-                    f"{section}.executor='fused' cannot serve {encoding}: {why}. Use "
+                    f"{section}.executor={executor!r} cannot serve {encoding}: {why}. Use "
                     f"--config.{section}.executor=blockwise or auto."
                 )
 

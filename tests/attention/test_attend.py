@@ -315,7 +315,7 @@ def test_the_others_take_positions_between_tokens():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"executor": "fast"}, r"executor 'fast' is unknown; allowed: dense, blockwise, fused"),
+        ({"executor": "fast"}, r"executor 'fast' is unknown; allowed: dense, blockwise, kernel, fused"),
         ({"q": Q[0]}, r"q \(11, 4, 6\), k .* must have the shapes \[b, q, h, d\]"),
         ({"v": V[:, :5]}, r"must have the shapes \[b, q, h, d\], \[b, k, g, d\], \[b, k, g, d]."),
         ({"k": K[:1], "v": V[:1]}, r"must have the shapes \[b, q, h, d\]"),

@@ -1,0 +1,183 @@
+"""The kernel executor: interpreted, against the dense one, and compiled by Triton in programs for CUDA."""
+
+import contextlib
+import functools
+import math
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import posx
+from posx import attention
+from posx.attention import kernel_refusal
+from posx.attention.kernel import kernel
+from posx.config import base_config, run_config
+from posx.contract import abstract_params, distance_terms
+from posx.encodings import Alibi, Rope, Xpos
+from posx.errors import ConfigError
+from posx.machine.platforms import traced_for
+from posx.runs.checks import checked
+from tests.encodings.cases import CASES, DIMS, params_of
+from tests.lowered import custom_calls, shape_of
+
+#: Three blocks, the last of which is padded; two for encodings of at most 32 positions.
+B, T, SHORT = 2, 37, 31
+POS = np.arange(T, dtype=np.int32)
+small_blocks = functools.partial(kernel, block=16)
+SERVED = [
+    case for case, encoding in CASES.items()
+    if not kernel_refusal(encoding, abstract_params(encoding, DIMS), in_order=True, consecutive=True)
+]  # fmt: skip
+#: One for each term of the formula, and each kind of mask.
+QUICK = {
+    "t5-bidirectional": posx.full(), "fox": posx.window(9), "xpos": posx.causal(), "learned_sinks": posx.causal(),
+}  # fmt: skip
+slowly = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
+def draw(*shapes, dtype="float32"):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def vectors(dtype="float32", length=T):
+    heads = DIMS.num_heads, DIMS.kv_heads, DIMS.kv_heads
+    return draw(*[(B, length, number, DIMS.head_dim) for number in heads], dtype=dtype)
+
+
+def run(encoding, params, executor, mask=posx.causal(), dtype="float32", segment=None):
+    """Return the outputs and all gradients."""
+    length = T if encoding.max_position is None else SHORT
+    x, cotangent = draw((B, length, DIMS.model_dim), (B, length, DIMS.num_heads, DIMS.head_dim))
+    x = x if encoding.acts_on("features") else None
+
+    @jax.jit
+    def gradients(params, q, k, v, x):
+        def loss(params, q, k, v, x):
+            slots = posx.Slots(POS[:length], segment=segment)
+            o = posx.attend(encoding, params, q, k, v, slots, x=x, mask=mask, executor=executor)
+            return jnp.sum(o.astype(jnp.float32) * cotangent), o
+
+        return jax.grad(loss, argnums=(0, 1, 2, 3, *([] if x is None else [4])), has_aux=True)(params, q, k, v, x)
+
+    return gradients(params, *vectors(dtype, length), x)
+
+
+def assert_agree(encoding, params, **how):
+    found, wanted = (run(encoding, params, executor, **how) for executor in (small_blocks, "dense"))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert a.dtype == b.dtype
+        assert_allclose(a, b, atol=5e-5 * max(1, np.abs(b).max()))
+
+
+@pytest.mark.parametrize("case", [case if case in QUICK else slowly(case) for case in SERVED])
+def test_the_kernel_agrees_with_dense(case):
+    assert_agree(CASES[case], params_of(CASES[case]), mask=QUICK.get(case, posx.causal()))
+
+
+@pytest.mark.parametrize("mask", [slowly(posx.full()), slowly(posx.causal()), posx.window(20, sinks=3)], ids=str)
+def test_the_kernel_keeps_documents_apart(mask):
+    segment = np.stack([np.arange(T) // 10, np.arange(T) % 2]).astype(np.int32)
+    assert_agree(Alibi(DIMS.num_heads), {}, mask=mask, segment=segment)
+
+
+@pytest.mark.parametrize("mask", [posx.full(), posx.window(9, sinks=2), posx.window(17), posx.window(2)], ids=str)
+@pytest.mark.slow
+def test_the_kernel_sums_learned_biases_under_every_mask(mask):
+    for case in ("kerple", "bam", "fox"):
+        if mask.causal or case != "fox":
+            assert_agree(CASES[case], params_of(CASES[case]), mask=mask)
+
+
+def test_a_steep_decay_is_left_to_blockwise():
+    encoding = Xpos(rope=Rope(rotary_dim=DIMS.head_dim), scale_base=0.02, head_dim=DIMS.head_dim)
+    assert_agree(encoding, {})
+
+
+def test_gradients_of_bfloat16_are_bfloat16():
+    encoding = CASES["rope"]
+    found, wanted = (
+        run(encoding, {}, executor, dtype=dtype)
+        for executor, dtype in ((small_blocks, "bfloat16"), ("dense", "float32"))
+    )
+    leaves = jax.tree.leaves(found)
+    assert {x.dtype.name for x in leaves} == {"bfloat16"}
+    for a, b in zip(leaves, jax.tree.leaves(wanted), strict=True):
+        assert_allclose(np.float32(a), b, atol=2.0**-5 * np.abs(b).max())
+
+
+def test_the_kernel_says_what_it_cannot_serve():
+    q, k, v = vectors()
+    traced = jax.jit(lambda pos: posx.attend(Alibi(DIMS.num_heads), {}, q, k, v, pos, executor="kernel"))
+    with pytest.raises(ValueError, match=r"Alibi acts on by_distance: the kernel needs known positions that count up"):
+        traced(POS)
+    with pytest.raises(ValueError, match="the kernel needs whole sequences in order, without idx"):
+        posx.attend(CASES["rope"], {}, q, k, v, posx.Slots(POS, POS), executor="kernel")
+    config = base_config("shaw")
+    config.train.executor = "kernel"
+    why = r"^train.executor='kernel' cannot serve Shaw\(.*acts on by_distance\.query, by_distance\.value"
+    with pytest.raises(ConfigError, match=why):
+        checked(run_config(config))
+
+
+def test_auto_takes_the_kernel_for_what_cudnn_does_not_serve(monkeypatch):
+    def choose(case, mask=posx.causal(), in_order=True, slots=None):
+        params, of_q = abstract_params(CASES[case], DIMS), shape_of(B, 4, T, 64, dtype="bfloat16")
+        return attention.choose_executor("auto", CASES[case], params, mask, (T, T), in_order, slots, of_q)
+
+    assert choose("fox") == "blockwise"
+    for name in ("is_fast", "is_native"):
+        monkeypatch.setattr(sys.modules["posx.attention.attend"], name, lambda vectors: True)
+    assert [choose(case) for case in ("fox", "xpos", "learned_sinks", "t5")] == ["kernel"] * 4
+    assert [choose(case) for case in ("rope", "alibi", "fire")] == ["fused"] * 3
+    assert choose("rope", posx.window(9, sinks=2)) == "kernel"
+    assert choose("rope", slots=posx.Slots(POS, segment=POS)) == "kernel"
+    assert [choose(case) for case in ("shaw", "gape")] == ["blockwise"] * 2
+    assert choose("t5", slots=posx.Slots(2 * POS)) == "fused"
+    assert choose("rope", in_order=False) == "dense"
+
+
+def gpu():
+    """Return a context in which kernels are lowered without a GPU: from JAX 0.11 on they ask which GPU it is."""
+    if jax.__version_info__ < (0, 11):
+        return contextlib.nullcontext()
+    device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", 132, "gpu")
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
+
+
+def lowered_gradients(case, dtype, length):
+    """Return the text of the outputs and gradients for CUDA."""
+    encoding, heads = CASES[case], (DIMS.num_heads, DIMS.kv_heads, DIMS.kv_heads)
+    x = shape_of(B, length, DIMS.model_dim) if encoding.acts_on("features") else None
+    sides = [shape_of(B, length, number, DIMS.head_dim, dtype=dtype) for number in heads]
+
+    def loss(params, q, k, v, x):
+        pos = np.arange(length, dtype=np.int32)
+        return jnp.sum(posx.attend(encoding, params, q, k, v, pos, x=x, executor="kernel").astype(jnp.float32))
+
+    with traced_for("cuda"), gpu():
+        function = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))
+        traced = function.trace(abstract_params(encoding, DIMS), *sides, x)
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", slowly("float16"), slowly("float32")])
+@pytest.mark.parametrize("case", [case if case in ("t5", "xpos") else slowly(case) for case in SERVED])
+def test_the_kernel_is_lowered_for_cuda(case, dtype):
+    length = 200 if CASES[case].max_position is None else 20
+    text = lowered_gradients(case, dtype, length)
+    assert custom_calls(text) == {"__gpu$xla.gpu.triton"}
+    terms = distance_terms(CASES[case], params := abstract_params(CASES[case], DIMS))
+    assert ("posx_of_diagonal" in text) == bool(params and terms)
+
+
+def test_no_gradient_of_a_learned_bias_is_written_for_all_pairs():
+    length = 512
+    shapes = re.findall(r"tensor<([\dx]+)x[a-z]", lowered_gradients("t5", "bfloat16", length))
+    sizes = {math.prod(map(int, shape.split("x"))) for shape in shapes}
+    assert B * DIMS.num_heads * length * 64 <= max(sizes) < B * DIMS.num_heads * length * length / 2
