@@ -101,7 +101,7 @@ fi
 
 stage doctor 12 "$python" -m posx.cli doctor
 bench train 30 train --dtype=bfloat16 --encodings=$some --contestants=$forms "${shape[@]}"
-bench attention_all 25 attention --dtype=bfloat16 --contestants=posx "${long[@]}"
+bench attention_all 25 attention --dtype=bfloat16 --contestants=posx,posx-kernel "${long[@]}"
 stage quick 20 "$python" -m posx.cli sweep --workdir "$out/quick" "${quick[@]}"
 stage tests 20 "$python" -m pytest -p no:cacheprovider "${tests[@]}"
 bench profile 10 profile "${profile[@]}"

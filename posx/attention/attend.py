@@ -27,7 +27,7 @@ from posx.attention.cpu import operand_dtype
 from posx.attention.dense import dense
 from posx.attention.fused import fused, is_native, refusal
 from posx.attention.history import seen_by
-from posx.attention.kernel import is_fast, kernel, kernel_refusal
+from posx.attention.kernel import kernel
 from posx.attention.masks import Mask, causal, require_mask
 from posx.attention.tiles import Block, Pairs, Tables, Tokens, over_batch
 from posx.contract import (
@@ -143,7 +143,7 @@ def attend(
     if encoding.acts_on("features") and x is not None:
         slots = q_at._replace(idx=None) if in_order else q_at
         q_features = k_features = batch_features(encoding, params, x, slots)[0]
-    offset, known = consecutive_offset(q_at.pos, k_at.pos) if in_order else None, q_at
+    offset = consecutive_offset(q_at.pos, k_at.pos) if in_order else None
     q_at, k_at = (jax.tree.map(lambda x: jnp.atleast_2d(jnp.asarray(x)), at) for at in (q_at, k_at))
 
     def mapped(hook: str, x: jax.Array, at: Slots, features: Features) -> jax.Array:
@@ -158,9 +158,9 @@ def attend(
     keys = _read_tokens(encoding, params, of_keys, k_at, stored=cached and mapped_k is k)
 
     if isinstance(executor, str):
-        sizes = q.shape[1], k.shape[1]
+        sizes, segments = (q.shape[1], k.shape[1]), q_at.segment is not None
         executor = choose_executor(
-            executor, encoding, params, mask, sizes, in_order, known, queries.tokens.mapped
+            executor, encoding, params, mask, sizes, in_order, segments, queries.tokens.mapped
         )  # fmt: skip
 
     def run(params: Params, queries: Block, keys: Block) -> jax.Array:
@@ -260,29 +260,15 @@ def choose_executor(
     mask: Mask,
     sizes: tuple[int, int],
     in_order: bool,
-    slots: Slots | None = None,
+    segments: bool = False,
     vectors: Any = None,
 ) -> str:
-    """Return the name of the executor behind "auto".
+    """Return the name of the executor behind "auto". "kernel" is not among them: it has not run on a GPU yet.
 
-    Args:
-      executor, encoding, params, mask: see `attend`.
-      sizes: queries and keys.
-      in_order: queries and keys are the same tokens, in order of arrival.
-      slots: those of the queries; None for one document at positions that count up by one.
-      vectors: mapped queries [b, h, q, d], or their shape and type; None if no kernel serves them.
+    sizes: queries and keys. vectors: mapped queries [..., d], or their shape and type; None if no kernel serves them.
     """
     if executor != "auto":
         return executor
-    if vectors is not None:
-        segments = slots is not None and slots.segment is not None
-        consecutive = slots is None or (in_order and consecutive_offset(slots.pos, slots.pos) is not None)
-        native = is_native(vectors) and not refusal(encoding, params, mask, in_order, segments)
-        served = is_fast(vectors) and not kernel_refusal(encoding, params, in_order, consecutive)
-        # The vendor's kernel writes the gradient of a learned bias for all pairs.
-        learned = bool(params) and "bias" in distance_terms(encoding, params)
-        if served and (learned or not native):
-            return "kernel"
-        if native:
-            return "fused"
+    if vectors is not None and is_native(vectors) and not refusal(encoding, params, mask, in_order, segments):
+        return "fused"
     return "dense" if math.prod(sizes) <= DENSE_PAIRS and not in_order else "blockwise"

@@ -12,31 +12,22 @@ On an NVIDIA GPU Pallas compiles the kernels with Triton, a backend that JAX dep
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.attention import sharding
 from posx.attention.arguments import Slots
 from posx.attention.blockwise import blockwise
 from posx.attention.tiles import SAFE, SAFE_HALF, Block, Pairs, Tables, Tokens, finite, sinks
 from posx.contract import Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
-from posx.machine.platforms import platform
 
 if TYPE_CHECKING:
     from posx.attention.flash import Grid
 
 #: Tokens in a block, and the fewest: Triton multiplies matrices of at least 16 rows.
 BLOCK, SMALLEST = 64, 16
-
-#: The compute capability from which on GPUs multiply bfloat16.
-AMPERE = 8.0
-
-#: The widest head, after its maps, whose blocks fit the shared memory of an NVIDIA GPU.
-WIDEST = 128
 
 
 def kernel_refusal(encoding: Encoding, params: Params, in_order: bool, consecutive: bool) -> str | None:
@@ -57,14 +48,6 @@ def kernel_refusal(encoding: Encoding, params: Params, in_order: bool, consecuti
     if not consecutive and (hooks := acting(encoding, ("by_distance", "decay"))):
         return f"{type(encoding).__name__} acts on {hooks[0]}: the kernel needs known positions that count up by one"
     return None
-
-
-def is_fast(vectors: Any) -> bool:
-    """Return whether the kernel is for queries of this type and shape [b, ..., d] on the GPU that is traced for."""
-    capability = float(getattr(jax.devices()[0], "compute_capability", 0)) if platform() == "cuda" else 0
-    fits = jnp.dtype(vectors.dtype).itemsize == 2 and vectors.shape[-1] <= WIDEST
-    compiles = capability >= AMPERE and find_spec("jax.experimental.pallas.triton") is not None
-    return compiles and fits and sharding.keeps_heads_whole(vectors.shape[0])
 
 
 def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, block: int = BLOCK) -> jax.Array:

@@ -35,11 +35,6 @@ def shards_sequences(num_sequences: int) -> bool:
     return _size(DATA) > 1 and num_sequences % _size(DATA) == 0
 
 
-def keeps_heads_whole(num_sequences: int) -> bool:
-    """Return whether each device computes all heads of its sequences, as a kernel needs that XLA cannot shard."""
-    return _size(MODEL) == 1 and (_size(DATA) == 1 or shards_sequences(num_sequences))
-
-
 def head_axis(num_sequences: int, num_key_heads: int) -> str | None:
     """Return the mesh axis over which heads are sharded, None if each device has all heads.
 

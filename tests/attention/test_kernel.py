@@ -4,7 +4,6 @@ import contextlib
 import functools
 import math
 import re
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ import pytest
 from numpy.testing import assert_allclose
 
 import posx
-from posx import attention
 from posx.attention import kernel_refusal
 from posx.attention.kernel import kernel
 from posx.config import base_config, run_config
@@ -123,23 +121,6 @@ def test_the_kernel_says_what_it_cannot_serve():
     why = r"^train.executor='kernel' cannot serve Shaw\(.*acts on by_distance\.query, by_distance\.value"
     with pytest.raises(ConfigError, match=why):
         checked(run_config(config))
-
-
-def test_auto_takes_the_kernel_for_what_cudnn_does_not_serve(monkeypatch):
-    def choose(case, mask=posx.causal(), in_order=True, slots=None):
-        params, of_q = abstract_params(CASES[case], DIMS), shape_of(B, 4, T, 64, dtype="bfloat16")
-        return attention.choose_executor("auto", CASES[case], params, mask, (T, T), in_order, slots, of_q)
-
-    assert choose("fox") == "blockwise"
-    for name in ("is_fast", "is_native"):
-        monkeypatch.setattr(sys.modules["posx.attention.attend"], name, lambda vectors: True)
-    assert [choose(case) for case in ("fox", "xpos", "learned_sinks", "t5")] == ["kernel"] * 4
-    assert [choose(case) for case in ("rope", "alibi", "fire")] == ["fused"] * 3
-    assert choose("rope", posx.window(9, sinks=2)) == "kernel"
-    assert choose("rope", slots=posx.Slots(POS, segment=POS)) == "kernel"
-    assert [choose(case) for case in ("shaw", "gape")] == ["blockwise"] * 2
-    assert choose("t5", slots=posx.Slots(2 * POS)) == "fused"
-    assert choose("rope", in_order=False) == "dense"
 
 
 def gpu():
