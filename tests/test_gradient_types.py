@@ -53,12 +53,12 @@ def training(dtype: str) -> None:
     jax.eval_shape(of_loss, model.abstract(), shape_of(2, 9, dtype="int32"))
 
 
-def attention(encoding: posx.Encoding) -> None:
-    """Trace tiles with strips, and their gradients."""
+def attention(encoding: posx.Encoding, executor=even_tiles) -> None:
+    """Trace tiles with strips, or the kernel, and their gradients."""
 
     def total(params, q, k, v, x):
         reads = x if encoding.acts_on("features") else None
-        return posx.attend(encoding, params, q, k, v, np.arange(8, dtype=np.int32), x=reads, executor=even_tiles).sum()
+        return posx.attend(encoding, params, q, k, v, np.arange(8, dtype=np.int32), x=reads, executor=executor).sum()
 
     q, k = (shape_of(1, 8, heads, 4) for heads in (2, 1))
     x = shape_of(1, 8, DIMS.model_dim)
@@ -95,6 +95,8 @@ def calls() -> dict[str, list]:
             training(dtype)
         for spec in ("shaw", "alibi", "selective_rope"):
             attention(posx.build(spec, DIMS))
+        for spec in ("t5", "learned_sinks"):
+            attention(posx.build(spec, DIMS), "kernel")
         rope = posx.build("rope", DIMS)
         attention(variant(rope, query=rounding._rounded(rope, "query")))
     return {name: list(of_rule.values()) for name, of_rule in found.items()}

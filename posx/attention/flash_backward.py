@@ -64,6 +64,7 @@ def backward(grid: Grid, saved: Any, o_grad: jax.Array):
     of_sink = None
     if shared.sink is not None:  # a key without a value: dL/dw = 0, and dL/ds = -w * delta, summed over rows
         of_sink = -(jnp.exp(shared.sink[None, :, None] - shift) / total * delta).sum(axis=(0, 2))
+        of_sink = of_sink.astype(shared.sink.dtype)
     return Shared(of_bias, of_rate, of_sink), Block(of_q, None), Block(of_k, None)  # type: ignore[arg-type]
 
 
