@@ -44,6 +44,16 @@ def test_a_wrong_number_is_exit_1_with_its_line(capsys, monkeypatch, wrong):
     assert "all is well" not in out
 
 
+def test_a_check_that_raises_fails_and_others_go_on(capsys, monkeypatch):
+    def refused():
+        raise RuntimeError("INTERNAL: Input datatypes do not match\nand more lines")
+
+    monkeypatch.setattr(checks, "checks", lambda: [("cuDNN", refused), ("a sum", lambda: (True, "right"))])
+    code, out, err = tiny.call(capsys, "doctor")
+    assert code == 1 and "FAILED RuntimeError: INTERNAL: Input datatypes do not match\n" in out
+    assert "ok     right" in out and "1 of 2 checks failed: cuDNN: RuntimeError" in err
+
+
 def test_a_slow_machine_names_what_it_left(capsys, monkeypatch):
     monkeypatch.setattr(checks, "LIMIT", -1.0)
     code, out, err = tiny.call(capsys, "doctor")
