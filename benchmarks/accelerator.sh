@@ -6,7 +6,7 @@
 #   benchmarks/accelerator.sh runs/gpu --minutes=10           # the same command resumes
 #   benchmarks/accelerator.sh runs/gpu                        # an hour
 #   WHEELS=wheels benchmarks/accelerator.sh runs/gpu          # what the machine lacks, from a folder of wheels
-#   TINY=1 benchmarks/accelerator.sh runs/tiny --minutes=5    # the same stages on this CPU at tiny sizes
+#   TINY=1 benchmarks/accelerator.sh runs/tiny                # the same stages on this CPU at tiny sizes, in minutes
 #
 # Each stage has a part of the minutes. Benchmarks write every measure as it is made, and a stage that is cut keeps what
 # it had. A stage that fails or runs out of time is reported, later stages go on, and the next call tries it again.

@@ -167,7 +167,7 @@ def ready(calls: Sequence[Call], options: argparse.Namespace) -> tuple[list[Turn
 
 
 def measured(turns: Sequence[Turn], rounds: int, ceiling: list[float]) -> Iterator[list[dict[str, Any]]]:
-    """Take all turns of all rounds, and yield the rows so far after each. `ceiling` gets the matmul ceiling of rounds."""
+    """Take all turns of all rounds, and yield the rows so far after each. `ceiling` gets the rounds' ceilings."""
 
     def open_round() -> None:
         if len(ceiling) < rounds:

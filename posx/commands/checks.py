@@ -37,8 +37,8 @@ TOKENS, TILES = 70, functools.partial(blockwise, tiling=Tiling(16, 32))
 DIMS = Dims(model_dim=32, num_heads=4, head_dim=8, num_layers=1, train_len=TOKENS, num_kv_heads=2)
 #: The most that float32 may move an output of order one, and bfloat16 an output or a gradient of a vendor's kernel.
 TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
-#: Seconds after which no further encoding is compared.
-LIMIT = 45.0
+#: Seconds in which all checks end, if none takes longer than the longest before it.
+LIMIT = 52.0
 #: The width of the first column in characters.
 WIDTH = 33
 
@@ -52,9 +52,10 @@ def run_doctor(values: dict[str, Any], _: None) -> None:
     start_devices()
     for fact, text in facts():
         print(f"{fact:{WIDTH}}{text}", flush=True)
-    count, failed, started, left = 0, [], time.monotonic(), []
+    count, failed, left, longest, started = 0, [], [], 0.0, time.monotonic()
     for name, check in checks():
-        if time.monotonic() - started > LIMIT:
+        begun = time.monotonic()
+        if begun - started + longest > LIMIT:
             left.append(name)
             continue
         try:
@@ -63,9 +64,9 @@ def run_doctor(values: dict[str, Any], _: None) -> None:
             right, detail = False, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.300}"
         print(f"{name:{WIDTH}}{'ok    ' if right else 'FAILED'} {detail}", flush=True)
         failed += [] if right else [f"{name}: {detail}"]
-        count += 1
+        count, longest = count + 1, max(longest, time.monotonic() - begun)
     if left:
-        late = f"{LIMIT:.0f} s were over. Call posx doctor again: compiled programs are kept"
+        late = f"no time was left of {LIMIT:.0f} s. Call posx doctor again: compiled programs are kept"
         print(f"{'not checked':{WIDTH}}{'; '.join(left)}: {late}")
     if failed:
         raise PosxError(f"{len(failed)} of {count} checks failed: {'; '.join(failed)}")
