@@ -6,7 +6,7 @@
 #   benchmarks/accelerator.sh runs/gpu --minutes=10           # the same command resumes
 #   benchmarks/accelerator.sh runs/gpu                        # an hour
 #   WHEELS=wheels benchmarks/accelerator.sh runs/gpu          # what the machine lacks, from a folder of wheels
-#   TINY=1 benchmarks/accelerator.sh runs/tiny --minutes=5    # the same stages on this CPU at tiny sizes
+#   TINY=1 benchmarks/accelerator.sh runs/tiny                # the same stages on this CPU at tiny sizes, in minutes
 #
 # Each stage has a part of the minutes. Benchmarks write every measure as it is made, and a stage that is cut keeps what
 # it had. A stage that fails or runs out of time is reported, later stages go on, and the next call tries it again.
@@ -40,7 +40,7 @@ export PYTHONUNBUFFERED=1
 
 summary() {
   trap - EXIT INT TERM
-  [ -n "${running:-}" ] && printf 'cut\n%s\n' "$SECONDS" >"$out/$running.status"
+  [ -n "${running:-}" ] && kill "$running" 2>/dev/null && wait "$running"
   "$python" -m benchmarks.stages "$out" || exit 1
 }
 trap summary EXIT
@@ -54,10 +54,12 @@ stage() { # NAME PERCENT COMMAND...
   limit=$((limit < left ? limit : left))
   [ "$limit" -lt 1 ] && { echo "$name: no time is left"; return; }
   echo "$name: at most $limit s"
-  running=$name
+  # Stays if this script is killed: benchmarks.stages then tells what there is.
+  printf 'cut\n0\n' >"$out/$name.status"
   # In the background, so that a signal to this script is seen while it waits.
   timeout --kill-after=10 "$limit" "$@" >"$out/$name.txt" 2>"$out/$name.log" &
-  wait $! || code=$?
+  running=$!
+  wait "$running" || code=$?
   running=
   [ "$code" = 124 ] || [ "$code" = 137 ] && status="out of time"
   [ "$code" != 0 ] && [ "$status" = done ] && status="failed with exit code $code"
@@ -78,7 +80,7 @@ rivals=jax.nn,jax.nn-cudnn,torch-sdpa,torch-sdpa-compiled,torch-flex
 forms=posx,flash,flash_compiled
 some=rope,alibi,t5,nope
 lengths=(--lengths=1024,4096,16384 --batch=4 --rounds=5)
-long=(--lengths=4096 --batch=4 --rounds=3 --heads=12)
+long=(--lengths=4096 --batch=4 --rounds=3 --heads=12 --turn_seconds=0.05)
 shape=(--shape=large --rounds=3 --steps=10)
 steps=(--shape=medium --rounds=3 --steps=16)
 profile=(--shape=large --dtype=bfloat16 --encodings=rope --steps=4)

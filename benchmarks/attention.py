@@ -12,8 +12,9 @@ Gradients are those of q, k, v and of every learned parameter. 8 heads of 64 by 
 * torch's SDPA with a dense float mask, also compiled, or with one row as mask for ALiBi (`torch-sdpa-column`); flex
   attention, compiled (`torch-flex`); `torch-eager`.
 
-Posx over devices, the rest of JAX, and torch have a process each, which work in turns. Encodings that act on the
-embeddings alone are NoPE here and left out.
+Posx over devices, the rest of JAX, and torch have a process each, which work in turns. On an accelerator each of a few
+encodings has these processes. They compile side by side, and are measured before the next few compile. Encodings that
+act on the embeddings alone are NoPE here and left out.
 
 Useful FLOP/s count two products forward and four more backward over the visible pairs. "faster than dense XLA" is the
 time of `jax.nn` over that of the row. If `jax.nn` does not serve the encoding, it is the time of posx's dense executor.
@@ -27,16 +28,18 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import itertools
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import measure, report
 from benchmarks.calls import KINDS, TOLERANCE, Case, contestants, in_attention, is_quadratic, separate
 from benchmarks.report import cell, quartiles, ratios
 from benchmarks.workers import Worker, WorkerError, side_by_side
+from posx.machine.platforms import on_cpu
 from posx.plots import palette
 
 KIND_NAMES = {"forward": "forward", "gradient": "forward + backward", "model": "evaluation of one window"}
@@ -47,6 +50,9 @@ RIVALS = {
 }  # fmt: skip
 CEILING = palette.Look("#BBBBBB", "_")
 MOST_CALLS = 100
+Call = tuple[Case, str, Worker]  # a contestant with one encoding and length, and its process
+#: Encodings that compile side by side on an accelerator, each in processes of its own.
+COPIES = max(1, min(8, measure.cores() // 2))
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
@@ -87,65 +93,89 @@ def start(names: list[str]) -> dict[str, Worker]:
 
 
 def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    start_case, encodings = first_case(options), in_attention(options.encodings)
-    processes = start(options.contestants)
+    case, encodings = first_case(options), in_attention(options.encodings)
+    stored: dict[str, Any] = {
+        "case": dataclasses.asdict(case), "check_length": options.check_length, "checks": [], "problems": [],
+        "left_out": [name for name in options.encodings if name not in encodings], "skipped": [], "groups": [],
+    }  # fmt: skip
+    parts = measure.in_parts(encodings, COPIES)
     with contextlib.ExitStack() as stack:
-        for worker in processes.values():
+        copies = [start(options.contestants) for _ in range(1 if on_cpu() else min(COPIES, len(encodings)))]
+        for worker in (worker for processes in copies for worker in processes.values()):
             stack.callback(worker.close)
-        checked = [dataclasses.replace(start_case, encoding=name, length=options.check_length) for name in encodings]
-        found = [
-            worker.call("check", name, dataclasses.asdict(case)) for case in checked
-            for name, worker in processes.items()
-        ]  # fmt: skip
-        checks = [row for row in found if row]
-        wrong = [row for row in checks if not row["error"] <= TOLERANCE[options.dtype]]
-        stored: dict[str, Any] = {
-            "case": dataclasses.asdict(start_case), "check_length": options.check_length, "checks": checks,
-            "problems": [f"wrong: {row['contestant']} with {row['encoding']}, {row['answer']} is off by "
-                         f"{row['error']:.1e} of its largest entry" for row in wrong],
-            "left_out": [name for name in options.encodings if name not in encodings], "skipped": [], "groups": [],
-        }  # fmt: skip
         for length in options.lengths:
-            cases, before = (
-                [dataclasses.replace(start_case, encoding=name, length=length) for name in encodings],
-                stored,
-            )
-            for group, skipped in one_length(cases, processes, options):
-                stored = before | {"groups": [*before["groups"], group], "skipped": [*before["skipped"], *skipped]}
-                save(stored)
+            before, ceiling, results = stored["groups"], [], []
+            for few in parts:
+                calls = [
+                    (dataclasses.replace(case, encoding=encoding, length=length), name, worker)
+                    for encoding, processes in zip(few, itertools.cycle(copies)) for name, worker in processes.items()
+                ]  # fmt: skip
+                if length == options.lengths[0]:
+                    stored = stored | checked(calls, stored["checks"], options)
+                turns, skipped = ready(calls, options)
+                stored = stored | {"skipped": [*stored["skipped"], *skipped]}
+                found: list[dict[str, Any]] = []
+                for found in measured(turns, options.rounds, ceiling):
+                    group = {"length": length, "ceiling": ceiling, "results": [*results, *found]}
+                    save(stored := stored | {"groups": [*before, group]})
+                results += found
     return stored
 
 
-def one_length(
-    cases: list[Case], processes: dict[str, Worker], options: argparse.Namespace
-) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Measure every contestant with every encoding in turns. Yield this length's numbers so far, and the skipped."""
-    length, keys, turns, skipped = cases[0].length, [], [], []
-    calls = [(case, name) for case in cases for name in processes]
+class Turn(NamedTuple):
+    """The row of a contestant, and the function that returns the seconds of one of its calls."""
 
-    def first_calls(case: Case, name: str) -> dict[str, Any]:
-        too_long = length > options.dense_limit and is_quadratic(name, case.encoding)
-        return dict.fromkeys(KINDS, "longer than --dense_limit") if too_long else prepare(processes[name], name, case)
+    row: dict[str, Any]
+    take: Callable[[], float]
 
-    ready = side_by_side(first_calls, calls, lambda _, name: processes[name])
-    for (case, name), by_kind in zip(calls, ready, strict=True):
+
+def checked(calls: Sequence[Call], before: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """Return the checks of answers, those of `before` first, and the wrong ones in words."""
+
+    def check(case: Case, name: str, worker: Worker) -> Any:
+        return worker.call("check", name, dataclasses.asdict(dataclasses.replace(case, length=options.check_length)))
+
+    checks = [*before, *filter(None, side_by_side(check, calls, lambda *call: call[2]))]
+    wrong = [row for row in checks if not row["error"] <= TOLERANCE[options.dtype]]
+    problems = [
+        f"wrong: {row['contestant']} with {row['encoding']}, {row['answer']} is off by {row['error']:.1e} of its "
+        "largest entry"
+        for row in wrong
+    ]
+    return {"checks": checks, "problems": problems}
+
+
+def ready(calls: Sequence[Call], options: argparse.Namespace) -> tuple[list[Turn], list[dict[str, Any]]]:
+    """Return the turns of every contestant that has run its first calls, and the skipped."""
+    turns, skipped = [], []
+
+    def first_calls(case: Case, name: str, worker: Worker) -> dict[str, Any]:
+        too_long = case.length > options.dense_limit and is_quadratic(name, case.encoding)
+        return dict.fromkeys(KINDS, "longer than --dense_limit") if too_long else prepare(worker, name, case)
+
+    found = side_by_side(first_calls, calls, lambda *call: call[2])
+    for (case, name, worker), by_kind in zip(calls, found, strict=True):
         for kind, first in by_kind.items():
+            row = {"contestant": name, "encoding": case.encoding, "kind": kind}
             if isinstance(first, str):
-                who = {"contestant": name, "encoding": case.encoding}
-                skipped.append({**who, "length": length, "kind": kind, "why": first})
+                skipped.append({**row, "length": case.length, "why": first})
                 continue
             repeats = min(max(round(options.turn_seconds / first), 1), MOST_CALLS)
-            keys.append((case, name, kind))
-            turns.append(functools.partial(processes[name].call, "turn", name, dataclasses.asdict(case), kind, repeats))
-    ceiling: list[float] = []
-    print(f"length {length}: {len(turns)} contestants", file=sys.stderr)
-    for times in measure.interleaved(turns, options.rounds, before=lambda: ceiling.append(measure.fresh_ceiling())):
-        results = [
-            {"contestant": name, "encoding": case.encoding, "kind": kind, "useful_flops": case.useful_flops(kind),
-             "seconds": found}
-            for (case, name, kind), found in zip(keys, times, strict=True) if found
-        ]  # fmt: skip
-        yield {"length": length, "ceiling": list(ceiling), "results": results}, skipped
+            take = functools.partial(worker.call, "turn", name, dataclasses.asdict(case), kind, repeats)
+            turns.append(Turn({**row, "useful_flops": case.useful_flops(kind)}, take))
+    return turns, skipped
+
+
+def measured(turns: Sequence[Turn], rounds: int, ceiling: list[float]) -> Iterator[list[dict[str, Any]]]:
+    """Take all turns of all rounds, and yield the rows so far after each. `ceiling` gets the rounds' ceilings."""
+
+    def open_round() -> None:
+        if len(ceiling) < rounds:
+            ceiling.append(measure.fresh_ceiling())
+
+    print(f"{len(turns)} contestants", file=sys.stderr)
+    for times in measure.interleaved([turn.take for turn in turns], rounds, open_round):
+        yield [{**turn.row, "seconds": found} for turn, found in zip(turns, times, strict=True) if found]
 
 
 def prepare(worker: Worker, name: str, case: Case) -> dict[str, Any]:

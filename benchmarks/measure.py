@@ -22,6 +22,7 @@ import jax
 from posx.encodings import Chain, Encoding, from_spec
 from posx.machine.cores import cpu_name
 from posx.machine.devices import machine_ceiling
+from posx.machine.platforms import on_cpu
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "x-transformers")
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "XLA_FLAGS", "JAX_PLATFORMS")
@@ -134,6 +135,15 @@ def peak_rss() -> int:
     if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
         return int(found[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def in_parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Return the encodings that are measured in turns: all of them on CPUs, parts of `size` on an accelerator.
+
+    An accelerator is lent for minutes, and compiling takes most of them. A part is measured once it is compiled.
+    """
+    size = max(len(items), 1) if on_cpu() else size
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def fresh_ceiling() -> float:

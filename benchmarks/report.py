@@ -24,10 +24,10 @@ def quartiles(values: Iterable[float]) -> Spread:
 
 
 def ratios(top: Iterable[float] | None, bottom: Iterable[float] | None) -> Spread | None:
-    """Return the quartiles of top / bottom, formed per round; None if one of them is missing."""
+    """Return the quartiles of top / bottom, formed per round that both have; None if one of them is missing."""
     if top is None or bottom is None:
         return None
-    return quartiles(a / b for a, b in zip(top, bottom, strict=True))
+    return quartiles(a / b for a, b in zip(top, bottom, strict=False))
 
 
 def cell(value: Spread | None, form: str) -> str:

@@ -235,22 +235,27 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
     shape, steps = dataclasses.replace(SHAPES[options.shape], dtype=options.dtype), options.steps
     shape, words = shape.at_length(options.length) if options.length else shape, chosen(options)
     ceiling: list[float] = []
+    sizes = {"shape": dataclasses.asdict(shape), "steps": steps, "ceiling": ceiling}
+    stored: dict[str, Any] = {**sizes, "baseline": options.baseline, "failed": [], "results": []}
+
+    def open_round() -> None:
+        if len(ceiling) < options.rounds:
+            ceiling.append(measure.fresh_ceiling())
+
     with contextlib.ExitStack() as stack:
-        taking_part, failed = sides(words, options.encodings, start(words, shape, options.baseline, stack))
-        turns = [functools.partial(side.turn, steps) for side in taking_part]
-
-        def so_far(rates: list[list[float]]) -> dict[str, Any]:
-            results = [
-                {**side.row, "tokens_per_second": rate, "losses": side.processes[0].call("losses", *side.key)}
-                for side, rate in zip(taking_part, rates, strict=False) if rate
-            ]  # fmt: skip
-            sizes = {"shape": dataclasses.asdict(shape), "steps": steps, "ceiling": ceiling}
-            return {**sizes, "baseline": options.baseline, "failed": failed, "results": results}
-
-        stored = so_far([])
-        for rates in measure.interleaved(turns, options.rounds, lambda: ceiling.append(measure.fresh_ceiling())):
-            save(stored := so_far(rates))
-        return stored
+        processes = start(words, shape, options.baseline, stack)
+        for few in measure.in_parts(options.encodings, 1):
+            taking_part, failed = sides(words, few, processes)
+            before = stored | {"failed": [*stored["failed"], *failed]}
+            stored = before
+            turns = [functools.partial(side.turn, steps) for side in taking_part]
+            for rates in measure.interleaved(turns, options.rounds, open_round):
+                results = [
+                    {**side.row, "tokens_per_second": rate, "losses": side.processes[0].call("losses", *side.key)}
+                    for side, rate in zip(taking_part, rates, strict=True) if rate
+                ]  # fmt: skip
+                save(stored := before | {"results": [*before["results"], *results]})
+    return stored
 
 
 def summarise(stored: dict[str, Any]) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import platform
@@ -36,8 +37,8 @@ TOKENS, TILES = 70, functools.partial(blockwise, tiling=Tiling(16, 32))
 DIMS = Dims(model_dim=32, num_heads=4, head_dim=8, num_layers=1, train_len=TOKENS, num_kv_heads=2)
 #: The most that float32 may move an output of order one, and bfloat16 an output or a gradient of a vendor's kernel.
 TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
-#: Seconds after which no further encoding is compared.
-LIMIT = 45.0
+#: Seconds in which all checks end, if none takes longer than the longest before it.
+LIMIT = 52.0
 #: The width of the first column in characters.
 WIDTH = 33
 
@@ -51,18 +52,22 @@ def run_doctor(values: dict[str, Any], _: None) -> None:
     start_devices()
     for fact, text in facts():
         print(f"{fact:{WIDTH}}{text}", flush=True)
-    count, failed, started, left = 0, [], time.monotonic(), []
+    count, failed, left, longest, started = 0, [], [], 0.0, time.monotonic()
     for name, check in checks():
-        if time.monotonic() - started > LIMIT:
+        begun = time.monotonic()
+        if begun - started + longest > LIMIT:
             left.append(name)
             continue
-        right, detail = check()
+        try:
+            right, detail = check()
+        except Exception as error:  # a program that the device or its compiler refuses
+            right, detail = False, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.300}"
         print(f"{name:{WIDTH}}{'ok    ' if right else 'FAILED'} {detail}", flush=True)
         failed += [] if right else [f"{name}: {detail}"]
-        count += 1
+        count, longest = count + 1, max(longest, time.monotonic() - begun)
     if left:
-        late = f"{LIMIT:.0f} s were over. Call posx doctor again: compiled programs are kept"
-        print(f"{'not checked':{WIDTH}}{', '.join(left)}: {late}")
+        late = f"no time was left of {LIMIT:.0f} s. Call posx doctor again: compiled programs are kept"
+        print(f"{'not checked':{WIDTH}}{'; '.join(left)}: {late}")
     if failed:
         raise PosxError(f"{len(failed)} of {count} checks failed: {'; '.join(failed)}")
     said = "no check failed" if left else "all is well"
@@ -156,10 +161,11 @@ def _precision() -> tuple[bool, str]:
 
 def _vendor() -> tuple[bool, str]:
     """Compare the kernel that serves 16 bits, and its gradients, with dense attention in float32."""
-    encoding, pos, errors = build("rope", DIMS), np.arange(TOKENS, dtype=np.int32), {}
+    dims = dataclasses.replace(DIMS, head_dim=64)  # as models have it
+    encoding, pos, errors = build("rope", dims), np.arange(TOKENS, dtype=np.int32), {}
     rng = np.random.default_rng(0)
-    heads = (DIMS.num_heads, DIMS.kv_heads, DIMS.kv_heads)
-    vectors = [jnp.asarray(rng.standard_normal((1, TOKENS, n, DIMS.head_dim)), jnp.bfloat16) for n in heads]
+    heads = (dims.num_heads, dims.kv_heads, dims.kv_heads)
+    vectors = [jnp.asarray(rng.standard_normal((1, TOKENS, n, dims.head_dim)), jnp.bfloat16) for n in heads]
 
     def run(executor: str, *vectors: jax.Array) -> Any:
         def total(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:

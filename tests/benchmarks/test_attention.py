@@ -167,3 +167,38 @@ def test_compiled_torch_gives_the_same(bench, encoding):
     rows = checked(bench, case, ["torch-sdpa-compiled", "torch-flex"])
     assert {row["contestant"] for row in rows} == {"torch-sdpa-compiled", "torch-flex"}
     assert all(row["error"] < bench.attention.TOLERANCE["float32"] for row in rows), rows
+
+
+def test_an_accelerator_measures_a_part_before_the_next(bench, monkeypatch):
+    """Two encodings at a time. What is saved grows by parts, and a partly measured one has a table."""
+    log, saved = [], []
+
+    class Stub:
+        def call(self, method, name, case, *more):
+            log.append((method, case["encoding"]))
+            return {"check": {"contestant": name, "encoding": case["encoding"], "answer": "o", "error": 0.0},
+                    "prepare": {"forward": 0.01}, "turn": 2.0}[method]  # fmt: skip
+
+        def close(self):
+            pass
+
+    module = bench.attention
+    for place in (module, bench.measure):
+        monkeypatch.setattr(place, "on_cpu", lambda: False)
+    monkeypatch.setattr("posx.machine.platforms.on_cpu", lambda: False)
+    monkeypatch.setattr(module, "COPIES", 2)
+    monkeypatch.setattr(module, "start", lambda names: {name: Stub() for name in names})
+    monkeypatch.setattr(bench.measure, "fresh_ceiling", lambda: 1e12)
+    words = "attention --encodings=nope,rope,alibi --lengths=8 --contestants=posx --rounds=2".split()
+    report = module.run(bench.arguments(words), lambda part: saved.append(json.loads(json.dumps(part))))
+    done = [[row["encoding"] for row in part["groups"][0]["results"]] for part in saved]
+    assert done[0] != [] and done[3] == ["nope", "rope"] and done[-1] == ["nope", "rope", "alibi"]
+    assert max(log.index(("turn", name)) for name in ("nope", "rope")) < log.index(("prepare", "alibi"))
+    assert [len(row["seconds"]) for row in report["groups"][0]["results"]] == [2, 2, 2]
+    assert len(report["groups"][0]["ceiling"]) == 2 and len(report["checks"]) == 3
+    tables = [module.table(measured_at(bench) | part) for part in saved]
+    assert all("| nope | posx |" in text or "| rope | posx |" in text for text in tables)
+
+
+def measured_at(bench):
+    return {"load_average": [[0.1], [0.1]], "cpu": "one", "cores": 1, "device": "cpu"}

@@ -53,6 +53,20 @@ def test_a_script_that_is_stopped_says_what_it_had(tmp_path):
     )
 
 
+@pytest.mark.slow
+def test_tiny_stages_measure_and_end_with_their_tables(tmp_path):
+    """Real stages at tiny sizes: every flag that the script gives is one of the benchmark."""
+    env = os.environ | {"PYTHON": sys.executable, "TINY": "1", "STAGES": "train attention_all profile"}
+    words = [str(ROOT / "benchmarks" / "accelerator.sh"), str(tmp_path / "out")]
+    done = subprocess.run(words, env=env, text=True, capture_output=True, check=False)
+    rows = {row["stage"]: row for row in map(json.loads, (tmp_path / "out" / "results.jsonl").read_text().splitlines())}
+    assert done.returncode == 0 and {row["status"] for row in rows.values()} == {"done"}, done.stderr
+    assert {row["encoding"] for row in rows["train"]["report"]["results"]} == {"nope", "t5"}
+    (group,) = rows["attention_all"]["report"]["groups"]
+    assert {row["encoding"] for row in group["results"]} == {"nope", "shaw"}
+    assert "| shaw | posx |" in (tmp_path / "out" / "summary.md").read_text()
+
+
 def test_a_report_that_was_cut_has_its_table():
     """In the first round some contestants have no turn yet. Later rounds count once they are finished."""
     measured = []

@@ -44,11 +44,33 @@ def test_a_wrong_number_is_exit_1_with_its_line(capsys, monkeypatch, wrong):
     assert "all is well" not in out
 
 
+def test_a_check_that_raises_fails_and_others_go_on(capsys, monkeypatch):
+    def refused():
+        raise RuntimeError("INTERNAL: Input datatypes do not match\nand more lines")
+
+    monkeypatch.setattr(checks, "checks", lambda: [("cuDNN", refused), ("a sum", lambda: (True, "right"))])
+    code, out, err = tiny.call(capsys, "doctor")
+    assert code == 1 and "FAILED RuntimeError: INTERNAL: Input datatypes do not match\n" in out
+    assert "ok     right" in out and "1 of 2 checks failed: cuDNN: RuntimeError" in err
+
+
 def test_a_slow_machine_names_what_it_left(capsys, monkeypatch):
     monkeypatch.setattr(checks, "LIMIT", -1.0)
     code, out, err = tiny.call(capsys, "doctor")
-    assert code == 0 and "not checked" in out and "attention, learned_sinks: -1 s were over" in out, err
+    assert code == 0 and "not checked" in out and "attention, learned_sinks: no time was left" in out, err
     assert out.splitlines()[-1] == "no check failed: 0 of 16 checks passed"
+
+
+def test_no_check_begins_that_would_end_late(capsys, monkeypatch):
+    """The second check takes 6 of 8 seconds, so that a third one would end after them."""
+    now = iter([0.0, 0.0, 1.0, 1.0, 7.0, 7.0])
+    monkeypatch.setattr(checks.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(checks, "facts", list)
+    monkeypatch.setattr(checks, "LIMIT", 8.0)
+    monkeypatch.setattr(checks, "checks", lambda: [(name, lambda: (True, "right")) for name in ("one", "two", "three")])
+    checks.run_doctor({"dry_run": False}, None)
+    out = capsys.readouterr().out
+    assert "three: no time was left of 8 s" in out and "no check failed: 2 of 3 checks passed" in out
 
 
 def test_the_check_of_16_bits_sees_a_wrong_gradient(monkeypatch):
