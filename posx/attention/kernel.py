@@ -7,7 +7,8 @@ A bias by distance is tabulated at the consecutive distances of a call, and tile
 For 4,096 causal tokens it takes 16 KiB a head. The bias of all pairs would take 64 MiB.
 
 On an NVIDIA GPU Pallas compiles the kernels with Triton, a backend that JAX deprecates from 0.11 on and may remove.
-`auto` then takes other executors. Elsewhere Pallas interprets the kernels, so that they can be tested.
+Elsewhere Pallas interprets the kernels, so that they can be tested. They have not run on a GPU yet, and `auto` takes
+other executors.
 """
 
 from __future__ import annotations
