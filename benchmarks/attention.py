@@ -119,6 +119,7 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
                     group = {"length": length, "ceiling": ceiling, "results": [*results, *found]}
                     save(stored := stored | {"groups": [*before, group]})
                 results += found
+                stored = stored | {"groups": [*before, {"length": length, "ceiling": ceiling, "results": [*results]}]}
     return stored
 
 
