@@ -29,8 +29,8 @@ IN_CACHE, FEWEST_QUERIES = 2**17, 64
 
 #: Scores in a tile on an accelerator, 128 MB of float32, and the fewest and most tokens of its sides. A loop over small
 #: tiles leaves the chip idle: each step launches kernels and waits for the loop's condition. `score` makes arrays of
-#: several times that size, so its tiles have an eighth of the scores.
-ON_CHIP, SIDES = 2**25, (128, 2048)
+#: several times that size, so that its tiles have fewer scores.
+ON_CHIP, ON_CHIP_BY_SCORE, SIDES = 2**25, 2**22, (128, 2048)
 
 
 class Tiling(NamedTuple):
@@ -87,7 +87,7 @@ def make_plan(pairs: Pairs, terms: set[str], in_order: bool, offset: int | None,
     if encoding.tiling != "any":
         key_block = num_keys
         if not tiling.query_block and (sharding.is_one_core() or not on_cpu()):
-            fitting = IN_CACHE // h if on_cpu() else ON_CHIP // (8 * rows)
+            fitting = IN_CACHE // h if on_cpu() else ON_CHIP_BY_SCORE // rows
             query_block = _even(num_queries, max(FEWEST_QUERIES, fitting // num_keys))
     in_order = in_order and (key_block % query_block == 0 or key_block >= num_keys)
     plan = Plan(
@@ -117,7 +117,7 @@ def block_sizes(
     """
     size, ratio = (64, 2) if by_strips else (128, 1)
     if not on_cpu():
-        largest = math.isqrt(ON_CHIP // (rows * (8 if by_score else 1)))
+        largest = math.isqrt((ON_CHIP_BY_SCORE if by_score else ON_CHIP) // rows)
         size = min(max(2 ** (largest.bit_length() - 1), SIDES[0]), SIDES[1])
     elif rows < 32 and not sharding.is_one_core():
         size, ratio = 256, 2

@@ -170,7 +170,7 @@ def test_compiled_torch_gives_the_same(bench, encoding):
 
 
 def test_an_accelerator_measures_a_part_before_the_next(bench, monkeypatch):
-    """Two encodings at a time. What is saved grows by parts, and a partly measured one has a table."""
+    """Two encodings are measured at a time. The report grows by parts, and a part that was cut has a table."""
     log, saved = [], []
 
     class Stub:
