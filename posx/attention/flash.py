@@ -11,46 +11,91 @@
 
 The backward pass (flash_backward.py) recomputes s of each tile from the kept rows, through the same functions.
 
-Every array is read by blocks of its token axis. An instance holds one sequence and one head, so that arrays of a tile
-have axes of 1 in place of b and h. A first axis or heads of 1 are shared by all.
+Vectors stay as they are projected, [b, t, h, d], so that nothing is transposed. Every array is read by blocks of its
+token axis. An instance holds one sequence and one head, so that arrays of a tile have axes of 1 in place of b and h. A
+first axis or heads of 1 are shared by all.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 
 from posx.attention import strips
 from posx.attention.masks import Mask
-from posx.attention.tiles import INVISIBLE, Block, Pairs, Tables, adjusted, decayed_vectors, hidden, visible_pairs
-from posx.contract import ByDistance, Encoding
+from posx.attention.tiles import INVISIBLE, Block, Pairs, Tables, adjusted, hidden, visible_pairs
+from posx.contract import ByDistance, Encoding, as_float
 from posx.machine.platforms import platform
 
 
+LOG2E = math.log2(math.e)
+
+
+class Tiles(NamedTuple):
+    """The tiles of one kernel: tokens of its query and key blocks, powers of two; warps of an instance; stages of its
+    loop, one less than the blocks that are loaded ahead."""
+
+    q: int
+    k: int
+    warps: int = 4
+    stages: int = 2
+
+    def at_most(self, block: int) -> Tiles:
+        """Return smaller blocks, with as many warps as they occupy."""
+        q, k = min(self.q, block), min(self.k, block)
+        return self._replace(q=q, k=k, warps=4 if q * k <= 4096 else self.warps)
+
+    @property
+    def step(self) -> int:
+        """Tokens between two diagonals of tiles."""
+        return min(self.q, self.k)
+
+
+class Kernels(NamedTuple):
+    """The tiles of each kernel. Those of `of_diagonal` are square."""
+
+    forward: Tiles = Tiles(64, 64)
+    of_queries: Tiles = Tiles(64, 64)
+    of_keys: Tiles = Tiles(64, 64)
+    of_diagonal: Tiles = Tiles(64, 64)
+
+    def at_most(self, block: int) -> Kernels:
+        return Kernels(*(tiles.at_most(block) for tiles in self))
+
+    @property
+    def largest(self) -> int:
+        return max(max(tiles.q, tiles.k) for tiles in self)
+
+
 class Grid(NamedTuple):
-    """The tiles of one call, known before tracing: `blocks` blocks of queries and as many of keys, in order."""
+    """The tiles of one call, known before tracing: `tokens` queries and as many keys, in order, in whole blocks."""
 
     encoding: Encoding
     mask: Mask
-    block: int  # tokens
-    blocks: int
+    tokens: int
     heads: int
     documents: bool
     learned: bool  # whether the bias by distance may get a gradient
+    kernels: Kernels
+    tiles: Tiles = Tiles(0, 0)  # those of the kernel that runs
 
     @property
-    def ahead(self) -> int:
-        """The number of block diagonals whose keys are after the queries."""
-        return 0 if self.mask.causal else self.blocks - 1
+    def lowest(self) -> int:
+        """The first query less the first key of the tiles that are furthest ahead."""
+        q, k = self.tiles[:2]
+        return -max(q - k, 0) if self.mask.causal else k - self.tokens
 
     @property
     def diagonals(self) -> int:
-        return self.blocks + self.ahead
+        """The number of diagonals of tiles, from `lowest` on."""
+        return (self.tokens - self.tiles.q - self.lowest) // self.tiles.step + 1
 
     @property
     def plain(self) -> bool:
@@ -61,12 +106,13 @@ class Grid(NamedTuple):
 class Shared(NamedTuple):
     """Arrays of the whole call that get gradients, at least float32. An unused array is None.
 
-    bias: the bias at all distances of the tiles, rising by one, [1, h or 1, n]. rate: the value of `decay`,
-    [1, h or 1, 1, d']. sink: logits [h].
+    bias: the bias at all distances of the tiles, rising by one, [h or 1, n]; in a kernel the tiles of all diagonals,
+    see `bias_tiles`. slope: in place of a bias that is slope_h times the distance, [h], without gradients. sink: logits
+    [h].
     """
 
     bias: Any = None
-    rate: Any = None
+    slope: Any = None
     sink: Any = None
 
 
@@ -75,67 +121,76 @@ def dot(a: jax.Array, b: jax.Array, over: tuple[int, int] = (1, 0)) -> jax.Array
     return jax.lax.dot_general(a, b, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def blocks_at(grid: Grid, refs: Any, n: Any) -> Any:
-    """Return block n of arrays: tokens [t, d] as [1, 1, block, d], slots [t] as [1, block]."""
-    found = jax.tree.map(lambda ref: ref[pl.ds(n * grid.block, grid.block), ...], refs)
+def block_at(refs: Any, n: Any, block: int) -> Any:
+    """Return block n of arrays of one head: vectors [t, d] as [1, 1, block, d], numbers [t] as [1, block]."""
+    found = jax.tree.map(lambda ref: ref[pl.ds(n * block, block), ...], refs)
     return jax.tree.map(lambda x: x[None, None] if x.ndim == 2 else x[None], found)
 
 
-def factors(rate: Any, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
-    """Return mapped queries and keys, with `decay` times its powers."""
-    vectors = q.tokens.mapped, k.tokens.mapped
-    return vectors if rate is None else decayed_vectors(rate[0, :, 0], q.slots.pos, k.slots.pos, *vectors)
-
-
 def scored(grid: Grid, bias: Any, q: Block, k: Block, s: jax.Array) -> jax.Array:
-    """Return the scores [1, 1, block, block] of products s."""
+    """Return the scores [1, 1, q, k] of products s."""
     tables = Tables({}, ByDistance(bias=None if bias is None else strips.Made(bias[0])))
-    return adjusted(Pairs(grid.encoding, grid.mask, tables, q, k), s, s)
+    return adjusted(Pairs(grid.encoding, grid.mask, tables, *(_all_axes(x) for x in (q, k))), s, s)
 
 
-def part(grid: Grid, shared: Shared, i: Any, j: Any) -> Shared:
-    """Return the arrays that tile (i, j) reads, with axes of 1 for sequences and heads."""
-    rate = None if shared.rate is None else shared.rate[...][None, None]
+def _all_axes(side: Block) -> Block:
+    """Return a block whose token biases have axes of 1 for sequences and heads."""
+    token_bias = jax.tree.map(lambda x: x[None], side.tokens.token_bias)
+    return side._replace(tokens=side.tokens._replace(token_bias=token_bias))
+
+
+def bias_of(grid: Grid, shared: Shared, i: Any, j: Any) -> Any:
+    """Return the bias by distance of tile (i, j), [1, 1, q, k], or None."""
+    q, k = grid.tiles[:2]
+    if shared.slope is not None:
+        ends = (shared.slope[...] * as_float(x) for x in (i * q - j * k + jnp.arange(q), jnp.arange(k)))
+        return jnp.subtract.outer(*ends)[None, None]
     if shared.bias is None:
-        return Shared(None, rate)
-    behind = jnp.arange(grid.block)[:, None] - jnp.arange(grid.block)[None, :]
-    place = (i - j + grid.ahead + 1) * grid.block - 1 + behind
-    return Shared(shared.bias[place][None, None], rate)
+        return None
+    diagonal = quotient(i * q - j * k - grid.lowest, grid.tiles.step)
+    return shared.bias[pl.ds(diagonal * q, q), :][None, None]
 
 
-def _forward(grid: Grid, shared: Shared, q_side: Block, k_side: Block, o_ref: Any, total_ref: Any, shift_ref: Any):
-    i = pl.program_id(0)
-    q = blocks_at(grid, q_side, i)
+def _forward(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, o_ref: Any, lse_ref: Any):
+    q = block_at(q_side, i, grid.tiles.q)
 
     def visit(j: Any, carry: Any, masked: bool) -> Any:
-        (o, top, total), k, (bias, rate, _) = carry, blocks_at(grid, k_side, j), part(grid, shared, i, j)
-        by_q, by_k = (x[0, 0].astype(q.tokens.mapped.dtype) for x in factors(rate, q, k))
-        s = scored(grid, bias, q, k, dot(by_q, by_k, (1, 1))[None, None])
+        (o, top, total), k = carry, block_at(k_side, j, grid.tiles.k)
+        products = dot(q.tokens.mapped[0, 0], k.tokens.mapped[0, 0], (1, 1))
+        s = scored(grid, bias_of(grid, shared, i, j), q, k, products[None, None])
         s = hidden(s, visible_pairs(grid.mask, q.slots, k.slots), masked)[0, 0]
         new_top = jnp.maximum(top, s.max(axis=1))
         shift = jnp.where(new_top > INVISIBLE, new_top, 0)
-        p, shrink = jnp.exp(s - shift[:, None]), jnp.exp(top - shift)
+        p, shrink = weights(s, shift), jnp.exp(top - shift)
         v = k.tokens.values[0, 0]
         return o * shrink[:, None] + dot(p.astype(v.dtype), v), new_top, total * shrink + p.sum(axis=1)
 
-    rows = jnp.zeros(grid.block, jnp.float32)
+    rows = jnp.zeros(grid.tiles.q, jnp.float32)
     nothing = jnp.zeros(o_ref.shape, jnp.float32), rows + INVISIBLE, rows
     if shared.sink is not None:
         nothing = nothing[0], rows + shared.sink[...], rows + 1
     o, top, total = over_keys(grid, i, visit, nothing)
-    total = jnp.where(total > 0, total, 1)
-    o_ref[...], total_ref[...], shift_ref[...] = o / total[:, None], total, jnp.where(top > INVISIBLE, top, 0)
+    seen = total > 0
+    total = jnp.where(seen, total, 1)
+    o_ref[...] = (o * (1 / total)[:, None]).astype(o_ref.dtype)
+    lse_ref[...] = jnp.where(seen, top + jnp.log(total), 0)
+
+
+def weights(s: jax.Array, shift: jax.Array) -> jax.Array:
+    """Return exp(s - shift), shift by rows: the unit of exponents computes powers of two."""
+    return jnp.exp2(s * LOG2E - (shift * LOG2E)[:, None])
 
 
 def over_keys(grid: Grid, i: Any, visit: Callable, carry: Any) -> Any:
     """Call visit(j, carry, masked) for the key blocks j that query block i may see."""
+    (q, k), first, end = grid.tiles[:2], 0, grid.tokens // grid.tiles.k
+    if grid.mask.causal:
+        end = quotient((i + 1) * q + k - 1, k)
     if grid.plain:
-        carry = jax.lax.fori_loop(0, i, functools.partial(visit, masked=False), carry)
-        return visit(i, carry, masked=True)
-    first = 0
-    if grid.mask.window and not grid.mask.sinks:
-        first = quotient(jnp.maximum(i * grid.block - grid.mask.window + 1, 0), grid.block)
-    end = i + 1 if grid.mask.causal else grid.blocks
+        first = quotient(i * q, k)
+        carry = jax.lax.fori_loop(0, first, functools.partial(visit, masked=False), carry)
+    elif grid.mask.window and not grid.mask.sinks:
+        first = quotient(jnp.maximum(i * q - grid.mask.window + 1, 0), k)
     return jax.lax.fori_loop(first, end, functools.partial(visit, masked=True), carry)
 
 
@@ -143,53 +198,93 @@ def quotient(x: Any, divisor: int) -> Any:
     return jax.lax.div(x, jnp.asarray(divisor, x.dtype))
 
 
-def call(grid: Grid, kernel: Callable, count: int, out: Any, *operands: Any) -> Any:
-    """Run a kernel for `count` blocks of every head and sequence.
+def call(grid: Grid, kernel: Callable, tiles: Tiles, count: int, out: Any, *operands: Any, last_first: bool = False):
+    """Run kernel(grid, n, *operands, *out) for `count` blocks n of every head and sequence.
 
-    An instance gets the arrays of its sequence and its head. It writes one block of each array of `out`, a tree of
-    shapes of blocks: the results are float32 [b, h, count, *block].
+    An instance reads the arrays of its sequence and its head, and writes one block of each array of `out`, a tree of
+    shapes of blocks: [block, d] of [b, count * block, h, d], [block] of [b, h, count * block].
+
+    last_first: the last block is the longest. It begins first, so that no long instance is left at the end.
     """
     b = max(x.shape[0] for x in jax.tree.leaves(operands) if x.ndim > 1)
 
+    def number(n: Any) -> Any:
+        return count - 1 - n if last_first else n
+
+    def of_sequence(x: jax.Array, sequence: Any) -> Any:
+        return sequence if x.shape[0] > 1 else 0
+
+    def of_head(heads: int, head: Any) -> Any:
+        """Return the place of a head's part: heads of 1 are shared, as key heads are."""
+        return quotient(head, grid.heads // heads) if heads > 1 else 0
+
     def read(x: jax.Array) -> pl.BlockSpec:
-        """Return the part that an instance reads: a first axis or heads of 1 are shared, as key heads are."""
+        places: dict[int, Callable] = {
+            1: lambda _, h, b: (h,),
+            2: lambda _, h, b: (of_sequence(x, b), 0),
+            3: lambda _, h, b: (of_sequence(x, b), of_head(x.shape[1], h), 0),
+            4: lambda _, h, b: (of_sequence(x, b), 0, of_head(x.shape[2], h), 0),
+        }
+        one = {0, x.ndim - 2} if x.ndim > 2 else {0}  # the axes of sequences and heads
+        return pl.BlockSpec(tuple(None if axis in one else n for axis, n in enumerate(x.shape)), places[x.ndim])
 
-        def place(_: Any, head: Any, sequence: Any) -> tuple[Any, ...]:
-            own = quotient(head, grid.heads // heads) if heads > 1 else 0
-            return (sequence if x.shape[0] > 1 else 0, own, *(0 for _ in x.shape[2:]))
+    def written(x: Any) -> tuple[pl.BlockSpec, jax.ShapeDtypeStruct]:
+        tokens = count * x.shape[0]
+        if len(x.shape) == 1:
+            spec = pl.BlockSpec((None, None, *x.shape), lambda n, h, b: (b, h, number(n)))
+            return spec, jax.ShapeDtypeStruct((b, grid.heads, tokens), x.dtype)
+        spec = pl.BlockSpec((None, x.shape[0], None, x.shape[1]), lambda n, h, b: (b, number(n), h, 0))
+        return spec, jax.ShapeDtypeStruct((b, tokens, grid.heads, x.shape[1]), x.dtype)
 
-        if x.ndim == 1:
-            return pl.BlockSpec((None,), lambda _, head, sequence: (head,))
-        if x.ndim == 2:
-            return pl.BlockSpec((None, x.shape[1]), lambda _, head, sequence: (sequence if x.shape[0] > 1 else 0, 0))
-        heads = x.shape[1]
-        return pl.BlockSpec((None, None, *x.shape[2:]), place)
+    def instance(*refs: Any) -> None:
+        kernel(grid._replace(tiles=tiles), number(pl.program_id(0)), *refs)
 
-    def written(block: tuple[int, ...]) -> pl.BlockSpec:
-        return pl.BlockSpec((None, None, None, *block), lambda n, h, b: (b, h, n, *(0 for _ in block)))
-
-    widest = max(x.shape[-1] for x in jax.tree.leaves(operands[1:3]) if x.ndim == 4)
+    leaves, tree = jax.tree.flatten(out)
+    specs, shapes = (jax.tree.unflatten(tree, part) for part in zip(*map(written, leaves), strict=True))
     compiled = platform() == "cuda"
     return pl.pallas_call(
-        functools.partial(kernel, grid),
+        instance,
         grid=(count, grid.heads, b),
         in_specs=jax.tree.map(read, operands),
-        out_specs=jax.tree.map(lambda x: written(x.shape), out),
-        out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct((b, grid.heads, count, *x.shape), x.dtype), out),
-        compiler_params=_by_triton(num_warps=4 if widest <= 64 else 8) if compiled else None,
+        out_specs=specs,
+        out_shape=shapes,
+        compiler_params=_by_triton(tiles) if compiled else None,
         interpret=not compiled,
         name=f"posx{kernel.__name__}",
-    )(*operands)  # fmt: skip
+    )(*operands)
 
 
-def _by_triton(num_warps: int) -> Any:
+def _by_triton(tiles: Tiles) -> Any:
     from jax.experimental.pallas import triton  # JAX may remove it
 
-    return triton.CompilerParams(num_warps=num_warps, num_stages=2)
+    return triton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages)
 
 
-def forward(grid: Grid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, ...]:
-    """Return outputs [b, h, q, d], and of each row the sum of its weights and the shift of its scores."""
-    shapes = (grid.block, k.tokens.values.shape[-1]), (grid.block,), (grid.block,)
-    found = call(grid, _forward, grid.blocks, tuple(jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes), shared, q, k)
-    return tuple(x.reshape(*x.shape[:2], -1, *x.shape[4:]) for x in found)
+def bias_tiles(grid: Grid, tiles: Tiles, strip: jax.Array) -> jax.Array:
+    """Return the bias of a tile of each diagonal, [1, n * q, h or 1, k], of the bias by distance.
+
+    strip: at all distances from `lowest_distance` on, rising, [h or 1, n].
+    """
+    (q, k), grid = tiles[:2], grid._replace(tiles=tiles)
+    first = grid.lowest - (k - 1) - lowest_distance(grid)
+    starts = first + np.arange(grid.diagonals)[:, None] * tiles.step
+    falling = strip[:, starts + np.arange(q + k - 2, -2, -1)[None, :]]
+    return strips.toeplitz(falling.reshape(-1, q + k), q).reshape(1, -1, grid.diagonals * q, k).swapaxes(1, 2)
+
+
+def lowest_distance(grid: Grid) -> int:
+    """Return a distance below those of all tiles of all kernels."""
+    return -(grid.kernels.largest if grid.mask.causal else grid.tokens) - 1
+
+
+def forward(grid: Grid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
+    """Return outputs [b, q, h, d], and the logarithm of the sum of exp(score) of each row, [b, h, q]."""
+    tiles, v = grid.kernels.forward, k.tokens.values
+    out = jax.ShapeDtypeStruct((tiles.q, v.shape[-1]), v.dtype), jax.ShapeDtypeStruct((tiles.q,), jnp.float32)
+    operands = tabled(grid, tiles, shared), q, k
+    return call(grid, _forward, tiles, grid.tokens // tiles.q, out, *operands, last_first=grid.mask.causal)
+
+
+def tabled(grid: Grid, tiles: Tiles, shared: Shared) -> Shared:
+    """Return the shared arrays as a kernel reads them: the bias in tiles."""
+    return shared if shared.bias is None else shared._replace(bias=bias_tiles(grid, tiles, shared.bias))

@@ -14,20 +14,32 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
-from posx.attention import strips
-from posx.attention.flash import Grid, Shared, blocks_at, call, dot, factors, forward, over_keys, part, quotient, scored
+from posx.attention.flash import (
+    Grid,
+    Shared,
+    Tiles,
+    bias_of,
+    bias_tiles,
+    block_at,
+    call,
+    dot,
+    forward,
+    over_keys,
+    quotient,
+    scored,
+    tabled,
+    weights,
+)  # fmt: skip
 from posx.attention.tiles import Block, Tokens, hidden, visible_pairs
 from posx.contract import at_least_float32
 
 
 class Rows(NamedTuple):
-    """Arrays of the backward pass: the gradient of outputs [b, h, q, d], and of each row [b, h, q] three numbers."""
+    """Arrays of the backward pass: the gradient of outputs [b, q, h, d], and of each row [b, h, q] two numbers."""
 
     o_grad: Any
-    total: Any
-    shift: Any
+    lse: Any
     delta: Any
 
 
@@ -35,137 +47,136 @@ class Gradients(NamedTuple):
     """One tile's part of the gradients: of the bias [1, 1, block, block], the rate, and both sides' tokens."""
 
     bias: Any
-    rate: Any
     q: Tokens
     k: Tokens
 
 
 def backward(grid: Grid, saved: Any, o_grad: jax.Array):
-    """Return the gradients of the shared arrays and of both sides, of outputs' gradient [b, h, q, d]."""
-    shared, q, k, o, total, shift = saved
-    delta = (o * o_grad).sum(axis=-1)
-    operands = shared._replace(sink=None), q, k, Rows(o_grad.astype(k.tokens.values.dtype), total, shift, delta)
+    """Return the gradients of the shared arrays and of both sides, of outputs' gradient [b, q, h, d]."""
+    shared, q, k, o, lse = saved
+    delta = (at_least_float32(o) * at_least_float32(o_grad)).sum(axis=-1).swapaxes(1, 2)
+    rows, kernels, (b, h) = Rows(o_grad, lse, delta), grid.kernels, lse.shape[:2]
 
-    def run(kernel: Callable, count: int, tree: Any) -> Any:
-        """Return the gradients of arrays [b, h, count * block or 1, d], or [b, h, count, block, block]."""
+    def run(kernel: Callable, tiles: Tiles, block: int, count: int, tree: Any, last_first: bool = False) -> Any:
+        """Return the gradients of arrays [b or 1, count * block, h or fewer, d] and [b or 1, h or fewer, n]."""
 
-        def block(x: jax.Array) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((min(grid.block, x.shape[-2]), x.shape[-1]), jnp.float32)
+        def part(x: jax.Array) -> jax.ShapeDtypeStruct:
+            d, heads = x.shape[3:], x.shape[-2]
+            return jax.ShapeDtypeStruct((block, *d), x.dtype if (x.shape[0], heads) == (b, h) else jnp.float32)
 
-        (found,) = call(grid, kernel, count, (jax.tree.map(block, tree),), *operands)
+        operands = tabled(grid, tiles, shared._replace(sink=None)), q, k, rows
+        (found,) = call(grid, kernel, tiles, count, (jax.tree.map(part, tree),), *operands, last_first=last_first)
         return jax.tree.map(_summed, found, tree)
 
-    of_q, of_rate = run(_of_queries, grid.blocks, (q.tokens, shared.rate))
-    of_k = run(_of_keys, grid.blocks, k.tokens)
+    block = kernels.of_queries.q
+    of_q = run(_of_queries, kernels.of_queries, block, grid.tokens // block, q.tokens, last_first=grid.mask.causal)
+    block = kernels.of_keys.k
+    of_k = run(_of_keys, kernels.of_keys, block, grid.tokens // block, k.tokens)
     of_bias = None
     if grid.learned:
-        tiles, pull = jax.vjp(functools.partial(_bias_tiles, grid), shared.bias)
-        (of_bias,) = pull(run(_of_diagonal, grid.diagonals, tiles))
+        tiles = kernels.of_diagonal
+        made, pull = jax.vjp(functools.partial(bias_tiles, grid, tiles), shared.bias)
+        (of_bias,) = pull(run(_of_diagonal, tiles, tiles.q, made.shape[1] // tiles.q, made))
     of_sink = None
     if shared.sink is not None:  # a key without a value: dL/dw = 0, and dL/ds = -w * delta, summed over rows
-        of_sink = -(jnp.exp(shared.sink[None, :, None] - shift) / total * delta).sum(axis=(0, 2))
-        of_sink = of_sink.astype(shared.sink.dtype)
-    return Shared(of_bias, of_rate, of_sink), Block(of_q, None), Block(of_k, None)  # type: ignore[arg-type]
-
-
-def _bias_tiles(grid: Grid, strip: jax.Array) -> jax.Array:
-    """Return the bias of a tile of each block diagonal, [1, h or 1, n, block, block] of the bias by distance."""
-    parts = strip.reshape(-1, grid.diagonals + 1, grid.block)
-    rising = jnp.concatenate([parts[:, :-1], parts[:, 1:]], axis=2)
-    falling = jnp.pad(rising[..., -2::-1], ((0, 0), (0, 0), (0, 1))).reshape(-1, 2 * grid.block)
-    return strips.toeplitz(falling, grid.block).reshape(1, -1, grid.diagonals, grid.block, grid.block)
+        of_sink = -(jnp.exp(shared.sink[None, :, None] - lse) * delta).sum(axis=(0, 2)).astype(shared.sink.dtype)
+    of_slope = None if shared.slope is None else jnp.zeros_like(shared.slope)
+    return Shared(of_bias, of_slope, of_sink), Block(of_q, None), Block(of_k, None)  # type: ignore[arg-type]
 
 
 def _summed(found: jax.Array, x: jax.Array) -> jax.Array:
-    """Return gradients [b, h, n, *block] as those of x: summed over all sequences, heads and blocks that share it."""
-    b, h, n, *block = found.shape
-    found = found.reshape(b, x.shape[1], h // x.shape[1], n, *block).sum(axis=2)
-    found = found.sum(axis=0, keepdims=True) if x.shape[0] < b else found
-    found = found.sum(axis=2, keepdims=True) if x.shape[2] == 1 else found
-    return found.reshape(x.shape).astype(x.dtype)
+    """Return gradients [b, t, h, d] or [b, h, t] as those of x: summed over all sequences and heads that share it."""
+    axis = x.ndim - 2
+    found = found.reshape(*found.shape[:axis], x.shape[axis], -1, *found.shape[axis + 1 :]).sum(axis=axis + 1)
+    return (found.sum(axis=0, keepdims=True) if x.shape[0] < found.shape[0] else found).astype(x.dtype)
 
 
 def _over_queries(grid: Grid, j: Any, visit: Callable, carry: Any) -> Any:
     """Call visit(i, carry, masked) for the query blocks i that may see key block j."""
+    (q, k), first, end = grid.tiles[:2], 0, grid.tokens // grid.tiles.q
+    if grid.mask.causal:
+        first = quotient(j * k, q)
     if grid.plain:
-        carry = visit(j, carry, masked=True)
-        return jax.lax.fori_loop(j + 1, grid.blocks, functools.partial(visit, masked=False), carry)
-    end: Any = grid.blocks
+        clear = jnp.minimum(quotient((j + 1) * k + q - 2, q), end)
+        carry = jax.lax.fori_loop(first, clear, functools.partial(visit, masked=True), carry)
+        return jax.lax.fori_loop(clear, end, functools.partial(visit, masked=False), carry)
     if grid.mask.window and not grid.mask.sinks:
-        end = jnp.minimum(quotient((j + 1) * grid.block + grid.mask.window - 2, grid.block) + 1, end)
-    return jax.lax.fori_loop(j if grid.mask.causal else 0, end, functools.partial(visit, masked=True), carry)
+        end = jnp.minimum(quotient((j + 1) * k + grid.mask.window - 2, q) + 1, end)
+    return jax.lax.fori_loop(first, end, functools.partial(visit, masked=True), carry)
 
 
-def _gradients(grid: Grid, shared: Shared, q: Block, k: Block, rows: Rows, masked: bool) -> Gradients:
-    """Return one tile's part of all gradients. The compiler drops those that a kernel does not use."""
-    dtype, (bias, rate, _) = q.tokens.mapped.dtype, shared
-    (o_grad, v), (total, shift, delta) = (rows.o_grad[0, 0], k.tokens.values[0, 0]), (x[0][:, None] for x in rows[1:])
+def _gradients(
+    grid: Grid, bias: Any, q: Block, k: Block, rows: Rows, masked: bool, by_keys: bool = False
+) -> Gradients:
+    """Return one tile's part of all gradients. The compiler drops those that a kernel does not use.
 
-    def operands(rate: Any, q_mapped: jax.Array, k_mapped: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return factors(rate, _with(q, mapped=q_mapped), _with(k, mapped=k_mapped))
+    by_keys: the products are made with keys first, so that weights meet the sums over queries as they are.
+    """
+    (by_q, by_k), (o_grad, v) = (x.tokens.mapped[0, 0] for x in (q, k)), (rows.o_grad[0, 0], k.tokens.values[0, 0])
+    lse, delta = rows.lse[0], rows.delta[0]
 
     def terms(bias: Any, of_q: Any, of_k: Any, s: jax.Array) -> jax.Array:
         return scored(grid, bias, _with(q, token_bias=of_q), _with(k, token_bias=of_k), s)
 
-    wide = (at_least_float32(x.tokens.mapped) for x in (q, k))  # else gradients would be rounded in each tile
-    found, pull_operands = jax.vjp(operands, rate, *wide)
-    by_q, by_k = (x[0, 0].astype(dtype) for x in found)
-    products = dot(by_q, by_k, (1, 1))[None, None]
-    s, pull_terms = jax.vjp(terms, bias, q.tokens.token_bias, k.tokens.token_bias, products)
-    w = jnp.exp(hidden(s, visible_pairs(grid.mask, q.slots, k.slots), masked)[0, 0] - shift) / total
-    s_grad = w * (dot(o_grad, v, (1, 1)) - delta)
-    of_bias, q_bias, k_bias, of_products = pull_terms(s_grad[None, None])
-    of_products = of_products[0, 0].astype(dtype)
-    by_operands = dot(of_products, by_k), dot(of_products, by_q, (0, 0))
-    of_rate, of_q, of_k = pull_operands(tuple(x[None, None] for x in by_operands))
-    of_values = dot(w.astype(v.dtype), o_grad, (0, 0))[None, None]
-    return Gradients(of_bias, of_rate, Tokens(of_q, token_bias=q_bias), Tokens(of_k, of_values, token_bias=k_bias))
+    def products(a: jax.Array, b: jax.Array) -> jax.Array:
+        return dot(b, a, (1, 1)).T if by_keys else dot(a, b, (1, 1))
+
+    s, pull = jax.vjp(terms, bias, q.tokens.token_bias, k.tokens.token_bias, products(by_q, by_k)[None, None])
+    w = weights(hidden(s, visible_pairs(grid.mask, q.slots, k.slots), masked)[0, 0], lse)
+    s_grad = w * (products(o_grad, v) - delta[:, None])
+    of_bias, q_bias, k_bias, of_products = pull(s_grad[None, None])
+    of_products = of_products[0, 0].astype(by_q.dtype)
+    of_q, of_k, of_v = dot(of_products, by_k), dot(of_products, by_q, (0, 0)), dot(w.astype(v.dtype), o_grad, (0, 0))
+    of_q, of_k, of_v = (x[None, None] for x in (of_q, of_k, of_v))
+    return Gradients(of_bias, Tokens(of_q, token_bias=q_bias), Tokens(of_k, of_v, token_bias=k_bias))
 
 
 def _with(side: Block, **arrays: Any) -> Block:
     return side._replace(tokens=side.tokens._replace(**arrays))
 
 
-def _of_queries(grid: Grid, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
-    """Write the gradients of query block i and its part of the gradient of the rate."""
-    i = pl.program_id(0)
-    q, rows = blocks_at(grid, (q_side, row_refs), i)
+def _of_queries(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
+    """Write the gradients of query block i."""
+    q, rows = block_at((q_side, row_refs), i, grid.tiles.q)
 
     def visit(j: Any, carry: Any, masked: bool) -> Any:
-        found = _gradients(grid, part(grid, shared, i, j), q, blocks_at(grid, k_side, j), rows, masked)
-        return _add(carry, (found.q, found.rate))
+        found = _gradients(grid, bias_of(grid, shared, i, j), q, block_at(k_side, j, grid.tiles.k), rows, masked)
+        return _add(carry, found.q)
 
     _write(out, over_keys(grid, i, visit, _zeros(out)))
 
 
-def _of_keys(grid: Grid, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
+def _of_keys(grid: Grid, j: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
     """Write the gradients of key block j, from one query head."""
-    j = pl.program_id(0)
-    k = blocks_at(grid, k_side, j)
+    k = block_at(k_side, j, grid.tiles.k)
 
     def visit(i: Any, carry: Any, masked: bool) -> Any:
-        q, rows = blocks_at(grid, (q_side, row_refs), i)
-        return _add(carry, _gradients(grid, part(grid, shared, i, j), q, k, rows, masked).k)
+        q, rows = block_at((q_side, row_refs), i, grid.tiles.q)
+        return _add(carry, _gradients(grid, bias_of(grid, shared, i, j), q, k, rows, masked, by_keys=True).k)
 
     _write(out, _over_queries(grid, j, visit, _zeros(out)))
 
 
-def _of_diagonal(grid: Grid, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
-    """Write the gradient of the bias tile of one block diagonal: the sum of the tiles that read it."""
-    lag = pl.program_id(0) - grid.ahead  # of the keys behind the queries, in blocks
+def _of_diagonal(grid: Grid, n: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
+    """Write the gradient of the bias tile of one diagonal: the sum of the tiles that read it."""
+    block = grid.tiles.q
+    blocks, lag = grid.tokens // block, n + grid.lowest // block  # of the keys behind the queries
 
     def visit(i: Any, carry: Any) -> Any:
-        (q, rows), k = blocks_at(grid, (q_side, row_refs), i), blocks_at(grid, k_side, i - lag)
-        return _add(carry, _gradients(grid, part(grid, shared, i, i - lag), q, k, rows, True).bias)
+        (q, rows), k = block_at((q_side, row_refs), i, block), block_at(k_side, i - lag, block)
+        return _add(carry, _gradients(grid, bias_of(grid, shared, i, i - lag), q, k, rows, True).bias)
 
-    first, end = jnp.maximum(lag, 0), jnp.minimum(grid.blocks + lag, grid.blocks)
+    first, end = jnp.maximum(lag, 0), jnp.minimum(blocks + lag, blocks)
     if grid.mask.window and not grid.mask.sinks:
-        end = jnp.where((lag - 1) * grid.block + 1 < grid.mask.window, end, first)
+        end = jnp.where((lag - 1) * block + 1 < grid.mask.window, end, first)
     _write(out, jax.lax.fori_loop(first, end, visit, _zeros(out)))
 
 
 def _zeros(refs: Any) -> Any:
-    return jax.tree.map(lambda ref: jnp.zeros((1, 1, *ref.shape), jnp.float32), refs)
+    def zeros(ref: Any) -> jax.Array:
+        return jnp.zeros((1, 1, *ref.shape) if len(ref.shape) > 1 else (1, *ref.shape), jnp.float32)
+
+    return jax.tree.map(zeros, refs)
 
 
 def _add(total: Any, part: Any) -> Any:
@@ -174,18 +185,18 @@ def _add(total: Any, part: Any) -> Any:
 
 def _write(refs: Any, found: Any) -> None:
     for ref, x in zip(jax.tree.leaves(refs), jax.tree.leaves(found), strict=True):
-        ref[...] = x[0, 0].astype(ref.dtype)
+        ref[...] = x.reshape(ref.shape).astype(ref.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def flash(grid: Grid, shared: Shared, q: Block, k: Block) -> jax.Array:
-    """Return attention outputs [b, h, q, d], float32, of whole blocks of tokens."""
+    """Return attention outputs [b, q, h, d] of whole blocks of tokens, vectors [b, t, h, d]."""
     return forward(grid, shared, q, k)[0]
 
 
 def _flash_forward(grid: Grid, shared: Shared, q: Block, k: Block):
-    o, total, shift = forward(grid, shared, q, k)
-    return o, (shared, q, k, o, total, shift)
+    o, lse = forward(grid, shared, q, k)
+    return o, (shared, q, k, o, lse)
 
 
 flash.defvjp(_flash_forward, backward)

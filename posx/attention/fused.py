@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention.blocks import joined, split_into_blocks
+from posx.attention.blockwise import blockwise
 from posx.attention.masks import Mask
-from posx.attention.tiles import Block, Pairs, content_free_bias, finite, visible_pairs
+from posx.attention.tiles import Block, Pairs, content_free_bias, finite, in_one_block, repeat_heads, visible_pairs
 from posx.contract import ByDistance, Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import platform
 
@@ -42,7 +43,7 @@ def refusal(encoding: Encoding, params: Params, mask: Mask, in_order: bool, segm
       segments: the call has document numbers.
     """
     # A sink could be read off the log-sum-exp that JAX's call returns, but cuDNN's backward pass drops its gradient.
-    refused = [*acting(encoding, ("token_bias",)), *of_kinds(encoding, "channel", "tile", "head")]
+    refused = [*acting(encoding, ("token_bias",)), *of_kinds(encoding, "tile", "head")]
     refused += [f"by_distance.{name}" for name in distance_terms(encoding, params) if name != "bias"]
     if refused:
         return f"{type(encoding).__name__} acts on {', '.join(refused)}, which the kernel does not support"
@@ -69,15 +70,22 @@ def fused(
     The kernel is called once, or once for each block of queries if the bias of all pairs exceeds `slab_pairs`. `offset`
     is that of `blockwise`. Raises ValueError for a call that the kernel cannot serve.
     """
-    encoding, mask, tables, q, k = pairs
+    encoding, mask, tables, q, _ = pairs
     if why := refusal(encoding, tables.params, mask, in_order, q.slots.segment is not None):
         raise ValueError(f"executor 'fused' cannot serve this call: {why}. Give executor='blockwise'.")
+    run = functools.partial(_fused, offset=offset, slab_pairs=slab_pairs)
+    return in_one_block(pairs, run, functools.partial(blockwise, in_order=in_order, offset=offset))
+
+
+def _fused(pairs: Pairs, offset: int | None, slab_pairs: int) -> jax.Array:
+    encoding, mask, tables, q, k = pairs
     has_bias, native = encoding.acts_on("bias") or encoding.acts_on("by_distance"), is_native(q.tokens.mapped)
     blocks, num_queries = -(-math.prod(pairs.sizes) // slab_pairs) if has_bias else 1, pairs.sizes[0]
     # cuDNN takes keys and values of one width, a multiple of 8. JAX's call has gradients for even lengths alone.
     width, multiple = max(k.tokens.mapped.shape[-1], k.tokens.values.shape[-1]), 2 if native else 1
     width += -width % 8 if native else 0
-    keys, values = (_vectors(x, width, multiple) for x in (k.tokens.mapped, k.tokens.values))
+    values = repeat_heads(k.tokens.values, k.tokens.mapped.shape[1])
+    keys, values = (_vectors(x, width, multiple) for x in (k.tokens.mapped, values))
 
     size = -(-num_queries // blocks)  # of a block
     strip = None if offset is None else _strip(pairs, blocks * size, offset)

@@ -13,6 +13,7 @@ other executors.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,14 +22,14 @@ import numpy as np
 
 from posx.attention.arguments import Slots
 from posx.attention.blockwise import blockwise
-from posx.attention.tiles import SAFE, SAFE_HALF, Block, Pairs, Tables, Tokens, finite, sinks
-from posx.contract import Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
+from posx.attention.tiles import Block, Pairs, Tokens, finite, in_one_block, sinks
+from posx.contract import Encoding, Params, at_least_float32, distance_terms, of_kinds
 
 if TYPE_CHECKING:
-    from posx.attention.flash import Grid
+    from posx.attention.flash import Grid, Kernels
 
-#: Tokens in a block, and the fewest: Triton multiplies matrices of at least 16 rows.
-BLOCK, SMALLEST = 64, 16
+#: The fewest tokens of a block, and channels of a head: Triton multiplies matrices of at least 16 rows.
+SMALLEST = 16
 
 
 def kernel_refusal(encoding: Encoding, params: Params, in_order: bool, consecutive: bool) -> str | None:
@@ -46,78 +47,92 @@ def kernel_refusal(encoding: Encoding, params: Params, in_order: bool, consecuti
         return f"{type(encoding).__name__} acts on {', '.join(refused)}, which the kernel does not support"
     if not in_order:
         return "the kernel needs whole sequences in order, without idx"
-    if not consecutive and (hooks := acting(encoding, ("by_distance", "decay"))):
-        return f"{type(encoding).__name__} acts on {hooks[0]}: the kernel needs known positions that count up by one"
+    if not consecutive and encoding.acts_on("by_distance"):
+        return f"{type(encoding).__name__} acts on by_distance: the kernel needs known positions that count up by one"
     return None
 
 
-def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, block: int = BLOCK) -> jax.Array:
+def kernel(
+    pairs: Pairs, *, in_order: bool = False, offset: int | None = None, kernels: Kernels | None = None
+) -> jax.Array:
     """Return attention outputs [b, h, q, d] as `dense` does, from the kernel.
 
     Args:
       pairs: a whole call.
       in_order, offset: see `blockwise`.
-      block: tokens in a block, a power of two of at least 16.
+      kernels: the tiles of each kernel, at least 16 x 16; None for the fastest that were measured.
 
     Raises:
       ValueError: the kernel cannot serve the call.
     """
-    from posx.attention.flash import Grid, Shared  # Pallas takes a while to import
+    from posx.attention.flash import Grid, Kernels, Shared  # Pallas takes a while to import
     from posx.attention.flash_backward import flash
 
     encoding, mask, (params, *_), q, k = pairs
     if why := kernel_refusal(encoding, params, in_order, offset is not None):
         raise ValueError(f"executor 'kernel' cannot serve this call: {why}. Give executor='blockwise'.")
     num_tokens, heads, width = pairs.sizes[0], q.tokens.mapped.shape[1], k.tokens.values.shape[-1]
-    block = min(block, max(SMALLEST, _power_of_two(num_tokens)))
+    kernels = (kernels or Kernels()).at_most(max(SMALLEST, _power_of_two(num_tokens)))
     biased, learned = "bias" in distance_terms(encoding, params), bool(jax.tree.leaves(params))
-    documents, blocks = q.slots.segment is not None, -(-num_tokens // block)
-    grid = Grid(encoding, mask, block, blocks, heads, documents, biased and learned)
-    rate = at_least_float32(jnp.asarray(encoding.decay(params))) if encoding.acts_on("decay") else None
+    documents, block = q.slots.segment is not None, kernels.largest
+    tokens = num_tokens + -num_tokens % block
+    grid = Grid(encoding, mask, tokens, heads, documents, biased and learned, kernels)
 
-    def run(tables: Tables, q: Block, k: Block) -> jax.Array:
-        bias = _bias_strip(grid, encoding, tables.params, offset) if biased else None
-        shared = Shared(bias, None if rate is None else _widened(rate[None, :, None]), sinks(pairs))
-        return flash(grid, shared, _whole_blocks(q, block), _whole_blocks(k, block))[:, :, :num_tokens, :width]
+    def run(pairs: Pairs) -> jax.Array:
+        slope = _slope(grid, encoding, offset) if biased and not learned else None
+        bias = _bias_strip(grid, encoding, pairs.tables.params, offset) if biased and slope is None else None
+        q, k = (_whole_blocks(side, block) for side in (pairs.q, pairs.k))
+        return flash(grid, Shared(bias, slope, sinks(pairs)), q, k)[:, :num_tokens, :, :width].swapaxes(1, 2)
 
-    def otherwise(*parts: Any) -> jax.Array:
-        return blockwise(Pairs(encoding, mask, *parts), in_order=in_order, offset=offset)
-
-    if rate is None:
-        return run(*pairs[2:])
-    # Powers of the decay over one block must stay finite, see `tiles.mapped_products`.
-    safe = jnp.abs(rate).max() * block < (SAFE_HALF if q.tokens.mapped.dtype == jnp.float16 else SAFE)
-    return jax.lax.cond(safe, run, otherwise, *pairs[2:])
+    return in_one_block(pairs, run, functools.partial(blockwise, in_order=in_order, offset=offset))
 
 
 def _bias_strip(grid: Grid, encoding: Encoding, params: Params, offset: Any) -> jax.Array:
-    """Return the bias by distance at all distances of a call, rising by one, [1, h or 1, n]; the last is never read."""
-    lowest = offset + 1 - (grid.ahead + 1) * grid.block
-    distance = jnp.asarray(lowest + np.arange((grid.diagonals + 1) * grid.block), jnp.int32)
-    strip: Any = finite(encoding.by_distance(params, distance).bias)
-    return at_least_float32(strip)[None]
+    """Return the bias by distance at all distances of a call, rising by one, [h or 1, n]."""
+    from posx.attention.flash import lowest_distance
+
+    distance = jnp.asarray(offset + np.arange(lowest_distance(grid), grid.tokens, dtype=np.int32))
+    return at_least_float32(finite(encoding.by_distance(params, distance).bias))
+
+
+def _slope(grid: Grid, encoding: Encoding, offset: int) -> jax.Array | None:
+    """Return numbers [h] if the bias of all visible pairs is their product with the distance, else None.
+
+    A kernel then reads no biases. The encoding has no parameters.
+    """
+    if not grid.mask.causal or offset:
+        return None
+    distance = np.arange(grid.tokens, dtype=np.int32)
+    with jax.ensure_compile_time_eval():
+        bias = np.asarray(encoding.by_distance({}, jnp.asarray(distance)).bias, np.float32)
+    slopes = np.broadcast_to(bias[:, 1:2], (grid.heads, 1))
+    return jnp.asarray(slopes[:, 0]) if np.array_equal(bias, slopes[: len(bias)] * np.float32(distance)) else None
 
 
 def _whole_blocks(side: Block, block: int) -> Block:
     """Return the arrays of one side that the kernel reads, padded with empty slots to whole blocks."""
     tokens, (pos, idx, segment), padding = side.tokens, side.slots, -side.slots.idx.shape[1] % block
 
-    def vectors(x: jax.Array, least: int = SMALLEST) -> jax.Array:
-        return _widened(jnp.pad(x, ((0, 0), (0, 0), (0, padding), (0, 0))) if padding else x, least)
+    def vectors(x: jax.Array) -> jax.Array:
+        x = x.swapaxes(1, 2)
+        return _widened(jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) if padding else x)
 
     def numbers(x: jax.Array, **how: Any) -> jax.Array:
         return jnp.pad(x, ((0, 0), (0, padding)), **how) if padding else x
 
     read = jax.tree.map(vectors, Tokens(tokens.mapped, tokens.values))
-    token_bias = None if tokens.token_bias is None else vectors(tokens.token_bias, least=1)
+    token_bias = None
+    if tokens.token_bias is not None:  # its summands are arrays of their own: a tile has no axis for them
+        padded = jnp.pad(tokens.token_bias, ((0, 0), (0, 0), (0, padding), (0, 0)))
+        token_bias = tuple(jnp.moveaxis(padded, -1, 0))
     segment = None if segment is None else numbers(segment)
     slots = Slots(numbers(pos, mode="edge"), numbers(idx, constant_values=-1), segment)
     return Block(read._replace(token_bias=token_bias), slots)
 
 
-def _widened(x: jax.Array, least: int = SMALLEST) -> jax.Array:
-    """Return x with zeros up to a power of two of channels, at least `least`."""
-    channels = max(least, _power_of_two(x.shape[-1]))
+def _widened(x: jax.Array) -> jax.Array:
+    """Return x with zeros up to a power of two of channels."""
+    channels = max(SMALLEST, _power_of_two(x.shape[-1]))
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, channels - x.shape[-1])]) if channels > x.shape[-1] else x
 
 

@@ -169,15 +169,12 @@ def _decayed(rate: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, 
     Powers of queries grow over one block alone. If a block is so wide that they would overflow, the sum is taken pair
     by pair.
     """
-    if rate.shape[0] > 1:
-        k = repeat_heads(k, q.shape[1])
-    last = q_pos.max(axis=1, keepdims=True)
+    k, last = _for_rates(rate, q, k), q_pos.max(axis=1, keepdims=True)
     behind_q, behind_k = as_float(last - q_pos), as_float(last - k_pos)
     widest = jnp.abs(rate).max() * jnp.maximum(behind_q.max(), -behind_k.min())
 
     def of_block() -> jax.Array:
-        by_q, by_k = decayed_vectors(rate, q_pos, k_pos, q, k)
-        return products(by_q.astype(q.dtype), by_k.astype(k.dtype))
+        return products(*_decayed_vectors(rate, last, q_pos, k_pos, q, k))
 
     def of_pairs() -> jax.Array:
         """Take one channel after the other, to avoid an array [q, k, d']."""
@@ -197,18 +194,43 @@ def _decayed(rate: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, 
     return jax.lax.cond(widest < (SAFE_HALF if q.dtype == jnp.float16 else SAFE), of_block, of_pairs)
 
 
-def decayed_vectors(
-    rate: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, k: jax.Array
+def _for_rates(rate: jax.Array, q: jax.Array, k: jax.Array) -> jax.Array:
+    """Return keys for each query head, if heads decay each at its own rate."""
+    return repeat_heads(k, q.shape[1]) if rate.shape[0] > 1 else k
+
+
+def _decayed_vectors(
+    rate: jax.Array, anchor: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, k: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return q and k times their powers of the decay, relative to the last query's position, at least float32."""
-    last = q_pos.max(axis=1, keepdims=True)
+    """Return q and k times their powers of the decay, relative to the position `anchor` [b or 1, 1]."""
 
-    def power(behind: jax.Array) -> jax.Array:
-        """Return exp(rate * behind) [b or 1, h or 1, t, d']."""
-        return jnp.exp(jnp.minimum(rate[None, :, None] * behind[:, None, :, None], SAFE))
+    def times_power(x: jax.Array, behind: jax.Array) -> jax.Array:
+        power = jnp.exp(jnp.minimum(rate[None, :, None] * as_float(behind)[:, None, :, None], SAFE))
+        return (at_least_float32(x) * power).astype(x.dtype)
 
-    by_q = at_least_float32(q) * power(as_float(last - q_pos))
-    return by_q, at_least_float32(k) * power(-as_float(last - k_pos))
+    return times_power(q, anchor - q_pos), times_power(k, k_pos - anchor)
+
+
+def in_one_block(pairs: Pairs, run: Callable[[Pairs], jax.Array], otherwise: Callable[[Pairs], jax.Array]) -> jax.Array:
+    """Return run(pairs), for a kernel that does not know `decay`: its powers are in the vectors of the whole call.
+
+    They are relative to the middle. If they would overflow, return otherwise(pairs).
+    """
+    encoding, mask = pairs[:2]
+    if not encoding.acts_on("decay"):
+        return run(pairs)
+
+    def decayed(tables: Tables, q: Block, k: Block) -> jax.Array:
+        rate, (q_pos, k_pos) = at_least_float32(encoding.decay(tables.params)), (q.slots.pos, k.slots.pos)
+        keys, middle = _for_rates(rate, q.tokens.mapped, k.tokens.mapped), (k_pos[:, :1] + k_pos[:, -1:]) // 2
+        mapped = _decayed_vectors(rate, middle, q_pos, k_pos, q.tokens.mapped, keys)
+        q, k = (x._replace(tokens=x.tokens._replace(mapped=y)) for x, y in zip((q, k), mapped, strict=True))
+        return at_least_float32(run(Pairs(encoding, mask, tables, q, k)))
+
+    rate, (q_pos, k_pos) = jnp.abs(encoding.decay(pairs.tables.params)).max(), pairs.pos
+    widest = rate * as_float(jnp.maximum(q_pos.max(), k_pos.max()) - jnp.minimum(q_pos.min(), k_pos.min()) + 1) / 2
+    safe = widest < (SAFE_HALF if pairs.q.tokens.mapped.dtype == jnp.float16 else SAFE)
+    return jax.lax.cond(safe, decayed, lambda *parts: otherwise(Pairs(encoding, mask, *parts)), *pairs[2:])
 
 
 def with_terms(pairs: Pairs, s: jax.Array) -> jax.Array:
@@ -228,7 +250,7 @@ def _added(pairs: Pairs) -> Iterator[jax.Array]:
     q, k, (params, table, _) = pairs.q.tokens, pairs.k.tokens, pairs.tables
     yield from _position_biases(pairs.encoding, params, *pairs.pos, table)
     if pairs.encoding.acts_on("token_bias"):
-        yield (q.token_bias[..., :, None, :] - k.token_bias[..., None, :, :]).sum(axis=-1)
+        yield between(q.token_bias, k.token_bias)
     terms, dtype = _terms(pairs), wide_dtype(q.mapped.dtype)
     if "query" in terms:
         yield strips.products(times(q.vectors.astype(dtype), q.factor), terms["query"], *pairs.pos)
@@ -238,6 +260,13 @@ def _added(pairs: Pairs) -> Iterator[jax.Array]:
         yield times(seen.swapaxes(2, 3), q.factor)
     if "scaled" in terms:
         yield times(strips.numbers(terms["scaled"], *pairs.pos), q.factor)
+
+
+def between(by_q: Any, by_k: Any) -> jax.Array:
+    """Return u_i - u_j [b or 1, h or 1, q, k] of token biases [b or 1, h or 1, t, n], or of a tuple of n arrays."""
+    if isinstance(by_q, tuple):
+        return sum(a[..., :, None] - b[..., None, :] for a, b in zip(by_q, by_k, strict=True))  # type: ignore[return-value]
+    return (by_q[..., :, None, :] - by_k[..., None, :, :]).sum(axis=-1)
 
 
 def _position_biases(
