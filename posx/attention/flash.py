@@ -35,7 +35,8 @@ from posx.contract import ByDistance, Encoding, as_float
 from posx.machine.platforms import platform
 
 
-LOG2E = math.log2(math.e)
+#: The logarithm of e to base 2, and its float32 bits.
+LOG2E, LOG2E_IN_PTX = math.log2(math.e), "0f3FB8AA3B"
 
 
 class Tiles(NamedTuple):
@@ -177,8 +178,21 @@ def _forward(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, o
 
 
 def weights(s: jax.Array, shift: jax.Array) -> jax.Array:
-    """Return exp(s - shift), shift by rows: the unit of exponents computes powers of two."""
-    return jnp.exp2(s * LOG2E - (shift * LOG2E)[:, None])
+    """Return exp(s - shift), shift by rows.
+
+    The unit of exponents of a GPU computes powers of two. XLA's own code for them also serves exponents below -126.
+    """
+    shift = (shift * -LOG2E)[:, None]
+    if platform() != "cuda":
+        return jnp.exp2(s * LOG2E + shift)
+    from jax.experimental.pallas import triton  # JAX may remove it
+
+    (found,) = triton.elementwise_inline_asm(
+        f"{{ .reg .f32 x; fma.rn.f32 x, $1, {LOG2E_IN_PTX}, $2; ex2.approx.ftz.f32 $0, x; }}",
+        args=[s, jnp.broadcast_to(shift, s.shape)], constraints="=f,f,f", pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(s.shape, s.dtype)],
+    )  # fmt: skip
+    return found
 
 
 def over_keys(grid: Grid, i: Any, visit: Callable, carry: Any) -> Any:
