@@ -96,6 +96,10 @@ def _fused(pairs: Pairs, offset: int | None, slab_pairs: int) -> jax.Array:
             start, length = (blocks - 1 - q.number) * size, size + pairs.sizes[1]
             of_block = ByDistance(bias=jax.lax.dynamic_slice_in_dim(strip.bias, start, length, axis=1))
         bias = content_free_bias(encoding, tables.params, q.slots.pos, k.slots.pos, of_block)
+        if bias is not None and jax.tree.leaves(tables.params):
+            # cuDNN leaves the gradients of pairs that it passes over as the memory was: any number.
+            seen = visible_pairs(mask, q.slots, k.slots)[:, None] if visible is None else visible
+            bias = jnp.where(seen, bias, 0)
         if visible is None and not mask.causal and keys.shape[1] > pairs.sizes[1]:
             visible = jnp.ones((1, 1, *pairs.sizes), bool)
         with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes types
