@@ -27,7 +27,7 @@ from posx.attention.cpu import operand_dtype
 from posx.attention.dense import dense
 from posx.attention.fused import fused, is_native, refusal
 from posx.attention.history import seen_by
-from posx.attention.kernel import kernel
+from posx.attention.kernel import is_compiled, kernel, kernel_refusal
 from posx.attention.masks import Mask, causal, require_mask
 from posx.attention.tiles import Block, Pairs, Tables, Tokens, over_batch
 from posx.contract import (
@@ -35,6 +35,7 @@ from posx.contract import (
     Features,
     Params,
     Tabulated,
+    acting,
     at_least_float32,
     distance_terms,
     parts,
@@ -46,6 +47,7 @@ from posx.contract.shapes import Use
 from posx.contract.sizes import check_call
 from posx.errors import ConfigError
 from posx.machine.guard import barrier
+from posx.machine.platforms import platform
 
 Executor = Callable[..., jax.Array]
 EXECUTORS: dict[str, Executor] = {"dense": dense, "blockwise": blockwise, "kernel": kernel, "fused": fused}
@@ -160,7 +162,7 @@ def attend(
     if isinstance(executor, str):
         sizes, segments = (q.shape[1], k.shape[1]), q_at.segment is not None
         executor = choose_executor(
-            executor, encoding, params, mask, sizes, in_order, segments, queries.tokens.mapped
+            executor, encoding, params, mask, sizes, in_order, segments, queries.tokens.mapped, offset is not None
         )  # fmt: skip
 
     def run(params: Params, queries: Block, keys: Block) -> jax.Array:
@@ -262,13 +264,27 @@ def choose_executor(
     in_order: bool,
     segments: bool = False,
     vectors: Any = None,
+    consecutive: bool = True,
 ) -> str:
-    """Return the name of the executor behind "auto". "kernel" is not among them: it has not run on a GPU yet.
+    """Return the name of the executor behind "auto": on an NVIDIA GPU the fastest kernel that serves the call.
 
-    sizes: queries and keys. vectors: mapped queries [..., d], or their shape and type; None if no kernel serves them.
+    Args:
+      executor: the executor that is asked for.
+      encoding, params, mask: those of the call.
+      sizes: queries and keys.
+      in_order, segments: see `refusal`.
+      vectors: mapped queries [..., d], or their shape and type; None if no kernel serves them.
+      consecutive: see `kernel_refusal`.
     """
     if executor != "auto":
         return executor
-    if vectors is not None and is_native(vectors) and not refusal(encoding, params, mask, in_order, segments):
-        return "fused"
+    if vectors is not None and platform() == "cuda":
+        fits = is_native(vectors) and not refusal(encoding, params, mask, in_order, segments)
+        # The vendor's kernel reads the biases of all pairs, posx's own those of a strip.
+        if fits and not acting(encoding, ("by_distance", "bias")):
+            return "fused"
+        if is_compiled(vectors) and not kernel_refusal(encoding, params, in_order, consecutive):
+            return "kernel"
+        if fits:
+            return "fused"
     return "dense" if math.prod(sizes) <= DENSE_PAIRS and not in_order else "blockwise"

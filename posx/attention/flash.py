@@ -49,9 +49,8 @@ class Tiles(NamedTuple):
     stages: int = 2
 
     def at_most(self, block: int) -> Tiles:
-        """Return smaller blocks, with as many warps as they occupy."""
-        q, k = min(self.q, block), min(self.k, block)
-        return self._replace(q=q, k=k, warps=4 if q * k <= 4096 else self.warps)
+        """Return smaller blocks."""
+        return self._replace(q=min(self.q, block), k=min(self.k, block))
 
     @property
     def step(self) -> int:
@@ -62,7 +61,7 @@ class Tiles(NamedTuple):
 class Kernels(NamedTuple):
     """The tiles of each kernel. Those of `of_diagonal` are square."""
 
-    forward: Tiles = Tiles(64, 64)
+    forward: Tiles = Tiles(64, 64, stages=3)
     of_queries: Tiles = Tiles(64, 64)
     of_keys: Tiles = Tiles(64, 64)
     of_diagonal: Tiles = Tiles(64, 64)
@@ -73,6 +72,11 @@ class Kernels(NamedTuple):
     @property
     def largest(self) -> int:
         return max(max(tiles.q, tiles.k) for tiles in self)
+
+
+def kernels_for(width: int) -> Kernels:
+    """Return the tiles of heads of so many channels."""
+    return Kernels() if width <= 64 else Kernels(*(tiles._replace(warps=8) for tiles in Kernels()))
 
 
 class Grid(NamedTuple):
@@ -118,8 +122,15 @@ class Shared(NamedTuple):
 
 
 def dot(a: jax.Array, b: jax.Array, over: tuple[int, int] = (1, 0)) -> jax.Array:
-    """Return the product of two matrices in float32, summed over one axis of each."""
-    return jax.lax.dot_general(a, b, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32)
+    """Return the product of two matrices in float32, summed over one axis of each.
+
+    Full float32 is three products of TF32 on a GPU, off by about 1e-6. Without its tensor cores registers would spill.
+    """
+    precision: Any = None
+    if platform() == "cuda" and a.dtype == jnp.float32 and jax.config.jax_default_matmul_precision == "highest":  # type: ignore[attr-defined]
+        precision = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+    axes = (((over[0],), (over[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
 
 
 def block_at(refs: Any, n: Any, block: int) -> Any:
@@ -140,16 +151,17 @@ def _all_axes(side: Block) -> Block:
     return side._replace(tokens=side.tokens._replace(token_bias=token_bias))
 
 
-def bias_of(grid: Grid, shared: Shared, i: Any, j: Any) -> Any:
-    """Return the bias by distance of tile (i, j), [1, 1, q, k], or None."""
+def bias_of(grid: Grid, shared: Shared, i: Any, j: Any, by_keys: bool = False) -> Any:
+    """Return the bias by distance of tile (i, j), [1, 1, q, k], or None. by_keys: see `bias_tiles`."""
     q, k = grid.tiles[:2]
     if shared.slope is not None:
         ends = (shared.slope[...] * as_float(x) for x in (i * q - j * k + jnp.arange(q), jnp.arange(k)))
         return jnp.subtract.outer(*ends)[None, None]
     if shared.bias is None:
         return None
-    diagonal = quotient(i * q - j * k - grid.lowest, grid.tiles.step)
-    return shared.bias[pl.ds(diagonal * q, q), :][None, None]
+    diagonal, rows = quotient(i * q - j * k - grid.lowest, grid.tiles.step), k if by_keys else q
+    found = shared.bias[pl.ds(diagonal * rows, rows), :]
+    return (found.T if by_keys else found)[None, None]
 
 
 def _forward(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, o_ref: Any, lse_ref: Any):
@@ -274,21 +286,30 @@ def _by_triton(tiles: Tiles) -> Any:
     return triton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages)
 
 
-def bias_tiles(grid: Grid, tiles: Tiles, strip: jax.Array) -> jax.Array:
+def bias_tiles(grid: Grid, tiles: Tiles, strip: jax.Array, by_keys: bool = False) -> jax.Array:
     """Return the bias of a tile of each diagonal, [1, n * q, h or 1, k], of the bias by distance.
 
     strip: at all distances from `lowest_distance` on, rising, [h or 1, n].
+    by_keys: tiles are transposed, [1, n * k, h or 1, q], as products with keys first are.
     """
     (q, k), grid = tiles[:2], grid._replace(tiles=tiles)
-    first = grid.lowest - (k - 1) - lowest_distance(grid)
-    starts = first + np.arange(grid.diagonals)[:, None] * tiles.step
-    falling = strip[:, starts + np.arange(q + k - 2, -2, -1)[None, :]]
-    return strips.toeplitz(falling.reshape(-1, q + k), q).reshape(1, -1, grid.diagonals * q, k).swapaxes(1, 2)
+    first, step, heads = grid.lowest - k - lowest_distance(grid), tiles.step, strip.shape[0]
+    # The q + k distances of a tile, from k before its corner on, are those of the tile before, one step on.
+    parts = strip[:, first : first + (grid.diagonals - 1) * step + q + k].reshape(heads, -1, step)
+    rising = jnp.concatenate([parts[:, n : n + grid.diagonals] for n in range((q + k) // step)], axis=2)
+    rising = rising.reshape(-1, q + k)
+    # The distance of entry (a, b) is a - b. Rows of keys read the strip as it rises, from b = k - 1 up.
+    if by_keys:
+        made = strips.toeplitz(jnp.roll(rising, -1, axis=1), k)
+    else:
+        made = strips.toeplitz(jnp.flip(rising, axis=1), q)
+    rows, columns = made.shape[1:]
+    return made.reshape(1, heads, grid.diagonals * rows, columns).swapaxes(1, 2)
 
 
 def lowest_distance(grid: Grid) -> int:
     """Return a distance below those of all tiles of all kernels."""
-    return -(grid.kernels.largest if grid.mask.causal else grid.tokens) - 1
+    return -2 * grid.kernels.largest if grid.mask.causal else -grid.tokens
 
 
 def forward(grid: Grid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
@@ -299,6 +320,6 @@ def forward(grid: Grid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, 
     return call(grid, _forward, tiles, grid.tokens // tiles.q, out, *operands, last_first=grid.mask.causal)
 
 
-def tabled(grid: Grid, tiles: Tiles, shared: Shared) -> Shared:
+def tabled(grid: Grid, tiles: Tiles, shared: Shared, by_keys: bool = False) -> Shared:
     """Return the shared arrays as a kernel reads them: the bias in tiles."""
-    return shared if shared.bias is None else shared._replace(bias=bias_tiles(grid, tiles, shared.bias))
+    return shared if shared.bias is None else shared._replace(bias=bias_tiles(grid, tiles, shared.bias, by_keys))

@@ -57,21 +57,21 @@ def backward(grid: Grid, saved: Any, o_grad: jax.Array):
     delta = (at_least_float32(o) * at_least_float32(o_grad)).sum(axis=-1).swapaxes(1, 2)
     rows, kernels, (b, h) = Rows(o_grad, lse, delta), grid.kernels, lse.shape[:2]
 
-    def run(kernel: Callable, tiles: Tiles, block: int, count: int, tree: Any, last_first: bool = False) -> Any:
+    def run(kernel: Callable, tiles: Tiles, block: int, count: int, tree: Any, by_keys: bool = False, **how: Any) -> Any:
         """Return the gradients of arrays [b or 1, count * block, h or fewer, d] and [b or 1, h or fewer, n]."""
 
         def part(x: jax.Array) -> jax.ShapeDtypeStruct:
             d, heads = x.shape[3:], x.shape[-2]
             return jax.ShapeDtypeStruct((block, *d), x.dtype if (x.shape[0], heads) == (b, h) else jnp.float32)
 
-        operands = tabled(grid, tiles, shared._replace(sink=None)), q, k, rows
-        (found,) = call(grid, kernel, tiles, count, (jax.tree.map(part, tree),), *operands, last_first=last_first)
+        operands = tabled(grid, tiles, shared._replace(sink=None), by_keys), q, k, rows
+        (found,) = call(grid, kernel, tiles, count, (jax.tree.map(part, tree),), *operands, **how)
         return jax.tree.map(_summed, found, tree)
 
     block = kernels.of_queries.q
     of_q = run(_of_queries, kernels.of_queries, block, grid.tokens // block, q.tokens, last_first=grid.mask.causal)
     block = kernels.of_keys.k
-    of_k = run(_of_keys, kernels.of_keys, block, grid.tokens // block, k.tokens)
+    of_k = run(_of_keys, kernels.of_keys, block, grid.tokens // block, k.tokens, by_keys=True)
     of_bias = None
     if grid.learned:
         tiles = kernels.of_diagonal
@@ -152,7 +152,8 @@ def _of_keys(grid: Grid, j: Any, shared: Shared, q_side: Block, k_side: Block, r
 
     def visit(i: Any, carry: Any, masked: bool) -> Any:
         q, rows = block_at((q_side, row_refs), i, grid.tiles.q)
-        return _add(carry, _gradients(grid, bias_of(grid, shared, i, j), q, k, rows, masked, by_keys=True).k)
+        bias = bias_of(grid, shared, i, j, by_keys=True)
+        return _add(carry, _gradients(grid, bias, q, k, rows, masked, by_keys=True).k)
 
     _write(out, _over_queries(grid, j, visit, _zeros(out)))
 
@@ -162,9 +163,11 @@ def _of_diagonal(grid: Grid, n: Any, shared: Shared, q_side: Block, k_side: Bloc
     block = grid.tiles.q
     blocks, lag = grid.tokens // block, n + grid.lowest // block  # of the keys behind the queries
 
+    bias = bias_of(grid, shared, lag, 0)
+
     def visit(i: Any, carry: Any) -> Any:
         (q, rows), k = block_at((q_side, row_refs), i, block), block_at(k_side, i - lag, block)
-        return _add(carry, _gradients(grid, bias_of(grid, shared, i, i - lag), q, k, rows, True).bias)
+        return _add(carry, _gradients(grid, bias, q, k, rows, True).bias)
 
     first, end = jnp.maximum(lag, 0), jnp.minimum(blocks + lag, blocks)
     if grid.mask.window and not grid.mask.sinks:

@@ -22,7 +22,7 @@ from posx.attention.blockwise import blockwise
 from posx.attention.masks import Mask
 from posx.attention.tiles import Block, Pairs, content_free_bias, finite, in_one_block, repeat_heads, visible_pairs
 from posx.contract import ByDistance, Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
-from posx.machine.platforms import platform
+from posx.machine.platforms import compute_capability, platform
 
 #: The most query-key pairs of one slab: 1 GB for 8 heads in float32. Biases stay in float32 beside 16-bit operands too.
 #: XLA's cuDNN call accepts that since openxla/xla pull request 32985 (October 2025).
@@ -58,8 +58,7 @@ def is_native(vectors: Any) -> bool:
     """Return whether the vendor's kernel serves vectors of this type and shape [..., d] on the platform traced for."""
     if platform() != "cuda" or jnp.dtype(vectors.dtype).itemsize != 2:
         return False
-    capability = float(getattr(jax.devices()[0], "compute_capability", 0))
-    return vectors.shape[-1] <= (256 if capability >= HOPPER else 128)
+    return vectors.shape[-1] <= (256 if compute_capability() >= HOPPER else 128)
 
 
 def fused(

@@ -7,8 +7,7 @@ A bias by distance is tabulated at the consecutive distances of a call, and tile
 For 4,096 causal tokens it takes 16 KiB a head. The bias of all pairs would take 64 MiB.
 
 On an NVIDIA GPU Pallas compiles the kernels with Triton, a backend that JAX deprecates from 0.11 on and may remove.
-Elsewhere Pallas interprets the kernels, so that they can be tested. They have not run on a GPU yet, and `auto` takes
-other executors.
+Elsewhere Pallas interprets the kernels, so that they can be tested.
 """
 
 from __future__ import annotations
@@ -24,12 +23,16 @@ from posx.attention.arguments import Slots
 from posx.attention.blockwise import blockwise
 from posx.attention.tiles import Block, Pairs, Tokens, finite, in_one_block, sinks
 from posx.contract import Encoding, Params, at_least_float32, distance_terms, of_kinds
+from posx.machine.platforms import compute_capability, platform
 
 if TYPE_CHECKING:
     from posx.attention.flash import Grid, Kernels
 
 #: The fewest tokens of a block, and channels of a head: Triton multiplies matrices of at least 16 rows.
 SMALLEST = 16
+
+#: The most channels of a head, and the compute capability from which on Triton has loads that do not wait.
+WIDEST, AMPERE = 128, 8.0
 
 
 def kernel_refusal(encoding: Encoding, params: Params, in_order: bool, consecutive: bool) -> str | None:
@@ -52,6 +55,14 @@ def kernel_refusal(encoding: Encoding, params: Params, in_order: bool, consecuti
     return None
 
 
+def is_compiled(vectors: Any) -> bool:
+    """Return whether the platform traced for compiles the kernel for vectors of this shape [..., d]: Ampere or later.
+
+    Wider heads would exceed the memory that blocks share. A platform without a device is taken for one.
+    """
+    return platform() == "cuda" and vectors.shape[-1] <= WIDEST and not 0 < compute_capability() < AMPERE
+
+
 def kernel(
     pairs: Pairs, *, in_order: bool = False, offset: int | None = None, kernels: Kernels | None = None
 ) -> jax.Array:
@@ -65,14 +76,17 @@ def kernel(
     Raises:
       ValueError: the kernel cannot serve the call.
     """
-    from posx.attention.flash import Grid, Kernels, Shared  # Pallas takes a while to import
+    from posx.attention.flash import Grid, Shared, kernels_for  # Pallas takes a while to import
     from posx.attention.flash_backward import flash
 
     encoding, mask, (params, *_), q, k = pairs
     if why := kernel_refusal(encoding, params, in_order, offset is not None):
         raise ValueError(f"executor 'kernel' cannot serve this call: {why}. Give executor='blockwise'.")
-    num_tokens, heads, width = pairs.sizes[0], q.tokens.mapped.shape[1], k.tokens.values.shape[-1]
-    kernels = (kernels or Kernels()).at_most(max(SMALLEST, _power_of_two(num_tokens)))
+    num_tokens, heads, channels = pairs.sizes[0], q.tokens.mapped.shape[1], k.tokens.values.shape[-1]
+    width = _power_of_two(max(x.shape[-1] for x in (q.tokens.mapped, k.tokens.mapped, k.tokens.values)))
+    if platform() == "cuda" and width > WIDEST:
+        raise ValueError(f"executor 'kernel' serves heads of at most {WIDEST} channels, not {width}.")
+    kernels = (kernels or kernels_for(width)).at_most(max(SMALLEST, _power_of_two(num_tokens)))
     biased, learned = "bias" in distance_terms(encoding, params), bool(jax.tree.leaves(params))
     documents, block = q.slots.segment is not None, kernels.largest
     tokens = num_tokens + -num_tokens % block
@@ -82,7 +96,7 @@ def kernel(
         slope = _slope(grid, encoding, offset) if biased and not learned else None
         bias = _bias_strip(grid, encoding, pairs.tables.params, offset) if biased and slope is None else None
         q, k = (_whole_blocks(side, block) for side in (pairs.q, pairs.k))
-        return flash(grid, Shared(bias, slope, sinks(pairs)), q, k)[:, :num_tokens, :, :width].swapaxes(1, 2)
+        return flash(grid, Shared(bias, slope, sinks(pairs)), q, k)[:, :num_tokens, :, :channels].swapaxes(1, 2)
 
     return in_one_block(pairs, run, functools.partial(blockwise, in_order=in_order, offset=offset))
 

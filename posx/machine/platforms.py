@@ -35,6 +35,11 @@ def on_cpu() -> bool:
     return platform() == "cpu"
 
 
+def compute_capability() -> float:
+    """Return the generation of an NVIDIA GPU, 9.0 for an H100; 0 without one."""
+    return float(getattr(jax.devices()[0], "compute_capability", 0))
+
+
 def traced_for(name: str) -> AbstractContextManager:
     """Return a context in which functions are traced for another platform than this machine's, to be exported."""
     if name not in PLATFORMS:
