@@ -88,18 +88,20 @@ def running_sum(x: jax.Array, carry: Any) -> tuple[jax.Array, tuple[jax.Array, j
     chunks = -(-length // CHUNK)
     size = min(length, CHUNK)
     inside = jnp.cumsum(jnp.pad(x, ((0, chunks * size - length), (0, 0))).reshape(chunks, size, heads), axis=1)
-    start = (jnp.zeros_like(x[0]), jnp.zeros_like(x[0])) if carry is None else carry
-    total, (high, low) = jax.lax.scan(lambda sum, chunk: (_added(sum, chunk), sum), start, inside[:, -1])
-    before = (jnp.broadcast_to(part[:, None], inside.shape) for part in (high, low))
+    sums = jnp.zeros_like(x[:1]), jnp.zeros_like(x[:1])
+    if carry is not None:
+        sums = carry[0][None], carry[1][None]
+    chunks_too = zip(sums, (inside[:, -1], jnp.zeros_like(inside[:, -1])), strict=True)
+    sums = jax.lax.associative_scan(_added, tuple(jnp.concatenate(both) for both in chunks_too))
+    before = (jnp.broadcast_to(part[:-1, None], inside.shape) for part in sums)
     parts = jnp.stack([*before, inside], axis=-1)
-    return parts.reshape(chunks * size, heads, 3)[:length], total
+    return parts.reshape(chunks * size, heads, 3)[:length], (sums[0][-1], sums[1][-1])
 
 
-def _added(sum: tuple[jax.Array, jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return (high, low) + x, with the rounding error of the high part in the low part (Knuth's TwoSum)."""
-    high, low = sum
-    total = high + x
-    got = total - high
-    low = low + ((high - (total - got)) + (x - got))
-    high = total + low
-    return high, low - (high - total)
+def _added(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Return the sum of two numbers (high, low), with its rounding error in the low part (Knuth's TwoSum)."""
+    high = a[0] + b[0]
+    got = high - a[0]
+    low = (a[1] + b[1]) + ((a[0] - (high - got)) + (b[0] - got))
+    total = high + low
+    return total, low - (total - high)
