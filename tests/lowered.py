@@ -59,7 +59,7 @@ def shape_of(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
 def kernel_calls(encoding: str, length: int, width: int, dtype: str) -> dict[str, list[str]]:
     """Return the vendor's calls in a training step on cuda: the types of q, k, v, and of the gradient of o and o."""
     model = make_model(ModelConfig(1, 2 * width, 2, 1, width, dtype=dtype), encoding, 7, 64)
-    config = TrainConfig(length=length, batch_size=1, steps=9)
+    config = TrainConfig(length=length, batch_size=1, steps=9, executor="fused")
     state, found = jax.eval_shape(lambda: init_state(model, config)), {}
     with traced_for("cuda"):
         traced = train_step.trace(model, config, state, shape_of(1, length + 1, dtype="int32"))

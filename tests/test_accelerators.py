@@ -162,7 +162,9 @@ def test_float32_is_what_the_settings_say_on_an_accelerator():
         )
 
     def trained(precision):
-        config = TrainConfig(length=LENGTH, batch_size=2, steps=9, warmup_steps=1, precision=precision)
+        config = TrainConfig(
+            length=LENGTH, batch_size=2, steps=9, warmup_steps=1, precision=precision, executor="blockwise"
+        )
         state = jax.eval_shape(lambda: init_state(model, config))
         with jax.numpy_dtype_promotion("standard"):
             return lowered(functools.partial(train_step, model, config), "cuda", state, tokens)

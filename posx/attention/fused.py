@@ -24,8 +24,8 @@ from posx.attention.tiles import Block, Pairs, content_free_bias, finite, in_one
 from posx.contract import ByDistance, Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import compute_capability, platform
 
-#: The most query-key pairs of one slab: 1 GB for 8 heads in float32. Biases stay in float32 beside 16-bit operands too.
-#: XLA's cuDNN call accepts that since openxla/xla pull request 32985 (October 2025).
+#: The most query-key pairs of one slab: 1 GB for 8 heads in float32. Biases that are not learned stay in float32 beside
+#: 16-bit operands too. XLA's cuDNN call accepts that since openxla/xla pull request 32985 (October 2025).
 SLAB_PAIRS = 8192 * 4096
 
 #: The compute capability from which on cuDNN's kernel takes heads of 256 channels, instead of 128.
@@ -95,16 +95,18 @@ def _fused(pairs: Pairs, offset: int | None, slab_pairs: int) -> jax.Array:
             start, length = (blocks - 1 - q.number) * size, size + pairs.sizes[1]
             of_block = ByDistance(bias=jax.lax.dynamic_slice_in_dim(strip.bias, start, length, axis=1))
         bias = content_free_bias(encoding, tables.params, q.slots.pos, k.slots.pos, of_block)
+        bias = None if bias is None else at_least_float32(bias)
         if bias is not None and jax.tree.leaves(tables.params):
-            # cuDNN leaves the gradients of pairs that it passes over as the memory was: any number.
+            # cuDNN leaves the gradients of pairs that it passes over as the memory was: any number. It also writes the
+            # gradient of a bias in the type of the vectors, whatever the type of the bias is.
             seen = visible_pairs(mask, q.slots, k.slots)[:, None] if visible is None else visible
-            bias = jnp.where(seen, bias, 0)
+            bias = jnp.where(seen, bias, 0).astype(q.tokens.mapped.dtype if native else bias.dtype)
         if visible is None and not mask.causal and keys.shape[1] > pairs.sizes[1]:
             visible = jnp.ones((1, 1, *pairs.sizes), bool)
         with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes types
             o = jax.nn.dot_product_attention(
                 _vectors(q.tokens.mapped, width, multiple), keys, values,
-                bias=None if bias is None else _padded(_padded(at_least_float32(bias), 2, multiple), 3, multiple),
+                bias=None if bias is None else _padded(_padded(bias, 2, multiple), 3, multiple),
                 # Padded keys are seen by nobody, and a padded query sees the others. Causal masks need no more.
                 mask=None if visible is None else _padded(_padded(visible, 2, multiple, True), 3, multiple, False),
                 scale=1.0,  # queries are already scaled

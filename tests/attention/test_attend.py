@@ -16,8 +16,10 @@ from posx.attention.arguments import as_slots
 from posx.attention.blockwise import Tiling, blockwise
 from posx.attention.fused import fused
 from posx.config import base_config, run_config
+from posx.contract import abstract_params
 from posx.encodings import Alibi, Chain, Deberta, Encoding, Learned, Nope, Rope, Shaw, Sinusoidal, TransformerXL
 from posx.errors import ConfigError
+from posx.machine.platforms import traced_for
 from posx.runs.checks import checked
 
 B, T, H, D = 2, 11, 4, 6
@@ -188,6 +190,25 @@ def test_auto_takes_tiles_in_order_and_dense_for_few_scores():
     assert choose("auto", 1025, 1024, in_order=False) == "blockwise"
     assert choose("auto", 1, 10**6, in_order=False) == "dense"
     assert choose("dense", 10**6, 10**6, in_order=True) == "dense"
+
+
+def test_auto_takes_the_fastest_kernel_of_a_gpu():
+    """The vendor's reads the biases of all pairs, posx's own a strip of them. `bias` and vectors have no strip."""
+
+    def choose(name, dtype="bfloat16", width=64, **call):
+        dims = posx.Dims(width, 1, width, 1, 64)
+        encoding = posx.build(name, dims)
+        given = dict(mask=posx.causal(), sizes=(64, 64), in_order=True, vectors=jax.ShapeDtypeStruct((width,), dtype))
+        return attention.choose_executor("auto", encoding, abstract_params(encoding, dims), **given | call)
+
+    with traced_for("cuda"):
+        assert [choose(name) for name in ("rope", "xpos", "fire")] == ["fused"] * 3
+        assert [choose(name) for name in ("alibi", "t5", "fox", "learned_sinks")] == ["kernel"] * 4
+        assert [choose(name) for name in ("shaw", "cope")] == ["blockwise"] * 2
+        assert choose("rope", segments=True) == choose("rope", "float32") == "kernel"
+        assert choose("rope", width=256) == choose("t5", in_order=False, sizes=(2048, 2048)) == "blockwise"
+        assert choose("t5", consecutive=False) == "fused" and choose("fox", consecutive=False) == "kernel"
+    assert choose("rope") == choose("t5") == "blockwise"
 
 
 @pytest.mark.parametrize("slab", [T * T, 4 * T], ids=["one slab", "slabs of 4 queries"])
