@@ -17,6 +17,7 @@ import numpy as np
 from posx.attention.cpu import made_once
 from posx.errors import ConfigError
 from posx.machine.guard import barrier
+from posx.machine.platforms import on_cpu
 
 
 def linear(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
@@ -66,7 +67,11 @@ _narrow_linear.defvjp(_narrow_forward, _narrow_backward)
 
 @jax.custom_jvp
 def gelu(x: jax.Array) -> jax.Array:
-    """Return the tanh form of GELU. Its slope is one element-wise function: half the time of JAX's chain on CPUs."""
+    """Return the tanh form of GELU. Its slope is one element-wise function: half the time of JAX's chain on CPUs.
+
+    Accelerators compute the slope anew from x in the backward pass, out of another form of 1 + tanh. If both passes had
+    the same, XLA would keep an array of it, and memory is what these passes wait for.
+    """
     return jax.nn.gelu(x, approximate=True)
 
 
@@ -74,8 +79,13 @@ def gelu(x: jax.Array) -> jax.Array:
 def _gelu_tangent(primals: Any, tangents: Any):
     (x,), (x_tangent,) = primals, tangents
     scale, cubic = math.sqrt(2 / math.pi), 0.044715
-    t = jnp.tanh(scale * (x + cubic * x**3))
-    slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * scale * (1 + 3 * cubic * x * x)
+    inner, by_x = scale * (x + cubic * x**3), scale * (1 + 3 * cubic * x * x)
+    if on_cpu():
+        t = jnp.tanh(inner)
+        slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * by_x
+    else:
+        share = jax.nn.sigmoid(2 * inner)  # (1 + tanh) / 2
+        slope = share + 2 * x * share * (1 - share) * by_x
     return gelu(x), slope * x_tangent
 
 

@@ -19,7 +19,7 @@ from flax import nnx
 from posx.attention import Mask, Slots, attend, known, sharding
 from posx.attention.cache import Cache, Layer, advance, empty_layer, remember, revised, tokens_first
 from posx.config.sections import ModelConfig
-from posx.contract import Dims, Encoding, tabulated
+from posx.contract import Dims, Encoding, at_least_float32, tabulated
 from posx.contract.sizes import check_params, named
 from posx.cross_entropy import token_log_probs
 from posx.encodings import Spec
@@ -122,9 +122,15 @@ class Mlp(Component):
         self.add_product("down", rngs, (f, m), f**-0.5 / math.sqrt(2 * config.num_layers))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        up, activation = self.product("up", x), ACTIVATIONS[self.config.mlp]
-        hidden = activation(self.product("gate", x)) * up if self.config.gated else activation(up)
-        return self.product("down", hidden)
+        """Return [n, m] of x [n, m]. The hidden activations, the widest arrays of a layer, are kept in `dtype`."""
+
+        def kept(x: jax.Array) -> jax.Array:
+            return x.astype(self.config.dtype)
+
+        up, activation = at_least_float32(kept(self.product("up", x))), ACTIVATIONS[self.config.mlp]
+        if self.config.gated:
+            return self.product("down", kept(activation(at_least_float32(kept(self.product("gate", x)))) * up))
+        return self.product("down", kept(activation(up)))
 
 
 class DecoderBlock(Component):
