@@ -8,7 +8,8 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx import testing
-from posx.attention import Slots, attend, batch_features, causal, refusal
+from posx.attention import Slots, attend, batch_features, causal, kernel_refusal, refusal
 from posx.attention.blockwise import Tiling, blockwise
 from posx.config import DataConfig
 from posx.contract import acting
@@ -31,6 +32,11 @@ from posx.machine.cores import usable_cores
 from posx.machine.devices import use_every_core
 from posx.machine.guard import guard, start_devices
 from posx.runs.environment import PACKAGES, version
+from posx.testing.by_numpy import by_numpy
+from posx.testing.subject import drawn_params
+
+#: A check of the self-test: it returns whether it passed, and details.
+Check = Callable[[], tuple[bool, str]]
 
 #: Several tiles of blockwise attention, of which the last one is padded.
 TOKENS, TILES = 70, functools.partial(blockwise, tiling=Tiling(16, 32))
@@ -52,19 +58,14 @@ def run_doctor(values: dict[str, Any], _: None) -> None:
     start_devices()
     for fact, text in facts():
         print(f"{fact:{WIDTH}}{text}", flush=True)
-    count, failed, left, longest, started = 0, [], [], 0.0, time.monotonic()
-    for name, check in checks():
-        begun = time.monotonic()
-        if begun - started + longest > LIMIT:
+    count, failed, left = 0, [], []
+    for name, outcome in _outcomes(checks()):
+        if outcome is None:
             left.append(name)
             continue
-        try:
-            right, detail = check()
-        except Exception as error:  # a program that the device or its compiler refuses
-            right, detail = False, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.300}"
+        count, (right, detail) = count + 1, outcome
         print(f"{name:{WIDTH}}{'ok    ' if right else 'FAILED'} {detail}", flush=True)
         failed += [] if right else [f"{name}: {detail}"]
-        count, longest = count + 1, max(longest, time.monotonic() - begun)
     if left:
         late = f"no time was left of {LIMIT:.0f} s. Call posx doctor again: compiled programs are kept"
         print(f"{'not checked':{WIDTH}}{'; '.join(left)}: {late}")
@@ -72,6 +73,34 @@ def run_doctor(values: dict[str, Any], _: None) -> None:
         raise PosxError(f"{len(failed)} of {count} checks failed: {'; '.join(failed)}")
     said = "no check failed" if left else "all is well"
     print(f"{said}: {count} of {count + len(left)} checks passed")
+
+
+def _outcomes(found: Iterable[tuple[str, Check]]) -> Iterator[tuple[str, tuple[bool, str] | None]]:
+    """Yield (name, result) of checks in their order, each when it has ended; None if it would end after LIMIT.
+
+    Every core runs a check. Most of its time goes to XLA's compiler, which does not hold Python's lock.
+    """
+    started, longest = time.monotonic(), 0.0
+
+    def run(check: Check) -> tuple[bool, str] | None:
+        nonlocal longest
+        begun = time.monotonic()
+        if begun - started + longest > LIMIT:
+            return None
+        try:
+            return check()
+        except Exception as error:  # a program that the device or its compiler refuses
+            return False, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.300}"
+        finally:
+            longest = max(longest, time.monotonic() - begun)
+
+    with ThreadPoolExecutor(len(usable_cores())) as pool:
+        running = [(name, pool.submit(run, check)) for name, check in found]
+        try:
+            for name, outcome in running:
+                yield name, outcome.result()
+        finally:  # after an interrupt no other check begins
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def run_check(values: dict[str, Any], _: None) -> None:
@@ -117,24 +146,25 @@ def facts() -> Iterator[tuple[str, str]]:
         "self-test",
         (
             "This takes at most a minute. It checks sums that a faulty compiler gets wrong. It also compares "
-            f"attention with dense attention, computed one operation at a time. {len(tried())} of the "
+            f"attention with dense attention, which NumPy computes one operation at a time. {len(tried())} of the "
             f"{len(ENCODINGS)} encodings, which together use every hook of the catalogue, are compared. For the "
             "others, use posx check NAME."
         ),
     )
 
 
-def checks() -> Iterator[tuple[str, Callable[[], tuple[bool, str]]]]:
-    """Yield (name, check) in the order of what they tell. A check returns whether it passed, and details.
+def checks() -> Iterator[tuple[str, Check]]:
+    """Yield (name, check) in the order of what they tell.
 
-    They are sums after products, the precision of products, the vendor's kernel if there is one, and the encodings of
-    `tried`, in full float32.
+    They are sums after products, the precision of products, on an NVIDIA GPU both kernels in 16 bits, and the encodings
+    of `tried`, in full float32.
     """
     for name, run, wanted in _known_faults():
         yield name, functools.partial(_sum, run, wanted)
     yield "products of float32", _precision
     if platforms.platform() == "cuda":
-        yield "attention, cuDNN in bfloat16", _vendor
+        yield "attention, cuDNN in bfloat16", functools.partial(_in_bfloat16, "fused", "rope")
+        yield "attention, kernel in bfloat16", functools.partial(_in_bfloat16, "kernel", "rope", "t5")
     for name, encoding in tried().items():
         yield f"attention, {name}", functools.partial(_attention, encoding)
 
@@ -159,31 +189,47 @@ def _precision() -> tuple[bool, str]:
     return errors["highest"] <= TOLERANCE, detail
 
 
-def _vendor() -> tuple[bool, str]:
-    """Compare the kernel that serves 16 bits, and its gradients, with dense attention in float32."""
-    dims = dataclasses.replace(DIMS, head_dim=64)  # as models have it
-    encoding, pos, errors = build("rope", dims), np.arange(TOKENS, dtype=np.int32), {}
-    rng = np.random.default_rng(0)
-    heads = (dims.num_heads, dims.kv_heads, dims.kv_heads)
-    vectors = [jnp.asarray(rng.standard_normal((1, TOKENS, n, dims.head_dim)), jnp.bfloat16) for n in heads]
+def _in_bfloat16(executor: str, *names: str) -> tuple[bool, str]:
+    """Compare a kernel that serves 16 bits, and its gradients, with dense attention in float32."""
+    dims, errors = dataclasses.replace(DIMS, head_dim=64), {}  # as models have it
+    for name in names:
+        encoding = build(name, dims)
+        params, *vectors = _drawn(encoding, dims)
+        rounded = [x.astype(jnp.bfloat16) for x in vectors[:3]]
+        wanted = by_numpy(_gradients(encoding, "dense"), params, *(x.astype(np.float32) for x in rounded))
+        for part, x in jax.jit(_gradients(encoding, executor))(params, *rounded).items():
+            scale = max(1.0, float(np.abs(wanted[part]).max()))
+            errors[f"{name} {part}"] = float(np.abs(np.asarray(x, np.float32) - wanted[part]).max()) / scale
+    return _verdict(errors, HALF_TOLERANCE)
 
-    def run(executor: str, *vectors: jax.Array) -> Any:
-        def total(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-            o = attend(encoding, {}, q, k, v, pos, executor=executor).astype(jnp.float32)
-            return jnp.sum(jnp.sin(o)), o
 
-        grads, o = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(*vectors)
-        return {"outputs": o, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+def _gradients(encoding: Encoding, executor: str) -> Callable[..., dict[str, jax.Array]]:
+    """Return a function of params, q, k and v that returns the outputs, and gradients of the sum of their sines."""
+    pos = np.arange(TOKENS, dtype=np.int32)
 
-    with platforms.products_in("highest"):
-        wanted = run("dense", *(x.astype(jnp.float32) for x in vectors))
-    found = run("fused", *vectors)
-    for name, x in found.items():
-        scale = max(1.0, float(np.abs(wanted[name]).max()))
-        errors[name] = float(np.abs(np.asarray(x, np.float32) - np.asarray(wanted[name])).max()) / scale
-    wrong = [name for name, error in errors.items() if not error <= HALF_TOLERANCE]
-    largest = np.max(list(errors.values()))
-    return not wrong, f"{', '.join(wrong or errors)}: differs by at most {largest:.1e}, allowed {HALF_TOLERANCE:g}"
+    def total(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        o = attend(encoding, params, q, k, v, pos, executor=executor).astype(jnp.float32)
+        return jnp.sum(jnp.sin(o)), o
+
+    def run(*given: Any) -> dict[str, jax.Array]:
+        (params, q, k, v), o = jax.grad(total, argnums=(0, 1, 2, 3), has_aux=True)(*given)
+        return {"outputs": o, "dq": q, "dk": k, "dv": v} | {f"d{name}": grad for name, grad in params.items()}
+
+    return run
+
+
+def _drawn(encoding: Encoding, dims: Dims) -> tuple[Any, ...]:
+    """Return random parameters of an encoding, q, k, v [1, t, h or g, d] and x [1, t, m], NumPy arrays in float32."""
+    rng, heads = np.random.default_rng(0), (dims.num_heads, dims.kv_heads, dims.kv_heads)
+    shapes = [(1, TOKENS, number, dims.head_dim) for number in heads] + [(1, TOKENS, dims.model_dim)]
+    params = drawn_params(encoding, dims, "large")
+    return jax.tree.map(np.float32, (params, *(rng.standard_normal(shape) for shape in shapes)))
+
+
+def _verdict(errors: dict[str, float], tolerance: float) -> tuple[bool, str]:
+    wrong = [name for name, error in errors.items() if not error <= tolerance]
+    largest = np.max(list(errors.values()))  # NaN if one is NaN
+    return not wrong, f"{', '.join(wrong or errors)}: differs by at most {largest:.1e}, allowed {tolerance:g}"
 
 
 def tried() -> dict[str, Encoding]:
@@ -216,39 +262,45 @@ def _known_faults() -> list[tuple[str, Callable[[], jax.Array], float]]:
 
 
 def _attention(encoding: Encoding) -> tuple[bool, str]:
-    """Compare compiled attention with the dense executor, computed one operation at a time.
+    """Compare compiled attention with the dense executor, computed by NumPy one operation at a time.
 
     Compiled are every executor that serves the encoding, the last token decoded from a cache, and sums over the outputs
     of constant values. The result is (whether all agree, the largest difference).
     """
-    params, pos = encoding.init(jax.random.key(0), DIMS), np.arange(TOKENS, dtype=np.int32)
-    rng = np.random.default_rng(0)
-    heads = (DIMS.num_heads, DIMS.kv_heads, DIMS.kv_heads)
-    shapes = [(1, TOKENS, number, DIMS.head_dim) for number in heads] + [(1, TOKENS, DIMS.model_dim)]
-    q, k, v, x = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes)
-    whole: dict[str, Any] = {"q_slots": pos, "x": x if encoding.acts_on("features") else None}
-    fits = not refusal(encoding, params, causal(), in_order=True, segments=False)
-    executors: dict[str, Any] = {"dense": "dense", "blockwise": TILES} | ({"fused": "fused"} if fits else {})
+    pos = np.arange(TOKENS, dtype=np.int32)
+    params, q, k, v, x = given = _drawn(encoding, DIMS)
+    executors = executors_for(encoding, params)
 
-    def compiled(params: Any, one: Any) -> dict[str, jax.Array]:
-        same = jnp.broadcast_to(one, v.shape)
-        found = {name: attend(encoding, params, q, k, v, **whole, executor=by) for name, by in executors.items()}
+    def whole(executor: Any, params: Any, q: Any, k: Any, v: Any, x: Any) -> jax.Array:
+        x = x if encoding.acts_on("features") else None
+        return attend(encoding, params, q, k, v, pos, x=x, executor=executor)
+
+    def compiled(one: Any, params: Any, q: Any, k: Any, v: Any, x: Any) -> dict[str, jax.Array]:
+        found = {name: whole(executor, params, q, k, v, x) for name, executor in executors.items()}
         features = batch_features(encoding, params, x, pos)[0]
         last = {name: array[:, -1:] for name, array in features.items()}
         slots = Slots(pos[-1:], pos[-1:]), Slots(pos, pos)
         found["decoding"] = attend(encoding, params, q[:, -1:], k, v, *slots, features=(last, features))
-        found["constant values"] = attend(encoding, params, q, k, same, **whole, executor=TILES).sum(axis=-1)
+        same = jnp.broadcast_to(one, v.shape)
+        found["constant values"] = whole(TILES, params, q, k, same, x).sum(axis=-1)
         return found
 
-    with jax.disable_jit(), platforms.products_in("highest"):
-        o, same = (attend(encoding, params, q, k, v, **whole, executor="dense") for v in (v, jnp.ones_like(v)))
+    o, same = (by_numpy(functools.partial(whole, "dense"), params, q, k, v, x) for v in (v, np.ones_like(v)))
     wanted = {**dict.fromkeys(executors, o), "decoding": o[:, -1:], "constant values": same.sum(axis=-1)}
     with platforms.products_in("highest"):
-        found = jax.jit(compiled)(params, jnp.float32(1))
-    errors = {name: float(np.abs(np.asarray(found[name]) - np.asarray(wanted[name])).max()) for name in found}
-    wrong = [name for name, error in errors.items() if not error <= TOLERANCE]
-    largest = np.max(list(errors.values()))  # NaN if one is NaN
-    return not wrong, f"{', '.join(wrong or errors)}: differs by at most {largest:.1e}, allowed {TOLERANCE:g}"
+        found = jax.jit(compiled)(np.float32(1), *given)
+    errors = {name: float(np.abs(np.asarray(found[name]) - wanted[name]).max()) for name in found}
+    return _verdict(errors, TOLERANCE)
+
+
+def executors_for(encoding: Encoding, params: Any) -> dict[str, Any]:
+    """Return the executors that serve an encoding here, by name. Without a GPU the kernel would be interpreted."""
+    found: dict[str, Any] = {"dense": "dense", "blockwise": TILES}
+    if not refusal(encoding, params, causal(), in_order=True, segments=False):
+        found["fused"] = "fused"
+    if platforms.platform() == "cuda" and not kernel_refusal(encoding, params, in_order=True, consecutive=True):
+        found["kernel"] = "kernel"
+    return found
 
 
 def _size(path: Path) -> str:

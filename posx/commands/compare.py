@@ -15,7 +15,7 @@ from posx.evaluation.protocols import protocol_class
 from posx.fields import items_of, typed
 from posx.files.atomic import finite
 from posx.machine.guard import start_devices
-from posx.plots.captions import before_the_end, left_out, unless_named, without_results
+from posx.plots.captions import before_the_end, left_out, precisions, unless_named, without_results
 from posx.plots.groups import curves_of_runs
 from posx.plots.rows import (
     FAILED,
@@ -71,7 +71,7 @@ def run_compare(values: dict[str, Any], _: None) -> None:
 
 
 def _notes(folders: Sequence[Path], stored: Sequence[Row], protocols: Collection[str]) -> list[str]:
-    """Return lines on rows and runs that no verdict is about, and on runs that were measured before their end."""
+    """Return lines on rows and runs that no verdict is about, and on runs that were measured in unlike ways."""
     missing: dict[str, str] = {}
     for folder in folders:
         missing |= unfinished(folder, diverged_rows(folder))
@@ -80,6 +80,7 @@ def _notes(folders: Sequence[Path], stored: Sequence[Row], protocols: Collection
         *unless_named(curves_of_runs(row.run for row in stored)),
         *left_out(dict.fromkeys(row.run for row in stored), protocols),
         *before_the_end(shown),
+        *precisions(shown),
         *without_results(missing),
     ]
 

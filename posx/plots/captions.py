@@ -89,6 +89,7 @@ def notes(panels: Sequence[Panel], points: Sequence[Curve], unit: str = "") -> l
         *left_out([run for panel in panels for run in panel.runs], [panels[0].protocol]),
         *_apart(stored),
         *before_the_end(stored),
+        *precisions(stored),
         *without_results(panels[0].missing),
         *tokens_per_step(curves),
     ]
@@ -167,6 +168,20 @@ def before_the_end(stored: Iterable[rows.Row]) -> list[str]:
             early.append(f"{name} (step {step:,} of {steps:,})")
     said = {"Measured before the end of training": early, "Training ended with NaN": ended}
     return [f"{words}: {listed(names, 'runs')}" for words, names in said.items() if names]
+
+
+def precisions(stored: Iterable[rows.Row]) -> list[str]:
+    """Return the precisions of float32 products if rows were evaluated in different ones. CPUs have the highest alone.
+
+    Rows that do not name theirs were evaluated in the device's own, the default.
+    """
+    measured = [row for row in stored if (row.get("env") or {}).get("device")]
+    said = _by(
+        ("highest" if row["env"]["device"] == "cpu" else row.get("precision", "default"), row.run.path)
+        for row in measured
+    )
+    parts = [f"{precision} ({listed(names, 'runs')})" for precision, names in sorted(said.items())]
+    return [f"Evaluated in different precisions of float32 products: {', '.join(parts)}"] if len(parts) > 1 else []
 
 
 def without_results(missing: Mapping[str, str]) -> list[str]:

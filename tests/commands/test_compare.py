@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from posx import plots
 from posx.evaluation import paired_extrapolation
 from posx.evaluation.differences import loss_difference
 from posx.evaluation.statistics import BLOCK_LEN
@@ -97,6 +98,19 @@ def test_runs_measured_before_their_end_are_named(capsys, tmp_path):
     note = "notice: Measured before the end of training: rope-L64-s0 (step 400 of 1,000)"
     for words in ([], ["--json"]):
         assert note in tiny.call(capsys, "compare", *paths, *words)[2]
+
+
+def test_runs_evaluated_in_other_precisions_are_named(capsys, tmp_path):
+    """On a CPU both names mean full float32. A row of a GPU without a name is of posx before it had the setting."""
+    said = "Evaluated in different precisions of float32 products: default (alibi-L64-s0), highest (rope-L64-s0)"
+    alibi, rope = put(tmp_path, "alibi"), put(tmp_path, "rope", shift=0.05)
+    for device, other, differ in (("cpu", "default", False), ("H100", "default", True), ("H100", None, True)):
+        edited(Path(rope), lambda row, device=device: row | {"precision": "highest", "env": {"device": device}})
+        how = {"precision": other} if other else {}
+        edited(Path(alibi), lambda row: {n: x for n, x in row.items() if n != "precision"})
+        edited(Path(alibi), lambda row, device=device, how=how: row | {"env": {"device": device}} | how)
+        assert (f"notice: {said}" in tiny.call(capsys, "compare", alibi, rope)[2]) == differ
+        assert (said in plots.table(plots.read_rows(tmp_path))) == differ
 
 
 def test_compare_counts_the_spread_of_seeds(capsys, tmp_path):

@@ -1,12 +1,15 @@
 """`posx doctor`: its facts of this machine, and that a wrong number is exit 1 with its line."""
 
+import threading
+
 import jax.numpy as jnp
 import pytest
 
 from posx import attention, cli
 from posx.commands import checks
-from posx.contract import acting
+from posx.contract import abstract_params, acting
 from posx.encodings import ENCODINGS, build
+from posx.machine.platforms import traced_for
 from tests import tiny
 
 
@@ -65,6 +68,7 @@ def test_no_check_begins_that_would_end_late(capsys, monkeypatch):
     """The second check takes 6 of 8 seconds, so that a third one would end after them."""
     now = iter([0.0, 0.0, 1.0, 1.0, 7.0, 7.0])
     monkeypatch.setattr(checks.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(checks, "usable_cores", lambda: (0,))
     monkeypatch.setattr(checks, "facts", list)
     monkeypatch.setattr(checks, "LIMIT", 8.0)
     monkeypatch.setattr(checks, "checks", lambda: [(name, lambda: (True, "right")) for name in ("one", "two", "three")])
@@ -73,11 +77,33 @@ def test_no_check_begins_that_would_end_late(capsys, monkeypatch):
     assert "three: no time was left of 8 s" in out and "no check failed: 2 of 3 checks passed" in out
 
 
+def test_every_core_runs_a_check_and_lines_keep_their_order(capsys, monkeypatch):
+    """Each check waits for the other. With one core they would fail."""
+    both = threading.Barrier(2, timeout=9)
+    monkeypatch.setattr(checks, "usable_cores", lambda: (0, 1))
+    monkeypatch.setattr(checks, "facts", list)
+    monkeypatch.setattr(checks, "checks", lambda: [(name, lambda: (both.wait() < 2, "met")) for name in ("one", "two")])
+    checks.run_doctor({"dry_run": False}, None)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["one", "two", "all"]
+
+
+def test_a_gpu_is_asked_for_both_kernels():
+    served = {"alibi": {"fused", "kernel"}, "shaw": set()}
+    with traced_for("cuda"):
+        names = [name for name, _ in checks.checks()]
+        assert names[3:5] == ["attention, cuDNN in bfloat16", "attention, kernel in bfloat16"]
+        for name, kernels in served.items():
+            encoding = build(name, checks.DIMS)
+            found = checks.executors_for(encoding, abstract_params(encoding, checks.DIMS))
+            assert found.keys() == {"dense", "blockwise"} | kernels
+
+
 def test_the_check_of_16_bits_sees_a_wrong_gradient(monkeypatch):
-    assert checks._vendor()[0]
-    right = attention.EXECUTORS["fused"]
-    monkeypatch.setitem(attention.EXECUTORS, "fused", lambda *a, **o: right(*a, **o) * 1.25)
-    assert not checks._vendor()[0]
+    right, detail = checks._in_bfloat16("fused", "t5")
+    assert right and detail.startswith("t5 dk, t5 dq, t5 dtable, t5 dv, t5 outputs: differs by at most")
+    serves = attention.EXECUTORS["fused"]
+    monkeypatch.setitem(attention.EXECUTORS, "fused", lambda *a, **o: serves(*a, **o) * 1.25)
+    assert not checks._in_bfloat16("fused", "t5")[0]
 
 
 def test_it_is_a_command_without_settings(capsys):

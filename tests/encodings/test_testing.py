@@ -19,6 +19,7 @@ from posx.encodings import Alibi, Chain, Deberta, Dims, Encoding, Learned, Rope,
 from posx.encodings.rope import rotate
 from posx.errors import ConfigError, UndefinedLength
 from posx.testing import CHECKS, DIMS, check_encoding
+from posx.testing.by_numpy import by_numpy
 from posx.testing.subject import drawn_params
 
 encoding = dataclasses.dataclass(frozen=True)
@@ -624,3 +625,21 @@ def test_limit_is_stated_by_the_last_position():
         attend(value, {"a": jnp.zeros(1)}, q, q, q, pos)
     traced = jax.jit(lambda pos: attend(value, {"a": jnp.zeros(1)}, q, q, q, pos))(pos)
     assert np.isnan(traced[0, 40]).all() and np.isfinite(traced[0, :40]).all()
+
+
+def test_numpy_computes_what_jax_computes():
+    """Loops and branches are followed. JAX computes what NumPy computes otherwise, such as quotients of integers."""
+
+    def function(x, n):
+        products = jnp.einsum("abc,adc->dba", x, x[:, ::-1])
+        halves = jax.lax.div(n, 2) + jnp.cumsum(n)
+        branch = jax.lax.cond(n.sum() > 0, jnp.sin, jnp.cos, products)
+        looped = jax.lax.fori_loop(0, 3, lambda i, y: y * 2 + i, jax.nn.softplus(x[0, 0]))
+        return {"branch": branch, "halves": halves, "looped": jnp.where(looped > 60, -looped, looped).max(axis=0)}
+
+    given = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32), np.array([-3, 5, 1], np.int32)
+    found, wanted = by_numpy(function, *given), jax.jit(function)(*given)
+    assert found["halves"].tolist() == [-4, 4, 3]
+    for name, x in wanted.items():
+        assert isinstance(found[name], np.ndarray) and found[name].dtype == x.dtype
+        np.testing.assert_allclose(found[name], x, atol=1e-6, err_msg=name)
