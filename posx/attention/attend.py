@@ -159,10 +159,10 @@ def attend(
     of_keys = Tokens(mapped_k.swapaxes(1, 2), mapped_v, k, features=k_features)
     keys = _read_tokens(encoding, params, of_keys, k_at, stored=cached and mapped_k is k)
 
-    if isinstance(executor, str):
+    if executor == "auto":
         sizes, segments = (q.shape[1], k.shape[1]), q_at.segment is not None
         executor = choose_executor(
-            executor, encoding, params, mask, sizes, in_order, segments, queries.tokens.mapped, offset is not None
+            encoding, params, mask, sizes, in_order, segments, queries.tokens.mapped, offset is not None
         )  # fmt: skip
 
     def run(params: Params, queries: Block, keys: Block) -> jax.Array:
@@ -256,7 +256,6 @@ def batch_features(
 
 
 def choose_executor(
-    executor: str,
     encoding: Encoding,
     params: Params,
     mask: Mask,
@@ -269,15 +268,12 @@ def choose_executor(
     """Return the name of the executor behind "auto": on an NVIDIA GPU the fastest kernel that serves the call.
 
     Args:
-      executor: the executor that is asked for.
       encoding, params, mask: those of the call.
       sizes: queries and keys.
       in_order, segments: see `refusal`.
       vectors: mapped queries [..., d], or their shape and type; None if no kernel serves them.
       consecutive: see `kernel_refusal`.
     """
-    if executor != "auto":
-        return executor
     if vectors is not None and platform() == "cuda":
         fits = is_native(vectors) and not refusal(encoding, params, mask, in_order, segments)
         # The vendor's kernel reads the biases of all pairs, posx's own those of a strip.

@@ -14,7 +14,7 @@ from posx.attention import sharding
 from posx.attention.arguments import Slots
 from posx.attention.cpu import made_once
 from posx.attention.masks import Mask
-from posx.attention.tiles import Block, Pairs, Tables, Tokens, finite, scaled_terms, sinks, visible_pairs
+from posx.attention.tiles import Block, Pairs, Tables, Tokens, bias_strip, scaled_terms, sinks, visible_pairs
 from posx.contract import ByDistance, Encoding, at_least_float32, of_kinds
 from posx.machine.platforms import on_cpu
 
@@ -145,10 +145,10 @@ def tabulate(plan: Plan, pairs: Pairs, terms: set[str]) -> Tables:
     if plan.offset is not None and terms:
         # Under a causal mask the last tile of a row reaches at most one key block beyond the diagonal.
         ahead = plan.key_block * (1 if plan.mask.causal else count_blocks(pairs.sizes[1], plan.key_block))
-        r = jnp.asarray(np.arange(plan.farthest, plan.offset - ahead - 1, -1, dtype=np.int32))  # XLA folds constants
-        strips = ByDistance(bias=finite(encoding.by_distance(params, r).bias))
+        r = np.arange(plan.farthest, plan.offset - ahead - 1, -1, dtype=np.int32)  # XLA folds constants
+        strips = ByDistance(bias=bias_strip(encoding, params, r))
         if terms - {"bias"}:
-            _, scaled, *vectors = scaled_terms(encoding, params, r, pairs.q.tokens.vectors)
+            _, scaled, *vectors = scaled_terms(encoding, params, jnp.asarray(r), pairs.q.tokens.vectors)
             # Made once, heads are in front in memory too: a tile reads its distances in one piece.
             heads_first = jax.tree.map(lambda x: x.swapaxes(0, 1), vectors)
             strips = made_once(ByDistance(None, scaled, *heads_first))._replace(bias=strips.bias)

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 
 from posx.attention import strips
@@ -34,14 +33,16 @@ from posx.attention.tiles import INVISIBLE, Block, Pairs, Tables, adjusted, hidd
 from posx.contract import ByDistance, Encoding, as_float
 from posx.machine.platforms import platform
 
-
 #: The logarithm of e to base 2, and its float32 bits.
 LOG2E, LOG2E_IN_PTX = math.log2(math.e), "0f3FB8AA3B"
 
 
 class Tiles(NamedTuple):
-    """The tiles of one kernel: tokens of its query and key blocks, powers of two; warps of an instance; stages of its
-    loop, one less than the blocks that are loaded ahead."""
+    """The tiles of one kernel.
+
+    q, k: tokens of a query block and of a key block, powers of two. warps: of an instance. stages: of its loop, one
+    less than the blocks that are loaded ahead.
+    """
 
     q: int
     k: int
@@ -59,7 +60,7 @@ class Tiles(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """The tiles of each kernel. Those of `of_diagonal` are square."""
+    """The tiles of each kernel. `of_diagonal` has square ones."""
 
     forward: Tiles = Tiles(64, 64, stages=3)
     of_queries: Tiles = Tiles(64, 64)
@@ -126,8 +127,8 @@ def dot(a: jax.Array, b: jax.Array, over: tuple[int, int] = (1, 0)) -> jax.Array
 
     Full float32 is three products of TF32 on a GPU, off by about 1e-6. Without its tensor cores registers would spill.
     """
-    precision: Any = None
-    if platform() == "cuda" and a.dtype == jnp.float32 and jax.config.jax_default_matmul_precision == "highest":  # type: ignore[attr-defined]
+    precision, asked = None, jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if asked == "highest" and a.dtype == jnp.float32 and platform() == "cuda":
         precision = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
     axes = (((over[0],), (over[1],)), ((), ()))
     return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
@@ -227,7 +228,7 @@ def quotient(x: Any, divisor: int) -> Any:
 def call(grid: Grid, kernel: Callable, tiles: Tiles, count: int, out: Any, *operands: Any, last_first: bool = False):
     """Run kernel(grid, n, *operands, *out) for `count` blocks n of every head and sequence.
 
-    An instance reads the arrays of its sequence and its head, and writes one block of each array of `out`, a tree of
+    An instance reads the arrays of its sequence and its head. It writes one block of each array of `out`, a tree of
     shapes of blocks: [block, d] of [b, count * block, h, d], [block] of [b, h, count * block].
 
     last_first: the last block is the longest. It begins first, so that no long instance is left at the end.

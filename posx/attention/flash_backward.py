@@ -57,7 +57,9 @@ def backward(grid: Grid, saved: Any, o_grad: jax.Array):
     delta = (at_least_float32(o) * at_least_float32(o_grad)).sum(axis=-1).swapaxes(1, 2)
     rows, kernels, (b, h) = Rows(o_grad, lse, delta), grid.kernels, lse.shape[:2]
 
-    def run(kernel: Callable, tiles: Tiles, block: int, count: int, tree: Any, by_keys: bool = False, **how: Any) -> Any:
+    def run(
+        kernel: Callable, tiles: Tiles, block: int, count: int, tree: Any, by_keys: bool = False, **how: Any
+    ) -> Any:
         """Return the gradients of arrays [b or 1, count * block, h or fewer, d] and [b or 1, h or fewer, n]."""
 
         def part(x: jax.Array) -> jax.ShapeDtypeStruct:
@@ -93,7 +95,8 @@ def _summed(found: jax.Array, x: jax.Array) -> jax.Array:
 
 def _over_queries(grid: Grid, j: Any, visit: Callable, carry: Any) -> Any:
     """Call visit(i, carry, masked) for the query blocks i that may see key block j."""
-    (q, k), first, end = grid.tiles[:2], 0, grid.tokens // grid.tiles.q
+    (q, k), first = grid.tiles[:2], 0
+    end: Any = grid.tokens // q
     if grid.mask.causal:
         first = quotient(j * k, q)
     if grid.plain:
@@ -105,9 +108,7 @@ def _over_queries(grid: Grid, j: Any, visit: Callable, carry: Any) -> Any:
     return jax.lax.fori_loop(first, end, functools.partial(visit, masked=True), carry)
 
 
-def _gradients(
-    grid: Grid, bias: Any, q: Block, k: Block, rows: Rows, masked: bool, by_keys: bool = False
-) -> Gradients:
+def _gradients(grid: Grid, bias: Any, q: Block, k: Block, rows: Rows, masked: bool, by_keys: bool = False) -> Gradients:
     """Return one tile's part of all gradients. The compiler drops those that a kernel does not use.
 
     by_keys: the products are made with keys first, so that weights meet the sums over queries as they are.

@@ -20,7 +20,7 @@ import numpy as np
 from posx.attention.blocks import joined, split_into_blocks
 from posx.attention.blockwise import blockwise
 from posx.attention.masks import Mask
-from posx.attention.tiles import Block, Pairs, content_free_bias, finite, in_one_block, repeat_heads, visible_pairs
+from posx.attention.tiles import Block, Pairs, bias_strip, content_free_bias, in_one_block, repeat_heads, visible_pairs
 from posx.contract import ByDistance, Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import compute_capability, platform
 
@@ -87,20 +87,17 @@ def _fused(pairs: Pairs, offset: int | None, slab_pairs: int) -> jax.Array:
     keys, values = (_vectors(x, width, multiple) for x in (k.tokens.mapped, values))
 
     size = -(-num_queries // blocks)  # of a block
-    strip = None if offset is None else _strip(pairs, blocks * size, offset)
+    strip = None
+    if offset is not None and encoding.acts_on("by_distance"):  # all distances, the largest first
+        distances = np.arange(offset + blocks * size - 1, offset - pairs.sizes[1] - 1, -1, dtype=np.int32)
+        strip = ByDistance(bias=bias_strip(encoding, tables.params, distances))
 
     def kernel(q: Block, visible: jax.Array | None = None, **options: Any) -> jax.Array:
         of_block = strip
         if strip is not None:  # from the largest distance of the block on
             start, length = (blocks - 1 - q.number) * size, size + pairs.sizes[1]
             of_block = ByDistance(bias=jax.lax.dynamic_slice_in_dim(strip.bias, start, length, axis=1))
-        bias = content_free_bias(encoding, tables.params, q.slots.pos, k.slots.pos, of_block)
-        bias = None if bias is None else at_least_float32(bias)
-        if bias is not None and jax.tree.leaves(tables.params):
-            # cuDNN leaves the gradients of pairs that it passes over as the memory was: any number. It also writes the
-            # gradient of a bias in the type of the vectors, whatever the type of the bias is.
-            seen = visible_pairs(mask, q.slots, k.slots)[:, None] if visible is None else visible
-            bias = jnp.where(seen, bias, 0).astype(q.tokens.mapped.dtype if native else bias.dtype)
+        bias = _bias(pairs._replace(q=q), of_block, visible, native)
         if visible is None and not mask.causal and keys.shape[1] > pairs.sizes[1]:
             visible = jnp.ones((1, 1, *pairs.sizes), bool)
         with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes types
@@ -130,12 +127,15 @@ def _fused(pairs: Pairs, offset: int | None, slab_pairs: int) -> jax.Array:
     return o[..., : k.tokens.values.shape[-1]]
 
 
-def _strip(pairs: Pairs, num_queries: int, offset: int) -> ByDistance | None:
-    """Return the bias of so many queries at all their distances, the largest first, [h or 1, q + k], or None."""
-    if not pairs.encoding.acts_on("by_distance"):
-        return None
-    distances = np.arange(offset + num_queries - 1, offset - pairs.sizes[1] - 1, -1, dtype=np.int32)
-    return ByDistance(bias=finite(pairs.encoding.by_distance(pairs.tables.params, jnp.asarray(distances)).bias))
+def _bias(pairs: Pairs, strip: ByDistance | None, visible: jax.Array | None, native: bool) -> jax.Array | None:
+    """Return the bias of all pairs as the kernel takes it, [1, h or 1, q, k], or None."""
+    bias = content_free_bias(pairs.encoding, pairs.tables.params, *pairs.pos, strip)
+    if bias is None or not jax.tree.leaves(pairs.tables.params):
+        return None if bias is None else at_least_float32(bias)
+    # cuDNN leaves the gradients of pairs that it passes over as the memory was: any number. It also writes the gradient
+    # of a bias in the type of the vectors, whatever the type of the bias is.
+    seen = visible_pairs(pairs.mask, pairs.q.slots, pairs.k.slots)[:, None] if visible is None else visible
+    return jnp.where(seen, bias, 0).astype(pairs.q.tokens.mapped.dtype if native else jnp.float32)
 
 
 def _padded(x: jax.Array, axis: int, multiple: int, value: Any = 0) -> jax.Array:

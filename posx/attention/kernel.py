@@ -21,7 +21,7 @@ import numpy as np
 
 from posx.attention.arguments import Slots
 from posx.attention.blockwise import blockwise
-from posx.attention.tiles import Block, Pairs, Tokens, finite, in_one_block, sinks
+from posx.attention.tiles import Block, Pairs, Tokens, bias_strip, in_one_block, sinks
 from posx.contract import Encoding, Params, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import compute_capability, platform
 
@@ -76,7 +76,7 @@ def kernel(
     Raises:
       ValueError: the kernel cannot serve the call.
     """
-    from posx.attention.flash import Grid, Shared, kernels_for  # Pallas takes a while to import
+    from posx.attention.flash import Grid, Shared, kernels_for, lowest_distance  # Pallas takes a while to import
     from posx.attention.flash_backward import flash
 
     encoding, mask, (params, *_), q, k = pairs
@@ -93,23 +93,18 @@ def kernel(
     grid = Grid(encoding, mask, tokens, heads, documents, biased and learned, kernels)
 
     def run(pairs: Pairs) -> jax.Array:
-        slope = _slope(grid, encoding, offset) if biased and not learned else None
-        bias = _bias_strip(grid, encoding, pairs.tables.params, offset) if biased and slope is None else None
+        bias = slope = None
+        if biased and (learned or (slope := _slope(grid, encoding, offset)) is None):
+            distances = np.arange(lowest_distance(grid), grid.tokens, dtype=np.int32) + np.int32(offset or 0)
+            strip: Any = bias_strip(encoding, pairs.tables.params, distances)
+            bias = at_least_float32(strip)
         q, k = (_whole_blocks(side, block) for side in (pairs.q, pairs.k))
         return flash(grid, Shared(bias, slope, sinks(pairs)), q, k)[:, :num_tokens, :, :channels].swapaxes(1, 2)
 
     return in_one_block(pairs, run, functools.partial(blockwise, in_order=in_order, offset=offset))
 
 
-def _bias_strip(grid: Grid, encoding: Encoding, params: Params, offset: Any) -> jax.Array:
-    """Return the bias by distance at all distances of a call, rising by one, [h or 1, n]."""
-    from posx.attention.flash import lowest_distance
-
-    distance = jnp.asarray(offset + np.arange(lowest_distance(grid), grid.tokens, dtype=np.int32))
-    return at_least_float32(finite(encoding.by_distance(params, distance).bias))
-
-
-def _slope(grid: Grid, encoding: Encoding, offset: int) -> jax.Array | None:
+def _slope(grid: Grid, encoding: Encoding, offset: int | None) -> jax.Array | None:
     """Return numbers [h] if the bias of all visible pairs is their product with the distance, else None.
 
     A kernel then reads no biases. The encoding has no parameters.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from posx.attention import sharding, strips
 from posx.attention.arguments import Slots
@@ -158,8 +159,15 @@ def finite(term: jax.Array | None) -> jax.Array | None:
 def mapped_products(pairs: Pairs) -> jax.Array:
     """Return the first term of the formula, sum_c q~_ic k~_jc exp(-decay_c (i - j)), [b, h, q, k]."""
     q, k = pairs.q.tokens.mapped, pairs.k.tokens.mapped
-    rate = pairs.encoding.decay(pairs.tables.params) if pairs.encoding.acts_on("decay") else None
-    return products(q, k) if rate is None else _decayed(at_least_float32(rate), *pairs.pos, q, k)
+    if not pairs.encoding.acts_on("decay"):
+        return products(q, k)
+    return _decayed(_rate(pairs.encoding, pairs.tables.params), *pairs.pos, q, k)
+
+
+def _rate(encoding: Encoding, params: Params) -> jax.Array:
+    """Return the value of `decay`, [h or 1, d']."""
+    rate: Any = encoding.decay(params)
+    return at_least_float32(rate)
 
 
 def _decayed(rate: jax.Array, q_pos: jax.Array, k_pos: jax.Array, q: jax.Array, k: jax.Array) -> jax.Array:
@@ -221,13 +229,13 @@ def in_one_block(pairs: Pairs, run: Callable[[Pairs], jax.Array], otherwise: Cal
         return run(pairs)
 
     def decayed(tables: Tables, q: Block, k: Block) -> jax.Array:
-        rate, (q_pos, k_pos) = at_least_float32(encoding.decay(tables.params)), (q.slots.pos, k.slots.pos)
+        rate, (q_pos, k_pos) = _rate(encoding, tables.params), (q.slots.pos, k.slots.pos)
         keys, middle = _for_rates(rate, q.tokens.mapped, k.tokens.mapped), (k_pos[:, :1] + k_pos[:, -1:]) // 2
         mapped = _decayed_vectors(rate, middle, q_pos, k_pos, q.tokens.mapped, keys)
         q, k = (x._replace(tokens=x.tokens._replace(mapped=y)) for x, y in zip((q, k), mapped, strict=True))
         return at_least_float32(run(Pairs(encoding, mask, tables, q, k)))
 
-    rate, (q_pos, k_pos) = jnp.abs(encoding.decay(pairs.tables.params)).max(), pairs.pos
+    rate, (q_pos, k_pos) = jnp.abs(_rate(encoding, pairs.tables.params)).max(), pairs.pos
     widest = rate * as_float(jnp.maximum(q_pos.max(), k_pos.max()) - jnp.minimum(q_pos.min(), k_pos.min()) + 1) / 2
     safe = widest < (SAFE_HALF if pairs.q.tokens.mapped.dtype == jnp.float16 else SAFE)
     return jax.lax.cond(safe, decayed, lambda *parts: otherwise(Pairs(encoding, mask, *parts)), *pairs[2:])
@@ -283,6 +291,11 @@ def _position_biases(
         found = [None if table.bias is None else strips.numbers(table.bias, q_pos, k_pos)]
     found += [of_pairs(encoding.bias)] if encoding.acts_on("bias") else []
     return [x for x in found if x is not None]
+
+
+def bias_strip(encoding: Encoding, params: Params, distances: np.ndarray) -> jax.Array | None:
+    """Return the finite bias at known distances [n], [h or 1, n], or None."""
+    return finite(encoding.by_distance(params, jnp.asarray(distances, jnp.int32)).bias)
 
 
 def content_free_bias(

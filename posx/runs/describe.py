@@ -60,9 +60,11 @@ def notice_of_code(run: RunConfig, name: str) -> None:
 
 def executor_of(run: RunConfig, encoding: Encoding, mask: Mask) -> str:
     """Return the attention executor that trains a layer, also if the config says "auto"."""
+    if run.train.executor != "auto":
+        return run.train.executor
     params, sizes = abstract_params(encoding, run.dims), (run.train.length, run.train.length)
     vectors = jax.ShapeDtypeStruct((run.dims.head_dim,), run.model.dtype)
-    return choose_executor(run.train.executor, encoding, params, mask, sizes, in_order=True, vectors=vectors)
+    return choose_executor(encoding, params, mask, sizes, in_order=True, vectors=vectors)
 
 
 def layout(run: RunConfig, started: int | None = None, mesh: str = "") -> Layout:

@@ -182,14 +182,13 @@ def test_bfloat16_gradients_are_summed_over_tiles_in_float32(monkeypatch):
 
 
 def test_auto_takes_tiles_in_order_and_dense_for_few_scores():
-    def choose(executor, num_queries, num_keys, in_order):
-        return attention.choose_executor(executor, Shaw(3), SHAW, posx.causal(), (num_queries, num_keys), in_order)
+    def choose(num_queries, num_keys, in_order):
+        return attention.choose_executor(Shaw(3), SHAW, posx.causal(), (num_queries, num_keys), in_order)
 
-    assert choose("auto", 8, 8, in_order=True) == "blockwise"
-    assert choose("auto", 1024, 1024, in_order=False) == "dense"
-    assert choose("auto", 1025, 1024, in_order=False) == "blockwise"
-    assert choose("auto", 1, 10**6, in_order=False) == "dense"
-    assert choose("dense", 10**6, 10**6, in_order=True) == "dense"
+    assert choose(8, 8, in_order=True) == "blockwise"
+    assert choose(1024, 1024, in_order=False) == "dense"
+    assert choose(1025, 1024, in_order=False) == "blockwise"
+    assert choose(1, 10**6, in_order=False) == "dense"
 
 
 def test_auto_takes_the_fastest_kernel_of_a_gpu():
@@ -199,7 +198,7 @@ def test_auto_takes_the_fastest_kernel_of_a_gpu():
         dims = posx.Dims(width, 1, width, 1, 64)
         encoding = posx.build(name, dims)
         given = dict(mask=posx.causal(), sizes=(64, 64), in_order=True, vectors=jax.ShapeDtypeStruct((width,), dtype))
-        return attention.choose_executor("auto", encoding, abstract_params(encoding, dims), **given | call)
+        return attention.choose_executor(encoding, abstract_params(encoding, dims), **given | call)
 
     with traced_for("cuda"):
         assert [choose(name) for name in ("rope", "xpos", "fire")] == ["fused"] * 3
