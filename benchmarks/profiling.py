@@ -176,10 +176,19 @@ def _by(sizes: list[int]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def device_events(folder: Path, operations: dict[str, Operation]) -> list[list[tuple[float, float, str]]]:
-    """Return the events (start, end, name) of the profiled program by device, in seconds."""
+class Event(NamedTuple):
+    """One event of a device, in seconds. An operation of a GPU may be several kernels and settings of memory."""
+
+    start: float
+    end: float
+    operation: str
+    kernel: str
+
+
+def device_events(folder: Path, operations: dict[str, Operation]) -> list[list[Event]]:
+    """Return the events of the profiled program by device."""
     (path,) = folder.rglob("*.xplane.pb")
-    devices: dict[str, list[tuple[float, float, str]]] = collections.defaultdict(list)
+    devices: dict[str, list[Event]] = collections.defaultdict(list)
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
         for line in plane.lines:
             for event in line.events:
@@ -187,23 +196,25 @@ def device_events(folder: Path, operations: dict[str, Operation]) -> list[list[t
                 if facts.get("hlo_op") in operations:
                     start = event.start_ns / 1e9
                     devices[str(facts.get("device_ordinal"))].append(
-                        (start, start + event.duration_ns / 1e9, str(facts["hlo_op"]))
+                        Event(start, start + event.duration_ns / 1e9, str(facts["hlo_op"]), event.name)
                     )
     return list(devices.values())
 
 
-def own_times(events: list[tuple[float, float, str]]) -> tuple[dict[str, float], dict[str, int], float]:
-    """Return own seconds and number of events by name, and the seconds from the first start to the last end."""
+def own_times(events: list[Event]) -> tuple[dict[str, float], dict[str, int], float]:
+    """Return own seconds and the number of runs by operation, and the seconds from the first start to the last end."""
     own: dict[str, float] = collections.defaultdict(float)
-    counts, open_events = collections.Counter(name for *_, name in events), []
-    for start, end, name in sorted(events, key=lambda event: (event[0], -event[1])):
+    kernels, runs, open_events = collections.Counter((x.operation, x.kernel) for x in events), {}, []
+    for (operation, _), count in kernels.items():
+        runs[operation] = max(runs.get(operation, 0), count)
+    for start, end, name, _ in sorted(events, key=lambda event: (event.start, -event.end)):
         while open_events and open_events[-1][0] <= start:
             open_events.pop()
         if open_events:
             own[open_events[-1][1]] -= end - start
         own[name] += end - start
         open_events.append((end, name))
-    return own, counts, max(end for _, end, _ in events) - min(start for start, *_ in events)
+    return own, runs, max(event.end for event in events) - min(event.start for event in events)
 
 
 def table(stored: dict[str, Any]) -> str:
