@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from posx.attention.accelerators import rounded
 from posx.attention.blocks import Plan, first_row, scan_blocks, skipper, tile_at, walk
 from posx.attention.cpu import made_once, of_key_heads, sums_over_queries, transposed
 from posx.attention.tiles import (
@@ -100,7 +101,8 @@ def _tile_gradients(plan: Plan, pairs: Pairs, back: Any, rows_of_heads: Any, mas
     if extra is not None:
         extra_grad, by_extra = pull_extra(o_grad)
         p_grad = p_grad + by_extra
-    table_grads, s_grad, q_grads, k_grads = pull_scores(p * (p_grad - delta[..., None]))
+    p, s_grad = rounded((p, p * (p_grad - delta[..., None])), k.values.dtype)
+    table_grads, s_grad, q_grads, k_grads = pull_scores(s_grad)
     if extra_grad is not None:
         table_grads = _add(table_grads, extra_grad)
     k_grads = _transposed(k_grads)._replace(values=sums_over_queries(of_outputs, p))

@@ -264,7 +264,7 @@ def _added(pairs: Pairs) -> Iterator[jax.Array]:
         yield strips.products(times(q.vectors.astype(dtype), q.factor), terms["query"], *pairs.pos)
     if "key" in terms:
         vectors = repeat_heads(k.vectors.astype(dtype), q.mapped.shape[1])
-        seen = strips.products(vectors, strips.mirrored(terms["key"]), *reversed(pairs.pos))
+        seen = strips.products_of_keys(vectors, terms["key"], *pairs.pos)
         yield times(seen.swapaxes(2, 3), q.factor)
     if "scaled" in terms:
         yield times(strips.numbers(terms["scaled"], *pairs.pos), q.factor)
@@ -320,7 +320,8 @@ def _terms(pairs: Pairs) -> dict[str, strips.Term]:
     encoding, (params, table, _), q = pairs.encoding, pairs.tables, pairs.q.tokens
     dtype = wide_dtype(q.mapped.dtype)
     if table is not None:
-        return {name: x.astype(dtype) for name, x in table._asdict().items() if x is not None and name != "bias"}
+        types = dict.fromkeys(("query", "key", "value"), q.mapped.dtype) | {"scaled": dtype}
+        return {name: x.astype(types[name]) for name, x in table._asdict().items() if x is not None and name in types}
 
     def rows(name: str, distance: jax.Array) -> jax.Array:
         found = getattr(scaled_terms(encoding, params, distance, q.vectors), name)
