@@ -113,9 +113,7 @@ def whole_rows(pairs: Pairs, in_order: bool, tiling: Tiling, devices: int) -> bo
     return causal and tiling == Tiling() and devices == 1 and queries_in_rows(b * h, pairs.sizes[1], by_score) > 0
 
 
-def block_sizes(
-    num_queries: int, num_keys: int, rows: int, by_strips: bool, devices: int = 1
-) -> tuple[int, int]:
+def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool, devices: int = 1) -> tuple[int, int]:
     """Return the tokens of a query block and of a key block: on CPUs the fastest that were measured.
 
     Blocks divide the lengths evenly, so that little is padded. In self-attention a key block is a whole number of query

@@ -56,6 +56,7 @@ from posx.attention.tiles import (
     Tables,
     Tokens,
     adjusted,
+    bounded,
     hidden,
     mapped_products,
     over_batch,
@@ -185,7 +186,7 @@ def _forward(plan: Plan, tables: Tables, q: Block, k: Block):
             o, top, total = carry
             tile = tile_at(plan, tables, q, k, j, far)
             visible = visible_pairs(plan.mask, q.slots, tile.k.slots)
-            s = hidden(adjusted(tile, mapped_products(tile), visible), visible, masked)
+            s = hidden(bounded(tile, adjusted(tile, mapped_products(tile), visible)), visible, masked)
             # Constant to derivatives: the shift cancels.
             new_top = jnp.maximum(top, jax.lax.stop_gradient(row_maxima(s)))
             shift = _shift(new_top)

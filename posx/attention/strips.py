@@ -204,7 +204,9 @@ def _strip_gradient(vectors: jax.Array, shared: bool, fold: _Fold | None, shifte
         return (by_head.sum(axis=0, keepdims=True) if shared else by_head)[:, None]
     if not on_cpu():
         operands = shifted, fold.rows(vectors)
-        return fold.unwindows(jnp.einsum("sgrn,sgrd->sgnd", *operands, preferred_element_type=wide_dtype(shifted.dtype)))
+        return fold.unwindows(
+            jnp.einsum("sgrn,sgrd->sgnd", *operands, preferred_element_type=wide_dtype(shifted.dtype))
+        )
     # The small side is transposed, so that the product contracts the minor axis of its left side.
     transposed = made_once(fold.rows(vectors).mT)
     return fold.unwindows(made_once(transposed @ shifted).mT)

@@ -33,6 +33,7 @@ from posx.contract import (
     wide_dtype,
 )
 from posx.machine.guard import barrier
+from posx.machine.platforms import on_cpu
 
 #: The score of an invisible pair: below every finite one, however low a bias may push those.
 INVISIBLE = -math.inf
@@ -358,12 +359,18 @@ def adjusted(pairs: Pairs, s: jax.Array, visible: jax.Array) -> jax.Array:
 
     def one(s: jax.Array, tile: Tile) -> jax.Array | None:
         tile = Tile._make((*(x.swapaxes(0, 1) for x in tile[:4]), *tile[4:]))
-        return finite(pairs.encoding.score(pairs.tables.params, s, tile))
+        found = pairs.encoding.score(pairs.tables.params, s, tile)
+        return finite(found) if on_cpu() else found
 
     k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
     factor = jnp.ones((1, 1, 1, 1), s.dtype) if q.factor is None else q.factor
     tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, factor, visible)
     return over_batch(one, s, tile, in_turn=s.shape[0] > 1 and scores_in_turn(s.size))
+
+
+def bounded(pairs: Pairs, s: jax.Array) -> jax.Array:
+    """Return scores that `score` made, finite. Apart from `adjusted`, whose gradient would read all scores once more."""
+    return s if on_cpu() or not pairs.encoding.acts_on("score") else finite(s)  # type: ignore[return-value]
 
 
 def scores_in_turn(pairs: int) -> bool:

@@ -3,7 +3,16 @@
 Types and ranges of an encoding's fields are in `posx.contract.fields`.
 """
 
-from posx.contract.arrays import as_float, at_least_float32, distances, exact_einsum, normal, normals, shifted_rows, wide_dtype  # noqa: I001 (packed)
+from posx.contract.arrays import (
+    as_float,
+    at_least_float32,
+    distances,
+    exact_einsum,
+    normal,
+    normals,
+    shifted_rows,
+    wide_dtype,
+)  # noqa: I001 (packed)
 from posx.contract.composite import Chain, Composite, Tabulated, inside, prefixed, rows_at, tabulated
 from posx.contract.encoding import Encoding, abstract_params, check_defined, parts, require_encoding
 from posx.contract.facts import About, fact
