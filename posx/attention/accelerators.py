@@ -1,7 +1,7 @@
 """Forms of attention's operations that suit accelerators: whole rows, one part of the queries after the other.
 
-A pass over the scores of a tile costs the bytes that it moves. A loop over key blocks adds passes that rescale what came
-before, and its steps wait for launches of kernels.
+A pass over the scores of a tile costs the bytes that it moves. A loop over key blocks adds passes that rescale what
+came before, and its steps wait for launches of kernels.
 """
 
 from __future__ import annotations

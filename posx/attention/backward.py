@@ -27,6 +27,7 @@ from posx.attention.tiles import (
     hidden,
     mapped_products,
     products,
+    summed_wide,
     value_terms,
     visible_pairs,
     weighted,
@@ -77,7 +78,9 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
         of_tables = of_tables._replace(sink=-of_rows.sum(axis=(0, 1, 3)))
     mapped, values = made_once((of_k.mapped, of_k.values))
     grads = of_tables, of_q, _transposed(of_k._replace(mapped=mapped, values=values))
-    of_tables, of_q, of_k = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q.tokens, k.tokens))
+    of_tables, of_q, of_k = jax.tree.map(
+        lambda g, x: g.astype(x.dtype), grads, (tables, q.tokens, summed_wide(k.tokens))
+    )
     return of_tables, Block(of_q, None), Block(of_k, None)  # type: ignore[arg-type]
 
 

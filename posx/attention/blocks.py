@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention import sharding
-from posx.attention.arguments import Slots
 from posx.attention.accelerators import queries_in_rows
+from posx.attention.arguments import Slots
 from posx.attention.cpu import made_once
 from posx.attention.masks import Mask
 from posx.attention.tiles import Block, Pairs, Tables, Tokens, bias_strip, scaled_terms, sinks, visible_pairs

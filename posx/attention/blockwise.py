@@ -61,6 +61,7 @@ from posx.attention.tiles import (
     mapped_products,
     over_batch,
     scores_in_turn,
+    summed_wide,
     value_terms,
     visible_pairs,
     weighted,
@@ -91,6 +92,7 @@ def blockwise(
     in_rows = whole_rows(pairs, in_order, tiling, _devices(pairs))
     if not (in_rows and in_order and pairs.mask.causal and steps > 1):
         return call(pairs, offset=offset)
+    pairs = pairs._replace(k=pairs.k._replace(tokens=summed_wide(pairs.k.tokens)))
     ends, found = [num_tokens * n // steps for n in range(steps + 1)], []
     for first, last in itertools.pairwise(ends):
         part = tokens_of(pairs, first, last)
@@ -112,7 +114,8 @@ def _in_tiles(pairs: Pairs, *, in_order: bool, offset: int | None, tiling: Tilin
     terms = set(distance_terms(pairs.encoding, pairs.tables.params, pairs.pos[0].dtype))
     plan = make_plan(pairs, terms, in_order, offset, tiling, devices)
     tables = tabulate(plan, pairs, terms)
-    q, k = split_into_blocks(pairs.q, plan.query_block), split_into_blocks(pairs.k, plan.key_block)
+    keys = pairs.k._replace(tokens=summed_wide(pairs.k.tokens))
+    q, k = split_into_blocks(pairs.q, plan.query_block), split_into_blocks(keys, plan.key_block)
     attend = functools.partial(_by_key_head if plan.skip else _by_sequence, plan)
     if devices > 1 and plan.query_blocks % (2 * devices) == 0:
         o = sharding.over_blocks(lambda whole, q: attend(whole[0], q, whole[1]), (tables, k), q)
@@ -211,10 +214,17 @@ def _forward(plan: Plan, tables: Tables, q: Block, k: Block):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(plan: Plan, tables: Tables, q: Block, k: Block):
-    return _forward(plan, tables, q, k)[0]
+    return _forward(plan, tables, q, _operands(q, k))[0]
+
+
+def _operands(q: Block, k: Block) -> Block:
+    """Return keys and values in the type of mapped queries."""
+    mapped, values = (x.astype(q.tokens.mapped.dtype) for x in (k.tokens.mapped, k.tokens.values))
+    return k._replace(tokens=k.tokens._replace(mapped=mapped, values=values))
 
 
 def _attend_forward(plan: Plan, tables: Tables, q: Block, k: Block):
+    k = _operands(q, k)
     o, total, shift = _forward(plan, tables, q, k)
     return o, (tables, q, k, o, total, shift)
 

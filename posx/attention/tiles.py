@@ -57,6 +57,11 @@ class Tokens(NamedTuple):
     features: Any = None  # {name: [b, t, ...]}, for `score`
 
 
+def summed_wide(k: Tokens) -> Tokens:
+    """Return keys with mapped keys and values as they enter a custom gradient: at least float32, so that sums are."""
+    return k._replace(mapped=at_least_float32(k.mapped), values=at_least_float32(k.values))
+
+
 class Block(NamedTuple):
     """Tokens of one side and their slots, arrays with a first axis of b, or of 1 if all sequences share them."""
 
@@ -369,7 +374,7 @@ def adjusted(pairs: Pairs, s: jax.Array, visible: jax.Array) -> jax.Array:
 
 
 def bounded(pairs: Pairs, s: jax.Array) -> jax.Array:
-    """Return scores that `score` made, finite. Apart from `adjusted`, whose gradient would read all scores once more."""
+    """Return scores that `score` made, finite. It is not in `adjusted`, as its gradient would read them once more."""
     return s if on_cpu() or not pairs.encoding.acts_on("score") else finite(s)  # type: ignore[return-value]
 
 
