@@ -15,7 +15,7 @@ import optax  # noqa: F401  mixes types when it is imported under strict promoti
 import pytest
 
 import posx
-from posx.attention import causal, refusal, strips
+from posx.attention import accelerators, blocks, causal, refusal, strips
 from posx.config import EvalConfig, TrainConfig
 from posx.config.sections import ModelConfig
 from posx.contract import abstract_params, distance_terms
@@ -77,18 +77,28 @@ def transpositions(text):
     return [dims for dims in found if dims.split(", ")[:-3:-1] == [str(dims.count(",") - 1), str(dims.count(","))]]
 
 
-@pytest.mark.parametrize(("rows", "heads", "size"), [(4, 12, 512), (32, 12, 256), (1, 2, 2048)])
-def test_tiles_fill_an_accelerator_and_have_no_form_of_cpus(rows, heads, size):
+@pytest.mark.parametrize(
+    ("rows", "heads", "mask", "tiles"),
+    [
+        (4, 12, posx.causal(), {(1024, 1024), (1024, 2048), (512, 3072), (512, 4096)}),
+        (1, 2, posx.causal(), {(1024, 1024), (1024, 2048), (1024, 3072), (1024, 4096)}),
+        (1024, 12, posx.causal(), {(128, 128)}),
+        (4, 12, posx.window(512), {(512, 512)}),
+    ],
+)
+def test_tiles_fill_an_accelerator_and_have_no_form_of_cpus(rows, heads, mask, tiles):
     """By the sizes of the call: few tiles, whose scores fit in memory. Gradients transpose no matrix."""
     encoding, slots = posx.build("alibi", posx.Dims(64, heads, 8, heads, 8, 1)), np.arange(4096, dtype=np.int32)
 
     def loss(q, k, v):
-        return jnp.sum(posx.attend(encoding, {}, q, k, v, slots, executor="blockwise").astype(jnp.float32))
+        return jnp.sum(posx.attend(encoding, {}, q, k, v, slots, mask=mask, executor="blockwise").astype(jnp.float32))
 
     vectors = [shape_of(rows, 4096, heads, 8, dtype="bfloat16")] * 3
     gradients = jax.grad(loss, argnums=(0, 1, 2))
     text = lowered(gradients, "cuda", *vectors)
-    assert f"tensor<{rows}x{heads}x{size}x{size}xf32>" in text and not transpositions(text) and not faults(text)
+    products = re.findall(rf"dot_general.* -> tensor<{rows}x{heads}x(\d+)x(\d+)xf32>", text)
+    assert {(int(q), int(k)) for q, k in products if k != "8"} == tiles and not transpositions(text)
+    assert faults(text) == (["optimization_barrier"] if len(tiles) > 1 else [])  # between the parts of the queries
     assert transpositions(lowered(gradients, "cpu", *vectors))
 
 
@@ -220,8 +230,13 @@ def test_numbers_by_position_are_not_rounded(case):
         assert not rounded, call[0]
 
 
-@pytest.mark.parametrize("case", ["shaw", "t5"])
-def test_the_forms_of_accelerators_agree_with_those_of_cpus(case):
+@pytest.mark.parametrize(("case", "executor"), [("shaw", even_tiles), ("t5", even_tiles), ("deberta-p2c", "blockwise")])
+def test_the_forms_of_accelerators_agree_with_those_of_cpus(case, executor, monkeypatch):
+    """DeBERTa has tiles of whole rows: two parts of the queries in blocks of 4, with strips that end at its reach."""
+    for module in (accelerators, blocks):
+        monkeypatch.setattr(module, "FEWEST_QUERIES", 2)
+    monkeypatch.setattr(accelerators, "IN_ROWS", 4 * ROWS * 4 * LENGTH)
+    monkeypatch.setattr(sys.modules["posx.attention.blockwise"], "ACCELERATOR_STEPS", (2, 6))
     encoding = CASES[case]
     rng = np.random.default_rng(0)
     params = {name: rng.standard_normal(a.shape, np.float32) for name, a in abstract_params(encoding, DIMS).items()}
@@ -229,7 +244,7 @@ def test_the_forms_of_accelerators_agree_with_those_of_cpus(case):
     run, both = jax.jit(attention, static_argnums=(0, 1)), []
     for name in ("cpu", "tpu"):
         with traced_for(name):
-            both.append(run(encoding, even_tiles, params, *vectors, None, None))
+            both.append(run(encoding, executor, params, *vectors, None, None))
     for a, b in zip(*map(jax.tree.leaves, both), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from posx.attention.accelerators import rounded
 from posx.attention.blocks import Plan, first_row, scan_blocks, skipper, tile_at, walk
 from posx.attention.cpu import made_once, of_key_heads, sums_over_queries, transposed
 from posx.attention.tiles import (
@@ -22,14 +23,17 @@ from posx.attention.tiles import (
     Tables,
     Tokens,
     adjusted,
+    bounded,
     hidden,
     mapped_products,
     products,
+    summed_wide,
     value_terms,
     visible_pairs,
     weighted,
 )
 from posx.contract import at_least_float32, wide_dtype
+from posx.machine.platforms import on_cpu
 
 
 def backward(plan: Plan, saved: Any, o_grad: jax.Array):
@@ -74,7 +78,9 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
         of_tables = of_tables._replace(sink=-of_rows.sum(axis=(0, 1, 3)))
     mapped, values = made_once((of_k.mapped, of_k.values))
     grads = of_tables, of_q, _transposed(of_k._replace(mapped=mapped, values=values))
-    of_tables, of_q, of_k = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q.tokens, k.tokens))
+    of_tables, of_q, of_k = jax.tree.map(
+        lambda g, x: g.astype(x.dtype), grads, (tables, q.tokens, summed_wide(k.tokens))
+    )
     return of_tables, Block(of_q, None), Block(of_k, None)  # type: ignore[arg-type]
 
 
@@ -94,14 +100,21 @@ def _tile_gradients(plan: Plan, pairs: Pairs, back: Any, rows_of_heads: Any, mas
         return adjusted(tile, mapped_products(tile) if s is None else s, visible)
 
     s, pull_scores = jax.vjp(scores, tables, None if decays else mapped_products(pairs), q, k)
-    p = jnp.exp(hidden(s, visible, masked) - shift[..., None])
+    p = jnp.exp(hidden(bounded(pairs, s), visible, masked) - shift[..., None])
     p_grad, extra_grad = products(o_grad, k.values), None
-    extra, pull_extra = jax.vjp(lambda tables, p: value_terms(pairs._replace(tables=tables), p), tables, p)
+
+    def added(tables: Tables, p: jax.Array) -> jax.Array | None:
+        return value_terms(pairs._replace(tables=tables), p)
+
+    extra, pull_extra = jax.vjp(added, tables, p)
     if extra is not None:
         extra_grad, by_extra = pull_extra(o_grad)
         p_grad = p_grad + by_extra
-    table_grads, s_grad, q_grads, k_grads = pull_scores(p * (p_grad - delta[..., None]))
+    p, s_grad = rounded((p, p * (p_grad - delta[..., None])), k.values.dtype)
+    table_grads, s_grad, q_grads, k_grads = pull_scores(s_grad)
     if extra_grad is not None:
+        if not on_cpu():  # again from the weights that are stored; XLA drops the first
+            extra_grad = jax.vjp(lambda tables: added(tables, p), tables)[1](o_grad)[0]
         table_grads = _add(table_grads, extra_grad)
     k_grads = _transposed(k_grads)._replace(values=sums_over_queries(of_outputs, p))
     if not decays:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention import sharding
+from posx.attention.accelerators import queries_in_rows
 from posx.attention.arguments import Slots
 from posx.attention.cpu import made_once
 from posx.attention.masks import Mask
@@ -28,9 +29,8 @@ IN_CACHE, FEWEST_QUERIES = 2**17, 64
 
 
 #: Scores in a tile on an accelerator, 128 MB of float32, and the fewest and most tokens of its sides. A loop over small
-#: tiles leaves the chip idle: each step launches kernels and waits for the loop's condition. `score` makes arrays of
-#: several times that size, so that its tiles have fewer scores.
-ON_CHIP, ON_CHIP_BY_SCORE, SIDES = 2**25, 2**22, (128, 2048)
+#: tiles leaves the chip idle: each step launches kernels and waits for the loop's condition.
+ON_CHIP, SIDES = 2**25, (128, 2048)
 
 
 class Tiling(NamedTuple):
@@ -63,6 +63,8 @@ class Plan(NamedTuple):
     skip: bool
     #: Whether there are parameters, so that the strips get gradients.
     learned: bool
+    #: The first keys, if tiles are whole rows, for which the strips are constant.
+    far: int = 0
 
     @property
     def farthest(self) -> int:
@@ -82,27 +84,36 @@ def make_plan(pairs: Pairs, terms: set[str], in_order: bool, offset: int | None,
     bounded = falls and not vectors and not of_kinds(encoding, "pair", "channel", "tile")
     skip = skip and bounded and in_order and mask.causal and not mask.window and q.slots.segment is None
     rows, by_score = b * h // groups if skip else b * h, encoding.acts_on("score")
-    sizes = block_sizes(num_queries, num_keys, rows, vectors, devices, by_score)
+    sizes = block_sizes(num_queries, num_keys, rows, vectors, devices)
     query_block, key_block = tiling.query_block or sizes[0], tiling.key_block or sizes[1]
-    if encoding.tiling != "any":
+    if whole_rows(pairs, in_order, tiling, devices):
         key_block = num_keys
         if not tiling.query_block and (sharding.is_one_core() or not on_cpu()):
-            fitting = IN_CACHE // h if on_cpu() else ON_CHIP_BY_SCORE // rows
-            query_block = _even(num_queries, max(FEWEST_QUERIES, fitting // num_keys))
+            fitting = IN_CACHE // h // num_keys if on_cpu() else queries_in_rows(rows, num_keys, by_score)
+            query_block = _even(num_queries, max(FEWEST_QUERIES, fitting))
     in_order = in_order and (key_block % query_block == 0 or key_block >= num_keys)
     plan = Plan(
         encoding, mask, in_order, count_blocks(num_queries, query_block), query_block, key_block,
         offset if in_order else None, reach=None, skip=skip and in_order and key_block < num_keys,
         learned=bool(jax.tree.leaves(params)),
     )  # fmt: skip
-    if plan.offset is None or not vectors or encoding.reach is None or encoding.reach + key_block > plan.farthest:
+    if plan.offset is None or not vectors or encoding.reach is None:
         return plan
-    return plan._replace(reach=encoding.reach - plan.offset)
+    if key_block >= num_keys and not on_cpu():
+        return plan._replace(far=max(plan.offset - encoding.reach, 0))
+    return plan if encoding.reach + key_block > plan.farthest else plan._replace(reach=encoding.reach - plan.offset)
 
 
-def block_sizes(
-    num_queries: int, num_keys: int, rows: int, by_strips: bool, devices: int = 1, by_score: bool = False
-) -> tuple[int, int]:
+def whole_rows(pairs: Pairs, in_order: bool, tiling: Tiling, devices: int) -> bool:
+    """Return whether tiles are whole rows: `score` reads them, or an accelerator has the memory for them."""
+    if pairs.encoding.tiling != "any" or on_cpu():
+        return pairs.encoding.tiling != "any"
+    (b, h), by_score = pairs.q.tokens.mapped.shape[:2], pairs.encoding.acts_on("score")
+    causal = in_order and pairs.mask.causal and not pairs.mask.window
+    return causal and tiling == Tiling() and devices == 1 and queries_in_rows(b * h, pairs.sizes[1], by_score) > 0
+
+
+def block_sizes(num_queries: int, num_keys: int, rows: int, by_strips: bool, devices: int = 1) -> tuple[int, int]:
     """Return the tokens of a query block and of a key block: on CPUs the fastest that were measured.
 
     Blocks divide the lengths evenly, so that little is padded. In self-attention a key block is a whole number of query
@@ -113,11 +124,10 @@ def block_sizes(
       rows: score matrices, b * h. Several cores want larger tiles if there are few rows, about 4 MB of scores.
       by_strips: products with strips cost (query_block + key_block) / key_block of those with keys: tiles are wide.
       devices: the number of devices that query blocks are sharded over, from both ends.
-      by_score: whether `score` is evaluated on tiles.
     """
     size, ratio = (64, 2) if by_strips else (128, 1)
     if not on_cpu():
-        largest = math.isqrt((ON_CHIP_BY_SCORE if by_score else ON_CHIP) // rows)
+        largest = math.isqrt(ON_CHIP // rows)
         size = min(max(2 ** (largest.bit_length() - 1), SIDES[0]), SIDES[1])
     elif rows < 32 and not sharding.is_one_core():
         size, ratio = 256, 2
@@ -213,7 +223,8 @@ def walk(plan: Plan, q: Block, k_slots: Slots, visit: Callable, carry: Any, firs
     count, query_block, key_block = k_slots.idx.shape[0], plan.query_block, plan.key_block
     causal_past = plan.in_order and plan.mask.causal
     last = q.number * query_block // key_block if causal_past else count - 1
-    if causal_past and not plan.mask.window and q.slots.segment is None:
+    in_one = count == 1 and not on_cpu()  # the condition of a loop's step would wait for the device
+    if causal_past and (in_one or (not plan.mask.window and q.slots.segment is None)):
         carry = visit(last, carry, True)
         if count == 1:
             return carry
@@ -237,12 +248,14 @@ def block_at(tree: Any, j: Any) -> Any:
 
 def first_row(plan: Plan, i: Any, j: Any, far: bool) -> Any:
     """Return the first row of tile (i, j) in the strips, that of its largest distance (last query, first key)."""
-    return 0 if far else (plan.query_blocks - 1 - i) * plan.query_block + j * plan.key_block
+    if far or plan.far:
+        return 0 if far else (plan.query_blocks - 1 - i) * plan.query_block + plan.far
+    return (plan.query_blocks - 1 - i) * plan.query_block + j * plan.key_block
 
 
 def tile_at(plan: Plan, tables: Tables, q: Block, k: Block, j: Any, far: bool) -> Pairs:
     """Return the tile of a query block and key block j of all, with its part of the strips."""
-    start, length = first_row(plan, q.number, j, far), 1 if far else plan.query_block + plan.key_block
+    start, length = first_row(plan, q.number, j, far), 1 if far else plan.query_block + plan.key_block - plan.far
     strips = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=1), tables.strips)
     return Pairs(plan.encoding, plan.mask, Tables(tables.params, strips), q, block_at(k._replace(number=None), j))
 

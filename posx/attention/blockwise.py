@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention import sharding
+from posx.attention.accelerators import after, rounded
 from posx.attention.arguments import Slots
 from posx.attention.backward import backward
 from posx.attention.blocks import (
@@ -45,6 +46,7 @@ from posx.attention.blocks import (
     tile_at,
     tokens_of,
     walk,
+    whole_rows,
 )  # fmt: skip
 from posx.attention.cpu import row_maxima, row_sums
 from posx.attention.tiles import (
@@ -54,19 +56,22 @@ from posx.attention.tiles import (
     Tables,
     Tokens,
     adjusted,
+    bounded,
     hidden,
     mapped_products,
     over_batch,
     scores_in_turn,
+    summed_wide,
     value_terms,
     visible_pairs,
     weighted,
 )
 from posx.contract import ByDistance, distance_terms, wide_dtype
+from posx.machine.platforms import on_cpu
 
-#: If tiles are whole rows, as many parts of the queries meet the keys up to their own end: with 2 parts 3/4 of all
-#: pairs, with 4 parts 5/8. Each part is compiled for itself. A part has at least SMALLEST_STEP queries.
-STEPS, SMALLEST_STEP = 2, 256
+#: If tiles are whole rows, as many parts of the queries at most meet the keys up to their own end: with 2 parts 3/4 of
+#: all pairs, with 4 parts 5/8. Each part is compiled for itself. The second number is the fewest queries of a part.
+STEPS, ACCELERATOR_STEPS = (2, 256), (4, 512)
 
 
 def blockwise(
@@ -82,24 +87,35 @@ def blockwise(
       tiling: the tiles.
     """
     call = functools.partial(_in_tiles, in_order=in_order, tiling=tiling)
-    num_tokens, whole_rows = pairs.sizes[0], pairs.encoding.tiling != "any"
-    if not (whole_rows and in_order and pairs.mask.causal and num_tokens >= STEPS * SMALLEST_STEP):
+    num_tokens, (most, fewest) = pairs.sizes[0], STEPS if on_cpu() else ACCELERATOR_STEPS
+    steps = min(most, num_tokens // fewest)
+    in_rows = whole_rows(pairs, in_order, tiling, _devices(pairs))
+    if not (in_rows and in_order and pairs.mask.causal and steps > 1):
         return call(pairs, offset=offset)
-    ends = [num_tokens * n // STEPS for n in range(STEPS + 1)]
-    return jnp.concatenate([
-        call(tokens_of(pairs, first, last), offset=None if offset is None else offset + first)
-        for first, last in itertools.pairwise(ends)
-    ], axis=2)  # fmt: skip
+    pairs = pairs._replace(k=pairs.k._replace(tokens=summed_wide(pairs.k.tokens)))
+    ends, found = [num_tokens * n // steps for n in range(steps + 1)], []
+    for first, last in itertools.pairwise(ends):
+        part = tokens_of(pairs, first, last)
+        found, tokens = after(found, part.q.tokens)
+        part = part._replace(q=part.q._replace(tokens=tokens))
+        found = [*found, call(part, offset=None if offset is None else offset + first)]
+    return jnp.concatenate(found, axis=2)
+
+
+def _devices(pairs: Pairs) -> int:
+    """Return the number of devices over which query blocks are sharded."""
+    b, groups = pairs.q.tokens.mapped.shape[0], pairs.k.tokens.mapped.shape[1]
+    return sharding.block_devices(b, groups) if min(pairs.sizes) > 1 else 1
 
 
 def _in_tiles(pairs: Pairs, *, in_order: bool, offset: int | None, tiling: Tiling) -> jax.Array:
     """Return `blockwise` of queries that end with the keys."""
-    b, groups = pairs.q.tokens.mapped.shape[0], pairs.k.tokens.mapped.shape[1]
-    devices = sharding.block_devices(b, groups) if min(pairs.sizes) > 1 else 1
+    devices = _devices(pairs)
     terms = set(distance_terms(pairs.encoding, pairs.tables.params, pairs.pos[0].dtype))
     plan = make_plan(pairs, terms, in_order, offset, tiling, devices)
     tables = tabulate(plan, pairs, terms)
-    q, k = split_into_blocks(pairs.q, plan.query_block), split_into_blocks(pairs.k, plan.key_block)
+    keys = pairs.k._replace(tokens=summed_wide(pairs.k.tokens))
+    q, k = split_into_blocks(pairs.q, plan.query_block), split_into_blocks(keys, plan.key_block)
     attend = functools.partial(_by_key_head if plan.skip else _by_sequence, plan)
     if devices > 1 and plan.query_blocks % (2 * devices) == 0:
         o = sharding.over_blocks(lambda whole, q: attend(whole[0], q, whole[1]), (tables, k), q)
@@ -173,14 +189,15 @@ def _forward(plan: Plan, tables: Tables, q: Block, k: Block):
             o, top, total = carry
             tile = tile_at(plan, tables, q, k, j, far)
             visible = visible_pairs(plan.mask, q.slots, tile.k.slots)
-            s = hidden(adjusted(tile, mapped_products(tile), visible), visible, masked)
+            s = hidden(bounded(tile, adjusted(tile, mapped_products(tile), visible)), visible, masked)
             # Constant to derivatives: the shift cancels.
             new_top = jnp.maximum(top, jax.lax.stop_gradient(row_maxima(s)))
             shift = _shift(new_top)
             p = jnp.exp(s - shift[..., None])
             shrink = jnp.exp(top - shift)
-            o = o * shrink[..., None] + weighted(p, tile.k.tokens.values)
-            extra = value_terms(tile, p)
+            w = rounded(p, tile.k.tokens.values.dtype)
+            o = o * shrink[..., None] + weighted(w, tile.k.tokens.values)
+            extra = value_terms(tile, w)
             return o if extra is None else o + extra, new_top, total * shrink + row_sums(p)
 
         rows, dtype = q.tokens.mapped.shape[:3], wide_dtype(q.tokens.mapped.dtype)
@@ -197,10 +214,17 @@ def _forward(plan: Plan, tables: Tables, q: Block, k: Block):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(plan: Plan, tables: Tables, q: Block, k: Block):
-    return _forward(plan, tables, q, k)[0]
+    return _forward(plan, tables, q, _operands(q, k))[0]
+
+
+def _operands(q: Block, k: Block) -> Block:
+    """Return keys and values in the type of mapped queries."""
+    mapped, values = (x.astype(q.tokens.mapped.dtype) for x in (k.tokens.mapped, k.tokens.values))
+    return k._replace(tokens=k.tokens._replace(mapped=mapped, values=values))
 
 
 def _attend_forward(plan: Plan, tables: Tables, q: Block, k: Block):
+    k = _operands(q, k)
     o, total, shift = _forward(plan, tables, q, k)
     return o, (tables, q, k, o, total, shift)
 

@@ -9,6 +9,7 @@ from posx.attention.tiles import (
     INVISIBLE,
     Pairs,
     adjusted,
+    bounded,
     mapped_products,
     sinks,
     value_terms,
@@ -20,7 +21,7 @@ from posx.attention.tiles import (
 def dense(pairs: Pairs, **_: Any) -> jax.Array:
     """Return attention outputs [b, h, q, d], in memory b * h * q * k."""
     visible = visible_pairs(pairs.mask, pairs.q.slots, pairs.k.slots)
-    s = adjusted(pairs, mapped_products(pairs), visible)
+    s = bounded(pairs, adjusted(pairs, mapped_products(pairs), visible))
     # A row that sees nothing has equal scores everywhere and so the mean of all values; it is to return zero.
     seen = visible.any(axis=-1)[:, None, :, None]
     s = jnp.where(visible[:, None], s, jnp.where(seen, INVISIBLE, 0))

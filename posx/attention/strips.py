@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from posx.attention.cpu import made_once, row_sums
-from posx.contract import rows_at
+from posx.contract import rows_at, shifted_rows, wide_dtype
 from posx.machine.platforms import on_cpu
 
 
@@ -45,7 +45,8 @@ class Made(NamedTuple):
 
 
 #: A term by distance of a tile. A strip has numbers [h or 1, a + n] or vectors [h or 1, a + n, d] over the distances
-#: a-1, a-2, ..., or one entry that holds for all. A function maps signed distances [n] to vectors [n, h or 1, d].
+#: a-1, a-2, ..., or one entry that holds for all. If it is shorter, its first entry holds for all distances before it.
+#: A function maps signed distances [n] to vectors [n, h or 1, d].
 Term = jax.Array | Table | Callable[[jax.Array], jax.Array]
 
 
@@ -55,9 +56,7 @@ def skew(x: jax.Array) -> jax.Array:
 
     The last column is never read. It is a slice of the flattened rows, which costs nothing beside the product before.
     """
-    *batch, a, width = x.shape
-    flat = x.reshape(*batch, a * width)[..., a - 1 : a - 1 + a * (width - 1)]
-    return flat.reshape(*batch, a, width - 1)[..., : width - a]
+    return shifted_rows(x)
 
 
 @jax.custom_vjp
@@ -67,6 +66,9 @@ def unskew(w: jax.Array) -> jax.Array:
     On one CPU core a gather number by number took 2.6 times as long.
     """
     a, n = w.shape[-2:]
+    if not on_cpu():  # the same as a shift of flattened rows, which needs no gather
+        flat = jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(0, a - 1)]).reshape(*w.shape[:-2], -1)
+        return jnp.pad(flat, [(0, 0)] * (w.ndim - 2) + [(a - 1, 1)]).reshape(*w.shape[:-1], a + n)
     padded = made_once(jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(a, a)]))
     slices = jax.vmap(functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=a + n))
     first = jnp.broadcast_to(jnp.arange(1, a + 1, dtype=jnp.int32), w.shape[:-1])
@@ -102,6 +104,18 @@ _toeplitz.defvjp(lambda strip, a: (_toeplitz(strip, a), None), lambda a, _, grad
 def toeplitz(strip: jax.Array, a: int) -> jax.Array:
     """Return [h, a, n] of a strip [h, a + n]; its gradient is sums over diagonals. One entry gives [h, 1, 1]."""
     return strip[:, :, None] if strip.shape[1] == 1 else made_once(_toeplitz(strip, a))
+
+
+def beyond(far: jax.Array, near: jax.Array, count: int, axis: int = -1) -> jax.Array:
+    """Return `near` after `count` columns, or rows, of `far`. It is a choice between arrays, which fuses."""
+    axis %= near.ndim
+    padded = jnp.pad(near, [(count if n == axis else 0, 0) for n in range(near.ndim)])
+    return jnp.where(jax.lax.broadcasted_iota(jnp.int32, padded.shape, axis) < count, far, padded)
+
+
+def far_columns(strip: jax.Array, a: int, n: int) -> int:
+    """Return the number of keys of a tile [a, n], the first ones, for which the first entry of the strip holds."""
+    return 0 if strip.shape[1] == 1 else n + a - strip.shape[1]
 
 
 class _Fold:
@@ -151,10 +165,12 @@ class _Fold:
 def strip_products(vectors: jax.Array, strip: jax.Array, n: int) -> jax.Array:
     """Return <vectors_i, strip at distance (i, j)> [b, h, a, n] of vectors [b, h, a, d]."""
     if strip.shape[1] == 1:
-        same = jnp.einsum("bhad,hd->bha", vectors, _for_heads(strip, vectors.shape[1]))
+        heads, wide = _for_heads(strip, vectors.shape[1]), wide_dtype(strip.dtype)
+        same = jnp.einsum("bhad,hd->bha", vectors, heads, preferred_element_type=wide)
         return jnp.broadcast_to(same[..., None], (*same.shape, n))
     fold = _Fold(vectors.shape, strip.shape[0], n)
-    return fold.unsplit(fold.rows(vectors) @ fold.windows(strip).mT, by_distance=True)
+    products = jnp.matmul(fold.rows(vectors), fold.windows(strip).mT, preferred_element_type=wide_dtype(strip.dtype))
+    return fold.unsplit(products, by_distance=True)
 
 
 @jax.custom_vjp
@@ -172,22 +188,25 @@ def _shifted(weights: jax.Array, strip: jax.Array) -> tuple[_Fold | None, jax.Ar
     if strip.shape[1] == 1:
         return None, row_sums(weights)
     fold = _Fold(weights.shape, strip.shape[0], weights.shape[-1])
-    return fold, made_once(fold.shifted(weights))
+    return fold, made_once(fold.shifted(weights.astype(strip.dtype)))
 
 
 def _sums(strip: jax.Array, fold: _Fold | None, shifted: jax.Array) -> jax.Array:
     if fold is None:
-        return shifted[..., None] * _for_heads(strip, shifted.shape[1])[None, :, None]
-    return fold.unsplit(shifted @ fold.windows(strip))
+        return shifted[..., None] * _for_heads(strip, shifted.shape[1])[None, :, None].astype(shifted.dtype)
+    return fold.unsplit(jnp.matmul(shifted, fold.windows(strip), preferred_element_type=wide_dtype(strip.dtype)))
 
 
 def _strip_gradient(vectors: jax.Array, shared: bool, fold: _Fold | None, shifted: jax.Array) -> jax.Array:
     """Return the gradient of a strip: vectors_i times the weight at each distance, over all that share it."""
     if fold is None:
-        by_head = jnp.einsum("bhad,bha->hd", vectors, shifted)
+        by_head = jnp.einsum("bhad,bha->hd", vectors.astype(shifted.dtype), shifted)
         return (by_head.sum(axis=0, keepdims=True) if shared else by_head)[:, None]
     if not on_cpu():
-        return fold.unwindows(jnp.einsum("sgrn,sgrd->sgnd", shifted, fold.rows(vectors)))
+        operands = shifted, fold.rows(vectors)
+        return fold.unwindows(
+            jnp.einsum("sgrn,sgrd->sgnd", *operands, preferred_element_type=wide_dtype(shifted.dtype))
+        )
     # The small side is transposed, so that the product contracts the minor axis of its left side.
     transposed = made_once(fold.rows(vectors).mT)
     return fold.unwindows(made_once(transposed @ shifted).mT)
@@ -213,7 +232,9 @@ strip_sums.defvjp(lambda *given: (strip_sums(*given), given), _sums_backward)
 def products(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     """Return <vectors_i, term at pos_i - pos_j> [b, h, q, k] of vectors [b, h, q, d] and pos [b or 1, t]."""
     if not callable(term):
-        return strip_products(vectors, term, k_pos.shape[1])
+        vectors, far = vectors.astype(term.dtype), far_columns(term, q_pos.shape[1], k_pos.shape[1])
+        near = strip_products(vectors, term, k_pos.shape[1] - far)
+        return beyond(strip_products(vectors, term[:, :1], 1), near, far) if far else near
     if isinstance(term, Table):
         return term.products(vectors, q_pos, k_pos)
 
@@ -237,7 +258,11 @@ def products(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array)
 
 def sums(weights: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     """Return sum_j weights_ij term at pos_i - pos_j [b, h, q, d] of weights [b, h, q, k] and pos [b or 1, t]."""
-    return _by_query("bhk", "bhd", term, q_pos, k_pos, weights) if callable(term) else strip_sums(weights, term)
+    if callable(term):
+        return _by_query("bhk", "bhd", term, q_pos, k_pos, weights)
+    far = far_columns(term, q_pos.shape[1], k_pos.shape[1])
+    near = strip_sums(weights[..., far:], term)
+    return near + strip_sums(weights[..., :far], term[:, :1]) if far else near
 
 
 def numbers(term: Term | Made, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
@@ -245,17 +270,22 @@ def numbers(term: Term | Made, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
     if isinstance(term, Made):
         return term.numbers[None]
     if not callable(term):
-        return toeplitz(term, q_pos.shape[1])[None]
+        near, far = toeplitz(term, q_pos.shape[1]), far_columns(term, q_pos.shape[1], k_pos.shape[1])
+        return (beyond(term[:, :1, None], near, far) if far else near)[None]
     one, b = term(jnp.zeros(1, q_pos.dtype)), max(q_pos.shape[0], k_pos.shape[0])
     with jax.default_matmul_precision("highest"):  # accelerators would round numbers as they round vectors
         return products(jnp.ones((b, one.shape[1], q_pos.shape[1], 1), one.dtype), term, q_pos, k_pos)
 
 
-def mirrored(term: Term) -> Term:
-    """Return vectors of the same pairs seen from the keys: a strip is reversed, its unread row still last."""
+def products_of_keys(vectors: jax.Array, term: Term, q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+    """Return <vectors_j, term at pos_i - pos_j> [b, h, k, q] of vectors [b, h, k, d]: a strip is reversed."""
     if callable(term):
-        return lambda distance: term(-distance)
-    return jnp.concatenate([jnp.flip(term[:, :-1], axis=1), term[:, -1:]], axis=1) if term.shape[1] > 1 else term
+        return products(vectors, lambda distance: term(-distance), k_pos, q_pos)
+    far, vectors, back = far_columns(term, q_pos.shape[1], k_pos.shape[1]), vectors.astype(term.dtype), term
+    if term.shape[1] > 1:  # its unread row is still last
+        back = jnp.concatenate([jnp.flip(term[:, :-1], axis=1), term[:, -1:]], axis=1)
+    near = products(vectors[:, :, far:] if far else vectors, back, k_pos[:, far:] if far else k_pos, q_pos)
+    return beyond(strip_products(vectors, term[:, :1], 1), near, far, axis=2) if far else near
 
 
 def _broadcast_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:

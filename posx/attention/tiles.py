@@ -33,6 +33,7 @@ from posx.contract import (
     wide_dtype,
 )
 from posx.machine.guard import barrier
+from posx.machine.platforms import on_cpu
 
 #: The score of an invisible pair: below every finite one, however low a bias may push those.
 INVISIBLE = -math.inf
@@ -54,6 +55,11 @@ class Tokens(NamedTuple):
     factor: Any = None  # [b or 1, h or 1, q, 1] of `logit_scale`, for `by_distance` and `score`; None for 1
     token_bias: Any = None  # [b or 1, h or 1, t, n], as n summands
     features: Any = None  # {name: [b, t, ...]}, for `score`
+
+
+def summed_wide(k: Tokens) -> Tokens:
+    """Return keys with mapped keys and values as they enter a custom gradient: at least float32, so that sums are."""
+    return k._replace(mapped=at_least_float32(k.mapped), values=at_least_float32(k.values))
 
 
 class Block(NamedTuple):
@@ -264,7 +270,7 @@ def _added(pairs: Pairs) -> Iterator[jax.Array]:
         yield strips.products(times(q.vectors.astype(dtype), q.factor), terms["query"], *pairs.pos)
     if "key" in terms:
         vectors = repeat_heads(k.vectors.astype(dtype), q.mapped.shape[1])
-        seen = strips.products(vectors, strips.mirrored(terms["key"]), *reversed(pairs.pos))
+        seen = strips.products_of_keys(vectors, terms["key"], *pairs.pos)
         yield times(seen.swapaxes(2, 3), q.factor)
     if "scaled" in terms:
         yield times(strips.numbers(terms["scaled"], *pairs.pos), q.factor)
@@ -320,7 +326,8 @@ def _terms(pairs: Pairs) -> dict[str, strips.Term]:
     encoding, (params, table, _), q = pairs.encoding, pairs.tables, pairs.q.tokens
     dtype = wide_dtype(q.mapped.dtype)
     if table is not None:
-        return {name: x.astype(dtype) for name, x in table._asdict().items() if x is not None and name != "bias"}
+        types = dict.fromkeys(("query", "key", "value"), q.mapped.dtype) | {"scaled": dtype}
+        return {name: x.astype(types[name]) for name, x in table._asdict().items() if x is not None and name in types}
 
     def rows(name: str, distance: jax.Array) -> jax.Array:
         found = getattr(scaled_terms(encoding, params, distance, q.vectors), name)
@@ -357,12 +364,18 @@ def adjusted(pairs: Pairs, s: jax.Array, visible: jax.Array) -> jax.Array:
 
     def one(s: jax.Array, tile: Tile) -> jax.Array | None:
         tile = Tile._make((*(x.swapaxes(0, 1) for x in tile[:4]), *tile[4:]))
-        return finite(pairs.encoding.score(pairs.tables.params, s, tile))
+        found = pairs.encoding.score(pairs.tables.params, s, tile)
+        return finite(found) if on_cpu() else found
 
     k_vectors, mapped_k = (repeat_heads(x, num_heads) for x in (k.vectors, k.mapped))
     factor = jnp.ones((1, 1, 1, 1), s.dtype) if q.factor is None else q.factor
     tile = Tile(q.vectors, k_vectors, q.unscaled, mapped_k, q.features, k.features, *pairs.pos, factor, visible)
     return over_batch(one, s, tile, in_turn=s.shape[0] > 1 and scores_in_turn(s.size))
+
+
+def bounded(pairs: Pairs, s: jax.Array) -> jax.Array:
+    """Return scores that `score` made, finite. It is not in `adjusted`, as its gradient would read them once more."""
+    return s if on_cpu() or not pairs.encoding.acts_on("score") else finite(s)  # type: ignore[return-value]
 
 
 def scores_in_turn(pairs: int) -> bool:

@@ -3,7 +3,9 @@
 Types and ranges of an encoding's fields are in `posx.contract.fields`.
 """
 
-from posx.contract.arrays import as_float, at_least_float32, distances, exact_einsum, normal, normals, wide_dtype  # noqa: I001 (packed)
+from posx.contract.arrays import (  # noqa: I001 (packed)
+    as_float, at_least_float32, distances, exact_einsum, normal, normals, shifted_rows, wide_dtype,
+)  # fmt: skip
 from posx.contract.composite import Chain, Composite, Tabulated, inside, prefixed, rows_at, tabulated
 from posx.contract.encoding import Encoding, abstract_params, check_defined, parts, require_encoding
 from posx.contract.facts import About, fact
@@ -19,6 +21,6 @@ __all__ = [
     "FORMULA", "HOOKS", "MAPS", "About", "ByDistance", "Chain", "Composite", "Dims", "Encoding", "Features", "Params",
     "Tabulated", "Tile", "Value", "abstract_params", "acting", "as_float", "at_least_float32", "bias_by_distance",
     "check_defined", "distance_terms", "distances", "exact_einsum", "fact", "inside", "normal", "normals",
-    "of_kinds", "parts", "prefixed", "require_encoding", "require_resolved", "rows_at", "tabulated", "values_in",
-    "wide_dtype",
+    "of_kinds", "parts", "prefixed", "require_encoding", "require_resolved", "rows_at", "shifted_rows", "tabulated",
+    "values_in", "wide_dtype",
 ]  # fmt: skip

@@ -43,3 +43,10 @@ def normals(rng: jax.Array, shapes: dict[str, tuple[int, ...]], std: float) -> d
     """Draw arrays of these shapes by name, `normal` each from its own key."""
     rngs = jax.random.split(rng, len(shapes))
     return {name: normal(own, shape, std) for own, (name, shape) in zip(rngs, shapes.items(), strict=True)}
+
+
+def shifted_rows(x: jax.Array) -> jax.Array:
+    """Return [..., a, n] of x [..., a, a + n]: row i from place a - 1 - i on, as a slice of the flattened rows."""
+    *batch, a, width = x.shape
+    flat = x.reshape(*batch, a * width)[..., a - 1 : a - 1 + a * (width - 1)]
+    return flat.reshape(*batch, a, width - 1)[..., : width - a]

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posx.contract import exact_einsum
+from posx.contract import exact_einsum, shifted_rows
+from posx.machine.platforms import on_cpu
 
 #: Numbers that one triangular product sums. 16 and 64 are slower.
 BLOCK = 32
@@ -53,6 +54,8 @@ def _consecutive(distance: jax.Array) -> jax.Array:
 def _rows(strip: jax.Array, distance: jax.Array) -> jax.Array:
     """Return [h, q, k] of numbers [h, q, q + k] at the distances from the largest one down, as slices."""
     h, num_queries, width = strip.shape
+    if not on_cpu():  # the distances are consecutive
+        return shifted_rows(strip)
     firsts = (distance[-1, 0] - distance[:, 0]).astype(jnp.int32)  # positions may be floats
     firsts = jnp.broadcast_to(firsts[None], (h, num_queries)).reshape(-1)
     of_row = jax.vmap(lambda row, first: jax.lax.dynamic_slice_in_dim(row, first, distance.shape[1]))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from posx.contract import About, Composite, Dims, Params, Tile, fact
 from posx.contract.fields import Length, at_least
 from posx.encodings.rope import Rope
+from posx.machine.platforms import on_cpu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ def moved(rope: Rope, s: jax.Array, tile: Tile, moves: Sequence[tuple[jax.Array,
         return s + jnp.where(pairs[None], gain, 0).astype(s.dtype)
 
     for move in moves:
-        if len(tile.q) == 1:  # a cached token: one product costs less than a branch on a device
+        if len(tile.q) == 1 or (len(moves) == 1 and not on_cpu()):  # a product costs less than a branch on a device
             s = change(s, *move)
         else:  # a tile without pairs of this move is left as it is
             s = jax.lax.cond(move[0].any(), change, lambda s, *_: s, s, *move)
