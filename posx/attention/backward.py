@@ -27,7 +27,6 @@ from posx.attention.tiles import (
     hidden,
     mapped_products,
     products,
-    summed_wide,
     value_terms,
     visible_pairs,
     weighted,
@@ -41,11 +40,11 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
 
     Args:
       plan: the tiles.
-      saved: the inputs, the outputs, and of each row [n, b, h, block] the sum of its weights and the shift of its
-        scores.
+      saved: the inputs and the outputs; of each row [n, b, h, block] the sum of its weights and the shift of its
+        scores; and arrays in the types of the gradients of keys.
       o_grad: the gradient of outputs [n, b, h, block, d].
     """
-    tables, q, k, o, total, shift = saved
+    tables, q, k, o, total, shift, given = saved
     groups, first_tile = k.tokens.mapped.shape[2], skipper(plan, tables.strips, k.tokens)
     # With w = p / total, p = exp(s - shift): dL/ds = w * (dL/dw - delta), delta_i = o_i . dL/do_i. The incoming
     # gradient is divided by the total, not p. And p is not exp(s - log-sum-exp), which rounds for large scores.
@@ -78,9 +77,7 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
         of_tables = of_tables._replace(sink=-of_rows.sum(axis=(0, 1, 3)))
     mapped, values = made_once((of_k.mapped, of_k.values))
     grads = of_tables, of_q, _transposed(of_k._replace(mapped=mapped, values=values))
-    of_tables, of_q, of_k = jax.tree.map(
-        lambda g, x: g.astype(x.dtype), grads, (tables, q.tokens, summed_wide(k.tokens))
-    )
+    of_tables, of_q, of_k = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (tables, q.tokens, given))
     return of_tables, Block(of_q, None), Block(of_k, None)  # type: ignore[arg-type]
 
 

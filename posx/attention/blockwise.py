@@ -93,7 +93,8 @@ def blockwise(
     if not (in_rows and in_order and pairs.mask.causal and steps > 1):
         return call(pairs, offset=offset)
     pairs = pairs._replace(k=pairs.k._replace(tokens=summed_wide(pairs.k.tokens)))
-    ends, found = [num_tokens * n // steps for n in range(steps + 1)], []
+    found: list[jax.Array] = []
+    ends = [num_tokens * n // steps for n in range(steps + 1)]
     for first, last in itertools.pairwise(ends):
         part = tokens_of(pairs, first, last)
         found, tokens = after(found, part.q.tokens)
@@ -224,9 +225,10 @@ def _operands(q: Block, k: Block) -> Block:
 
 
 def _attend_forward(plan: Plan, tables: Tables, q: Block, k: Block):
-    k = _operands(q, k)
-    o, total, shift = _forward(plan, tables, q, k)
-    return o, (tables, q, k, o, total, shift)
+    operands = _operands(q, k)
+    o, total, shift = _forward(plan, tables, q, operands)
+    # Arrays without a block keep the types of the keys that were given.
+    return o, (tables, q, operands, o, total, shift, jax.tree.map(lambda x: x[:0], k.tokens))
 
 
 _attend.defvjp(_attend_forward, backward)
