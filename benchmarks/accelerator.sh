@@ -73,8 +73,8 @@ bench() { # NAME PERCENT ARGUMENTS...
   stage "$name" "$percent" "$python" -m benchmarks "$@" --out="$out/$name.json"
 }
 
-# -v names a failing test as soon as it fails, so that a run that is cut has said so.
-tests=(tests/encodings tests/attention tests/test_model.py tests/test_generate.py tests/test_accelerators.py -v -n 8)
+# -vv names a failing test as soon as it fails, so that a run that is cut has said so. One v undoes the -q of pyproject.
+tests=(tests/encodings tests/attention tests/test_model.py tests/test_generate.py tests/test_accelerators.py -vv -n 8)
 ours=posx,posx-blockwise,posx-wide-tiles,posx-kernel,posx-fused
 rivals=jax.nn,jax.nn-cudnn,torch-sdpa,torch-sdpa-compiled,torch-flex
 forms=posx,flash,flash_compiled
@@ -88,7 +88,7 @@ decode=(--rounds=3)
 quick=(--config quick)
 study=(--config novels_gpu "--config.data.source=${TEXT:-stdlib}")
 if [ -n "${TINY:-}" ]; then
-  tests=(tests/attention/test_masks.py tests/test_accelerators.py -v -k "masks or padding or anew")
+  tests=(tests/attention/test_masks.py tests/test_accelerators.py -vv -k "masks or padding or anew")
   some=nope,t5
   lengths=(--lengths=64 --check_length=64 --rounds=1 --heads=2 --head_dim=8 --turn_seconds=0.01)
   long=("${lengths[@]}" --encodings=nope,shaw)

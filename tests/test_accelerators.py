@@ -266,36 +266,11 @@ def test_cudnn_gets_vectors_and_gradients_of_one_type(monkeypatch):
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
     monkeypatch.setattr("posx.attention.fused.is_native", lambda vectors: True)
-    model = make_model(ModelConfig(1, 12, 2, 1, 6, dtype="bfloat16"), "t5", 7, LENGTH)
+    model = make_model(ModelConfig(1, 12, 2, 1, 6, dtype="bfloat16"), "alibi", 7, LENGTH)
     step = jax.grad(functools.partial(loss, model, dropout_rng=None, executor="fused"))
     with traced_for("cuda"):
         jax.eval_shape(step, model.abstract(), shape_of(ROWS, LENGTH + 1, dtype="int32"))
     assert types == ["bfloat16"] * 5
-
-
-@pytest.mark.parametrize("case", ["t5", "fire"])
-def test_gradients_that_cudnn_leaves_unwritten_are_not_read(case, monkeypatch):
-    """An H200 gave T5's table a gradient 6 times too large: pairs of the future had what was in memory before."""
-    kernel = jax.nn.dot_product_attention
-
-    @jax.custom_vjp
-    def passed_over(bias):
-        return bias
-
-    seen = np.tril(np.ones((LENGTH, LENGTH), bool))
-    passed_over.defvjp(lambda bias: (bias, None), lambda _, grad: (jnp.where(seen, grad, jnp.nan),))
-
-    def stand_in(q, k, v, *, bias, **options):
-        return kernel(q, k, v, bias=passed_over(bias), **options)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    encoding, rng = CASES[case], np.random.default_rng(0)
-    params = {name: rng.standard_normal(a.shape, np.float32) for name, a in abstract_params(encoding, DIMS).items()}
-    vectors = [rng.standard_normal(a.shape, np.float32) for a in VECTORS]
-    run = jax.jit(attention, static_argnums=(0, 1))
-    found, wanted = (run(encoding, executor, params, *vectors, None, None) for executor in ("fused", "dense"))
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4 * max(1, np.abs(b).max()))
 
 
 @pytest.mark.parametrize("mask", [posx.causal(), posx.full(), posx.window(5)], ids=["causal", "full", "window"])
@@ -309,12 +284,10 @@ def test_padding_for_cudnn_changes_no_number(mask, monkeypatch):
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
     monkeypatch.setattr("posx.attention.fused.is_native", lambda vectors: True)
-    encoding = CASES["t5-bidirectional"]
-    rng = np.random.default_rng(0)
-    params = {name: rng.standard_normal(a.shape, np.float32) for name, a in abstract_params(encoding, DIMS).items()}
+    encoding, rng = CASES["alibi"], np.random.default_rng(0)
     vectors = [rng.standard_normal(a.shape, np.float32) for a in VECTORS]
     run = jax.jit(attention, static_argnums=(0, 1, 8))
-    found, wanted = (run(encoding, executor, params, *vectors, None, None, mask) for executor in ("fused", "dense"))
+    found, wanted = (run(encoding, executor, {}, *vectors, None, None, mask) for executor in ("fused", "dense"))
     assert {*widths} == {("cudnn", LENGTH + 1, 8)}
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)

@@ -275,7 +275,7 @@ def choose_executor(
       consecutive: see `kernel_refusal`.
     """
     if vectors is not None and platform() == "cuda":
-        fits = is_native(vectors) and not refusal(encoding, params, mask, in_order, segments)
+        fits = is_native(vectors) and not refusal(encoding, params, mask, in_order, segments, native=True)
         # The vendor's kernel reads the biases of all pairs, posx's own those of a strip.
         if fits and not acting(encoding, ("by_distance", "bias")):
             return "fused"

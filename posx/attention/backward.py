@@ -40,8 +40,8 @@ def backward(plan: Plan, saved: Any, o_grad: jax.Array):
 
     Args:
       plan: the tiles.
-      saved: the inputs and the outputs; of each row [n, b, h, block] the sum of its weights and the shift of its
-        scores; and arrays in the types of the gradients of keys.
+      saved: the inputs, the outputs, and of each row [n, b, h, block] the sum of its weights and the shift of its
+        scores. The last arrays have the types of the gradients of keys.
       o_grad: the gradient of outputs [n, b, h, block, d].
     """
     tables, q, k, o, total, shift, given = saved

@@ -24,15 +24,17 @@ from posx.attention.tiles import Block, Pairs, bias_strip, content_free_bias, in
 from posx.contract import ByDistance, Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import compute_capability, platform
 
-#: The most query-key pairs of one slab: 1 GB for 8 heads in float32. Biases that are not learned stay in float32 beside
-#: 16-bit operands too. XLA's cuDNN call accepts that since openxla/xla pull request 32985 (October 2025).
+#: The most query-key pairs of one slab: 1 GB for 8 heads in float32. Biases stay in float32 beside 16-bit operands too.
+#: XLA's cuDNN call accepts that since openxla/xla pull request 32985 (October 2025), but not for their gradients.
 SLAB_PAIRS = 8192 * 4096
 
 #: The compute capability from which on cuDNN's kernel takes heads of 256 channels, instead of 128.
 HOPPER = 9.0
 
 
-def refusal(encoding: Encoding, params: Params, mask: Mask, in_order: bool, segments: bool) -> str | None:
+def refusal(
+    encoding: Encoding, params: Params, mask: Mask, in_order: bool, segments: bool, native: bool = False
+) -> str | None:
     """Return why the kernel cannot serve this call, None if it can.
 
     Args:
@@ -41,6 +43,7 @@ def refusal(encoding: Encoding, params: Params, mask: Mask, in_order: bool, segm
       mask: the mask of the call.
       in_order: queries and keys are the same tokens, in order of arrival.
       segments: the call has document numbers.
+      native: the vendor's kernel would run, see `is_native`. Its gradients of a float32 bias were wrong on an H200.
     """
     # A sink could be read off the log-sum-exp that JAX's call returns, but cuDNN's backward pass drops its gradient.
     refused = [*acting(encoding, ("token_bias",)), *of_kinds(encoding, "tile", "head")]
@@ -51,6 +54,8 @@ def refusal(encoding: Encoding, params: Params, mask: Mask, in_order: bool, segm
         return "the kernel needs whole sequences in order, without idx and segment"
     if mask.sinks:
         return "the kernel does not support the sinks of a mask"
+    if native and acting(encoding, ("by_distance", "bias")) and jax.tree.leaves(params):
+        return f"{type(encoding).__name__} may learn its bias, and cuDNN's gradient of a float32 bias is wrong"
     return None
 
 
@@ -70,7 +75,7 @@ def fused(
     is that of `blockwise`. Raises ValueError for a call that the kernel cannot serve.
     """
     encoding, mask, tables, q, _ = pairs
-    if why := refusal(encoding, tables.params, mask, in_order, q.slots.segment is not None):
+    if why := refusal(encoding, tables.params, mask, in_order, q.slots.segment is not None, is_native(q.tokens.mapped)):
         raise ValueError(f"executor 'fused' cannot serve this call: {why}. Give executor='blockwise'.")
     run = functools.partial(_fused, offset=offset, slab_pairs=slab_pairs)
     return in_one_block(pairs, run, functools.partial(blockwise, in_order=in_order, offset=offset))
@@ -97,13 +102,13 @@ def _fused(pairs: Pairs, offset: int | None, slab_pairs: int) -> jax.Array:
         if strip is not None:  # from the largest distance of the block on
             start, length = (blocks - 1 - q.number) * size, size + pairs.sizes[1]
             of_block = ByDistance(bias=jax.lax.dynamic_slice_in_dim(strip.bias, start, length, axis=1))
-        bias = _bias(pairs._replace(q=q), of_block, visible, native)
+        bias = content_free_bias(encoding, tables.params, q.slots.pos, k.slots.pos, of_block)
         if visible is None and not mask.causal and keys.shape[1] > pairs.sizes[1]:
             visible = jnp.ones((1, 1, *pairs.sizes), bool)
         with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes types
             o = jax.nn.dot_product_attention(
                 _vectors(q.tokens.mapped, width, multiple), keys, values,
-                bias=None if bias is None else _padded(_padded(bias, 2, multiple), 3, multiple),
+                bias=None if bias is None else _padded(_padded(at_least_float32(bias), 2, multiple), 3, multiple),
                 # Padded keys are seen by nobody, and a padded query sees the others. Causal masks need no more.
                 mask=None if visible is None else _padded(_padded(visible, 2, multiple, True), 3, multiple, False),
                 scale=1.0,  # queries are already scaled
@@ -125,17 +130,6 @@ def _fused(pairs: Pairs, offset: int | None, slab_pairs: int) -> jax.Array:
     else:
         o = joined(jax.lax.map(slab, split_into_blocks(q, size)))[:, :, :num_queries]
     return o[..., : k.tokens.values.shape[-1]]
-
-
-def _bias(pairs: Pairs, strip: ByDistance | None, visible: jax.Array | None, native: bool) -> jax.Array | None:
-    """Return the bias of all pairs as the kernel takes it, [1, h or 1, q, k], or None."""
-    bias = content_free_bias(pairs.encoding, pairs.tables.params, *pairs.pos, strip)
-    if bias is None or not jax.tree.leaves(pairs.tables.params):
-        return None if bias is None else at_least_float32(bias)
-    # cuDNN leaves the gradients of pairs that it passes over as the memory was: any number. It also writes the gradient
-    # of a bias in the type of the vectors, whatever the type of the bias is.
-    seen = visible_pairs(pairs.mask, pairs.q.slots, pairs.k.slots)[:, None] if visible is None else visible
-    return jnp.where(seen, bias, 0).astype(pairs.q.tokens.mapped.dtype if native else jnp.float32)
 
 
 def _padded(x: jax.Array, axis: int, multiple: int, value: Any = 0) -> jax.Array:
