@@ -32,6 +32,8 @@ if [ -n "${WHEELS:-}" ]; then
   export PYTHONPATH="$out/site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 
+# The runs of a sweep are processes of their own, which start elsewhere.
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 # Posx and torch share the memory of one device.
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
 export JAX_PLATFORMS=${PLATFORM:-cuda},cpu
