@@ -124,13 +124,12 @@ class Mlp(Component):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return [n, m] of x [n, m]. The hidden activations, the widest arrays of a layer, are kept in `dtype`."""
 
-        def kept(x: jax.Array) -> jax.Array:
-            return x.astype(self.config.dtype)
+        def hidden(name: str) -> jax.Array:
+            return at_least_float32(self.product(name, x).astype(self.config.dtype))
 
-        up, activation = at_least_float32(kept(self.product("up", x))), ACTIVATIONS[self.config.mlp]
-        if self.config.gated:
-            return self.product("down", kept(activation(at_least_float32(kept(self.product("gate", x)))) * up))
-        return self.product("down", kept(activation(up)))
+        up, activation = hidden("up"), ACTIVATIONS[self.config.mlp]
+        y = activation(hidden("gate")) * up if self.config.gated else activation(up)
+        return self.product("down", y.astype(self.config.dtype))
 
 
 class DecoderBlock(Component):

@@ -23,13 +23,18 @@ def queries_in_rows(rows: int, num_keys: int, by_score: bool) -> int:
     return 1 << (fitting.bit_length() - 1) if fitting >= FEWEST_QUERIES else 0
 
 
+def barrier(tree: Any) -> Any:
+    """Return the arrays of `tree` together, stored as they are. No other barrier is in a program for accelerators."""
+    return jax.lax.optimization_barrier(tree)
+
+
 def after(earlier: Any, later: Any) -> tuple[Any, Any]:
     """Return both trees, with `later` behind a barrier that waits for `earlier`. Gradients wait the other way round.
 
     Otherwise XLA computes both parts at a time, in twice the memory. It also joins their products, with a copy of both
     operands.
     """
-    return (earlier, later) if on_cpu() else jax.lax.optimization_barrier((earlier, later))
+    return (earlier, later) if on_cpu() else barrier((earlier, later))
 
 
 def rounded(tree: Any, dtype: Any) -> Any:
@@ -39,5 +44,5 @@ def rounded(tree: Any, dtype: Any) -> Any:
     """
     if on_cpu() or all(x.dtype == dtype for x in jax.tree.leaves(tree)):
         return tree
-    narrow = jax.lax.optimization_barrier(jax.tree.map(lambda x: x.astype(dtype), tree))
+    narrow = barrier(jax.tree.map(lambda x: x.astype(dtype), tree))
     return jax.tree.map(lambda x, y: y.astype(x.dtype), tree, narrow)

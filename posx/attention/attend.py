@@ -25,7 +25,7 @@ from posx.attention.arguments import (
 from posx.attention.blockwise import blockwise
 from posx.attention.cpu import operand_dtype
 from posx.attention.dense import dense
-from posx.attention.fused import fused, is_native, refusal
+from posx.attention.fused import fused, is_biased, is_native, refusal
 from posx.attention.history import seen_by
 from posx.attention.kernel import is_compiled, kernel, kernel_refusal
 from posx.attention.masks import Mask, causal, require_mask
@@ -35,7 +35,6 @@ from posx.contract import (
     Features,
     Params,
     Tabulated,
-    acting,
     at_least_float32,
     distance_terms,
     parts,
@@ -277,7 +276,7 @@ def choose_executor(
     if vectors is not None and platform() == "cuda":
         fits = is_native(vectors) and not refusal(encoding, params, mask, in_order, segments, native=True)
         # The vendor's kernel reads the biases of all pairs, posx's own those of a strip.
-        if fits and not acting(encoding, ("by_distance", "bias")):
+        if fits and not is_biased(encoding):
             return "fused"
         if is_compiled(vectors) and not kernel_refusal(encoding, params, in_order, consecutive):
             return "kernel"

@@ -248,9 +248,7 @@ def block_at(tree: Any, j: Any) -> Any:
 
 def first_row(plan: Plan, i: Any, j: Any, far: bool) -> Any:
     """Return the first row of tile (i, j) in the strips, that of its largest distance (last query, first key)."""
-    if far or plan.far:
-        return 0 if far else (plan.query_blocks - 1 - i) * plan.query_block + plan.far
-    return (plan.query_blocks - 1 - i) * plan.query_block + j * plan.key_block
+    return 0 if far else (plan.query_blocks - 1 - i) * plan.query_block + (plan.far or j * plan.key_block)
 
 
 def tile_at(plan: Plan, tables: Tables, q: Block, k: Block, j: Any, far: bool) -> Pairs:

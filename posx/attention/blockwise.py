@@ -90,9 +90,9 @@ def blockwise(
     num_tokens, (most, fewest) = pairs.sizes[0], STEPS if on_cpu() else ACCELERATOR_STEPS
     steps = min(most, num_tokens // fewest)
     in_rows = whole_rows(pairs, in_order, tiling, _devices(pairs))
+    pairs = pairs._replace(k=pairs.k._replace(tokens=summed_wide(pairs.k.tokens)))
     if not (in_rows and in_order and pairs.mask.causal and steps > 1):
         return call(pairs, offset=offset)
-    pairs = pairs._replace(k=pairs.k._replace(tokens=summed_wide(pairs.k.tokens)))
     found: list[jax.Array] = []
     ends = [num_tokens * n // steps for n in range(steps + 1)]
     for first, last in itertools.pairwise(ends):
@@ -115,8 +115,7 @@ def _in_tiles(pairs: Pairs, *, in_order: bool, offset: int | None, tiling: Tilin
     terms = set(distance_terms(pairs.encoding, pairs.tables.params, pairs.pos[0].dtype))
     plan = make_plan(pairs, terms, in_order, offset, tiling, devices)
     tables = tabulate(plan, pairs, terms)
-    keys = pairs.k._replace(tokens=summed_wide(pairs.k.tokens))
-    q, k = split_into_blocks(pairs.q, plan.query_block), split_into_blocks(keys, plan.key_block)
+    q, k = split_into_blocks(pairs.q, plan.query_block), split_into_blocks(pairs.k, plan.key_block)
     attend = functools.partial(_by_key_head if plan.skip else _by_sequence, plan)
     if devices > 1 and plan.query_blocks % (2 * devices) == 0:
         o = sharding.over_blocks(lambda whole, q: attend(whole[0], q, whole[1]), (tables, k), q)

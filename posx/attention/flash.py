@@ -37,71 +37,26 @@ from posx.machine.platforms import platform
 LOG2E, LOG2E_IN_PTX = math.log2(math.e), "0f3FB8AA3B"
 
 
-class Tiles(NamedTuple):
-    """The tiles of one kernel.
-
-    q, k: tokens of a query block and of a key block, powers of two. warps: of an instance. stages: of its loop, one
-    less than the blocks that are loaded ahead.
-    """
-
-    q: int
-    k: int
-    warps: int = 4
-    stages: int = 2
-
-    def at_most(self, block: int) -> Tiles:
-        """Return smaller blocks."""
-        return self._replace(q=min(self.q, block), k=min(self.k, block))
-
-    @property
-    def step(self) -> int:
-        """Tokens between two diagonals of tiles."""
-        return min(self.q, self.k)
-
-
-class Kernels(NamedTuple):
-    """The tiles of each kernel. `of_diagonal` has square ones."""
-
-    forward: Tiles = Tiles(64, 64, stages=3)
-    of_queries: Tiles = Tiles(64, 64)
-    of_keys: Tiles = Tiles(64, 64)
-    of_diagonal: Tiles = Tiles(64, 64)
-
-    def at_most(self, block: int) -> Kernels:
-        return Kernels(*(tiles.at_most(block) for tiles in self))
-
-    @property
-    def largest(self) -> int:
-        return max(max(tiles.q, tiles.k) for tiles in self)
-
-
-def kernels_for(width: int) -> Kernels:
-    """Return the tiles of heads of so many channels."""
-    return Kernels() if width <= 64 else Kernels(*(tiles._replace(warps=8) for tiles in Kernels()))
-
-
 class Grid(NamedTuple):
-    """The tiles of one call, known before tracing: `tokens` queries and as many keys, in order, in whole blocks."""
+    """The tiles of one call, known before tracing: `blocks` blocks of queries and as many of keys, in order."""
 
     encoding: Encoding
     mask: Mask
-    tokens: int
+    block: int  # tokens, a power of two
+    blocks: int
     heads: int
     documents: bool
     learned: bool  # whether the bias by distance may get a gradient
-    kernels: Kernels
-    tiles: Tiles = Tiles(0, 0)  # those of the kernel that runs
+    warps: int  # of an instance
 
     @property
-    def lowest(self) -> int:
-        """The first query less the first key of the tiles that are furthest ahead."""
-        q, k = self.tiles[:2]
-        return -max(q - k, 0) if self.mask.causal else k - self.tokens
+    def ahead(self) -> int:
+        """The number of block diagonals whose keys are after the queries."""
+        return 0 if self.mask.causal else self.blocks - 1
 
     @property
     def diagonals(self) -> int:
-        """The number of diagonals of tiles, from `lowest` on."""
-        return (self.tokens - self.tiles.q - self.lowest) // self.tiles.step + 1
+        return self.blocks + self.ahead
 
     @property
     def plain(self) -> bool:
@@ -112,9 +67,8 @@ class Grid(NamedTuple):
 class Shared(NamedTuple):
     """Arrays of the whole call that get gradients, at least float32. An unused array is None.
 
-    bias: the bias at all distances of the tiles, rising by one, [h or 1, n]; in a kernel the tiles of all diagonals,
-    see `bias_tiles`. slope: in place of a bias that is slope_h times the distance, [h], without gradients. sink: logits
-    [h].
+    bias: the bias by distance, a strip [h or 1, n]; in a kernel the tiles of all diagonals, see `bias_tiles` for both.
+    slope: in place of a bias that is slope_h times the distance, [h], without gradients. sink: logits [h].
     """
 
     bias: Any = None
@@ -134,9 +88,9 @@ def dot(a: jax.Array, b: jax.Array, over: tuple[int, int] = (1, 0)) -> jax.Array
     return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
 
 
-def block_at(refs: Any, n: Any, block: int) -> Any:
+def block_at(grid: Grid, refs: Any, n: Any) -> Any:
     """Return block n of arrays of one head: vectors [t, d] as [1, 1, block, d], numbers [t] as [1, block]."""
-    found = jax.tree.map(lambda ref: ref[pl.ds(n * block, block), ...], refs)
+    found = jax.tree.map(lambda ref: ref[pl.ds(n * grid.block, grid.block), ...], refs)
     return jax.tree.map(lambda x: x[None, None] if x.ndim == 2 else x[None], found)
 
 
@@ -154,22 +108,21 @@ def _all_axes(side: Block) -> Block:
 
 def bias_of(grid: Grid, shared: Shared, i: Any, j: Any, by_keys: bool = False) -> Any:
     """Return the bias by distance of tile (i, j), [1, 1, q, k], or None. by_keys: see `bias_tiles`."""
-    q, k = grid.tiles[:2]
+    places = jnp.arange(grid.block)
     if shared.slope is not None:
-        ends = (shared.slope[...] * as_float(x) for x in (i * q - j * k + jnp.arange(q), jnp.arange(k)))
+        ends = (shared.slope[...] * as_float(x) for x in ((i - j) * grid.block + places, places))
         return jnp.subtract.outer(*ends)[None, None]
     if shared.bias is None:
         return None
-    diagonal, rows = quotient(i * q - j * k - grid.lowest, grid.tiles.step), k if by_keys else q
-    found = shared.bias[pl.ds(diagonal * rows, rows), :]
+    found = shared.bias[pl.ds(i * grid.block - j * grid.block + grid.ahead * grid.block, grid.block), :]
     return (found.T if by_keys else found)[None, None]
 
 
 def _forward(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, o_ref: Any, lse_ref: Any):
-    q = block_at(q_side, i, grid.tiles.q)
+    q = block_at(grid, q_side, i)
 
     def visit(j: Any, carry: Any, masked: bool) -> Any:
-        (o, top, total), k = carry, block_at(k_side, j, grid.tiles.k)
+        (o, top, total), k = carry, block_at(grid, k_side, j)
         products = dot(q.tokens.mapped[0, 0], k.tokens.mapped[0, 0], (1, 1))
         s = scored(grid, bias_of(grid, shared, i, j), q, k, products[None, None])
         s = hidden(s, visible_pairs(grid.mask, q.slots, k.slots), masked)[0, 0]
@@ -179,7 +132,7 @@ def _forward(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, o
         v = k.tokens.values[0, 0]
         return o * shrink[:, None] + dot(p.astype(v.dtype), v), new_top, total * shrink + p.sum(axis=1)
 
-    rows = jnp.zeros(grid.tiles.q, jnp.float32)
+    rows = jnp.zeros(grid.block, jnp.float32)
     nothing = jnp.zeros(o_ref.shape, jnp.float32), rows + INVISIBLE, rows
     if shared.sink is not None:
         nothing = nothing[0], rows + shared.sink[...], rows + 1
@@ -210,14 +163,12 @@ def weights(s: jax.Array, shift: jax.Array) -> jax.Array:
 
 def over_keys(grid: Grid, i: Any, visit: Callable, carry: Any) -> Any:
     """Call visit(j, carry, masked) for the key blocks j that query block i may see."""
-    (q, k), first, end = grid.tiles[:2], 0, grid.tokens // grid.tiles.k
-    if grid.mask.causal:
-        end = quotient((i + 1) * q + k - 1, k)
+    first, end = 0, i + 1 if grid.mask.causal else grid.blocks
     if grid.plain:
-        first = quotient(i * q, k)
+        first = i
         carry = jax.lax.fori_loop(0, first, functools.partial(visit, masked=False), carry)
     elif grid.mask.window and not grid.mask.sinks:
-        first = quotient(jnp.maximum(i * q - grid.mask.window + 1, 0), k)
+        first = quotient(jnp.maximum(i * grid.block - grid.mask.window + 1, 0), grid.block)
     return jax.lax.fori_loop(first, end, functools.partial(visit, masked=True), carry)
 
 
@@ -225,13 +176,18 @@ def quotient(x: Any, divisor: int) -> Any:
     return jax.lax.div(x, jnp.asarray(divisor, x.dtype))
 
 
-def call(grid: Grid, kernel: Callable, tiles: Tiles, count: int, out: Any, *operands: Any, last_first: bool = False):
+def call(
+    grid: Grid, kernel: Callable, count: int, out: Any, *operands: Any, last_first: bool = False, stages: int = 2
+) -> Any:
     """Run kernel(grid, n, *operands, *out) for `count` blocks n of every head and sequence.
 
     An instance reads the arrays of its sequence and its head. It writes one block of each array of `out`, a tree of
     shapes of blocks: [block, d] of [b, count * block, h, d], [block] of [b, h, count * block].
 
-    last_first: the last block is the longest. It begins first, so that no long instance is left at the end.
+    Args:
+      grid, kernel, count, out, operands: as above.
+      last_first: the last block is the longest. It begins first, so that no long instance is left at the end.
+      stages: those of an instance's loop, one more than the blocks that are loaded ahead.
     """
     b = max(x.shape[0] for x in jax.tree.leaves(operands) if x.ndim > 1)
 
@@ -264,7 +220,7 @@ def call(grid: Grid, kernel: Callable, tiles: Tiles, count: int, out: Any, *oper
         return spec, jax.ShapeDtypeStruct((b, tokens, grid.heads, x.shape[1]), x.dtype)
 
     def instance(*refs: Any) -> None:
-        kernel(grid._replace(tiles=tiles), number(pl.program_id(0)), *refs)
+        kernel(grid, number(pl.program_id(0)), *refs)
 
     leaves, tree = jax.tree.flatten(out)
     specs, shapes = (jax.tree.unflatten(tree, part) for part in zip(*map(written, leaves), strict=True))
@@ -275,52 +231,40 @@ def call(grid: Grid, kernel: Callable, tiles: Tiles, count: int, out: Any, *oper
         in_specs=jax.tree.map(read, operands),
         out_specs=specs,
         out_shape=shapes,
-        compiler_params=_by_triton(tiles) if compiled else None,
+        compiler_params=_by_triton(grid.warps, stages) if compiled else None,
         interpret=not compiled,
         name=f"posx{kernel.__name__}",
     )(*operands)
 
 
-def _by_triton(tiles: Tiles) -> Any:
+def _by_triton(warps: int, stages: int) -> Any:
     from jax.experimental.pallas import triton  # JAX may remove it
 
-    return triton.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages)
+    return triton.CompilerParams(num_warps=warps, num_stages=stages)
 
 
-def bias_tiles(grid: Grid, tiles: Tiles, strip: jax.Array, by_keys: bool = False) -> jax.Array:
-    """Return the bias of a tile of each diagonal, [1, n * q, h or 1, k], of the bias by distance.
+def bias_tiles(grid: Grid, strip: jax.Array, by_keys: bool = False) -> jax.Array:
+    """Return the bias of a tile of each diagonal, [1, n * block, h or 1, block], of the bias by distance.
 
-    strip: at all distances from `lowest_distance` on, rising, [h or 1, n].
-    by_keys: tiles are transposed, [1, n * k, h or 1, q], as products with keys first are.
+    strip: at all distances of the tiles, and one below them, rising by one, [h or 1, (n + 1) * block].
+    by_keys: tiles are transposed, as products with keys first are.
     """
-    (q, k), grid = tiles[:2], grid._replace(tiles=tiles)
-    first, step, heads = grid.lowest - k - lowest_distance(grid), tiles.step, strip.shape[0]
-    # The q + k distances of a tile, from k before its corner on, are those of the tile before, one step on.
-    parts = strip[:, first : first + (grid.diagonals - 1) * step + q + k].reshape(heads, -1, step)
-    rising = jnp.concatenate([parts[:, n : n + grid.diagonals] for n in range((q + k) // step)], axis=2)
-    rising = rising.reshape(-1, q + k)
-    # The distance of entry (a, b) is a - b. Rows of keys read the strip as it rises, from b = k - 1 up.
-    if by_keys:
-        made = strips.toeplitz(jnp.roll(rising, -1, axis=1), k)
-    else:
-        made = strips.toeplitz(jnp.flip(rising, axis=1), q)
-    rows, columns = made.shape[1:]
-    return made.reshape(1, heads, grid.diagonals * rows, columns).swapaxes(1, 2)
+    parts = strip.reshape(strip.shape[0], grid.diagonals + 1, grid.block)
+    # The distances of a tile are those of the tile before, one block on.
+    rising = jnp.concatenate([parts[:, :-1], parts[:, 1:]], axis=2).reshape(-1, 2 * grid.block)
+    # The distance of entry (a, b) is a - b. Rows of keys read the strip as it rises, from b = block - 1 up.
+    of_rows = jnp.roll(rising, -1, axis=1) if by_keys else jnp.flip(rising, axis=1)
+    return strips.toeplitz(of_rows, grid.block).reshape(strip.shape[0], -1, grid.block).swapaxes(0, 1)[None]
 
 
-def lowest_distance(grid: Grid) -> int:
-    """Return a distance below those of all tiles of all kernels."""
-    return -2 * grid.kernels.largest if grid.mask.causal else -grid.tokens
+def tabled(grid: Grid, shared: Shared, by_keys: bool = False) -> Shared:
+    """Return the shared arrays as a kernel reads them: the bias in tiles."""
+    return shared if shared.bias is None else shared._replace(bias=bias_tiles(grid, shared.bias, by_keys))
 
 
 def forward(grid: Grid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
     """Return outputs [b, q, h, d], and the logarithm of the sum of exp(score) of each row, [b, h, q]."""
-    tiles, v = grid.kernels.forward, k.tokens.values
-    out = jax.ShapeDtypeStruct((tiles.q, v.shape[-1]), v.dtype), jax.ShapeDtypeStruct((tiles.q,), jnp.float32)
-    operands = tabled(grid, tiles, shared), q, k
-    return call(grid, _forward, tiles, grid.tokens // tiles.q, out, *operands, last_first=grid.mask.causal)
-
-
-def tabled(grid: Grid, tiles: Tiles, shared: Shared, by_keys: bool = False) -> Shared:
-    """Return the shared arrays as a kernel reads them: the bias in tiles."""
-    return shared if shared.bias is None else shared._replace(bias=bias_tiles(grid, tiles, shared.bias, by_keys))
+    v = k.tokens.values
+    out = jax.ShapeDtypeStruct((grid.block, v.shape[-1]), v.dtype), jax.ShapeDtypeStruct((grid.block,), jnp.float32)
+    how: Any = {"last_first": grid.mask.causal, "stages": 3}
+    return call(grid, _forward, grid.blocks, out, tabled(grid, shared), q, k, **how)

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from posx.attention.flash import (
     Grid,
     Shared,
-    Tiles,
     bias_of,
     bias_tiles,
     block_at,
@@ -44,7 +43,7 @@ class Rows(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """One tile's part of the gradients: of the bias [1, 1, block, block], the rate, and both sides' tokens."""
+    """One tile's part of the gradients: of the bias [1, 1, block, block] and of both sides' tokens."""
 
     bias: Any
     q: Tokens
@@ -55,30 +54,25 @@ def backward(grid: Grid, saved: Any, o_grad: jax.Array):
     """Return the gradients of the shared arrays and of both sides, of outputs' gradient [b, q, h, d]."""
     shared, q, k, o, lse = saved
     delta = (at_least_float32(o) * at_least_float32(o_grad)).sum(axis=-1).swapaxes(1, 2)
-    rows, kernels, (b, h) = Rows(o_grad, lse, delta), grid.kernels, lse.shape[:2]
+    rows, (b, h) = Rows(o_grad, lse, delta), lse.shape[:2]
 
-    def run(
-        kernel: Callable, tiles: Tiles, block: int, count: int, tree: Any, by_keys: bool = False, **how: Any
-    ) -> Any:
+    def run(kernel: Callable, count: int, tree: Any, by_keys: bool = False, last_first: bool = False) -> Any:
         """Return the gradients of arrays [b or 1, count * block, h or fewer, d] and [b or 1, h or fewer, n]."""
 
         def part(x: jax.Array) -> jax.ShapeDtypeStruct:
             d, heads = x.shape[3:], x.shape[-2]
-            return jax.ShapeDtypeStruct((block, *d), x.dtype if (x.shape[0], heads) == (b, h) else jnp.float32)
+            return jax.ShapeDtypeStruct((grid.block, *d), x.dtype if (x.shape[0], heads) == (b, h) else jnp.float32)
 
-        operands = tabled(grid, tiles, shared._replace(sink=None), by_keys), q, k, rows
-        (found,) = call(grid, kernel, tiles, count, (jax.tree.map(part, tree),), *operands, **how)
+        operands = tabled(grid, shared._replace(sink=None), by_keys), q, k, rows
+        (found,) = call(grid, kernel, count, (jax.tree.map(part, tree),), *operands, last_first=last_first)
         return jax.tree.map(_summed, found, tree)
 
-    block = kernels.of_queries.q
-    of_q = run(_of_queries, kernels.of_queries, block, grid.tokens // block, q.tokens, last_first=grid.mask.causal)
-    block = kernels.of_keys.k
-    of_k = run(_of_keys, kernels.of_keys, block, grid.tokens // block, k.tokens, by_keys=True)
+    of_q = run(_of_queries, grid.blocks, q.tokens, last_first=grid.mask.causal)
+    of_k = run(_of_keys, grid.blocks, k.tokens, by_keys=True)
     of_bias = None
     if grid.learned:
-        tiles = kernels.of_diagonal
-        made, pull = jax.vjp(functools.partial(bias_tiles, grid, tiles), shared.bias)
-        (of_bias,) = pull(run(_of_diagonal, tiles, tiles.q, made.shape[1] // tiles.q, made))
+        tiles, pull = jax.vjp(functools.partial(bias_tiles, grid), shared.bias)
+        (of_bias,) = pull(run(_of_diagonal, grid.diagonals, tiles))
     of_sink = None
     if shared.sink is not None:  # a key without a value: dL/dw = 0, and dL/ds = -w * delta, summed over rows
         of_sink = -(jnp.exp(shared.sink[None, :, None] - lse) * delta).sum(axis=(0, 2)).astype(shared.sink.dtype)
@@ -95,16 +89,13 @@ def _summed(found: jax.Array, x: jax.Array) -> jax.Array:
 
 def _over_queries(grid: Grid, j: Any, visit: Callable, carry: Any) -> Any:
     """Call visit(i, carry, masked) for the query blocks i that may see key block j."""
-    (q, k), first = grid.tiles[:2], 0
-    end: Any = grid.tokens // q
-    if grid.mask.causal:
-        first = quotient(j * k, q)
+    first: Any = j if grid.mask.causal else 0
+    end: Any = grid.blocks
     if grid.plain:
-        clear = jnp.minimum(quotient((j + 1) * k + q - 2, q), end)
-        carry = jax.lax.fori_loop(first, clear, functools.partial(visit, masked=True), carry)
-        return jax.lax.fori_loop(clear, end, functools.partial(visit, masked=False), carry)
+        carry = jax.lax.fori_loop(first, first + 1, functools.partial(visit, masked=True), carry)
+        return jax.lax.fori_loop(first + 1, end, functools.partial(visit, masked=False), carry)
     if grid.mask.window and not grid.mask.sinks:
-        end = jnp.minimum(quotient((j + 1) * k + grid.mask.window - 2, q) + 1, end)
+        end = jnp.minimum(quotient((j + 1) * grid.block + grid.mask.window - 2, grid.block) + 1, end)
     return jax.lax.fori_loop(first, end, functools.partial(visit, masked=True), carry)
 
 
@@ -138,10 +129,10 @@ def _with(side: Block, **arrays: Any) -> Block:
 
 def _of_queries(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
     """Write the gradients of query block i."""
-    q, rows = block_at((q_side, row_refs), i, grid.tiles.q)
+    q, rows = block_at(grid, (q_side, row_refs), i)
 
     def visit(j: Any, carry: Any, masked: bool) -> Any:
-        found = _gradients(grid, bias_of(grid, shared, i, j), q, block_at(k_side, j, grid.tiles.k), rows, masked)
+        found = _gradients(grid, bias_of(grid, shared, i, j), q, block_at(grid, k_side, j), rows, masked)
         return _add(carry, found.q)
 
     _write(out, over_keys(grid, i, visit, _zeros(out)))
@@ -149,10 +140,10 @@ def _of_queries(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block
 
 def _of_keys(grid: Grid, j: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
     """Write the gradients of key block j, from one query head."""
-    k = block_at(k_side, j, grid.tiles.k)
+    k = block_at(grid, k_side, j)
 
     def visit(i: Any, carry: Any, masked: bool) -> Any:
-        q, rows = block_at((q_side, row_refs), i, grid.tiles.q)
+        q, rows = block_at(grid, (q_side, row_refs), i)
         bias = bias_of(grid, shared, i, j, by_keys=True)
         return _add(carry, _gradients(grid, bias, q, k, rows, masked, by_keys=True).k)
 
@@ -161,18 +152,16 @@ def _of_keys(grid: Grid, j: Any, shared: Shared, q_side: Block, k_side: Block, r
 
 def _of_diagonal(grid: Grid, n: Any, shared: Shared, q_side: Block, k_side: Block, row_refs: Rows, out: Any):
     """Write the gradient of the bias tile of one diagonal: the sum of the tiles that read it."""
-    block = grid.tiles.q
-    blocks, lag = grid.tokens // block, n + grid.lowest // block  # of the keys behind the queries
-
+    lag = n - grid.ahead  # of the keys behind the queries, in blocks
     bias = bias_of(grid, shared, lag, 0)
 
     def visit(i: Any, carry: Any) -> Any:
-        (q, rows), k = block_at((q_side, row_refs), i, block), block_at(k_side, i - lag, block)
+        (q, rows), k = block_at(grid, (q_side, row_refs), i), block_at(grid, k_side, i - lag)
         return _add(carry, _gradients(grid, bias, q, k, rows, True).bias)
 
-    first, end = jnp.maximum(lag, 0), jnp.minimum(blocks + lag, blocks)
+    first, end = jnp.maximum(lag, 0), jnp.minimum(grid.blocks + lag, grid.blocks)
     if grid.mask.window and not grid.mask.sinks:
-        end = jnp.where((lag - 1) * block + 1 < grid.mask.window, end, first)
+        end = jnp.where((lag - 1) * grid.block + 1 < grid.mask.window, end, first)
     _write(out, jax.lax.fori_loop(first, end, visit, _zeros(out)))
 
 

@@ -2,9 +2,8 @@
 
 It serves token maps (RoPE, absolute encodings, NoPE), logit scales, and biases that depend on positions alone. A bias
 becomes one slab [1, h, q, k] at training lengths. At greater lengths there is one slab for each block of queries, one
-after the other. At consecutive positions a slab is spread out from a strip of distances: the gradient of a learned bias
-is then a sum over diagonals, and no scatter of all pairs. On an NVIDIA GPU with 16-bit operands the kernel is cuDNN.
-Elsewhere it is the XLA form of the same call, so that it can be tested without a GPU.
+after the other. At consecutive positions a slab is spread out from a strip of distances. On an NVIDIA GPU with 16-bit
+operands the kernel is cuDNN. Elsewhere it is the XLA form of the same call, so that it can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -54,9 +53,14 @@ def refusal(
         return "the kernel needs whole sequences in order, without idx and segment"
     if mask.sinks:
         return "the kernel does not support the sinks of a mask"
-    if native and acting(encoding, ("by_distance", "bias")) and jax.tree.leaves(params):
+    if native and is_biased(encoding) and jax.tree.leaves(params):
         return f"{type(encoding).__name__} may learn its bias, and cuDNN's gradient of a float32 bias is wrong"
     return None
+
+
+def is_biased(encoding: Encoding) -> bool:
+    """Return whether an encoding that the kernel serves adds a bias by position."""
+    return bool(acting(encoding, ("by_distance", "bias")))
 
 
 def is_native(vectors: Any) -> bool:
@@ -75,16 +79,16 @@ def fused(
     is that of `blockwise`. Raises ValueError for a call that the kernel cannot serve.
     """
     encoding, mask, tables, q, _ = pairs
-    if why := refusal(encoding, tables.params, mask, in_order, q.slots.segment is not None, is_native(q.tokens.mapped)):
+    native = is_native(q.tokens.mapped)
+    if why := refusal(encoding, tables.params, mask, in_order, q.slots.segment is not None, native):
         raise ValueError(f"executor 'fused' cannot serve this call: {why}. Give executor='blockwise'.")
-    run = functools.partial(_fused, offset=offset, slab_pairs=slab_pairs)
+    run = functools.partial(_fused, native=native, offset=offset, slab_pairs=slab_pairs)
     return in_one_block(pairs, run, functools.partial(blockwise, in_order=in_order, offset=offset))
 
 
-def _fused(pairs: Pairs, offset: int | None, slab_pairs: int) -> jax.Array:
+def _fused(pairs: Pairs, *, native: bool, offset: int | None, slab_pairs: int) -> jax.Array:
     encoding, mask, tables, q, k = pairs
-    has_bias, native = encoding.acts_on("bias") or encoding.acts_on("by_distance"), is_native(q.tokens.mapped)
-    blocks, num_queries = -(-math.prod(pairs.sizes) // slab_pairs) if has_bias else 1, pairs.sizes[0]
+    blocks, num_queries = -(-math.prod(pairs.sizes) // slab_pairs) if is_biased(encoding) else 1, pairs.sizes[0]
     # cuDNN takes keys and values of one width, a multiple of 8. JAX's call has gradients for even lengths alone.
     width, multiple = max(k.tokens.mapped.shape[-1], k.tokens.values.shape[-1]), 2 if native else 1
     width += -width % 8 if native else 0

@@ -3,8 +3,9 @@
 It serves token maps, logit scales, biases by distance, token biases, `decay` and sinks, under every mask, with
 documents and grouped key heads. Lengths are padded to whole blocks, widths of heads to powers of two.
 
-A bias by distance is tabulated at the consecutive distances of a call, and tiles gather their numbers from this strip.
-For 4,096 causal tokens it takes 16 KiB a head. The bias of all pairs would take 64 MiB.
+A bias by distance is tabulated at the consecutive distances of a call, as one tile for each diagonal of tiles. For
+4,096 causal tokens it takes 1 MiB a head. The bias of all pairs would take 64 MiB. A bias that is a straight line is
+not read.
 
 On an NVIDIA GPU Pallas compiles the kernels with Triton, a backend that JAX deprecates from 0.11 on and may remove.
 Elsewhere Pallas interprets the kernels, so that they can be tested.
@@ -26,10 +27,11 @@ from posx.contract import Encoding, Params, at_least_float32, distance_terms, of
 from posx.machine.platforms import compute_capability, platform
 
 if TYPE_CHECKING:
-    from posx.attention.flash import Grid, Kernels
+    from posx.attention.flash import Grid
 
-#: The fewest tokens of a block, and channels of a head: Triton multiplies matrices of at least 16 rows.
-SMALLEST = 16
+#: Tokens in a block, and the fewest: Triton multiplies matrices of at least 16 rows. On an H200 64 by 64 tokens were
+#: the fastest of seven shapes of tiles in every kernel, at 64 channels.
+BLOCK, SMALLEST = 64, 16
 
 #: The most channels of a head, and the compute capability from which on Triton has loads that do not wait.
 WIDEST, AMPERE = 128, 8.0
@@ -63,39 +65,42 @@ def is_compiled(vectors: Any) -> bool:
     return platform() == "cuda" and vectors.shape[-1] <= WIDEST and not 0 < compute_capability() < AMPERE
 
 
-def kernel(
-    pairs: Pairs, *, in_order: bool = False, offset: int | None = None, kernels: Kernels | None = None
-) -> jax.Array:
+def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, block: int = BLOCK) -> jax.Array:
     """Return attention outputs [b, h, q, d] as `dense` does, from the kernel.
 
     Args:
       pairs: a whole call.
       in_order, offset: see `blockwise`.
-      kernels: the tiles of each kernel, at least 16 x 16; None for the fastest that were measured.
+      block: tokens in a block, a power of two of at least 16.
 
     Raises:
       ValueError: the kernel cannot serve the call.
     """
-    from posx.attention.flash import Grid, Shared, kernels_for, lowest_distance  # Pallas takes a while to import
+    from posx.attention.flash import Grid, Shared  # Pallas takes a while to import
     from posx.attention.flash_backward import flash
 
     encoding, mask, (params, *_), q, k = pairs
     if why := kernel_refusal(encoding, params, in_order, offset is not None):
         raise ValueError(f"executor 'kernel' cannot serve this call: {why}. Give executor='blockwise'.")
     num_tokens, heads, channels = pairs.sizes[0], q.tokens.mapped.shape[1], k.tokens.values.shape[-1]
-    width = _power_of_two(max(x.shape[-1] for x in (q.tokens.mapped, k.tokens.mapped, k.tokens.values)))
-    if platform() == "cuda" and width > WIDEST:
-        raise ValueError(f"executor 'kernel' serves heads of at most {WIDEST} channels, not {width}.")
-    kernels = (kernels or kernels_for(width)).at_most(max(SMALLEST, _power_of_two(num_tokens)))
+    widest = max(q.tokens.mapped, k.tokens.mapped, k.tokens.values, key=lambda x: x.shape[-1])
+    if platform() == "cuda" and not is_compiled(widest):
+        raise ValueError(
+            f"executor 'kernel' serves heads of at most {WIDEST} channels, on GPUs of compute capability {AMPERE} or "
+            "later. Give executor='blockwise'."
+        )
+    block = min(block, max(SMALLEST, _power_of_two(num_tokens)))
     biased, learned = "bias" in distance_terms(encoding, params), bool(jax.tree.leaves(params))
-    documents, block = q.slots.segment is not None, kernels.largest
-    tokens = num_tokens + -num_tokens % block
-    grid = Grid(encoding, mask, tokens, heads, documents, biased and learned, kernels)
+    grid = Grid(
+        encoding, mask, block, -(-num_tokens // block), heads, q.slots.segment is not None, biased and learned,
+        warps=4 if widest.shape[-1] <= 64 else 8,
+    )  # fmt: skip
 
     def run(pairs: Pairs) -> jax.Array:
         bias = slope = None
         if biased and (learned or (slope := _slope(grid, encoding, offset)) is None):
-            distances = np.arange(lowest_distance(grid), grid.tokens, dtype=np.int32) + np.int32(offset or 0)
+            lowest = (offset or 0) - (grid.ahead + 1) * block  # one below those of the tiles, see `bias_tiles`
+            distances = np.arange(lowest, lowest + (grid.diagonals + 1) * block)
             strip: Any = bias_strip(encoding, pairs.tables.params, distances)
             bias = at_least_float32(strip)
         q, k = (_whole_blocks(side, block) for side in (pairs.q, pairs.k))
@@ -111,7 +116,7 @@ def _slope(grid: Grid, encoding: Encoding, offset: int | None) -> jax.Array | No
     """
     if not grid.mask.causal or offset:
         return None
-    distance = np.arange(grid.tokens, dtype=np.int32)
+    distance = np.arange(grid.blocks * grid.block, dtype=np.int32)
     with jax.ensure_compile_time_eval():
         bias = np.asarray(encoding.by_distance({}, jnp.asarray(distance)).bias, np.float32)
     slopes = np.broadcast_to(bias[:, 1:2], (grid.heads, 1))

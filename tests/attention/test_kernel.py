@@ -13,7 +13,6 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx.attention import kernel_refusal
-from posx.attention.flash import Kernels, Tiles
 from posx.attention.kernel import kernel
 from posx.config import base_config, run_config
 from posx.contract import abstract_params, distance_terms
@@ -27,7 +26,7 @@ from tests.lowered import custom_calls, shape_of
 #: Three blocks, the last of which is padded; two for encodings of at most 32 positions.
 B, T, SHORT = 2, 37, 31
 POS = np.arange(T, dtype=np.int32)
-small_blocks = functools.partial(kernel, kernels=Kernels(Tiles(32, 16), Tiles(16, 32), Tiles(16, 32), Tiles(16, 16)))
+small_blocks = functools.partial(kernel, block=16)
 SERVED = [
     case for case, encoding in CASES.items()
     if not kernel_refusal(encoding, abstract_params(encoding, DIMS), in_order=True, consecutive=True)
