@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from posx.attention.accelerators import rounded
 from posx.attention.blocks import Plan, first_row, scan_blocks, skipper, tile_at, walk
 from posx.attention.cpu import made_once, of_key_heads, sums_over_queries, transposed
+from posx.attention.decay import mapped_products
 from posx.attention.tiles import (
     Block,
     Pairs,
@@ -25,7 +26,6 @@ from posx.attention.tiles import (
     adjusted,
     bounded,
     hidden,
-    mapped_products,
     products,
     value_terms,
     visible_pairs,

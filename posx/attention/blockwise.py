@@ -49,6 +49,7 @@ from posx.attention.blocks import (
     whole_rows,
 )  # fmt: skip
 from posx.attention.cpu import row_maxima, row_sums
+from posx.attention.decay import mapped_products
 from posx.attention.tiles import (
     INVISIBLE,
     Block,
@@ -58,7 +59,6 @@ from posx.attention.tiles import (
     adjusted,
     bounded,
     hidden,
-    mapped_products,
     over_batch,
     scores_in_turn,
     summed_wide,

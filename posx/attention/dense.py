@@ -5,12 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from posx.attention.decay import mapped_products
 from posx.attention.tiles import (
     INVISIBLE,
     Pairs,
     adjusted,
     bounded,
-    mapped_products,
     sinks,
     value_terms,
     visible_pairs,

@@ -18,8 +18,9 @@ import numpy as np
 
 from posx.attention.blocks import joined, split_into_blocks
 from posx.attention.blockwise import blockwise
+from posx.attention.decay import in_one_block
 from posx.attention.masks import Mask
-from posx.attention.tiles import Block, Pairs, bias_strip, content_free_bias, in_one_block, repeat_heads, visible_pairs
+from posx.attention.tiles import Block, Pairs, bias_strip, content_free_bias, repeat_heads, visible_pairs
 from posx.contract import ByDistance, Encoding, Params, acting, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import compute_capability, platform
 

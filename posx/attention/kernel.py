@@ -22,7 +22,8 @@ import numpy as np
 
 from posx.attention.arguments import Slots
 from posx.attention.blockwise import blockwise
-from posx.attention.tiles import Block, Pairs, Tokens, bias_strip, in_one_block, sinks
+from posx.attention.decay import in_one_block
+from posx.attention.tiles import Block, Pairs, Tokens, bias_strip, sinks
 from posx.contract import Encoding, Params, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import compute_capability, platform
 

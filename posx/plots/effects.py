@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from posx.attention import Slots, attend, batch_features, seen_by
+from posx.attention.decay import mapped_products
 from posx.attention.dense import dense
-from posx.attention.tiles import Pairs, mapped_products, with_terms
+from posx.attention.tiles import Pairs, with_terms
 from posx.contract import abstract_params, acting
 from posx.encodings import Dims, Encoding, Nope, build, encoding_name
 from posx.errors import PosxError, WorkdirError

@@ -11,7 +11,8 @@ from numpy.testing import assert_allclose
 
 import posx
 from posx.attention.blockwise import Tiling, blockwise
-from posx.attention.tiles import Block, Pairs, Tables, Tokens, mapped_products
+from posx.attention.decay import mapped_products
+from posx.attention.tiles import Block, Pairs, Tables, Tokens
 from posx.encodings import Nope, Rope, Xpos
 from posx.errors import ConfigError
 from tests.encodings import reference
