@@ -1,7 +1,8 @@
 """The formula for one tile, a rectangle of queries against keys: what every executor evaluates.
 
-The stages in order: `mapped_products` (decay.py); `with_terms` adds the biases and the terms by distance; `adjusted` also applies
-`score`; `hidden` masks. `sinks` adds an entry to each softmax. After it, `weighted` and `value_terms` make outputs.
+The stages in order: `mapped_products` (decay.py); `with_terms` adds the biases and the terms by distance; `adjusted`
+also applies `score`; `hidden` masks. `sinks` adds an entry to each softmax. After it, `weighted` and `value_terms` make
+outputs.
 """
 
 from __future__ import annotations
