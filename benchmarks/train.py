@@ -44,12 +44,15 @@ from posx.config import TrainConfig
 from posx.config.sections import ModelConfig
 from posx.data.corpus import stdlib_files
 from posx.machine.devices import devices_for, on_devices, over_devices
+from posx.machine.platforms import on_cpu
 from posx.model import make_model
 from posx.plots import palette
 from posx.training.step import flops_per_token, init_state, train_steps
 
 VOCAB = 257
 LEARNING_RATE = 1e-3
+#: Encodings that compile side by side on an accelerator, each in processes of its own: at `large` they fill 80 GB.
+COPIES = 2
 #: The libraries of a report by the words of --contestants. x-transformers' begin with PEER.
 OURS, PEER = "posx", "x-transformers"
 ONE_DEVICE, PINNED, BASELINE = "posx, one device", "posx, pinned processes", "posx, baseline"
@@ -209,25 +212,26 @@ def start(words: list[str], shape: Shape, baseline: str | None, stack: contextli
 
 
 def sides(
-    words: list[str], encodings: Sequence[str], processes: dict[str, list[Worker]]
+    words: list[str], encodings: Sequence[str], copies: Sequence[dict[str, list[Worker]]]
 ) -> tuple[list[Side], list[dict[str, str]]]:
     """Return every contestant that has run its first steps, encoding by encoding, and the failures.
 
     On an accelerator contestants of other processes compile side by side.
     """
-    pairs = list(itertools.product(encodings, words))
+    pairs = list(itertools.product(zip(encodings, itertools.cycle(copies)), words))
 
-    def ready(word: str, encoding: str) -> Side | dict[str, str] | None:
+    def ready(word: str, encoding: str, processes: list[Worker]) -> Side | dict[str, str] | None:
         key, who = (word if word in FORMS else OURS, encoding), {"library": LIBRARIES[word], "encoding": encoding}
         try:
-            facts = workers.call_all(processes[word], "add", *key)[0]
+            facts = workers.call_all(processes, "add", *key)[0]
         except WorkerError as error:
             return who | {"why": str(error)}
         if facts:
             print(f"{LIBRARIES[word]} {encoding} is ready", file=sys.stderr)
-        return Side({**who, "processes": len(processes[word]), **facts}, processes[word], key) if facts else None
+        return Side({**who, "processes": len(processes), **facts}, processes, key) if facts else None
 
-    found = workers.side_by_side(ready, [(word, encoding) for encoding, word in pairs], lambda word, _: processes[word])
+    calls = [(word, encoding, processes[word]) for (encoding, processes), word in pairs]
+    found = workers.side_by_side(ready, calls, lambda _, __, processes: processes)
     return [one for one in found if isinstance(one, Side)], [one for one in found if isinstance(one, dict)]
 
 
@@ -243,9 +247,10 @@ def run(options: argparse.Namespace, save: Callable[[dict[str, Any]], Any]) -> d
             ceiling.append(measure.fresh_ceiling())
 
     with contextlib.ExitStack() as stack:
-        processes = start(words, shape, options.baseline, stack)
-        for few in measure.in_parts(options.encodings, 1):
-            taking_part, failed = sides(words, few, processes)
+        number = 1 if on_cpu() else min(COPIES, len(options.encodings))
+        copies = [start(words, shape, options.baseline, stack) for _ in range(number)]
+        for few in measure.in_parts(options.encodings, number):
+            taking_part, failed = sides(words, few, copies)
             before = stored | {"failed": [*stored["failed"], *failed]}
             stored = before
             turns = [functools.partial(side.turn, steps) for side in taking_part]

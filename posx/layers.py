@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from posx.attention.accelerators import rounded
 from posx.attention.cpu import made_once
 from posx.errors import ConfigError
 from posx.machine.guard import barrier
@@ -22,6 +23,8 @@ from posx.machine.platforms import on_cpu
 
 def linear(x: jax.Array, w: jax.Array, dtype: str) -> jax.Array:
     """Multiply x [n, i] by w [i, o] with operands in `dtype` and a float32 result, in the backward pass too.
+
+    Accelerators store the gradient of x in `dtype`, as torch's autocast does: half the bytes of the next pass.
 
     Both forms have the same gradient. The form for narrow operands rounds the incoming gradient to `dtype` too, which
     is no linear map. It therefore has no forward-mode derivative. Hessian-vector products need reverse mode twice.
@@ -58,7 +61,7 @@ def _narrow_forward(x: jax.Array, w: jax.Array, dtype: str):
 def _narrow_backward(dtype: str, saved: Any, grad: jax.Array):
     x, w, of_x, of_w = saved
     grad = grad.astype(dtype)
-    x_grad, w_grad = _product(grad, w.T, dtype), _product(made_once(x.T), grad, dtype)
+    x_grad, w_grad = rounded(_product(grad, w.T, dtype), x.dtype), _product(made_once(x.T), grad, dtype)
     return x_grad.astype(of_x.dtype), w_grad.astype(of_w.dtype)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from posx.attention import Mask, Slots, attend, known, sharding
+from posx.attention.accelerators import rounded
 from posx.attention.cache import Cache, Layer, advance, empty_layer, remember, revised, tokens_first
 from posx.config.sections import ModelConfig
 from posx.contract import Dims, Encoding, at_least_float32, tabulated
@@ -152,6 +153,7 @@ class DecoderBlock(Component):
         return after + self._summand("mlp", y, fold_in(rng, 1)), layer
 
     def _summand(self, name: str, y: jax.Array, rng: jax.Array | None) -> jax.Array:
+        y = rounded(y, jnp.dtype(self.config.dtype))
         y = self.norm(f"{name}_post_norm", y) if self.config.post_norm else y
         return dropout(y, self.config.dropout, rng)
 
