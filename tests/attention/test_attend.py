@@ -206,8 +206,8 @@ def test_auto_takes_the_fastest_kernel_of_a_gpu():
         assert [choose(name) for name in ("shaw", "cope", "fire")] == ["blockwise"] * 3
         assert choose("rope", segments=True) == choose("rope", "float32") == "kernel"
         assert choose("rope", width=256) == choose("t5", in_order=False, sizes=(2048, 2048)) == "blockwise"
-        assert choose("alibi", consecutive=False) == "fused" and choose("fox", consecutive=False) == "kernel"
-        assert choose("t5", consecutive=False) == "blockwise"  # cuDNN's gradient of its bias is wrong
+        assert choose("alibi", offset=None) == "fused" and choose("fox", offset=None) == "kernel"
+        assert choose("t5", offset=None) == "blockwise"  # cuDNN's gradient of its bias is wrong
     assert choose("rope") == choose("t5") == "blockwise"
 
 

@@ -29,7 +29,7 @@ POS = np.arange(T, dtype=np.int32)
 small_blocks = functools.partial(kernel, block=16)
 SERVED = [
     case for case, encoding in CASES.items()
-    if not kernel_refusal(encoding, abstract_params(encoding, DIMS), in_order=True, consecutive=True)
+    if not kernel_refusal(encoding, abstract_params(encoding, DIMS), posx.causal())
 ]  # fmt: skip
 #: One for each term of the formula, and each kind of mask.
 QUICK = {
