@@ -32,7 +32,7 @@ from jax.experimental import pallas as pl
 
 from posx.attention import strips
 from posx.attention.masks import Mask
-from posx.attention.tiles import INVISIBLE, Block, Pairs, Tables, adjusted, hidden, visible_pairs
+from posx.attention.tiles import INVISIBLE, Block, Pairs, Tables, adjusted, finite, hidden, visible_pairs
 from posx.contract import ByDistance, Encoding, as_float
 from posx.machine.platforms import platform
 
@@ -153,7 +153,7 @@ def _forward(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, o
     o, top, total = over_keys(grid, i, visit, (jnp.zeros(o_ref.shape, jnp.float32), rows + INVISIBLE, rows))
     total = jnp.where(total > 0, total, 1)
     o_ref[...] = (o * (1 / total)[:, None]).astype(o_ref.dtype)
-    lse_ref[...] = top + jnp.log(total)
+    lse_ref[...] = finite(top + jnp.log(total))
 
 
 def weights(s: jax.Array, shift: jax.Array) -> jax.Array:
@@ -278,7 +278,7 @@ def tabled(grid: Grid, shared: Shared, by_keys: bool = False) -> Shared:
 def forward(grid: Grid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
     """Return outputs [b, q, h, d], and the logarithm of the sum of exp(score) of each row, [b, h, q].
 
-    If a row sees nothing, they are 0 and -inf.
+    If a row sees nothing, they are 0 and a very low number: all differences to it are defined.
     """
     v = k.tokens.values
     o = jax.ShapeDtypeStruct((grid.block, v.shape[-1]), jnp.float32 if grid.wide else v.dtype)

@@ -31,7 +31,7 @@ from posx.attention.flash import (
     unseen,
     weights,
 )  # fmt: skip
-from posx.attention.tiles import INVISIBLE, Block, Tokens
+from posx.attention.tiles import Block, Tokens
 from posx.contract import at_least_float32
 
 
@@ -58,7 +58,6 @@ def backward(grid: Grid, saved: Any, gradients: tuple[jax.Array, jax.Array]):
     """
     (shared, q, k, o, lse), (o_grad, lse_grad) = saved, gradients
     delta = (at_least_float32(o) * at_least_float32(o_grad)).sum(axis=-1).swapaxes(1, 2) - lse_grad
-    lse = jnp.where(lse > INVISIBLE, lse, 0)  # a row that sees nothing: the difference to its scores is -inf, not NaN
     rows, (b, h) = Rows(o_grad.astype(k.tokens.values.dtype), lse, delta), lse.shape[:2]
 
     def run(kernel: Callable, count: int, tree: Any, by_keys: bool = False, last_first: bool = False) -> Any:

@@ -51,8 +51,7 @@ def near_refusal(encoding: Encoding, params: Params, mask: Mask, offset: int) ->
     if "key" in terms:
         return f"{given}, and the kernel does not support by_distance.key"
     if encoding.reach is None or near_keys(encoding, params, offset) > NEAREST:
-        reach = "it is not" if encoding.reach is None else f"reach={encoding.reach} of this encoding"
-        return f"{given}: the kernel needs these to be constant from {NEAREST} tokens on, but {reach}"
+        return f"{given}, which the kernel needs to be constant from {NEAREST} tokens on, but reach={encoding.reach}"
     return None if mask.causal else f"{given}, which the kernel supports under causal masks only"
 
 
