@@ -176,7 +176,8 @@ def weights(s: jax.Array, shift: jax.Array) -> jax.Array:
 
 def over_keys(grid: Grid, i: Any, visit: Callable, carry: Any) -> Any:
     """Call visit(j, carry, masked) for the key blocks j that query block i may see."""
-    first, end = 0, i + 1 if grid.mask.causal else grid.blocks
+    first: Any = 0
+    end = i + 1 if grid.mask.causal else grid.blocks
     if grid.plain:
         first = jnp.maximum(end - grid.masked, 0)
         carry = jax.lax.fori_loop(0, first, functools.partial(visit, masked=False), carry)

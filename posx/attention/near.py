@@ -1,16 +1,15 @@
 """Terms by distance beside the kernel (flash.py), for encodings whose vectors are constant from a small distance on.
 
-The near keys of query i are its last n, its own included. The kernel attends to the others, the far keys, without terms
-by distance but the bias. It returns outputs o_i and the log-sum-exp lse_i of each row. All its terms are the same for
-all far keys, so that these enter the softmax as one key:
+The near keys of query i are its last n, its own included. The kernel attends to all keys before them, the far keys. It
+adds no term by distance but the bias. It returns outputs o_i and the log-sum-exp lse_i of each row. The other
+terms are the same for all far keys of a query. Together these keys therefore enter the softmax as one, *:
 
-    s_ij  = the formula of tiles.py for near keys j
     s_i*  = lse_i + factor_i (<q_i, query_far> + scaled_far) / sqrt(d)
-    w_i   = softmax of s_ij over near keys j, s_i*, and the sink
+    w_i   = softmax(s_ij for near keys j, s_i*, sink)
     out_i = sum_j w_ij (v_j + value_(i-j)) + w_i* (o_i + value_far)
 
-Near keys are evaluated in tiles of n queries and the 2 n keys up to the last of them, all at a time: T * 2 n numbers a
-head. Gradients are those of JAX.
+The scores s_ij are those of tiles.py. A tile has n queries and the 2 n keys up to the last of them. All tiles are
+evaluated at a time: t tokens have 2 n t scores a head. Gradients are those of JAX.
 """
 
 from __future__ import annotations
@@ -108,7 +107,8 @@ def _tile(call: Pairs, near: int, q: Block, k: Block, far: Tokens) -> jax.Array:
     visible = visible_pairs(mask, q.slots, k.slots) & (q.slots.idx[:, :, None] - k.slots.idx[:, None] < near)
     s = products(q.tokens.mapped, k.tokens.mapped)
     s = hidden(adjusted(pairs, s, visible), visible, masked=True)
-    beyond = pairs._replace(tables=_far(tables), k=Block(None, jax.tree.map(lambda x: x[:, :1], k.slots)))
+    one = k._replace(slots=jax.tree.map(lambda x: x[:, :1], k.slots))  # terms by distance read no more of keys
+    beyond = pairs._replace(tables=_far(tables), k=one)
     of_far = sum(inside_scale(beyond), start=far.mapped)
     tops = [s.max(axis=-1, keepdims=True), of_far]
     if tables.sink is not None:

@@ -66,7 +66,9 @@ def run(encoding, params, executor, mask=posx.causal(), dtype="float32", segment
     @jax.jit
     def gradients(params, q, k, v, x):
         def loss(params, q, k, v, x):
-            slots = [posx.Slots(POS[:length] + ahead, segment=segment) for ahead in (9 + offset, 9)]
+            slots = [
+                posx.Slots(POS[:length] + ahead, segment=segment) for ahead in (offset and 9 + offset, offset and 9)
+            ]
             o = posx.attend(encoding, params, q, k, v, *slots[: 1 + bool(offset)], x=x, mask=mask, executor=executor)
             return jnp.sum(o.astype(jnp.float32) * cotangent), o
 
