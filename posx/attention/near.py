@@ -98,9 +98,12 @@ def _with_previous(k: Block) -> Block:
 
 
 def _tile(call: Pairs, near: int, q: Block, k: Block, far: Tokens) -> jax.Array:
-    """Return outputs [b, h, q, d] of a tile of queries against its keys [b, g, 2 q, d] and the one far key of each.
+    """Return outputs [b, h, q, d] of a tile of queries against 2 q keys and the one far key of each.
 
-    call: the whole, whose tables are those of the tile.
+    Args:
+      call: the whole, whose tables are those of a tile.
+      near, q, k: as in `with_near`.
+      far: the log-sum-exp of each row as mapped [b, h, q, 1], and outputs as values [b, h, q, d].
     """
     encoding, mask, tables, *_ = call
     pairs = Pairs(encoding, mask, tables, q, k)
@@ -109,16 +112,16 @@ def _tile(call: Pairs, near: int, q: Block, k: Block, far: Tokens) -> jax.Array:
     s = hidden(adjusted(pairs, s, visible), visible, masked=True)
     one = k._replace(slots=jax.tree.map(lambda x: x[:, :1], k.slots))  # terms by distance read no more of keys
     beyond = pairs._replace(tables=_far(tables), k=one)
-    of_far = sum(inside_scale(beyond), start=far.mapped)
-    tops = [s.max(axis=-1, keepdims=True), of_far]
+    entries = [s, sum(inside_scale(beyond), start=far.mapped)]
     if tables.sink is not None:
-        tops += [jnp.broadcast_to(tables.sink[None, :, None, None], of_far.shape)]
+        entries += [jnp.broadcast_to(tables.sink[None, :, None, None], far.mapped.shape)]
+    tops = (x.max(axis=-1, keepdims=True) for x in entries)
     top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))  # it cancels
-    p, *rest = (jnp.exp(x - top) for x in (s, *tops[1:]))
-    total = sum(rest, start=p.sum(axis=-1, keepdims=True))
-    w, w_far = p / total, rest[0] / total
-    found = (value_terms(pairs, w), value_terms(beyond, w_far))
-    return sum((x for x in found if x is not None), start=weighted(w, k.tokens.values) + w_far * far.values)
+    p, p_far, *sink = (jnp.exp(x - top) for x in entries)
+    total = sum(sink, start=p.sum(axis=-1, keepdims=True) + p_far)
+    w, w_far = p / total, p_far / total
+    extra = (value_terms(pairs, w), value_terms(beyond, w_far))
+    return sum((x for x in extra if x is not None), start=weighted(w, k.tokens.values) + w_far * far.values)
 
 
 def _far(tables: Tables) -> Tables:
