@@ -160,9 +160,7 @@ def attend(
 
     if executor == "auto":
         sizes, segments = (q.shape[1], k.shape[1]), q_at.segment is not None
-        executor = choose_executor(
-            encoding, params, mask, sizes, in_order, segments, queries.tokens.mapped, offset is not None
-        )  # fmt: skip
+        executor = choose_executor(encoding, params, mask, sizes, in_order, segments, queries.tokens.mapped, offset)
 
     def run(params: Params, queries: Block, keys: Block) -> jax.Array:
         call = EXECUTORS[executor] if isinstance(executor, str) else executor
@@ -262,7 +260,7 @@ def choose_executor(
     in_order: bool,
     segments: bool = False,
     vectors: Any = None,
-    consecutive: bool = True,
+    offset: int | None = 0,
 ) -> str:
     """Return the name of the executor behind "auto": on an NVIDIA GPU the fastest kernel that serves the call.
 
@@ -271,14 +269,14 @@ def choose_executor(
       sizes: queries and keys.
       in_order, segments: see `refusal`.
       vectors: mapped queries [..., d], or their shape and type; None if no kernel serves them.
-      consecutive: see `kernel_refusal`.
+      offset: see `blockwise`.
     """
     if vectors is not None and platform() == "cuda":
         fits = is_native(vectors) and not refusal(encoding, params, mask, in_order, segments, native=True)
         # The vendor's kernel reads the biases of all pairs, posx's own those of a strip.
         if fits and not is_biased(encoding):
             return "fused"
-        if is_compiled(vectors) and not kernel_refusal(encoding, params, in_order, consecutive):
+        if is_compiled(vectors) and not kernel_refusal(encoding, params, mask, in_order, offset):
             return "kernel"
         if fits:
             return "fused"

@@ -1,13 +1,16 @@
 """Flash attention in Pallas, forward and backward, over the same functions of a tile as the blockwise executor.
 
     each instance of the forward kernel has a sequence, a head and query block i:
-        o, top, total = 0, -inf, 0                       # 0, z, 1 with a sink of logit z
+        o, top, total = 0, -inf, 0
         for each key block j that i may see:
             s = scores(tile i, j)                        # tiles.py: the formula, with the block's product q k^T
             new = max(top, row maxima of s)
             p = exp(s - new);  shrink = exp(top - new)
             o = o * shrink + p v;  total = total * shrink + row sums of p;  top = new
-        outputs of i = o / total
+        outputs of i = o / total;  lse of i = top + log(total)
+
+Further entries of the softmax, such as sinks, are added outside, by the log-sum-exp `lse` of each row. Both have
+gradients.
 
 The backward pass (flash_backward.py) recomputes s of each tile from the kept rows, through the same functions.
 
@@ -29,7 +32,7 @@ from jax.experimental import pallas as pl
 
 from posx.attention import strips
 from posx.attention.masks import Mask
-from posx.attention.tiles import INVISIBLE, Block, Pairs, Tables, adjusted, hidden, visible_pairs
+from posx.attention.tiles import INVISIBLE, Block, Pairs, Tables, adjusted, finite, hidden, visible_pairs
 from posx.contract import ByDistance, Encoding, as_float
 from posx.machine.platforms import platform
 
@@ -47,6 +50,8 @@ class Grid(NamedTuple):
     heads: int
     documents: bool
     learned: bool  # whether the bias by distance may get a gradient
+    near: int  # keys that do not exist for a query: the last ones, its own included
+    wide: bool  # whether outputs are float32, since more is added to them before they are rounded
     warps: int  # of an instance
 
     @property
@@ -60,20 +65,24 @@ class Grid(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether tiles below the diagonal need no mask."""
+        """Whether tiles below the first `masked` diagonals need no mask."""
         return self.mask.causal and not self.mask.window and not self.documents
+
+    @property
+    def masked(self) -> int:
+        """The number of block diagonals, from the main one down, that have later or near keys."""
+        return 1 + -(-max(self.near - 1, 0) // self.block)
 
 
 class Shared(NamedTuple):
     """Arrays of the whole call that get gradients, at least float32. An unused array is None.
 
     bias: the bias by distance, a strip [h or 1, n]; in a kernel the tiles of all diagonals, see `bias_tiles` for both.
-    slope: in place of a bias that is slope_h times the distance, [h], without gradients. sink: logits [h].
+    slope: in place of a bias that is slope_h times the distance, [h], without gradients.
     """
 
     bias: Any = None
     slope: Any = None
-    sink: Any = None
 
 
 def dot(a: jax.Array, b: jax.Array, over: tuple[int, int] = (1, 0)) -> jax.Array:
@@ -106,6 +115,14 @@ def _all_axes(side: Block) -> Block:
     return side._replace(tokens=side.tokens._replace(token_bias=token_bias))
 
 
+def unseen(grid: Grid, q: Block, k: Block, s: jax.Array, masked: bool) -> jax.Array:
+    """Return scores [1, 1, q, k] of a tile without the pairs that are invisible or near, if it is masked."""
+    seen = visible_pairs(grid.mask, q.slots, k.slots)
+    if grid.near:
+        seen &= q.slots.idx[:, :, None] - k.slots.idx[:, None] >= grid.near
+    return hidden(s, seen, masked)
+
+
 def bias_of(grid: Grid, shared: Shared, i: Any, j: Any, by_keys: bool = False) -> Any:
     """Return the bias by distance of tile (i, j), [1, 1, q, k], or None. by_keys: see `bias_tiles`."""
     places = jnp.arange(grid.block)
@@ -125,7 +142,7 @@ def _forward(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, o
         (o, top, total), k = carry, block_at(grid, k_side, j)
         products = dot(q.tokens.mapped[0, 0], k.tokens.mapped[0, 0], (1, 1))
         s = scored(grid, bias_of(grid, shared, i, j), q, k, products[None, None])
-        s = hidden(s, visible_pairs(grid.mask, q.slots, k.slots), masked)[0, 0]
+        s = unseen(grid, q, k, s, masked)[0, 0]
         new_top = jnp.maximum(top, s.max(axis=1))
         shift = jnp.where(new_top > INVISIBLE, new_top, 0)
         p, shrink = weights(s, shift), jnp.exp(top - shift)
@@ -133,14 +150,10 @@ def _forward(grid: Grid, i: Any, shared: Shared, q_side: Block, k_side: Block, o
         return o * shrink[:, None] + dot(p.astype(v.dtype), v), new_top, total * shrink + p.sum(axis=1)
 
     rows = jnp.zeros(grid.block, jnp.float32)
-    nothing = jnp.zeros(o_ref.shape, jnp.float32), rows + INVISIBLE, rows
-    if shared.sink is not None:
-        nothing = nothing[0], rows + shared.sink[...], rows + 1
-    o, top, total = over_keys(grid, i, visit, nothing)
-    seen = total > 0
-    total = jnp.where(seen, total, 1)
+    o, top, total = over_keys(grid, i, visit, (jnp.zeros(o_ref.shape, jnp.float32), rows + INVISIBLE, rows))
+    total = jnp.where(total > 0, total, 1)
     o_ref[...] = (o * (1 / total)[:, None]).astype(o_ref.dtype)
-    lse_ref[...] = jnp.where(seen, top + jnp.log(total), 0)
+    lse_ref[...] = finite(top + jnp.log(total))
 
 
 def weights(s: jax.Array, shift: jax.Array) -> jax.Array:
@@ -163,9 +176,10 @@ def weights(s: jax.Array, shift: jax.Array) -> jax.Array:
 
 def over_keys(grid: Grid, i: Any, visit: Callable, carry: Any) -> Any:
     """Call visit(j, carry, masked) for the key blocks j that query block i may see."""
-    first, end = 0, i + 1 if grid.mask.causal else grid.blocks
+    first: Any = 0
+    end = i + 1 if grid.mask.causal else grid.blocks
     if grid.plain:
-        first = i
+        first = jnp.maximum(end - grid.masked, 0)
         carry = jax.lax.fori_loop(0, first, functools.partial(visit, masked=False), carry)
     elif grid.mask.window and not grid.mask.sinks:
         first = quotient(jnp.maximum(i * grid.block - grid.mask.window + 1, 0), grid.block)
@@ -263,8 +277,12 @@ def tabled(grid: Grid, shared: Shared, by_keys: bool = False) -> Shared:
 
 
 def forward(grid: Grid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
-    """Return outputs [b, q, h, d], and the logarithm of the sum of exp(score) of each row, [b, h, q]."""
+    """Return outputs [b, q, h, d], and the logarithm of the sum of exp(score) of each row, [b, h, q].
+
+    If a row sees nothing, they are 0 and a very low number: all differences to it are defined.
+    """
     v = k.tokens.values
-    out = jax.ShapeDtypeStruct((grid.block, v.shape[-1]), v.dtype), jax.ShapeDtypeStruct((grid.block,), jnp.float32)
+    o = jax.ShapeDtypeStruct((grid.block, v.shape[-1]), jnp.float32 if grid.wide else v.dtype)
+    out = o, jax.ShapeDtypeStruct((grid.block,), jnp.float32)
     how: Any = {"last_first": grid.mask.causal, "stages": 3}
     return call(grid, _forward, grid.blocks, out, tabled(grid, shared), q, k, **how)

@@ -28,9 +28,10 @@ from posx.attention.flash import (
     quotient,
     scored,
     tabled,
+    unseen,
     weights,
 )  # fmt: skip
-from posx.attention.tiles import Block, Tokens, hidden, visible_pairs
+from posx.attention.tiles import Block, Tokens
 from posx.contract import at_least_float32
 
 
@@ -50,11 +51,14 @@ class Gradients(NamedTuple):
     k: Tokens
 
 
-def backward(grid: Grid, saved: Any, o_grad: jax.Array):
-    """Return the gradients of the shared arrays and of both sides, of outputs' gradient [b, q, h, d]."""
-    shared, q, k, o, lse = saved
-    delta = (at_least_float32(o) * at_least_float32(o_grad)).sum(axis=-1).swapaxes(1, 2)
-    rows, (b, h) = Rows(o_grad, lse, delta), lse.shape[:2]
+def backward(grid: Grid, saved: Any, gradients: tuple[jax.Array, jax.Array]):
+    """Return the gradients of the shared arrays and of both sides, of those of outputs and of `lse`.
+
+    A score s_ij of weight w_ij gets w_ij (<o_grad_i, v_j> - delta_i), with delta_i = <o_grad_i, o_i> - lse_grad_i.
+    """
+    (shared, q, k, o, lse), (o_grad, lse_grad) = saved, gradients
+    delta = (at_least_float32(o) * at_least_float32(o_grad)).sum(axis=-1).swapaxes(1, 2) - lse_grad
+    rows, (b, h) = Rows(o_grad.astype(k.tokens.values.dtype), lse, delta), lse.shape[:2]
 
     def run(kernel: Callable, count: int, tree: Any, by_keys: bool = False, last_first: bool = False) -> Any:
         """Return the gradients of arrays [b or 1, count * block, h or fewer, d] and [b or 1, h or fewer, n]."""
@@ -63,7 +67,7 @@ def backward(grid: Grid, saved: Any, o_grad: jax.Array):
             d, heads = x.shape[3:], x.shape[-2]
             return jax.ShapeDtypeStruct((grid.block, *d), x.dtype if (x.shape[0], heads) == (b, h) else jnp.float32)
 
-        operands = tabled(grid, shared._replace(sink=None), by_keys), q, k, rows
+        operands = tabled(grid, shared, by_keys), q, k, rows
         (found,) = call(grid, kernel, count, (jax.tree.map(part, tree),), *operands, last_first=last_first)
         return jax.tree.map(_summed, found, tree)
 
@@ -73,11 +77,8 @@ def backward(grid: Grid, saved: Any, o_grad: jax.Array):
     if grid.learned:
         tiles, pull = jax.vjp(functools.partial(bias_tiles, grid), shared.bias)
         (of_bias,) = pull(run(_of_diagonal, grid.diagonals, tiles))
-    of_sink = None
-    if shared.sink is not None:  # a key without a value: dL/dw = 0, and dL/ds = -w * delta, summed over rows
-        of_sink = -(jnp.exp(shared.sink[None, :, None] - lse) * delta).sum(axis=(0, 2)).astype(shared.sink.dtype)
     of_slope = None if shared.slope is None else jnp.zeros_like(shared.slope)
-    return Shared(of_bias, of_slope, of_sink), Block(of_q, None), Block(of_k, None)  # type: ignore[arg-type]
+    return Shared(of_bias, of_slope), Block(of_q, None), Block(of_k, None)  # type: ignore[arg-type]
 
 
 def _summed(found: jax.Array, x: jax.Array) -> jax.Array:
@@ -92,8 +93,9 @@ def _over_queries(grid: Grid, j: Any, visit: Callable, carry: Any) -> Any:
     first: Any = j if grid.mask.causal else 0
     end: Any = grid.blocks
     if grid.plain:
-        carry = jax.lax.fori_loop(first, first + 1, functools.partial(visit, masked=True), carry)
-        return jax.lax.fori_loop(first + 1, end, functools.partial(visit, masked=False), carry)
+        past = jnp.minimum(first + grid.masked, end)
+        carry = jax.lax.fori_loop(first, past, functools.partial(visit, masked=True), carry)
+        return jax.lax.fori_loop(past, end, functools.partial(visit, masked=False), carry)
     if grid.mask.window and not grid.mask.sinks:
         end = jnp.minimum(quotient((j + 1) * grid.block + grid.mask.window - 2, grid.block) + 1, end)
     return jax.lax.fori_loop(first, end, functools.partial(visit, masked=True), carry)
@@ -114,7 +116,7 @@ def _gradients(grid: Grid, bias: Any, q: Block, k: Block, rows: Rows, masked: bo
         return dot(b, a, (1, 1)).T if by_keys else dot(a, b, (1, 1))
 
     s, pull = jax.vjp(terms, bias, q.tokens.token_bias, k.tokens.token_bias, products(by_q, by_k)[None, None])
-    w = weights(hidden(s, visible_pairs(grid.mask, q.slots, k.slots), masked)[0, 0], lse)
+    w = weights(unseen(grid, q, k, s, masked)[0, 0], lse)
     s_grad = w * (products(o_grad, v) - delta[:, None])
     of_bias, q_bias, k_bias, of_products = pull(s_grad[None, None])
     of_products = of_products[0, 0].astype(by_q.dtype)
@@ -182,14 +184,14 @@ def _write(refs: Any, found: Any) -> None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def flash(grid: Grid, shared: Shared, q: Block, k: Block) -> jax.Array:
-    """Return attention outputs [b, q, h, d] of whole blocks of tokens, vectors [b, t, h, d]."""
-    return forward(grid, shared, q, k)[0]
+def flash(grid: Grid, shared: Shared, q: Block, k: Block) -> tuple[jax.Array, jax.Array]:
+    """Return what `forward` returns of whole blocks of tokens, vectors [b, t, h, d]."""
+    return forward(grid, shared, q, k)
 
 
 def _flash_forward(grid: Grid, shared: Shared, q: Block, k: Block):
     o, lse = forward(grid, shared, q, k)
-    return o, (shared, q, k, o, lse)
+    return (o, lse), (shared, q, k, o, lse)
 
 
 flash.defvjp(_flash_forward, backward)

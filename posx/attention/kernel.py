@@ -1,7 +1,8 @@
 """The kernel executor: flash attention in Pallas (flash.py) for encodings whose formula it can evaluate.
 
 It serves token maps, logit scales, biases by distance, token biases, `decay` and sinks, under every mask, with
-documents and grouped key heads. Lengths are padded to whole blocks, widths of heads to powers of two.
+documents and grouped key heads. Under causal masks it serves vectors by distance that are constant beyond a small
+distance (near.py). Lengths are padded to whole blocks, widths of heads to powers of two.
 
 A bias by distance is tabulated at the consecutive distances of a call, as one tile for each diagonal of tiles. For
 4,096 causal tokens it takes 1 MiB a head. The bias of all pairs would take 64 MiB. A bias that is a straight line is
@@ -23,6 +24,8 @@ import numpy as np
 from posx.attention.arguments import Slots
 from posx.attention.blockwise import blockwise
 from posx.attention.decay import in_one_block
+from posx.attention.masks import Mask
+from posx.attention.near import near_keys, near_refusal, with_near
 from posx.attention.tiles import Block, Pairs, Tokens, bias_strip, sinks
 from posx.contract import Encoding, Params, at_least_float32, distance_terms, of_kinds
 from posx.machine.platforms import compute_capability, platform
@@ -38,24 +41,25 @@ BLOCK, SMALLEST = 64, 16
 WIDEST, AMPERE = 128, 8.0
 
 
-def kernel_refusal(encoding: Encoding, params: Params, in_order: bool, consecutive: bool) -> str | None:
+def kernel_refusal(
+    encoding: Encoding, params: Params, mask: Mask, in_order: bool = True, offset: int | None = 0
+) -> str | None:
     """Return why the kernel cannot serve this call, None if it can.
 
     Args:
       encoding: the resolved encoding.
       params: its parameters, or their shapes.
+      mask: the mask.
       in_order: queries and keys are the same tokens, in order of arrival.
-      consecutive: positions are known and count up by one.
+      offset: see `blockwise`.
     """
-    refused = [*of_kinds(encoding, "pair", "tile")]
-    refused += [f"by_distance.{name}" for name in distance_terms(encoding, params) if name != "bias"]
-    if refused:
+    if refused := of_kinds(encoding, "pair", "tile"):
         return f"{type(encoding).__name__} acts on {', '.join(refused)}, which the kernel does not support"
     if not in_order:
         return "the kernel needs whole sequences in order, without idx"
-    if not consecutive and encoding.acts_on("by_distance"):
+    if offset is None and encoding.acts_on("by_distance"):
         return f"{type(encoding).__name__} acts on by_distance: the kernel needs known positions that count up by one"
-    return None
+    return near_refusal(encoding, params, mask, offset or 0)
 
 
 def is_compiled(vectors: Any) -> bool:
@@ -81,7 +85,7 @@ def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, b
     from posx.attention.flash_backward import flash
 
     encoding, mask, (params, *_), q, k = pairs
-    if why := kernel_refusal(encoding, params, in_order, offset is not None):
+    if why := kernel_refusal(encoding, params, mask, in_order, offset):
         raise ValueError(f"executor 'kernel' cannot serve this call: {why}. Give executor='blockwise'.")
     num_tokens, heads, channels = pairs.sizes[0], q.tokens.mapped.shape[1], k.tokens.values.shape[-1]
     widest = max(q.tokens.mapped, k.tokens.mapped, k.tokens.values, key=lambda x: x.shape[-1])
@@ -92,9 +96,10 @@ def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, b
         )
     block = min(block, max(SMALLEST, _power_of_two(num_tokens)))
     biased, learned = "bias" in distance_terms(encoding, params), bool(jax.tree.leaves(params))
+    near = near_keys(encoding, params, offset or 0)
     grid = Grid(
-        encoding, mask, block, -(-num_tokens // block), heads, q.slots.segment is not None, biased and learned,
-        warps=4 if widest.shape[-1] <= 64 else 8,
+        encoding, mask, block, -(-num_tokens // block), heads, q.slots.segment is not None, biased and learned, near,
+        wide=near > 0 or encoding.acts_on("sink"), warps=4 if widest.shape[-1] <= 64 else 8,
     )  # fmt: skip
 
     def run(pairs: Pairs) -> jax.Array:
@@ -104,8 +109,12 @@ def kernel(pairs: Pairs, *, in_order: bool = False, offset: int | None = None, b
             distances = np.arange(lowest, lowest + (grid.diagonals + 1) * block)
             strip: Any = bias_strip(encoding, pairs.tables.params, distances)
             bias = at_least_float32(strip)
-        q, k = (_whole_blocks(side, block) for side in (pairs.q, pairs.k))
-        return flash(grid, Shared(bias, slope, sinks(pairs)), q, k)[:, :num_tokens, :, :channels].swapaxes(1, 2)
+        o, lse = flash(grid, Shared(bias, slope), *(_whole_blocks(side, block) for side in (pairs.q, pairs.k)))
+        o, lse = o[:, :num_tokens, :, :channels], lse[..., :num_tokens]
+        if (sink := sinks(pairs)) is not None and not near:
+            o = o * jax.nn.sigmoid(lse - sink[None, :, None]).swapaxes(1, 2)[..., None]
+        o = o.swapaxes(1, 2)
+        return with_near(pairs, offset or 0, near, o, lse) if near else o
 
     return in_one_block(pairs, run, functools.partial(blockwise, in_order=in_order, offset=offset))
 

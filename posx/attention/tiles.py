@@ -169,15 +169,20 @@ def with_terms(pairs: Pairs, s: jax.Array) -> jax.Array:
 
 
 def _added(pairs: Pairs) -> Iterator[jax.Array]:
-    """Yield the biases, then factor_i / sqrt(d) times <q_i, query_r>, <k_j, key_r> and scaled_r.
-
-    Each is [b or 1, h or 1, q, k]. The root is in the terms by distance, of which there are the fewest.
-    """
-    q, k, (params, table, _) = pairs.q.tokens, pairs.k.tokens, pairs.tables
+    """Yield the biases, then the terms by distance inside the scale: each is [b or 1, h or 1, q, k]."""
+    params, table, _ = pairs.tables
     yield from _position_biases(pairs.encoding, params, *pairs.pos, table)
     if pairs.encoding.acts_on("token_bias"):
-        yield between(q.token_bias, k.token_bias)
-    terms, dtype = _terms(pairs), wide_dtype(q.mapped.dtype)
+        yield between(pairs.q.tokens.token_bias, pairs.k.tokens.token_bias)
+    yield from inside_scale(pairs)
+
+
+def inside_scale(pairs: Pairs) -> Iterator[jax.Array]:
+    """Yield factor_i / sqrt(d) times <q_i, query_r>, <k_j, key_r> and scaled_r, each [b or 1, h or 1, q, k].
+
+    The root is in the terms by distance, of which there are the fewest.
+    """
+    q, k, terms, dtype = pairs.q.tokens, pairs.k.tokens, _terms(pairs), wide_dtype(pairs.q.tokens.mapped.dtype)
     if "query" in terms:
         yield strips.products(times(q.vectors.astype(dtype), q.factor), terms["query"], *pairs.pos)
     if "key" in terms:

@@ -298,7 +298,7 @@ def executors_for(encoding: Encoding, params: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"dense": "dense", "blockwise": TILES}
     if not refusal(encoding, params, causal(), in_order=True, segments=False):
         found["fused"] = "fused"
-    if platforms.platform() == "cuda" and not kernel_refusal(encoding, params, in_order=True, consecutive=True):
+    if platforms.platform() == "cuda" and not kernel_refusal(encoding, params, causal()):
         found["kernel"] = "kernel"
     return found
 

@@ -47,7 +47,7 @@ def _encoding_problems(run: RunConfig) -> Iterator[str]:
             if executor == "fused":
                 why = refusal(encoding, params, mask, in_order=True, segments=False)
             else:
-                why = kernel_refusal(encoding, params, in_order=True, consecutive=True)
+                why = kernel_refusal(encoding, params, mask)
             if why:
                 yield (
                     f"{section}.executor={executor!r} cannot serve {encoding}: {why}. Use "

@@ -192,7 +192,7 @@ def test_auto_takes_tiles_in_order_and_dense_for_few_scores():
 
 
 def test_auto_takes_the_fastest_kernel_of_a_gpu():
-    """The vendor's reads the biases of all pairs, posx's own a strip of them. `bias` and vectors have none."""
+    """The vendor's reads the biases of all pairs, posx's own a strip of them and vectors of a small reach."""
 
     def choose(name, dtype="bfloat16", width=64, **call):
         dims = posx.Dims(width, 1, width, 1, 64)
@@ -202,12 +202,13 @@ def test_auto_takes_the_fastest_kernel_of_a_gpu():
 
     with traced_for("cuda"):
         assert [choose(name) for name in ("rope", "xpos")] == ["fused"] * 2
-        assert [choose(name) for name in ("alibi", "t5", "fox", "learned_sinks")] == ["kernel"] * 4
-        assert [choose(name) for name in ("shaw", "cope", "fire")] == ["blockwise"] * 3
+        assert [choose(name) for name in ("alibi", "t5", "fox", "learned_sinks", "shaw")] == ["kernel"] * 5
+        assert [choose(name) for name in ("transformer_xl", "cope", "fire")] == ["blockwise"] * 3
+        assert choose("shaw", mask=posx.full()) == choose("shaw", offset=None) == "blockwise"
         assert choose("rope", segments=True) == choose("rope", "float32") == "kernel"
         assert choose("rope", width=256) == choose("t5", in_order=False, sizes=(2048, 2048)) == "blockwise"
-        assert choose("alibi", consecutive=False) == "fused" and choose("fox", consecutive=False) == "kernel"
-        assert choose("t5", consecutive=False) == "blockwise"  # cuDNN's gradient of its bias is wrong
+        assert choose("alibi", offset=None) == "fused" and choose("fox", offset=None) == "kernel"
+        assert choose("t5", offset=None) == "blockwise"  # cuDNN's gradient of its bias is wrong
     assert choose("rope") == choose("t5") == "blockwise"
 
 

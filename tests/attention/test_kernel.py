@@ -16,7 +16,7 @@ from posx.attention import kernel_refusal
 from posx.attention.kernel import kernel
 from posx.config import base_config, run_config
 from posx.contract import abstract_params, distance_terms
-from posx.encodings import Alibi, Rope, Xpos
+from posx.encodings import Alibi, Chain, Rope, Shaw, Xpos
 from posx.errors import ConfigError
 from posx.machine.platforms import traced_for
 from posx.runs.checks import checked
@@ -29,13 +29,22 @@ POS = np.arange(T, dtype=np.int32)
 small_blocks = functools.partial(kernel, block=16)
 SERVED = [
     case for case, encoding in CASES.items()
-    if not kernel_refusal(encoding, abstract_params(encoding, DIMS), in_order=True, consecutive=True)
+    if not kernel_refusal(encoding, abstract_params(encoding, DIMS), posx.causal())
 ]  # fmt: skip
 #: One for each term of the formula, and each kind of mask.
 QUICK = {
     "t5-bidirectional": posx.full(), "fox": posx.window(9), "xpos": posx.causal(), "learned_sinks": posx.causal(),
+    "shaw": posx.causal(),
 }  # fmt: skip
 slowly = functools.partial(pytest.param, marks=pytest.mark.slow)
+#: Vectors by distance beside every other term that the kernel serves; distances of no, one and several blocks.
+SHAW = {"name": "shaw", "max_distance": 5}
+NEAR = {
+    **{f"shaw-{n}": {"name": "shaw", "max_distance": n} for n in (0, 1, 16, 17, 40)},
+    "rope": ["rope", SHAW], "fox": ["fox", SHAW], "xpos": ["xpos", SHAW], "sinks": [SHAW, "learned_sinks"],
+    "t5": [SHAW, {"name": "t5", "num_buckets": 8, "max_distance": 12}],
+    "xl": [SHAW, {"name": "transformer_xl", "clamp_len": 6}, "ssmax"],
+}  # fmt: skip
 
 
 def draw(*shapes, dtype="float32"):
@@ -48,8 +57,8 @@ def vectors(dtype="float32", length=T):
     return draw(*[(B, length, number, DIMS.head_dim) for number in heads], dtype=dtype)
 
 
-def run(encoding, params, executor, mask=posx.causal(), dtype="float32", segment=None):
-    """Return the outputs and all gradients."""
+def run(encoding, params, executor, mask=posx.causal(), dtype="float32", segment=None, offset=0):
+    """Return the outputs and all gradients. offset: of the positions of queries to those of keys."""
     length = T if encoding.max_position is None else SHORT
     x, cotangent = draw((B, length, DIMS.model_dim), (B, length, DIMS.num_heads, DIMS.head_dim))
     x = x if encoding.acts_on("features") else None
@@ -57,8 +66,10 @@ def run(encoding, params, executor, mask=posx.causal(), dtype="float32", segment
     @jax.jit
     def gradients(params, q, k, v, x):
         def loss(params, q, k, v, x):
-            slots = posx.Slots(POS[:length], segment=segment)
-            o = posx.attend(encoding, params, q, k, v, slots, x=x, mask=mask, executor=executor)
+            slots = [
+                posx.Slots(POS[:length] + ahead, segment=segment) for ahead in (offset and 9 + offset, offset and 9)
+            ]
+            o = posx.attend(encoding, params, q, k, v, *slots[: 1 + bool(offset)], x=x, mask=mask, executor=executor)
             return jnp.sum(o.astype(jnp.float32) * cotangent), o
 
         return jax.grad(loss, argnums=(0, 1, 2, 3, *([] if x is None else [4])), has_aux=True)(params, q, k, v, x)
@@ -92,19 +103,42 @@ def test_the_kernel_sums_learned_biases_under_every_mask(mask):
             assert_agree(CASES[case], params_of(CASES[case]), mask=mask)
 
 
+@pytest.mark.parametrize("mask", [posx.window(20, sinks=3), posx.window(9), posx.window(3), posx.causal()], ids=str)
+@pytest.mark.slow
+def test_near_and_far_keys_keep_to_the_mask_and_documents(mask):
+    segment = np.stack([np.arange(T) // 10, np.arange(T) % 2]).astype(np.int32)
+    encoding = CASES["shaw"]
+    for documents in (None, segment):
+        assert_agree(encoding, params_of(encoding), mask=mask, segment=documents)
+
+
+@pytest.mark.parametrize("case", NEAR)
+@pytest.mark.slow
+def test_near_and_far_keys_have_the_other_terms_too(case):
+    encoding = posx.build(NEAR[case], DIMS).at_length(32)
+    assert_agree(encoding, params_of(encoding))
+
+
+@pytest.mark.parametrize("offset", [-4, 3, 8])
+@pytest.mark.slow
+def test_near_keys_are_counted_from_the_positions(offset):
+    assert_agree(CASES["shaw"], params_of(CASES["shaw"]), offset=offset)
+
+
 def test_a_steep_decay_is_left_to_blockwise():
     encoding = Xpos(rope=Rope(rotary_dim=DIMS.head_dim), scale_base=0.02, head_dim=DIMS.head_dim)
     assert_agree(encoding, {})
 
 
-def test_gradients_of_bfloat16_are_bfloat16():
-    encoding = CASES["rope"]
+@pytest.mark.parametrize("case", ["rope", slowly("shaw"), slowly("learned_sinks")])
+def test_gradients_of_bfloat16_are_bfloat16(case):
+    encoding = CASES[case]
     found, wanted = (
-        run(encoding, {}, executor, dtype=dtype)
+        run(encoding, params_of(encoding), executor, dtype=dtype)
         for executor, dtype in ((small_blocks, "bfloat16"), ("dense", "float32"))
     )
     leaves = jax.tree.leaves(found)
-    assert {x.dtype.name for x in leaves} == {"bfloat16"}
+    assert [x.dtype.name for x in leaves] == ["float32"] * len(params_of(encoding)) + ["bfloat16"] * 4
     for a, b in zip(leaves, jax.tree.leaves(wanted), strict=True):
         assert_allclose(np.float32(a), b, atol=2.0**-5 * np.abs(b).max())
 
@@ -116,11 +150,29 @@ def test_the_kernel_says_what_it_cannot_serve():
         traced(POS)
     with pytest.raises(ValueError, match="the kernel needs whole sequences in order, without idx"):
         posx.attend(CASES["rope"], {}, q, k, v, posx.Slots(POS, POS), executor="kernel")
-    config = base_config("shaw")
+    config = base_config("transformer_xl")
     config.train.executor = "kernel"
-    why = r"^train.executor='kernel' cannot serve Shaw\(.*acts on by_distance\.query, by_distance\.value"
+    why = (
+        r"^train.executor='kernel' cannot serve TransformerXL\(.*by_distance\.query, .* constant from 64 tokens on, but"
+    )
     with pytest.raises(ConfigError, match=why):
         checked(run_config(config))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "mask", "offset", "why"),
+    [
+        (Shaw(64), posx.causal(), 0, None),
+        (Shaw(65), posx.causal(), 0, "constant from 64 tokens on, but reach=65"),
+        (Shaw(60), posx.causal(), -5, "constant from 64 tokens on, but reach=60"),
+        (Shaw(5), posx.full(), 0, "by_distance.query, by_distance.value, which the kernel supports under causal masks"),
+        (Chain((Shaw(5), Alibi(4))), posx.causal(), 0, "reach=None"),
+        (CASES["deberta"], posx.causal(), 0, "does not support by_distance.key"),
+    ],
+)  # fmt: skip
+def test_the_kernel_serves_vectors_of_a_small_reach(encoding, mask, offset, why):
+    found = kernel_refusal(encoding, abstract_params(encoding, DIMS), mask, offset=offset)
+    assert found is None if why is None else why in found
 
 
 def gpu():
@@ -148,13 +200,13 @@ def lowered_gradients(case, dtype, length):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", slowly("float16"), slowly("float32")])
-@pytest.mark.parametrize("case", [case if case in ("t5", "xpos") else slowly(case) for case in SERVED])
+@pytest.mark.parametrize("case", [case if case in ("shaw", "t5", "xpos") else slowly(case) for case in SERVED])
 def test_the_kernel_is_lowered_for_cuda(case, dtype):
     length = 200 if CASES[case].max_position is None else 20
     text = lowered_gradients(case, dtype, length)
     assert custom_calls(text) == {"__gpu$xla.gpu.triton"}
     terms = distance_terms(CASES[case], params := abstract_params(CASES[case], DIMS))
-    assert ("posx_of_diagonal" in text) == bool(params and terms)
+    assert ("posx_of_diagonal" in text) == bool(params and "bias" in terms)
 
 
 def test_no_gradient_of_a_learned_bias_is_written_for_all_pairs():

@@ -88,7 +88,7 @@ def test_every_core_runs_a_check_and_lines_keep_their_order(capsys, monkeypatch)
 
 
 def test_a_gpu_is_asked_for_both_kernels():
-    served = {"alibi": {"fused", "kernel"}, "shaw": set()}
+    served = {"alibi": {"fused", "kernel"}, "deberta": set()}
     with traced_for("cuda"):
         names = [name for name, _ in checks.checks()]
         assert names[3:5] == ["attention, cuDNN in bfloat16", "attention, kernel in bfloat16"]
