@@ -15,7 +15,7 @@ import posx
 from docs import book
 from posx.conformance import CHECKS, check_encoding
 from posx.lab import cli
-from posx.machine import devices
+from posx.lab.machine import ceiling
 from tests import tiny
 from tests.test_language import PAGES
 
@@ -119,7 +119,7 @@ def check_understood(line, monkeypatch, tmp_path):
     """--dry_run goes through parsing, config and validation. A run or folder of the reader may be missing."""
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(devices, "_measure", lambda dtype: 1e11)  # seconds of products for each sweep otherwise
+    monkeypatch.setattr(ceiling, "_measure", lambda dtype: 1e11)  # seconds of products for each sweep otherwise
     (tmp_path / "my_encoding.py").write_text(OWN)
     words = shlex.split(line, comments=True)[1:]
     reads = {"evaluate", "export", "generate", "plot", "table", "verify", "import", "compare", "report"}

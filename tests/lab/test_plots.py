@@ -183,7 +183,7 @@ def test_figures_do_not_depend_on_mplbackend(tmp_path: pathlib.Path, asked: str,
     folder = write(tmp_path, [row("alibi", length) for length in LENGTHS])
     plain = plots.plot(folder, "ratio")[1].read_bytes()
     program = (
-        "import pathlib, sys; from posx import plots; plots.plot(sys.argv[1], 'ratio'); import matplotlib, os\n"
+        "import pathlib, sys; from posx.lab import plots; plots.plot(sys.argv[1], 'ratio'); import matplotlib, os\n"
         "print(os.environ['MPLBACKEND'], matplotlib.get_backend(auto_select=False))"
     )
     done = subprocess.run(
